@@ -8,12 +8,8 @@ from pathlib import Path, PurePosixPath
 
 def cpu_quota(root: Path = Path("/")) -> float | None:
     """Returns the smallest quota of this process's groups, in cores; None without a quota."""
-    quotas = [
-        quota
-        for directory, is_v2 in _groups(root)
-        if (quota := _quota_v2(directory) if is_v2 else _quota_v1(directory)) is not None
-    ]
-    return min(quotas, default=None)
+    quotas = [_quota(directory, is_v2) for directory, is_v2 in _groups(root)]
+    return min((quota for quota in quotas if quota is not None), default=None)
 
 
 def throttled_s(root: Path = Path("/")) -> float | None:
@@ -84,21 +80,15 @@ def _below(path: str, mount_root: str) -> PurePosixPath:
     return PurePosixPath(".") if ".." in inner.parts else inner
 
 
-def _quota_v2(directory: Path) -> float | None:
+def _quota(directory: Path, is_v2: bool) -> float | None:
+    """Returns quota / period in cores; None for "max", -1 or anything invalid."""
     words = first_words(directory / "cpu.max", 3)
-    return _share(words[0], words[1]) if len(words) == 2 else None
-
-
-def _quota_v1(directory: Path) -> float | None:
-    quota = lines_of(directory / "cpu.cfs_quota_us")
-    period = lines_of(directory / "cpu.cfs_period_us")
-    return _share(quota[0], period[0]) if quota and period else None
-
-
-def _share(quota: str, period: str) -> float | None:
-    """Returns quota / period; None for "max", -1 or anything invalid."""
+    if not is_v2:
+        names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        words = [word for name in names for word in first_words(directory / name, 1)]
     try:
-        share = float(quota) / float(period)
+        quota, period = map(float, words)
+        share = quota / period
     except (ValueError, ZeroDivisionError):
         return None
     return share if math.isfinite(share) and share > 0 else None

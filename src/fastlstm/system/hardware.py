@@ -311,21 +311,26 @@ def peak_gflops(threads: int) -> dict[str, float]:
 
 
 def machine_name(device: str) -> str:
-    """Returns the model of the CPU or GPU, its instruction set or memory, and the cores."""
-    if device.startswith("cuda") and (first_gpu := gpu()) is not None:
-        return f"{first_gpu.name}, {first_gpu.total_bytes / 2**30:.0f} GB, {cores()} cores"
-    info = cpu()
-    return f"{info.model}, {info.isa}, {cores()} cores"
+    """Returns the model of the CPU or GPU, its instruction set or memory, and the cores.
+
+    Raises:
+        ConfigError: a GPU that torch does not find.
+    """
+    if not device.startswith("cuda"):
+        info = cpu()
+        return f"{info.model}, {info.isa}, {cores()} cores"
+    if (first_gpu := gpu()) is None:
+        raise ConfigError("device is 'cuda', but torch finds no GPU")
+    return f"{first_gpu.name}, {first_gpu.total_bytes / 2**30:.0f} GB, {cores()} cores"
 
 
 def machine(device: str, threads: int) -> dict[str, object]:
-    """Returns the facts that every measurement depends on: device ("cpu" or "cuda"), cores,
+    """Returns the facts that every measurement depends on: device ("cpu" or "cuda") and cores,
     threads, versions and the build of the kernels."""
     import torch
 
     return {
-        "device": _device_name(device),
-        "cores": cores(),
+        "device": machine_name(device),
         "threads": threads,
         "torch": torch.__version__,
         "fastlstm": fastlstm.__version__,
@@ -340,16 +345,6 @@ def _build_of_kernels() -> list[int]:
     except OSError:
         return []
     return [info.st_size, info.st_mtime_ns]
-
-
-def _device_name(device: str) -> str:
-    if device == "cpu":
-        info = cpu()
-        return f"{info.vendor} {info.model} {info.isa}"
-    first_gpu = gpu()
-    if first_gpu is None:
-        raise ConfigError("device is 'cuda', but torch finds no GPU")
-    return first_gpu.name
 
 
 def ceiling_share(gflops: float, ceiling_gflops: float) -> float | None:
