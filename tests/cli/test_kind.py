@@ -61,6 +61,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ["--out", "started", "--resume", "data.csv"],
         ["mixed", "--horizon", "4", "--out", "r"],
         ["--horizon", "4", "--help"],
+        ["data.csv", "--help-all"],
         ["data.csv", "--no-bidirectional", "--out", "r"],
         ["data.parquet", "missing.txt", "--out", "r"],
     ],

@@ -176,8 +176,8 @@ def test_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -
     error = capsys.readouterr().err
     assert error == (
         "fastlstm: error: unknown command 'trian' (did you mean 'train'?); commands: train,"
-        " generate, serve, forecast, compress, export, import, evaluate, prepare,"
-        " profile, predict, scale, tune, monitor, compare, info\n"
+        " tune, prepare, generate, forecast, serve, compress, export, import, evaluate,"
+        " profile, predict, scale, monitor, compare, info\n"
     )
 
 
@@ -192,7 +192,7 @@ def test_unknown_top_level_flag(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "book.txt", "--ouput", "r"], "'--ouput' (did you mean '--out'?); see fastlstm"),
         (
             ["forecast", "r", "--horizon", "4"],
-            "'--horizon'; it is an option of train, profile, predict, scale, tune; see",
+            "'--horizon'; it is an option of train, tune, profile, predict, scale; see",
         ),
         (["generate", "r", "--lanes", "4"], "'--lanes'; it is an option of evaluate; see"),
         (["generate", "r", "--xyz", "4"], "'--xyz'; see fastlstm generate --help"),
@@ -233,13 +233,31 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("fastlstm ")
 
 
-@pytest.mark.parametrize("argv", [[], ["--help"], ["-h"], *[[verb, "--help"] for verb in VERBS]])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["--help"],
+        ["-h"],
+        *([verb, flag] for verb in VERBS for flag in ("--help", "--help-all")),
+    ],
+)
 def test_help_fits_80_columns(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(argv) == 0
     out, err = capsys.readouterr()
     assert err == ""
     assert out.startswith("usage: fastlstm")
     assert max(map(len, out.splitlines())) < 80
+
+
+def test_the_overview_lists_every_verb_in_its_group(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--help"])
+    words = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line[:2] == "  "]
+    assert words[: len(VERBS)] == VERBS
+    folder = Path(main_module.__file__).parent
+    assert {
+        path.stem.rstrip("_") for path in folder.glob("*.py") if "COMMAND =" in path.read_text()
+    } == set(VERBS)
 
 
 def python(*code: str, **more: Any) -> subprocess.CompletedProcess[str]:

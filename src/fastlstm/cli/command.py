@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 HELP_WIDTH = 80
+MOST_SHOWN = 40
+"""A verb with more options shows the common ones; `--help-all` shows all."""
 _FLAG_COLUMN = 26
 _TEXT_VALUES = {
     **{"out": "RUN", "config": "FILE", "cache_dir": "DIR", "budget": "TIME"},
@@ -43,6 +45,7 @@ class Option:
         is_list: may be given several times; the values are joined by commas.
         is_switch: takes no value; present means true.
         is_required: must be given; shown in the usage line.
+        is_common: `--help` of a verb with many options shows it.
     """
 
     name: str
@@ -55,6 +58,7 @@ class Option:
     is_list: bool = False
     is_switch: bool = False
     is_required: bool = False
+    is_common: bool = True
 
     @property
     def flag(self) -> str:
@@ -134,12 +138,20 @@ class Command:
         parts += [option.usage for option in self.options if option.is_required]
         return " ".join([*parts, "[options]"])
 
-    def groups(self) -> list[tuple[str, list[Option]]]:
-        """Options by heading, headings in order of first appearance."""
-        groups: dict[str, list[Option]] = {}
-        for option in self.options:
-            groups.setdefault(option.group, []).append(option)
-        return list(groups.items())
+    @property
+    def common(self) -> tuple[Option, ...]:
+        """The options that `--help` shows: all, or the common ones of more than `MOST_SHOWN`."""
+        if len(self.options) <= MOST_SHOWN:
+            return self.options
+        return tuple(option for option in self.options if option.is_common)
+
+
+def by_group(options: Sequence[Option]) -> dict[str, list[Option]]:
+    """Returns options by heading, headings in order of first appearance."""
+    groups: dict[str, list[Option]] = {}
+    for option in options:
+        groups.setdefault(option.group, []).append(option)
+    return groups
 
 
 def unwrap_optional(annotation: Any) -> Any:
@@ -175,34 +187,46 @@ def attribute_help(cls: type) -> dict[str, str]:
 
 
 def options_from_dataclass(cls: type, groups: Mapping[str, str]) -> tuple[Option, ...]:
-    """Returns one Option per field, ordered by `groups` (heading -> field names).
+    """Returns one Option per field, in the order of `groups`.
+
+    Args:
+        cls: a dataclass whose docstring describes its fields.
+        groups: heading -> names of fields; those behind a ``|`` are not common.
 
     Raises:
         KeyError: a field without a sentence or without a group.
     """
     hints, sentences = get_type_hints(cls), attribute_help(cls)
     fields = {field.name: field for field in dataclasses.fields(cls)}
-    grouped = [(heading, name) for heading, names in groups.items() for name in names.split()]
-    if missing := set(fields) ^ {name for _, name in grouped}:
+    grouped: dict[str, tuple[str, bool]] = {}
+    for heading, names in groups.items():
+        common, _, others = names.partition("|")
+        grouped |= {name: (heading, True) for name in common.split()}
+        grouped |= {name: (heading, False) for name in others.split()}
+    if missing := set(fields) ^ set(grouped):
         raise KeyError(f"{cls.__name__} and its help groups differ in {sorted(missing)}")
     return tuple(
-        Option(name, sentences[name].rstrip("."), hints[name], fields[name].default, heading)
-        for heading, name in grouped
-    )
+        Option(
+            name, sentences[name].rstrip("."), hints[name], fields[name].default, heading,
+            is_common=is_common,
+        )
+        for name, (heading, is_common) in grouped.items()
+    )  # fmt: skip
 
 
 # help --------------------------------------------------------------------------------------------
 
 
-def help_text(command: Command) -> str:
-    """Returns what ``fastlstm VERB --help`` prints, at most 80 columns wide."""
+def help_text(command: Command, shows_all: bool) -> str:
+    """Returns what ``fastlstm VERB --help`` or ``--help-all`` prints, at most 80 columns wide."""
+    shown = command.options if shows_all else command.common
     lines = textwrap.wrap(
         "usage: " + command.usage, HELP_WIDTH - 1, subsequent_indent=" " * 7, break_on_hyphens=False
     )
     lines += ["", command.summary, ""]
     for argument in command.positionals:
         lines += _entry(argument.name, argument.help)
-    for heading, options in command.groups():
+    for heading, options in by_group(shown).items():
         lines += ["", f"{heading}:"]
         for option in options:
             lines += _entry(option.usage, option.described)
@@ -210,6 +234,8 @@ def help_text(command: Command) -> str:
     if command.examples:
         lines += ["", "examples:", *(f"  {example}" for example in command.examples)]
     lines += ["", command.other] if command.other else []
+    if hidden := len(command.options) - len(shown):
+        lines += ["", f"--help-all shows {hidden} more options."]
     return "\n".join(lines) + "\n"
 
 
@@ -251,28 +277,28 @@ class Parsed:
 class Arguments:
     """A command line split into its parts, values still as text: of a switch "true" or "false".
 
-    Behind ``--help`` nothing is read.
+    Behind ``--help`` or ``--help-all`` nothing is read; `help` is the word.
     """
 
     positionals: list[str] = field(default_factory=list)
     options: list[tuple[Option, str]] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
-    is_help: bool = False
+    help: str = ""
 
 
 class HelpRequested(Exception):
-    """``--help`` or ``-h`` was used; `command` is the one to describe."""
+    """``--help``, ``-h`` or ``--help-all`` was used; `text` is the answer."""
 
-    def __init__(self, command: Command) -> None:
+    def __init__(self, text: str) -> None:
         super().__init__()
-        self.command = command
+        self.text = text
 
 
 class UnknownFlagError(UsageError):
     """A flag that the command does not have; `flag` is its normal form."""
 
     def __init__(self, command: Command, flag: str) -> None:
-        hint = nearest_hint(flag, [*_flags(command.options), "--help"])
+        hint = nearest_hint(flag, [*_flags(command.options), "--help", "--help-all"])
         super().__init__(f"unknown flag '{flag}'{hint}")
         self.flag = flag
 
@@ -285,8 +311,8 @@ def parse(command: Command, argv: Sequence[str]) -> Parsed:
         UsageError: an unknown flag, a missing or superfluous argument, a value of the wrong type.
     """
     arguments = split_arguments(command.options, argv)
-    if arguments.is_help:
-        raise HelpRequested(command)
+    if arguments.help:
+        raise HelpRequested(help_text(command, arguments.help == "--help-all"))
     for flag in arguments.unknown:
         raise UnknownFlagError(command, flag)
     _check_positionals(command, arguments.positionals)
@@ -360,8 +386,8 @@ def split_arguments(options: Sequence[Option], argv: Sequence[str]) -> Arguments
         if token == "--":
             arguments.positionals += rest
             break
-        if token in ("-h", "--help"):
-            arguments.is_help = True
+        if token in ("-h", "--help", "--help-all"):
+            arguments.help = token
             break
         if not token.startswith("-") or token == "-":
             arguments.positionals.append(token)

@@ -14,6 +14,7 @@ from fastlstm.cli.output import print_json, say
 from fastlstm.errors import EXIT_OK, DataError, PromptError, counted
 from fastlstm.report.markup import visible
 from fastlstm.report.terminal import is_terminal, short_count, style_for
+from fastlstm.text.sampling import Sampling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -24,19 +25,20 @@ FLUSH_EVERY_S = 0.05
 """Text is flushed this often: smooth to read, and cheap with a fast model."""
 REPORT_TOKENS = 100_000
 """Weights are measured on at most this many tokens."""
-_SAMPLING: tuple[tuple[str, str, Any, Any], ...] = (
-    ("temperature", "lower is more predictable; 0 takes the likeliest token", float, 1.0),
-    ("top_k", "sample from the K likeliest tokens; 0 from all", int, 0),
-    ("top_p", "sample from the likeliest tokens with this joint probability", float, 1.0),
-    ("repetition_penalty", "above 1 makes recent tokens less likely", float, 1.0),
-    ("stop", "stop before this text", str, ()),
-    ("seed", "makes the text reproducible", int, None),
-    ("min_p", "drop tokens below this share of the likeliest one", float, 0.0),
-    ("frequency_penalty", "subtracted from the logit per use of a token", float, 0.0),
-    ("presence_penalty", "subtracted from the logit of a token used before", float, 0.0),
+_SAMPLING = (
+    ("temperature", "lower is more predictable; 0 takes the likeliest token", float),
+    ("top_k", "sample from the K likeliest tokens; 0 from all", int),
+    ("top_p", "sample from the likeliest tokens with this joint probability", float),
+    ("repetition_penalty", "above 1 makes recent tokens less likely", float),
+    ("stop", "stop before this text", str),
+    ("seed", "makes the text reproducible", int),
+    ("min_p", "drop tokens below this share of the likeliest one", float),
+    ("frequency_penalty", "subtracted from the logit per use of a token", float),
+    ("presence_penalty", "subtracted from the logit of a token used before", float),
 )
 _SAMPLING_OPTIONS = tuple(
-    Option(*facts, "sampling", is_repeatable=facts[0] == "stop") for facts in _SAMPLING
+    Option(name, text, kind, getattr(Sampling, name), "sampling", is_repeatable=name == "stop")
+    for name, text, kind in _SAMPLING
 )
 COMMAND = Command(
     verb="generate",

@@ -17,28 +17,30 @@ from fastlstm.forecast.config import READING, ForecastConfig
 from fastlstm.ops.cell_options import OPTION_NAMES
 from fastlstm.text.config import TrainConfig
 
-_MACHINE = "device precision threads wire sync_every memory_limit_gb strict_kernels"
+_MACHINE = "device precision threads | wire sync_every memory_limit_gb strict_kernels"
 _TEXT_GROUPS = {
-    "data": "vocab vocab_size text_field missing_text keep_crlf encoding invalid_utf8 split valid"
-    " test cache_dir",
-    "model": "preset rnn_size num_layers embed_size dropout dropout_kind weight_drop output_norm"
-    " residual tie_weights output_rank initializer",
-    "cell": " ".join(OPTION_NAMES),
-    "training": "budget steps epochs patience batch_size seq_length accumulate order lane_reset"
-    " optimizer learning_rate weight_decay warmup cooldown grad_clip ema seed",
+    "data": "vocab vocab_size encoding split valid test"
+    " | text_field missing_text keep_crlf invalid_utf8 cache_dir",
+    "model": "preset rnn_size num_layers embed_size dropout"
+    " | dropout_kind weight_drop output_norm residual tie_weights output_rank initializer",
+    "cell": "layer_norm | " + " ".join(name for name in OPTION_NAMES if name != "layer_norm"),
+    "training": "budget steps epochs patience batch_size seq_length optimizer learning_rate"
+    " weight_decay seed | accumulate order lane_reset warmup cooldown grad_clip ema",
     "machine": f"{_MACHINE} pipeline",
-    "output": "eval_every checkpoint_every keep_checkpoints sample_every log_every tensorboard",
+    "output": "eval_every checkpoint_every | keep_checkpoints sample_every log_every tensorboard",
 }
 _TABLE_GROUPS = {
-    "forecast": "horizon input_size patch split",
-    "columns": "target time series past future calendar static categorical ignore",
-    "table": " ".join((*READING, "cache_dir")),
-    "model": "hidden_size num_layers channels linear decoder bidirectional normalize dropout output"
-    " loss",
-    "training": "budget steps epochs patience evaluations batch_size accumulate tbptt balance"
-    " optimizer learning_rate weight_decay warmup cooldown grad_clip ema seed",
+    "forecast": "horizon input_size split | patch",
+    "columns": "target time series past future static | calendar categorical ignore",
+    "table": "gaps time_format encoding | "
+    + " ".join(name for name in READING if name not in ("gaps", "time_format", "encoding"))
+    + " cache_dir",
+    "model": "hidden_size num_layers dropout output"
+    " | channels linear decoder bidirectional normalize loss",
+    "training": "budget steps epochs patience batch_size learning_rate seed | evaluations"
+    " accumulate tbptt balance optimizer weight_decay warmup cooldown grad_clip ema",
     "machine": _MACHINE,
-    "output": "eval_every checkpoint_every keep_checkpoints log_every tensorboard",
+    "output": "checkpoint_every | eval_every keep_checkpoints log_every tensorboard",
 }
 
 

@@ -69,7 +69,7 @@ COMMAND = Command(
 )
 TABLE_COMMAND = Command(
     verb="train",
-    summary="Train a forecaster on a table of time series, until --budget, --steps or --epochs.",
+    summary="Train a forecaster on a table, until --budget, --steps or --epochs.",
     positionals=(TABLES,),
     options=(*_RUN_OPTIONS, *FORECAST_OPTIONS),
     examples=(

@@ -166,7 +166,7 @@ def command_for(argv: Sequence[str], text: Command, table: Command) -> Command:
             raise UnknownFlagError(table, flag) from None
         raise
     command = table if is_table else text
-    if not arguments.is_help and (arguments.positionals or text.verb == "train"):
+    if not arguments.help and (arguments.positionals or text.verb == "train"):
         known = {option.name: option.flag for option in command.options}
         for option, _ in arguments.options:
             if option.name not in known:
@@ -187,7 +187,7 @@ def _trains_on_table(arguments: Arguments, text: Command, table: Command) -> boo
     only_tables = {o.name for o in table.options} - {o.name for o in text.options}
     values = {option.name: value for option, value in arguments.options}
     shown_as = {option.name: option.flag for option, _ in arguments.options}
-    if not arguments.is_help and "config" in values:
+    if not arguments.help and "config" in values:
         path = values["config"]
         shown_as |= {key: f"'{key}' in {path}" for key in sorted(config_keys(Path(path)))}
     of_tables = {name: shown for name, shown in shown_as.items() if name in only_tables}
@@ -197,10 +197,10 @@ def _trains_on_table(arguments: Arguments, text: Command, table: Command) -> boo
                 f"--as-text trains a text model and {shown} is for a forecaster; give one of them"
             )
         return False
-    if arguments.is_help:
-        return bool(of_tables)
-    run = kind_of_run(values["out"]) if "out" in values else None
     kinds = {source: kind_of_source(source) for source in arguments.positionals}
+    if arguments.help:
+        return bool(of_tables) or not {"binary table", "csv"}.isdisjoint(kinds.values())
+    run = kind_of_run(values["out"]) if "out" in values else None
     if of_tables or run == "forecaster":
         _refuse_texts(kinds, of_tables, [option.flag for option in text.options])
         return True
@@ -264,7 +264,7 @@ def with_source_of_run(
     if len(arguments.positionals) > 1:
         raise UsageError("give one run, or sources to train on, not both")
     path = Path(runs[0])
-    words = [*arguments.unknown, *(["--help"] if arguments.is_help else [])]
+    words = [*arguments.unknown, *filter(None, [arguments.help])]
     words += [f"{option.flag}={value}" for option, value in arguments.options]
     return [*_sources_of(path, text.verb), "--config", str(path / "config.json"), *words], path
 
