@@ -46,12 +46,6 @@ def test_the_saved_configuration_of_a_run_is_taken(tmp_path: Path) -> None:
     assert TrainConfig(**read(tmp_path, json.dumps(saved))) == config  # type: ignore[arg-type]
 
 
-def test_the_run_of_a_newer_fastlstm_is_refused(tmp_path: Path) -> None:
-    saved = {"format": "fastlstm-run", "format_version": 3, "train": {}}
-    with pytest.raises(ConfigError, match="has format version 3, this fastlstm reads 2;"):
-        read(tmp_path, json.dumps(saved))
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [

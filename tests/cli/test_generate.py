@@ -44,6 +44,7 @@ def test_only_given_settings_reach_the_model(model: Model) -> None:
     assert main(["generate", "run"]) == 0
     assert model.asked == {"prompt": "", "max_tokens": 500}
     arguments = ["--length", "9", "--temperature", "0", "--top-k=5", "--top-p", "0.9", "--seed=7"]
+    arguments += ["--min-p", "0.1", "--frequency-penalty", "0.2", "--presence-penalty=-1"]
     assert main(["generate", "run", *arguments, "--stop", "a", "--stop", "b"]) == 0
     assert model.asked == {
         "prompt": "",
@@ -53,6 +54,9 @@ def test_only_given_settings_reach_the_model(model: Model) -> None:
         "top_p": 0.9,
         "seed": 7,
         "stop": ("a", "b"),
+        "min_p": 0.1,
+        "frequency_penalty": 0.2,
+        "presence_penalty": -1.0,
     }
 
 
@@ -174,10 +178,3 @@ def test_weights_are_measured_where_the_text_is_at_hand(
     assert event["bits_per_char"] == pytest.approx(event["fp32"]["bits_per_char"], rel=0.02)
     want = lm.evaluate(text.read_text(encoding="utf-8")).bits_per_char
     assert event["fp32"]["bits_per_char"] == pytest.approx(want, rel=0.02)
-
-
-def test_every_setting_reaches_the_model(model: Model) -> None:
-    flags = ["--min-p", "0.1", "--frequency-penalty", "0.2", "--presence-penalty=-1"]
-    assert main(["generate", "run", *flags]) == 0
-    settings = {"min_p": 0.1, "frequency_penalty": 0.2, "presence_penalty": -1.0}
-    assert model.asked == {"prompt": "", "max_tokens": 500, **settings}

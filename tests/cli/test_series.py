@@ -7,14 +7,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from pyarrow import csv
 from pyarrow import parquet as pq
 
-from fastlstm.cli import evaluate, train
 from fastlstm.cli.main import main
-from fastlstm.cli.training import command_for
 from series_frames import long_table
 
 SMALL = [
@@ -30,22 +27,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     csv.write_csv(long_table(120), path)
     assert main(["train", str(path), "--out", str(out), *SMALL, "--json"]) == 0
     return str(path), str(out)
-
-
-def test_forecasts_are_written_in_the_kind_asked_for(
-    run: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path, out = run
-    for name in ("a.parquet", "a.csv", "a.arrow"):
-        target = tmp_path / name
-        assert main(["forecast", out, path, "--out", str(target)]) == 0
-        assert f"{target}: 12 rows of unique_id, ds, y" in capsys.readouterr().out
-    found = pq.read_table(tmp_path / "a.parquet")
-    assert found["y"].to_pylist() == pytest.approx(
-        csv.read_csv(tmp_path / "a.csv")["y"].to_pylist(), rel=1e-5
-    )
-    with pa.ipc.open_file(tmp_path / "a.arrow") as file:
-        assert file.read_all().equals(found)
 
 
 def test_quantiles_go_to_standard_out(
@@ -128,17 +109,6 @@ def test_a_runs_own_settings_are_a_configuration(run: tuple[str, str], tmp_path:
         main(["train", path, "--out", str(tmp_path / "c"), "--config", str(yaml), *SMALL[2:]]) == 0
     )
     assert json.loads((tmp_path / "c/config.json").read_text())["train"]["target"] == ["y", "temp"]
-    command = command_for(["--stride", "2", out, path], evaluate.COMMAND, evaluate.TABLE_COMMAND)
-    assert command is evaluate.TABLE_COMMAND
-
-
-def test_a_file_with_a_horizon_is_a_forecasters(tmp_path: Path) -> None:
-    config = tmp_path / "config.yaml"
-    config.write_text("steps: 3\nhorizon: 4\n")
-    argv = ["a.csv", "--config", str(config)]
-    assert command_for(argv, train.COMMAND, train.TABLE_COMMAND) is train.TABLE_COMMAND
-    config.write_text("steps: 3\n")
-    assert command_for(argv, train.COMMAND, train.TABLE_COMMAND) is train.COMMAND
 
 
 @pytest.mark.parametrize(

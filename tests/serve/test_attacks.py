@@ -24,19 +24,8 @@ from fastlstm.serve.http import transfer
 from fastlstm.serve.http.errors import ApiError
 from fastlstm.serve.settings import Settings
 from fastlstm.serve.text import completions, engine
-from forecast_server import (
-    PAST,
-    QUICK,
-    L,
-    body,
-    h,
-    output,
-    save,
-    tensor,
-    wait_until,
-    waves,
-)
-from running_server import Gate, Running
+from forecast_server import PAST, QUICK, L, body, h, output, save, tensor, waves
+from running_server import Gate, Running, raw_request, wait_until
 from served_process import processes_of
 
 JSON = {"content-type": "application/json"}
@@ -107,8 +96,7 @@ def test_a_client_that_leaves_is_not_read(
     large = json.dumps(body(windows(1))).encode().ljust(1 << 17)
     first = pool.submit(server.client.post, PAST, content=large, headers=JSON)
     assert gate.entered.wait(20)
-    head = f"POST {PAST} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    data = head.encode() + b"content-length: %d\r\n\r\n%s" % (len(large), large)
+    data = raw_request(PAST, large)
     for _ in range(5):
         with socket.create_connection(server.address, 10) as client:
             client.sendall(data)
@@ -127,10 +115,9 @@ def test_a_body_holds_a_place_before_it_has_come(
     limits = {"max_streams": 1, "max_queue": 1}
     server = serve(**limits) if is_text else serve(model=plain_model, **limits)
     path = "/v1/completions" if is_text else PAST
-    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     clients = [socket.create_connection(server.address, 10) for _ in range(2)]
     for number, client in enumerate(clients):
-        client.sendall(head.encode() + b"content-length: 1000\r\n\r\n{")
+        client.sendall(raw_request(path, b"{" * 1000)[:-999])
         wait_until(lambda number=number: server.scheduler.num_held == number + 1)  # type: ignore[misc]
     assert server.client.post(path, json={}).status_code == (429 if is_text else 503)
     for client in clients:
@@ -138,28 +125,21 @@ def test_a_body_holds_a_place_before_it_has_come(
     wait_until(lambda: server.scheduler.num_held == 0)
 
 
-def test_a_long_text_is_read_beside_the_event_loop(
-    serve: Any, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    ("module", "function", "length", "echo"),
+    [(engine, "parse_completion", 50_000, False), (completions, "choices_of", 1000, True)],
+    ids=["reader", "writer"],
+)
+def test_a_long_prompt_is_read_and_repeated_outside_the_event_loop(
+    serve: Any, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch,
+    module: Any, function: str, length: int, echo: bool,
+) -> None:  # fmt: skip
     server = serve(watchdog=0.3)
-    gate = Gate(monkeypatch, engine, "parse_completion")
-    asked = pool.submit(server.post, prompt="a" * 50_000, max_tokens=1)
+    gate = Gate(monkeypatch, module, function)
+    asked = pool.submit(server.post, prompt="a" * length, echo=echo, max_tokens=1)
     assert gate.entered.wait(20)
     assert server.metric("queue_depth") == 1
     wait_until(lambda: server.client.get("/health/live").status_code == 503)
-    gate.opens.set()
-    assert asked.result().status_code == 200
-    wait_until(lambda: server.client.get("/health/live").status_code == 200)
-
-
-def test_a_long_prompt_is_repeated_beside_the_event_loop(
-    serve: Any, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = serve(watchdog=0.3)
-    gate = Gate(monkeypatch, completions, "choices_of")
-    asked = pool.submit(server.post, prompt="a" * 1000, echo=True, max_tokens=1)
-    assert gate.entered.wait(20)
-    wait_until(lambda: server.client.get("/health/live").status_code == 503)  # the writer counts
     gate.opens.set()
     assert asked.result().status_code == 200
     wait_until(lambda: server.client.get("/health/live").status_code == 200)
@@ -313,11 +293,10 @@ def test_a_client_that_takes_nothing_does_not_have_its_answer_made(
     content = json.dumps(
         {"inputs": [tensor("past", windows(250))], "parameters": {"quantiles": levels}}
     )
-    head = f"POST {PAST} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(server.address)
-        client.sendall(f"{head}content-length: {len(content)}\r\n\r\n{content}".encode())
+        client.sendall(raw_request(PAST, content.encode()))
         wait_until(lambda: len(made) > 10)
         wait_until(lambda: server.metric("stalls_total") == 1)
     wait_until(lambda: server.scheduler.num_held == 0)

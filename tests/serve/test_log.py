@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from fastlstm.serve import log
 from fastlstm.serve.log import Log
-from forecast_server import wait_until
+from running_server import wait_until
 
 
 def test_what_no_encoding_has_is_written_all_the_same(capfd: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from fastlstm.serve.settings import Settings
-from forecast_server import PAST, L, wait_until
+from forecast_server import PAST, L
+from running_server import raw_request, wait_until
 from served_process import Process, processes_of
 
 MIB = 1 << 20
@@ -39,18 +40,8 @@ def send(server: Process, content: bytes) -> socket.socket:
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.settimeout(60)
     client.connect((host, int(port)))
-    head = f"POST {PAST} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    client.sendall(head.encode() + b"content-length: %d\r\n\r\n%s" % (len(content), content))
+    client.sendall(raw_request(PAST, content))
     return client
-
-
-def metric(server: Process, name: str) -> float:
-    import httpx
-
-    for line in httpx.get(f"{server.url}/metrics").text.splitlines():
-        if line.startswith(f"fastlstm_{name} "):
-            return float(line.split()[1])
-    return 0.0
 
 
 @pytest.fixture
@@ -97,6 +88,6 @@ def test_bodies_that_wait(start: Any) -> None:
     assert b"503" in answers
     bound = 16 * 8 * settings.max_body + 60 * CONNECTION + 24 * settings.max_body + SPARE
     assert peak(server) - before < bound
-    wait_until(lambda: metric(server, "queue_depth") == 0)
+    wait_until(lambda: server.metric("queue_depth") == 0)
     for client in clients:
         client.close()

@@ -5,20 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 
-from fastlstm.serve.admission import Reservation
-from fastlstm.serve.forecast.engine import DynamicBatcher, ForecastRequest
-from fastlstm.serve.http.errors import ApiError, Unavailable
-from forecast_server import PAST, HeldModel, L, body, h, output, submitted, wait_until
-from running_server import SETTINGS, Running
+from forecast_server import PAST, HeldModel, L, body, h, output, submitted
+from running_server import Running, raw_request, wait_until
 
 RNG = np.random.default_rng(7)
 
@@ -135,13 +130,8 @@ def test_a_deadline_that_passes_is_504_and_is_not_computed(busy: Any, held: Held
 
 def test_a_client_that_left_is_not_computed(busy: Any, held: HeldModel) -> None:
     server, first = busy()
-    text = json.dumps(body(windows(5).tolist()))
-    request = (
-        f"POST {PAST} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(text)}\r\n\r\n{text}"
-    )
     with socket.create_connection(server.address, 10) as client:
-        client.sendall(request.encode())
+        client.sendall(raw_request(PAST, json.dumps(body(windows(5).tolist())).encode()))
         wait_until(lambda: submitted(server) == 6)
     wait_until(lambda: server.scheduler.num_held == 1)
     wait_until(lambda: submitted(server) == 1)  # its numbers go while the pass still runs
@@ -233,25 +223,3 @@ def test_after_the_grace_waiting_requests_get_503(busy: Any, held: HeldModel) ->
     server.thread.join(20)
     assert not server.thread.is_alive()
     assert held.sizes == [1]
-
-
-def test_nothing_is_admitted_by_batches_that_ended(held: HeldModel) -> None:
-    done = threading.Event()
-    settings = replace(SETTINGS, max_streams=4, max_queue=0)
-    batcher = DynamicBatcher(held, settings, 1, lambda batch: done.set())  # type: ignore[arg-type]
-    batcher.stop()
-    pending: Any = Reservation()
-    with pytest.raises(Unavailable, match="shutting down"):
-        batcher.reserve(pending)
-    with pytest.raises(Unavailable, match="shutting down"):
-        batcher.submit(ForecastRequest(pending, windows(1), None, None))
-    assert done.is_set()
-
-
-def test_a_request_with_too_many_windows_names_no_field_of_texts(held: HeldModel) -> None:
-    settings = replace(SETTINGS, max_streams=2, max_queue=2)
-    batcher = DynamicBatcher(held, settings, 1, lambda _: None)  # type: ignore[arg-type]
-    with pytest.raises(ApiError, match="3 windows, this server forecasts at most 2") as caught:
-        batcher.reserve(Reservation(), 3)
-    assert (caught.value.status, caught.value.param) == (400, None)
-    batcher.stop()

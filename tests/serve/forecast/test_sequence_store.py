@@ -19,31 +19,20 @@ from forecast_server import (
     PAST,
     HeldModel,
     L,
+    at,
     body,
     output,
     past_of,
+    rows,
     submitted,
     tensor,
-    wait_until,
-    waves,
 )
-from running_server import Running
-
-
-def rows(first: int, last: int) -> Any:
-    """Rows of the first series, shape (1, n, 2)."""
-    columns = [waves()[name].to_numpy()[first:last] for name in ("y", "temp")]
-    return np.stack(columns, -1)[None]
+from running_server import Running, wait_until
 
 
 def send(server: Running, values: Any, name: Any = "a", **parameters: Any) -> httpx.Response:
     request = body(values, sequence_id=name, **parameters)
     return server.client.post(PAST, json=request)
-
-
-def at(server: Running, last: int) -> Any:
-    """The forecast from the whole window that ends before a row."""
-    return output(server.client.post(PAST, json=body(rows(last - L, last))))
 
 
 def test_one_row_after_the_other(forecasts: Running) -> None:
@@ -107,20 +96,6 @@ def test_what_is_refused_leaves_a_sequence_as_it_was(forecasts: Running) -> None
     np.testing.assert_allclose(
         output(send(forecasts, rows(30, 31), sequence_end=True)), at(forecasts, 31), rtol=1e-6
     )
-
-
-@pytest.mark.parametrize(
-    ("parameters", "why"),
-    [
-        ({"sequence_start": True}, "go with a sequence_id"),
-        ({"sequence_id": 0, "sequence_end": True}, "go with a sequence_id"),
-        ({"sequence_id": "", "sequence_end": True}, "go with a sequence_id"),
-    ],
-)
-def test_parameters_that_are_wrong(forecasts: Running, parameters: Any, why: str) -> None:
-    answer = forecasts.client.post(PAST, json=body(rows(0, 24), **parameters))
-    assert answer.status_code == 400
-    assert why in answer.json()["error"]
 
 
 def test_requests_under_way_keep_their_own_rows(serve: Any, held: HeldModel) -> None:
@@ -279,20 +254,6 @@ def test_the_longest_idle_goes_first_and_use_counts() -> None:
     now[0] = 8.5
     assert len(kept) == 1
     kept.add(SequenceStep("a"), one, None)
-    with pytest.raises(ApiError, match="there is no sequence 'b'"):
-        kept.add(SequenceStep("b"), one, None)
-
-
-def test_an_idle_sequence_makes_room_for_a_new_one() -> None:
-    now = [0.0]
-    kept = SequenceStore(2, Places(1), 5.0, clock=lambda: now[0])
-    one = np.zeros((2, 1), dtype=np.float32)
-    kept.add(SequenceStep("a", starts=True), one, None)
-    now[0] = 5.5
-    kept.add(SequenceStep("b", starts=True), one, None)
-    with pytest.raises(ApiError, match="there is no sequence 'a'"):
-        kept.add(SequenceStep("a"), one, None)
-    now[0] = 11.0
     with pytest.raises(ApiError, match="there is no sequence 'b'"):
         kept.add(SequenceStep("b"), one, None)
 

@@ -24,8 +24,7 @@ from fastlstm.serve.http.access import MAX_HEADER_BYTES
 from fastlstm.serve.http.connections import Connection, Parser, Watch, max_connections
 from fastlstm.serve.metrics import Metrics
 from fastlstm.serve.server import _handler
-from forecast_server import wait_until
-from running_server import SETTINGS
+from running_server import SETTINGS, wait_until
 from served_process import processes_of
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"

@@ -109,15 +109,6 @@ def test_a_call_that_takes_long_is_seen() -> None:
     run(check)
 
 
-def test_a_call_after_the_end_is_an_error() -> None:
-    async def check(worker: Worker) -> None:
-        worker.stop()
-        with pytest.raises(Unavailable, match="shutting down"):
-            await asyncio.wait_for(worker.call(len, "ab"), 20)
-
-    run(check)
-
-
 def test_a_busy_loop_sees_one_call_in_each_of_its_turns() -> None:
     async def check(worker: Worker) -> None:
         turn, made = 0, list[int]()

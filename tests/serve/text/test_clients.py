@@ -7,29 +7,19 @@ import random
 import socket
 import struct
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
-from running_server import FaultyDecoder, Running, solo
+from running_server import FaultyDecoder, Running, raw_request, solo, wait_until
 
 ENDLESS = {"prompt": "a", "max_tokens": 100_000, "stream": True}
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 30) -> None:
-    start_s = time.monotonic()
-    while not condition():
-        assert time.monotonic() - start_s < timeout_s
-        time.sleep(0.002)
-
-
-def request(body: dict[str, Any], path: str = "/v1/completions") -> bytes:
-    data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    return head.encode() + b"content-length: %d\r\n\r\n%s" % (len(data), data)
+def request(body: dict[str, Any]) -> bytes:
+    return raw_request("/v1/completions", json.dumps(body).encode())
 
 
 def connect(server: Running, receive_buffer: int | None = None) -> socket.socket:
@@ -77,8 +67,8 @@ def test_a_client_that_leaves_frees_its_place(serve: Any, how: str) -> None:
         if how == "reset":
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         client.close()
-    wait_for(lambda: held.num_held == 0 and held.num_active == 0)
-    wait_for(lambda: server.metric("disconnects_total") == 20)
+    wait_until(lambda: held.num_held == 0 and held.num_active == 0)
+    wait_until(lambda: server.metric("disconnects_total") == 20)
     assert server.text(prompt="a", max_tokens=20, seed=3) == solo(server.model, "a", 20, seed=3)
 
 
@@ -112,7 +102,7 @@ def test_beyond_its_capacity_the_server_refuses(serve: Any) -> None:
         client = connect(server)
         client.sendall(request({**ENDLESS, "max_tokens": 10**9}))
         holding.append(client)
-    wait_for(lambda: server.scheduler.num_held == 3)
+    wait_until(lambda: server.scheduler.num_held == 3)
     for _ in range(50):
         # The prompt could not be tokenized: it is not looked at.
         answer = server.post(prompt="QQQ" * 10_000)
@@ -122,7 +112,7 @@ def test_beyond_its_capacity_the_server_refuses(serve: Any) -> None:
     assert server.client.get("/health/ready").status_code == 200
     for client in holding:
         client.close()
-    wait_for(lambda: server.scheduler.num_held == 0)
+    wait_until(lambda: server.scheduler.num_held == 0)
     assert server.post(prompt="a").status_code == 200
     assert server.metric("rejected_total") == 50
 
@@ -132,7 +122,7 @@ def test_a_reader_that_takes_nothing_is_cut_and_others_are_not_slowed(serve: Any
     slow = [connect(server, receive_buffer=4096) for _ in range(10)]
     for client in slow:
         client.sendall(request({**ENDLESS, "max_tokens": 10**9, "n": 4}))
-    wait_for(lambda: server.scheduler.num_held == 40, 10)
+    wait_until(lambda: server.scheduler.num_held == 40)
     deadline_s = time.monotonic() + 20
     while server.scheduler.num_held and time.monotonic() < deadline_s:
         text = server.text(prompt="a", max_tokens=50, seed=1)
@@ -183,8 +173,8 @@ def test_answers_that_nobody_takes_do_not_hold_connections(serve: Any) -> None:
         client.sendall(request({"prompt": "a", "max_tokens": 100_000, "n": 15}))
         clients.append(client)
     while (written := server.metric("tokens_written_total")) < 2 * 15 * 100_000:  # on any CPU
-        wait_for(lambda before=written: server.metric("tokens_written_total") > before)
-    wait_for(lambda: server.scheduler.num_held == 0)
+        wait_until(lambda before=written: server.metric("tokens_written_total") > before)
+    wait_until(lambda: server.scheduler.num_held == 0)
     time.sleep(1.5)
     for client in clients:
         with client:
@@ -399,16 +389,16 @@ def test_a_frozen_engine_is_noticed_and_a_long_prompt_is_not(serve: Any, lm: Any
     live = httpx.Client(base_url=server.url)
     with connect(server) as client:
         client.sendall(request({"prompt": "a " * 100_000, "max_tokens": 1}))
-        wait_for(lambda: server.scheduler.num_active == 1)
+        wait_until(lambda: server.scheduler.num_active == 1)
         while server.scheduler.num_active:
             assert live.get("/health/live").status_code == 200
         decoder.freezes.set()
         assert live.get("/health/live").status_code == 200  # nothing to do is not stuck
         client.recv(65536)
         client.sendall(request(ENDLESS))
-        wait_for(lambda: live.get("/health/live").status_code == 503)
+        wait_until(lambda: live.get("/health/live").status_code == 503)
         decoder.freezes.clear()
-        wait_for(lambda: live.get("/health/live").status_code == 200)
+        wait_until(lambda: live.get("/health/live").status_code == 200)
     live.close()
 
 

@@ -20,8 +20,6 @@ from fastlstm.serve.text.completions import (
     Usage,
     _Answer,
     choices_of,
-    token_name,
-    whole_parts,
 )
 from fastlstm.serve.text.generation import OutputChunk, ScoredToken
 from fastlstm.serve.text.requests import CompletionRequest
@@ -64,33 +62,6 @@ def answered(recorder: Any, num_choices: int = 1, *, stream: bool) -> Record:
     return record
 
 
-def test_a_whole_answer_is_sent_at_once_when_every_choice_has_ended() -> None:
-    recorder = Recorder(
-        [OutputChunk(0, "x", 1), OutputChunk(1, "y", 1, "stop")], [OutputChunk(0, "z", 2, "length")]
-    )
-    record = answered(recorder, 2, stream=False)
-    ((data, is_last),) = recorder.sent
-    body = json.loads(data)
-    assert is_last
-    assert [(c["text"], c["finish_reason"]) for c in body["choices"]] == [
-        ("xz", "length"),
-        ("y", "stop"),
-    ]
-    usage = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
-    assert body["usage"] == usage
-    assert (body["model"], body["object"]) == ("tiny", "text_completion")
-    assert (record.prompt_tokens, record.completion_tokens, record.failure) == (3, 4, "")
-
-
-def test_a_stream_begins_with_the_first_output_and_ends_with_done() -> None:
-    nothing = OutputChunk(0)
-    recorder = Recorder([nothing], [OutputChunk(0, "x", 1)], [OutputChunk(0, "", 1, "length")])
-    answered(recorder, stream=True)
-    assert recorder.kinds == [b"text/event-stream; charset=utf-8"]
-    assert [is_last for _, is_last in recorder.sent] == [False, True]
-    assert recorder.sent[-1][0].endswith(b"data: [DONE]\n\n")
-
-
 @pytest.mark.parametrize(
     ("is_closed", "status", "failure"), [(False, 500, "failed"), (True, 503, "cancelled")]
 )
@@ -120,7 +91,6 @@ def test_an_error_in_a_stream_is_its_last_event(is_amid: bool) -> None:
 
 VOCABULARY = [b"a", b"b", b"\xe2"]
 HEAD = {"id": "cmpl-1"}
-STATE: Any = SimpleNamespace(blob=lambda seal: f"signed with {seal}")
 
 
 def generation(prompt: str, count: int = 1, *, scores: bool = False, state: Any = None) -> Any:
@@ -139,10 +109,6 @@ def events(parts: Any) -> list[Any]:
     return [
         json.loads(line.removeprefix(b"data: ")) for line in lines if line.startswith(b"data: {")
     ]
-
-
-def test_bytes_that_are_no_text_are_named_by_their_digits() -> None:
-    assert [token_name(token) for token in VOCABULARY] == ["a", "b", r"bytes:\xe2"]
 
 
 @pytest.mark.parametrize("num_top", [0, 1])
@@ -182,37 +148,6 @@ def test_a_prompt_is_repeated_where_asked_and_its_first_token_has_no_score() -> 
     assert body["token_logprobs"] == [None, -2.0]
     plain = Prompt(own, CompletionRequest([text]), tokenizer)
     assert (plain.text, plain.length, plain.scores) == (b"", 0, None)
-
-
-def test_a_whole_answer_has_every_choice_with_its_prompt_and_session() -> None:
-    one, two = choices(CompletionRequest(["ab"], n=2, echo=True), generation("ab", 2))
-    assert one._prompt is two._prompt
-    one.add(OutputChunk(0, 'c"', 1))
-    one.add(OutputChunk(0, "d", 1, "stop", state=STATE))
-    two.add(OutputChunk(1, "", 0, "length"))
-    body = json.loads(b"".join(whole_parts(HEAD, [one, two], Usage(2, 2))))
-    plain = {"logprobs": None}
-    assert body["choices"] == [
-        {**plain, "text": 'abc"d', "index": 0, "finish_reason": "stop", "session": "signed with K"},
-        {**plain, "text": "ab", "index": 1, "finish_reason": "length"},
-    ]
-    assert body["usage"] == {"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4}
-
-
-def test_an_event_repeats_the_prompt_once_and_has_the_scores_of_its_own_tokens() -> None:
-    request = CompletionRequest(["ab"], echo=True, logprobs=0)
-    (choice,) = choices(request, generation("ab", scores=True))
-    stream = EventStream(HEAD, "", Usage(2))
-    assert stream.event(choice, OutputChunk(0, prompt_scores=[ScoredToken(-1, -1.0, [], 0)])) == []
-    first, second = (
-        events(stream.event(choice, OutputChunk(0, text, 1, scores=[ScoredToken(2, -0.5, [], 0)])))
-        for text in ("c", "d")
-    )
-    assert [event[0]["choices"][0]["text"] for event in (first, second)] == ["abc", "d"]
-    assert first[0]["choices"][0]["logprobs"]["token_logprobs"] == [None, -1.0, -0.5]
-    assert second[0]["choices"][0]["logprobs"]["token_logprobs"] == [-0.5]
-    assert second[0]["choices"][0]["finish_reason"] is None
-    assert stream.end() == b"data: [DONE]\n\n"
 
 
 @pytest.mark.parametrize(
