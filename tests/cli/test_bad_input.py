@@ -121,7 +121,7 @@ def test_a_checkpoint_of_another_tokenizer(capsys, tiny_run):
         ("train", "book.txt", "--out", "{}"),
     ],
 )
-def test_a_name_too_long_for_a_file_is_one_line(
+def test_a_name_too_long_for_a_file_is_an_error_of_one_line(
     arguments: tuple[str, ...],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

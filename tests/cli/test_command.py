@@ -71,12 +71,12 @@ def test_the_options_of_a_short_command_are_all_shown() -> None:
     assert {"--skip-rows", "--thousands"} <= flags_in(help_text(forecast.COMMAND, False))
 
 
-def test_help_calls_a_file_a_file() -> None:
+def test_options_with_files_show_FILE() -> None:
     usages = {option.flag: option.usage for option in forecast.COMMAND.options}
     assert (usages["--out"], usages["--future"]) == ("--out FILE", "--future FILE")
 
 
-def test_help_names_the_values_of_an_option_that_is_on_off_or_chosen_by_the_data() -> None:
+def test_help_shows_true_and_false_for_an_optional_switch() -> None:
     linear = next(option for option in FORECAST_OPTIONS if option.name == "linear")
     assert linear.usage == "--linear {true,false}"
 

@@ -82,7 +82,7 @@ def test_no_such_file(tmp_path: Path) -> None:
         read_config_file(tmp_path / "none.yaml", TEXT_OPTIONS)
 
 
-def test_not_a_huge_file(tmp_path: Path) -> None:
+def test_a_huge_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="larger than 64 KiB"):
         read(tmp_path, b"#" * (1 << 16) + b"\n")
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine 
 
 
 @pytest.mark.parametrize("verb", ["generate", "evaluate", "serve"])
-def test_a_gpu_that_is_not_there_is_refused(verb: str, tiny_run: Path, capfd: Any) -> None:
+def test_a_missing_gpu_is_refused(verb: str, tiny_run: Path, capfd: Any) -> None:
     text = tiny_run.parent / "own.txt"
     text.write_text("the cat sat on the mat\n" * 99)
     more = {"evaluate": [str(text)], "serve": ["--port", "0"]}.get(verb, [])
@@ -29,6 +29,6 @@ def test_a_gpu_that_is_not_there_is_refused(verb: str, tiny_run: Path, capfd: An
 
 
 @pytest.mark.parametrize("device", ["cpu", "auto"])
-def test_a_cpu_writes(device: str, tiny_run: Path, capfd: Any) -> None:
+def test_generate_runs_on_the_cpu(device: str, tiny_run: Path, capfd: Any) -> None:
     assert main(["generate", str(tiny_run), "--length", "9", "--device", device]) == 0
     assert len(capfd.readouterr().out.strip("\n")) <= 9

@@ -41,7 +41,7 @@ def test_a_run_is_no_source(tiny_run: Path, tmp_path: Path) -> None:
         inputs.refuse_runs(["missing", str(tiny_run)])
 
 
-def test_data_before_the_run_is_put_right(tiny_run: Path, tmp_path: Path) -> None:
+def test_swapped_run_and_data_are_refused(tiny_run: Path, tmp_path: Path) -> None:
     book = tmp_path / "book.txt"
     book.write_text("a text")
     inputs.refuse_swapped("evaluate", str(tiny_run), [str(book)])
@@ -50,7 +50,7 @@ def test_data_before_the_run_is_put_right(tiny_run: Path, tmp_path: Path) -> Non
         inputs.refuse_swapped("evaluate", str(book), [str(tiny_run)])
 
 
-def test_tables_are_files_that_are_no_texts(tmp_path: Path) -> None:
+def test_require_tables_refuses_missing_files_and_texts(tmp_path: Path) -> None:
     table, text = tmp_path / "a.csv", tmp_path / "a.txt"
     table.write_text("ds,y\n1,2\n")
     text.write_text("words\n" * 9)

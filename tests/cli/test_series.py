@@ -39,7 +39,7 @@ def test_quantiles_go_to_standard_out(
     assert len(lines) == 13
 
 
-def test_evaluate_stands_beside_naive(
+def test_evaluate_includes_simple_forecasts(
     run: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, out = run
@@ -48,7 +48,7 @@ def test_evaluate_stands_beside_naive(
     assert set(found["scores"]) == {"forecaster", "ridge", "naive", "seasonal_naive"}
     assert main(["evaluate", out, path, "--split", "valid", "--scaled"]) == 0
     shown = capsys.readouterr().out
-    assert "valid split, in deviations of the training rows" in shown
+    assert "valid split, in standard deviations of the training rows" in shown
     assert "seasonal naive" in shown
 
 
@@ -60,7 +60,7 @@ def test_info_of_a_forecaster(run: tuple[str, str], capsys: pytest.CaptureFixtur
         assert part in shown
 
 
-def test_resume_asks_for_nothing_twice(
+def test_resume_needs_no_options_again(
     run: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, out = run
@@ -80,7 +80,7 @@ def test_a_binary_table_needs_a_horizon_too(
     assert not out.exists()
 
 
-def test_a_file_that_lacks_a_column_is_named_with_it(
+def test_the_error_of_a_missing_column_names_file_and_column(
     run: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table, other = long_table(120), tmp_path / "other.csv"
@@ -123,7 +123,7 @@ def test_a_runs_own_settings_are_a_configuration(run: tuple[str, str], tmp_path:
         (["--hidden-size", "8"], "--horizon is missing"),
     ],
 )
-def test_bad_usage_is_one_line_and_two(
+def test_bad_usage_is_one_line_and_exit_code_2(
     run: tuple[str, str],
     tmp_path: Path,
     argv: list[str],
@@ -137,14 +137,14 @@ def test_bad_usage_is_one_line_and_two(
     assert not (tmp_path / "new").exists()
 
 
-def test_a_forecaster_writes_no_text(
+def test_generate_refuses_a_forecaster(
     run: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["generate", run[1]]) == 2
     assert "is a forecaster, expected a text model; `fastlstm.For" in capsys.readouterr().err
 
 
-def test_a_path_that_reads_like_a_parameter_is_left_alone(
+def test_a_path_with_equals_signs_is_shown_unchanged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "series=7" / "horizon=3.csv"

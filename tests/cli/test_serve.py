@@ -75,7 +75,7 @@ def test_keys_that_cannot_be_used_are_refused(
     assert served == []
 
 
-def test_a_file_of_keys_that_others_can_read_is_warned_of(
+def test_a_key_file_readable_by_others_gives_a_warning(
     served: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = Path(secret(tmp_path / "keys", b"one\n"))

@@ -29,7 +29,7 @@ ANN, BOB = ({"authorization": f"Bearer {key}"} for key in KEYS)
 
 
 @pytest.mark.parametrize("is_text", [True, False])
-def test_a_request_whose_body_comes_late_keeps_its_place(
+def test_a_request_with_a_late_body_keeps_its_place(
     serve: Callable[..., Running], plain_model: Any, is_text: bool
 ) -> None:
     limits: dict[str, Any] = {"keys": KEYS, "max_streams": 4, "max_queue": 4}
@@ -57,7 +57,7 @@ def sequence(
     return server.client.post(PAST, json=request, headers=who)
 
 
-def test_a_sequence_is_its_keys(serve: Callable[..., Running], plain_model: Any) -> None:
+def test_a_sequence_belongs_to_its_api_key(serve: Callable[..., Running], plain_model: Any) -> None:
     server = serve(model=plain_model, keys=KEYS)
     server.client.headers.update(ANN)
     assert sequence(server, ANN, rows(0, 40), sequence_start=True).status_code == 200
@@ -107,7 +107,7 @@ def test_windows_of_one_key_leave_room(serve: Callable[..., Running], held: Held
     assert sorted(answers) == [200] * 5 + [503] * 4
 
 
-def test_a_prompt_is_known_to_its_key_only(serve: Callable[..., Running]) -> None:
+def test_a_cached_prompt_is_known_only_to_its_key(serve: Callable[..., Running]) -> None:
     server = serve(keys=KEYS)
 
     def ask(who: dict[str, str]) -> float:
@@ -185,7 +185,7 @@ def test_waiting_texts_of_one_key_hold_up_no_other(shared: Any) -> None:
     wait_until(lambda: scheduler.num_held == 0)
 
 
-def test_a_request_for_many_of_a_key_that_has_its_share_holds_up_no_other(shared: Any) -> None:
+def test_a_waiting_request_of_a_key_with_its_full_share_blocks_no_other_key(shared: Any) -> None:
     scheduler, chunks = shared
     many = replace(ENDLESS, samplings=(Sampling(seed=1), Sampling(seed=2)))
     ask(scheduler, b"ann", many)
@@ -241,7 +241,7 @@ def test_one_key_leaves_room_for_scores(
     assert scored(500, ANN).status_code == 200
 
 
-def test_what_one_key_has_read_holds_up_no_other(
+def test_parsing_for_one_key_blocks_no_other_key(
     serve: Callable[..., Running], pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch,
     plain_model: Any,
 ) -> None:  # fmt: skip

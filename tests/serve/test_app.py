@@ -75,7 +75,7 @@ def test_the_metrics_count_the_answers_and_have_their_type() -> None:
         *[(name, False) for name in (b"mymachine.evil.example", b"my", b"notmymachine")],
     ],
 )
-def test_the_name_that_a_server_was_started_with_is_its_own(host: bytes, is_known: bool) -> None:
+def test_the_host_name_of_the_server_is_accepted(host: bytes, is_known: bool) -> None:
     scope: Any = {
         "path": "/v1/models", "method": "GET", "headers": [(b"host", host)], "state": {}
     }  # fmt: skip

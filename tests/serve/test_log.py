@@ -13,7 +13,7 @@ from fastlstm.serve.log import Log
 from running_server import wait_until
 
 
-def test_what_no_encoding_has_is_written_all_the_same(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_surrogate_is_written_escaped(capfd: pytest.CaptureFixture[str]) -> None:
     dropped = Counter("dropped", "lines", registry=CollectorRegistry())
     lines = Log(dropped)
     lines.write("a file called \ud800 é")

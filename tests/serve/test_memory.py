@@ -56,7 +56,7 @@ def request(windows: int, levels: int) -> bytes:
     return json.dumps({**data, "parameters": {"quantiles": quantiles}}).encode()
 
 
-def test_answers_that_nobody_takes(start: Any) -> None:
+def test_memory_of_unread_answers_is_bounded(start: Any) -> None:
     server = start("--max-streams", "600", "--max-queue", "9000", "--stall", "60")
     with send(server, request(1, 1)) as client:
         client.recv(100)
@@ -73,7 +73,7 @@ def test_answers_that_nobody_takes(start: Any) -> None:
         client.close()
 
 
-def test_bodies_that_wait(start: Any) -> None:
+def test_memory_of_waiting_bodies_is_bounded(start: Any) -> None:
     settings = Settings()
     server = start("--max-streams", "8", "--max-queue", "8")
     with send(server, request(1, 1)) as client:

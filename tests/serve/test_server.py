@@ -44,7 +44,7 @@ def start(run_path: Path) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("blocks", [True, False])
-def test_a_log_that_nobody_reads_stops_no_answer(start: Any, blocks: bool) -> None:
+def test_an_unread_log_blocks_no_answer(start: Any, blocks: bool) -> None:
     code = f"""
 import os, sys
 from fastlstm.cli.main import main
@@ -134,7 +134,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_a_signal_while_a_body_comes(start: Any) -> None:
+def test_a_signal_while_a_body_arrives(start: Any) -> None:
     server = start("--grace", "0.3")
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), 30) as client:
@@ -150,7 +150,7 @@ def test_a_signal_while_a_body_comes(start: Any) -> None:
     assert not any("Traceback" in line or "running task" in line for line in server.lines)
 
 
-def test_a_signal_while_a_client_takes_nothing(start: Any) -> None:
+def test_a_signal_while_a_client_does_not_read(start: Any) -> None:
     server = start("--grace", "0.1", "--max-tokens", "1000000000", code=QUICK_FLUSH)
     host, port = server.url.removeprefix("http://").split(":")
     body = json.dumps({"prompt": "a", "max_tokens": 1_000_000_000, "stream": True})
@@ -182,7 +182,7 @@ def test_a_second_signal_ends_the_grace_and_more_change_nothing(start: Any, numb
     assert server.end(0) == 0
 
 
-def test_a_public_address_without_a_key_is_warned_of(start: Any) -> None:
+def test_a_public_address_without_a_key_gives_a_warning(start: Any) -> None:
     server = start("--host", "0.0.0.0")
     assert any("WARNING" in line and "no API key" in line for line in server.lines)
     assert server.end() == 0
@@ -190,7 +190,7 @@ def test_a_public_address_without_a_key_is_warned_of(start: Any) -> None:
     assert not any("WARNING" in line for line in quiet.lines)
 
 
-def test_what_cannot_be_served_is_one_line(run_path: Path, tmp_path: Path) -> None:
+def test_the_error_of_a_failed_start_is_one_line(run_path: Path, tmp_path: Path) -> None:
     missing = Process(tmp_path / "nothing")
     assert missing.end(0) == 2
     assert len(missing.lines) == 1
@@ -202,7 +202,7 @@ def test_what_cannot_be_served_is_one_line(run_path: Path, tmp_path: Path) -> No
     assert first.end() == 0
 
 
-def test_connections_of_clients_that_have_gone_are_not_set_up() -> None:
+def test_connections_closed_by_their_clients_are_dropped_at_accept() -> None:
     """One that has sent its request is answered, even if it sends nothing more."""
     with Listener() as listener:
         listener.bind(("127.0.0.1", 0))

@@ -55,7 +55,7 @@ def test_before_the_model_is_loaded_there_is_no_engine_but_metrics() -> None:
         ),
     ],
 )  # fmt: skip
-def test_the_engine_of_the_other_kind_is_refused(
+def test_a_request_for_the_other_kind_of_model_is_refused(
     kind: Any, other: str, message: str, code: str | None
 ) -> None:
     service = service_of(kind)

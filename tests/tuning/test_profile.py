@@ -239,7 +239,7 @@ def test_what_tune_is_to_try_comes_after_what_surely_pays():
     found = Profile("tokens", 1.0, None, {}, tuple(ranked([wide, sure])), (), 1.0, None, {})
     lines = rows(found, {"output layer": "fastlstm tune book.txt --axes output-rank"}, None)
     place = [label for label, _ in lines].index("2. output layer")
-    assert "changes learning, and what the run ends at is not known" in lines[place][1]
+    assert "changes learning, and its effect on the result is not known" in lines[place][1]
     assert lines[place + 1][1].startswith("45 % of the time; ")
     assert lines[place + 2][1] == "fastlstm tune book.txt --axes output-rank"
     assert "not advised" not in dict(lines)
@@ -458,7 +458,7 @@ def test_the_source_of_a_run_is_found_or_asked_for(tmp_path, monkeypatch, capsys
         )
         assert main(["profile", "run"]) == 2
         said = capsys.readouterr().err
-        assert f"run was trained on {source}, which is not here" in said
+        assert f"run was trained on {source}, which does not exist" in said
         assert "fastlstm profile --config run/config.json SOURCE" in said
 
 

@@ -1,7 +1,8 @@
 """The arguments of a verb: declared, described in `--help` and docs/cli.md, read from argv.
 
 The arguments of `fastlstm train` are the fields of `TrainConfig` with the sentences of its
-docstring. Dashes and underscores in flags are the same; an unknown flag names the nearest one.
+docstring. Dashes and underscores in flags are equivalent. The error of an unknown flag names the
+nearest one.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Option:
 
     @property
     def described(self) -> str:
-        """The sentence with the default behind it."""
+        """The help sentence, then the default."""
         text = self.help + ("; may be repeated" if self.is_repeatable else "")
         if self.is_switch or self.default is None or self.default in ("", [], ()):
             return text
@@ -255,7 +256,7 @@ def _entry(left: str, text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Parsed:
-    """The values of a command line: of the options that were set, each in its own type."""
+    """A command line, read: values of the options that were set, each in its option's type."""
 
     command: Command
     positionals: list[str]
@@ -268,16 +269,16 @@ class Parsed:
         return next(option.default for option in self.command.options if option.name == name)
 
     def given(self, options: Sequence[Option]) -> dict[str, Any]:
-        """The values that the command line gives to some options."""
+        """The values that were set, of some options only."""
         names = {option.name for option in options}
         return {name: value for name, value in self.values.items() if name in names}
 
 
 @dataclass
 class Arguments:
-    """A command line split into its parts, values still as text: of a switch "true" or "false".
+    """A command line split into its parts. Values are text, "true" or "false" for a switch.
 
-    Behind ``--help`` or ``--help-all`` nothing is read; `help` is the word.
+    Nothing after ``--help`` or ``--help-all`` is read; `help` is that word.
     """
 
     positionals: list[str] = field(default_factory=list)
@@ -336,15 +337,15 @@ def parse(command: Command, argv: Sequence[str]) -> Parsed:
 
 
 def typed(value: Any, annotation: Any) -> Any:
-    """Returns a value in the type of an annotation.
+    """Converts a value to the type of an annotation.
 
     Args:
-        value: a text of the command line, or what YAML made of one.
-        annotation: int, float, bool, str, or a Literal of texts, each perhaps ``| None``; a float
-            may be ``| tuple[float, float]``: two numbers with a comma.
+        value: text of the command line, or a value of a YAML file.
+        annotation: int, float, bool, str or a Literal of texts, with or without ``| None``; float
+            with ``| tuple[float, float]`` also takes two numbers separated by a comma.
 
     Raises:
-        ValueError: the value is none of that type.
+        ValueError: the value does not have that type.
     """
     kind = unwrap_optional(annotation)
     if value in (None, "null") and NoneType in get_args(annotation):
@@ -409,7 +410,7 @@ def split_arguments(options: Sequence[Option], argv: Sequence[str]) -> Arguments
 
 
 def _flags(options: Sequence[Option]) -> dict[str, tuple[Option, str | None]]:
-    """Flag -> (option, value it stands for when none is written)."""
+    """Flag -> (option, its value if none follows)."""
     flags: dict[str, tuple[Option, str | None]] = {}
     for option in options:
         flags[option.flag] = (option, "true" if option.type is bool else None)

@@ -48,7 +48,7 @@ COMMAND = Command(
         Option("prompt", "text to continue; '-' reads it from stdin", str, ""),
         Option("length", "tokens to generate; with a char vocabulary, characters", int, 500),
         switch("json", "print JSON lines: pieces of text, then totals"),
-        device_option("auto is the faster one, for one text the CPU until both were measured"),
+        device_option("auto uses the faster one; for one text the CPU until both are measured"),
         *_SAMPLING_OPTIONS,
         Option(
             "weights",
@@ -85,7 +85,7 @@ def run(argv: list[str]) -> int:
     else:
         text = _print_text(prompt, pieces)
     _print_totals(lm, prompt, text, time.perf_counter() - started, use_json=use_json)
-    if weights not in (None, "fp32") and lm.decoder.isa != "CUDA":  # which reports no scores
+    if weights not in (None, "fp32") and lm.decoder.isa != "CUDA":  # a GPU decoder has no scores
         _print_weights(lm, use_json=use_json)
     return EXIT_OK
 
@@ -131,7 +131,7 @@ def _printed(pieces: Iterable[str], show: Callable[[str], None]) -> str:
 
 
 def _print_totals(lm: Any, prompt: str, text: str, seconds: float, *, use_json: bool) -> None:
-    tokens = _count_tokens(lm.tokenizer, text)
+    tokens = len(lm.tokenizer.encode(text))
     rate = tokens / seconds if seconds > 0 else None
     if use_json:
         about = {"prompt": prompt, "text": text, "tokens": tokens, "seconds": seconds}
@@ -143,7 +143,7 @@ def _print_totals(lm: Any, prompt: str, text: str, seconds: float, *, use_json: 
 
 
 def _print_weights(lm: LM, *, use_json: bool) -> None:
-    """Measures the weight format beside fp32, where the text of the run can be read."""
+    """Compares the weight format with fp32 on the validation text of the run, if readable."""
     from fastlstm.text.decoder import Decoder
     from fastlstm.text.held_out import validation_ids
     from fastlstm.text.weight_report import report_weights
@@ -159,11 +159,3 @@ def _print_weights(lm: LM, *, use_json: bool) -> None:
         print_json({"event": "weights", **asdict(own), "fp32": asdict(plain)})
     else:
         print(style_for(sys.stderr)(own.compared(plain), "dim"), file=sys.stderr, flush=True)
-
-
-def _count_tokens(tokenizer: Any, text: str) -> int:
-    if tokenizer.kind == "char":
-        return len(text)
-    if tokenizer.kind == "byte":
-        return len(text.encode("utf-8", "replace"))
-    return len(tokenizer.encode(text))

@@ -200,7 +200,7 @@ def _version() -> str:
 
 
 def _is_said_by_other(error: FastLSTMError) -> bool:
-    """Returns whether another process of this machine says what is wrong with the command."""
+    """Returns whether rank 0 of this machine reports the error."""
     is_of_all = isinstance(error, UsageError) and not error.is_of_one_rank
     return is_of_all and is_started_by_torchrun() and environment.local_rank() > 0
 
@@ -211,10 +211,10 @@ def _fail(message: str, code: int, details: Sequence[str] = ()) -> int:
 
 
 def _stdout_error(seen: OSError | None = None) -> OSError | None:
-    """Returns why standard output does not take what is written, or None.
+    """Returns the error of writing to standard output, or None.
 
     Args:
-        seen: an error that may have come from there, and been forgotten by its buffer.
+        seen: an error that may be one of standard output; its buffer reports an error only once.
     """
     try:
         sys.stdout.flush()
@@ -226,11 +226,11 @@ def _stdout_error(seen: OSError | None = None) -> OSError | None:
 
 
 def _refused(error: OSError, code: int) -> int:
-    """Returns the exit code of a command whose output was not taken; a full disk is said."""
+    """Returns the exit code after a failed write to standard output; reports a full disk."""
     _forget_stdout()
     if isinstance(error, BrokenPipeError):
         return code or EXIT_PIPE_CLOSED
-    text = f"error: standard output took no more ({error.strerror}); write to another place"
+    text = f"error: cannot write to standard output ({error.strerror}); write to another place"
     return _fail(text, code or EXIT_FAILED)
 
 

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from fastlstm.tuning.predict import Prediction
     from fastlstm.tuning.predict_table import PredictedLoss, TablePrediction
 
-_MEASURE = "{}; default is a tenth of the budget,\n5s to 2m"
+_MEASURE = "{}; default is a tenth of the budget, 5s to 2m"
 _STEPS = (
-    "length of the short run in steps; default with --steps or\n--epochs is a tenth, at least 120"
+    "length of the short run in steps; default with --steps or --epochs is a tenth, at least 120"
 )
 COMMAND = Command(
     verb="predict",
@@ -34,7 +34,7 @@ COMMAND = Command(
         CONFIG,
         Option("measure", _MEASURE.format("length of the short run"), value="TIME"),
         Option("measure_steps", _STEPS, int),
-        Option("target", "say how long it takes to reach so many bits/char", float),
+        Option("target", "also predict the time to reach this many bits/char", float),
         JSON,
         *TEXT_OPTIONS,
     ),
@@ -43,7 +43,7 @@ COMMAND = Command(
         "fastlstm predict book.txt --budget 1h --target 1.60 --measure 2m",
         "fastlstm predict book.txt --steps 5000 --rnn-size 256",
     ),
-    other="The options are as of fastlstm train for a text.\n"
+    other="Takes the options of fastlstm train for a text.\n"
     "For a table of time series: fastlstm predict --horizon N --help",
 )
 TABLE_COMMAND = Command(
@@ -57,7 +57,7 @@ TABLE_COMMAND = Command(
         *FORECAST_OPTIONS,
     ),
     examples=("fastlstm predict ETTh1.csv --target OT --horizon 96 --budget 5m",),
-    other="The options are as of fastlstm train for a table.",
+    other="Takes the options of fastlstm train for a table.",
 )
 _LITTLE = 0.01
 """A longer run that gains less than this share is not worth its time."""

@@ -32,9 +32,9 @@ _UNDECIDED = (
     "undecided: a change may gain more than 5 %; "
     "give a longer --measure, or repeat on an idle machine"
 )
-_UNKNOWN = "but it changes learning, and what the run ends at is not known: tune finds out"
+_UNKNOWN = "but it changes learning, and its effect on the result is not known: tune measures it"
 _MIN_OTHERS = 0.1
-"""Share of the cores that other processes use from which it is said."""
+"""Share of the cores in use by other processes from which the profile reports it."""
 _TRACE = "write a trace of three steps as Chrome trace JSON (opens in Perfetto)"
 _PROFILE_OPTIONS = (
     Option("out", "run directory that the printed commands name", group="run"),
@@ -54,8 +54,8 @@ COMMAND = Command(
         "fastlstm profile book.txt --batch-size 8 --threads 1",
         "fastlstm profile runs/book --ops",
     ),
-    other="Training a forecaster on a table has options of its own:\n"
-    "  fastlstm profile --horizon N --help",
+    other="Takes the options of fastlstm train for a text.\n"
+    "For a table of time series: fastlstm profile --horizon N --help",
 )
 TABLE_COMMAND = Command(
     verb="profile",
@@ -95,7 +95,9 @@ def run(argv: list[str]) -> int:
     if trace is not None:
         found.append(("trace", f"{trace}, {trace.stat().st_size / 1e6:.1f} MB; Perfetto opens it"))
     print_result(facts, found, parsed["json"])
-    if run_path is not None and not (run_path / TRAINER_FILE).exists():  # a file more is damage
+    if (
+        run_path is not None and not (run_path / TRAINER_FILE).exists()
+    ):  # an unknown file counts as damage
         try:
             write_json(run_path / PROFILE_FILE, finite(facts))
         except StorageError as error:
@@ -104,7 +106,7 @@ def run(argv: list[str]) -> int:
 
 
 def _commands(profile: Profile, job: TrainingRun, fixed: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the commands by cause: of what is recommended, and of what tune is to try."""
+    """Returns, by cause, the command of each recommended change and of each axis for tune."""
     commands = dict[str, str]()
     for v in profile.recommended:
         if v.options or v.command_prefix:
@@ -129,7 +131,7 @@ def _verified(
     a, b = (job.train_words(options) for options in (fixed, {**fixed, **verdict.options}))
     try:
         return measured_gain(a, b, step_share)
-    except FastLSTMError as error:  # such as of a text from standard input, which is used up
+    except FastLSTMError as error:  # for example: standard input was read to its end
         say(f"note: the first recommendation was not verified: {error}")
         return None
 
@@ -174,7 +176,7 @@ def rows(profile: Profile, commands: Mapping[str, str], verified: float | None) 
 
 
 def gain_text(verdict: Verdict) -> str:
-    """Returns "+45 % speed (41 to 49 %)", and of what changes learning the time to the quality."""
+    """Returns "+45 % speed (41 to 49 %)"; for a change of learning also the time to a quality."""
     text = f"{100 * verdict.gain:+.0f} % speed"
     if verdict.low == verdict.high:
         text = "" if verdict.quality_gain is not None else f"{text}, by accounting"
@@ -202,7 +204,7 @@ def _not_advised(verdict: Verdict) -> str:
     text = f"{verdict.cause}: {100 * verdict.gain:+.0f} % speed, "
     if verdict.quality_low is not None:
         return f"{text}but the run is not expected to reach the same quality sooner"
-    return f"{text}but it changes learning, and what the run ends at is not known"
+    return f"{text}but it changes learning, and its effect on the result is not known"
 
 
 def _op_rows(ops: tuple[OpTime, ...]) -> list[Row]:

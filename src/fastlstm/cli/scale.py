@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _SPEED = "speed of the network of a machine: 1gbit, 100mbit, 125MB/s"
 _SCALE_OPTIONS = (
     CONFIG,
-    Option("nodes", "numbers of machines, with commas", str, "2,4,8", value="N,N"),
+    Option("nodes", "numbers of machines, separated by commas", str, "2,4,8", value="N,N"),
     Option("link", _SPEED, value="SPEED", is_required=True),
     Option("latency", "time of a message one way", str, "0.1ms", value="TIME"),
     JSON,
@@ -116,12 +116,12 @@ def rows(cost: StepCost, link: Link, found: list[ScalingPrediction]) -> list[Row
         ("measured", f"passes {passes} rows; update {shown(cost.update_s)}"),
         ("link", f"{8e-6 * link.bytes_per_s:,.4g} Mbit/s, {1e3 * link.latency_s:g} ms one way"),
     ]
-    told = f"1.5x: 1.5 times the {cost.unit}/s of one node; computes 90 %: of a step, a node waits"
-    lines.append(("each way", f"{told} the rest"))
+    told = f"1.5x: 1.5 times the {cost.unit}/s of one node; computes 90 %: waits 10 % of a step"
+    lines.append(("each way", told))
     for one in found:
         lines += _rows_of(cost, one)
-    lines.append(("", "same batch: the run learns the same, sooner. A batch on every node: more"))
-    lines.append(("", f"{cost.unit} a second, not quality; a larger batch learns less from each"))
+    lines.append(("", "same batch: the run learns the same, sooner"))
+    lines.append(("", f"a batch on each: more {cost.unit}/s; a larger batch learns less from each"))
     return lines
 
 

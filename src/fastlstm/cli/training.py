@@ -1,7 +1,7 @@
 """The training run that a command line describes, of a text or of a table.
 
 `train`, `tune`, `predict`, `profile` and `scale` read it the same way; `evaluate` and `compress`
-tell by their run what they are about.
+read the kind from their run.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class TrainingRun:
         config: the configuration: defaults, then the file of --config, then flags.
         names: fields of it that were set.
         is_table: a forecaster is trained on a table, not a language model on a text.
-        own: what the verb made of its own options.
+        own: the result of `read_own`.
     """
 
     argv: list[str]
@@ -70,7 +70,7 @@ class TrainingRun:
         """Returns the words of `fastlstm train` for this run, without --out.
 
         Args:
-            options: to set instead of what the command line says.
+            options: values that replace those of the command line.
         """
         arguments = split_arguments(self.parsed.command.options, self.argv)
         fields = FORECAST_OPTIONS if self.is_table else TEXT_OPTIONS
@@ -255,8 +255,11 @@ def _refuse_unclear(kinds: dict[str, SourceKind], has_as_text: bool) -> None:
 def with_source_of_run(
     argv: list[str], text: Command, table: Command
 ) -> tuple[list[str], Path | None]:
-    """Returns a command line with the source and options of a run in place of the run, and the
-    run's path; the same command line where it names no run."""
+    """Replaces a run on a command line by its source and options.
+
+    Returns:
+        The new command line and the path of the run; or the same command line and None.
+    """
     arguments = _split_for_both(argv, text, table)
     runs = [word for word in arguments.positionals if os.path.isdir(word) and kind_of_run(word)]
     if not runs:
@@ -273,7 +276,7 @@ def _sources_of(path: Path, verb: str) -> list[str]:
     """Returns what a run was trained on.
 
     Raises:
-        ConfigError: its files do not say so, or it is not there.
+        ConfigError: the run does not name its source, or the source does not exist.
     """
     kind = kind_of_run(path)
     if kind == "sequence":
@@ -293,8 +296,7 @@ def _sources_of(path: Path, verb: str) -> list[str]:
             return sources
     instead = shlex.join(["fastlstm", verb, "--config", str(path / "config.json")])
     raise ConfigError(
-        f"{path} was trained on {name}, which is not here; name what it was trained on:"
-        f" {instead} SOURCE"
+        f"{path} was trained on {name}, which does not exist; name its source: {instead} SOURCE"
     )
 
 

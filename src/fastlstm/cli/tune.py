@@ -31,7 +31,7 @@ _PROVEN = 1.0
 def _options(axes: str, latency: str, weights: str) -> tuple[Option, ...]:
     """Returns the options of a search."""
     every = "time of all short runs; default is twice the budget, or 90s if that is longer"
-    within, of = f"time that {latency} may take, such as 1ms", "format of the weights that"
+    within = f"time that {latency} may take, such as 1ms"
     size = "size of the weights, such as 500k or 2M"
     return (
         Option("out", "directory of the search", group="run", value="DIR", is_required=True),
@@ -40,11 +40,13 @@ def _options(axes: str, latency: str, weights: str) -> tuple[Option, ...]:
         JSON,
         Option("tune_time", every, group="search", value="TIME"),
         Option("axes", f"what to tune; {_MORE_AXES} may be added", str, axes, "search", "LIST"),
-        Option("seeds", "runs of every trial, with seeds that follow --seed", int, 1, "search"),
-        Option("jobs", "trials at a time; they share the cores", int, 1, "search"),
+        Option(
+            "seeds", "runs of every trial, with consecutive seeds from --seed on", int, 1, "search"
+        ),
+        Option("jobs", "trials at the same time; they share the cores", int, 1, "search"),
         Option("max_latency", within, group="limits", value="TIME"),
         Option("max_bytes", size, group="limits", value="SIZE"),
-        Option("weights", f"{of} {weights} for", _FORMATS, "fp32", "limits"),
+        Option("weights", f"format of the weights for {weights}", _FORMATS, "fp32", "limits"),
     )
 
 
@@ -52,12 +54,12 @@ COMMAND = Command(
     verb="tune",
     summary="Find the settings with the best result within a budget, by complete short runs.",
     positionals=(Positional("SOURCE", "what the run trains on", is_many=True),),
-    options=(*_options(_AXES, "a token of one stream", "the limits are"), *TEXT_OPTIONS),
+    options=(*_options(_AXES, "a token of one stream", "these limits"), *TEXT_OPTIONS),
     examples=(
         "fastlstm tune book.txt --out tuning/book --budget 5m",
         "fastlstm tune book.txt --out tuning/book --max-latency 50us --weights int8",
     ),
-    other="The options are as of fastlstm train for a text; the ones given stay.\n"
+    other="Takes the options of fastlstm train for a text; given options stay fixed.\n"
     "For a table of time series: fastlstm tune --horizon N --help",
 )
 TABLE_COMMAND = Command(
@@ -65,14 +67,14 @@ TABLE_COMMAND = Command(
     summary="Find the settings of a forecaster with the best result within a budget.",
     positionals=(Positional("DATA", "the table that the run trains on", is_many=True),),
     options=(
-        *_options(_TABLE_AXES, "the forecast of one window", "the limit of bytes is"),
+        *_options(_TABLE_AXES, "the forecast of one window", "--max-bytes"),
         *FORECAST_OPTIONS,
     ),
     examples=(
         "fastlstm tune ETTh1.csv --target OT --horizon 96 --out tuning/etth1 --budget 2m",
         "fastlstm tune ETTh1.csv --horizon 24 --out tuning/etth1 --max-latency 2ms",
     ),
-    other="The options are as of fastlstm train for a table; the ones given stay.",
+    other="Takes the options of fastlstm train for a table; given options stay fixed.",
 )
 
 
@@ -155,7 +157,7 @@ def rows(found: Tuned, job: Job, command: str, path: Path) -> list[Row]:
 
 
 def front(found: Tuned, job: Job) -> list[Row]:
-    """Returns the sizes of which no other is both better and faster, fastest first."""
+    """Returns the Pareto front of sizes in result and latency, fastest first."""
     best: dict[int, tuple[float, float]] = {}
     for run in found.facts["trials"]:
         if run["expected"] is not None:

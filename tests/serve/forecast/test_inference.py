@@ -146,7 +146,7 @@ def test_quantiles_are_the_forecasters(forecasts: Running, plain: Forecaster) ->
     np.testing.assert_array_equal(output(answer, "quantiles").shape, (3, h, 1, 3))
 
 
-def test_a_quantile_that_validation_cannot_tell_is_refused(forecasts: Running) -> None:
+def test_a_quantile_beyond_the_validation_data_is_refused(forecasts: Running) -> None:
     answer = infer(forecasts, body(last_windows(), quantiles=[0.5, 0.995]))
     assert answer.status_code == 400
     assert "quantiles 0.995 are infinite: validation has too few values" in answer.text
@@ -280,7 +280,7 @@ BAD: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("request_", "why"), BAD, ids=[why[:40] for _, why in BAD])
-def test_what_is_wrong_is_named(forecasts: Running, request_: Any, why: str) -> None:
+def test_wrong_fields_are_named(forecasts: Running, request_: Any, why: str) -> None:
     answer = infer(forecasts, request_)
     assert answer.status_code == 400, answer.text
     assert set(answer.json()) == {"error"}
@@ -307,7 +307,7 @@ def test_what_is_wrong_is_named(forecasts: Running, request_: Any, why: str) -> 
     ],
     ids=lambda value: None if isinstance(value, bytes) else value,
 )
-def test_what_is_no_json_is_refused(forecasts: Running, text: bytes, why: str) -> None:
+def test_invalid_json_is_refused(forecasts: Running, text: bytes, why: str) -> None:
     kind = {"content-type": "application/json"}
     answer = forecasts.client.post(PAST, content=text, headers=kind)
     assert answer.status_code == 400, answer.text
@@ -395,7 +395,9 @@ def test_errors_have_the_protocols_shape(serve: Any, plain_model: Any) -> None:
     assert client.post(PAST, json=past()).status_code == 200
 
 
-def test_each_protocol_is_at_its_model_only(forecasts: Running, server: Running) -> None:
+def test_each_protocol_answers_only_for_its_kind_of_model(
+    forecasts: Running, server: Running
+) -> None:
     for path in ("/v1/models", "/v1/models/waves"):
         answer = forecasts.client.get(path)
         assert answer.status_code == 404
@@ -430,7 +432,7 @@ def test_more_windows_than_a_batch_takes(serve: Any, plain_model: Any) -> None:
     assert server.scheduler.num_held == 0
 
 
-def test_values_beyond_all_reason_get_an_answer(forecasts: Running) -> None:
+def test_extreme_values_get_an_answer(forecasts: Running) -> None:
     data = [3e38 * (-1) ** (k // 2) for k in range(2 * L)]
     answer = infer(forecasts, past(data=data))
     assert answer.status_code == 400

@@ -43,7 +43,7 @@ def test_a_saved_forecaster_is_served(start: Any, plain: Forecaster) -> None:
     assert [(line["status"], line["windows"]) for line in lines[:2]] == [(401, 0), (200, 1)]
 
 
-def test_a_forecaster_is_told_from_a_text(plain_path: Path, tmp_path: Path) -> None:
+def test_the_kind_of_a_run_is_read_from_its_config(plain_path: Path, tmp_path: Path) -> None:
     assert kind_of_run(plain_path) == "forecaster"
     assert kind_of_run(tmp_path) != "forecaster"
     assert kind_of_run(tmp_path / "nothing") != "forecaster"
@@ -52,7 +52,7 @@ def test_a_forecaster_is_told_from_a_text(plain_path: Path, tmp_path: Path) -> N
         assert kind_of_run(tmp_path) != "forecaster"
 
 
-def test_what_is_damaged_is_one_line(plain: Forecaster, tmp_path: Path) -> None:
+def test_the_error_of_a_damaged_forecaster_is_one_line(plain: Forecaster, tmp_path: Path) -> None:
     plain.save(tmp_path / "waves")
     weights = tmp_path / "waves" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")

@@ -120,5 +120,5 @@ def test_wrong_outputs_are_named(plain_model: WindowForecaster, outputs: Any, me
         ),
     ],
 )  # fmt: skip
-def test_the_input_that_lacks_is_named_as_it_is_sent(names, codes, shown) -> None:
+def test_a_missing_input_is_named_as_in_the_request(names, codes, shown) -> None:
     assert _missing(InputColumns(names, codes), "static") == shown

@@ -86,7 +86,7 @@ def test_sequences_do_not_mix(forecasts: Running) -> None:
         output(send(forecasts, rows(0, 30), name, sequence_end=True))
 
 
-def test_what_is_refused_leaves_a_sequence_as_it_was(forecasts: Running) -> None:
+def test_a_refused_request_leaves_its_sequence_unchanged(forecasts: Running) -> None:
     output(send(forecasts, rows(0, 30), sequence_start=True))
     bad = rows(30, 31).copy()
     bad[0, 0, 0] = np.nan
@@ -98,7 +98,7 @@ def test_what_is_refused_leaves_a_sequence_as_it_was(forecasts: Running) -> None
     )
 
 
-def test_requests_under_way_keep_their_own_rows(serve: Any, held: HeldModel) -> None:
+def test_waiting_requests_keep_their_own_rows(serve: Any, held: HeldModel) -> None:
     """Requests of one sequence that wait together: each is forecast from where it stood."""
     server: Running = serve(model=held)
     held.holds.set()
@@ -142,7 +142,7 @@ def test_a_long_request_is_not_overtaken(
         np.testing.assert_allclose(output(second.result()), at(server, 31), rtol=1e-5, atol=1e-5)
 
 
-def test_a_timeout_says_that_the_rows_were_taken(serve: Any, held: HeldModel) -> None:
+def test_the_error_of_a_timeout_says_that_the_rows_were_added(serve: Any, held: HeldModel) -> None:
     server: Running = serve(model=held)
     output(send(server, rows(0, 24), sequence_start=True))
     held.holds.set()
@@ -155,7 +155,7 @@ def test_a_timeout_says_that_the_rows_were_taken(serve: Any, held: HeldModel) ->
     )
 
 
-def test_a_quantile_that_is_refused_says_that_the_rows_were_taken(forecasts: Running) -> None:
+def test_the_error_of_a_refused_quantile_says_that_the_rows_were_added(forecasts: Running) -> None:
     output(send(forecasts, rows(0, 24), "unknown", sequence_start=True))
     refused = send(forecasts, rows(24, 25), "unknown", quantiles=[0.995])
     assert refused.status_code == 400
@@ -167,7 +167,7 @@ def test_a_quantile_that_is_refused_says_that_the_rows_were_taken(forecasts: Run
     )  # fmt: skip
 
 
-def test_while_there_is_no_room_no_rows_are_taken(serve: Any, held: HeldModel) -> None:
+def test_without_a_free_place_no_rows_are_added(serve: Any, held: HeldModel) -> None:
     server: Running = serve(model=held, max_streams=1, max_queue=0)
     output(send(server, rows(0, 24), sequence_start=True))
     held.holds.set()
@@ -183,7 +183,9 @@ def test_while_there_is_no_room_no_rows_are_taken(serve: Any, held: HeldModel) -
     )
 
 
-def test_their_number_is_bounded_and_idle_ones_go(serve: Any, plain_model: Any) -> None:
+def test_the_number_of_sequences_is_bounded_and_idle_ones_are_forgotten(
+    serve: Any, plain_model: Any
+) -> None:
     server: Running = serve(model=plain_model, max_sequences=2, sequence_idle=60.0)
     now = [0.0]
     server.runner.service.forecast_engine._sequences._clock = lambda: now[0]
@@ -202,7 +204,7 @@ def test_their_number_is_bounded_and_idle_ones_go(serve: Any, plain_model: Any) 
     output(send(server, rows(0, 24), "c", sequence_start=True))
 
 
-def test_what_is_static_is_kept(whole_forecasts: Running) -> None:
+def test_static_values_of_a_sequence_are_kept(whole_forecasts: Running) -> None:
     from forecast_server import everything, h
 
     table = everything()
@@ -242,7 +244,7 @@ def test_what_is_static_is_kept(whole_forecasts: Running) -> None:
 # Without a server -------------------------------------------------------------------------------
 
 
-def test_the_longest_idle_goes_first_and_use_counts() -> None:
+def test_the_longest_idle_sequence_is_forgotten_first() -> None:
     now = [0.0]
     kept = SequenceStore(2, Places(10), 5.0, clock=lambda: now[0])
     one = np.zeros((2, 1), dtype=np.float32)
@@ -258,7 +260,7 @@ def test_the_longest_idle_goes_first_and_use_counts() -> None:
         kept.add(SequenceStep("b"), one, None)
 
 
-def test_a_window_that_was_handed_out_stays() -> None:
+def test_a_returned_window_does_not_change() -> None:
     kept = SequenceStore(3, Places(1), 5.0)
     values = np.arange(8, dtype=np.float32)[:, None]
     first, _ = kept.add(SequenceStep(1, starts=True), values[:3], None)

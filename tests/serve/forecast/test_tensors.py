@@ -39,7 +39,7 @@ def test_numbers_are_flat_or_nested_and_null_is_missing() -> None:
     assert read(ROWS, [0, 2], []).shape == (0, 2)
 
 
-def test_a_missing_name_is_refused_where_none_was_missing() -> None:
+def test_a_missing_name_is_refused_if_training_had_none() -> None:
     with pytest.raises(ApiError, match=r"has a missing value \(null\) at \[1, 0\]"):
         read(KIND, [2, 1], ["a", None])
 

@@ -90,7 +90,7 @@ def has_ended(client: socket.socket) -> bool:
     return True
 
 
-def test_more_connections_than_files_stop_nobody(start: Any) -> None:
+def test_more_connections_than_files_block_no_request(start: Any) -> None:
     server = start("--header-timeout", "600", code=FEW_FILES)
     host, port = server.url.removeprefix("http://").split(":")
     with contextlib.ExitStack() as stack:
@@ -108,7 +108,7 @@ def test_more_connections_than_files_stop_nobody(start: Any) -> None:
     assert len("".join(lines)) < 2000, lines[:20]
 
 
-def test_files_that_have_run_out_are_one_line_a_minute() -> None:
+def test_running_out_of_files_is_one_line_a_minute() -> None:
     lines: list[str] = []
     watch = Watch(SETTINGS, 10, Metrics(), lines.append)
     others: list[Any] = []
@@ -147,7 +147,7 @@ HELD = {
 
 
 @pytest.mark.parametrize("sent", HELD.values(), ids=HELD)
-def test_who_holds_all_connections_and_asks_nothing_keeps_nobody_out(
+def test_idle_connections_are_closed_to_make_room(
     serve: Any, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
     monkeypatch.setattr("fastlstm.serve.server.max_connections", lambda _: 10)
@@ -176,7 +176,7 @@ def test_who_holds_all_connections_and_asks_nothing_keeps_nobody_out(
     assert server.runner.service.metrics.dismissed._value.get() >= 1
 
 
-def test_a_connection_that_is_answered_is_not_closed_for_another(
+def test_a_connection_under_way_is_not_closed_for_a_new_one(
     serve: Any, lm: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fastlstm.serve.server.max_connections", lambda _: 3)
@@ -202,7 +202,7 @@ def test_a_connection_that_is_answered_is_not_closed_for_another(
             wait_until(lambda: has_ended(silent))
         for stream in streams:
             assert next(stream)
-    assert server.runner.service.metrics.stalls._value.get() == 0
+    assert server.runner.service.metrics.outcomes.labels("stalled")._value.get() == 0
 
 
 class Fake:
@@ -263,7 +263,7 @@ def test_the_connections_that_have_waited_longest_make_room() -> None:
     watch.look([Fake("request") for _ in range(14)], 9.0)  # type: ignore[misc]
 
 
-def test_a_wait_begins_anew_with_progress_only() -> None:
+def test_only_progress_restarts_a_waiting_time() -> None:
     connection: Any = Connection.__new__(Connection)
     size, state = [0], [h11.IDLE]
     connection.transport = SimpleNamespace(get_write_buffer_size=lambda: size[0])
@@ -295,7 +295,7 @@ def test_a_wait_begins_anew_with_progress_only() -> None:
     assert looked(10.0) == ("head", 10.0)
 
 
-def test_the_kernel_keeps_more_than_a_turn_takes(serve: Any) -> None:
+def test_the_kernel_queues_more_connections_than_one_turn_accepts(serve: Any) -> None:
     from fastlstm.serve import server as server_module
 
     server = serve()

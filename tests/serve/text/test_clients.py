@@ -68,11 +68,11 @@ def test_a_client_that_leaves_frees_its_place(serve: Any, how: str) -> None:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         client.close()
     wait_until(lambda: held.num_held == 0 and held.num_active == 0)
-    wait_until(lambda: server.metric("disconnects_total") == 20)
+    wait_until(lambda: server.metric('outcomes_total{outcome="disconnected"}') == 20)
     assert server.text(prompt="a", max_tokens=20, seed=3) == solo(server.model, "a", 20, seed=3)
 
 
-def test_others_get_their_exact_texts_while_clients_leave(serve: Any) -> None:
+def test_others_get_exact_texts_while_clients_leave(serve: Any) -> None:
     server = serve(max_streams=24, max_queue=200)
     rng = random.Random(0)
     staying = []
@@ -114,10 +114,10 @@ def test_beyond_its_capacity_the_server_refuses(serve: Any) -> None:
         client.close()
     wait_until(lambda: server.scheduler.num_held == 0)
     assert server.post(prompt="a").status_code == 200
-    assert server.metric("rejected_total") == 50
+    assert server.metric('outcomes_total{outcome="rejected"}') == 50
 
 
-def test_a_reader_that_takes_nothing_is_cut_and_others_are_not_slowed(serve: Any) -> None:
+def test_a_stalled_reader_is_disconnected_and_others_continue(serve: Any) -> None:
     server = serve(stall=0.5, max_tokens=10**9)
     slow = [connect(server, receive_buffer=4096) for _ in range(10)]
     for client in slow:
@@ -128,13 +128,13 @@ def test_a_reader_that_takes_nothing_is_cut_and_others_are_not_slowed(serve: Any
         text = server.text(prompt="a", max_tokens=50, seed=1)
         assert text == solo(server.model, "a", 50, seed=1)
     assert server.scheduler.num_held == 0
-    assert server.metric("stalls_total") == 10
+    assert server.metric('outcomes_total{outcome="stalled"}') == 10
     for client in slow:
         assert b"[DONE]" not in answer_of(client)
         client.close()
 
 
-def test_a_slow_reader_that_reads_is_not_cut_and_loses_nothing(serve: Any) -> None:
+def test_a_slow_reader_stays_connected_and_loses_nothing(serve: Any) -> None:
     server = serve(stall=3.0, max_tokens=10**7)
     with connect(server) as client:
         length = 2_000_000
@@ -165,7 +165,7 @@ def split_events(data: bytes) -> list[bytes]:
     return [event for event in events if event != b"[DONE]"]
 
 
-def test_answers_that_nobody_takes_do_not_hold_connections(serve: Any) -> None:
+def test_unread_answers_do_not_hold_connections(serve: Any) -> None:
     server = serve(stall=0.3)
     clients = []
     for _ in range(2):
@@ -187,7 +187,7 @@ def send_on(client: socket.socket, data: bytes) -> None:
         time.sleep(0.05)
 
 
-def test_who_asks_on_and_takes_nothing_holds_no_connection(serve: Any) -> None:
+def test_a_client_that_sends_but_never_reads_is_disconnected(serve: Any) -> None:
     """Requests one behind the other: there is always one that is being answered."""
     server = serve(stall=0.3)
     ask = b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -212,7 +212,7 @@ def test_who_asks_on_and_takes_nothing_holds_no_connection(serve: Any) -> None:
         (b"POST /nope HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5000\r\n\r\n", b"404"),
     ],
 )
-def test_senders_that_trickle_are_cut(serve: Any, start: bytes, status: bytes | None) -> None:
+def test_slow_senders_are_disconnected(serve: Any, start: bytes, status: bytes | None) -> None:
     server = serve(header_timeout=0.4, body_timeout=0.4)
     with connect(server) as client:
         client.sendall(start)
@@ -292,12 +292,12 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize(("data", "status"), HOSTILE, ids=range(len(HOSTILE)))
-def test_what_is_no_good_http_is_answered_so(server: Running, data: bytes, status: int) -> None:
+def test_invalid_http_gets_its_status(server: Running, data: bytes, status: int) -> None:
     assert status_of(server, data) == status
     assert server.client.get("/health/live").status_code == 200
 
 
-def test_a_request_behind_another_is_held_to_the_same(server: Running) -> None:
+def test_a_pipelined_request_is_checked_like_the_first(server: Running) -> None:
     first = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n"
     smuggled = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nx : y\r\n\r\n"
     with connect(server) as client:
@@ -314,7 +314,7 @@ def test_a_request_behind_another_is_held_to_the_same(server: Running) -> None:
         assert b"not valid HTTP/1.1" in answer_of(client)
 
 
-def test_a_length_that_comes_twice_alike_is_one(server: Running) -> None:
+def test_two_equal_content_lengths_are_accepted(server: Running) -> None:
     body = b'{"prompt": "a", "max_tokens": 1}'
     length = b"content-length: %d\r\n" % len(body)
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
@@ -327,7 +327,7 @@ def assert_ok(server: Running, data: bytes) -> None:
         assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
-def test_a_body_in_ever_so_small_chunks_is_refused_early(server: Running) -> None:
+def test_a_body_in_tiny_chunks_is_refused_early(server: Running) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     head += b"transfer-encoding: chunked\r\n\r\n"
     with connect(server) as client:

@@ -125,7 +125,7 @@ def test_scores_are_clipped_and_list_the_token_itself(num_top: int) -> None:
     assert body["top_logprobs"] == (listed if num_top else None)
 
 
-def test_scores_of_the_prompt_come_first_and_empty_ones_leave_no_comma() -> None:
+def test_scores_of_the_prompt_come_first_and_empty_scores_leave_no_comma() -> None:
     before, after = Logprobs(VOCABULARY, 0), Logprobs(VOCABULARY, 0)
     assert json.loads(b"".join(after.parts(before)))["tokens"] == []
     before.add([ScoredToken(0, None, [], 0)], 0)
@@ -134,7 +134,7 @@ def test_scores_of_the_prompt_come_first_and_empty_ones_leave_no_comma() -> None
     assert json.loads(b"".join(after.parts(before)))["tokens"] == ["a", "b"]
 
 
-def test_a_prompt_is_repeated_where_asked_and_its_first_token_has_no_score() -> None:
+def test_echo_repeats_the_prompt_whose_first_token_has_no_score() -> None:
     tokenizer = ByteTokenizer()
     text = "é"
     own: Any = generation("", scores=True)
@@ -154,7 +154,7 @@ def test_a_prompt_is_repeated_where_asked_and_its_first_token_has_no_score() -> 
     ("reports", "amid", "at_the_end"),
     [("", "absent", []), ("last", None, [4]), ("all", 4, [4])],
 )
-def test_usage_comes_with_no_event_the_last_or_all(
+def test_usage_comes_with_no_event_with_the_last_or_with_all(
     reports: str, amid: Any, at_the_end: Any
 ) -> None:
     (choice,) = choices(CompletionRequest(["ab"]), generation("ab"))

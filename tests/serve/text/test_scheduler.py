@@ -99,9 +99,7 @@ def start(scheduler: Scheduler, request: GenerationRequest) -> Sink:
     return sink  # type: ignore[no-any-return]
 
 
-def test_a_thousand_texts_that_join_and_leave_are_each_their_solo_run(
-    make: Any, lm: InferenceModel
-) -> None:
+def test_a_thousand_concurrent_texts_equal_their_solo_runs(make: Any, lm: InferenceModel) -> None:
     scheduler = make(max_streams=48, max_queue=1200)  # all of them, should none be done yet
     rng = random.Random(1)
     asked = []
@@ -120,7 +118,7 @@ def test_a_thousand_texts_that_join_and_leave_are_each_their_solo_run(
     wait_until(lambda: scheduler.num_held == 0 and scheduler.num_active == 0)
 
 
-def test_places_are_bounded_and_come_back(make: Any, lm: InferenceModel) -> None:
+def test_places_are_bounded_and_released(make: Any, lm: InferenceModel) -> None:
     scheduler = make(max_streams=2, max_queue=1)
     sinks = [start(scheduler, generation(lm, max_tokens=10**9)) for _ in range(3)]
     with pytest.raises(Overloaded):
@@ -137,7 +135,7 @@ def test_places_are_bounded_and_come_back(make: Any, lm: InferenceModel) -> None
     assert scheduler.num_held == 0
 
 
-def test_a_request_for_many_is_not_overtaken_for_ever(make: Any, lm: InferenceModel) -> None:
+def test_a_request_for_many_texts_is_not_starved(make: Any, lm: InferenceModel) -> None:
     scheduler = make(max_streams=4, max_queue=20)
     first = start(scheduler, generation(lm, max_tokens=10**9))
     many = start(scheduler, generation(lm, n=4))
@@ -150,7 +148,7 @@ def test_a_request_for_many_is_not_overtaken_for_ever(make: Any, lm: InferenceMo
     last.texts()
 
 
-def test_a_text_whose_state_is_nan_harms_no_other(
+def test_a_text_with_a_nan_state_harms_no_other(
     make: Any, lm: InferenceModel, decoder: FaultyDecoder
 ) -> None:
     scheduler = make()
@@ -184,7 +182,7 @@ def test_an_exception_for_one_text_ends_only_this_text(
         assert ("failed" in text) if k == 3 else (text == solo(lm, "a", 500, seed=k))
 
 
-def test_a_text_that_makes_every_call_fail_ends_alone(
+def test_a_text_that_breaks_every_call_ends_alone(
     make: Any, lm: InferenceModel, decoder: FaultyDecoder
 ) -> None:
     decoder.breaks = 3
@@ -201,7 +199,7 @@ def test_a_text_that_makes_every_call_fail_ends_alone(
     wait_until(lambda: scheduler.num_held == 0)
 
 
-def test_texts_go_on_exactly_after_a_call_that_failed_half_way(
+def test_texts_continue_exactly_after_a_failed_call(
     make: Any, lm: InferenceModel, decoder: FaultyDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, num_failed = decoder.run, 0
@@ -229,7 +227,7 @@ def test_texts_go_on_exactly_after_a_call_that_failed_half_way(
     assert num_failed > 0
 
 
-def test_a_text_that_fails_on_its_own_is_not_called_all_texts(
+def test_the_error_of_a_single_text_does_not_speak_of_all_texts(
     make: Any, lm: InferenceModel, decoder: FaultyDecoder
 ) -> None:
     decoder.fails.set()
@@ -237,7 +235,7 @@ def test_a_text_that_fails_on_its_own_is_not_called_all_texts(
     assert "writing this text failed" in sink.texts()[0]
 
 
-def test_a_prompt_read_for_many_that_fails_ends_all_of_its_texts(
+def test_a_shared_prompt_that_fails_ends_all_its_texts(
     make: Any, lm: InferenceModel, decoder: FaultyDecoder
 ) -> None:
     decoder.spoils = 0
@@ -248,7 +246,7 @@ def test_a_prompt_read_for_many_that_fails_ends_all_of_its_texts(
 
 
 @pytest.mark.parametrize("function", ["first_sequences", "forked"])
-def test_texts_that_cannot_be_begun_leave_their_slots(
+def test_texts_that_fail_to_start_free_their_slots(
     make: Any, lm: InferenceModel, monkeypatch: pytest.MonkeyPatch, function: str
 ) -> None:
     def failing(*_: Any) -> list[ActiveSequence]:
@@ -323,7 +321,7 @@ def test_closing_refuses_and_stopping_ends(make: Any, lm: InferenceModel) -> Non
     assert scheduler.num_held == 0
 
 
-def test_churn_keeps_the_books(make: Any, lm: InferenceModel) -> None:
+def test_random_joins_and_cancels_leave_the_counts_right(make: Any, lm: InferenceModel) -> None:
     """Random joins, cancels, ends and failures: what is held is what is there."""
     scheduler = make(max_streams=16, max_queue=32)
     rng = random.Random(0)
@@ -355,7 +353,7 @@ def test_churn_keeps_the_books(make: Any, lm: InferenceModel) -> None:
     assert start(scheduler, generation(lm)).texts() == [solo(lm, "a", 20, seed=0)]
 
 
-def test_a_call_takes_the_time_it_should() -> None:
+def test_a_step_takes_the_intended_time() -> None:
     sizer, token_s = StepSizer(), 0.0005
     sizer.record(100, 100 * 50, 50 * token_s)
     aim_s = SHORTEST_S + 100 * PER_SEQUENCE_S
@@ -367,7 +365,7 @@ def test_a_call_takes_the_time_it_should() -> None:
     assert sizer.num_tokens(100) == pytest.approx(aim_s / (3 * token_s), abs=1)
 
 
-def test_a_call_advances_by_at_least_a_token_and_not_for_ever() -> None:
+def test_a_step_has_between_1_and_4096_tokens() -> None:
     sizer = StepSizer()
     sizer.record(1, 1, 10.0)
     assert sizer.num_tokens(1) == 1

@@ -119,14 +119,14 @@ def decode(
     within: str = "",
     notes: Mapping[str, str] = MappingProxyType({}),
 ) -> T:
-    """Returns what JSON holds; raises ApiError 400, whose param is the field.
+    """Decodes JSON; raises ApiError 400 with the field at fault as `param`.
 
     Args:
         data: the JSON.
         decoder: of the type that is expected.
-        names: fields that there are; an unknown one is compared with these.
-        within: what the JSON is, in words.
-        notes: by field, what ends the error of a wrong value in it.
+        names: known fields; the error of an unknown field names the nearest.
+        within: name of the JSON value in errors.
+        notes: field -> text added to the error of a wrong value.
     """
     try:
         return decoder.decode(data)

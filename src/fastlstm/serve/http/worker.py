@@ -34,7 +34,7 @@ wait for one call to be accepted, for another to be read and for a third to be a
 class Worker:
     """Makes calls one after the other, the calls of a key in order.
 
-    To be made and used on the event loop that awaits them; `stop` from any thread.
+    Used on the event loop that awaits the calls; `stop` may be called from any thread.
     """
 
     def __init__(self, name: str) -> None:

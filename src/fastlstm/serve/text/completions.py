@@ -40,7 +40,7 @@ class Completions:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service, record = self._service, scope["state"]["record"]
         engine = service.text_engine
-        channel = Channel(scope["state"]["tenant"])
+        channel = Channel(scope["state"]["tenant"], engine.relieve)
         # A place is taken before the body is read: so the memory of bodies is bounded, too.
         engine.scheduler.reserve(channel)
         num_scored = 0
@@ -57,7 +57,7 @@ class Completions:
                     channel, num_repeated, choices_of, generations, request, engine
                 )
                 answer = _Answer(engine, request, choices, usage, record, sender, channel)
-                engine.submit(channel, generations)
+                engine.submit(generations)
                 await (answer.stream() if request.stream else answer.whole())
         finally:
             engine.scored.release(channel.tenant, num_scored)

@@ -64,7 +64,7 @@ class GenerationRequest:
     Attributes:
         channel: receives the output; holds the request's places.
         index: of its first choice in the response.
-        start: ids to begin with where neither prompt nor state gives any.
+        start: ids to begin with if neither prompt nor state has any.
         samplings: one per choice; each with a seed of its own.
         stops: stop strings as sequences of tokens, where possible; see `text.writing.token_stops`.
         num_top: likeliest tokens to report; None reports no scores.

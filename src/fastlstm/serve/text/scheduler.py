@@ -79,7 +79,7 @@ class Advanced(NamedTuple):
 
 
 class Scheduler(ModelThread):
-    """Runs generations on a thread of its own, which delivers a `Advanced` per step.
+    """Runs generations on a thread of its own, which delivers an `Advanced` per step.
 
     At most `max_streams` sequences advance at the same time; with `threads` None the decoder
     chooses the fastest number.
@@ -126,7 +126,7 @@ class Scheduler(ModelThread):
             self._changed.notify()
 
     def wake(self) -> None:
-        """To be called when a client has caught up."""
+        """Continues texts whose client has caught up."""
         with self._changed:
             self._changed.notify()
 
@@ -183,7 +183,7 @@ class Scheduler(ModelThread):
             self._deliver(Advanced(0.0, 0, 0, _failures(request, _FAILED)))
 
     def _step(self, ready: list[ActiveSequence]) -> Advanced:
-        """Advances sequences, and sorts out what they wrote and which of them ended."""
+        """Advances sequences; returns their output and removes the ended ones."""
         num_tokens = self._step_sizer.num_tokens(len(ready))
         start_s = time.perf_counter()
         failed = self._call(ready, num_tokens)
