@@ -1,4 +1,4 @@
-"""Every mistake a user makes gets one line on stderr and exit code 2: the list of the main job."""
+"""Usage errors of the main job: one line on stderr and exit code 2."""
 
 from __future__ import annotations
 

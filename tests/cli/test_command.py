@@ -71,7 +71,7 @@ def test_the_options_of_a_short_command_are_all_shown() -> None:
     assert {"--skip-rows", "--thousands"} <= flags_in(help_text(forecast.COMMAND, False))
 
 
-def test_options_with_files_show_FILE() -> None:
+def test_options_with_files_name_them_so() -> None:
     usages = {option.flag: option.usage for option in forecast.COMMAND.options}
     assert (usages["--out"], usages["--future"]) == ("--out FILE", "--future FILE")
 

@@ -1,4 +1,4 @@
-"""`fastlstm forecast`: levels and files; what it forecasts is in test_series.py."""
+"""`fastlstm forecast`: quantile levels and output files; test_series.py checks the forecasts."""
 
 from __future__ import annotations
 

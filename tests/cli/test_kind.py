@@ -1,4 +1,4 @@
-"""Whether `train` and `evaluate` are about a text or a table: by the options and what is there."""
+"""`train` and `evaluate` choose texts or tables by options, sources and runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fastlstm prepare`: what a table holds, in rows for people and one object for machines."""
+"""`fastlstm prepare`: the description of a table as rows and as JSON."""
 
 from __future__ import annotations
 

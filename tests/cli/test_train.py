@@ -15,6 +15,12 @@ from fastlstm.errors import NonFiniteError, Stopped
 from fastlstm.text.config import TrainConfig
 
 
+def replace_train(monkeypatch: pytest.MonkeyPatch, train: Any) -> None:
+    module = ModuleType("fastlstm.text.train")
+    module.train = train  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "fastlstm.text.train", module)
+
+
 @pytest.fixture
 def trained(
     monkeypatch: pytest.MonkeyPatch, events: list[dict[str, Any]], tmp_path: Path
@@ -31,9 +37,7 @@ def trained(
             for observer in arguments["observers"]:
                 observer(event)
 
-    module = ModuleType("fastlstm.text.train")
-    module.train = train  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "fastlstm.text.train", module)
+    replace_train(monkeypatch, train)
     return calls
 
 
@@ -104,9 +108,7 @@ def test_the_live_line_is_cleared_before_an_error(
         arguments["observers"][0](next(event for event in events if event["event"] == "step"))
         raise NonFiniteError("NaN in step 5")
 
-    module = ModuleType("fastlstm.text.train")
-    module.train = train  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "fastlstm.text.train", module)
+    replace_train(monkeypatch, train)
     monkeypatch.setattr(sys, "stdout", terminal)
     (tmp_path / "a.txt").write_text("a text")
     assert main(["train", str(tmp_path / "a.txt"), "--out", "r"]) == 1
@@ -128,9 +130,7 @@ def test_a_stop_is_reported_once(
         arguments["observers"][0]({"event": "end", "reason": "stopped by SIGINT"})
         raise Stopped("stopped by SIGINT; checkpoint-5 is saved")
 
-    module = ModuleType("fastlstm.text.train")
-    module.train = train  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "fastlstm.text.train", module)
+    replace_train(monkeypatch, train)
     monkeypatch.setattr("fastlstm.cli.train._is_one_stream", lambda: is_one)
     (tmp_path / "a.txt").write_text("a text")
     assert main(["train", str(tmp_path / "a.txt"), "--out", "r", *flags]) == 75

@@ -1,4 +1,4 @@
-"""Who is admitted: places, shares of keys, refusals, the end."""
+"""Admission: places, shares of API keys, refusals."""
 
 from __future__ import annotations
 
@@ -105,20 +105,6 @@ def test_a_cancelled_request_gets_no_more() -> None:
     with pytest.raises(Unavailable, match="the client has left"):
         places.reserve(reservation, 2)
     assert places.num_held == 1
-
-
-def test_closing_refuses_new_requests_and_stopping_wakes_the_thread() -> None:
-    places = admission()
-    reservation = admitted(places)
-    places.close()
-    assert places.is_closed
-    assert not places.is_stopping
-    with pytest.raises(Unavailable, match="shutting down"):
-        admitted(places)
-    places.stop()
-    assert not places._thread.is_alive()
-    places.release(reservation)
-    assert places.num_held == 0
 
 
 def test_threads_that_reserve_and_release_leave_nothing_behind() -> None:

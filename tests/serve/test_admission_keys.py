@@ -1,4 +1,4 @@
-"""Several keys: none takes all places, and none touches or learns what is another's."""
+"""Several API keys share places and cannot touch each other's sequences and prompts."""
 
 from __future__ import annotations
 

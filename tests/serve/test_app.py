@@ -1,4 +1,4 @@
-"""The routes while there is no model: which paths there are, how errors are answered."""
+"""The routes and their errors before a model is loaded."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_every_path_answers_in_json_with_an_id(method: str, path: str, status: i
     if status == 503:
         assert "still being loaded" in answer.text
     if status == 404:
-        assert f"there is nothing at {path}; /openapi.json lists what there is" in answer.text
+        assert f"there is no path {path}; /openapi.json lists all paths" in answer.text
     if status == 405:
         assert f"{path} does not take {method}" in answer.text
         assert answer.headers["allow"]

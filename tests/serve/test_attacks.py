@@ -1,4 +1,4 @@
-"""Requests that are made to cost much: each is bounded, and others are answered meanwhile."""
+"""Expensive requests are bounded, and others are answered meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines on standard error that cannot be written: each is counted, and the next one says so."""
+"""Log lines that cannot be written are counted and reported."""
 
 from __future__ import annotations
 

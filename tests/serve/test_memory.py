@@ -1,4 +1,4 @@
-"""What requests cost in memory: the figures of docs/serving.md, held against a process."""
+"""Memory of requests stays within the bounds of docs/serving.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The metrics in Prometheus's text format: names, labels, buckets, one registry per server."""
+"""Metrics in Prometheus's text format: names, labels, buckets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pages at `/` say, and that their examples are answered."""
+"""The pages at `/`: their content, and that their examples work."""
 
 from __future__ import annotations
 

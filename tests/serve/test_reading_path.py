@@ -1,4 +1,4 @@
-"""How many files lead from a completion request to its tokens; docs/serving.md lists them."""
+"""The files from a completion request to its tokens; docs/serving.md lists them."""
 
 from __future__ import annotations
 

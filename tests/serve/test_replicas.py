@@ -1,4 +1,4 @@
-"""Servers behind nginx, as docs/serving.md has it: states go with the text."""
+"""Servers behind nginx, with the configuration of docs/serving.md."""
 
 from __future__ import annotations
 

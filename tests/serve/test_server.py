@@ -1,4 +1,4 @@
-"""The command as a process: start, signals, end; and that it does without torch."""
+"""`fastlstm serve` as a process: start, signals, end, imports."""
 
 from __future__ import annotations
 

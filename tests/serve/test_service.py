@@ -1,4 +1,4 @@
-"""A server's state: which engine answers, and what it says before and after there is one."""
+"""The state of a server: its engine, before, while and after it serves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from fastlstm.serve.admission import Reservation
 from fastlstm.serve.forecast.engine import ForecastEngine
 from fastlstm.serve.http.errors import ApiError, Unavailable
 from fastlstm.serve.http.keys import Keys
@@ -64,15 +63,6 @@ def test_a_request_for_the_other_kind_of_model_is_refused(
     with pytest.raises(ApiError) as caught:
         getattr(service, other)
     assert (caught.value.status, caught.value.message, caught.value.code) == (404, message, code)
-
-
-def test_nothing_is_admitted_while_the_server_ends() -> None:
-    service = service_of(TextEngine)
-    service.engine.scheduler.reserve(Reservation())
-    assert service.num_held == 1
-    service.drain()
-    with pytest.raises(Unavailable, match="shutting down"):
-        service.loaded.scheduler.reserve(Reservation())  # type: ignore[union-attr]
 
 
 def test_a_stuck_engine_is_not_ready() -> None:

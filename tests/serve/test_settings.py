@@ -1,4 +1,4 @@
-"""A server's options: their bounds, and the groups of the help text."""
+"""Options of a server: bounds and help groups."""
 
 from __future__ import annotations
 

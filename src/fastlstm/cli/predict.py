@@ -1,4 +1,4 @@
-"""`fastlstm predict SOURCE --budget TIME`: what a training run will end at."""
+"""`fastlstm predict SOURCE --budget TIME`: the result of a training run, predicted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fastlstm profile SOURCE`: what holds a training run back, and the command that changes it."""
+"""`fastlstm profile SOURCE`: bottlenecks of a training run, and commands that remove them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fastlstm scale RUN`: what training on several machines would gain, before they are rented."""
+"""`fastlstm scale RUN`: the predicted gain of training on several machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training run that a command line describes, of a text or of a table.
+"""The training run of a command line, of a text or of a table.
 
 `train`, `tune`, `predict`, `profile` and `scale` read it the same way; `evaluate` and `compress`
 read the kind from their run.

@@ -1,4 +1,4 @@
-"""`fastlstm tune SOURCE --out DIR`: the settings that end best within a budget."""
+"""`fastlstm tune SOURCE --out DIR`: finds the best settings within a budget."""
 
 from __future__ import annotations
 

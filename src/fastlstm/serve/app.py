@@ -1,4 +1,4 @@
-"""The routes."""
+"""The ASGI application: its routes, log, counters and keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The metrics of a server, in a registry of its own."""
+"""The Prometheus metrics of a server."""
 
 from __future__ import annotations
 

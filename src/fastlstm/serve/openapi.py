@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document of a server: its routes, and msgspec's schemas of what they carry."""
+"""The OpenAPI 3.1 document of a server: its routes, with msgspec's schemas."""
 
 from __future__ import annotations
 

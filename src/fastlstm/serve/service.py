@@ -1,4 +1,4 @@
-"""What the routes share: settings, counters, and the engine once its model is loaded."""
+"""The state that routes share: settings, counters, and the engine after loading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server's options; the command line is generated from here."""
+"""The options of `fastlstm serve`, on the command line and in Python."""
 
 from __future__ import annotations
 

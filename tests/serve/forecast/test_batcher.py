@@ -1,4 +1,4 @@
-"""Batches: what comes meanwhile goes together, bounds, deadlines, clients that leave, failures."""
+"""Batches of windows: size, order, timeouts, disconnects, failures, shutdown."""
 
 from __future__ import annotations
 
@@ -188,6 +188,7 @@ def test_extreme_values_do_not_affect_others(
         wait_until(lambda before=before: submitted(server) > before)  # type: ignore[misc]
     held.holds.clear()
     assert [one.result().status_code for one in asked] == [400, 200, 400]
+    assert "not finite" in asked[0].result().json()["error"]
     assert held.sizes == [1, 3]
     alone = output(forecasts.client.post(PAST, json=body(good)))
     np.testing.assert_allclose(output(asked[1].result()), alone, atol=1e-5)

@@ -1,4 +1,4 @@
-"""`fastlstm serve` of a saved forecaster: start, signals, end, what cannot be served."""
+"""`fastlstm serve` of a saved forecaster as a process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An inference request: what of it reaches the model, and what is refused."""
+"""An inference request: its fields, parameters and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sequences: a client sends what is new, the server knows the rest."""
+"""Sequences: clients send new rows only."""
 
 from __future__ import annotations
 

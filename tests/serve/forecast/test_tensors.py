@@ -1,4 +1,4 @@
-"""Tensors on their own: flat and nested data, names, and what is refused."""
+"""Tensors of requests and answers: flat and nested data, names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections: bodies in chunks, time limits, and more clients than there may be open files."""
+"""Connections: chunked bodies, time limits, and the limit of open files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What errors show of what was sent: enough to find it, never all of it."""
+"""Error objects: clipped texts and the form of each protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Receiving bodies and sending chunks: the turns of the event loop, and what is measured."""
+"""Receiving bodies and sending chunks: turns of the event loop and measured times."""
 
 from __future__ import annotations
 

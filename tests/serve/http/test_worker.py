@@ -1,4 +1,4 @@
-"""The thread beside the event loop: order, calls that nobody waits for, one that never ends."""
+"""The worker thread: order, cancelled calls, calls that never end."""
 
 from __future__ import annotations
 

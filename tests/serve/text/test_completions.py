@@ -1,4 +1,4 @@
-"""The answer to a completion request: its JSON, whole and as events, and what has become of it."""
+"""The answer to a completion request: its JSON, events and outcome."""
 
 from __future__ import annotations
 

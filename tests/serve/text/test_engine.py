@@ -1,4 +1,4 @@
-"""The output that waits for a client: how much there may be before its texts wait, too."""
+"""Output that waits for a client, and when its texts pause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One text: which sequences read and write it, and what its chunks hold."""
+"""The sequences that read a prompt and write its choices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""States that clients keep: continued exactly, and only those that this server signed."""
+"""Sessions: continued exactly, and accepted only if this server signed them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The official client against a real server: what people do with it."""
+"""OpenAI's Python client against a real server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The OpenAPI document and the server hold each other to what they say: schemathesis asks both."""
+"""Schemathesis checks the server of a text model against its OpenAPI document."""
 
 from __future__ import annotations
 

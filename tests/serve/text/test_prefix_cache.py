@@ -1,4 +1,4 @@
-"""Prompts that begin alike are read once; what is written stays what it would be."""
+"""The prefix cache reads a prompt once and changes no text."""
 
 from __future__ import annotations
 

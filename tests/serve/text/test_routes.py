@@ -1,4 +1,4 @@
-"""Routes, keys, errors: what a request gets that is not a plain completion."""
+"""Routes, keys, errors, logs and metrics of a server of texts."""
 
 from __future__ import annotations
 
@@ -155,6 +155,7 @@ def test_one_log_line_per_request_whatever_is_in_it(
     lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
     assert [line["status"] for line in lines] == [200, 404, 200]
     assert lines[0]["prompt_tokens"] == 5
+    assert lines[0]["key"] is None
     assert lines[0]["completion_tokens"] == 3
     assert "cat" not in json.dumps(lines[0])
     assert lines[1]["path"].startswith("/a\r\n\x1b")

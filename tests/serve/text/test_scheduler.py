@@ -1,4 +1,4 @@
-"""The scheduler on its own: no HTTP, no event loop."""
+"""The scheduler without HTTP and event loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import gpu_on_cpu
 import running_server
 from fastlstm.serve.admission import Reservation
-from fastlstm.serve.http.errors import ENDING, ApiError, Overloaded, Unavailable
+from fastlstm.serve.http.errors import ENDING, Overloaded, Unavailable
 from fastlstm.serve.text import scheduler as scheduler_module
 from fastlstm.serve.text.generation import ActiveSequence, GenerationRequest, OutputChunk
 from fastlstm.serve.text.scheduler import (
@@ -116,23 +116,6 @@ def test_a_thousand_concurrent_texts_equal_their_solo_runs(make: Any, lm: Infere
         ]
         assert sink.texts(n) == wanted
     wait_until(lambda: scheduler.num_held == 0 and scheduler.num_active == 0)
-
-
-def test_places_are_bounded_and_released(make: Any, lm: InferenceModel) -> None:
-    scheduler = make(max_streams=2, max_queue=1)
-    sinks = [start(scheduler, generation(lm, max_tokens=10**9)) for _ in range(3)]
-    with pytest.raises(Overloaded):
-        scheduler.reserve(Sink())
-    with pytest.raises(ApiError, match="at most 2 at a time"):
-        scheduler.reserve(Sink(), 3)
-    wait_until(lambda: scheduler.num_active == 2)
-    for sink in sinks:
-        scheduler.release(sink)
-        scheduler.release(sink)  # once more does nothing
-    wait_until(lambda: scheduler.num_held == 0)
-    scheduler.reserve(sink := Sink(), 2)
-    scheduler.release(sink)  # before its prompt was read
-    assert scheduler.num_held == 0
 
 
 def test_a_request_for_many_texts_is_not_starved(make: Any, lm: InferenceModel) -> None:

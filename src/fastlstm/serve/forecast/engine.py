@@ -1,4 +1,4 @@
-"""A forecaster that is served: requests in order, batches, sequences, answers.
+"""The engine of a forecaster: batches of windows, sequences, answers.
 
 Dynamic batching: one thread runs the network on all windows that arrived during the last pass.
 There is no time window to wait for: what arrives while a batch is computed is the next batch.

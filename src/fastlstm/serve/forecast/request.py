@@ -1,4 +1,4 @@
-"""An inference request to a forecaster: its fields and tensors, checked and put together.
+"""An inference request to a forecaster: its fields and tensors, checked and combined.
 
 Tensors of the Open Inference Protocol come as JSON, flat or nested.
 """

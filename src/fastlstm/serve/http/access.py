@@ -1,4 +1,4 @@
-"""The outermost layer: request id, log line and counters; every error is answered."""
+"""The outermost ASGI layer: request ids, log lines, counters, answers to errors."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Access:
             await _end(scope, send, record, Unavailable(ENDING))
         except HTTPException as error:
             path, method = scope["path"][:200], scope["method"][:16]
-            message = f"there is nothing at {path}; /openapi.json lists what there is"
+            message = f"there is no path {path}; /openapi.json lists all paths"
             if error.status_code == 405:
                 message = f"{path} does not take {method}"
             own = ApiError(error.status_code, message, headers=dict(error.headers or {}))

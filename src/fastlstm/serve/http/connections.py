@@ -1,4 +1,4 @@
-"""Connections: uvicorn's on h11, and the watch that ends slow and idle ones."""
+"""Connections of uvicorn on h11, and the watch that closes slow and idle ones."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class Connection(H11Protocol):
 
 
 class Watch:
-    """Ends connections whose clients are too slow, and idle ones where nearly `limit` are open.
+    """Ends connections of slow clients, and idle ones if nearly `limit` are open.
 
     `say` receives a warning, at most once a minute.
     """
@@ -155,7 +155,7 @@ class Watch:
             self.look(list(connections), time.monotonic())
 
     def look(self, connections: Collection[Connection], now_s: float) -> None:
-        """Ends connections that wait too long, and the longest idle ones where room is needed."""
+        """Ends connections that wait too long, and the longest idle ones if room is needed."""
         for one in connections:
             one.look(now_s)
             limit_s = self._limits.get(one.waits_for[0])

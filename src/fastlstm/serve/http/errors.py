@@ -1,4 +1,4 @@
-"""Errors as clients see them: the error object of each protocol, also for wrong JSON."""
+"""Errors for clients: the error object of each protocol, and errors of JSON fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Receiving a request's body, bounded in size and time; sending to a client that may be slow."""
+"""Receives bodies, bounded in size and time; sends answers to clients that may be slow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Long work beside the event loop: one daemon thread, which nothing waits for at the end.
+"""A daemon thread for long calls outside the event loop; nothing waits for it at the end.
 
 API keys take turns. The thread also takes turns with the event loop: most calls hold the
 interpreter while they last, and the loop releases it at every read and write of a connection, so

@@ -1,4 +1,4 @@
-"""A language model that is served: requests become generations, and output reaches the clients."""
+"""The engine of a language model: requests become generations, whose output goes to clients."""
 
 from __future__ import annotations
 

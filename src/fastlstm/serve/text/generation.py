@@ -1,4 +1,4 @@
-"""One text being generated: tokens from the decoder in, chunks of text out."""
+"""One generation: tokens of the decoder become chunks of text."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class State(NamedTuple):
             why = str(error)
         except ValueError:  # characters that are not ASCII, or not of base64
             why = "it is not base64"
-        what = "send what return_session gave, unchanged, or leave it out"
+        what = "send the value of return_session unchanged, or leave it out"
         message = f"session cannot be used: {why}; {what}"
         raise ApiError(400, message, "session", "invalid_session")
 

@@ -1,4 +1,4 @@
-"""Prefix cache: states of prompts read before; a prompt that begins with one continues from there.
+"""Prefix cache: states of prompts; a prompt with the same beginning continues from there.
 
 An LSTM's state is a few kilobytes however long the prompt, so keeping it is cheap.
 """
