@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Literal, get_origin
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal, get_origin
 
 from fastlstm.cli.command import (
+    Command,
     Option,
     Positional,
     options_from_dataclass,
@@ -16,6 +17,9 @@ from fastlstm.errors import ConfigError
 from fastlstm.forecast.config import READING, ForecastConfig
 from fastlstm.ops.cell_options import OPTION_NAMES
 from fastlstm.text.config import TrainConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _MACHINE = "device precision threads | wire sync_every memory_limit_gb strict_kernels"
 _TEXT_GROUPS = {
@@ -61,10 +65,10 @@ def _fields(cls: type, groups: dict[str, str]) -> tuple[Option, ...]:
 def _as_flag(option: Option) -> Option:
     """Lists are one text on the command line and in YAML; the horizon has no default."""
     if option.name == "horizon":
-        return dataclasses.replace(option, default=None)
+        return replace(option, default=None)
     if get_origin(unwrap_optional(option.type)) is not tuple:
         return option
-    return dataclasses.replace(option, type=str | None, default=None, is_list=True)
+    return replace(option, type=str | None, default=None, is_list=True)
 
 
 TEXT_OPTIONS = _fields(TrainConfig, _TEXT_GROUPS)
@@ -75,6 +79,27 @@ TABLES = Positional(
     "CSV (.gz, .zst), Parquet, Arrow or .npy files, directories or globs of them",
     is_many=True,
 )
+
+
+def of_training_runs(
+    command: Command, texts: Sequence[Option] = (), tables: Sequence[Option] = ()
+) -> tuple[Command, Command]:
+    """Returns the commands for texts and for tables of a verb that takes the options of `train`.
+
+    Args:
+        command: with the verb's own options.
+        texts: more options of the first one.
+        tables: more options of the second one.
+    """
+    takes = f"{command.other}Takes the options of fastlstm train for a"
+    hint = f"For a table of time series: fastlstm {command.verb} --horizon N --help"
+    own = command.options
+    return (
+        replace(command, options=(*own, *texts, *TEXT_OPTIONS), other=f"{takes} text.\n{hint}"),
+        replace(command, options=(*own, *tables, *FORECAST_OPTIONS), other=f"{takes} table."),
+    )
+
+
 READ_OPTIONS = tuple(option for option in FORECAST_OPTIONS if option.name in READING)
 
 

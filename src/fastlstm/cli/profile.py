@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.cli.command import Command, Option, Positional, switch
-from fastlstm.cli.options import CONFIG, FORECAST_OPTIONS, JSON, TEXT_OPTIONS
+from fastlstm.cli.options import CONFIG, JSON, of_training_runs
 from fastlstm.cli.output import print_result, say
 from fastlstm.cli.training import TrainingRun, read_training, with_source_of_run
 from fastlstm.errors import EXIT_OK, FastLSTMError, StorageError
@@ -36,33 +36,26 @@ _UNKNOWN = "but it changes learning, and its effect on the result is not known: 
 _MIN_OTHERS = 0.1
 """Share of the cores in use by other processes from which the profile reports it."""
 _TRACE = "write a trace of three steps as Chrome trace JSON (opens in Perfetto)"
-_PROFILE_OPTIONS = (
-    Option("out", "run directory that the printed commands name", group="run"),
-    CONFIG,
-    Option("measure", "time for all measurements", str, "12s", value="TIME"),
-    switch("no_verify", "do not run the first recommendation"),
-    switch("ops", "list the operations of a step with their time and share of the ceiling"),
-    Option("trace", _TRACE, value="FILE"),
-    JSON,
-)
-COMMAND = Command(
-    verb="profile",
-    summary="Find the bottlenecks of a training run and measure what removing each gains.",
-    positionals=(Positional("SOURCE", "what the run trains on, or a run", is_many=True),),
-    options=(*_PROFILE_OPTIONS, *TEXT_OPTIONS),
-    examples=(
-        "fastlstm profile book.txt --batch-size 8 --threads 1",
-        "fastlstm profile runs/book --ops",
-    ),
-    other="Takes the options of fastlstm train for a text.\n"
-    "For a table of time series: fastlstm profile --horizon N --help",
-)
-TABLE_COMMAND = Command(
-    verb="profile",
-    summary="Find the bottlenecks of training a forecaster, and what removing each gains.",
-    positionals=(Positional("DATA", "a table, or the run of a forecaster", is_many=True),),
-    options=(*_PROFILE_OPTIONS, *FORECAST_OPTIONS),
-    examples=("fastlstm profile ETTh1.csv --horizon 96 --threads 1",),
+COMMAND, TABLE_COMMAND = of_training_runs(
+    Command(
+        verb="profile",
+        summary="Find the bottlenecks of a training run and measure what removing each gains.",
+        positionals=(Positional("SOURCE", "what the run trains on, or a run", is_many=True),),
+        options=(
+            Option("out", "run directory that the printed commands name", group="run"),
+            CONFIG,
+            Option("measure", "time for all measurements", str, "12s", value="TIME"),
+            switch("no_verify", "do not run the first recommendation"),
+            switch("ops", "list the operations of a step: time and share of the ceiling"),
+            Option("trace", _TRACE, value="FILE"),
+            JSON,
+        ),
+        examples=(
+            "fastlstm profile book.txt --batch-size 8 --threads 1",
+            "fastlstm profile runs/book --ops",
+            "fastlstm profile ETTh1.csv --horizon 96 --threads 1",
+        ),
+    )
 )
 
 

@@ -197,9 +197,10 @@ def _trains_on_table(arguments: Arguments, text: Command, table: Command) -> boo
                 f"--as-text trains a text model and {shown} is for a forecaster; give one of them"
             )
         return False
-    kinds = {source: kind_of_source(source) for source in arguments.positionals}
     if arguments.help:
-        return bool(of_tables) or not {"binary table", "csv"}.isdisjoint(kinds.values())
+        files = filter(os.path.isfile, arguments.positionals)
+        return bool(of_tables) or any(kind_of_source(f) in ("csv", "binary table") for f in files)
+    kinds = {source: kind_of_source(source) for source in arguments.positionals}
     run = kind_of_run(values["out"]) if "out" in values else None
     if of_tables or run == "forecaster":
         _refuse_texts(kinds, of_tables, [option.flag for option in text.options])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fastlstm.cli.command import Command, Option, Parsed, Positional, switch
-from fastlstm.cli.options import CONFIG, FORECAST_OPTIONS, JSON, TEXT_OPTIONS
+from fastlstm.cli.options import CONFIG, JSON, of_training_runs
 from fastlstm.cli.output import print_result
 from fastlstm.cli.training import read_training
 from fastlstm.errors import EXIT_OK, UsageError, nearest_hint
@@ -28,53 +28,36 @@ _PROVEN = 1.0
 """Percent from which a gain of the best settings is more than chance (benchmarks/log)."""
 
 
-def _options(axes: str, latency: str, weights: str) -> tuple[Option, ...]:
-    """Returns the options of a search."""
-    every = "time of all short runs; default is twice the budget, or 90s if that is longer"
-    within = f"time that {latency} may take, such as 1ms"
-    size = "size of the weights, such as 500k or 2M"
-    return (
-        Option("out", "directory of the search", group="run", value="DIR", is_required=True),
-        CONFIG,
-        switch("resume", "continue the search in DIR", "run"),
-        JSON,
-        Option("tune_time", every, group="search", value="TIME"),
-        Option("axes", f"what to tune; {_MORE_AXES} may be added", str, axes, "search", "LIST"),
-        Option(
-            "seeds", "runs of every trial, with consecutive seeds from --seed on", int, 1, "search"
+_EVERY = "time of all short runs; default is twice the budget, or 90s if that is longer"
+_LATENCY = "time of a token of one stream, or of the forecast of a window, such as 1ms"
+_WEIGHTS = "format of the weights for --max-bytes, and of a text for --max-latency"
+_WHAT = f"what to tune; {_MORE_AXES} may be added"
+COMMAND, TABLE_COMMAND = of_training_runs(
+    Command(
+        verb="tune",
+        summary="Find the settings with the best result within a budget, by complete short runs.",
+        positionals=(Positional("SOURCE", "what the run trains on", is_many=True),),
+        options=(
+            Option("out", "directory of the search", group="run", value="DIR", is_required=True),
+            CONFIG,
+            switch("resume", "continue the search in DIR", "run"),
+            JSON,
+            Option("tune_time", _EVERY, group="search", value="TIME"),
+            Option("seeds", "runs of every trial, with consecutive seeds", int, 1, "search"),
+            Option("jobs", "trials at the same time; they share the cores", int, 1, "search"),
+            Option("max_latency", _LATENCY, group="limits", value="TIME"),
+            Option("max_bytes", "size of the weights: 500k, 2M", group="limits", value="SIZE"),
+            Option("weights", _WEIGHTS, _FORMATS, "fp32", "limits"),
         ),
-        Option("jobs", "trials at the same time; they share the cores", int, 1, "search"),
-        Option("max_latency", within, group="limits", value="TIME"),
-        Option("max_bytes", size, group="limits", value="SIZE"),
-        Option("weights", f"format of the weights for {weights}", _FORMATS, "fp32", "limits"),
-    )
-
-
-COMMAND = Command(
-    verb="tune",
-    summary="Find the settings with the best result within a budget, by complete short runs.",
-    positionals=(Positional("SOURCE", "what the run trains on", is_many=True),),
-    options=(*_options(_AXES, "a token of one stream", "these limits"), *TEXT_OPTIONS),
-    examples=(
-        "fastlstm tune book.txt --out tuning/book --budget 5m",
-        "fastlstm tune book.txt --out tuning/book --max-latency 50us --weights int8",
+        examples=(
+            "fastlstm tune book.txt --out tuning/book --budget 5m",
+            "fastlstm tune book.txt --out tuning/book --max-latency 50us --weights int8",
+            "fastlstm tune ETTh1.csv --horizon 96 --out tuning/etth1 --max-latency 2ms",
+        ),
+        other="Options that are given stay fixed.\n",
     ),
-    other="Takes the options of fastlstm train for a text; given options stay fixed.\n"
-    "For a table of time series: fastlstm tune --horizon N --help",
-)
-TABLE_COMMAND = Command(
-    verb="tune",
-    summary="Find the settings of a forecaster with the best result within a budget.",
-    positionals=(Positional("DATA", "the table that the run trains on", is_many=True),),
-    options=(
-        *_options(_TABLE_AXES, "the forecast of one window", "--max-bytes"),
-        *FORECAST_OPTIONS,
-    ),
-    examples=(
-        "fastlstm tune ETTh1.csv --target OT --horizon 96 --out tuning/etth1 --budget 2m",
-        "fastlstm tune ETTh1.csv --horizon 24 --out tuning/etth1 --max-latency 2ms",
-    ),
-    other="Takes the options of fastlstm train for a table; given options stay fixed.",
+    texts=(Option("axes", _WHAT, str, _AXES, "search", "LIST"),),
+    tables=(Option("axes", _WHAT, str, _TABLE_AXES, "search", "LIST"),),
 )
 
 
