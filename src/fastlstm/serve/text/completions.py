@@ -41,13 +41,9 @@ class Completions:
         service, record = self._service, scope["state"]["record"]
         engine = service.text_engine
         channel = Channel(scope["state"]["tenant"], engine.relieve)
-        # A place is taken before the body is read: so the memory of bodies is bounded, too.
-        engine.scheduler.reserve(channel)
         num_scored = 0
-        try:
-            with Sender(scope, receive, send, channel.leave, service.metrics) as sender:
-                body = await service.bodies.read_json(scope, receive)
-                sender.watch_client()
+        async with service.admitted(engine, channel, scope, receive, send) as (sender, body):
+            try:
                 request, generations = await engine.read(channel, body)
                 del body
                 num_scored = engine.reserve_scores(request, generations, channel.tenant)
@@ -59,9 +55,8 @@ class Completions:
                 answer = _Answer(engine, request, choices, usage, record, sender, channel)
                 engine.submit(generations)
                 await (answer.stream() if request.stream else answer.whole())
-        finally:
-            engine.scored.release(channel.tenant, num_scored)
-            engine.scheduler.release(channel)
+            finally:
+                engine.scored.release(channel.tenant, num_scored)
 
 
 @dataclass
