@@ -192,7 +192,7 @@ def options_from_dataclass(cls: type, groups: Mapping[str, str]) -> tuple[Option
 
     Args:
         cls: a dataclass whose docstring describes its fields.
-        groups: heading -> names of fields; those behind a ``|`` are not common.
+        groups: heading -> names of fields; names after a ``|`` are not common.
 
     Raises:
         KeyError: a field without a sentence or without a group.

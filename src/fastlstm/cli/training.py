@@ -70,7 +70,7 @@ class TrainingRun:
         """Returns the words of `fastlstm train` for this run, without --out.
 
         Args:
-            options: values that replace those of the command line.
+            options: values that replace values of the command line.
         """
         arguments = split_arguments(self.parsed.command.options, self.argv)
         fields = FORECAST_OPTIONS if self.is_table else TEXT_OPTIONS
@@ -96,7 +96,7 @@ class TrainingRun:
     ) -> str:
         """Returns the command that trains, or tunes, with other options.
 
-        Its directory does not exist yet, and none of the commands in `taken` makes it.
+        Its output directory is new: it does not exist, and no command in `taken` writes it.
         """
         own = self.parsed.command.verb
         given = self.parsed.values.get("out") if own != "tune" else None

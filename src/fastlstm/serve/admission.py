@@ -130,7 +130,7 @@ class ModelThread:
         status: of the refusal when there is no room.
         num_active: texts or windows that the model works on.
         has_work: something waits for the model, or for its next call.
-        is_closed: no new request is admitted; `is_stopping`: requests under way end, too.
+        is_closed: no new request is admitted; with `is_stopping` admitted requests end as well.
     """
 
     too_many: ClassVar[str]
@@ -182,7 +182,7 @@ class ModelThread:
             reservation.num_places = count
 
     def release(self, reservation: Any) -> None:
-        """Cancels a request whose answer has ended; gives back its places once it is dropped."""
+        """Cancels an answered request; gives back its places when it is dropped."""
         raise NotImplementedError
 
     def _give_back(self, reservation: Reservation, count: int | None = None) -> None:

@@ -36,7 +36,7 @@ class Metrics:
         self.active = gauge("streams_active", "Texts being written, windows being forecast")
         self.waiting = gauge("queue_depth", "Texts or windows that wait for a slot")
         self.slots = gauge("slots", "Texts or windows that fit in a call of the engine")
-        self.sequences = gauge("sequences", "Sequences whose rows are kept")
+        self.sequences = gauge("sequences", "Sequences kept on the server")
         self.tick = histogram("tick_seconds", "Duration of a call of the engine")
         self.first_token = histogram("first_token_seconds", "From request to first chunk")
         self.between = histogram("inter_chunk_seconds", "Between two chunks of a stream")

@@ -56,14 +56,14 @@ of 700 most of the time would go there, with the interpreter held."""
 
 
 class Listener(socket.socket):
-    """A listening socket that drops connections whose clients have gone, before they cost more.
+    """A listening socket that drops connections already closed by their clients.
 
-    A flood of these fills the queue in the kernel; a client behind it would wait for each of them
-    to be set up.
+    A flood of them fills the queue in the kernel; without this a client behind them waits for each
+    connection to be set up.
     """
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Returns the next connection; raises BlockingIOError where none is left for now."""
+        """Returns the next open connection; raises BlockingIOError if there is none now."""
         for _ in range(_GONE_A_TURN):
             connection, address = super().accept()
             try:

@@ -66,7 +66,7 @@ class Service:
         self, engine: Engine, request: Reservation, scope: Scope, receive: Receive, send: Send
     ) -> AsyncIterator[tuple[Sender, bytes]]:
         """Yields the sender and the body of a request, which holds its places meanwhile."""
-        # A place is taken before the body is read: so the memory of bodies is bounded, too.
+        # A place is taken before the body is read: this bounds the memory of bodies.
         engine.scheduler.reserve(request)
         try:
             with Sender(scope, receive, send, request.leave, self.metrics) as sender:

@@ -31,9 +31,9 @@ class Settings:
             one pass.
         max_queue: texts or windows that may wait for these; further requests are answered 429,
             forecasts 503.
-        prefix_cache: prompts per API key whose states are kept; a prompt that begins with one of
-            them continues from there; 0 keeps none.
-        max_sequences: sequences whose newest rows are kept.
+        prefix_cache: states of prompts kept per API key; a prompt with the same beginning continues
+            from there; 0 keeps none.
+        max_sequences: sequences kept on the server, each with its newest rows.
         sequence_idle: seconds without a request after which a sequence is forgotten.
         max_tokens: largest max_tokens of a request.
         max_prompt_tokens: longest prompt.

@@ -14,16 +14,14 @@ from fastlstm.serve.http.access import Record
 from fastlstm.serve.http.errors import ApiError
 from fastlstm.serve.text.completions import (
     Choice,
-    EventStream,
     Logprobs,
     Prompt,
     Usage,
     _Answer,
-    choices_of,
 )
 from fastlstm.serve.text.generation import OutputChunk, ScoredToken
 from fastlstm.serve.text.requests import CompletionRequest
-from fastlstm.text.data.tokenizer import ByteTokenizer, CharTokenizer
+from fastlstm.text.data.tokenizer import ByteTokenizer
 
 PROMPT: Any = SimpleNamespace(text=b"", length=0, scores=None, add=lambda scores: None)
 
@@ -50,9 +48,11 @@ class Recorder:
         self.sent.append((b"".join(parts), is_last))
 
 
-def answered(recorder: Any, num_choices: int = 1, *, stream: bool) -> Record:
+def answered(
+    recorder: Any, num_choices: int = 1, *, stream: bool, reports_usage: str = ""
+) -> Record:
     record = Record("one")
-    request = CompletionRequest(["a"], n=num_choices, stream=stream)
+    request = CompletionRequest(["a"], n=num_choices, stream=stream, reports_usage=reports_usage)
     choices: Any = [Choice(index, PROMPT, None) for index in range(num_choices)]  # type: ignore[arg-type]
     answer = _Answer(recorder, request, choices, Usage(3), record, recorder, recorder)
     try:
@@ -90,25 +90,11 @@ def test_an_error_in_a_stream_is_its_last_event(is_amid: bool) -> None:
 
 
 VOCABULARY = [b"a", b"b", b"\xe2"]
-HEAD = {"id": "cmpl-1"}
 
 
 def generation(prompt: str, count: int = 1, *, scores: bool = False, state: Any = None) -> Any:
     ids = [ord(letter) - ord("a") for letter in prompt]
     return SimpleNamespace(prompt=ids, scores_prompt=scores, state=state, indices=range(count))
-
-
-def choices(request: CompletionRequest, *generations: Any) -> list[Choice]:
-    model = SimpleNamespace(tokenizer=CharTokenizer("abcdefgh"))
-    engine: Any = SimpleNamespace(model=model, seal="K")
-    return choices_of(generations, request, engine)
-
-
-def events(parts: Any) -> list[Any]:
-    lines = b"".join(parts).split(b"\n\n")
-    return [
-        json.loads(line.removeprefix(b"data: ")) for line in lines if line.startswith(b"data: {")
-    ]
 
 
 @pytest.mark.parametrize("num_top", [0, 1])
@@ -157,9 +143,11 @@ def test_echo_repeats_the_prompt_whose_first_token_has_no_score() -> None:
 def test_usage_comes_with_no_event_with_the_last_or_with_all(
     reports: str, amid: Any, at_the_end: Any
 ) -> None:
-    (choice,) = choices(CompletionRequest(["ab"]), generation("ab"))
-    stream = EventStream(HEAD, reports, Usage(2, 2))
-    (event,) = events(stream.event(choice, OutputChunk(0, "c", 1)))
+    recorder = Recorder([OutputChunk(0, "c", 1)], [OutputChunk(0, "", 0, "length")])
+    answered(recorder, stream=True, reports_usage=reports)
+    *_, done = lines = b"".join(data for data, _ in recorder.sent).split(b"\n\n")[:-1]
+    assert done == b"data: [DONE]"
+    event, _, *last = [json.loads(line.removeprefix(b"data: ")) for line in lines[:-1]]
     usage = event.get("usage", "absent")
     assert (usage["total_tokens"] if isinstance(usage, dict) else usage) == amid
-    assert [event["usage"]["total_tokens"] for event in events([stream.end()])] == at_the_end
+    assert [event["usage"]["total_tokens"] for event in last] == at_the_end

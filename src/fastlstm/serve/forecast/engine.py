@@ -84,7 +84,7 @@ class BatchResult(NamedTuple):
 
 
 class DynamicBatcher(ModelThread):
-    """Runs a forecaster on a thread of its own, which delivers a `BatchResult` per pass.
+    """Runs a forecaster on one thread, which delivers a `BatchResult` per pass.
 
     A pass has at most `max_streams` windows, and runs on so many `threads`.
     """

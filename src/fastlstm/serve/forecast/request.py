@@ -178,7 +178,7 @@ class InferRequest:
 
 
 def input_specs(model: WindowForecaster) -> dict[str, TensorSpec]:
-    """Returns a forecaster's inputs by name; categorical columns are tensors of their own."""
+    """Returns a forecaster's inputs by name; categorical columns are separate tensors."""
     groups = [
         ("past", (-1, -1), model.past, model.may_miss),
         ("future", (-1, model.horizon), model.future, model.may_miss),
@@ -274,7 +274,7 @@ def _missing(columns: InputColumns, name: str) -> str:
 
 
 def _joined(columns: InputColumns, name: str, inputs: Mapping[str, NDArray[Any]]) -> Floats | None:
-    """Puts numbers and names together in the network's order; None where nothing was sent."""
+    """Combines numbers and names in the network's order; None if neither was sent."""
     numbers, names = inputs.get(name), inputs.get(name + _NAMES)
     sent = names if numbers is None else numbers
     if sent is None:

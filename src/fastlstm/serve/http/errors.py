@@ -158,5 +158,5 @@ def _root(field: str) -> str:
 
 
 def refused(field: str, expected: str) -> ApiError:
-    """Returns the error of a field whose value fits its type but not the model or other fields."""
+    """Returns the error of a value with the right type that the model or other fields exclude."""
     return ApiError(400, f"{field}: {expected}", field)

@@ -25,7 +25,7 @@ class Bodies:
         self.turns = asyncio.Semaphore(_PARTS_PER_TURN)
 
     async def read_json(self, scope: Scope, receive: Receive) -> bytes:
-        """Returns the body of a request whose content type is JSON.
+        """Returns the body of a JSON request.
 
         Raises:
             ApiError: another type (415), too long (413), too slow (408).

@@ -65,7 +65,7 @@ class GenerationRequest:
         channel: receives the output; holds the request's places.
         index: of its first choice in the response.
         start: ids to begin with if neither prompt nor state has any.
-        samplings: one per choice; each with a seed of its own.
+        samplings: one per choice, with different seeds.
         stops: stop strings as sequences of tokens, where possible; see `text.writing.token_stops`.
         num_top: likeliest tokens to report; None reports no scores.
         returns_state: the last chunk carries the state.
@@ -119,7 +119,7 @@ class ActiveSequence:
 
     Args:
         request: what to write.
-        choice: which of the request's; None reads the prompt for all of them.
+        choice: number of the choice; None reads the prompt for all choices.
         opened: the state after the prompt, where another sequence has read it.
     """
 
@@ -147,7 +147,7 @@ class ActiveSequence:
             num_top=request.num_top,
             scores_given=self._scores_prompt,
         )
-        # A token is read to score the last of the prompt, even where nothing is to be written.
+        # The score of the prompt's last token needs one more token, even if none is written.
         self._room = max(request.max_tokens, 1 if request.scores_prompt else 0)
         self._text = tokenizer.stream_decoder(
             request.state.held if request.state and len(request.prompt) == 0 else b""
@@ -161,7 +161,7 @@ class ActiveSequence:
         self._pending: list[ScoredToken] = []
         self._num_unscored = self._begin(opened)
         self.num_unread: int = self.stream.num_waiting
-        # The last token of a state waits to be read, too; it was counted before.
+        # The last token of a state waits to be read again; it was counted before.
         begins_known = request.state is not None or request.prefix.state is not None
         self._num_counted = int(opened is not None or begins_known)
 
@@ -273,7 +273,7 @@ class ActiveSequence:
         return [ScoredToken(-1, lp, pairs[k * n : (k + 1) * n], 0) for k, lp in enumerate(own)]
 
     def _released(self, chunk: OutputChunk) -> list[ScoredToken]:
-        """Returns the scores of tokens whose text was sent; after a stop the others never are."""
+        """Returns the scores of tokens with sent text; text behind a stop is never sent."""
         self._num_out += len(chunk.text)
         ready = self._pending
         if chunk.finish != "length":

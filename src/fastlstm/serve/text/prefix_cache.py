@@ -23,7 +23,7 @@ class Prefix(NamedTuple):
     """The cached part of a prompt.
 
     Attributes:
-        key: to store the whole prompt's state under; None where it is cached, or not worth it.
+        key: cache key for the state of the whole prompt; None if it is cached or too short.
         num_known: tokens at the beginning that need not be read.
         state: `Stream.save` after these, or None.
     """
