@@ -11,8 +11,9 @@ import msgspec
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from fastlstm.report.markup import clipped
 from fastlstm.serve.forecast.engine import VERSION, PendingForecast
-from fastlstm.serve.http.errors import ApiError, Disconnected, no_model, shown
+from fastlstm.serve.http.errors import MAX_SHOWN, ApiError, Disconnected, no_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -72,7 +73,9 @@ def _engine(service: Service, path: Mapping[str, str]) -> ForecastEngine:
         raise no_model(path["model"], engine.name)
     version = path.get("version", VERSION)
     if version != VERSION:
-        message = f"'{engine.name}' has no version '{shown(version)}', it has {VERSION} only"
+        message = (
+            f"'{engine.name}' has no version '{clipped(version, MAX_SHOWN)}', it has {VERSION} only"
+        )
         raise ApiError(404, message)
     return engine
 

@@ -18,7 +18,8 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from fastlstm.errors import counted, nearest_hint
-from fastlstm.serve.http.errors import MAX_NUMBER, ApiError, decode, refused, shown
+from fastlstm.report.markup import clipped
+from fastlstm.serve.http.errors import MAX_NUMBER, MAX_SHOWN, ApiError, decode, refused
 
 if TYPE_CHECKING:
     from fastlstm.forecast.window_forecaster import InputColumns, WindowForecaster
@@ -305,7 +306,7 @@ def _codes(names: NDArray[Any], known: Mapping[str, int], column: str) -> Floats
         if code is None:
             hint = nearest_hint(name[:64], known) if len(known) <= _MAX_HINTS else ""
             seen = f"training has seen {counted(len(known), 'name')} in it"
-            raise _bad(f"column '{column}' knows no '{shown(name)}'{hint}; {seen}")
+            raise _bad(f"column '{column}' knows no '{clipped(name, MAX_SHOWN)}'{hint}; {seen}")
         codes.append(code)
     return np.array(codes, dtype=np.float32).reshape(names.shape)
 
