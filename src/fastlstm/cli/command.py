@@ -188,11 +188,9 @@ def attribute_help(cls: type) -> dict[str, str]:
 
 
 def options_from_dataclass(cls: type, groups: Mapping[str, str]) -> tuple[Option, ...]:
-    """Returns one Option per field, in the order of `groups`.
+    """Returns one Option per field of a dataclass, with the sentences of its docstring.
 
-    Args:
-        cls: a dataclass whose docstring describes its fields.
-        groups: heading -> names of fields; names after a ``|`` are not common.
+    `groups` is heading -> names of fields, in order; names after a ``|`` are not common.
 
     Raises:
         KeyError: a field without a sentence or without a group.

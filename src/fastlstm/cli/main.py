@@ -213,8 +213,7 @@ def _fail(message: str, code: int, details: Sequence[str] = ()) -> int:
 def _stdout_error(seen: OSError | None = None) -> OSError | None:
     """Returns the error of writing to standard output, or None.
 
-    Args:
-        seen: an error that may be one of standard output; its buffer reports an error only once.
+    Its buffer reports an error only once: it may be the one that was `seen`.
     """
     try:
         sys.stdout.flush()

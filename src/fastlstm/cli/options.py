@@ -84,13 +84,7 @@ TABLES = Positional(
 def of_training_runs(
     command: Command, texts: Sequence[Option] = (), tables: Sequence[Option] = ()
 ) -> tuple[Command, Command]:
-    """Returns the commands for texts and for tables of a verb that takes the options of `train`.
-
-    Args:
-        command: with the verb's own options.
-        texts: more options of the first one.
-        tables: more options of the second one.
-    """
+    """Returns the commands, for texts and for tables, of a verb with the options of `train`."""
     takes = f"{command.other}Takes the options of fastlstm train for a"
     hint = f"For a table of time series: fastlstm {command.verb} --horizon N --help"
     own = command.options

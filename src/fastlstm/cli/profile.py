@@ -130,13 +130,7 @@ def _verified(
 
 
 def rows(profile: Profile, commands: Mapping[str, str], verified: float | None) -> list[Row]:
-    """Returns the lines of a profile.
-
-    Args:
-        profile: what was found.
-        commands: by cause of the recommended verdicts.
-        verified: the gain that running the first command showed, or None.
-    """
+    """Returns the lines of a profile; `verified` is the measured gain of the first command."""
     shares = sorted(profile.phases.items(), key=lambda item: -item[1])
     ceiling = profile.ceiling_share
     of_ceiling = "" if ceiling is None else f", {100 * ceiling:.0f} % of the ceiling"

@@ -67,11 +67,7 @@ class TrainingRun:
         return one_or_many(self.parsed.positionals)
 
     def train_words(self, options: Mapping[str, Any]) -> list[str]:
-        """Returns the words of `fastlstm train` for this run, without --out.
-
-        Args:
-            options: values that replace values of the command line.
-        """
+        """Returns the words of `fastlstm train` for this run with other options, without --out."""
         arguments = split_arguments(self.parsed.command.options, self.argv)
         fields = FORECAST_OPTIONS if self.is_table else TEXT_OPTIONS
         known = {"config", *(option.name for option in fields)} - set(options)
@@ -111,13 +107,9 @@ class TrainingRun:
 def read_training(
     argv: list[str], text: Command, table: Command, read_own: Callable[[Parsed], Any]
 ) -> TrainingRun:
-    """Reads the command line of a verb that trains, and checks that its sources are there.
+    """Reads the command line of a verb that trains, and checks that its sources exist.
 
-    Args:
-        argv: words behind the verb.
-        text: the command of the verb for texts.
-        table: the one for tables.
-        read_own: reads and checks the options that only this verb has.
+    `read_own` reads and checks the options that only this verb has.
 
     Raises:
         FastLSTMError: bad usage; nothing was loaded.

@@ -121,7 +121,7 @@ class ModelThread:
 
     Args:
         deliver: receives each call's output on this thread; must not block.
-        settings: say how many texts or windows are admitted at a time.
+        settings: limits of the texts or windows that are admitted at a time.
         limit: texts or windows of one request; beyond it `too_many` is the text of the error and
             `param` its field.
         is_shared: there are several keys, and none gets all places.

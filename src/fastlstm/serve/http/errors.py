@@ -119,12 +119,8 @@ def decode(
 ) -> T:
     """Decodes JSON; raises ApiError 400 with the field at fault as `param`.
 
-    Args:
-        data: the JSON.
-        decoder: of the type that is expected.
-        names: known fields; the error of an unknown field names the nearest.
-        within: name of the JSON value in errors.
-        notes: field -> text added to the error of a wrong value.
+    Of the known fields in `names` the error of an unknown one names the nearest; `within` names the
+    JSON value in errors; `notes` has, by field, text added to the error of a wrong value.
     """
     try:
         return decoder.decode(data)

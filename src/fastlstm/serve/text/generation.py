@@ -115,12 +115,9 @@ class OutputChunk:
 
 
 class ActiveSequence:
-    """A stream of the decoder and the text it writes.
+    """A stream of the decoder and the text of one choice; without a choice it reads the prompt.
 
-    Args:
-        request: what to write.
-        choice: number of the choice; None reads the prompt for all choices.
-        opened: the state after the prompt, where another sequence has read it.
+    `opened` is the state after the prompt if another sequence has read it.
     """
 
     def __init__(
