@@ -26,7 +26,6 @@ from fastlstm.serve.settings import Settings
 from fastlstm.serve.text import completions, engine
 from forecast_server import PAST, QUICK, L, body, h, output, save, tensor, waves
 from running_server import Gate, Running, raw_request, wait_until
-from served_process import processes_of
 
 JSON = {"content-type": "application/json"}
 RNG = np.random.default_rng(3)
@@ -188,11 +187,6 @@ def read(*given):
 forecast_engine.parse_request = read
 sys.exit(main(sys.argv[1:]))
 """
-
-
-@pytest.fixture
-def start(plain_path: Path) -> Iterator[Any]:
-    yield from processes_of(plain_path)
 
 
 def test_a_signal_ends_a_server_with_a_blocked_reader(start: Any) -> None:

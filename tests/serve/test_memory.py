@@ -6,7 +6,6 @@ import json
 import re
 import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 from fastlstm.serve.settings import Settings
 from forecast_server import PAST, L
 from running_server import raw_request, wait_until
-from served_process import Process, processes_of
+from served_process import Process
 
 MIB = 1 << 20
 CONNECTION = MIB // 2
@@ -42,11 +41,6 @@ def send(server: Process, content: bytes) -> socket.socket:
     client.connect((host, int(port)))
     client.sendall(raw_request(PAST, content))
     return client
-
-
-@pytest.fixture
-def start(plain_path: Path) -> Iterator[Any]:
-    yield from processes_of(plain_path)
 
 
 def request(windows: int, levels: int) -> bytes:

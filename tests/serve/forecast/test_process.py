@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
-import pytest
 
 from fastlstm import Forecaster
 from fastlstm.runs.run_directory import kind_of_run
 from forecast_server import PAST, body, h, output, past_of, waves
-from served_process import Process, processes_of
-
-
-@pytest.fixture
-def start(plain_path: Path) -> Iterator[Any]:
-    yield from processes_of(plain_path)
+from served_process import Process
 
 
 def window(series: int = 0) -> Any:

@@ -8,8 +8,6 @@ import errno
 import resource
 import socket
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +23,6 @@ from fastlstm.serve.http.connections import Connection, Parser, Watch, max_conne
 from fastlstm.serve.metrics import Metrics
 from fastlstm.serve.server import _handler
 from running_server import SETTINGS, wait_until
-from served_process import processes_of
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
 BODY = b"a" * 3000
@@ -65,11 +62,6 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 from fastlstm.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """
-
-
-@pytest.fixture
-def start(plain_path: Path) -> Iterator[Any]:
-    yield from processes_of(plain_path)
 
 
 def is_live(url: str) -> bool:

@@ -92,11 +92,6 @@ def test_an_error_in_a_stream_is_its_last_event(is_amid: bool) -> None:
 VOCABULARY = [b"a", b"b", b"\xe2"]
 
 
-def generation(prompt: str, count: int = 1, *, scores: bool = False, state: Any = None) -> Any:
-    ids = [ord(letter) - ord("a") for letter in prompt]
-    return SimpleNamespace(prompt=ids, scores_prompt=scores, state=state, indices=range(count))
-
-
 @pytest.mark.parametrize("num_top", [0, 1])
 def test_scores_are_clipped_and_list_the_token_itself(num_top: int) -> None:
     scores = Logprobs(VOCABULARY, num_top)
@@ -123,8 +118,7 @@ def test_scores_of_the_prompt_come_first_and_empty_scores_leave_no_comma() -> No
 def test_echo_repeats_the_prompt_whose_first_token_has_no_score() -> None:
     tokenizer = ByteTokenizer()
     text = "é"
-    own: Any = generation("", scores=True)
-    own.prompt = list(text.encode())
+    own: Any = SimpleNamespace(prompt=list(text.encode()), scores_prompt=True, state=None)
     prompt = Prompt(own, CompletionRequest([text], echo=True, logprobs=0), tokenizer)
     assert (prompt.text, prompt.length) == ("é".encode(), 1)
     prompt.add([ScoredToken(-1, -2.0, [], 0), ScoredToken(-1, -9.0, [], 0)])  # one too many
