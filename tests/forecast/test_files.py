@@ -15,8 +15,7 @@ import torch
 from fastlstm.compression.forecast import with_rounded_weights
 from fastlstm.compression.pruning import mask_of, prunable
 from fastlstm.errors import CorruptFileError, FormatError, NonFiniteError
-from fastlstm.forecast.files import forecaster_files, read_forecaster
-from fastlstm.forecast.weights_file import Compression
+from fastlstm.forecast.files import Compression, forecaster_files, read_forecaster
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.runs.tensors import decode_tensors, encode_tensors
 from fastlstm.runs.weight_formats import num_gates

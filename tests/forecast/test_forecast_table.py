@@ -13,7 +13,6 @@ import pytest
 from fastlstm import Forecaster
 from fastlstm.errors import DataError
 from fastlstm.forecast import forecast_table
-from fastlstm.forecast.calibration import forecast
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.preparation import prepare
 from fastlstm.forecast.forecast_table import Forecasts, as_kind, kind_of
@@ -37,7 +36,7 @@ def test_every_series_continues_where_it_ends(model: Forecaster) -> None:
 def test_values_are_those_of_the_last_window_in_the_units_of_the_table(model: Forecaster) -> None:
     """The window that ends with the table has no actual values to compare with, and needs none."""
     cut = model.dataset_.table.segments.first_rows + 120 - L - h
-    scaled, _ = next(forecast(model.network_, model._inputs, cut))
+    scaled, _ = next(model.stored_.forecast(model._inputs, cut))
     shorter = prepare(long_rows(model, 120 - h), ForecastConfig(target=("y",)))
     found = Forecasts(model.stored_, shorter, model._table(long_rows(model, 120 - h))[1]).table()
     mean, std = (scale[:, :1] for scale in model._inputs.scales(np.arange(3)))

@@ -14,8 +14,8 @@ from pyarrow import parquet as pq
 
 from fastlstm import Forecaster
 from fastlstm.errors import ConfigError, CorruptFileError, DataError, FormatError
-from fastlstm.forecast.backtest import backtest
 from fastlstm.forecast.data.error_measures import QuantileScores
+from fastlstm.forecast.evaluation import evaluate_forecasts
 from series_frames import START, long_table
 
 QUICK: dict[str, Any] = {
@@ -86,7 +86,7 @@ def test_backtest_is_what_predict_gives_from_each_origin(fitted: Forecaster) -> 
         errors.append((forecast - y[:, origin : origin + 6]) ** 2)
     rows = np.concatenate([240 * s + np.array([192, 200, 234]) - 24 for s in range(3)])
     scores = QuantileScores((0.5,), ())
-    found = backtest(fitted.stored_, fitted._inputs, rows, 24, scores)["forecaster"].result()
+    found = evaluate_forecasts(fitted.stored_, fitted._inputs, rows, 24, scores)["forecaster"]
     assert found["mse"] == pytest.approx(np.mean(errors), rel=1e-4)
 
 
@@ -108,7 +108,7 @@ def test_backtest_scores_quantiles_where_they_are(
     std = model._inputs.series.std  # type: ignore[union-attr]
     assert std.min() * scaled["crps"] <= found["crps"] <= std.max() * scaled["crps"]
     assert "pinball_0.5" not in scaled
-    monkeypatch.setattr("fastlstm.forecast.backtest._MAX_NUMBERS", 1)  # a window at a time
+    monkeypatch.setattr("fastlstm.forecast.evaluation._MAX_NUMBERS", 1)  # a window at a time
     one_by_one = model.backtest(quantiles=(0.1, 0.5))["forecaster"]
     assert one_by_one == pytest.approx(found, rel=1e-4)
     with pytest.raises(ConfigError, match=r"quantile 0.999 is outside"):

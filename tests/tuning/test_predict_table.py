@@ -11,8 +11,8 @@ import pytest
 from fastlstm.cli.main import main
 from fastlstm.cli.predict import table_rows as rows
 from fastlstm.errors import UsageError
-from fastlstm.forecast.closing import Closing
 from fastlstm.forecast.config import ForecastConfig
+from fastlstm.forecast.task import ForecastTask
 from fastlstm.tuning import predict_table
 from fastlstm.tuning.predict_table import (
     KEPT_GAIN,
@@ -109,7 +109,7 @@ def test_two_short_runs_and_the_time_left_say_how_many_steps(
         }  # fmt: skip
 
     monkeypatch.setattr(predict_table, "end_of_run", ended)
-    monkeypatch.setattr(Closing, "seconds", lambda closing, window_s: 1e5 * window_s)
+    monkeypatch.setattr(ForecastTask, "finish_s", lambda task, window_s: 1e5 * window_s)
     config = ForecastConfig(
         horizon=4, target=("y",), input_size=16, patch=4, hidden_size=16, threads=1, budget="100s"
     )

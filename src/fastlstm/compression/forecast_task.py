@@ -45,8 +45,9 @@ class CompressedForecastTask(ForecastTask):
         teacher: a network that takes the same windows; its forecasts are learnt too. Or None.
         alpha: share of the teacher in the loss.
         finished: returns what is calibrated and published, of the forecaster with the best weights.
+        approved: see `approve`.
         about: returns what the `end` event holds of the compression.
-        measuring_s: kept of a budget for `Closing.approve`.
+        measuring_s: kept of a budget for `approve`.
 
     Attributes:
         teacher_s: seconds spent in the teacher.
@@ -60,13 +61,16 @@ class CompressedForecastTask(ForecastTask):
         teacher: ForecastNetwork | None,
         alpha: float,
         finished: Callable[[StoredForecaster], StoredForecaster],
+        approved: Callable[
+            [StoredForecaster, Trainer], tuple[StoredForecaster, Mapping[str, bytes]] | None
+        ],
         about: Callable[[], Event],
         measuring_s: float,
     ) -> None:
         super().__init__(*args)
         self._teacher = None if teacher is None else teacher.to(self._device).eval()
         self._alpha, self._finished, self._about = alpha, finished, about
-        self._measuring_s = measuring_s
+        self._measuring_s, self._approved = measuring_s, approved
         self._teacher_state: RecurrentState | None = None
         self._start_state: RecurrentState | None = None
         self._teacher_states: list[RecurrentState] = []
@@ -129,10 +133,15 @@ class CompressedForecastTask(ForecastTask):
     def finish_s(self, unit_s: float) -> float:
         return super().finish_s(unit_s) + self._measuring_s
 
+    def approve(
+        self, stored: StoredForecaster, trainer: Trainer
+    ) -> tuple[StoredForecaster, Mapping[str, bytes]] | None:
+        return self._approved(stored, trainer)
+
     def finish(self, trainer: Trainer) -> Event:
         self.model.cpu()
-        self.closing.stored = self._finished(self.closing.stored)
-        return {**self.closing.finish(trainer), **self._about()}
+        self.stored = self._finished(self.stored)
+        return {**super().finish(trainer), **self._about()}
 
 
 def distance(output: Output, parameters: Tensor, answers: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
-"""Forecasts of windows in scaled units, and conformal calibration of their quantiles."""
+"""Conformal calibration of the quantiles of a forecaster."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.window_index import WindowIndex, spread_out
 from fastlstm.forecast.model.config import ForecasterConfig
 from fastlstm.forecast.model.network import ForecastNetwork
-from fastlstm.forecast.model.outputs import Output
+from fastlstm.forecast.model.outputs import Output, Point
 from fastlstm.system.fields import is_number
 
 LEVELS = (0.005, 0.01, 0.025, *(k / 20 for k in range(1, 20)), 0.975, 0.99, 0.995)
@@ -77,15 +77,27 @@ class Calibration:
             return wide
         return wide * _of_windows(self.noise, places)
 
-    def quantiles(self, base: Tensor, wide: Tensor, levels: Sequence[float]) -> Tensor:
+    def quantiles(
+        self, output: Output, parameters: Tensor, width: Tensor, levels: Sequence[float]
+    ) -> Tensor:
         """Returns quantiles ``(B, h, C, len(levels))`` that do not cross.
 
+        A distribution of counts keeps its own quantiles.
+
         Args:
-            base: network's quantiles at `LEVELS`, ``(B, h, C, 25)``, or points, ``(B, h, C, 1)``.
-            wide: spread of the windows, ``(B, C)``.
+            output: of the network.
+            parameters: of the output, ``(B, h, C, num_parameters)``.
+            width: of the windows, ``(B, C)``; see `width`.
             levels: requested.
+
+        Raises:
+            ConfigError: a level outside the calibrated ones.
         """
-        known = base + self.residuals.permute(1, 2, 0) * wide[:, None, :, None]
+        require_known(levels)
+        if not output.is_calibrated:
+            return output.quantiles(parameters, levels)
+        base = output.quantiles(parameters, LEVELS)
+        known = base + self.residuals.permute(1, 2, 0) * width[:, None, :, None]
         known = known.sort(-1).values  # Chernozhukov et al. 2010: no worse, and monotone
         wanted, grid = np.asarray(levels, dtype=np.float64).round(9), np.asarray(LEVELS)
         above = np.searchsorted(grid, wanted)
@@ -101,7 +113,9 @@ class Calibration:
     def infinite(self, levels: Sequence[float]) -> list[float]:
         """Returns the levels whose quantile is infinite for a target at a step."""
         zeros = self.residuals.new_zeros(1, *self.residuals.shape[1:], 1)
-        is_infinite = self.quantiles(zeros, zeros[:, 0, :, 0] + 1, levels).isinf().flatten(0, 2)
+        is_infinite = (
+            self.quantiles(Point(), zeros, zeros[:, 0, :, 0] + 1, levels).isinf().flatten(0, 2)
+        )
         return [level for level, is_so in zip(levels, is_infinite.any(0), strict=True) if is_so]
 
     def unsupported(self, levels: Sequence[float]) -> str | None:
@@ -255,29 +269,6 @@ def spread(values: Tensor, config: ForecasterConfig) -> Tensor:
     return deviation if config.normalize == "standard" else torch.sqrt(deviation)
 
 
-@torch.no_grad()
-def answer(
-    network: ForecastNetwork,
-    values: Tensor,
-    statics: Tensor | None,
-    calibration: Calibration | None = None,
-    levels: Sequence[float] = (),
-    places: NDArray[np.int64] | None = None,
-) -> Tensor:
-    """Returns forecasts of windows, ``(B, h, C, 1)``, or quantiles, ``(B, h, C, len(levels))``.
-
-    `places` are the numbers at fit of their series; see `Calibration.width`.
-
-    Raises:
-        ConfigError: a level outside those calibrated.
-    """
-    parameters = network.answers(values, statics)
-    if calibration is None or len(levels) == 0:
-        return network.output.center(parameters)[..., None]
-    wide = calibration.width(values, network.config, places)
-    return quantiles_of(network.output, parameters, wide, calibration, levels)
-
-
 def require_numbers(name: str, levels: Sequence[float]) -> None:
     """Raises ConfigError unless `levels` is a list of numbers."""
     is_list = isinstance(levels, Sequence | np.ndarray)
@@ -291,47 +282,3 @@ def require_known(levels: Sequence[float]) -> None:
     for level in levels:
         if not LEVELS[0] <= level <= LEVELS[-1]:
             raise ConfigError(f"quantile {level} is outside {LEVELS[0]} to {LEVELS[-1]}")
-
-
-def quantiles_of(
-    output: Output,
-    parameters: Tensor,
-    wide: Tensor,
-    calibration: Calibration,
-    levels: Sequence[float],
-) -> Tensor:
-    """Returns quantiles ``(B, h, C, len(levels))`` of a network's output.
-
-    Args:
-        output: of the network.
-        parameters: shape ``(B, h, C, num_parameters)``.
-        wide: spread of the windows, ``(B, C)``.
-        calibration: used unless the output is a distribution of counts.
-        levels: requested.
-
-    Raises:
-        ConfigError: a level outside those calibrated.
-    """
-    require_known(levels)
-    if not output.is_calibrated:
-        return output.quantiles(parameters, levels)
-    return calibration.quantiles(output.quantiles(parameters, LEVELS), wide, levels)
-
-
-def forecast(
-    network: ForecastNetwork,
-    inputs: ScaledWindows,
-    rows: NDArray[np.int64],
-    calibration: Calibration | None = None,
-    levels: Sequence[float] = (),
-    size: int = 256,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields `answer` for the windows that begin at `rows`, ``size`` at a time, and actual values
-    ``(B, h, C)``."""
-    config, done = network.config, 0
-    for values, statics in inputs.read(rows, config, size):
-        segments = inputs.table.segments.of_rows(rows[done : done + len(values)])
-        done += len(values)
-        target = values[:, config.input_size :, : config.num_targets]
-        places = inputs.places(segments)
-        yield answer(network, values, statics, calibration, levels, places), target

@@ -1,26 +1,22 @@
-"""Evaluation of a trained forecaster on the test part: errors, coverage, example forecasts."""
+"""Errors of forecasts from many origins, beside simple forecasts; coverage, examples, panels."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from fastlstm.errors import ConfigError, DataError, nearest_hint
-from fastlstm.forecast.backtest import backtest, season_of
-from fastlstm.forecast.calibration import forecast
+from fastlstm.forecast.calibration import LEVELS
 from fastlstm.forecast.data.dataset import SeriesDataset
-from fastlstm.forecast.data.error_measures import (
-    QuantileScores,
-    SeriesErrors,
-    StepErrors,
-)
-from fastlstm.forecast.data.naive import seasonal_error
+from fastlstm.forecast.data.error_measures import QuantileScores, Scores, SeriesErrors, StepErrors
+from fastlstm.forecast.data.naive import SeasonalNaive, seasonal_error
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split
 from fastlstm.forecast.data.window_index import WindowIndex, read_windows, spread_out
@@ -30,45 +26,132 @@ from fastlstm.forecast.ridge import RidgeForecast
 from fastlstm.system.fields import is_whole
 
 MAX_WINDOWS = 20_000
-"""Limit of test windows that a run evaluates, evenly spread."""
+"""Most test windows that a run evaluates; they are evenly spread."""
 INTERVALS = (0.8, 0.95)
 FAN = (95, 80, 50)
-"""Percent of the intervals of a picture."""
+"""Percent of the intervals in a picture."""
 FAN_LEVELS = tuple(sorted((100 + sign * level) / 200 for level in FAN for sign in (-1, 1)))
 _CURVE = (*(round(0.1 * n, 1) for n in range(1, 10)), 0.95, 0.99)
 _EXAMPLES = 6
-"""Windows shown; of several series one each, and of several targets in turn."""
+"""Windows shown: one per series if there are several, the targets in turn."""
 _MAX_SERIES = 20
 _MIN_PAST = 48
-"""Least number of past steps shown with a forecast, if the network reads so many."""
+"""Fewest past steps shown with a forecast, if the network reads so many."""
+_DAY_US = 86_400_000_000
+_MAX_NUMBERS = 1 << 24
+"""Most quantiles of a batch: 64 MB."""
+Floats = NDArray[np.float64]
 
 
+@torch.no_grad()
 def evaluate_forecasts(
     stored: StoredForecaster,
     inputs: ScaledWindows,
-    split: Split,
     rows: NDArray[np.int64],
     season: int,
     quantiles: QuantileScores,
+    split: Split | None = None,
     is_scaled: bool = False,
-    by_step: Mapping[str, StepErrors] | None = None,
+    by_step: Mapping[str, StepErrors] = MappingProxyType({}),
     by_series: SeriesErrors | None = None,
     should_continue: Callable[[int], bool] | None = None,
 ) -> dict[str, dict[str, float]]:
-    """Returns the figures of `backtest` by forecast, quantiles' with the forecaster's."""
+    """Returns the figures of every forecast of the windows that begin at `rows`.
+
+    All figures are over the same values: every target present in the horizon of every window.
+
+    Args:
+        stored: the forecaster.
+        inputs: the table.
+        rows: first rows of windows of input and horizon.
+        season: period of the seasonal naive forecast, in steps.
+        quantiles: receives the quantiles; its figures are added to the forecaster's.
+        split: of the table; without it there is no mase and no "ridge".
+        is_scaled: report errors in standard deviations of the training rows.
+        by_step: also receives the errors, by name of the forecast.
+        by_series: also receives the errors of the forecaster and of the seasonal naive forecast.
+        should_continue: called with the number of windows done; False skips the rest.
+
+    Returns:
+        Figures of "forecaster", "ridge" (unless a part is too short to fit it), "seasonal_naive"
+        (see `SeasonalNaive`) and "naive" (the last value). Without earlier values, both naive
+        forecasts are the mean of the training rows (0 for counts).
+    """
+    network, config, table = stored.network, stored.network.config, inputs.table
+    L, h, C = config.input_size, config.horizon, config.num_targets
+    naive_error, ridge = (None, None) if split is None else _compared(stored, inputs, split, season)
+    names = ("forecaster", *(() if ridge is None else ("ridge",)), "seasonal_naive", "naive")
+    scores, done = {name: Scores(C) for name in names}, 0
+    last, seasonal = (SeasonalNaive(table, C, steps) for steps in (1, season))
+    size = _windows_at_once(config, quantiles) if should_continue is None else 64
+    for values, statics in inputs.read(rows, config, size):
+        origins = rows[done : done + len(values)] + L
+        done += len(values)
+        parts = table.segments.of_rows(origins - 1)
+        series = table.segments.series[parts]
+        mean, std = (scale[:, None, :C] for scale in inputs.scales(parts))
+        unit, shift, level = _units(mean, std, is_scaled)
+        center = mean - table.origins(series)[:, None, :C]
+        parameters, target = network.answers(values, statics), values[:, L:, :C].numpy()
+        found = stored.quantiles(parameters, values, inputs.places(parts), quantiles.levels)
+        quantiles.add(found.numpy(), target, unit)
+        scale = None if naive_error is None else naive_error[series][:, None] * (unit / std)
+        naive, of_season = ((n.forecast(origins, h) - center) / std for n in (last, seasonal))
+        answers: dict[str, NDArray[Any]]
+        answers = {"seasonal_naive": np.nan_to_num(of_season), "naive": np.nan_to_num(naive)}
+        answers["forecaster"] = network.output.center(parameters).numpy()
+        if ridge is not None:
+            answers["ridge"] = ridge.forecast(values)
+        plain = {name: answer * unit + shift for name, answer in answers.items()}
+        actual = target * unit + shift
+        for name, of_steps in by_step.items():
+            of_steps.add(plain[name], actual)
+        if by_series is not None:
+            by_series.add(series, plain["forecaster"], plain["seasonal_naive"], actual)
+        for name, score in scores.items():
+            score.add(plain[name], actual, plain["naive"], scale, unit, level)
+            score.num_without_past += int((np.isnan(naive) & ~np.isnan(target)).sum())
+        if should_continue is not None and not should_continue(done):
+            break
+    of_quantiles = {"forecaster": quantiles.result()} if quantiles.num_values else {}
+    return {name: score.result() | of_quantiles.get(name, {}) for name, score in scores.items()}
+
+
+def _compared(
+    stored: StoredForecaster, inputs: ScaledWindows, split: Split, season: int
+) -> tuple[NDArray[np.float64], RidgeForecast | None]:
+    """Returns the seasonal naive errors on the training rows, and ridge regression."""
     num_targets = stored.network.config.num_targets
     naive_error = seasonal_error(inputs.table, split.train_ends, num_targets, season)
-    ridge = None
-    with suppress(DataError):  # a part is too short
-        ridge = RidgeForecast(stored.network, inputs, split)
-    errors = backtest(
-        stored, inputs, rows, season, quantiles, naive_error, is_scaled, by_step=by_step,
-        by_series=by_series, should_continue=should_continue, ridge=ridge,
-    )  # fmt: skip
-    figures = {name: score.result() for name, score in errors.items()}
-    if quantiles.num_values:
-        figures["forecaster"] |= quantiles.result()
-    return figures
+    try:
+        return naive_error, RidgeForecast(stored.network, inputs, split)
+    except DataError:  # a part is too short
+        return naive_error, None
+
+
+def _units(mean: Floats, std: Floats, is_scaled: bool) -> tuple[Floats, Floats, Floats]:
+    """Returns the unit of the figures, what is added to values in it, and where their 0 is."""
+    if is_scaled:
+        return np.ones_like(std), np.zeros_like(mean), mean / std
+    return std, mean, np.zeros_like(mean)
+
+
+def _windows_at_once(config: ForecasterConfig, quantiles: QuantileScores) -> int:
+    """Returns the size of a batch: 256 windows, fewer if they have many quantiles."""
+    num_levels = max(len(quantiles.levels), len(LEVELS))
+    return min(256, max(1, _MAX_NUMBERS // (config.horizon * config.num_targets * num_levels)))
+
+
+def season_of(dataset: SeriesDataset) -> int:
+    """Returns the steps per day, per week of days or per year of months; 1 for longer steps."""
+    frequency = dataset.frequency
+    if frequency.unit == "business_days":
+        return 5
+    if frequency.unit == "months":
+        return max(1, 12 // frequency.step)
+    if frequency.unit == "us" and frequency.step < _DAY_US and _DAY_US % frequency.step == 0:
+        return _DAY_US // frequency.step
+    return 7 if frequency.unit == "us" and frequency.step == _DAY_US else 1
 
 
 def num_test_windows(dataset: SeriesDataset, split: Split, sizes: ForecasterConfig) -> int:
@@ -109,8 +192,8 @@ def evaluation_events(
     by_step = {name: StepErrors(sizes.horizon, sizes.num_targets) for name in compared}
     by_series = SeriesErrors(len(dataset.series), sizes.num_targets)
     scores = evaluate_forecasts(
-        stored, inputs, split, spread_out(rows), season, curve, by_step=by_step,
-        by_series=by_series, should_continue=count,
+        stored, inputs, spread_out(rows), season, curve, split,
+        by_step=by_step, by_series=by_series, should_continue=count,
     )  # fmt: skip
     for interval in set(_CURVE) - set(INTERVALS):  # for the curve only
         scores["forecaster"].pop(f"coverage_{100 * interval:g}", None)
@@ -294,8 +377,8 @@ def examples(
     past = past + dataset.table.origins(series)[:, None]  # as float64
     shape = len(rows), len(dataset.table.columns)
     mean, std = (np.broadcast_to(scale, shape) for scale in inputs.scales(segments))
-    center, actual = next(forecast(stored.network, inputs, rows))
-    ends, _ = next(forecast(stored.network, inputs, rows, stored.calibration, FAN_LEVELS))
+    center, actual = next(stored.forecast(inputs, rows))
+    ends, _ = next(stored.forecast(inputs, rows, FAN_LEVELS))
     zone = dataset.time_zone if dataset.is_wall or not dataset.time_zone else "UTC"
     events = []
     for n, row in enumerate(rows.tolist()):

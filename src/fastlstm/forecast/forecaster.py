@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
 
 from fastlstm.errors import ConfigError, DataError, counted, kind_of_value
 from fastlstm.estimator import Estimator, signature_of
-from fastlstm.forecast.backtest import backtest, season_of
 from fastlstm.forecast.calibration import calibrate, require_known, require_numbers
-from fastlstm.forecast.config import READING, ForecastConfig
-from fastlstm.forecast.cross_validation import cross_validated
+from fastlstm.forecast.config import READING, ForecastConfig, split_of
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.error_measures import QuantileScores, SeriesErrors
 from fastlstm.forecast.data.preparation import prepare, prepare_future
@@ -32,10 +31,11 @@ from fastlstm.forecast.evaluation import (
     example_rows,
     examples,
     require_counts,
+    season_of,
     series_numbers,
 )
 from fastlstm.forecast.files import StoredForecaster, forecaster_files, read_forecaster
-from fastlstm.forecast.forecast_table import Forecasts, as_kind, kind_of
+from fastlstm.forecast.forecast_table import Forecasts, as_kind, as_times, kind_of, times_from
 from fastlstm.forecast.model.network import ForecastNetwork
 from fastlstm.forecast.size_plan import CHOSEN
 from fastlstm.forecast.table_schema import apply_schema
@@ -323,8 +323,8 @@ class Forecaster(Estimator[StoredForecaster]):
         by_series = SeriesErrors(len(dataset.series), len(dataset.roles.target))
         season = season or season_of(dataset)
         figures = evaluate_forecasts(
-            self._fitted(), inputs, split, windows.rows(), season,
-            QuantileScores(quantiles, INTERVALS), scaled, by_series=by_series,
+            self._fitted(), inputs, windows.rows(), season, QuantileScores(quantiles, INTERVALS),
+            split, scaled, by_series=by_series,
         )  # fmt: skip
         return TableEvaluation(figures, season, by_series, dataset)
 
@@ -377,19 +377,32 @@ class Forecaster(Estimator[StoredForecaster]):
             ConfigError: a count below 1.
             DataError: too few rows, and errors of `fit`.
         """
-        horizon = self.get_options()["horizon"]
+        options = self.get_options()
+        horizon = options["horizon"]
         step_size = horizon if step_size is None else step_size
         require_counts(n_windows=n_windows, step_size=step_size)
-        options = self.get_options()
-
-        def fit(split: str) -> Forecaster:
-            return Forecaster(**{**options, "split": split}).fit(frame)
-
         config = _config(_of_config(options))
         dataset = prepare(frame, config)
-        table = cross_validated(dataset, fit, horizon, n_windows, step_size, refit, config.split)
+        total = _num_steps(dataset)
+        first = total - horizon - (n_windows - 1) * step_size
+        train, valid, *_ = split_of(config.split)
+        least = valid if isinstance(valid, int) else 1
+        if first <= least:
+            raise DataError(
+                f"the table has {total} steps, {n_windows} windows of {horizon} steps leave"
+                f" {first}, expected more than {least}, for validation; take a smaller `n_windows`"
+            )
+        tables, model = [], None
+        for origin in range(first, total - horizon + 1, step_size):
+            held_out = valid
+            if not isinstance(valid, int):
+                held_out = min(origin - 1, round(origin * valid / (train + valid)))
+            cuts = f"{origin - held_out},{held_out},{horizon}"
+            if refit or model is None:
+                model = Forecaster(**{**options, "split": cuts}).fit(frame)
+            tables.append(_of_one_origin(model.stored_, model._inputs, dataset, cuts))
         kind = kind_of(frame)
-        return as_kind(table, "arrow" if kind == "array" else kind)
+        return as_kind(pa.concat_tables(tables), "arrow" if kind == "array" else kind)
 
     def recalibrate(self, frame: Any, steps: int | None = None) -> Forecaster:
         """Calibrates the intervals on the last windows of a table instead of the validation part.
@@ -420,8 +433,7 @@ class Forecaster(Estimator[StoredForecaster]):
         dataset, inputs = self._table(frame)
         if steps is None:
             steps = validation_steps(dataset.table, dataset.frequency, stored.config.split)
-        starts = dataset.frequency.ticks(dataset.table.segments.start_times)
-        total = int((starts + dataset.table.segments.num_rows).max() - starts.min())
+        total = _num_steps(dataset)
         steps = min(max(steps, horizon), total)
         split = split_table(dataset.table, dataset.frequency, (max(1, total - steps), steps))
         try:
@@ -457,7 +469,7 @@ class Forecaster(Estimator[StoredForecaster]):
         scores = QuantileScores((), intervals, has_crps=False)
         self._warn_unsupported(scores.levels)
         self._place(len(rows))
-        backtest(stored, inputs, rows, 1, scores)
+        evaluate_forecasts(stored, inputs, rows, 1, scores)
         return scores.coverage()
 
     def score(self, frame: Any = None, y: None = None) -> float:
@@ -538,6 +550,43 @@ def _warn_of_repairs(dataset: SeriesDataset) -> None:
     """Warns of rows that were changed, as the command line notes them."""
     for text in dataset.repairs:
         warnings.warn(f"{dataset.name}: {text}", stacklevel=4)
+
+
+def _num_steps(dataset: SeriesDataset) -> int:
+    """Returns the steps from the first time of a table to the last."""
+    starts = dataset.frequency.ticks(dataset.table.segments.start_times)
+    return int((starts + dataset.table.segments.num_rows).max() - starts.min())
+
+
+def _of_one_origin(
+    stored: StoredForecaster, inputs: ScaledWindows, dataset: SeriesDataset, cuts: str
+) -> pa.Table:
+    """Returns the forecasts of the test part of a split, one window of each series."""
+    sizes, roles = stored.network.config, dataset.roles
+    split = split_table(dataset.table, dataset.frequency, cuts)
+    windows = split.windows(dataset.table, "test", sizes.input_size, sizes.horizon)
+    rows = windows.rows()
+    segments = dataset.table.segments.of_rows(rows)
+    series = dataset.table.segments.series[segments]
+    answers = list(stored.forecast(inputs, rows))
+    center, actual = (
+        np.concatenate([a.double().numpy() for a in part]) for part in zip(*answers, strict=True)
+    )
+    mean, std = (scale[:, None, : sizes.num_targets] for scale in inputs.scales(segments))
+    last = rows + sizes.input_size - 1 - dataset.table.segments.first_rows[segments]
+    times = times_from(dataset, segments, last, sizes.horizon + 1)
+    table: dict[str, Any] = {}
+    if roles.series is not None:
+        table[roles.series] = pa.array(list(dataset.series)).take(
+            pa.array(np.repeat(series, sizes.horizon))
+        )
+    table["step" if roles.time is None else roles.time] = as_times(dataset, times[:, 1:])
+    table["cutoff"] = as_times(dataset, np.repeat(times[:, :1], sizes.horizon, 1))
+    for c, name in enumerate(roles.target):
+        for column, values in ((name, actual), (f"{name}-forecast", center[..., 0])):
+            scaled = values[..., c] * std[..., c] + mean[..., c]
+            table[column] = pa.array(scaled.reshape(-1), from_pandas=True)
+    return pa.table(table)
 
 
 def _require_part(part: Any) -> None:

@@ -1,24 +1,30 @@
-"""Before a forecaster is trained: every open choice is made."""
+"""A forecaster before training: every open choice made, its loader, its initial weights."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from fastlstm.distributed.share import Share
 from fastlstm.errors import ConfigError, DataError
+from fastlstm.forecast.calibration import Calibration
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.calendar import MAX_ROWS
 from fastlstm.forecast.data.chunk_loader import ChunkLoader
 from fastlstm.forecast.data.dataset import SeriesDataset
-from fastlstm.forecast.data.splits import Split
+from fastlstm.forecast.data.series_scale import SeriesScale
+from fastlstm.forecast.data.splits import Scaler, Split, fit_scaler
 from fastlstm.forecast.data.table import Table
 from fastlstm.forecast.data.window_loader import WindowLoader
+from fastlstm.forecast.files import StoredForecaster
 from fastlstm.forecast.model.config import ForecasterConfig
+from fastlstm.forecast.model.network import ForecastNetwork
 from fastlstm.forecast.ridge import MAX_LAGS
+from fastlstm.forecast.table_schema import TableSchema, static_scale
 
 PATCHES = (48, 24, 12, 8, 6, 4, 3, 2, 1)
 """Time steps per LSTM step that fit most tables, longest first."""
@@ -110,6 +116,37 @@ def _sizes(config: ForecastConfig, longest: int) -> tuple[int, int]:
     if config.input_size is None:
         input_size = max(1, input_size // patch) * patch
     return input_size, patch
+
+
+def untrained_forecaster(
+    config: ForecastConfig, given: ForecastConfig, dataset: SeriesDataset, split: Split
+) -> StoredForecaster:
+    """Returns a forecaster with every choice made and initial weights."""
+    sizes = choose_architecture(config, dataset, split)
+    if config.learning_rate is None:
+        config = replace(config, learning_rate=LEARNING_RATES[config.optimizer])
+    config = replace(config, input_size=sizes.input_size, patch=sizes.patch)
+    torch.default_generator.manual_seed(config.seed)
+    network = ForecastNetwork(sizes)
+    network.lstm.strict = config.strict_kernels
+    scaler, series = fitted_scaler(config, dataset, split), None
+    if len(dataset.series) > 1 and not network.output.counts:
+        of_all = scaler.mean[: sizes.num_targets], scaler.std[: sizes.num_targets]
+        series = SeriesScale.fit(dataset.table, dataset.series, split.train_ends, of_all)
+    return StoredForecaster(
+        config, given, network, scaler, Calibration.none(sizes),
+        static_scale(dataset), TableSchema.of(dataset, sizes.has_missing), dataset.key,
+        series=series,
+    )  # fmt: skip
+
+
+def fitted_scaler(config: ForecastConfig, dataset: SeriesDataset, split: Split) -> Scaler:
+    """Returns the scaler of a table's training rows."""
+    columns, roles = dataset.table.columns, dataset.roles
+    unscaled = [columns.index(name) for name in roles.categorical if name in columns]
+    if config.output == "negative_binomial":
+        unscaled += range(len(roles.target))
+    return fit_scaler(dataset.table, split.train_ends, unscaled)
 
 
 def training_loader(

@@ -9,27 +9,38 @@ second is taken.
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Collection
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from fastlstm.errors import counted
 from fastlstm.forecast.config import ForecastConfig
-from fastlstm.forecast.plan import HIDDEN_SIZES, choose_architecture
-from fastlstm.forecast.step_time import CPU, step_seconds
-from fastlstm.forecast.untrained import untrained_forecaster
+from fastlstm.forecast.data.dataset import SeriesDataset
+from fastlstm.forecast.data.splits import Split
+from fastlstm.forecast.files import StoredForecaster
+from fastlstm.forecast.plan import (
+    HIDDEN_SIZES,
+    choose_architecture,
+    training_loader,
+    untrained_forecaster,
+)
+from fastlstm.forecast.table_schema import apply_schema
+from fastlstm.forecast.task import ForecastTask
 from fastlstm.system import hardware, measurements
-from fastlstm.training.precision import MIN_GAIN, precisions_of
+from fastlstm.training.device import random_numbers_kept
+from fastlstm.training.plan import TrainingPlan
+from fastlstm.training.precision import MIN_GAIN, allow_tf32, precisions_of
 from fastlstm.training.schedule import StopCriterion
+from fastlstm.training.session import RunSession
+from fastlstm.training.step_time import fastest_step_s, ignore
+from fastlstm.training.trainer import Trainer
 
-if TYPE_CHECKING:
-    from fastlstm.forecast.data.dataset import SeriesDataset
-    from fastlstm.forecast.data.splits import Split
-
+CPU = torch.device("cpu")
 ENOUGH_STEPS = 250
 """From here on more steps gain less than a larger size (benchmarks/log)."""
 MIN_BUDGET_S = 10.0
@@ -155,3 +166,27 @@ def _step_s(
     if device.type == "cuda" or not timer.was_busy(_QUIET_SHARE):
         measurements.remember("forecast-step", of, {"seconds": seconds})
     return seconds, False
+
+
+def step_seconds(
+    stored: StoredForecaster, dataset: SeriesDataset, split: Split, device: torch.device = CPU
+) -> float:
+    """Returns the seconds of the fastest of a few training steps.
+
+    The forecaster is untrained, with a precision that is not auto. The network is thrown away;
+    random numbers are left alone.
+
+    Raises:
+        torch.cuda.OutOfMemoryError: not even one window at a time fits.
+    """
+    config = stored.config
+    allow_tf32(config.precision)
+    with random_numbers_kept(device):
+        network = copy.deepcopy(stored.network).to(device)
+        inputs = apply_schema(dataset, stored)
+        loader = training_loader(config, network.config, dataset.table, split, None)
+        timed = replace(stored, network=network)
+        session = RunSession(None, [])
+        task = ForecastTask(session, timed, dataset, split, inputs, loader, device)
+        plan = TrainingPlan(config, StopCriterion.of(config, loader.steps_per_epoch), device)
+        return fastest_step_s(Trainer(task, plan, emit=ignore))

@@ -16,7 +16,6 @@ import torch
 from fastlstm.distributed.joining import joined
 from fastlstm.errors import ConfigError, DataError, FormatError
 from fastlstm.forecast.calibration import Calibration
-from fastlstm.forecast.closing import Closing
 from fastlstm.forecast.config import READING, ForecastConfig
 from fastlstm.forecast.data.calendar import calendar_names, calendar_parts, with_calendar
 from fastlstm.forecast.data.dataset import SeriesDataset
@@ -25,9 +24,7 @@ from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split, split_table
 from fastlstm.forecast.data.table_files import require_files
 from fastlstm.forecast.data.timeline import ROWS
-from fastlstm.forecast.data.window_index import WindowIndex
 from fastlstm.forecast.files import StoredForecaster, read_options
-from fastlstm.forecast.model.network import ForecastNetwork
 from fastlstm.forecast.plan import (
     LEARNING_RATES,
     MIN_CALENDAR_GAIN,
@@ -35,13 +32,12 @@ from fastlstm.forecast.plan import (
     note_of_short_series,
     starts_linear,
     training_loader,
+    untrained_forecaster,
 )
 from fastlstm.forecast.ridge import Ridge, fit_ridges
-from fastlstm.forecast.size_plan import CHOSEN, can_choose_size, choose_size
-from fastlstm.forecast.step_time import step_seconds
+from fastlstm.forecast.size_plan import CHOSEN, can_choose_size, choose_size, step_seconds
 from fastlstm.forecast.table_schema import apply_schema
 from fastlstm.forecast.task import ForecastTask
-from fastlstm.forecast.untrained import untrained_forecaster
 from fastlstm.ops.call import LSTMCall
 from fastlstm.ops.explain import explain
 from fastlstm.report.history import read_history
@@ -188,7 +184,7 @@ class _ForecastSession(RunSession):
         else:
             first = None if checkpoint is None else start.first
             stored = _continued_from(base, config, first, dataset)
-        network, sizes = stored.network.to(device), stored.network.config
+        sizes = stored.network.to(device).config
         choice = self.of_leader(PrecisionChoice, lambda: _precision(stored, dataset, split, device))
         config = dataclasses.replace(stored.config, precision=choice.name)
         stored = dataclasses.replace(stored, config=config)
@@ -196,14 +192,14 @@ class _ForecastSession(RunSession):
         self.check_processes(config)
         share = self.world.share
         loader = training_loader(config, sizes, dataset.table, split, self.loader_stop, share)
-        valid = split.windows(dataset.table, "valid", sizes.input_size, sizes.horizon)
-        if is_new and sizes.linear and self.world.is_leader:
-            self._set_linear(config, network, inputs, split, valid, linear)
         plan = self.plan(config, device, checkpoint, loader.steps_per_epoch, config.eval_every)
         stop_criterion = plan.stop_criterion
-        closing = Closing(self, stored, dataset, split, inputs, valid, stop_criterion.budget_s)
-        closing.is_averaged = base is None and sizes.linear and sizes.decoder == "direct"
-        task = make_task(config, network, inputs, loader, valid, device, closing)
+        task = make_task(
+            self, stored, dataset, split, inputs, loader, device, stop_criterion.budget_s
+        )
+        task.is_averaged = base is None and sizes.linear and sizes.decoder == "direct"
+        if is_new and sizes.linear and self.world.is_leader:
+            self._set_linear(task, linear)
         spread = config.evaluations or default_evaluations(task, stop_criterion, config.patience)
         plan = dataclasses.replace(plan, evaluations=spread)
         self.notes += [*dataset.notes, *notes_on(choice.name, device, _layer_call(config, device))]
@@ -213,7 +209,7 @@ class _ForecastSession(RunSession):
             task, plan, checkpoint, [*callbacks, *own], about | _about(task, stored, dataset),
             note_of_short_series(config, sizes, dataset, split),
         )  # fmt: skip
-        return Trained(self._told(closing.stored), dataset, inputs, result)
+        return Trained(self._told(task.stored), dataset, inputs, result)
 
     def _told(self, stored: StoredForecaster) -> StoredForecaster:
         """Returns the forecaster with the weights and the calibration of rank 0."""
@@ -280,23 +276,15 @@ class _ForecastSession(RunSession):
         )
         return dataclasses.replace(config, calendar=parts), extended, best
 
-    def _set_linear(
-        self,
-        config: ForecastConfig,
-        network: ForecastNetwork,
-        inputs: ScaledWindows,
-        split: Split,
-        valid: WindowIndex,
-        known: Ridge | None,
-    ) -> None:
+    def _set_linear(self, task: ForecastTask, known: Ridge | None) -> None:
         """Sets the linear path to ridge regression, which may be known."""
-        sizes = network.config
+        network, inputs, sizes = task.model, task.inputs, task.model.config
         with self.part_of_setup("the linear path"):
             if known is None:
-                train = split.windows(inputs.table, "train", sizes.input_size, sizes.horizon)
-                found = fit_ridges(network, inputs, train, valid, has_future=True)
+                train = task.split.windows(inputs.table, "train", sizes.input_size, sizes.horizon)
+                found = fit_ridges(network, inputs, train, task.valid, has_future=True)
                 known = min(found, key=lambda ridge: ridge.error)
-            is_start = starts_linear(config, sizes)
+            is_start = starts_linear(task.stored.config, sizes)
             network.set_linear(known.weight, known.bias, known.future, is_start)
 
     def _with_size(

@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastlstm.forecast.calibration import quantiles_of
 from fastlstm.forecast.data.names import canonical
 from fastlstm.forecast.data.series_scale import CONSTANT
 from fastlstm.forecast.files import StoredForecaster, read_forecaster
@@ -165,8 +164,8 @@ class WindowForecaster:
         parameters = stored.network.answers(values, static)
         if unknown is not None:
             parameters = parameters + unknown[..., None]
-        spread = stored.calibration.width(values, config, places)
-        return WindowForecasts(stored, parameters, spread, self.dtype, mean, std)
+        width = stored.calibration.width(values, config, places)
+        return WindowForecasts(stored, parameters, width, self.dtype, mean, std)
 
 
 @dataclass(frozen=True)
@@ -176,7 +175,7 @@ class WindowForecasts:
     Attributes:
         stored: the forecaster.
         parameters: network output, shape ``(B, h, C, num_parameters)``.
-        spread: of each window, shape ``(B, C)``, scaled.
+        width: of each window's errors, shape ``(B, C)``, scaled; see `Calibration.width`.
         dtype: of the results.
         mean: of the targets, shape ``(B, C)`` or ``(1, C)``, float64.
         std: their spread, of the same shape.
@@ -184,7 +183,7 @@ class WindowForecasts:
 
     stored: StoredForecaster
     parameters: Tensor
-    spread: Tensor
+    width: Tensor
     dtype: np.dtype[np.floating]
     mean: Tensor
     std: Tensor
@@ -194,7 +193,7 @@ class WindowForecasts:
         rows = slice(first, first + count)
         mean, std = (s if len(s) == 1 else s[rows] for s in (self.mean, self.std))
         return WindowForecasts(
-            self.stored, self.parameters[rows], self.spread[rows], self.dtype, mean, std
+            self.stored, self.parameters[rows], self.width[rows], self.dtype, mean, std
         )
 
     def values(self) -> Floats:
@@ -221,8 +220,7 @@ class WindowForecasts:
         if isinstance(output, NegativeBinomial):
             found["dispersion"] = parameters[..., 1]
         if len(levels):
-            calibration = self.stored.calibration
-            scaled = quantiles_of(output, parameters, self.spread, calibration, levels)
+            scaled = self.stored.calibration.quantiles(output, parameters, self.width, levels)
             found["quantiles"] = scaled.double() * std[..., None] + mean[..., None]
         return found
 

@@ -30,9 +30,8 @@ from fastlstm.sequence.answers import (
     weights_of,
 )
 from fastlstm.sequence.config import SequenceConfig
-from fastlstm.sequence.data import Sequences
+from fastlstm.sequence.data import SequenceData, Sequences
 from fastlstm.sequence.files import StoredSequenceModel, read_sequence_model, sequence_files
-from fastlstm.sequence.loader import SequenceData
 from fastlstm.sequence.train import train_sequence_model
 from fastlstm.training.callbacks import checked_callbacks
 
