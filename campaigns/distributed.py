@@ -8,10 +8,10 @@
 `curves` trains a text, a table and sequences (AdamW, fp32) and compares every loss with that of one
 process, and the weights of two runs of two processes. `moved` trains in 1, then 4, then 2 processes
 and compares the rows with those of one. `kills` ends workers and agents of runs of two processes at
-random times; the weights at the end must be those of a run left alone. `links` trains one layer of 512
-units in 4 network namespaces, whose links `tc` limits to MBIT (1000); a sleep of COMPUTE_MS (80)
-takes the place of a large batch, which 4 processes cannot compute at once on a few cores. It prints
-the step of one process over the step of four. Needs root, `ip` and `tc`.
+random times; the weights at the end must equal the weights of a run left alone. `links` trains one
+layer of 512 units in 4 network namespaces, whose links `tc` limits to MBIT (1000). A sleep of
+COMPUTE_MS (80) takes the place of a large batch, which 4 processes cannot compute at once on a few
+cores. It prints the step of one process over the step of four. Needs root, `ip` and `tc`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What README, CONTRIBUTING and docs/ name exists: files, verbs and flags; campaigns say how."""
+"""What README, CONTRIBUTING, docs/ and docstrings name exists: files, verbs, flags, names in code.
+Campaigns say how they are run."""
 
 from __future__ import annotations
 
@@ -34,6 +35,22 @@ OF_OTHER_PROGRAMS = {
     "wandb": "yes",
     "py-spy": "native pid",
 }
+
+
+INLINE = re.compile(r"(?<!`)`([^`\n]+)`")
+NAME = re.compile(r"(?<![\w/.-])[A-Za-z_][\w.]*")
+WORD = re.compile(r"\w+")
+COMPOUND = re.compile(r"\w_\w|[a-z][A-Z]")
+TOLD = re.compile(r'\"\"\".*?\"\"\"|#[^"\n]*$', re.DOTALL | re.MULTILINE)
+"""Docstrings and comments."""
+OF_OTHERS = """
+    AWS_ENDPOINT_URL AWS_PROFILE endpoint_override GOMP_SPINCOUNT sched_autogroup_enabled use_mkldnn
+    fully_shard ConvLSTM PolynomialDecay load_weights model_base_path output_0
+    client_max_body_size max_fails proxy_request_buffering
+    cpu_pressure memory_pressure FASTLSTM_ALERT_RULE _RUN
+    c_0 h_0 T_i W_ih compute_90 d_1 d_2 test_x
+"""
+"""Names of systems, of other libraries, of nginx, names put together by code, and notation."""
 
 
 def text_of(page: str) -> str:
@@ -89,3 +106,33 @@ def test_a_campaign_says_what_it_shows_and_how_it_is_run(path: Path) -> None:
     assert said.partition("\n")[0].endswith(".")
     if "__main__" in source:
         assert re.search(rf"python campaigns/{path.name}\b", said), said
+
+
+@cache
+def words_of_code() -> set[str]:
+    """Returns the words of all sources that stand in code, not in docstrings or comments."""
+    found = set[str]()
+    for folder in ("src", "tests", "benchmarks", "examples"):
+        for path in (REPOSITORY / folder).rglob("*.*"):
+            if path.suffix in (".py", ".h", ".cpp", ".cu"):
+                code = TOLD.sub("", path.read_text(encoding="utf-8"))
+                found.update(WORD.findall(code), [path.stem])
+    return found | {f"fastlstm_{word}" for word in found} | {f"fastlstm_{w}_total" for w in found}
+
+
+def unknown(text: str) -> set[str]:
+    """Returns the names in backticks, such as `sync_every` and `LayerNorm`, that no code has."""
+    names = {name for code in INLINE.findall(text) for name in NAME.findall(code)}
+    words = {word for name in names for word in name.split(".") if COMPOUND.search(word)}
+    return words - words_of_code() - set(OF_OTHERS.split())
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_names_of_a_page_exist(page: str) -> None:
+    assert unknown(re.sub("```.*?```", "", text_of(page), flags=re.DOTALL)) == set()
+
+
+def test_names_in_docstrings_exist() -> None:
+    for path in (REPOSITORY / "src").rglob("*.py"):
+        docstrings = re.findall(r'""".*?"""', path.read_text(encoding="utf-8"), re.DOTALL)
+        assert unknown("\n".join(docstrings)) == set(), path
