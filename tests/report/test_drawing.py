@@ -118,7 +118,15 @@ def test_losses_of_either_sign_are_drawn_on_a_plain_axis(run_dir: Path) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.0, "0"), (1.5, "1.5"), (20_000, "20k"), (2_500_000, "2.5M"), (0.005, "0.005")],
+    [
+        (0.0, "0"),
+        (1.5, "1.5"),
+        (2018.0, "2018"),
+        (2017.5, "2017.5"),
+        (20_000, "20k"),
+        (2_500_000, "2.5M"),
+        (0.005, "0.005"),
+    ],
 )
 def test_tick_text(value: float, text: str) -> None:
     assert tick_text(value) == text

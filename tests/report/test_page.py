@@ -158,6 +158,20 @@ def test_errors_of_each_target(run_dir: Path) -> None:
     assert f"<td>wind</td>{cells}" in source
 
 
+def test_the_time_of_an_event_is_no_setting(run_dir: Path) -> None:
+    """`time` names a column; a run that leaves it open does not show when it began instead."""
+    metrics = run_dir / "metrics.jsonl"
+    start, *others = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text(
+        json.dumps({**json.loads(start), "time": 1.79578e9}) + "\n" + "".join(others)
+    )
+    (run_dir / "config.json").write_text(json.dumps({"train": {"time": None, "series": "shop"}}))
+    source = write_report(run_dir).read_text(encoding="utf-8")
+    assert "<dt>series</dt><dd>shop</dd>" in source
+    assert "<dt>time</dt>" not in source
+    assert "1.79578e+09" not in source
+
+
 def test_a_section_that_fails_says_so_and_the_others_are_there(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -278,7 +278,9 @@ def _style_axes(axes: Any, palette: Mapping[str, str]) -> None:
 
 
 def tick_text(value: float) -> str:
-    """Returns an axis label: 1.5, 20k, 3M; no zeros at the end."""
+    """Returns an axis label: 1.5, 2018, 20k, 3M; no zeros at the end."""
+    if 1000 <= abs(value) < 10_000:  # perhaps a year
+        return f"{value:.6g}"
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(value) >= size:
             return f"{value / size:.4g}{unit}"

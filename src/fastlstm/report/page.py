@@ -347,7 +347,7 @@ def _settings(config: Any, history: History) -> str:
     """The configuration; what it left open is taken from the start of the run."""
     train = config.get("train") if isinstance(config, dict) else None
     values = train if train and isinstance(train, dict) else dict.fromkeys(_CHOSEN)
-    start = history.start
+    start = {**history.start, "time": None}  # of an event: when it was written, not a column
     rows = "".join(
         f"<div><dt>{to_html(name)}</dt><dd>{to_html(clipped(_setting(value), MAX_TEXT))}</dd></div>"
         for name, own in values.items()
