@@ -102,30 +102,25 @@ def steps_of(X: Any) -> Any:
     return array[:, :, None] if array.ndim == 2 and array.dtype.kind in "fiubO" else X
 
 
-class FlatClassifier(SequenceClassifier):
+class Flat:
+    """Rows of a table as sequences of one column."""
+
     def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
+        tags = super().__sklearn_tags__()  # type: ignore[misc]
         tags.input_tags.two_d_array = True
         return tags
 
     def fit(self, X: Any, y: Any) -> Any:
-        return super().fit(steps_of(X), y)
+        return super().fit(steps_of(X), y)  # type: ignore[misc]
 
     def _answers(self, X: Any) -> Any:
-        return super()._answers(steps_of(X))
+        return super()._answers(steps_of(X))  # type: ignore[misc]
 
 
-class FlatRegressor(SequenceRegressor):
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.two_d_array = True
-        return tags
+class FlatClassifier(Flat, SequenceClassifier): ...
 
-    def fit(self, X: Any, y: Any) -> Any:
-        return super().fit(steps_of(X), y)
 
-    def _answers(self, X: Any) -> Any:
-        return super()._answers(steps_of(X))
+class FlatRegressor(Flat, SequenceRegressor): ...
 
 
 NOT_THEIRS = {

@@ -269,7 +269,7 @@ def test_a_resumed_run_is_scored_on_the_windows_it_started_with(
 @pytest.mark.usefixtures("rests_between_steps")
 def test_a_budget_covers_scoring_the_test_part(path: str, tmp_path: Path, monkeypatch: Any) -> None:
     pq.write_table(long_table(2400), path)
-    backtest = evaluation.backtest
+    evaluate = evaluation.evaluate_forecasts
 
     scored: list[Any] = []
 
@@ -281,9 +281,9 @@ def test_a_budget_covers_scoring_the_test_part(path: str, tmp_path: Path, monkey
             time.sleep(0.5)
             return bool(should_continue(done))
 
-        return backtest(*args, should_continue=slowed, **kwargs)
+        return evaluate(*args, should_continue=slowed, **kwargs)
 
-    monkeypatch.setattr(evaluation, "backtest", slow)
+    monkeypatch.setattr(evaluation, "evaluate_forecasts", slow)
     monkeypatch.setattr(forecast_run.RunSession, "report_s", lambda _: 0.0)
     events: list[dict[str, Any]] = []
     config = ForecastConfig(**{**QUICK, "steps": None, "budget": "10s"})
@@ -456,33 +456,6 @@ def test_before_the_first_evaluation_there_is_no_forecaster(path: str, tmp_path:
         Forecaster.load(tmp_path / "run")
     with pytest.raises(RunDirectoryError, match="no such run; train one with"):
         Forecaster.load(tmp_path / "nothing")
-
-
-def test_a_full_disk_stops_no_step_but_a_stop_says_so(
-    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any, **__: Any) -> Path:
-        raise StorageError("no space left")
-
-    monkeypatch.setattr(checkpoints, "save_checkpoint", refuse)
-    events: list[dict[str, Any]] = []
-    with pytest.raises(StorageError, match="no space left"):
-        train_forecaster(
-            path, ForecastConfig(**QUICK), out=tmp_path / "run", observers=[events.append]
-        )
-    warned = [e["text"] for e in events if e["event"] == "message" and e["level"] == "warning"]
-    assert any("training continues: no space left" in text for text in warned)
-    assert any(e["event"] == "eval" and e["step"] == 30 for e in events)
-    with pytest.raises(StorageError):
-        train_forecaster(path, ForecastConfig(**QUICK), out=tmp_path / "b", stop=StopAt(20))
-
-
-def test_early_stopping_holds_after_a_resume(path: str, tmp_path: Path) -> None:
-    config = ForecastConfig(**{**QUICK, "patience": 1, "learning_rate": 0.0, "evaluations": 10})
-    found = train_forecaster(path, config, out=tmp_path / "run")
-    assert found.fitted.reason == "no gain in 1 evaluation"
-    again = train_forecaster(path, config, out=tmp_path / "run", resume=True)
-    assert again.fitted.steps == found.fitted.steps < 30
 
 
 def loss_rises(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,15 +161,6 @@ def test_training_ends_early_and_keeps_the_best() -> None:
     assert (error**2).mean() == pytest.approx(min(losses), rel=1e-3)
 
 
-def test_the_same_seed_gives_the_same_model() -> None:
-    X = walks(60)
-    y = first_values(X)
-    given = {**QUICK, "epochs": 2, "dropout": 0.3}
-    first, second = (SequenceRegressor(**given).fit(X, y).predict(X) for _ in range(2))
-    assert (first == second).all()
-    assert (SequenceRegressor(**given, seed=1).fit(X, y).predict(X) != first).any()
-
-
 def test_answers_and_values_far_from_0_are_as_exact_as_near_it() -> None:
     rng = np.random.default_rng(0)
     X = rng.integers(-50, 50, size=(300, 6, 2)) / 16
@@ -302,14 +293,9 @@ def test_what_are_no_sequences_is_refused(X: Any, message: str) -> None:
 
 
 BAD_Y: list[tuple[Any, Any, str]] = [
-    (SequenceRegressor, np.zeros((6, 2, 2)), r"y has shape \(6, 2, 2\)"),
     (SequenceRegressor, list("abcdef"), "labels are for SequenceClassifier"),
-    (SequenceRegressor, [1, 2, np.nan, 3, 4, 5], "answer to sequence 2 is NaN"),
-    (SequenceRegressor, 3.0, "y is a float, expected 6 answers"),
     (SequenceRegressor, np.array(3.0), "y is a ndarray, expected 6 answers"),
     (SequenceClassifier, np.zeros((6, 2)), r"y has shape \(6, 2\), expected one label"),
-    (SequenceClassifier, ["a"] * 6, "every label is 'a', expected two or more classes"),
-    (SequenceClassifier, [0, 1, [2], 0, 1, 0], "label of sequence 2 is a list, expected something"),
     (SequenceClassifier, [0, 1, float("nan"), 0, 1, 0], "label of sequence 2 is NaN"),
 ]
 

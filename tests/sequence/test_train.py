@@ -145,42 +145,6 @@ def test_what_cannot_be_stored_is_refused_before_training(tmp_path: Path) -> Non
     assert not (tmp_path / "run").exists()
 
 
-class Scale(fastlstm.Callback):
-    """Sees the gradients and remembers how often; its numbers survive a resume."""
-
-    def __init__(self) -> None:
-        self.count, self.norms = 0, torch.zeros(12)
-
-    def on_gradients(self, trainer: Any) -> None:
-        assert trainer.model.head.bias.grad is not None
-        self.norms[self.count] = trainer.model.head.bias.grad.norm()
-        self.count += 1
-
-    def on_evaluate(self, trainer: Any, metrics: dict[str, Any]) -> dict[str, Any]:
-        return {"seen": self.count}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"count": self.count, "norms": self.norms}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.count, self.norms = state["count"], state["norms"]
-
-
-def test_callbacks_are_called_and_survive_a_resume(tmp_path: Path) -> None:
-    whole, parts, later = Scale(), Scale(), Scale()
-    SequenceRegressor(**QUICK, callbacks=[whole]).fit(X, Y)
-    with pytest.raises(Stopped):
-        SequenceRegressor(**QUICK, callbacks=[parts], observers=[StopAt(7)]).fit(
-            X, Y, out=tmp_path / "run"
-        )
-    SequenceRegressor(**QUICK, callbacks=[later]).fit(X, Y, out=tmp_path / "run", resume=True)
-    assert (later.count, whole.count) == (12, 12)
-    assert torch.equal(later.norms, whole.norms)
-    assert (whole.norms > 0).all()
-    evals = [e["seen"] for e in events_of(tmp_path / "run") if e["event"] == "eval"]
-    assert evals == [5, 10, 12]
-
-
 def test_accumulation_equals_the_big_batch() -> None:
     given = {**QUICK, "dropout": 0.0, "optimizer": "sgd"}
     found = [
@@ -188,14 +152,6 @@ def test_accumulation_equals_the_big_batch() -> None:
         for each in ({"batch_size": 12}, {"batch_size": 4, "accumulate": 3})
     ]
     np.testing.assert_allclose(found[0], found[1], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("optimizer", ["adam", "adamw", "nadam", "sgd", "muon"])
-def test_every_optimizer_learns(optimizer: Any) -> None:
-    last = [x[-1, 0] for x in X]
-    given = {**QUICK, "hidden_size": 16, "embed_size": 16, "dropout": 0.0, "steps": 200}
-    model = SequenceRegressor(**given, ema=0.9, optimizer=optimizer).fit(X, last)
-    assert model.score(X, last) > 0.7
 
 
 @pytest.mark.usefixtures("rests_between_steps")

@@ -13,12 +13,7 @@ import torch
 from fastlstm import Forecaster
 from fastlstm.errors import ConfigError, ShapeError
 from fastlstm.forecast.model.config import ForecasterConfig
-from fastlstm.forecast.model.distribution_quantiles import (
-    negative_binomial_quantiles,
-    student_quantile,
-)
 from fastlstm.forecast.model.network import CategoricalFeatures, ForecastNetwork
-from fastlstm.forecast.model.outputs import QUANTILES, NegativeBinomial, Quantiles, StudentT
 from series_frames import long_table
 
 pytestmark = [pytest.mark.usefixtures("poisoned_memory"), pytest.mark.isa]
@@ -260,92 +255,6 @@ def test_the_wrong_shape_is_refused() -> None:
 
 
 # outputs -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("degrees", [2.0, 2.5, 3.0, 5.0, 30.0, 1000.0])
-@pytest.mark.parametrize("level", [0.01, 0.025, 0.1, 0.3, 0.5, 0.9, 0.975])
-def test_quantiles_of_students_t(degrees: float, level: float) -> None:
-    """The distribution function of the quantile, by quadrature, is the level."""
-    q = float(student_quantile(torch.tensor(degrees, dtype=torch.float64), level))
-    constant = math.exp(math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2))
-    constant /= math.sqrt(degrees * math.pi)
-    x = torch.linspace(0.0, q, 200_001, dtype=torch.float64)
-    density = constant * (1 + x**2 / degrees) ** (-(degrees + 1) / 2)
-    assert 0.5 + float(torch.trapezoid(density, x)) == pytest.approx(level, abs=2e-4)
-
-
-def test_students_t_is_restored_to_units() -> None:
-    output = StudentT()
-    parameters = torch.randn(5, 3, dtype=torch.float64)
-    scale = torch.rand(5, dtype=torch.float64) + 0.5
-    shift = torch.randn(5, dtype=torch.float64)
-    restored = output.restored(parameters, scale, shift)
-    plain = output.quantiles(parameters, [0.1, 0.8])
-    want = plain * scale[:, None] + shift[:, None]
-    torch.testing.assert_close(output.quantiles(restored, [0.1, 0.8]), want, rtol=1e-4, atol=1e-4)
-
-
-def test_the_pinball_loss_is_least_at_the_quantiles() -> None:
-    torch.manual_seed(0)
-    sample = torch.randn(4000)
-    parameters = torch.zeros(len(QUANTILES), requires_grad=True)
-    optimizer = torch.optim.Adam([parameters], 0.05)
-    output = Quantiles()
-    for _ in range(400):
-        optimizer.zero_grad()
-        output.loss(parameters.expand(4000, -1), sample).mean().backward()
-        optimizer.step()
-    want = torch.quantile(sample, torch.tensor(QUANTILES))
-    torch.testing.assert_close(parameters.detach(), want, atol=0.06, rtol=0)
-    between = output.quantiles(want, [0.1, 0.175, 0.9])
-    torch.testing.assert_close(between[0], want[1])
-    torch.testing.assert_close(between[1], (want[1] + want[2]) / 2)
-    outer = output.quantiles(want, [0.001, 0.025, 0.975, 0.999])
-    torch.testing.assert_close(outer, want[[0, 0, -1, -1]])
-
-
-def test_learned_quantiles_that_cross_are_put_in_order() -> None:
-    crossed = torch.tensor([0.0, 2.0, 1.0, 3.0, 4.0, 6.0, 5.0])
-    found = Quantiles().quantiles(crossed, [k / 40 for k in range(1, 40)])
-    assert (found.diff() >= 0).all()
-
-
-def log_gamma_sum(count: int, mean: float, dispersion: float) -> float:
-    """The log of a negative binomial's probability, in Python's own floats."""
-    r = 1 / dispersion
-    chosen = math.lgamma(count + r) - math.lgamma(r) - math.lgamma(count + 1)
-    return chosen + r * math.log(r / (r + mean)) + count * math.log(mean / (r + mean))
-
-
-@pytest.mark.parametrize(
-    ("mean", "dispersion"), [(0.1, 0.5), (2.0, 0.01), (40.0, 0.3), (1.0, 100.0)]
-)
-def test_the_negative_binomial_is_the_one_of_the_books(mean: float, dispersion: float) -> None:
-    output = NegativeBinomial()
-    parameters = torch.tensor([mean, dispersion])
-    levels = (0.005, 0.1, 0.5, 0.9, 0.995)
-    found = output.quantiles(parameters, levels).tolist()
-    below, want = 0.0, []
-    for count in range(1000):
-        log_p = log_gamma_sum(count, mean, dispersion)
-        if count % 50 == 0:
-            loss = output.loss(parameters, torch.tensor(float(count)))
-            assert loss.item() == pytest.approx(-log_p, rel=1e-4)
-        below += math.exp(log_p)
-        want += [float(count)] * sum(below >= q for q in levels[len(want) :])
-    assert found == want
-
-
-def test_many_counts_have_the_quantiles_of_a_sample() -> None:
-    generator = torch.Generator().manual_seed(0)
-    gamma = torch._standard_gamma(torch.full((200_000,), 10.0), generator=generator)
-    sample = torch.poisson(gamma * 500, generator=generator)  # mean 5000, dispersion 0.1
-    levels = [0.01, 0.1, 0.5, 0.9, 0.99]
-    want = torch.quantile(sample, torch.tensor(levels))
-    means = torch.tensor([5000.0, 3.0])  # one of them is summed, the other is not
-    found = negative_binomial_quantiles(means, torch.tensor([0.1, 0.1]), levels)
-    torch.testing.assert_close(found[0], want, rtol=0, atol=0.04 * sample.std().item())
-    assert found[1].tolist() == [0, 1, 3, 6, 9]
 
 
 def test_counts_scale_with_their_window() -> None:
