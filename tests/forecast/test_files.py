@@ -42,7 +42,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"num_layers": 60}, r"config.json: no such network \(60 parts\)"),
         ({"horizon": 10**9}, "config.json: `horizon` is 10+, expected a number from 1 to"),
         ({"num_past": 10**6}, "config.json describes"),
-        ({"categories": [[0, 5]] * 1000}, r"config.json: categories holds \(0, 5\), expected each"),
+        ({"categories": [[0, 5]] * 1000}, r"config.json: categories holds \(0, 5\), expected the"),
         (
             {"categories": [[k, 5] for k in range(999)], "num_past": 998},
             r"config.json: no such network \(999 parts\)",

@@ -180,7 +180,7 @@ def test_a_pickle_holds_no_rows_and_remembers_the_kind_of_frame(kind: str) -> No
         assert isinstance(again.predict(frame), kinds[kind])
         np.testing.assert_array_equal(np.asarray(again.predict(frame)), np.asarray(model.predict()))
     assert abs(sizes[1] - sizes[0]) < 200
-    with pytest.raises(ConfigError, match="has no table of its own"):
+    with pytest.raises(ConfigError, match="pickled Forecaster has no table"):
         again.predict()
 
 
@@ -219,7 +219,7 @@ def test_files_hold_it_whole(fitted: Forecaster, tmp_path: Path) -> None:
     assert again.get_params() == fitted.get_params()
     assert again.predict(waves()).equals(fitted.predict())
     assert again.backtest(frame=waves()) == fitted.backtest()
-    with pytest.raises(ConfigError, match="a loaded or pickled Forecaster has no table of its own"):
+    with pytest.raises(ConfigError, match="a loaded or pickled Forecaster has no table"):
         again.predict()
     with pytest.raises(ConfigError, match="expected train, valid or test"):
         again.backtest("long.csv")
@@ -246,7 +246,7 @@ def test_partial_fit_goes_on_from_the_weights_as_they_are(tmp_path: Path) -> Non
     model.save(tmp_path)
     assert Forecaster.load(tmp_path).get_params() == model.get_params()
     model.set_params(hidden_size=8)
-    with pytest.raises(ConfigError, match="hidden_size is 8 and was 16 at fit"):
+    with pytest.raises(ConfigError, match="`hidden_size` is 8 and was 16 at fit"):
         model.partial_fit(shifted)
     model.set_params(hidden_size=16)
     with pytest.raises(DataError, match="columns y, temp, this forecaster was fitted on y"):
@@ -304,9 +304,9 @@ def test_what_is_known_ahead_without_times_is_counted_from_the_end() -> None:
     [
         ({"stride": 0}, "`stride` is 0, expected 1"),
         ({"season": -3}, "`season` is -3, expected 1"),
-        ({"part": "validation"}, "part is 'validation', expected train, valid or test"),
-        ({"part": "long.csv"}, "part is 'long.csv', .* takes a table as frame="),
-        ({"part": waves()}, "part is a .*Table, .* takes a table as frame="),
+        ({"part": "validation"}, "`part` is 'validation', expected train, valid or test"),
+        ({"part": "long.csv"}, "`part` is 'long.csv', .* give a table as `frame`"),
+        ({"part": waves()}, "`part` is a .*Table, .* give a table as `frame`"),
     ],
 )
 def test_what_cannot_be_scored_is_refused(
@@ -332,7 +332,7 @@ BAD = [
     ({"tbptt": 12, "balance": True}, lambda: waves(), "leave out one of them"),
     ({"tbptt": 13}, lambda: waves(), "`tbptt` is 13, not a multiple of `patch` 6; give `tbptt=12`"),
     ({"tbptt": 600}, lambda: waves(), "a chunk needs 600 rows and 6 after them,"),
-    ({"tbptt": 12, "bidirectional": True}, lambda: waves(), "leave out bidirectional or tbptt"),
+    ({"tbptt": 12, "bidirectional": True}, lambda: waves(), "leave out `bidirectional` or `tbptt`"),
 ]
 
 
@@ -397,7 +397,7 @@ def test_a_name_that_fit_has_not_seen_is_refused() -> None:
 
 def test_a_constant_target_is_refused_at_fit_and_forecast_at_predict(fitted: Forecaster) -> None:
     flat = long_table(240, y=np.full(720, 5.0), temp=None)
-    with pytest.raises(DataError, match="target 'y' is the same in every row"):
+    with pytest.raises(DataError, match="target 'y' has the same value in every row"):
         Forecaster(**QUICK).fit(flat)
     assert np.isfinite(fitted.predict(flat)["y"].to_numpy()).all()
 

@@ -75,7 +75,7 @@ def test_nothing_to_draw_is_refused(model: Forecaster, choice: Any, message: str
 def test_series_without_a_window_in_the_part_are_named(model: Forecaster) -> None:
     whole = frame()
     table = whole[(whole.unique_id == "s0") | (whole.ds < "2024-02-01")]  # s1 ends early
-    with pytest.raises(DataError, match="none of the series asked for has a window in this part"):
+    with pytest.raises(DataError, match="none of these series has a window in this part"):
         model.plot_backtest(series=["s1"], frame=table)
 
 

@@ -114,8 +114,8 @@ def test_each_class_has_its_share_held_out() -> None:
         (["a", "b"], r"dtype <U1, expected numbers of shape \(N,\) or \(N, K\); labels are for"),
         (np.zeros((2, 2, 2)), r"shape \(2, 2, 2\)"),
         ([], r"shape \(0,\)"),
-        ([1.0, float("nan")], "the answer to sequence 1 is NaN or infinite"),
-        ([[1.0, 2.0], [float("inf"), 0.0]], "the answer to sequence 1 is NaN or infinite"),
+        ([1.0, float("nan")], "the answer of sequence 1 is NaN or infinite"),
+        ([[1.0, 2.0], [float("inf"), 0.0]], "the answer of sequence 1 is NaN or infinite"),
     ],
 )
 def test_answers_that_are_no_numbers_are_refused(y: Any, message: str) -> None:
@@ -131,8 +131,11 @@ def test_numbers_as_objects_are_numbers() -> None:
     ("y", "message"),
     [
         (np.zeros((2, 1)), r"y has shape \(2, 1\), expected one label per sequence"),
-        (["a", ["b"]], "the label of sequence 1 is a list, expected something hashable"),
-        (["a", float("nan")], "the label of sequence 1 is NaN; leave it out, or name it"),
+        (["a", ["b"]], "the label of sequence 1 is a list, expected a hashable value"),
+        (
+            ["a", float("nan")],
+            "the label of sequence 1 is NaN; give one, or leave",
+        ),
         ([pd.NA, "a"], "the label of sequence 0 is <NA>"),
     ],
 )
@@ -156,7 +159,7 @@ def test_one_class_is_too_few() -> None:
     [
         (None, "y to be passed, but the target y is None: give 3 answers"),
         (5, "y is an int, expected 3 answers"),
-        ([1, 2], "3 sequences and 2 answers came; give one for each"),
+        ([1, 2], "got 3 sequences and 2 answers; give one answer per sequence"),
     ],
 )
 def test_there_is_one_answer_per_sequence(y: Any, message: str) -> None:
@@ -173,11 +176,11 @@ def test_weights_are_ones_by_default() -> None:
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        (["a", "b"], "no array of numbers"),
+        (["a", "b"], "not an array of numbers"),
         ([1.0], r"shape \(1,\), expected \(2,\)"),
-        ([1.0, -1.0], "numbers of 0 or more, and not all 0"),
-        ([0.0, 0.0], "not all 0"),
-        ([1.0, float("inf")], "numbers of 0 or more"),
+        ([1.0, -1.0], "numbers from 0 on, not all of them 0"),
+        ([0.0, 0.0], "not all of them 0"),
+        ([1.0, float("inf")], "numbers from 0 on"),
     ],
 )
 def test_weights_without_a_mean_are_refused(weights: Any, message: str) -> None:

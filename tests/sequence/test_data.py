@@ -63,11 +63,11 @@ def test_constants_and_missing_values_have_a_scale() -> None:
 def test_other_columns_or_missing_values_than_at_fit_are_refused() -> None:
     sequences = Sequences.of(PARTS)
     sequences.require_like(2, False)
-    with pytest.raises(DataError, match="have 2 columns, those at fit had 3"):
+    with pytest.raises(DataError, match="have 2 columns, the sequences at fit had 3"):
         sequences.require_like(3, False)
     missing = Sequences.of([np.array([[np.nan, 1.0]])])
     missing.require_like(2, True)
-    with pytest.raises(DataError, match="missing values, those at fit had none"):
+    with pytest.raises(DataError, match="missing values, the sequences at fit had none"):
         missing.require_like(2, False)
 
 
@@ -80,14 +80,14 @@ class Sparse:
 @pytest.mark.parametrize(
     ("X", "message"),
     [
-        ([], "no sequences came"),
-        ([PARTS[0], np.zeros((2, 3))], "sequence 1 has 3 columns, sequence 0 has 2; give all"),
+        ([], "got no sequences"),
+        ([PARTS[0], np.zeros((2, 3))], "sequence 1 has 3 columns, sequence 0 has 2; give the same"),
         ([PARTS[0], np.zeros((0, 2))], "sequence 1 has no steps; leave it out"),
         (np.zeros((2, 3, 0)), "the sequences have no columns"),
         (np.zeros((2, 3)), r"X has shape \(2, 3\) .* numbers of shape \(N, T, C\)"),
         ([np.zeros(3)], r"sequence 0 has shape \(3,\) .* shape \(T, C\)"),
         ([[["a"]]], "sequence 0 has shape .* dtype <U1"),
-        ([[[1.0], [1.0, 2.0]]], r"sequence 0 is no array of numbers"),
+        ([[[1.0], [1.0, 2.0]]], r"sequence 0 is not an array of numbers"),
         (Sparse(), r"X is a sparse array, sparse input is not supported; give toarray"),
         ([PARTS[1], np.array([[0.0, 1.0], [np.inf, 0.0]])], "sequence 1, step 1, column 0 is inf"),
         ([PARTS[0], PARTS[1] * 1e38 * 1e38], "sequence 1, step 0, column 0 is infinite, or beyond"),

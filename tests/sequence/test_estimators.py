@@ -255,7 +255,7 @@ def test_missing_values_are_told_apart() -> None:
     model = SequenceClassifier(**QUICK).fit(X[:150], y[:150])
     assert model.score(X[150:], y[150:]) > 0.95
     complete = SequenceRegressor(**{**QUICK, "epochs": 1}).fit(X[y == 0], X[y == 0, 0, 0])
-    with pytest.raises(DataError, match="have missing values, those at fit had none"):
+    with pytest.raises(DataError, match="have missing values, the sequences at fit had none"):
         complete.predict(X)
 
 
@@ -268,20 +268,20 @@ BAD_X: list[tuple[Any, str]] = [
     (GOOD[0], r"X has shape \(4, 2\) and dtype float32, expected numbers of shape \(N, T, C\)"),
     (GOOD.astype(str), "X has shape .* expected numbers"),
     ("text", "X has shape .* expected numbers"),
-    ([], "no sequences came"),
+    ([], "got no sequences"),
     ([GOOD[0], GOOD[1, :, :1]], "sequence 1 has 1 column, sequence 0 has 2"),
     (
         [GOOD[0], GOOD[1, :, 0]],
         r"sequence 1 has shape \(4,\) .* expected numbers of shape \(T, C\)",
     ),
-    ([GOOD[0], [[1, 2], [3]]], r"sequence 1 is no array of numbers"),
+    ([GOOD[0], [[1, 2], [3]]], r"sequence 1 is not an array of numbers"),
     ([GOOD[0], GOOD[1, :0]], "sequence 1 has no steps"),
     (GOOD[:, :, :0], "no columns"),
     (GOOD[:, :0], "sequence 0 has no steps"),
     (ENDLESS, "sequence 4, step 1, column 1 is infinite"),
     ([*GOOD[:4], ENDLESS[4, 1:]], "sequence 4, step 0, column 1 is infinite"),
     (np.full((6, 4, 2), 1e300), "sequence 0, step 0, column 0 is infinite, or beyond float32"),
-    (GOOD[:5], "5 sequences and 6 answers came"),
+    (GOOD[:5], "got 5 sequences and 6 answers"),
 ]
 
 
@@ -311,11 +311,11 @@ def test_other_sequences_and_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match="this SequenceRegressor is not fitted yet; call fit"):
         SequenceRegressor().predict(GOOD)
     model = SequenceRegressor(epochs=1).fit(GOOD, np.arange(6.0))
-    with pytest.raises(DataError, match="have 1 column, those at fit had 2"):
+    with pytest.raises(DataError, match="have 1 column, the sequences at fit had 2"):
         model.predict(GOOD[:, :, :1])
-    with pytest.raises(DataError, match="6 sequences and 5 answers came"):
+    with pytest.raises(DataError, match="got 6 sequences and 5 answers"):
         model.score(GOOD, np.arange(5.0))
-    with pytest.raises(DataError, match="1 sequence came, expected 2 or more"):
+    with pytest.raises(DataError, match="got 1 sequence, expected 2 or more"):
         SequenceRegressor().fit(GOOD[:1], [1.0])
     for given, message in (
         ({"pooling": "max"}, "`pooling` is 'max', expected one of last, mean"),

@@ -140,11 +140,11 @@ CONFIG: list[tuple[Callable[[Any], None], str]] = [
     (put("answers", "kind", value="colours"), "the kind of answers is 'colours'"),
     (put("answers", "classes", value=["a"]), "its classes are not 2"),
     (put("answers", "classes", value={"a": 1, "b": 2}), "its classes are not 2"),
-    (put("answers", "classes", value=["a", "a"]), "not all different"),
+    (put("answers", "classes", value=["a", "a"]), "not distinct"),
     (put("answers", "classes", value=["a", ["b"]]), "its classes are not 2"),
     (put("answers", "dtype", value="<U90000000"), "its classes are no <U90000000"),
     (put("answers", "dtype", value="<i4"), "config.json"),
-    (put("answers", "dtype", value="V9"), "of no type of labels"),
+    (put("answers", "dtype", value="V9"), "have an unsupported type"),
     (put("answers", "dtype", value=[["x", "<i4"]]), "config.json"),
     (put("data", "key", value=5), "config.json: data.key is 5, expected a text"),
 ]

@@ -1,4 +1,4 @@
-"""Errors of forecasts from many origins, beside simple forecasts; coverage, examples, panels."""
+"""Errors of forecasts from many origins, compared with simple forecasts; example forecasts."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ MAX_WINDOWS = 20_000
 """Most test windows that a run evaluates; they are evenly spread."""
 INTERVALS = (0.8, 0.95)
 FAN = (95, 80, 50)
-"""Percent of the intervals in a picture."""
+"""Intervals of a picture, in percent."""
 FAN_LEVELS = tuple(sorted((100 + sign * level) / 200 for level in FAN for sign in (-1, 1)))
 _CURVE = (*(round(0.1 * n, 1) for n in range(1, 10)), 0.95, 0.99)
 _EXAMPLES = 6
-"""Windows shown: one per series if there are several, the targets in turn."""
+"""Most windows shown: as many of each series, the targets in turn."""
 _MAX_SERIES = 20
 _MIN_PAST = 48
-"""Fewest past steps shown with a forecast, if the network reads so many."""
+"""Least past steps shown with a forecast, if the network reads as many."""
 _DAY_US = 86_400_000_000
 _MAX_NUMBERS = 1 << 24
 """Most quantiles of a batch: 64 MB."""
@@ -130,20 +130,20 @@ def _compared(
 
 
 def _units(mean: Floats, std: Floats, is_scaled: bool) -> tuple[Floats, Floats, Floats]:
-    """Returns the unit of the figures, what is added to values in it, and where their 0 is."""
+    """Returns unit and shift of the reported values, and the level of their 0 for smape."""
     if is_scaled:
         return np.ones_like(std), np.zeros_like(mean), mean / std
     return std, mean, np.zeros_like(mean)
 
 
 def _windows_at_once(config: ForecasterConfig, quantiles: QuantileScores) -> int:
-    """Returns the size of a batch: 256 windows, fewer if they have many quantiles."""
+    """Returns the windows of a batch: 256, fewer if they have many quantiles."""
     num_levels = max(len(quantiles.levels), len(LEVELS))
     return min(256, max(1, _MAX_NUMBERS // (config.horizon * config.num_targets * num_levels)))
 
 
 def season_of(dataset: SeriesDataset) -> int:
-    """Returns the steps per day, per week of days or per year of months; 1 for longer steps."""
+    """Returns the steps of a day; of a week for days, of a year for months, else 1."""
     frequency = dataset.frequency
     if frequency.unit == "business_days":
         return 5
@@ -155,7 +155,7 @@ def season_of(dataset: SeriesDataset) -> int:
 
 
 def num_test_windows(dataset: SeriesDataset, split: Split, sizes: ForecasterConfig) -> int:
-    """Returns how many windows `evaluation_events` evaluates; 0 if the part is too short."""
+    """Returns the number of windows that `evaluation_events` evaluates; 0 for a short part."""
     try:
         index = split.windows(dataset.table, "test", sizes.input_size, sizes.horizon)
     except DataError:
@@ -170,9 +170,9 @@ def evaluation_events(
     inputs: ScaledWindows,
     should_continue: Callable[[int, int], bool],
 ) -> list[dict[str, Any]]:
-    """Returns events test, calibration and forecast; docs/runs.md lists their keys.
+    """Returns the events test, calibration and forecast; docs/runs.md lists their keys.
 
-    `should_continue` is called with the windows evaluated so far and in all; False skips the rest.
+    `should_continue` is called with the number of windows done and of all; False skips the rest.
     """
     sizes = stored.network.config
     try:
@@ -195,7 +195,7 @@ def evaluation_events(
         stored, inputs, spread_out(rows), season, curve, split,
         by_step=by_step, by_series=by_series, should_continue=count,
     )  # fmt: skip
-    for interval in set(_CURVE) - set(INTERVALS):  # for the curve only
+    for interval in set(_CURVE) - set(INTERVALS):  # only for the curve
         scores["forecaster"].pop(f"coverage_{100 * interval:g}", None)
     test = {
         "event": "test",
@@ -216,7 +216,7 @@ def evaluation_events(
 
 
 def _quarters(horizon: int) -> list[tuple[int, int]]:
-    """Returns first and last steps of the quarters of a horizon; fewer if it is short."""
+    """Returns first and last step of each quarter of a horizon; fewer parts if it is short."""
     ends = sorted({horizon * quarter // 4 for quarter in range(5)})
     return [(first + 1, last) for first, last in itertools.pairwise(ends)]
 
@@ -224,7 +224,7 @@ def _quarters(horizon: int) -> list[tuple[int, int]]:
 def _target_errors(
     names: Sequence[str], by_step: Mapping[str, StepErrors], horizon: int
 ) -> list[dict[str, Any]]:
-    """Returns the errors of each target in its unit, overall and by steps ahead."""
+    """Returns the errors of each target in its unit, in all and by quarter of the horizon."""
     ours, naive = by_step["forecaster"], by_step["seasonal_naive"]
     return [
         {
@@ -245,8 +245,8 @@ class TableEvaluation:
     """The errors of forecasts of a part of a table.
 
     Attributes:
-        figures: by forecast, of all series; see `Forecaster.backtest`.
-        season: of the seasonal naive forecast, in steps.
+        figures: figures of all series, by forecast; see `Forecaster.backtest`.
+        season: period of the seasonal naive forecast, in steps.
     """
 
     figures: dict[str, dict[str, float]]
@@ -255,8 +255,9 @@ class TableEvaluation:
     _dataset: SeriesDataset
 
     def by_series(self) -> list[dict[str, Any]]:
-        """Returns series, target, num_values, mae, seasonal_naive_mae and ratio (mae over it; None
-        beside 0) of every series and target with values, the largest ratio first."""
+        """Returns series, target, num_values, mae, seasonal_naive_mae and ratio (mae over
+        seasonal_naive_mae; None if that is 0) of every series and target with values, the largest
+        ratio first."""
         count, own, naive = self._errors.result()
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.where(own == naive, 1.0, own / naive)
@@ -275,8 +276,8 @@ class TableEvaluation:
         ]
 
     def worst_series(self) -> dict[str, Any]:
-        """Returns the first rows of `by_series`, how many rows there are, and of how many the ratio
-        is above 1; {} for a table of one series."""
+        """Returns the first rows of `by_series`, the number of rows, and the number of ratios above
+        1; {} for a table of one series."""
         if len(self._dataset.series) == 1:
             return {}
         rows = self.by_series()
@@ -285,7 +286,7 @@ class TableEvaluation:
 
 
 def shown_past(horizon: int) -> int:
-    """Returns how many past steps are shown with a forecast."""
+    """Returns the number of past steps shown with a forecast."""
     return max(_MIN_PAST, 2 * horizon)
 
 
@@ -297,15 +298,15 @@ def require_counts(**values: Any) -> None:
 
 
 def series_numbers(dataset: SeriesDataset, names: Sequence[Any] | None) -> list[int] | None:
-    """Returns the numbers of series by name; None for None.
+    """Returns the numbers of the named series; None for None.
 
     Raises:
-        ConfigError: a name is unknown, or there is none.
+        ConfigError: an unknown name, or no name.
     """
     if names is None:
         return None
     if len(names) == 0:
-        raise ConfigError("series is empty, expected names of series; leave it out for all")
+        raise ConfigError("`series` is empty, expected names of series; leave it out for all")
     known = {str(name): number for number, name in enumerate(dataset.series)}
     wanted = [names] if isinstance(names, str) else list(names)
     for name in wanted:
@@ -315,8 +316,8 @@ def series_numbers(dataset: SeriesDataset, names: Sequence[Any] | None) -> list[
 
 
 def times_of(dataset: SeriesDataset, rows: range, ahead: int = 0) -> list[str] | None:
-    """Returns the times of consecutive rows and of steps ahead of them as ISO 8601; None if rows
-    are counted."""
+    """Returns the times of consecutive rows and of the steps after them as ISO 8601; None if the
+    table has no times."""
     if not dataset.has_clock:
         return None
     segments = dataset.table.segments
@@ -331,17 +332,17 @@ def times_of(dataset: SeriesDataset, rows: range, ahead: int = 0) -> list[str] |
 def example_rows(
     dataset: SeriesDataset, index: WindowIndex, count: int, of: Sequence[int] | None = None
 ) -> NDArray[np.int64]:
-    """Returns first rows of `count` windows at most: as many of every series, evenly spread;
-    of evenly spread series where there are more. `of` are numbers of the series to take.
+    """Returns the first rows of up to `count` windows: evenly spread, as many of each series, of
+    evenly spread series if there are more. `of` are the numbers of the series to choose from.
 
     Raises:
-        DataError: none of them has a window.
+        DataError: none of the series has a window.
     """
     rows = index.rows(MAX_WINDOWS)
     series = dataset.table.segments.series[dataset.table.segments.of_rows(rows)]
     names = np.unique(series) if of is None else np.intersect1d(series, of)
     if len(names) == 0:
-        raise DataError("none of the series asked for has a window in this part; name others")
+        raise DataError("none of these series has a window in this part; name other series")
     names = names[np.linspace(0, len(names) - 1, min(count, len(names))).astype(np.int64)]
     share = max(1, count // max(1, len(names)))
     chosen = [
@@ -352,7 +353,7 @@ def example_rows(
 
 
 def fan(center: NDArray[np.float64], ends: Mapping[float, NDArray[np.float64]]) -> dict[str, Any]:
-    """Returns the point forecast and the intervals of an event `forecast`, by level of `FAN`."""
+    """Returns the point forecast and the intervals of an event `forecast`."""
     intervals = [
         {
             "level": level,
@@ -368,7 +369,7 @@ def fan(center: NDArray[np.float64], ends: Mapping[float, NDArray[np.float64]]) 
 def examples(
     stored: StoredForecaster, dataset: SeriesDataset, inputs: ScaledWindows, rows: NDArray[np.int64]
 ) -> list[dict[str, Any]]:
-    """Returns an event per window: its past, forecast and actual values of one target."""
+    """Returns an event `forecast` per window, each about one target."""
     sizes = stored.network.config
     shown = min(sizes.input_size, shown_past(sizes.horizon))
     past = read_windows(dataset.table, rows, sizes.input_size)[:, -shown:].numpy()

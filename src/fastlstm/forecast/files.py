@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import safetensors
@@ -51,6 +51,9 @@ from fastlstm.runs.weight_formats import (
     num_gates,
 )
 
+if TYPE_CHECKING:
+    from fastlstm.training.checkpoint import Checkpoint
+
 CONFIG_FILE = "config.json"
 SCHEMA_FILE = "schema.json"
 SCALER_FILE = "scaler.json"
@@ -58,9 +61,9 @@ MODEL_FILE = "model.safetensors"
 FILES = (CONFIG_FILE, SCHEMA_FILE, SCALER_FILE, MODEL_FILE)
 _FORMAT = 3
 _FORMAT_OF_COMPRESSED = 4
-"""The format of forecasters with `compression` in config.json."""
+"""Format of forecasters with `compression` in config.json."""
 _MAX_JSON_BYTES = 1 << 28
-"""A table may have millions of names."""
+"""Large, as a table may have millions of names."""
 _RESIDUALS = "calibration.residuals"
 _NETWORK = "network."
 _MIN_ZERO_BLOCKS = 0.05
@@ -97,21 +100,21 @@ class Compression:
 
 @dataclass(frozen=True)
 class StoredForecaster:
-    """A trained forecaster and what it needs to read other tables.
+    """A trained forecaster with everything that it needs to forecast other tables.
 
     Attributes:
-        config: the configuration, every choice made.
+        config: the configuration with every choice made.
         given: the configuration as the user gave it.
-        network: trained.
-        scaler: of the columns.
-        series: level and spread of the targets of every series; None for one series, and for
-            counts: then `scaler` has the targets'.
-        calibration: of its intervals.
+        network: the trained network.
+        scaler: mean and deviation of the columns.
+        series: level and spread of the targets of every series; None for one series and for counts,
+            which use `scaler`.
+        calibration: calibration of the intervals.
         static_scale: mean and deviation of every static number, shape ``(K, 2)``.
-        schema: of its table.
-        key: of the table it was trained on.
-        compression: how it was compressed, or None.
-        is_recalibrated: the calibration is of a later table than the validation part.
+        schema: schema of the training table.
+        key: hash of the training table.
+        compression: how the forecaster was compressed, or None.
+        is_recalibrated: the calibration is from a later table, not from the validation part.
     """
 
     config: ForecastConfig
@@ -127,10 +130,10 @@ class StoredForecaster:
     is_recalibrated: bool = False
 
     def unsupported(self, levels: Sequence[float]) -> str | None:
-        """Returns a warning if some of the quantiles are infinite, else None.
+        """Returns a warning if some quantiles are infinite, else None.
 
         Raises:
-            ConfigError: a level outside those calibrated.
+            ConfigError: a level outside the calibrated range.
         """
         require_known(levels)
         is_calibrated = self.network.output.is_calibrated
@@ -149,10 +152,10 @@ class StoredForecaster:
             parameters: output of the network, ``(B, h, C, num_parameters)``.
             values: the scaled windows.
             places: number at fit of each window's series; see `Calibration.width`.
-            levels: requested.
+            levels: requested levels.
 
         Raises:
-            ConfigError: a level outside the calibrated ones.
+            ConfigError: a level outside the calibrated range.
         """
         width = self.calibration.width(values, self.network.config, places)
         return self.calibration.quantiles(self.network.output, parameters, width, levels)
@@ -256,41 +259,36 @@ def description_files(stored: StoredForecaster) -> dict[str, bytes]:
     }
 
 
-def read_options(
-    files: Mapping[str, bytes], path: Path
-) -> tuple[ForecastConfig, ForecastConfig, str]:
-    """Returns the options of a config.json, resolved and as given, and the key of the table.
-
-    Args:
-        files: of a checkpoint, by name.
-        path: its directory.
+def read_options(checkpoint: Checkpoint) -> tuple[ForecastConfig, ForecastConfig, str]:
+    """Returns the options of a checkpoint, resolved and as given, and the key of the table.
 
     Raises:
-        CorruptFileError: an invalid value; the file is named.
-        FormatError: it is of something else, or of another format.
+        CorruptFileError: an invalid value; the message names the file.
+        FormatError: the checkpoint is not of a forecaster, or of another format.
     """
-    origin = path / CONFIG_FILE
-    return stored_options(_config(files[CONFIG_FILE], origin), ForecastConfig, origin)
+    origin = checkpoint.path / CONFIG_FILE
+    config = _config(checkpoint.files[CONFIG_FILE], origin)
+    return stored_options(config, ForecastConfig, origin)
 
 
 def _config(data: bytes, origin: Path) -> dict[str, Any]:
-    """Returns config.json; raises FormatError if it describes something else."""
+    """Returns config.json; raises FormatError unless it describes a forecaster."""
     config = json_object(data, origin, _MAX_JSON_BYTES)
     expected = _FORMAT_OF_COMPRESSED if "compression" in config else _FORMAT
     if config.get("kind") != FORECASTER or config.get("format") != expected:
         raise FormatError(
-            f"{origin} is not of a forecaster of format {expected}: a text model is opened by"
-            " LM.load, another format by the fastlstm that wrote it"
+            f"{origin} is not of a forecaster of format {expected}; open a text model by LM.load,"
+            " another format by the fastlstm that wrote it"
         )
     return config
 
 
 def read_forecaster(path: str | Path) -> StoredForecaster:
-    """Reads the forecaster published in a run directory, each file checked by its SHA-256.
+    """Reads the published forecaster of a run directory; checks the SHA-256 of each file.
 
     Raises:
-        CorruptFileError: a file is damaged, or holds an invalid value; it is named.
-        FormatError: it holds something else, or is of a newer format.
+        CorruptFileError: a damaged file or an invalid value; the message names the file.
+        FormatError: another kind of model, or another format.
         NonFiniteError: a weight is NaN or Inf.
         RunDirectoryError: nothing is published there.
     """
@@ -324,7 +322,7 @@ def read_forecaster(path: str | Path) -> StoredForecaster:
                 calibration = dataclasses.replace(
                     calibration, noise=torch.from_numpy(noise.astype(np.float32))
                 )
-    # The cache was on the machine it was trained on.
+    # The cache was on the machine of the training.
     resolved, given = (dataclasses.replace(c, cache_dir=None) for c in (resolved, given))
     return StoredForecaster(
         resolved, given, network, scaler, calibration, static, schema, key, compression, series,
@@ -381,7 +379,7 @@ def _decompressed(
 
 
 def _schema(values: dict[str, Any], sizes: ForecasterConfig, config: ForecastConfig) -> TableSchema:
-    """Returns the schema of schema.json; raises ValueError if it is of another forecaster."""
+    """Returns the schema of schema.json; raises ValueError if it contradicts config.json."""
     columns = tuple(stored_text(name, "a column") for name in values["columns"])
     num = sizes.num_targets + sizes.num_past + sizes.num_future
     ahead = columns[len(columns) - sizes.num_future :]
@@ -406,7 +404,7 @@ def _schema(values: dict[str, Any], sizes: ForecasterConfig, config: ForecastCon
 
 
 def _scales(scales: dict[str, Any], sizes: ForecasterConfig) -> tuple[Scaler, NDArray[np.float64]]:
-    """Returns the scaler of scaler.json, and the static scale; raises ValueError if invalid."""
+    """Returns the scaler and the static scale of scaler.json; raises ValueError if invalid."""
     num = sizes.num_targets + sizes.num_past + sizes.num_future
     mean = _numbers(scales["mean"], (num,), "mean")
     std = _numbers(scales["std"], (num,), "std", True)
@@ -425,7 +423,7 @@ def _numbers(
     array = np.asarray(values)
     if array.size == 0:
         array = array.reshape(shape)
-    with np.errstate(over="ignore"):  # windows are scaled in float32
+    with np.errstate(over="ignore"):  # scaling computes in float32
         small = array.astype(np.float32) if array.dtype.kind in "iuf" else np.float32("nan")
     is_good = array.shape == shape and bool(np.isfinite(small).all())
     if not is_good or (is_positive and (small <= 0).any()):

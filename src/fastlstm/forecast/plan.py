@@ -13,7 +13,6 @@ from fastlstm.distributed.share import Share
 from fastlstm.errors import ConfigError, DataError
 from fastlstm.forecast.calibration import Calibration
 from fastlstm.forecast.config import ForecastConfig
-from fastlstm.forecast.data.calendar import MAX_ROWS
 from fastlstm.forecast.data.chunk_loader import ChunkLoader
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.series_scale import SeriesScale
@@ -27,39 +26,26 @@ from fastlstm.forecast.ridge import MAX_LAGS
 from fastlstm.forecast.table_schema import TableSchema, static_scale
 
 PATCHES = (48, 24, 12, 8, 6, 4, 3, 2, 1)
-"""Time steps per LSTM step that fit most tables, longest first."""
+"""Candidates for the time steps per LSTM step, longest first."""
 HIDDEN_SIZES = (32, 64, 128, 256, 384, 512, 768)
-"""Hidden units to choose among."""
+"""Candidates for the hidden units."""
 _LONGEST_INPUT = 720
 LEARNING_RATES = {"adamw": 2e-3, "adam": 2e-3, "nadam": 2e-3, "muon": 5e-3, "sgd": 1.5}
 """Peak learning rates, measured on ETTh1 at H = 128 (benchmarks/log)."""
 MIN_CALENDAR_GAIN = 0.01
-"""Of the error of the linear path on validation windows, from which a calendar is taken."""
+"""Least reduction of the linear path's validation error that justifies a calendar."""
 _SHARE_OF_SHORT = 0.1
-"""Of the series, too short for the input that is chosen where none is asked for."""
-
-
-def can_choose_calendar(config: ForecastConfig, dataset: SeriesDataset) -> bool:
-    """Returns whether a calendar may be added: to a table of one target that fits into memory and
-    has no other future covariates."""
-    is_plain = len(dataset.roles.target) == 1 and not dataset.roles.future
-    return is_plain and config.linear is not False and dataset.table.num_rows <= MAX_ROWS
-
-
-def starts_linear(config: ForecastConfig, sizes: ForecasterConfig) -> bool:
-    """Returns whether training begins with the forecast of the linear path, and the LSTM learns
-    what is left; else the path is averaged with the trained LSTM."""
-    return config.linear is True or sizes.num_targets == 1
+"""Share of series that may be too short for the chosen input."""
 
 
 def choose_architecture(
     config: ForecastConfig, dataset: SeriesDataset, split: Split
 ) -> ForecasterConfig:
-    """Returns the network for a table; input and patch are chosen where they are left open.
+    """Returns the architecture for a table; chooses input size and patch if they are None.
 
     Raises:
-        DataError: the training rows are too few for the horizon.
-        ConfigError: sizes that do not go together.
+        DataError: too few training rows for the horizon.
+        ConfigError: sizes that contradict each other.
     """
     roles, table = dataset.roles, dataset.table
     segments = longest_segments(table, split)
@@ -70,7 +56,7 @@ def choose_architecture(
             f" needs at least {config.horizon + 1}; give longer series or a smaller `horizon`"
         )
     usual = int(np.quantile(segments, _SHARE_OF_SHORT))
-    # Where most are too short for an input longer than the horizon, the long ones decide.
+    # If most series are too short for an input longer than the horizon, the long ones decide.
     input_size, patch = _sizes(config, usual if usual > 3 * config.horizon else longest)
     num_names = {name: len(dataset.categories[name]) for name in roles.categorical}
     names = {f.name for f in fields(ForecasterConfig)}
@@ -104,7 +90,7 @@ def _sizes(config: ForecastConfig, longest: int) -> tuple[int, int]:
     if input_size is None:
         input_size = max(1, min(_LONGEST_INPUT, (longest - config.horizon) // 2))
     if patch is None:
-        # What was given is a multiple of it.
+        # The given sizes are multiples of the patch.
         fixed = [size for size in (config.input_size, config.tbptt) if size is not None]
         fitting = (s for s in PATCHES if s <= config.horizon and s * 4 <= input_size)
         patch = next((s for s in fitting if not any(size % s for size in fixed)), 1)
@@ -121,7 +107,7 @@ def _sizes(config: ForecastConfig, longest: int) -> tuple[int, int]:
 def untrained_forecaster(
     config: ForecastConfig, given: ForecastConfig, dataset: SeriesDataset, split: Split
 ) -> StoredForecaster:
-    """Returns a forecaster with every choice made and initial weights."""
+    """Returns a forecaster with every choice made, initial weights and the scaler of its table."""
     sizes = choose_architecture(config, dataset, split)
     if config.learning_rate is None:
         config = replace(config, learning_rate=LEARNING_RATES[config.optimizer])
@@ -157,14 +143,13 @@ def training_loader(
     stop: Callable[[], bool] | None,
     share: Share | None = None,
 ) -> WindowLoader | ChunkLoader:
-    """Returns the loader of the training part: windows, or chunks of streams with `tbptt`; of
-    several processes the rows of this one.
+    """Returns the loader of this process's training rows: windows, or chunks with `tbptt`.
 
-    A stream is cut after twice the input's steps: on average a state has then read as many steps as
-    when forecasting.
+    A stream is cut after twice the input size: then a state has read, on average, as many steps as
+    in forecasting.
 
     Raises:
-        DataError: the part holds no window, or no chunk.
+        DataError: the training part has no window, or no chunk.
     """
     rows = config.batch_size * config.accumulate
     if config.tbptt is not None:
@@ -181,7 +166,7 @@ def training_loader(
 def note_of_short_series(
     config: ForecastConfig, sizes: ForecasterConfig, dataset: SeriesDataset, split: Split
 ) -> str | None:
-    """Returns a line about series too short to be trained on, if there are any."""
+    """Returns a warning about series that are too short to train on, if there are any."""
     needed = (config.tbptt or sizes.input_size) + sizes.horizon
     longest = longest_segments(dataset.table, split)
     short = np.flatnonzero(longest < needed)
@@ -206,10 +191,10 @@ def longest_segments(table: Table, split: Split) -> NDArray[np.int64]:
 
 
 def flop_per_window(config: ForecasterConfig) -> int:
-    """Returns the operations of a training step per window: three times the forward pass.
+    """Returns the floating-point operations of a training step per window: three forward passes.
 
-    The products of embedding, LSTM, decoder cell and head; what all windows of a batch share counts
-    nothing. A stateful network trains a window, with its horizon, per patch read.
+    Counts the products of embedding, LSTM, decoder cell and head, without those that a batch
+    computes once. A stateful network trains one window per patch read.
     """
     s, d, H = config.patch, config.embed_size, config.hidden_size
     C = config.num_targets

@@ -1,7 +1,7 @@
-"""The task of training a forecaster, and what follows: calibration, files, scores on the test part.
+"""The task of a forecaster: its training, then calibration, files and scores on the test part.
 
-Training reads windows from zero state, or chunks with carried state. Of a budget, calibration and
-scores have a share each; where it is too small they read fewer windows and say so.
+Training reads windows from zero state, or chunks with carried state. Calibration and scores each
+have a share of a budget; if it is too small they read fewer windows and say so.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _CALIBRATION_COST, _TEST_COST = 1.5, 2.5
 
 
 class PreparedBatch(NamedTuple):
-    """Windows as the network takes them, on its device; see `BatchPart`."""
+    """Windows as the network reads them, on its device; see `BatchPart`."""
 
     values: Tensor
     num_targets: Tensor
@@ -58,11 +58,11 @@ class BatchPart:
     """Some rows of a batch.
 
     Attributes:
-        rows: of the batch.
-        values: as the network takes them.
-        statics: or None.
+        rows: their places in the batch.
+        values: the windows as the network reads them.
+        statics: static values, or None.
         actual: values of the targets, shape ``(B * origins, h, C)``; NaN if missing.
-        count: what the sum of the losses is divided by.
+        count: divisor of the summed losses.
     """
 
     rows: slice
@@ -73,17 +73,17 @@ class BatchPart:
 
 
 class ForecastTask(Task):
-    """A network with a table; a stateful network has a loader of chunks.
+    """A forecaster and its table; a stateful network has a loader of chunks.
 
     Args:
-        session: of the run; without a directory nothing is written or evaluated.
+        session: the start of the run; without a directory nothing is written or evaluated.
         stored: the forecaster to train. After `finish` it has the best weights, calibrated.
         dataset: the prepared table.
         split: its parts.
-        inputs: its windows as the network takes them.
-        loader: of the training batches.
-        device: of the network.
-        budget_s: of the whole run, or None.
+        inputs: its windows as the network reads them.
+        loader: training batches.
+        device: device of the network.
+        budget_s: seconds of the whole run, or None.
 
     Attributes:
         valid: validation windows.
@@ -197,14 +197,14 @@ class ForecastTask(Task):
         return PreparedBatch(*inputs)
 
     def _no_state(self) -> RecurrentState:
-        """Returns the state of no rows: what a process has that got none of a small batch."""
+        """Returns the state of a process without rows of a small batch."""
         config = self.model.config
         cells = torch.zeros(config.num_layers, 0, config.hidden_size, device=self._device)
         return RecurrentState(cells, cells, torch.zeros(0, config.num_targets, device=self._device))
 
     def part_loss(self, part: BatchPart, parameters: Tensor) -> Tensor:
-        """Returns the loss of a part of a batch, its share of the mean over the whole, for
-        parameters ``(B * origins, h, C, num_parameters)``."""
+        """Returns a part's share of the mean loss of its batch, for parameters
+        ``(B * origins, h, C, num_parameters)``."""
         return self._summed(parameters, part.actual) / part.count
 
     def _target(self, values: Tensor) -> Tensor:
@@ -255,8 +255,8 @@ class ForecastTask(Task):
         total, count = (math.fsum(column) for column in sums.T.tolist())
         if not count:
             raise DataError(
-                "the validation part has no value of the targets; give a longer one, or fewer"
-                " targets"
+                "the validation part has no value of the targets; give a longer validation part, or"
+                " fewer targets"
             )
         return Score(total / count, min(limit, len(self.valid)))
 
@@ -264,7 +264,7 @@ class ForecastTask(Task):
         return description_files(self.stored)
 
     def publish(self, weights: Mapping[str, Tensor], trainer: Trainer) -> None:
-        """Publishes weights; with a budget they are calibrated on few windows until the end."""
+        """Publishes weights; with a budget, calibrates them on few windows until the end."""
         if self.session.run is None:
             return
         network = copy.deepcopy(self.model).cpu().eval()
@@ -309,7 +309,7 @@ class ForecastTask(Task):
         return stored, {}
 
     def finish(self, trainer: Trainer) -> Event:
-        """Calibrates the best weights, publishes and evaluates them."""
+        """Calibrates, publishes and evaluates the best weights."""
         self.model.cpu()
         network = self.stored.network.eval()
         if self.is_averaged:
@@ -328,14 +328,14 @@ class ForecastTask(Task):
         return self._evaluate(trainer)
 
     def _averaged(self, network: ForecastNetwork, trainer: Trainer) -> ForecastNetwork:
-        """Returns a network whose forecast is averaged with the linear path's."""
+        """Returns the network, averaged with its linear path if that lowers the loss."""
         share, ratio = best_share(network, self.inputs, self.valid)
         if share == 1.0:
             return network
         trainer.say(
             "info",
-            f"the forecast is {share:.0%} the network's and {1 - share:.0%} the linear path's: its"
-            f" error on validation windows is {1 - ratio:.1%} less than the network's alone",
+            f"the forecast is the average of {share:.0%} LSTM and {1 - share:.0%} linear path: this"
+            f" lowers the validation error by {1 - ratio:.1%}",
         )
         network, self._known = copy.deepcopy(network), None
         network.average_with_linear(share)
@@ -351,9 +351,9 @@ class ForecastTask(Task):
         return calibration
 
     def _calibrate(self, network: ForecastNetwork, share: float) -> tuple[Calibration, int, int]:
-        """Returns a calibration that takes at most a share of the budget; windows read, of all.
+        """Returns a calibration within a share of the budget, and the windows read, of how many.
 
-        Once the run is stopped it takes `MIN_CALIBRATED` windows; a stop meanwhile raises Stopped.
+        Reads `MIN_CALIBRATED` windows if the run was stopped before; a stop now raises Stopped.
         """
         is_stopped = self._is_stopped()
         started, read, total = time.perf_counter(), 0, 0
@@ -383,7 +383,7 @@ class ForecastTask(Task):
             raise Stopped(f"stopped while {doing}")
 
     def _evaluate(self, trainer: Trainer) -> Event:
-        """Emits the errors of the forecasts of the test part and of naive forecasts."""
+        """Emits the scores of the test part; returns the error for the `end` event."""
         trainer.say("info", "evaluating the forecasts of the test part")
         show = self.session.watch("evaluating the test part", "windows")
 
@@ -405,7 +405,7 @@ class ForecastTask(Task):
         return about
 
     def _test_error(self, test: Event, trainer: Trainer) -> Event:
-        """Returns the error on the test part; reports where not all of it was evaluated."""
+        """Returns the error on the test part; says if only some windows were evaluated."""
         if test["windows"] < test["of_windows"] and self.budget_s is not None:
             part = f"{test['windows']:,} of {test['of_windows']:,} windows"
             text = f"evaluated {part}, evenly spread: all would not fit the budget"
@@ -418,8 +418,10 @@ class ForecastTask(Task):
 def continued_state(
     state: RecurrentState | None, batch: WindowBatch | ChunkBatch, device: torch.device
 ) -> RecurrentState | None:
-    """Returns the state that a batch of chunks begins with, of that after the batch before; None is
-    zero in all rows, as for windows."""
+    """Returns the state at the start of a batch of chunks; None, as for windows, means zeros.
+
+    `state` is the state after the batch before.
+    """
     if state is None or not isinstance(batch, ChunkBatch) or not batch.continues.any():
         return None
     # An epoch's last batch may have fewer lanes than the next one.
@@ -435,7 +437,7 @@ def rows_of_state(state: RecurrentState, part: slice) -> RecurrentState:
 
 
 def joined_state(states: list[RecurrentState]) -> RecurrentState:
-    """Returns the state of all rows, float32 as it is carried."""
+    """Returns the state of all rows."""
     hidden, cell, level = zip(*states, strict=True)
     return RecurrentState(torch.cat(hidden, 1), torch.cat(cell, 1), torch.cat(level))
 
@@ -444,10 +446,8 @@ def restored_state(
     carried: Mapping[str, Tensor], network: ForecastNetwork, device: torch.device
 ) -> RecurrentState:
     """Returns the state of a checkpoint; raises ValueError if it does not fit the network."""
-    state, config = (
-        RecurrentState(*(carried[name] for name in RecurrentState._fields)),
-        network.config,
-    )
+    state = RecurrentState(*(carried[name] for name in RecurrentState._fields))
+    config = network.config
     each = (config.num_layers, len(state.level) * network.num_channels)
     if not (
         state.hidden.shape == state.cell.shape == (*each, config.hidden_size)

@@ -1,4 +1,4 @@
-"""Sequences with their answers, and batches of them, in an order that seed and position decide."""
+"""Sequences and their answers as batches, in an order that seed and position determine."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from fastlstm.system.prefetch import LoaderPosition
 
 
 class SequenceBatch(NamedTuple):
-    """Sequences as a network takes them.
+    """Sequences as the network reads them.
 
     Attributes:
         values: shape ``(B, T, C)``, float32; missing values are NaN.
-        lengths: steps of each, shape ``(B,)``, int64; None where all have T.
+        lengths: steps of each sequence, shape ``(B,)``, int64; None if all have T.
     """
 
     values: Tensor
     lengths: Tensor | None
 
     def to(self, device: torch.device) -> SequenceBatch:
-        """Returns the same on a device."""
+        """Returns the batch on a device."""
         lengths = None if self.lengths is None else self.lengths.to(device)
         return SequenceBatch(self.values.to(device), lengths)
 
@@ -43,7 +43,7 @@ class Sequences:
 
     Attributes:
         values: shape ``(sum of lengths, C)``, float32 or float64; missing values are NaN.
-        lengths: steps of each, shape ``(N,)``, int64.
+        lengths: steps of each sequence, shape ``(N,)``, int64.
     """
 
     values: NDArray[np.floating]
@@ -59,14 +59,12 @@ class Sequences:
         if isinstance(X, list | tuple):
             parts = [_numbers(part, 2, f"sequence {n}", "(T, C)") for n, part in enumerate(X)]
             if not parts:
-                raise DataError(
-                    "no sequences came, expected an array (N, T, C) or a list of (T, C)"
-                )
+                raise DataError("got no sequences, expected an array (N, T, C) or a list of (T, C)")
             for number, part in enumerate(parts):
                 if part.shape[1] != parts[0].shape[1]:
                     raise DataError(
                         f"sequence {number} has {counted(part.shape[1], 'column')}, sequence 0 has"
-                        f" {parts[0].shape[1]}; give all the same"
+                        f" {parts[0].shape[1]}; give the same columns for all"
                     )
             lengths = np.array([len(part) for part in parts], dtype=np.int64)
             values = np.concatenate(parts)
@@ -83,7 +81,7 @@ class Sequences:
             number, step = sequences._place(int(bad[0][0]))
             raise DataError(
                 f"sequence {number}, step {step}, column {bad[0][1]} is infinite, or beyond"
-                " float32; give a number, or NaN where there is none"
+                " float32; give a number, or NaN if it is missing"
             )
         return sequences
 
@@ -92,7 +90,7 @@ class Sequences:
         """Reads token ids as one column: an array of shape ``(N, T)``, or a list of ``(T_i,)``.
 
         Raises:
-            DataError: another shape, or ids that are not whole numbers below `num_tokens`.
+            DataError: another shape, or ids that are no whole numbers from 0 to `num_tokens - 1`.
         """
         is_list = isinstance(X, list | tuple)
         parts = (
@@ -140,17 +138,17 @@ class Sequences:
         """Raises DataError for other columns than at `fit`, or missing values if it had none."""
         if self.num_columns != num_columns:
             raise DataError(
-                f"the sequences have {counted(self.num_columns, 'column')}, those at fit had"
-                f" {num_columns}"
+                f"the sequences have {counted(self.num_columns, 'column')}, the sequences at fit"
+                f" had {num_columns}"
             )
         if self.has_missing and not may_miss:
             raise DataError(
-                "the sequences have missing values, those at fit had none: fill them, or fit on"
-                " sequences with missing values"
+                "the sequences have missing values, the sequences at fit had none: fill them, or"
+                " fit on sequences with missing values"
             )
 
     def scale(self, numbers: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Returns mean and deviation, float64, of some sequences' columns; 1 for constants."""
+        """Returns mean and deviation (1 for constants) of some sequences' columns, float64."""
         is_used = np.zeros(len(self), dtype=bool)
         is_used[numbers] = True
         values = torch.from_numpy(self.values[np.repeat(is_used, self.lengths)]).double()
@@ -159,7 +157,7 @@ class Sequences:
         return mean, torch.where(std > 1e-12 * mean.abs(), std, 1.0)
 
     def batch(self, numbers: NDArray[np.int64], mean: Tensor, std: Tensor) -> SequenceBatch:
-        """Returns some sequences, scaled and padded at their ends to the longest."""
+        """Returns some sequences, scaled, and padded at the end to the longest."""
         lengths = self.lengths[numbers]
         firsts = self._ends[numbers] - lengths
         spans = zip(firsts.tolist(), lengths.tolist(), strict=True)
@@ -174,8 +172,8 @@ class LabelledBatch(NamedTuple):
     """Sequences with their answers.
 
     Attributes:
-        inputs: B sequences as the network takes them.
-        targets: their answers, shape ``(B, K)`` float32, or class numbers ``(B,)`` int64.
+        inputs: B sequences as the network reads them.
+        targets: answers, shape ``(B, K)`` float32, or class numbers ``(B,)`` int64.
         total: sequences of the batch in all processes.
     """
 
@@ -186,16 +184,16 @@ class LabelledBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class SequenceData:
-    """Sequences with their answers, and how they are divided.
+    """Sequences with their answers, divided into training and validation.
 
     Attributes:
-        sequences: N of them.
-        targets: their answers, shape ``(N, K)`` float32, or class numbers ``(N,)`` int64.
-        mean: of each column, float64.
-        std: its deviation.
+        sequences: N sequences.
+        targets: answers, shape ``(N, K)`` float32, or class numbers ``(N,)`` int64.
+        mean: mean of each column, float64.
+        std: standard deviation of each column.
         train: numbers of the training sequences.
         held_out: numbers of the validation sequences.
-        answers: their kind.
+        answers: kind of answers.
     """
 
     sequences: Sequences
@@ -217,24 +215,24 @@ class SequenceData:
         return digest.hexdigest()
 
     def batch(self, numbers: NDArray[np.int64]) -> LabelledBatch:
-        """Returns the sequences of such numbers."""
+        """Returns the sequences with these numbers."""
         inputs = self.sequences.batch(numbers, self.mean, self.std)
         return LabelledBatch(inputs, self.targets[numbers], len(numbers))
 
 
 class SequenceLoader(LoaderPosition):
-    """Hands out training batches; every epoch has an order of its own.
+    """Returns training batches; every epoch has a different order.
 
     Args:
         data: the sequences.
-        batch_size: rows of a batch; the last one of an epoch may have fewer.
-        seed: of the order.
-        share: the part of every batch to hand out; default is all of it.
+        batch_size: rows of a batch; the last batch of an epoch may have fewer.
+        seed: seed of the order.
+        share: the part of every batch that this process gets; default: all of it.
 
     Attributes:
         wait_s: seconds spent making batches.
         steps_per_epoch: batches of an epoch.
-        share: as given, or all.
+        share: the part of every batch that this process gets.
     """
 
     _source = "data"
@@ -263,7 +261,7 @@ class SequenceLoader(LoaderPosition):
         return batch
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Does nothing; there is nothing to close."""
 
 
 def _numbers(values: Any, ndim: int, what: str, shape: str) -> NDArray[np.floating]:
@@ -274,7 +272,7 @@ def _numbers(values: Any, ndim: int, what: str, shape: str) -> NDArray[np.floati
         if array.dtype == object and array.ndim == ndim:
             array = array.astype(np.float64)
     except (ValueError, TypeError) as error:
-        raise DataError(f"{what} is no array of numbers ({error}), expected {shape}") from None
+        raise DataError(f"{what} is not an array of numbers ({error}), expected {shape}") from None
     if array.ndim != ndim or array.dtype.kind not in "fiub":
         raise DataError(
             f"{what} has shape {array.shape} and dtype {array.dtype}, expected numbers of shape"

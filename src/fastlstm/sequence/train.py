@@ -1,4 +1,4 @@
-"""`train_sequence_model()`: from sequences and answers to a trained network."""
+"""`train_sequence_model()`: from sequences and answers to a trained network, and its task."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ from fastlstm.sequence.files import (
 )
 from fastlstm.sequence.model import NetworkConfig, SequenceNetwork, flop_per_step
 from fastlstm.training.callbacks import Callback
-from fastlstm.training.checkpoint import Checkpoint
 from fastlstm.training.options import MAY_CHANGE
 from fastlstm.training.plan import TrainingResult
 from fastlstm.training.precision import (
@@ -63,16 +62,16 @@ def train_sequence_model(
     Args:
         data: sequences and answers.
         config: the options.
-        out: the run directory; None keeps nothing on disk.
-        resume: continue if `out` holds a checkpoint, else start.
+        out: the run directory; None writes nothing.
+        resume: continue from the checkpoint in `out`, or start if there is none.
         observers: called with every event, a plain dict.
         callbacks: see `fastlstm.Callback`.
 
     Raises:
-        UsageError: an option or the data cannot be used.
-        Stopped: SIGTERM or Ctrl-C, where there is a run directory; the state is saved.
-        NonFiniteError: NaN or Inf that training could not recover from.
-        BudgetError: the budget was over before the first step.
+        UsageError: an unusable option or unusable data.
+        Stopped: SIGTERM or Ctrl-C, with a run directory; the state is saved.
+        NonFiniteError: training did not recover from NaN or Inf.
+        BudgetError: the budget ended before the first step.
     """
     started = time.perf_counter()
     with ExitStack() as stack:
@@ -82,13 +81,7 @@ def train_sequence_model(
         session = _SequenceSession(run, observers, stop, started, world)
         names = [field.name for field in dataclasses.fields(config)]
         start = stack.enter_context(
-            session.start(
-                config,
-                names,
-                resume,
-                lambda stored: _options(stored)[:2],
-                MAY_CHANGE,
-            )
+            session.start(config, names, resume, lambda s: read_options(s)[:2], MAY_CHANGE)
         )
         return session.train(data, start, callbacks)
 
@@ -100,7 +93,7 @@ class _SequenceSession(RunSession):
         self, data: SequenceData, start: Start[SequenceConfig], callbacks: Sequence[Callback]
     ) -> Trained:
         self.require_same(key := data.key, "these are other sequences or answers")
-        if start.checkpoint is not None and key != _options(start.checkpoint)[2]:
+        if start.checkpoint is not None and key != read_options(start.checkpoint)[2]:
             assert self.run is not None
             raise FormatError(
                 f"'{self.run.path}' was started with other sequences or answers; resume with the"
@@ -137,7 +130,7 @@ class _SequenceSession(RunSession):
 def _precision(
     config: SequenceConfig, data: SequenceData, network: SequenceNetwork, device: torch.device
 ) -> PrecisionChoice:
-    """Returns the precision to train in; `auto` times the candidates on the real network."""
+    """Returns the precision of the training; `auto` times the candidates on the network."""
     if config.precision != "auto":
         return choose_precision(config.precision, device, {}, None)
     batch = data.batch(data.train[: config.batch_size]).inputs.to(device)
@@ -165,10 +158,6 @@ def _about(data: SequenceData, stored: StoredSequenceModel, device: torch.device
     }
 
 
-def _options(checkpoint: Checkpoint) -> tuple[SequenceConfig, SequenceConfig, str]:
-    return read_options(checkpoint.files, checkpoint.path)
-
-
 def _sizes(config: SequenceConfig, data: SequenceData) -> NetworkConfig:
     sequences = data.sequences
     return NetworkConfig(
@@ -180,16 +169,16 @@ def _sizes(config: SequenceConfig, data: SequenceData) -> NetworkConfig:
 
 
 class SequenceTask(Task):
-    """A network with sequences.
+    """A network and its sequences.
 
     Args:
-        stored: the model, its network on `device`.
+        stored: the model, with its network on `device`.
         data: the sequences.
-        device: where the network is.
+        device: device of the network.
         files: config.json; empty without a run.
-        run: where the model is published; None keeps it in memory.
-        report_s: of a budget, kept for the report.
-        share: the part of every batch that this process trains on; default is all of it.
+        run: the run directory, or None.
+        report_s: seconds of a budget to reserve for the report.
+        share: the part of every batch that this process trains on; default: all of it.
     """
 
     name, unit = "sequence", "sequences"

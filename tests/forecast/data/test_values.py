@@ -142,7 +142,7 @@ def test_what_codes_stand_for_is_kept_with_the_run(
     model = Forecaster.load(run, keep_value=-99)
     assert (model.missing_value, model.keep_value) == ((-9999.0,), (-99.0,))
     assert len(model.predict(str(data))) == 6
-    with pytest.raises(ConfigError, match="steps belongs to fit; load takes gaps, disorder"):
+    with pytest.raises(ConfigError, match="`steps` is an option of fit; load takes device and"):
         Forecaster.load(run, steps=3)
 
 
@@ -151,7 +151,7 @@ def test_what_codes_stand_for_is_kept_with_the_run(
     [
         ({"missing_value": "none"}, "`missing_value` is 'none', expected numbers, such as -9999"),
         ({"keep_value": float("nan")}, "`keep_value` is nan, expected numbers"),
-        ({"missing_value": -9, "keep_value": [-9]}, "`missing_value` and `keep_value` both hold"),
+        ({"missing_value": -9, "keep_value": [-9]}, "`missing_value` and `keep_value` both have"),
     ],
 )
 def test_codes_are_numbers(given: dict[str, Any], message: str) -> None:

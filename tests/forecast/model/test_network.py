@@ -365,7 +365,7 @@ def test_a_moved_stream_moves_its_forecasts() -> None:
     ],
 )
 def test_what_no_stream_can_be_read_with_is_refused(given: Any) -> None:
-    with pytest.raises(ConfigError, match=f"{next(iter(given))} is .*leave out .* or tbptt"):
+    with pytest.raises(ConfigError, match=f"`{next(iter(given))}` is .*leave out .* or `tbptt`"):
         ForecasterConfig(**{**SIZES, **STATEFUL, **given})
 
 

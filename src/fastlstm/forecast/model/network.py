@@ -32,20 +32,20 @@ from fastlstm.training.precision import allow_tf32, tf32_kept
 
 _MAX_EMBEDDING = 16
 LINEAR = ("linear_weight", "linear_bias", "linear_share", "linear_future")
-"""Buffers of the linear path, which training leaves as they are."""
+"""Buffers of the linear path; training does not change them."""
 
 
 class CategoryEmbedding(nn.Embedding):
     """An embedding per category, and one for unknown values.
 
-    Categories not seen in training, including unknown, use the mean of those seen.
+    Categories that training has not seen, unknown ones too, get the mean of the seen ones.
 
     Args:
-        size: categories; unknown values have the number `size`.
-        width: of an embedding.
+        size: number of categories; unknown values have the number `size`.
+        width: width of an embedding.
 
     Attributes:
-        is_trained: categories seen in training, shape ``(size + 1,)``, bool.
+        is_trained: which categories training has seen, shape ``(size + 1,)``, bool.
     """
 
     is_trained: Tensor
@@ -69,14 +69,13 @@ class CategoricalFeatures(nn.Module):
     """Passes numbers through and embeds categories.
 
     Args:
-        num_columns: of the input.
+        num_columns: columns of the input.
         categories: (position, size) of categorical columns; NaN and other numbers are unknown.
 
     Attributes:
-        categories: as given.
-        places: positions of the other columns, which hold numbers.
-        num_numbers: how many these are.
-        width: of the output.
+        places: positions of the numeric columns.
+        num_numbers: how many there are.
+        width: columns of the output.
     """
 
     def __init__(self, num_columns: int, categories: tuple[tuple[int, int], ...]) -> None:
@@ -92,8 +91,7 @@ class CategoricalFeatures(nn.Module):
         self.width = self.num_numbers + sum(widths)
 
     def numbers(self, values: Tensor) -> Tensor:
-        """Returns the numbers ``(…, num_numbers)`` of values ``(…, num_columns)``; missing ones are
-        0."""
+        """Returns the numeric columns of values ``(…, num_columns)``; missing numbers are 0."""
         return values[..., self.places].nan_to_num(0.0)
 
     def forward(self, values: Tensor) -> Tensor:
@@ -111,7 +109,7 @@ class RecurrentState(NamedTuple):
     Attributes:
         hidden: shape ``(num_layers, B * channels, H)``.
         cell: same shape.
-        level: last present value of each target, shape ``(B, C)``; NaN if there was none.
+        level: last present value of each target, shape ``(B, C)``; NaN without one.
     """
 
     hidden: Tensor
@@ -119,7 +117,7 @@ class RecurrentState(NamedTuple):
     level: Tensor
 
     def where(self, continues: Tensor) -> RecurrentState:
-        """Returns the state of the first ``len(continues)`` rows, reset where it is False."""
+        """Returns the state of the first ``len(continues)`` rows, reset where that is False."""
         rows = len(continues)
         each = self.hidden.shape[1] // len(self.level)
         states = continues.repeat_interleave(each)[:, None]
@@ -130,12 +128,12 @@ class RecurrentState(NamedTuple):
         )
 
     def detach(self) -> RecurrentState:
-        """Returns the state cut from its graph."""
+        """Returns the state, detached from the graph."""
         return RecurrentState(*(tensor.detach() for tensor in self))
 
 
 class ForecastNetwork(nn.Module):
-    """The network of a `config`; `output` is the meaning of its last layer's numbers."""
+    """The network of a `config`; `output` interprets its last layer."""
 
     linear_weight: Tensor
     linear_bias: Tensor
@@ -227,8 +225,8 @@ class ForecastNetwork(nn.Module):
         return self.output.restored(decoded, scale[:, None], shift[:, None])
 
     def normalised(self, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns targets ``(B, L, C)`` as the LSTM reads them, 0 where missing, and what was taken
-        off and what they were divided by, ``(B, C)``."""
+        """Returns targets ``(B, L, C)`` as the LSTM reads them, 0 if missing, and the shift and the
+        scale of each window, ``(B, C)``."""
         is_there = ~targets.isnan() if self.config.has_missing else None
         shift, scale = self._level(targets, is_there)
         targets = (targets - shift[:, None]) / scale[:, None]
@@ -254,9 +252,9 @@ class ForecastNetwork(nn.Module):
 
     @torch.no_grad()
     def set_linear(self, weight: Tensor, bias: Tensor, future: Tensor, is_start: bool) -> None:
-        """Sets the weights of the linear path: of lags ``(h, L)``, ``(h,)``, and of the numbers
-        among the future covariates of each step ``(h, F)``. With `is_start` training begins with
-        the linear forecast; else it has no share in it."""
+        """Sets the weights of the linear path: lags ``(h, L)``, bias ``(h,)`` and numeric future
+        covariates ``(h, F)``. With `is_start` the network starts at the linear forecast; else the
+        path has no share in the forecast."""
         self.linear_weight.copy_(weight)
         self.linear_bias.copy_(bias)
         if self.future.num_numbers:
@@ -267,13 +265,13 @@ class ForecastNetwork(nn.Module):
 
     @torch.no_grad()
     def zero_head(self) -> None:
-        """Makes the forecast equal to the linear path's."""
+        """Makes the forecast equal to that of the linear path."""
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
     @torch.no_grad()
     def average_with_linear(self, share: float) -> None:
-        """Makes the forecast ``share`` of what it was and ``1 - share`` of the linear path's."""
+        """Averages the forecast with the linear path, which gets ``1 - share``."""
         for parameters in (self.head.weight, self.head.bias):
             of_values = parameters.view(-1, self.output.num_parameters, *parameters.shape[1:])
             of_values[:, self.output.locations] *= share
@@ -281,12 +279,12 @@ class ForecastNetwork(nn.Module):
 
     @torch.no_grad()
     def answers(self, values: Tensor, statics: Tensor | None = None) -> Tensor:
-        """As `forward`, wherever the weights are, from the CPU's memory to the CPU's.
+        """Returns `forward` of tensors on the CPU as a tensor on the CPU, on any device.
 
-        Windows that the GPU's memory does not hold together are computed in halves.
+        Computes in halves if the GPU has too little memory.
 
         Raises:
-            torch.OutOfMemoryError: there is too little memory for a single window.
+            torch.OutOfMemoryError: too little memory for a single window.
         """
         device = self.head.weight.device
         try:
