@@ -360,5 +360,5 @@ def test_an_answer_that_never_changes_is_met(answer: float) -> None:
 
 def test_a_label_that_is_missing_in_pandas_is_named() -> None:
     labels = pd.Series(["a", pd.NA, "b"], dtype="string")
-    with pytest.raises(DataError, match="the label of sequence 1 is <NA>; leave it out"):
+    with pytest.raises(DataError, match="the label of sequence 1 is <NA>; give one"):
         SequenceClassifier().fit([np.zeros((4, 2))] * 3, labels)

@@ -174,16 +174,12 @@ class StoredForecaster:
         return self.quantiles(parameters, values, places, levels)
 
     def forecast(
-        self,
-        inputs: ScaledWindows,
-        rows: NDArray[np.int64],
-        levels: Sequence[float] = (),
-        size: int = 256,
+        self, inputs: ScaledWindows, rows: NDArray[np.int64], levels: Sequence[float] = ()
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yields `answer` and the actual values ``(B, h, C)``, both scaled, of the windows that
-        begin at `rows`, ``size`` at a time."""
+        """Yields batches of `answer` and of the actual values ``(B, h, C)``, both scaled, for the
+        windows that begin at `rows`."""
         config, done = self.network.config, 0
-        for values, statics in inputs.read(rows, config, size):
+        for values, statics in inputs.read(rows, config):
             segments = inputs.table.segments.of_rows(rows[done : done + len(values)])
             done += len(values)
             target = values[:, config.input_size :, : config.num_targets]

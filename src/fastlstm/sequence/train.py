@@ -13,11 +13,9 @@ import torch
 from torch import Tensor
 
 from fastlstm.distributed.joining import joined
-from fastlstm.distributed.share import Share
 from fastlstm.errors import FormatError, Stopped, counted
 from fastlstm.ops.explain import explain
 from fastlstm.runs.events import Event, Observer
-from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.runs.tensors import encode_tensors
 from fastlstm.sequence.config import ARCHITECTURE, DEFAULT_EPOCHS, LEARNING_RATES, SequenceConfig
 from fastlstm.sequence.data import LabelledBatch, SequenceBatch, SequenceData, SequenceLoader
@@ -115,11 +113,8 @@ class _SequenceSession(RunSession):
         stored = StoredSequenceModel(
             config, start.first, network, data.mean, data.std, data.answers, key
         )
-        files = {} if self.run is None else description_files(stored)
         self.check_processes(config)
-        task = SequenceTask(
-            stored, data, device, files, self.run, self.report_s(), self.world.share
-        )  # fmt: skip
+        task = SequenceTask(self, stored, data, device)
         steps = task.loader.steps_per_epoch
         every = steps if config.eval_every is None else config.eval_every
         plan = self.plan(config, device, checkpoint, steps, every)
@@ -172,13 +167,13 @@ class SequenceTask(Task):
     """A network and its sequences.
 
     Args:
+        session: the start of the run.
         stored: the model, with its network on `device`.
         data: the sequences.
         device: device of the network.
-        files: config.json; empty without a run.
-        run: the run directory, or None.
-        report_s: seconds of a budget to reserve for the report.
-        share: the part of every batch that this process trains on; default: all of it.
+
+    Raises:
+        DataError: there is a run directory, and a label that JSON cannot represent.
     """
 
     name, unit = "sequence", "sequences"
@@ -189,23 +184,21 @@ class SequenceTask(Task):
 
     def __init__(
         self,
+        session: RunSession,
         stored: StoredSequenceModel,
         data: SequenceData,
         device: torch.device,
-        files: dict[str, bytes],
-        run: RunDirectory | None,
-        report_s: float = 0.0,
-        share: Share | None = None,
     ) -> None:
         config = stored.config
         rows = config.batch_size * config.accumulate
         assert isinstance(stored.network, SequenceNetwork)
         self.model, self.num_valid = stored.network, len(data.held_out)
-        self.loader = SequenceLoader(data, rows, config.seed, share)
+        self.loader = SequenceLoader(data, rows, config.seed, session.world.share)
         self.step_units = rows / self.loader.share.size
         self.flop_per_unit = 3 * flop_per_step(stored.network.config) * data.sequences.mean_length
         self._stored, self._data, self._device = stored, data, device
-        self._files, self._run, self._report_s = files, run, report_s
+        self._run, self._report_s = session.run, session.report_s()
+        self._files = {} if self._run is None else description_files(stored)
 
     def size(self, batch: LabelledBatch) -> int:
         return batch.total

@@ -7,11 +7,11 @@
     query of patch 1 … m: position, channel, covariates ──► cell step ┴─► linear ──► (B, h, C)
 
 Direct decoder: every future patch is one cell step from the state after the last input patch, with
-its position as the query (Lin et al. 2023, "SegRNN", section 4); all patches are one product.
-Autoregressive decoder: the LSTM also reads the network's own forecast of each patch before the
-next, in training as at predict. Channels (targets) share the network and differ by an embedding,
-or are read jointly. Stateful: the input is a chunk of a longer series, every patch is normalised
-by the last value before it, and every state is decoded: one pass trains a forecast per patch.
+its position as the query (Lin et al. 2023, "SegRNN", section 4); one product computes all patches.
+Autoregressive decoder: the LSTM reads the forecast of each patch before the next one, in training
+and in prediction. Channels (targets) share the network and differ by an embedding, or are read
+jointly. Stateful: the input is a chunk of a longer series, every patch is normalised by the last
+value before it, and every state is decoded: one pass trains a forecast per patch.
 """
 
 from __future__ import annotations
@@ -190,8 +190,8 @@ class ForecastNetwork(nn.Module):
         """Returns the parameters of the output, shape ``(B, h, C, num_parameters)``.
 
         Args:
-            values: shape ``(B, L + h, C + P + F)``; only the F future covariates are read from the
-                last h rows. Missing values are NaN.
+            values: shape ``(B, L + h, C + P + F)``; of the last h rows only the F future covariates
+                are read. Missing values are NaN.
             statics: shape ``(B, S)``.
 
         Raises:
@@ -309,13 +309,13 @@ class ForecastNetwork(nn.Module):
         carried: RecurrentState | None = None,
         origins: int | None = None,
     ) -> tuple[Tensor, RecurrentState]:
-        """Returns forecasts after the patches of a chunk, and the state after it.
+        """Returns forecasts from the patch ends of a chunk, and the state after the chunk.
 
         Args:
             values: shape ``(B, n * s + h, C + P + F)``: n input patches and the horizon.
             statics: shape ``(B, S)``.
-            carried: state after the chunk before; None starts from zero.
-            origins: number of patch ends to forecast from, the last ones; default n.
+            carried: state after the previous chunk; None starts from zeros.
+            origins: how many of the last patch ends to forecast from; default: n.
 
         Returns:
             Parameters of the output, shape ``(B * origins, h, C, num_parameters)``, in the order
@@ -340,7 +340,7 @@ class ForecastNetwork(nn.Module):
         if static is not None:
             static = static.repeat_interleave(origins, 0)
         queries = self._queries(self.horizons(values[..., C + config.num_past :], origins), static)
-        assert self.cell_of_hidden is not None  # the LSTM returns no cell states but the last
+        assert self.cell_of_hidden is not None  # the LSTM returns only the last cell state
         decoded = self._decode(queries, hidden, self.cell_of_hidden(hidden))[:, :h]
         if config.normalize == "none":
             return decoded, after
@@ -348,10 +348,8 @@ class ForecastNetwork(nn.Module):
         return self.output.restored(decoded, torch.ones_like(level), level), after
 
     def horizons(self, values: Tensor, origins: int) -> Tensor:
-        """Returns the h rows after each of a chunk's last origins, ``(B * origins, h, columns)``.
-
-        `values` has shape ``(B, n * s + h, columns)``; `origins` counts patch ends.
-        """
+        """Returns the h rows after each of the last `origins` patch ends of a chunk, shape
+        ``(B * origins, h, columns)``; `values` has shape ``(B, n * s + h, columns)``."""
         s, h = self.config.patch, self.config.horizon
         rows = values[:, values.shape[1] - h - (origins - 1) * s :]
         return rows if origins == 1 else rows.unfold(1, h, s).transpose(2, 3).flatten(0, 1)
@@ -359,10 +357,10 @@ class ForecastNetwork(nn.Module):
     def _levels(
         self, targets: Tensor, is_there: Tensor | None, carried: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Returns each patch's level and the last present value at its end, shapes ``(B, n, C)``.
+        """Returns the level of each patch and the last present value up to its end, ``(B, n, C)``.
 
-        The level is the last value before the patch, else its own first value, else 0. The last
-        value is NaN if there was none yet.
+        The level is the last value before the patch, else its first value, else 0. The last value
+        is NaN before the first present value.
         """
         B, steps, C = targets.shape
         s, n = self.config.patch, steps // self.config.patch
@@ -374,7 +372,7 @@ class ForecastNetwork(nn.Module):
             first = _picked(patches, is_there.view(shape), order.flip(0)[:, None], 2)
             last = _picked(patches, is_there.view(shape), order[:, None], 2)
             distance = 1
-            while distance < n:  # takes the nearest value before a patch without any
+            while distance < n:  # an empty patch takes the nearest value before it
                 before = targets.new_full((B, distance, C), math.nan)
                 before = torch.cat([before, last[:, :-distance]], 1)
                 last, distance = torch.where(last.isnan(), before, last), 2 * distance
@@ -413,8 +411,8 @@ class ForecastNetwork(nn.Module):
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Runs the LSTM over patches; returns outputs ``(steps / s, B * channels, ·)`` and state.
 
-        Targets are normalised, ``(B, steps, C)``; `past` are features of the covariates, `static`
-        is embedded, ``(B, d)``.
+        `targets` ``(B, steps, C)`` are normalised, `past` are covariate features, `static` is
+        embedded, ``(B, d)``.
         """
         s, K = self.config.patch, self.num_channels
         B, steps = targets.shape[:2]
@@ -433,7 +431,7 @@ class ForecastNetwork(nn.Module):
         return outputs, last_state
 
     def _last(self, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Returns the last layer's final state, ``(B * channels, H)``, both directions combined."""
+        """Returns the final state of the last layer, ``(B * channels, H)``; combines directions."""
         hidden, cell = state
         if self.hidden_of_both is None or self.cell_of_both is None:
             return hidden[-1], cell[-1]
@@ -462,7 +460,7 @@ class ForecastNetwork(nn.Module):
         return queries
 
     def _decode(self, queries: Tensor, hidden: Tensor, cell: Tensor) -> Tensor:
-        """Returns ``(B, m * s, C, num_parameters)``: a cell step per patch, all from one state."""
+        """Returns ``(B, m * s, C, num_parameters)``, by one cell step per patch from one state."""
         m, K, H = queries.shape[0], self.num_channels, self.config.hidden_size
         B = hidden.shape[0] // K
         gates = self.cell_ih(queries) + self.cell_hh(hidden).view(1, B, K, 4 * H)
@@ -483,10 +481,10 @@ class ForecastNetwork(nn.Module):
         static: Tensor | None,
         linear: Tensor | None,
     ) -> Tensor:
-        """Returns the same as `_decode`; the LSTM reads each patch's forecast before the next.
+        """Decodes like `_decode`, but the LSTM reads the forecast of each patch before the next.
 
-        `state` follows the input, `ahead` are the covariates of the horizon ``(B, h, P + F)``,
-        `linear` the forecast of the linear path ``(B, h, C)``.
+        `state` is the state after the input, `ahead` are the covariates of the horizon
+        ``(B, h, P + F)``, `linear` is the forecast of the linear path ``(B, h, C)``.
         """
         s, config = self.config.patch, self.config
         past, future = ahead[..., : config.num_past], ahead[..., config.num_past :]
@@ -507,7 +505,7 @@ class ForecastNetwork(nn.Module):
 
 
 def _picked(values: Tensor, is_there: Tensor, order: Tensor, dim: int) -> Tensor:
-    """Returns the present values that are last in an order, numbers above 0, along a dimension; NaN
-    where none is present."""
+    """Returns the present values with the highest `order`, numbers above 0, along a dimension; NaN
+    without present values."""
     numbers = torch.where(is_there, order.to(values), 0.0)
     return torch.where(numbers == numbers.amax(dim, keepdim=True), values, 0.0).sum(dim)
