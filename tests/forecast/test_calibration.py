@@ -53,7 +53,7 @@ def inside(model: Forecaster, level: float) -> tuple[NDArray[np.bool_], NDArray[
 
 
 @pytest.mark.parametrize("output", ["quantiles", "student_t"])
-def test_learned_quantiles_cover_where_the_noise_changes(output: Any) -> None:
+def test_learned_quantiles_cover_changing_noise(output: Any) -> None:
     model = Forecaster(**QUICK, output=output, linear=False).fit(noisy())
     is_inside, quiet = inside(model, 0.8)
     assert is_inside.mean() == pytest.approx(0.8, abs=0.05)
@@ -84,7 +84,7 @@ def test_recalibrated_intervals_hold_their_level_after_the_noise_has_grown() -> 
     assert np.mean(after) == pytest.approx(0.8, abs=0.05)
 
 
-def test_by_default_recalibration_reads_as_many_steps_as_the_validation_part(
+def test_recalibration_reads_as_many_steps_as_the_validation_part(
     tmp_path: Path,
 ) -> None:
     y = noisy(1200)
@@ -101,7 +101,7 @@ def test_by_default_recalibration_reads_as_many_steps_as_the_validation_part(
     np.testing.assert_array_equal(*map(np.asarray, answers))
 
 
-def test_a_recalibration_that_cannot_be_is_refused_and_the_intervals_stay() -> None:
+def test_a_failed_recalibration_keeps_the_intervals() -> None:
     y = noisy(600)
     y[100] = np.nan  # a table with missing values
     model = Forecaster(**{**QUICK, "steps": 2}).fit(y)
@@ -124,7 +124,7 @@ def test_a_recalibration_that_cannot_be_is_refused_and_the_intervals_stay() -> N
 
 
 @pytest.mark.parametrize(("split", "expected"), [("200,100,100", 100), ("50/25/25", 100)])
-def test_gaps_do_not_shorten_the_steps_that_recalibrate(split: str, expected: int) -> None:
+def test_gaps_do_not_shorten_recalibration(split: str, expected: int) -> None:
     rows = np.delete(np.arange(400), [60, 250, 275])
     times = np.datetime64("2024-01-01T00", "s") + rows.astype("timedelta64[h]")
     table = pa.table({"ds": times, "y": noisy(400)[rows]})
@@ -152,7 +152,7 @@ def test_a_series_without_windows_keeps_the_width_of_its_intervals() -> None:
     assert after[9] / before[9] == pytest.approx(after[0] / before[0], rel=0.3)
 
 
-def test_residuals_of_a_point_cover_on_the_whole_only() -> None:
+def test_residuals_of_a_point_cover_only_on_average() -> None:
     model = Forecaster(**QUICK).fit(noisy())
     is_inside, quiet = inside(model, 0.8)
     assert is_inside.mean() == pytest.approx(0.8, abs=0.05)
@@ -161,7 +161,7 @@ def test_residuals_of_a_point_cover_on_the_whole_only() -> None:
 
 
 @pytest.mark.parametrize("output", ["point", "quantiles", "student_t"])
-def test_validation_values_lie_below_each_quantile_as_often_as_it_says(output: Any) -> None:
+def test_quantiles_are_calibrated_on_validation_values(output: Any) -> None:
     """Even of a network that has learned nothing: what it is off by is added."""
     model = Forecaster(**{**QUICK, "steps": 1}, output=output).fit(noisy(600))
     rows = model._windows(model.dataset_, "valid", 1)[1].rows()
@@ -200,7 +200,7 @@ def test_quantiles_never_cross(size: int) -> None:
     assert torch.equal(few, found[..., 10:100:7])
 
 
-def test_what_is_to_be_forecast_widens_nothing() -> None:
+def test_the_horizon_does_not_change_the_spread() -> None:
     model = Forecaster(**{**QUICK, "steps": 1}, output="quantiles").fit(noisy(400))
     values = torch.randn(3, INPUT + HORIZON, 1, generator=torch.Generator().manual_seed(0))
     want = spread(values, model.network_.config)
@@ -221,7 +221,7 @@ def test_residuals_are_added_at_their_step_and_target_in_units_of_spread() -> No
     torch.testing.assert_close(found[0], shift[..., None] + torch.tensor([0.1, 0.925]))
 
 
-def test_a_level_of_which_nothing_is_known_is_refused() -> None:
+def test_a_quantile_outside_the_calibrated_range_is_refused() -> None:
     model = Forecaster(**{**QUICK, "steps": 1}).fit(noisy(400))
     for level in (0.001, 0.999, float("nan")):
         with pytest.raises(ConfigError, match=f"quantile {level} is outside 0.005 to 0.995"):
@@ -238,7 +238,7 @@ def test_missing_values_do_not_count_in_calibration() -> None:
     assert model.coverage((0.8,), part="valid")[0.8] == pytest.approx(0.8, abs=0.03)
 
 
-def test_calibration_takes_windows_evenly_where_they_are_many(
+def test_calibration_reads_evenly_spread_windows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = Forecaster(**{**QUICK, "steps": 1}, output="quantiles").fit(noisy(1200))
@@ -330,7 +330,7 @@ def test_files_keep_the_distribution_of_counts(counting: Forecaster, tmp_path: P
 
 
 @pytest.mark.parametrize(("value", "said"), [(-1.0, "-1"), (2.5, "2.5")])
-def test_what_is_no_count_is_refused(value: float, said: str) -> None:
+def test_negative_and_fractional_counts_are_refused(value: float, said: str) -> None:
     table = replaced(counts(60), "y", 72, value)
     given = {**QUICK, "steps": 1}
     with pytest.raises(
@@ -380,7 +380,7 @@ def trials(n: int) -> tuple[Calibration, torch.Tensor]:
 
 @pytest.mark.parametrize("n", [12, 30, 100])
 @pytest.mark.parametrize("level", [0.5, 0.8, 0.9, 0.95, 0.99])
-def test_central_intervals_hold_what_they_say(n: int, level: float) -> None:
+def test_central_intervals_have_their_coverage(n: int, level: float) -> None:
     """At least the level, at most the level and 2 / (n + 1); by the exact binomial law."""
     stats = pytest.importorskip("scipy.stats")
     calibration, value = trials(n)
@@ -401,7 +401,7 @@ def test_central_intervals_hold_what_they_say(n: int, level: float) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2, 9, 10, 39, 199, 200])
-def test_order_statistics_are_those_of_the_law(n: int) -> None:
+def test_order_statistics_follow_their_definition(n: int) -> None:
     errors = torch.randperm(n, generator=torch.Generator().manual_seed(0)).float()[:, None, None]
     found = conformal(errors + 1)[:, 0]  # the order statistic of rank k is k
     for level, value in zip(LEVELS, found.tolist(), strict=True):
@@ -413,7 +413,7 @@ def test_order_statistics_are_those_of_the_law(n: int) -> None:
         assert value == want, level
 
 
-def test_missing_errors_do_not_count_and_levels_keep_their_own() -> None:
+def test_missing_errors_do_not_count() -> None:
     errors = torch.randn(40, 2, len(LEVELS), generator=torch.Generator().manual_seed(0))
     whole = conformal(errors[:25])
     errors[25:] = torch.nan
@@ -425,7 +425,7 @@ def test_missing_errors_do_not_count_and_levels_keep_their_own() -> None:
     assert none[:, 0].tolist() == [-np.inf] * 12 + [0.0] + [np.inf] * 12
 
 
-def test_levels_between_are_infinite_where_one_of_their_neighbours_is() -> None:
+def test_a_level_beside_an_infinite_one_is_infinite() -> None:
     calibration = Calibration(conformal(torch.randn(30, 1, 1))[:, None])
     zeros = torch.zeros(1, 1, 1, 1)
     levels = (0.04, 0.05, 0.06, 0.5, 0.95, 0.951)
@@ -441,7 +441,7 @@ def test_levels_between_are_infinite_where_one_of_their_neighbours_is() -> None:
     assert "(39 per step" in between
 
 
-def test_what_few_validation_values_cannot_tell_is_infinite_and_a_warning() -> None:
+def test_too_few_validation_values_make_infinite_quantiles() -> None:
     y = np.random.default_rng(0).normal(size=160).astype(np.float32)
     given: dict[str, Any] = {"horizon": 4, "input_size": 8, "patch": 4, "hidden_size": 8}
     model = Forecaster(**given, steps=2, split=(90, 30, 40)).fit(y)  # 27 validation windows

@@ -129,7 +129,7 @@ def ridge_of(y: NDArray[np.float32], origins: list[tuple[int, int]]) -> NDArray[
 
 
 @pytest.mark.parametrize("linear", [True, False])
-def test_the_ridge_is_that_of_its_definition(linear: bool) -> None:
+def test_the_ridge_follows_its_definition(linear: bool) -> None:
     y = values(0.0)
     model = Forecaster(**QUICK, output="point", linear=linear).fit(table(y))
     found, origins = model.backtest(season=SEASON)["ridge"], windows_of(y)
@@ -146,7 +146,7 @@ def test_without_training_windows_there_is_no_ridge() -> None:
 
 @pytest.mark.parametrize("missing", [0.0, 0.5])
 @pytest.mark.parametrize("output", ["point", "quantiles", "student_t", "negative_binomial"])
-def test_every_figure_is_the_one_of_its_definition(missing: float, output: Any) -> None:
+def test_every_figure_follows_its_definition(missing: float, output: Any) -> None:
     y = values(missing)
     if output == "negative_binomial":
         y = np.abs(2 * y).round()
@@ -186,7 +186,7 @@ def test_every_figure_is_the_one_of_its_definition(missing: float, output: Any) 
         assert figures[f"coverage_{100 * interval:g}"] == pytest.approx(share, abs=2e-3)
 
 
-def test_a_level_far_from_zero_moves_no_figure() -> None:
+def test_a_level_far_from_zero_changes_no_figure() -> None:
     y = values(missing=0.1).astype(np.float64).round(2)
     model = Forecaster(**QUICK, output="quantiles")
     near = model.fit(table(y)).backtest(season=SEASON)
@@ -218,7 +218,7 @@ def test_the_season_of_a_frequency(unit: Any, step: int, season: int) -> None:
     assert season_of(SimpleNamespace(frequency=Frequency(step, unit))) == season  # type: ignore[arg-type]
 
 
-def test_several_targets_are_scored_in_deviations_each_of_its_own() -> None:
+def test_several_targets_are_scored_in_their_deviations() -> None:
     y = values(0.3, 2).T * np.array([1.0, 50.0], dtype=np.float32)
     model = Forecaster(**QUICK).fit(y)
     report, plain = (model.backtest(season=SEASON, scaled=scaled) for scaled in (True, False))
@@ -251,7 +251,7 @@ def by_target(about: dict[str, Any], name: str) -> list[tuple[Any, dict[str, Any
     return [(half[name], half, np.ones(len(half[name]))) for half in halves]
 
 
-def test_a_missing_last_value_leaves_no_window_out() -> None:
+def test_a_window_without_a_last_value_is_scored() -> None:
     """The walk is scored over all present targets, whatever is missing before them."""
     y = values(0.5)
     y[:, TRAIN + VALID - 1 :: 2] = np.nan  # the last input value of every other window
@@ -261,7 +261,7 @@ def test_a_missing_last_value_leaves_no_window_out() -> None:
     assert {found["num_values"] for found in report.values()} == {want}
 
 
-def test_values_without_any_before_are_scored_by_the_training_mean_and_counted() -> None:
+def test_values_without_a_past_are_scored_by_the_training_mean() -> None:
     y = values(0.0)
     y[0, : TRAIN + VALID + 8] = np.nan  # the first series begins late in the test rows
     model = Forecaster(**{**QUICK, "steps": 1}).fit(table(y))
@@ -283,7 +283,7 @@ def test_values_without_any_before_are_scored_by_the_training_mean_and_counted()
     assert found["naive"]["mase"] == pytest.approx((error / scale).mean(), rel=1e-4)
 
 
-def test_mase_is_undefined_where_the_training_rows_repeat_themselves() -> None:
+def test_mase_is_undefined_for_periodic_training_rows() -> None:
     y = values(0.0)
     y[:, :TRAIN] = np.sin(np.arange(TRAIN) * (2 * np.pi / 24)).round(3)  # the same every day
     model = Forecaster(**{**QUICK, "steps": 1}).fit(table(y))
@@ -318,7 +318,7 @@ def test_a_horizon_has_up_to_four_quarters(horizon: int, quarters: list[tuple[in
     assert _quarters(horizon) == quarters
 
 
-def test_the_scores_are_those_of_backtest(model: Forecaster) -> None:
+def test_the_test_event_has_the_scores_of_backtest(model: Forecaster) -> None:
     test, calibration, *examples = events_of(model)
     scores = model.backtest()
     assert test["scores"] == {name: pytest.approx(scores[name]) for name in scores}
@@ -336,7 +336,7 @@ def test_the_scores_are_those_of_backtest(model: Forecaster) -> None:
     assert [event["series"] for event in examples] == ["s0", "s0", "s1", "s1", "s2", "s2"]
 
 
-def test_what_has_no_time_left_is_skipped(
+def test_windows_beyond_the_time_limit_are_skipped(
     model: Forecaster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evaluation, "spread_out", lambda rows: rows)

@@ -42,7 +42,7 @@ def fitted() -> Forecaster:
 
 
 @pytest.mark.isa
-def test_it_learns_and_says_how_well(fitted: Forecaster) -> None:
+def test_a_forecaster_learns_and_scores_itself(fitted: Forecaster) -> None:
     found = fitted.backtest()
     assert set(found) == {"forecaster", "ridge", "naive", "seasonal_naive"}
     assert found["forecaster"]["mse"] < 0.5 * found["naive"]["mse"]
@@ -65,7 +65,7 @@ def test_it_learns_and_says_how_well(fitted: Forecaster) -> None:
         {"balance": True},
     ],
 )
-def test_other_networks_learn_waves_and_are_kept(tmp_path: Path, given: dict[str, Any]) -> None:
+def test_other_networks_learn_and_are_saved(tmp_path: Path, given: dict[str, Any]) -> None:
     model = Forecaster(**{**QUICK, "patch": 3, "steps": 150}, **given).fit(waves(noise=0.0))
     found = model.backtest()
     assert found["forecaster"]["mse"] < 0.3 * found["naive"]["mse"]
@@ -74,7 +74,7 @@ def test_other_networks_learn_waves_and_are_kept(tmp_path: Path, given: dict[str
 
 
 @pytest.mark.isa
-def test_backtest_is_what_predict_gives_from_each_origin(fitted: Forecaster) -> None:
+def test_backtest_agrees_with_predict_at_each_origin(fitted: Forecaster) -> None:
     """Judged by hand: the forecast of the table cut at an origin, against what came."""
     table = waves()
     y = table["y"].to_numpy().reshape(3, 240)
@@ -90,9 +90,7 @@ def test_backtest_is_what_predict_gives_from_each_origin(fitted: Forecaster) -> 
 
 
 @pytest.mark.parametrize("output", ["point", "quantiles"])
-def test_backtest_scores_quantiles_where_they_are(
-    output: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_backtest_scores_quantiles(output: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model = Forecaster(**{**QUICK, "steps": 20}, output=output).fit(waves())
     report = model.backtest(quantiles=(0.1, 0.5))
     assert "crps" not in report["naive"]
@@ -138,7 +136,7 @@ def test_quantiles_are_ordered_and_cover(fitted: Forecaster) -> None:
         fitted.predict_quantiles(quantiles=(0.999,))
 
 
-def test_intervals_keep_their_level_when_the_series_calms_down() -> None:
+def test_intervals_keep_their_coverage_in_a_calm_series() -> None:
     """Training and validation rows move four times as much as test rows do."""
     rng = np.random.default_rng(0)
     height = np.where(np.arange(900) < 700, 4.0, 1.0)
@@ -162,7 +160,7 @@ def test_forecasts_come_as_the_frame_that_came() -> None:
 
 
 @pytest.mark.parametrize("kind", ["pandas", "polars", "array"])
-def test_a_pickle_holds_no_rows_and_remembers_the_kind_of_frame(kind: str) -> None:
+def test_a_pickle_keeps_the_kind_of_frame_but_no_rows(kind: str) -> None:
     pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
     make: dict[str, Any] = {
         "pandas": lambda t: t.to_pandas(), "polars": polars.from_arrow,
@@ -184,7 +182,7 @@ def test_a_pickle_holds_no_rows_and_remembers_the_kind_of_frame(kind: str) -> No
         again.predict()
 
 
-def test_what_is_known_ahead_and_static_and_named_is_used() -> None:
+def test_future_static_and_categorical_columns_are_used() -> None:
     table = waves(120)
     kinds = np.array(["work", "rest"])[np.arange(360) % 24 // 12]
     table = table.append_column("kind", pa.array(kinds)).append_column(
@@ -213,7 +211,7 @@ def test_the_same_seed_gives_the_same_forecaster() -> None:
 
 
 @pytest.mark.isa
-def test_files_hold_it_whole(fitted: Forecaster, tmp_path: Path) -> None:
+def test_a_saved_forecaster_predicts_the_same(fitted: Forecaster, tmp_path: Path) -> None:
     fitted.save(tmp_path / "run")
     again = Forecaster.load(tmp_path / "run")
     assert again.get_params() == fitted.get_params()
@@ -230,7 +228,7 @@ def test_files_hold_it_whole(fitted: Forecaster, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("same_random_numbers")
-def test_partial_fit_goes_on_from_the_weights_as_they_are(tmp_path: Path) -> None:
+def test_partial_fit_continues_from_the_weights(tmp_path: Path) -> None:
     model = Forecaster(**{**QUICK, "steps": 20}, linear=False).fit(waves())
     first, scaler = model.backtest()["forecaster"]["mse"], model.stored_.scaler
     before = {n: t.clone() for n, t in model.network_.state_dict().items()}
@@ -254,7 +252,7 @@ def test_partial_fit_goes_on_from_the_weights_as_they_are(tmp_path: Path) -> Non
     assert Forecaster(**{**QUICK, "steps": 2}).partial_fit(shifted).fitted_.steps == 2
 
 
-def test_what_is_known_ahead_comes_as_a_table_of_its_own() -> None:
+def test_future_covariates_come_in_a_second_table() -> None:
     """A target that the future column tells beforehand is forecast from it alone."""
     rng = np.random.default_rng(0)
     plan = rng.choice([-1.0, 1.0], size=3 * 200).astype(np.float32)
@@ -286,19 +284,6 @@ def test_what_is_known_ahead_comes_as_a_table_of_its_own() -> None:
         plain.predict(waves(), ahead)
 
 
-def test_what_is_known_ahead_without_times_is_counted_from_the_end() -> None:
-    rng = np.random.default_rng(0)
-    plan = rng.choice([-1.0, 1.0], size=300).astype(np.float32)
-    table = pa.table({"y": 3 * plan, "plan": plan})
-    settings: dict[str, Any] = {**QUICK, "normalize": "none", "steps": 80}
-    model = Forecaster(**settings, target="y", future=["plan"]).fit(table.slice(0, 290))
-    found = model.predict(future=table.slice(290, 6).select(["plan"]))["y"].to_numpy()
-    assert np.abs(found - 3 * plan[290:296]).mean() < 1.5
-    gap = pa.table({"plan": pa.array([1.0, None, 1.0, 1.0, 1.0, 1.0], pa.float32())})
-    with pytest.raises(DataError, match="'plan' is missing for a step to forecast"):
-        model.predict(future=gap)
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -309,7 +294,7 @@ def test_what_is_known_ahead_without_times_is_counted_from_the_end() -> None:
         ({"part": waves()}, "`part` is a .*Table, .* give a table as `frame`"),
     ],
 )
-def test_what_cannot_be_scored_is_refused(
+def test_invalid_options_of_backtest_are_refused(
     fitted: Forecaster, given: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -337,7 +322,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("given", "make", "message"), BAD)
-def test_what_cannot_be_fitted_is_refused(given: dict[str, Any], make: Any, message: str) -> None:
+def test_invalid_options_of_fit_are_refused(given: dict[str, Any], make: Any, message: str) -> None:
     with pytest.raises((ConfigError, DataError), match=message) as caught:
         Forecaster(**{**QUICK, **given}).fit(make())
     assert "\n" not in str(caught.value)
@@ -386,7 +371,7 @@ def test_another_table_is_scaled_and_numbered_as_at_fit(tmp_path: Path) -> None:
     )
 
 
-def test_a_name_that_fit_has_not_seen_is_refused() -> None:
+def test_an_unknown_category_is_refused() -> None:
     table = with_places(waves(120))
     model = Forecaster(**{**QUICK, "steps": 2}, **PLACES).fit(table)
     kinds = np.array(["work", "rest", "feast"])[np.arange(360) % 3]
@@ -404,7 +389,7 @@ def test_a_constant_target_is_refused_at_fit_and_forecast_at_predict(fitted: For
 
 @pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York", "UTC"])
 @pytest.mark.parametrize("freq", ["MS", "D", "h"])
-def test_steps_of_a_time_zone_are_those_of_its_clocks(zone: str, freq: str) -> None:
+def test_steps_in_a_time_zone_follow_its_clock(zone: str, freq: str) -> None:
     pandas = pytest.importorskip("pandas")
     times = pandas.date_range("2010-01-01", periods=206, freq=freq, tz=zone)
     y = np.sin(np.arange(200) / 3)

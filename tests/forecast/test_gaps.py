@@ -83,7 +83,7 @@ def test_predict_and_backtest_take_the_same_tables(
 
 
 @pytest.mark.parametrize("num_missing", [6, 24, 200])
-def test_a_window_without_values_is_forecast_from_the_last_one_before_it(num_missing: int) -> None:
+def test_an_empty_window_is_forecast_from_the_last_value_before_it(num_missing: int) -> None:
     """Also where all targets of the windows of `backtest` are missing."""
     holes = table(range(ROWS - num_missing, ROWS))
     model = Forecaster(**{**QUICK, "steps": 30}).fit(HOLES["missing"])

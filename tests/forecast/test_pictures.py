@@ -66,7 +66,7 @@ def test_pictures_have_a_panel_per_series_and_can_be_saved(
         ({"series": []}, "empty"),
     ],
 )
-def test_nothing_to_draw_is_refused(model: Forecaster, choice: Any, message: str) -> None:
+def test_an_empty_picture_is_refused(model: Forecaster, choice: Any, message: str) -> None:
     for draw in (model.forecasts().plot, model.plot_backtest):
         with pytest.raises(ConfigError, match=message):
             draw(**choice)

@@ -75,7 +75,7 @@ def test_five_bad_steps_in_a_row_restore_the_last_good_state(
         assert Forecaster.load(out).predict(long_table(120)) is not None
 
 
-def test_a_carried_state_that_is_nan_costs_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_nan_in_the_carried_state_skips_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
     losses, passes = ForecastTask.losses, []
 
     def poisoned(task: ForecastTask, *given: Any) -> Iterator[torch.Tensor]:

@@ -71,7 +71,7 @@ def test_the_linear_path_solves_the_regression_of_each_step() -> None:
         assert bias[step] == pytest.approx(constant, abs=1e-4)
 
 
-def test_future_covariates_that_say_nothing_are_left_out() -> None:
+def test_useless_future_covariates_are_left_out() -> None:
     """On validation windows every weight of noise costs; without them the regression is of lags."""
     for seed in range(8):
         model = Forecaster(**QUICK).fit(table(0.0, seed))

@@ -48,7 +48,7 @@ def step_of(seconds: dict[int, float]) -> Any:
     return step_seconds
 
 
-def test_the_largest_size_with_enough_steps_is_taken_and_it_is_said(
+def test_the_largest_size_with_enough_steps_is_chosen(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
@@ -62,7 +62,7 @@ def test_the_largest_size_with_enough_steps_is_taken_and_it_is_said(
     assert "a larger size has too few; 256 units: about" in why
 
 
-def test_sizes_that_cannot_be_fast_enough_are_not_timed(
+def test_sizes_that_are_too_slow_are_not_timed(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
@@ -74,7 +74,7 @@ def test_sizes_that_cannot_be_fast_enough_are_not_timed(
     assert "which are few: a longer budget would help" in why
 
 
-def test_the_default_stays_where_it_has_enough_steps(
+def test_the_default_size_stays_if_it_has_enough_steps(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
@@ -84,7 +84,7 @@ def test_the_default_stays_where_it_has_enough_steps(
     assert start["model"]["hidden_size"] == 256
 
 
-def test_a_size_that_was_given_stays(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_given_size_is_kept(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(size_plan, "step_seconds", step_of({}))  # would fail
     given = {"horizon", "budget", "hidden_size"}
     events = trained(table, tmp_path / "run", given, hidden_size=24)
@@ -112,7 +112,7 @@ def chosen_size(table: Path, spent_s: float) -> tuple[int, str]:
     return sized.hidden_size, why
 
 
-def test_steps_are_those_of_the_time_that_is_left(
+def test_the_size_depends_on_the_time_left(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
@@ -126,7 +126,7 @@ def test_steps_are_those_of_the_time_that_is_left(
 
 
 @pytest.mark.parametrize("is_busy", [False, True])
-def test_each_size_has_its_own_time_in_the_cache_unless_the_machine_was_busy(
+def test_step_times_are_cached_unless_the_machine_was_busy(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_busy: bool
 ):
     monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
@@ -139,7 +139,7 @@ def test_each_size_has_its_own_time_in_the_cache_unless_the_machine_was_busy(
     assert why.endswith("(steps measured earlier)") is not is_busy
 
 
-def test_a_gpu_is_filled_by_precision_and_batch(
+def test_a_gpu_gets_a_faster_precision_and_a_larger_batch(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))

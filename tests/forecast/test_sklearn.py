@@ -45,13 +45,13 @@ def name_of(check: Any) -> str:
 @pytest.mark.parametrize(
     ("estimator", "check"), CHECKS, ids=[name_of(check) for _, check in CHECKS]
 )
-def test_what_scikit_learn_checks(estimator: Any, check: Any) -> None:
+def test_scikit_learns_checks(estimator: Any, check: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         check(estimator)
 
 
-def test_it_is_cloned_and_searched_over() -> None:
+def test_a_forecaster_is_cloned_and_grid_searched() -> None:
     from sklearn.base import clone
     from sklearn.model_selection import GridSearchCV, TimeSeriesSplit
 
@@ -68,7 +68,7 @@ def test_it_is_cloned_and_searched_over() -> None:
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_rows_that_kfold_glues_are_a_warning_where_an_index_shows_it(shuffle: bool) -> None:
+def test_rows_joined_by_kfold_are_a_warning(shuffle: bool) -> None:
     from sklearn.model_selection import KFold, TimeSeriesSplit
 
     pandas = pytest.importorskip("pandas")
@@ -153,7 +153,7 @@ with warnings.catch_warnings():
     SEQUENCE_CHECKS,
     ids=[f"{type(e).__name__}-{name_of(check)}" for e, check in SEQUENCE_CHECKS],
 )
-def test_what_scikit_learn_checks_of_sequences(estimator: Any, check: Any) -> None:
+def test_scikit_learns_checks_of_sequences(estimator: Any, check: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         check(estimator)

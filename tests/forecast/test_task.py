@@ -87,7 +87,7 @@ def test_quantiles_are_calibrated_on_enough_windows_and_on_what_the_time_allows(
     assert [event["done"] for event in events] == list(range(64, num + 1, 64))
 
 
-def test_how_far_a_calibration_is_is_shown(
+def test_the_progress_of_a_calibration_is_shown(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calibrate = task_module.calibrate
@@ -125,7 +125,7 @@ def test_the_evaluation_leaves_the_report_its_time(monkeypatch: pytest.MonkeyPat
     assert not asked[0](128, 1000)
 
 
-def test_of_a_budget_the_last_calibration_takes_the_place_of_a_rough_one(
+def test_with_a_budget_the_last_calibration_replaces_the_rough_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[int] = []
@@ -159,7 +159,7 @@ def test_of_a_budget_the_last_calibration_takes_the_place_of_a_rough_one(
 
 
 @pytest.mark.parametrize("is_resumed", [False, True])
-def test_the_best_weights_are_published_and_handed_out(
+def test_the_best_weights_are_published_and_returned(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_resumed: bool
 ) -> None:
     score, seen = ForecastTask.score, []
@@ -182,7 +182,7 @@ def test_the_best_weights_are_published_and_handed_out(
             assert torch.equal(tensor, seen[0][name]), name
 
 
-def test_a_run_that_ends_on_nan_keeps_the_best_weights(
+def test_a_run_that_ends_with_nan_keeps_the_best_weights(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = ForecastConfig(**{**QUICK, "checkpoint_every": 1000})
@@ -204,7 +204,7 @@ def test_a_run_that_ends_on_nan_keeps_the_best_weights(
     assert Forecaster.load(tmp_path / "run").predict(path) is not None
 
 
-def test_a_stop_while_quantiles_are_calibrated_acts_at_once(
+def test_a_stop_during_calibration_acts_at_once(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is published then is calibrated on few windows."""
@@ -274,7 +274,7 @@ def test_the_validation_loss_is_the_mean_of_present_values(
     assert model.fitted_.best_loss == pytest.approx(float(np.nanmean(np.concatenate(errors))))
 
 
-def test_a_validation_part_without_values_is_no_loss_of_zero() -> None:
+def test_a_validation_part_without_values_is_an_error() -> None:
     y = values()
     y[100:160] = np.nan
     with pytest.raises(DataError, match="the validation part has no value of the targets"):

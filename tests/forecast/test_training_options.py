@@ -103,26 +103,7 @@ def test_automatic_precision_says_why() -> None:
     assert start["precision_why"] not in ("", "as asked")
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="of a machine without a GPU")
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"device": "cuda"}, "no usable NVIDIA GPU here"),
-        ({"memory_limit_gb": 1.0}, "bounds GPU memory and this run is on the CPU"),
-        ({"precision": "fp16"}, "`precision='fp16'` needs an NVIDIA GPU"),
-        ({"optimizer": "lion"}, "`optimizer` is 'lion', expected"),
-        ({"accumulate": 0}, "`accumulate` is 0, expected"),
-        ({"warmup": 0.6, "cooldown": 0.6}, "more than the whole run"),
-    ],
-)
-def test_what_this_machine_or_no_machine_can_do_is_said(
-    given: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Forecaster(**{**QUICK, **given}).fit(waves())
-
-
-def test_slow_kernels_are_an_error_where_asked_for() -> None:
+def test_strict_kernels_refuse_slow_kernels() -> None:
     model = Forecaster(**QUICK, strict_kernels=True)
     if cpu().isa == "scalar":
         with pytest.raises(KernelError, match="would run on a slow path"):
@@ -131,7 +112,7 @@ def test_slow_kernels_are_an_error_where_asked_for() -> None:
         assert model.fit(waves()).network_.lstm.strict
 
 
-def test_fit_in_a_run_directory_leaves_what_the_command_line_leaves(tmp_path: Path) -> None:
+def test_fit_in_a_run_directory_writes_the_files_of_train(tmp_path: Path) -> None:
     out = tmp_path / "run"
     model = Forecaster(**QUICK).fit(waves(), out=out)
     for name in ("config.json", "model.safetensors", "metrics.jsonl", "report.html"):
@@ -160,7 +141,7 @@ def test_a_signal_saves_the_state_of_a_run_directory(
     Forecaster(**QUICK).fit(waves())  # without a directory there is nothing to save to
 
 
-def test_more_training_takes_the_rate_of_another_optimizer() -> None:
+def test_partial_fit_uses_the_rate_of_a_new_optimizer() -> None:
     model = Forecaster(**QUICK).fit(waves())
     rates = []
 

@@ -25,7 +25,7 @@ from fastlstm.sequence.answers import (
 TRAIN = np.array([0, 1, 2])
 
 
-def test_numbers_are_learned_in_deviations_of_the_training_ones() -> None:
+def test_numbers_are_scaled_by_the_training_sequences() -> None:
     y = answers_of([1.0, 2.0, 3.0, 100.0])
     numbers = Numbers.of(y, TRAIN)
     assert (numbers.mean.tolist(), len(numbers)) == ([2.0], 1)
@@ -70,7 +70,7 @@ def test_labels_are_numbered_by_class() -> None:
         ([True, 0], None, [0, True], "O"),
     ],
 )
-def test_classes_are_sorted_if_they_can_be(
+def test_classes_are_sorted_if_possible(
     labels: list[Any], dtype: Any, classes: list[Any], kind: str
 ) -> None:
     found = classes_of(labels, dtype)
@@ -118,7 +118,7 @@ def test_each_class_has_its_share_held_out() -> None:
         ([[1.0, 2.0], [float("inf"), 0.0]], "the answer of sequence 1 is NaN or infinite"),
     ],
 )
-def test_answers_that_are_no_numbers_are_refused(y: Any, message: str) -> None:
+def test_answers_that_are_not_numbers_are_refused(y: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         answers_of(y)
 
@@ -139,7 +139,7 @@ def test_numbers_as_objects_are_numbers() -> None:
         ([pd.NA, "a"], "the label of sequence 0 is <NA>"),
     ],
 )
-def test_labels_that_cannot_be_used_are_named(y: Any, message: str) -> None:
+def test_invalid_labels_are_named(y: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         labels_of(y)
 
@@ -183,7 +183,7 @@ def test_weights_are_ones_by_default() -> None:
         ([1.0, float("inf")], "numbers from 0 on"),
     ],
 )
-def test_weights_without_a_mean_are_refused(weights: Any, message: str) -> None:
+def test_invalid_weights_are_refused(weights: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         weights_of(weights, 2)
 

@@ -41,7 +41,7 @@ def test_a_batch_of_one_length_has_no_lengths() -> None:
     assert Sequences.of([PARTS[0], PARTS[0] + 1]).batch(np.array([0, 1]), ZERO, ONE).lengths is None
 
 
-def test_the_scale_is_that_of_the_sequences_asked_for() -> None:
+def test_the_scale_is_measured_on_the_given_sequences() -> None:
     sequences = Sequences.of(PARTS)
     mean, std = sequences.scale(np.array([0, 2]))
     rows = np.concatenate([PARTS[0], PARTS[2]])
@@ -93,7 +93,7 @@ class Sparse:
         ([PARTS[0], PARTS[1] * 1e38 * 1e38], "sequence 1, step 0, column 0 is infinite, or beyond"),
     ],
 )
-def test_what_cannot_be_read_is_named(X: Any, message: str) -> None:
+def test_unreadable_sequences_are_named(X: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         Sequences.of(X)
 
@@ -111,7 +111,7 @@ def numbers(of: SequenceLoader, count: int) -> list[list[int]]:
     return [of.next().targets.tolist() for _ in range(count)]
 
 
-def test_an_epoch_hands_out_every_sequence_once_in_an_order_of_its_own() -> None:
+def test_every_epoch_has_each_sequence_once_in_another_order() -> None:
     found = loader()
     assert found.steps_per_epoch == 3
     epochs = [numbers(found, 3) for _ in range(3)]
@@ -140,6 +140,6 @@ def test_a_position_is_enough_to_continue(after: int) -> None:
 
 
 @pytest.mark.parametrize("state", [{}, {"epoch": 0, "index": 3}, {"epoch": -1, "index": 0}])
-def test_a_position_that_is_none_is_refused(state: dict[str, int]) -> None:
+def test_an_invalid_position_is_refused(state: dict[str, int]) -> None:
     with pytest.raises(CorruptFileError, match="loader position is"):
         loader().load_state_dict(state)

@@ -106,7 +106,7 @@ def test_a_finished_run_is_continued_for_more_steps(tmp_path: Path) -> None:
     assert (again.predict(X) == model.predict(X)).all()
 
 
-def test_a_run_is_resumed_with_what_it_was_started_with_only(tmp_path: Path) -> None:
+def test_a_run_resumes_only_with_its_own_data_and_options(tmp_path: Path) -> None:
     out = tmp_path / "run"
     SequenceRegressor(**QUICK).fit(X, Y, out=out)
     with pytest.raises(RunDirectoryError, match="already contains a run"):
@@ -138,7 +138,7 @@ def test_a_run_of_another_kind_is_refused(tmp_path: Path) -> None:
         SequenceClassifier.load(tmp_path / "run")
 
 
-def test_what_cannot_be_stored_is_refused_before_training(tmp_path: Path) -> None:
+def test_unstorable_labels_are_refused_before_training(tmp_path: Path) -> None:
     labels = [("a", 1) if y > 0 else None for y in Y]
     with pytest.raises(DataError, match=r"the label .* cannot be stored: give labels"):
         SequenceClassifier(**QUICK).fit(X, labels, out=tmp_path / "run")
@@ -161,7 +161,7 @@ def test_a_budget_ends_a_fit() -> None:
     assert model.fitted_.seconds < 20
 
 
-def test_the_callers_settings_stay() -> None:
+def test_fit_keeps_the_callers_settings() -> None:
     threads, state = torch.get_num_threads(), torch.get_rng_state()
     SequenceRegressor(**{**QUICK, "threads": threads + 1}).fit(X, Y)
     assert torch.get_num_threads() == threads
@@ -169,7 +169,7 @@ def test_the_callers_settings_stay() -> None:
 
 
 @pytest.mark.isa
-def test_precision_is_that_asked_for() -> None:
+def test_precision_is_as_requested() -> None:
     losses = {
         name: SequenceRegressor(**{**QUICK, "precision": name}).fit(X, Y).fitted_.best_loss
         for name in ("fp32", "bf16", "auto")
@@ -196,6 +196,6 @@ def test_nan_in_a_weight_is_rolled_back_without_a_run() -> None:
 
 
 @pytest.mark.usefixtures("no_bf16_products")
-def test_bf16_asks_torch_for_no_product_that_it_has_not_got() -> None:
+def test_bf16_uses_no_product_that_torch_lacks() -> None:
     model = SequenceRegressor(**{**QUICK, "precision": "bf16"}).fit(X, Y)
     assert model.fitted_.reason

@@ -79,7 +79,7 @@ def test_shapes_and_gradients(channels: Any, output: Any, normalize: Any, given:
 
 @pytest.mark.parametrize("channels", ["shared", "joint"])
 @pytest.mark.parametrize("decoder", ["direct", "autoregressive"])
-def test_nothing_of_the_future_is_seen_but_what_is_known_ahead(channels: Any, decoder: Any) -> None:
+def test_only_future_covariates_are_read_from_the_horizon(channels: Any, decoder: Any) -> None:
     model = network(**EVERYTHING, channels=channels, decoder=decoder)
     x, statics = everything()
     before = model(x, statics)
@@ -90,7 +90,7 @@ def test_nothing_of_the_future_is_seen_but_what_is_known_ahead(channels: Any, de
     assert not torch.allclose(model(later, statics), before)
 
 
-def test_shared_channels_do_not_see_each_other_and_joint_ones_do() -> None:
+def test_only_joint_channels_see_each_other() -> None:
     x = values(2)
     other = x.clone()
     other[:, :12, 1] += torch.randn(3, 12)
@@ -100,7 +100,7 @@ def test_shared_channels_do_not_see_each_other_and_joint_ones_do() -> None:
 
 
 @pytest.mark.parametrize("normalize", ["last", "standard"])
-def test_a_level_that_moves_moves_the_forecast(normalize: Any) -> None:
+def test_the_forecast_shifts_with_the_level(normalize: Any) -> None:
     model = network(num_targets=2, normalize=normalize).double()
     x = values(2).double()
     torch.testing.assert_close(model(x + 100), model(x) + 100)
@@ -112,7 +112,7 @@ def test_a_level_that_moves_moves_the_forecast(normalize: Any) -> None:
 
 
 @pytest.mark.parametrize("has_missing", [False, True])
-def test_a_network_that_says_nothing_forecasts_the_level(has_missing: bool) -> None:
+def test_a_network_with_zero_output_forecasts_the_level(has_missing: bool) -> None:
     x = values(2)
     for normalize, level in (("last", x[:, 11]), ("standard", x[:, :12].mean(1))):
         model = network(num_targets=2, normalize=normalize, has_missing=has_missing)
@@ -121,7 +121,7 @@ def test_a_network_that_says_nothing_forecasts_the_level(has_missing: bool) -> N
         torch.testing.assert_close(model(x)[..., 0], level[:, None].expand(-1, 7, -1))
 
 
-def test_missing_values_are_told_apart_from_zeros_and_do_not_spread() -> None:
+def test_missing_values_differ_from_zeros_and_stay_local() -> None:
     model = network(num_targets=2, has_missing=True, normalize="none")
     x = values(2)
     x[0, 5, 0] = 0.0
@@ -134,7 +134,7 @@ def test_missing_values_are_told_apart_from_zeros_and_do_not_spread() -> None:
     assert torch.equal(a[0, :, 1], b[0, :, 1])
 
 
-def test_the_last_value_that_is_there_is_the_level() -> None:
+def test_the_last_present_value_is_the_level() -> None:
     model = network(has_missing=True)
     x = values(1)
     x[:, 9:12] = float("nan")
@@ -144,7 +144,7 @@ def test_the_last_value_that_is_there_is_the_level() -> None:
     assert model(empty).isfinite().all()
 
 
-def test_an_unknown_category_has_an_embedding_of_its_own() -> None:
+def test_unknown_categories_have_an_embedding() -> None:
     model = network(**EVERYTHING)
     x, statics = everything()
     x[:, :, 3] = float("nan")
@@ -152,7 +152,7 @@ def test_an_unknown_category_has_an_embedding_of_its_own() -> None:
     assert model(x, statics).isfinite().all()
 
 
-def test_many_patches_cost_one_product_with_the_state() -> None:
+def test_all_patches_equal_a_cell_step_each() -> None:
     """The answer is that of a plain LSTM cell step per patch."""
     model = network(num_targets=2)
     x = values(2)
@@ -180,7 +180,7 @@ def test_many_patches_cost_one_product_with_the_state() -> None:
 
 
 @pytest.mark.parametrize("output", ["point", "quantiles", "student_t", "negative_binomial"])
-def test_one_patch_is_answered_alike_by_both_decoders(output: Any) -> None:
+def test_both_decoders_agree_on_one_patch(output: Any) -> None:
     given = {**EVERYTHING, "horizon": 3, "output": output}
     x, statics = everything()
     x = x[:, :15]
@@ -191,9 +191,7 @@ def test_one_patch_is_answered_alike_by_both_decoders(output: Any) -> None:
 
 @pytest.mark.parametrize("output", ["point", "quantiles", "student_t"])
 @pytest.mark.parametrize("channels", ["shared", "joint"])
-def test_the_next_patch_is_that_of_a_window_that_ends_in_the_forecast(
-    output: Any, channels: Any
-) -> None:
+def test_the_next_patch_continues_from_the_forecast(output: Any, channels: Any) -> None:
     """Rolled by hand: a direct network reads input and first forecast, and answers the second."""
     given: dict[str, Any] = {
         "num_targets": 2, "num_past": 1, "num_future": 1, "num_static": 1, "has_missing": True,
@@ -212,7 +210,7 @@ def test_the_next_patch_is_that_of_a_window_that_ends_in_the_forecast(
     torch.testing.assert_close(rolled(longer, statics), found[:, 4:])
 
 
-def test_training_goes_through_the_forecasts_that_were_read() -> None:
+def test_gradients_flow_through_the_forecasts_that_were_read() -> None:
     """The loss of the last patch alone reaches the answer of the first."""
     model = network(decoder="autoregressive")
     model(values(1))[:, 4:].sum().backward()
@@ -305,7 +303,7 @@ def test_a_stream_is_the_same_in_chunks(
         torch.testing.assert_close(own, other, equal_nan=True)
 
 
-def test_a_stream_answers_what_windows_of_it_do() -> None:
+def test_a_stream_forecasts_like_its_windows() -> None:
     """The last forecast of a chunk from zero state is that of forward()."""
     model = network(**{**EVERYTHING, **STATEFUL})
     x, statics = everything()
@@ -316,7 +314,7 @@ def test_a_stream_answers_what_windows_of_it_do() -> None:
         assert torch.equal(horizons[:, origin], x[:, 4 * (origin + 1) :][:, :7])
 
 
-def test_lanes_that_begin_anew_know_nothing_of_before() -> None:
+def test_new_lanes_start_from_zero_state() -> None:
     model = network(**STATEFUL, num_targets=2)
     x = values(2, 4)
     _, carried = model.read_chunk(x)
@@ -349,7 +347,7 @@ def test_a_stream_sees_nothing_of_the_future(has_missing: bool) -> None:
         assert origin == 2 or not torch.allclose(again[:, origin + 1], answers[:, origin + 1])
 
 
-def test_a_moved_stream_moves_its_forecasts() -> None:
+def test_forecasts_of_a_stream_shift_with_its_level() -> None:
     model = network(**STATEFUL, num_targets=2)
     x = values(2)
     torch.testing.assert_close(model.read_chunk(x + 100)[0], model.read_chunk(x)[0] + 100)
@@ -364,14 +362,14 @@ def test_a_moved_stream_moves_its_forecasts() -> None:
         {"output": "negative_binomial"},
     ],
 )
-def test_what_no_stream_can_be_read_with_is_refused(given: Any) -> None:
+def test_options_that_exclude_streams_are_refused(given: Any) -> None:
     with pytest.raises(ConfigError, match=f"`{next(iter(given))}` is .*leave out .* or `tbptt`"):
         ForecasterConfig(**{**SIZES, **STATEFUL, **given})
 
 
 @pytest.mark.usefixtures("no_bf16_products")
 @pytest.mark.parametrize("given", [{}, {"bidirectional": True}, {"stateful": True}], ids=str)
-def test_bf16_asks_torch_for_no_product_that_it_has_not_got(given: Any) -> None:
+def test_bf16_uses_no_product_that_torch_lacks(given: Any) -> None:
     model = network(**EVERYTHING, **given)
     with torch.autocast("cpu", torch.bfloat16):
         forecast = model(*everything())
@@ -386,7 +384,7 @@ def trained() -> CategoricalFeatures:
     return features.eval()
 
 
-def test_what_was_not_read_is_the_mean_of_what_was() -> None:
+def test_unseen_categories_get_the_mean_embedding() -> None:
     features = trained()
     codes = torch.tensor([0.0, 1.0, 2.0, 3.0, torch.nan])
     found = features(torch.stack([torch.zeros(5), codes], 1))[:, 1:]
@@ -401,7 +399,7 @@ def test_an_untrained_network_answers_zero() -> None:
     assert (features(torch.tensor([[0.0], [torch.nan]])) == 0).all()
 
 
-def test_what_was_read_is_kept_in_files() -> None:
+def test_seen_categories_are_saved() -> None:
     features, codes = trained(), torch.tensor([[0.0, 1.0], [0.0, torch.nan]])
     again = CategoricalFeatures(2, ((1, 4),))
     again.load_state_dict(features.state_dict())
@@ -409,7 +407,7 @@ def test_what_was_read_is_kept_in_files() -> None:
 
 
 @pytest.mark.parametrize("role", ["static", "future"])
-def test_a_category_that_comes_after_training_is_forecast_like_the_known_ones(role: Any) -> None:
+def test_an_unseen_category_is_forecast_like_the_mean_of_known_ones(role: Any) -> None:
     """Its embedding is the mean of theirs, so that its forecast lies among theirs."""
     rows = 200
     kinds = np.array(["low", "high"])[np.arange(rows) // 5 % 2]
