@@ -29,7 +29,7 @@ READING = (
     *CSV_OPTIONS,
     "wide",
 )
-"""Options of reading a table; they may differ from table to table."""
+"""Options of reading a table; each table may have its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,17 +53,16 @@ class ForecastConfig(TrainingOptions, CsvFormat):
         categorical: covariates that are categories.
         ignore: columns not to use.
         gaps: split cuts series at missing rows, fill inserts rows without values.
-        disorder: rows out of time order: an error, or sort them.
+        disorder: rows that are not in order of time: an error, or sorted.
         duplicates: rows with the same timestamp: an error, or keep the first or last.
         missing_value: numbers that mean a missing value, such as -9999 or -9999,-99.9.
-        keep_value: numbers that look like codes for missing values but are data.
+        keep_value: numbers that look like codes of missing values and are not.
         time_format: format of times, such as %Y%m%d; or s, ms, us, ns since 1970; or excel: days
             since 1900.
-        tz: time zone of times without one, such as Europe/Berlin; the repeated hour in autumn is
-            read in row order.
+        tz: time zone of times without one, such as Europe/Berlin; the hour that comes twice in
+            autumn is read in order.
         snap: round times to multiples of a duration, such as 1h.
-        wide: the table has a column per time, per month of a year or per series, not a row per
-            series and time.
+        wide: a column for each time, month of a year or series, instead of a row for each of both.
         cache_dir: cache of prepared tables (default ~/.cache/fastlstm).
         split: train/validation/test by time, in percent, or in steps: 8640,2880,2880.
         input_size: past steps that the model reads; default up to 720, if the data allows.
@@ -146,7 +145,7 @@ class ForecastConfig(TrainingOptions, CsvFormat):
             object.__setattr__(self, "calendar", _calendar(self.calendar))
         if double := set(self.missing_value) & set(self.keep_value):
             raise ConfigError(
-                f"`missing_value` and `keep_value` both have {min(double):g}; leave it out of one"
+                f"`missing_value` and `keep_value` both hold {min(double):g}; leave it out of one"
             )
         split_of(self.split)
         if self.balance and self.tbptt is not None:
@@ -187,7 +186,7 @@ def _calendar(parts: Names) -> Names:
 
 
 def _numbers(field: str, value: Any) -> Numbers:
-    """Returns numbers; a string has commas in between."""
+    """Returns numbers; of a text those between commas."""
     parts = [p for p in value.split(",") if p.strip()] if isinstance(value, str) else value
     try:
         parts = () if parts is None else (parts,) if isinstance(parts, int | float) else parts

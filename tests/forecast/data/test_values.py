@@ -151,7 +151,7 @@ def test_what_codes_stand_for_is_kept_with_the_run(
     [
         ({"missing_value": "none"}, "`missing_value` is 'none', expected numbers, such as -9999"),
         ({"keep_value": float("nan")}, "`keep_value` is nan, expected numbers"),
-        ({"missing_value": -9, "keep_value": [-9]}, "`missing_value` and `keep_value` both have"),
+        ({"missing_value": -9, "keep_value": [-9]}, "`missing_value` and `keep_value` both hold"),
     ],
 )
 def test_codes_are_numbers(given: dict[str, Any], message: str) -> None:
