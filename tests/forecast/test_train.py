@@ -128,7 +128,7 @@ def test_a_resumed_run_may_change_its_end_only(path: str, tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match="`horizon=7`: this run was started with 6"):
         train_forecaster(path, other, out=out, resume=True, given=["horizon"])
     pq.write_table(long_table(130), path)
-    with pytest.raises(FormatError, match=rf"was started with {path}; .* or was changed since"):
+    with pytest.raises(FormatError, match=rf"was started with {path}; .* or has changed since"):
         train_forecaster(path, longer, out=out, resume=True)
     with pytest.raises(DataError, match="there is no file"):
         train_forecaster(path + "x", longer, out=out)  # not that a run is there already
