@@ -1,4 +1,4 @@
-"""The calendar: future covariates that follow from the time column."""
+"""The calendar: future covariates computed from the time column."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUICK: dict[str, Any] = {
 
 
 def daily(effect: float, rows: int = 500, zone: str | None = None, freq: str = "D") -> Any:
-    """Noise, with an effect of Saturdays and Sundays of a random half of the weeks' size."""
+    """Noise plus an effect on Saturdays and Sundays."""
     rng = np.random.default_rng(0)
     times = pandas.date_range("2021-03-01", periods=rows, freq=freq, tz=zone)
     weekend = (times.day_of_week >= 5).astype(float)

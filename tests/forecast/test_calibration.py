@@ -1,4 +1,4 @@
-"""Quantiles of forecasts: calibrated on validation, in order, and true where the noise changes."""
+"""Calibrated quantiles: their coverage, order and shape, and the order statistics behind them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ QUICK: dict[str, Any] = {
 
 
 def deviations(num_rows: int = 2400) -> NDArray[np.float32]:
-    """Noise of every row: half of the day is eight times as loud as the other half."""
+    """Deviation of every row: one half of the day is eight times as noisy as the other."""
     return np.where(np.arange(num_rows) % 24 < 12, 0.1, 0.8).astype(np.float32)
 
 
@@ -42,7 +42,7 @@ def noisy(num_rows: int = 2400) -> NDArray[np.float32]:
 
 
 def inside(model: Forecaster, level: float) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Returns which test values lie in their interval, and which are of the quiet hours."""
+    """Returns which test values lie in their interval, and which belong to quiet hours."""
     rows = model._windows(model.dataset_, "test", 1)[1].rows()
     ends = ((1 - level) / 2, (1 + level) / 2)
     found = []
@@ -162,7 +162,7 @@ def test_residuals_of_a_point_cover_only_on_average() -> None:
 
 @pytest.mark.parametrize("output", ["point", "quantiles", "student_t"])
 def test_quantiles_are_calibrated_on_validation_values(output: Any) -> None:
-    """Even of a network that has learned nothing: what it is off by is added."""
+    """This holds for an untrained network too: its errors are added."""
     model = Forecaster(**{**QUICK, "steps": 1}, output=output).fit(noisy(600))
     rows = model._windows(model.dataset_, "valid", 1)[1].rows()
     levels = (0.025, 0.1, 0.3, 0.5, 0.825, 0.975)
@@ -176,7 +176,7 @@ def test_quantiles_are_calibrated_on_validation_values(output: Any) -> None:
 
 
 def test_a_point_lies_within_its_intervals() -> None:
-    """Also where nearly all values of the validation part were above the forecasts."""
+    """This holds even if nearly all validation values lie above their forecasts."""
     rising = noisy(400) + np.r_[np.zeros(250), np.arange(150.0)]
     model = Forecaster(**{**QUICK, "steps": 1}, linear=False).fit(rising)
     assert (model.stored_.calibration.residuals[LEVELS.index(0.5)] > 1).all()
@@ -372,7 +372,7 @@ TRIALS = 20_000
 
 
 def trials(n: int) -> tuple[Calibration, torch.Tensor]:
-    """Calibrations on n values each, and a further value of the same distribution for each."""
+    """Returns calibrations on n values each, and one further value for each."""
     generator = torch.Generator().manual_seed(n)
     errors = torch.randn(n + 1, TRIALS, 1, generator=generator) ** 3
     return Calibration(conformal(errors[:n])[:, None]), errors[n, :, 0]
@@ -381,7 +381,7 @@ def trials(n: int) -> tuple[Calibration, torch.Tensor]:
 @pytest.mark.parametrize("n", [12, 30, 100])
 @pytest.mark.parametrize("level", [0.5, 0.8, 0.9, 0.95, 0.99])
 def test_central_intervals_have_their_coverage(n: int, level: float) -> None:
-    """At least the level, at most the level and 2 / (n + 1); by the exact binomial law."""
+    """The coverage is between the level and the level + 2 / (n + 1), by the binomial law."""
     stats = pytest.importorskip("scipy.stats")
     calibration, value = trials(n)
     ends = ((1 - level) / 2, (1 + level) / 2)

@@ -1,4 +1,4 @@
-"""Every figure of a backtest, computed again with NumPy, SciPy and pandas from the raw values."""
+"""Figures of a backtest, recomputed with NumPy and pandas; the events about the test part."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ QUICK: dict[str, Any] = {
 
 
 def values(missing: float, num_series: int = 3) -> NDArray[np.float32]:
-    """Random walks with a daily wave, shape ``(series, rows)``; such a share is missing."""
+    """Random walks with a daily wave, shape ``(series, rows)``; a share `missing` is NaN."""
     rng = np.random.default_rng(1)
     walk = rng.normal(size=(num_series, ROWS)).cumsum(1)
     y = walk + 2 * np.sin(np.arange(ROWS) * (2 * np.pi / 24)) + 5 * np.arange(num_series)[:, None]
@@ -252,7 +252,7 @@ def by_target(about: dict[str, Any], name: str) -> list[tuple[Any, dict[str, Any
 
 
 def test_a_window_without_a_last_value_is_scored() -> None:
-    """The walk is scored over all present targets, whatever is missing before them."""
+    """All present targets are scored, even if the values before them are missing."""
     y = values(0.5)
     y[:, TRAIN + VALID - 1 :: 2] = np.nan  # the last input value of every other window
     model = Forecaster(**{**QUICK, "steps": 1}).fit(table(y))

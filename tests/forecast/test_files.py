@@ -1,4 +1,4 @@
-"""Stored forecasters whose files contradict each other."""
+"""Files of forecasters: round trips, and contradictory or damaged ones."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_other_files_are_not_read(path: Path, tmp_path: Path) -> None:
 
 
 def publish(folder: Path, files: dict[str, bytes]) -> Path:
-    """Returns a run of these files, sealed anew."""
+    """Returns a run directory with these files and a valid manifest."""
     run = RunDirectory(folder / f"forged-{len(list(folder.iterdir()))}")
     run.create()
     run.publish(files)
@@ -216,7 +216,7 @@ def test_names_are_not_scaled(tmp_path: Path, name: str, value: list[float] | No
 def compressed(
     folder: Path, weights: str, prune: float | None = None, structured: str | None = None
 ) -> dict[str, bytes]:
-    """Returns the files of a forecaster of every kind of column, compressed."""
+    """Returns the files of a compressed forecaster with every kind of column."""
     model = fit_everything()
     about = {
         "weights": weights, "prune": prune, "structured": structured, "options": {},

@@ -1,4 +1,4 @@
-"""Forecasts as files: the same rows however they come."""
+"""Forecasts as files: the same rows for any block size."""
 
 from __future__ import annotations
 

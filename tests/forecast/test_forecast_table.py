@@ -26,7 +26,7 @@ def model() -> Forecaster:
 
 
 def test_forecasts_are_in_the_units_of_the_table(model: Forecaster) -> None:
-    """The window that ends with the table has no actual values to compare with, and needs none."""
+    """The last window of the table needs no actual values."""
     cut = model.dataset_.table.segments.first_rows + 120 - L - h
     scaled, _ = next(model.stored_.forecast(model._inputs, cut))
     shorter = prepare(long_rows(model, 120 - h), ForecastConfig(target=("y",)))
@@ -61,7 +61,7 @@ def test_short_series_are_counted(model: Forecaster) -> None:
 
 
 def test_times_of_local_time_stay_local() -> None:
-    """The clocks of Berlin go forward after the last row: two hours later it is three hours on."""
+    """Clocks in Berlin go forward after the last row."""
     start = datetime.datetime(2024, 3, 31) - datetime.timedelta(hours=48)
     table = long_table(49, 1, temp=None).drop_columns(["unique_id", "ds"])
     ds = pa.array([start + datetime.timedelta(hours=n) for n in range(49)], pa.timestamp("us"))

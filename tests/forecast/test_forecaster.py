@@ -1,4 +1,4 @@
-"""`Forecaster`: from a table to forecasts; what cannot be is refused in one line."""
+"""`Forecaster`: fit, predict, backtest, files; refusals in one line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUICK: dict[str, Any] = {
 
 
 def waves(num_rows: int = 240, num_series: int = 3, noise: float = 0.05) -> pa.Table:
-    """Daily waves of several heights around several levels."""
+    """Daily waves with several heights and levels."""
     rng = np.random.default_rng(0)
     hours = np.tile(np.arange(num_rows), num_series)
     which = np.repeat(np.arange(num_series), num_rows)
@@ -75,7 +75,7 @@ def test_other_networks_learn_and_are_saved(tmp_path: Path, given: dict[str, Any
 
 @pytest.mark.isa
 def test_backtest_agrees_with_predict_at_each_origin(fitted: Forecaster) -> None:
-    """Judged by hand: the forecast of the table cut at an origin, against what came."""
+    """Compares the forecast of the table cut at an origin with the actual values."""
     table = waves()
     y = table["y"].to_numpy().reshape(3, 240)
     errors = []
@@ -253,7 +253,7 @@ def test_partial_fit_continues_from_the_weights(tmp_path: Path) -> None:
 
 
 def test_future_covariates_come_in_a_second_table() -> None:
-    """A target that the future column tells beforehand is forecast from it alone."""
+    """The future columns alone determine the target."""
     rng = np.random.default_rng(0)
     plan = rng.choice([-1.0, 1.0], size=3 * 200).astype(np.float32)
     kinds = np.array(["on", "off"])[(plan > 0).astype(int)]

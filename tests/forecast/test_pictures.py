@@ -80,7 +80,7 @@ def test_series_without_a_window_in_the_part_are_named(model: Forecaster) -> Non
 
 
 def heights(svg: Path) -> dict[str, float]:
-    """Returns how far below the top each text of a picture stands."""
+    """Returns the distance of each text of a picture from its top."""
     texts = [e for e in ElementTree.parse(svg).iter() if e.tag.endswith("}text")]
     return {str(e.text): float(e.attrib["y"]) for e in texts}
 

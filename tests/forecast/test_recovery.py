@@ -24,7 +24,7 @@ KINDS: list[dict[str, Any]] = [{}, {"tbptt": 12, "batch_size": 2}]
 
 
 class Poison:
-    """Makes the losses of some passes NaN, counted from the first one on."""
+    """Makes the losses of some passes NaN, numbered from the first."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, passes: range) -> None:
         self._losses, self._passes, self._done = ForecastTask.losses, passes, 0

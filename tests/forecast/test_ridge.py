@@ -72,7 +72,7 @@ def test_the_linear_path_solves_the_regression_of_each_step() -> None:
 
 
 def test_useless_future_covariates_are_left_out() -> None:
-    """On validation windows every weight of noise costs; without them the regression is of lags."""
+    """Weights on noise cost on validation windows; the regression on lags alone is better."""
     for seed in range(8):
         model = Forecaster(**QUICK).fit(table(0.0, seed))
         *_, future = weights_of(model)

@@ -20,6 +20,11 @@ from recorded_gpu import use_gpu
 CPU = torch.device("cpu")
 
 
+@pytest.fixture(autouse=True)
+def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
+
+
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
     path = tmp_path / "table.csv"
@@ -29,7 +34,7 @@ def table(tmp_path: Path) -> Path:
 
 
 def trained(table: Path, out: Path, given: set[str], **changes: Any) -> list[dict[str, Any]]:
-    """Sets a run up within a budget and returns its events; it trains few steps."""
+    """Returns the events of a run with a budget that trains few steps."""
     values: dict[str, Any] = {
         "horizon": 4, "target": ("y",), "input_size": 16, "patch": 4, "threads": 1,
         "budget": "100s", "patience": 1, "eval_every": 1, "learning_rate": 0.0, "ignore": ("n",),
@@ -51,7 +56,6 @@ def step_of(seconds: dict[int, float]) -> Any:
 def test_the_largest_size_with_enough_steps_is_chosen(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
     slow, fast = 200.0 / ENOUGH_STEPS, 10.0 / ENOUGH_STEPS
     monkeypatch.setattr(size_plan, "step_seconds", step_of({256: slow, 128: slow, 64: fast}))
     events = trained(table, tmp_path / "run", {"horizon", "budget"})
@@ -65,7 +69,6 @@ def test_the_largest_size_with_enough_steps_is_chosen(
 def test_sizes_that_are_too_slow_are_not_timed(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
     slow = 50.0  # one step in the budget
     monkeypatch.setattr(size_plan, "step_seconds", step_of({256: slow, 32: slow}))
     events = trained(table, tmp_path / "run", {"horizon", "budget"})
@@ -77,7 +80,6 @@ def test_sizes_that_are_too_slow_are_not_timed(
 def test_the_default_size_stays_if_it_has_enough_steps(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(size_plan, "step_seconds", step_of({256: 0.001 / ENOUGH_STEPS}))
     events = trained(table, tmp_path / "run", {"horizon", "budget"})
     start = next(event for event in events if event["event"] == "start")
@@ -102,7 +104,7 @@ def test_only_a_budget_chooses():
 
 
 def chosen_size(table: Path, spent_s: float) -> tuple[int, str]:
-    """Returns the units that a budget of 10 s chooses when so much of it is over, and why."""
+    """Returns the hidden units that a budget of 10 s chooses after `spent_s`, and why."""
     config = ForecastConfig(
         horizon=4, target=("y",), input_size=16, patch=4, budget="10s", ignore=("n",)
     )
@@ -115,7 +117,6 @@ def chosen_size(table: Path, spent_s: float) -> tuple[int, str]:
 def test_the_size_depends_on_the_time_left(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
     # 65 % of 10 s are 250 steps of 26 ms, 65 % of 4 s of 10.4 ms.
     monkeypatch.setattr(size_plan, "step_seconds", step_of({256: 0.02, 128: 1e-4}))
     assert chosen_size(table, 0.0)[0] == 256
@@ -129,7 +130,6 @@ def test_the_size_depends_on_the_time_left(
 def test_step_times_are_cached_unless_the_machine_was_busy(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_busy: bool
 ):
-    monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(measurements.CpuTimer, "was_busy", lambda *_: is_busy)
     monkeypatch.setattr(size_plan, "step_seconds", step_of({256: 0.1, 128: 0.1, 64: 1e-4}))
     assert chosen_size(table, 0.0)[0] == 64
@@ -142,7 +142,6 @@ def test_step_times_are_cached_unless_the_machine_was_busy(
 def test_a_gpu_gets_a_faster_precision_and_a_larger_batch(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
     use_gpu(monkeypatch)
     gpu = torch.device("cuda")
 
@@ -168,7 +167,6 @@ def test_a_gpu_gets_a_faster_precision_and_a_larger_batch(
 def test_a_budget_in_python_chooses_what_the_command_line_does(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
     timed: list[int] = []
 
     def step_seconds(stored: StoredForecaster, *_: Any) -> float:

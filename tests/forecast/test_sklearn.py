@@ -97,7 +97,7 @@ SMALL: dict[str, Any] = {
 
 
 def steps_of(X: Any) -> Any:
-    """Reads a table of scikit-learn's as sequences of one column."""
+    """Returns a table of scikit-learn as sequences with one column."""
     array = np.asarray(X)
     return array[:, :, None] if array.ndim == 2 and array.dtype.kind in "fiubO" else X
 
@@ -169,7 +169,7 @@ def test_numbers_as_objects_are_read() -> None:
 
 
 def labelled(num: int = 120) -> tuple[Any, Any]:
-    """Sequences named by the sign of their mean; the names do not come in their order."""
+    """Sequences labelled by the sign of their mean; the labels are not sorted."""
     rng = np.random.default_rng(0)
     X = (rng.normal(size=(num, 5, 2)) + rng.choice([-1, 1], size=(num, 1, 1))).astype(np.float32)
     return X, np.where(X[:, :, 0].mean(1) > 0, "a", "b")

@@ -41,14 +41,14 @@ def path(tmp_path: Path) -> str:
 
 
 class Network(torch.nn.Linear):
-    """A network that says its sizes."""
+    """A network with a `config`."""
 
     config = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """A forecaster of which only the calibration counts."""
+    """A forecaster with a calibration only."""
 
     calibration: Any = None
     network: Any = dataclasses.field(default_factory=lambda: Network(2, 2))
@@ -58,7 +58,7 @@ class Stored:
 
 
 def task_of(session: Any, budget_s: float | None) -> ForecastTask:
-    """A task without a table, of 1,000 windows."""
+    """Returns a task with 1,000 windows and no table."""
     task = ForecastTask.__new__(ForecastTask)
     vars(task).update(
         session=session, stored=Stored(), dataset=None, split=None, inputs=None,
@@ -207,7 +207,7 @@ def test_a_run_that_ends_with_nan_keeps_the_best_weights(
 def test_a_stop_during_calibration_acts_at_once(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is published then is calibrated on few windows."""
+    """The published forecaster is calibrated on few windows."""
     pq.write_table(long_table(9000), path)
     calibrate, finish = task_module.calibrate, ForecastTask.finish
     read: list[list[int]] = []
@@ -246,7 +246,7 @@ SMALL: dict[str, Any] = {
 
 
 def values(most_missing: float = 0.9) -> NDArray[np.float32]:
-    """Much is missing, and more at the end of the validation part than at its beginning."""
+    """Many values are missing, more at the end of the validation part than at its start."""
     rng = np.random.default_rng(0)
     y = rng.normal(size=200) + np.linspace(0, 8, 200)
     y[rng.random(200) < np.linspace(0, most_missing, 200)] = np.nan

@@ -1,4 +1,4 @@
-"""A forecaster's run directory: stopped and gone on bit-equal, refused where it does not fit."""
+"""Runs of forecasters: stopped and resumed bit-equal, budgets, scores, refusals."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def path(tmp_path: Path) -> str:
 
 
 class StopAt:
-    """A stop flag that is set when a step was logged or evaluated."""
+    """A stop flag that is set after a number of polls."""
 
     name = "SIGTERM"
 
@@ -83,7 +83,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 def unstopped(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[ForecastConfig, Path, Any]:
-    """A configuration, the folder of its run `whole` and `table.parquet`, and what was trained."""
+    """A configuration, a folder with its run `whole` and `table.parquet`, and the result."""
     folder = tmp_path_factory.mktemp("unstopped")
     pq.write_table(long_table(120), folder / "table.parquet")
     config = ForecastConfig(**{**QUICK, **request.param})
@@ -230,7 +230,7 @@ def test_series_too_short_to_be_trained_on_are_named(
 def stopped_after(
     kind: str, path: str, config: ForecastConfig, out: Path, num: int = 1
 ) -> list[dict[str, Any]]:
-    """Runs until the event of that kind came so often; returns all events."""
+    """Runs until `num` events of a kind; returns all events."""
     events: list[dict[str, Any]] = []
     with pytest.raises(Stopped, match=r"is saved, start the run again with `resume=True`"):
         train_forecaster(
@@ -452,7 +452,7 @@ def test_before_the_first_evaluation_there_is_no_forecaster(path: str, tmp_path:
 
 
 def loss_rises(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has the loss of a run of 40 steps rise from its second evaluation on."""
+    """Makes the loss of a run of 40 steps rise from the second evaluation on."""
     losses = iter([1.0, 0.5, *[0.6] * 100])
     monkeypatch.setattr(ForecastTask, "score", lambda *_: Score(next(losses), 1))
     monkeypatch.setattr(StopCriterion, "progress", lambda end, step, *_: min(1.0, step / 40))
@@ -559,7 +559,7 @@ def test_a_failed_checkpoint_is_retried_later(
 def test_rates_of_a_resumed_run_are_of_its_own_steps(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run whose seven steps so far took 1000 s, on a busy machine."""
+    """The first seven steps of the run took 1000 s, on a busy machine."""
     from fastlstm.forecast.data.window_loader import WindowLoader
 
     capture, out = TrainingState.capture, tmp_path / "run"

@@ -1,4 +1,4 @@
-"""Windows of numbers are forecast as tables are."""
+"""Forecasts of windows agree with forecasts of tables."""
 
 from __future__ import annotations
 

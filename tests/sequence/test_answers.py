@@ -1,4 +1,4 @@
-"""Numbers and labels as a network learns them, and the answers that are refused."""
+"""Numbers and labels as targets of a network; invalid answers."""
 
 from __future__ import annotations
 

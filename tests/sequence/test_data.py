@@ -1,4 +1,4 @@
-"""Sequences of many lengths: read, placed, scaled and padded."""
+"""Sequences of many lengths: read, scaled, padded and loaded in order."""
 
 from __future__ import annotations
 

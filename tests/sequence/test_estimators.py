@@ -1,4 +1,4 @@
-"""`SequenceRegressor` and `SequenceClassifier`: they learn, pad without trace, refuse."""
+"""`SequenceRegressor` and `SequenceClassifier`: learning, padding, refusals."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_unsortable_labels_keep_their_order() -> None:
 
 
 def test_held_out_sequences_do_not_train() -> None:
-    """With a single epoch to choose from, not even when to end."""
+    """With a single epoch they do not decide the end either."""
     X = walks(40)
     is_held_out = np.isin(np.arange(40), np.random.default_rng(0).permutation(40)[:8])
     others = [x + 100 * int(is_one) for x, is_one in zip(X, is_held_out, strict=True)]
@@ -202,7 +202,7 @@ def test_padding_changes_nothing(pooling: Any, bidirectional: bool, num_layers: 
 
 @pytest.mark.isa
 def test_both_directions_read_both_ends() -> None:
-    """Of one step on, the last state of the second direction is that at the first step."""
+    """The final state of the second direction is its output at the first step."""
     torch.manual_seed(0)
     network = SequenceNetwork(
         NetworkConfig(num_columns=1, num_outputs=1, hidden_size=8, embed_size=6, bidirectional=True)
@@ -227,7 +227,7 @@ def test_a_list_and_an_array_are_the_same() -> None:
 
 
 def test_missing_values_are_an_input() -> None:
-    """Only what is missing says what is asked for."""
+    """Only the missing values determine the label."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(200, 6, 1)).astype(np.float32)
     y = rng.integers(2, size=200)

@@ -1,4 +1,4 @@
-"""Stored sequence models: they come back as they were, and forged ones are refused by name."""
+"""Files of sequence models: round trips; forged files are named."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_unfitted_and_missing_models_are_refused(tmp_path: Path) -> None:
 
 
 def forge(run: Path, name: str, change: Callable[[Any], None]) -> None:
-    """Changes a file and publishes it, hash and all."""
+    """Changes a file and publishes it with a valid hash."""
     path = run / name
     values = json.loads(path.read_text()) if name.endswith(".json") else load_file(path)
     change(values)

@@ -36,7 +36,7 @@ X, Y = sequences()
 
 
 class StopAt:
-    """Observer that sends this process a signal at a step."""
+    """An observer that sends this process SIGTERM at a step."""
 
     def __init__(self, step: int) -> None:
         self.step = step

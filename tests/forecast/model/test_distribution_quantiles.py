@@ -36,7 +36,7 @@ def test_quantiles_of_negative_binomials(mean: float) -> None:
 
 
 def test_many_percentiles_of_many_distributions() -> None:
-    """Rows of very different lengths keep their places, levels theirs."""
+    """Rows of very different lengths keep their order."""
     rng = np.random.default_rng(0)
     mean, dispersion = 10 ** rng.uniform(-2, 6, 700), 10 ** rng.uniform(-3, 3, 700)
     levels = [k / 100 for k in range(1, 100)]
@@ -48,7 +48,7 @@ def test_many_percentiles_of_many_distributions() -> None:
 
 
 def test_counts_go_on_until_the_largest_level_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even if the first estimate of how many are needed was far too small."""
+    """The first estimate of the number of counts is far too small."""
     for name in ("_long", "_short"):
         monkeypatch.setattr(
             distribution_quantiles, name, lambda mean, _, levels: mean.new_zeros(len(mean), 13)

@@ -1,4 +1,4 @@
-"""The network of a forecaster: shapes, what it may see, missing values, outputs."""
+"""The network of a forecaster: shapes, inputs, missing values, streams, categories."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIZES: dict[str, Any] = {
 
 
 def network(**given: Any) -> ForecastNetwork:
-    """Returns a network that counts as trained on every category."""
+    """Returns a network that has seen every category."""
     torch.manual_seed(0)
     model = ForecastNetwork(ForecasterConfig(**{**SIZES, **given})).eval()
     for buffer in model.buffers():  # which categories training has read
@@ -153,7 +153,7 @@ def test_unknown_categories_have_an_embedding() -> None:
 
 
 def test_all_patches_equal_a_cell_step_each() -> None:
-    """The answer is that of a plain LSTM cell step per patch."""
+    """The decoder equals one step of torch's LSTM cell per patch."""
     model = network(num_targets=2)
     x = values(2)
     hidden, cell = torch.randn(6, 8), torch.randn(6, 8)
@@ -192,7 +192,7 @@ def test_both_decoders_agree_on_one_patch(output: Any) -> None:
 @pytest.mark.parametrize("output", ["point", "quantiles", "student_t"])
 @pytest.mark.parametrize("channels", ["shared", "joint"])
 def test_the_next_patch_continues_from_the_forecast(output: Any, channels: Any) -> None:
-    """Rolled by hand: a direct network reads input and first forecast, and answers the second."""
+    """A direct network that reads input and first forecast returns the second forecast."""
     given: dict[str, Any] = {
         "num_targets": 2, "num_past": 1, "num_future": 1, "num_static": 1, "has_missing": True,
         "output": output, "channels": channels, "normalize": "none", "num_layers": 2,
@@ -211,7 +211,7 @@ def test_the_next_patch_continues_from_the_forecast(output: Any, channels: Any) 
 
 
 def test_gradients_flow_through_the_forecasts_that_were_read() -> None:
-    """The loss of the last patch alone reaches the answer of the first."""
+    """The loss of the last patch has a gradient at the first forecast."""
     model = network(decoder="autoregressive")
     model(values(1))[:, 4:].sum().backward()
     assert model.position.grad is not None
@@ -219,7 +219,7 @@ def test_gradients_flow_through_the_forecasts_that_were_read() -> None:
 
 
 def test_both_directions_of_the_last_layer_are_read() -> None:
-    """The state asked is that of two readings, of which one ends at the first patch."""
+    """The decoder starts from the final states of both directions."""
     model = network(bidirectional=True, num_layers=2)
     x = values(1)
     patches = (x[:, :12] - x[:, 11:12]).view(len(x), -1, model.config.patch).transpose(0, 1)
@@ -256,7 +256,7 @@ def test_the_wrong_shape_is_refused() -> None:
 
 
 def test_counts_scale_with_their_window() -> None:
-    """Ten times the counts, ten times the mean (nearly: a window is divided by its mean + 1)."""
+    """Ten times the counts give nearly ten times the mean (windows are divided by mean + 1)."""
     model = network(output="negative_binomial")
     x = (values(1).abs() * 1000).round()
     mean = model.output.center(model(x))
@@ -271,7 +271,7 @@ STATEFUL: dict[str, Any] = {"stateful": True, "horizon": 7}
 
 
 def chunks_of(x: torch.Tensor, sizes: tuple[int, ...]) -> list[torch.Tensor]:
-    """Chunks of so many rows, each with the 7 rows behind it."""
+    """Returns chunks of the given sizes, each with the 7 rows after it."""
     ends = [sum(sizes[: n + 1]) for n in range(len(sizes))]
     return [x[:, end - size : end + 7] for end, size in zip(ends, sizes, strict=True)]
 
@@ -304,7 +304,7 @@ def test_a_stream_is_the_same_in_chunks(
 
 
 def test_a_stream_forecasts_like_its_windows() -> None:
-    """The last forecast of a chunk from zero state is that of forward()."""
+    """The last forecast of a chunk from zero state equals forward()."""
     model = network(**{**EVERYTHING, **STATEFUL})
     x, statics = everything()
     answers, _ = model.read_chunk(x, statics)
@@ -408,7 +408,7 @@ def test_seen_categories_are_saved() -> None:
 
 @pytest.mark.parametrize("role", ["static", "future"])
 def test_an_unseen_category_is_forecast_like_the_mean_of_known_ones(role: Any) -> None:
-    """Its embedding is the mean of theirs, so that its forecast lies among theirs."""
+    """Its embedding is the mean of the known ones, so its forecast lies between theirs."""
     rows = 200
     kinds = np.array(["low", "high"])[np.arange(rows) // 5 % 2]
     y = np.where(kinds == "low", 1.0, 3.0) + 0.1 * np.random.default_rng(0).normal(size=rows)
@@ -451,5 +451,5 @@ def set_columns(table: pa.Table, **values: str) -> pa.Table:
 
 
 def short(table: pa.Table, rows: int) -> pa.Table:
-    """A third series, of another place, that begins behind the training rows."""
+    """Returns a third series, of another place, that begins after the training rows."""
     return set_columns(table.slice(rows - 45), unique_id="s2", place="c")
