@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 import statistics
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from fastlstm.tuning.turns import TurnWorker
+_LIMIT_S = 600.0
+"""The longest start, and the longest answer."""
 
 
 @contextmanager
@@ -40,34 +41,63 @@ def serve(step: Callable[[], object]) -> None:
         print(json.dumps(seconds), flush=True)
 
 
-def worker_of(name: str, command: list[str]) -> TurnWorker:
-    """A candidate whose command runs in this folder."""
-    from fastlstm.tuning.turns import TurnWorker
+class Worker:
+    """A candidate in a process of its own, which steps on demand."""
 
-    return TurnWorker(name, command, Path(__file__).parent, limit_s=600.0)
+    def __init__(self, name: str, command: list[str]) -> None:
+        self.name, self.command = name, command
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> bool:
+        """Starts the process in this folder; returns whether it got ready."""
+        self._process = subprocess.Popen(
+            self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            cwd=Path(__file__).parent,
+        )  # fmt: skip
+        is_ready = self._answer() == "ready"
+        if not is_ready:
+            self.close()
+            print(f"left out, it did not start: {self.name}", file=sys.stderr)
+        return is_ready
+
+    def run(self, steps: int) -> list[float]:
+        """Returns the seconds of so many steps."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{steps}\n")
+        self._process.stdin.flush()
+        answer = self._answer()
+        if not answer:
+            sys.exit(f"{self.name} ended with status {self._process.wait()}")
+        seconds: list[float] = json.loads(answer)
+        return seconds
+
+    def close(self) -> None:
+        """Ends the process: its input ends."""
+        if self._process is not None:
+            self._process.communicate()
+            self._process = None
+
+    def _answer(self) -> str:
+        """Returns the next line of the process; a process that hangs is killed."""
+        process = self._process
+        assert process is not None
+        assert process.stdout is not None
+        timer = threading.Timer(_LIMIT_S, process.kill)
+        timer.start()
+        line = process.stdout.readline().strip()
+        timer.cancel()
+        return line
 
 
-def started(worker: TurnWorker) -> bool:
-    """Returns whether a candidate got ready; one that did not is named on stderr."""
-    from fastlstm.errors import CommandError
-
-    try:
-        worker.ready()
-    except CommandError as error:
-        worker.close()
-        print(f"left out, it did not start: {error}", file=sys.stderr)
-        return False
-    return True
-
-
-def alternate(workers: Iterable[TurnWorker], rounds: int, steps: int) -> dict[str, list[float]]:
+def alternate(workers: Iterable[Worker], rounds: int, steps: int) -> dict[str, list[float]]:
     """Lets each candidate run `steps` steps per round in turn; returns the seconds of all by name.
 
     Prints the ratio of each to the first one with its interval.
     """
     from fastlstm.tuning.turns import estimate
 
-    ready = list(filter(started, workers))
+    ready = [worker for worker in workers if worker.start()]
     seconds: dict[str, list[list[float]]] = {worker.name: [] for worker in ready}
     for number in range(rounds):
         first = number % max(1, len(ready))

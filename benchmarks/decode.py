@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from alternation import alternate, worker_of
+from alternation import Worker, alternate
 from machine import describe_machine, results_folder
 
 from fastlstm.system import hardware
@@ -78,7 +78,7 @@ def measure(name: str, config: ModelConfig, rounds: int, peer_python: str | None
             count *= 8 if candidate.endswith(" 64") else 1
             python = sys.executable if library in ("fastlstm", "torch") else str(peer_python)
             workers.append(
-                worker_of(candidate, [python, "decode_worker.py", candidate, str(path), str(count)])
+                Worker(candidate, [python, "decode_worker.py", candidate, str(path), str(count)])
             )
         found = alternate(workers, rounds, 1)
     rates = {}

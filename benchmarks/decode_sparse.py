@@ -26,8 +26,7 @@ from fastlstm.runs.weight_formats import block_grid
 from fastlstm.system import hardware
 from fastlstm.text import decoder as decoder_module
 from fastlstm.text.config import ModelConfig
-from fastlstm.text.decode_stream import Stream
-from fastlstm.text.decoder import Decoder
+from fastlstm.text.decoder import Decoder, Stream
 from fastlstm.text.sampling import Sampling
 
 TURN_S = 0.1

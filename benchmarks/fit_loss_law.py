@@ -1,4 +1,4 @@
-"""Fits and checks the law of `tuning/predict_table.py` on runs of doubled numbers of steps.
+"""Fits and checks the law of `tuning/predict.py` on runs of doubled numbers of steps.
 
 usage: python benchmarks/fit_loss_law.py FORECAST_SIZES.jsonl
 Every run of S, 2 S and 2^n S steps of one model and table is a case: the first two predict the
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fastlstm.tuning import predict_table
+from fastlstm.tuning import predict
 
 
 def main() -> None:
@@ -31,16 +31,16 @@ def main() -> None:
         print(f"  kept {kept:.2f}: rms {100 * np.sqrt(np.mean(np.square(errors))):.2f} %,"
               f" median {100 * np.median(errors):+.2f} %")  # fmt: skip
     for doublings in sorted({case[1] for case in cases}):
-        errors = [error(case, predict_table.KEPT_GAIN) for case in cases if case[1] == doublings]
+        errors = [error(case, predict.KEPT_GAIN) for case in cases if case[1] == doublings]
         low, high = 100 * np.quantile(errors, [0.05, 0.95])
         print(f"  {doublings} doublings: 5 % {low:+.1f} %, 95 % {high:+.1f} %, {len(errors)} cases")
     held, held_out = [], []
     for _, doublings, half, measured, end in cases:
-        said = predict_table.loss_after(2.0**doublings, 1.0, half, measured)
+        said = predict.loss_after(2.0**doublings, 1.0, half, measured)
         held.append(said.low <= end <= said.high)
     for name in groups:
-        own = [error(case, predict_table.KEPT_GAIN) for case in cases if case[0] == name]
-        others = [error(case, predict_table.KEPT_GAIN) for case in cases if case[0] != name]
+        own = [error(case, predict.KEPT_GAIN) for case in cases if case[0] == name]
+        others = [error(case, predict.KEPT_GAIN) for case in cases if case[0] != name]
         low, high = np.quantile(others, [0.05, 0.95])
         held_out += [low <= each <= high for each in own]
     print(f"  the limits of today hold {100 * np.mean(held):.0f} %; quantiles of the errors of all"

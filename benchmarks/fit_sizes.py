@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import least_squares
 
-from fastlstm.text.quality_prediction import interval_factor
+from fastlstm.text.quality_law import interval_factor
 
 FLOOR = 0.6
 """E, which is given and not fitted: runs of these lengths do not tell it (any from 0 to 0.8

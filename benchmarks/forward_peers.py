@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from alternation import alternate, worker_of
+from alternation import Worker, alternate
 from forward_worker import CANDIDATES
 from machine import describe_machine, results_folder
 from rates import ceilings, show, torch_has_bf16
@@ -75,7 +75,7 @@ def measure(shape: Shape, rounds: int, steps: int, peer_python: str | None) -> d
             python = peer_python if name.startswith("onnx") else sys.executable
             if python is not None:
                 command = [python, "forward_worker.py", name, str(layer), threads]
-                workers.append(worker_of(name, command))
+                workers.append(Worker(name, command))
         seconds = alternate(workers, rounds, steps)
     inputs = [shape.E] + [shape.H] * (shape.L - 1)
     return {

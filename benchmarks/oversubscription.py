@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 
-from alternation import started, worker_of
+from alternation import Worker
 from machine import describe_machine, results_folder
 from rates import torch_has_bf16
 from shapes import Shape
@@ -35,8 +35,8 @@ def main() -> None:
     for name in ("fastlstm bf16", "fastlstm fp32", "torch bf16", "torch fp32"):
         if name == "torch bf16" and not torch_has_bf16():
             continue
-        worker = worker_of(name, [sys.executable, "step_worker.py", name, *map(str, SHAPE)])
-        if not started(worker):
+        worker = Worker(name, [sys.executable, "step_worker.py", name, *map(str, SHAPE)])
+        if not worker.start():
             continue
         alone = worker.run(steps)
         busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(2)]

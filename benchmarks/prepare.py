@@ -40,11 +40,11 @@ threading.Thread(target=watch, daemon=True).start()
 begin = time.perf_counter()
 """
 READ = """
-from fastlstm.forecast.data.dataset import PrepareOptions, prepare_table
+from fastlstm.forecast.data.dataset import prepare_table
 from fastlstm.forecast.data.roles import RoleRequest
 imported = time.perf_counter()
 roles = RoleRequest(target=("y0", "y1", "y2", "y3", "y4"))
-found = prepare_table(sys.argv[1], PrepareOptions(roles), cache_dir=sys.argv[2])
+found = prepare_table(sys.argv[1], request=roles, cache_dir=sys.argv[2])
 end = time.perf_counter()
 print(json.dumps({"rows": found.table.num_rows, "seconds": end - imported, "start_s": end - begin,
                   "from_cache": found.from_cache, "peak_anonymous_bytes": peak,

@@ -14,7 +14,7 @@ import statistics
 import sys
 from typing import Any
 
-from alternation import alternate, worker_of
+from alternation import Worker, alternate
 from machine import describe_machine, results_folder
 from rates import ceilings, show, torch_has_bf16
 from shapes import TOKEN_MODELS, Shape, V
@@ -56,7 +56,7 @@ def measure(shape: Shape, names: list[str], options: argparse.Namespace) -> dict
         is_peer = name in ("keras tensorflow", "keras jax")
         python = options.peer_python if is_peer else sys.executable
         if python is not None:
-            workers.append(worker_of(name, [python, "step_worker.py", name, *map(str, shape)]))
+            workers.append(Worker(name, [python, "step_worker.py", name, *map(str, shape)]))
     seconds = alternate(workers, options.rounds, options.steps)
     return {
         "shape": shape._asdict(),
@@ -73,15 +73,17 @@ def check() -> None:
     """The correctness gate: no figure for a kernel that computes something else."""
     import torch
 
-    from fastlstm.ops.lstm import lstm
+    from fastlstm.ops.call import LSTMArgs
+    from fastlstm.ops.lstm import run
 
     torch.manual_seed(0)
     shapes = ((7, 5, 12), (5, 40), (5, 40), (160, 12), (160, 40), (160,), (160,))
-    arguments = [torch.randn(size) * 0.3 for size in shapes]
-    want = lstm(*(a.double() for a in arguments), backend="reference").y
+    rows, *others = (torch.randn(size) * 0.3 for size in shapes)
+    args = LSTMArgs(rows, None, *others)
+    want = run(args.cast(torch.float64), backend="reference").y
     for is_bf16, limit in ((False, 2e-6), (True, 1.2e-2)):
         with torch.autocast("cpu", torch.bfloat16, enabled=is_bf16):
-            got = lstm(*arguments).y
+            got = run(args).y
         error = float((got - want).norm() / want.norm())
         if not error <= limit:
             name = "bf16" if is_bf16 else "fp32"

@@ -15,7 +15,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from alternation import alternate, worker_of
+from alternation import Worker, alternate
 from machine import describe_machine, results_folder
 from windows_worker import BATCH, BATCHES, COLUMNS, LENGTH, ROWS
 
@@ -37,7 +37,7 @@ def main() -> None:
             continue
         python = options.peer_python if needs_peer else sys.executable
         worker = str(Path(__file__).parent / "windows_worker.py")
-        workers.append(worker_of(name, [python, worker, name]))
+        workers.append(Worker(name, [python, worker, name]))
     seconds = alternate(workers, options.rounds, 1)
     rates = {
         name: BATCHES[name] * BATCH / statistics.median(found) for name, found in seconds.items()

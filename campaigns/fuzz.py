@@ -23,7 +23,7 @@ from pathlib import Path
 import httpx
 from serving import Server, make_run, require
 
-from fastlstm.text.seal import _MAGIC
+from fastlstm.text.session import _MAGIC
 
 KEY = b"k" * 32
 _SIGNED = len(_MAGIC)

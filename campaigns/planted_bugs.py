@@ -31,7 +31,7 @@ TESTS = [
     "tests/nn/test_lstm_lengths.py",
 ]
 TESTS_OF_DECODING = [
-    *("tests/text/test_decoder.py", "tests/text/test_decode_stream.py"),
+    *("tests/text/test_decoder.py", "tests/text/test_decoder_streams.py"),
     "tests/text/test_sampling.py",
 ]
 TESTS_OF_SERIES = [
@@ -108,7 +108,7 @@ SEQUENCE_NETWORK, SEQUENCES = "sequence/model.py", "sequence/data.py"
 COUNTS, ERROR_MEASURES = "forecast/data/preparation.py", "forecast/data/error_measures.py"
 FUTURE_COVARIATES, TRAINER = "forecast/future_covariates.py", "training/trainer.py"
 FORECAST_TASK = "forecast/task.py"
-SAVER = "training/saver.py"
+CHECKPOINT = "training/checkpoint.py"
 
 BUGS = (
     Bug("gates i and f swapped", FORWARD, "cell.gate(gate(0)), f = cell.gate(gate(1))",
@@ -444,8 +444,8 @@ BUGS = (
         "places[n] = rows[0]"),
     Bug("series: names ahead keep their numbers", FUTURE_COVARIATES,
         "np.where(np.isnan(codes), codes, at_fit)", "codes"),
-    Bug("series: resumed without its best weights", SAVER, "tensors.get(BEST, {})", "{}"),
-    Bug("series: resumed from the first window", SAVER,
+    Bug("series: resumed without its best weights", CHECKPOINT, "tensors.get(BEST, {})", "{}"),
+    Bug("series: resumed from the first window", CHECKPOINT,
         "trainer.task.loader.load_state_dict(trainer.state.restore(tensors, meta, is_roll_back))",
         "trainer.state.restore(tensors, meta, is_roll_back)"),
     Bug("series: the last weights are evaluated", TRAINER,

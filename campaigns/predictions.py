@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from fastlstm.text.quality_prediction import Length, QualityPrediction
+from fastlstm.text.quality_law import Length, QualityPrediction
 
 FACTORS = (4, 10)
 

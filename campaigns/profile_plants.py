@@ -1,7 +1,7 @@
 """Plants bottlenecks in training runs and looks whether `fastlstm profile` finds them.
 
 usage: python campaigns/profile_plants.py RESULTS.jsonl TEXT TABLE.csv [NAME...]
-Every plant is one line with the ranks of its causes, the predicted and the verified gain; a plant
+Every plant is one line with the ranks of its causes and the measured gains; a plant
 that is there is not repeated. Controls are runs with nothing planted: they must get no
 recommendation. Without names all commands that were printed are run afterwards, with those of other
 profiles (printed_commands.py), into printed_commands.jsonl beside RESULTS. It can be ended at any
@@ -36,7 +36,7 @@ Plant = tuple[str, tuple[str, ...], list[str], Callable[[], Any] | None]
 def slow_loader() -> None:
     """Every batch takes 40 ms longer, after it was made."""
     from fastlstm.forecast.data.window_loader import WindowLoader
-    from fastlstm.text.data.loader import TextLoader
+    from fastlstm.text.data.lanes import TextLoader
 
     def slowed(take: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def next_batch(self: Any) -> Any:
@@ -51,7 +51,7 @@ def slow_loader() -> None:
 
 def slow_disk() -> None:
     """Every checkpoint takes half a second longer."""
-    from fastlstm.training.saver import Saver
+    from fastlstm.training.checkpoint import Saver
 
     save = Saver.save
 
@@ -156,7 +156,6 @@ def one(name: str, text_file: str, table_file: str) -> None:
     options = [precisions.get(word, word) for word in options]
     if plant is not None:
         plant()
-        options = [*options, "--no-verify"]  # the commands would not have the plant
     source = text_file if name.startswith("text") else table_file
     began, printed = time.perf_counter(), io.StringIO()
     with contextlib.redirect_stdout(printed):
@@ -172,7 +171,6 @@ def one(name: str, text_file: str, table_file: str) -> None:
     print(json.dumps({
         "name": name, "causes": wanted, "recommended": ranked,
         "ranks": [ranked.index(c) + 1 if c in ranked else None for c in wanted], "gains": gains,
-        "first": said["verdicts"][0], "verified": said["verified_gain"],
         "seconds": seconds, "others": said["others"], "commands": commands,
     }))  # fmt: skip
 
@@ -190,9 +188,8 @@ def _precisions() -> dict[str, str]:
 def line(row: dict[str, Any]) -> str:
     """Returns one plant as text."""
     said = ", ".join(f"{c} {100 * row['gains'][c]:+.0f} %" for c in row["recommended"]) or "nothing"
-    verified = "" if row["verified"] is None else f"; verified {100 * row['verified']:+.0f} %"
     return (
-        f"{row['name']}: ranks {row['ranks']}; said {said}{verified}; {row['seconds']:.0f} s,"
+        f"{row['name']}: ranks {row['ranks']}; said {said}; {row['seconds']:.0f} s,"
         f" others {100 * (row['others'] or 0):.0f} %"
     )
 
@@ -209,11 +206,6 @@ def report(rows: list[dict[str, Any]]) -> None:
     print(f"{len(single)} plants: {first} first, {second} in the first two")
     print(f"{len(pairs)} pairs: both causes recommended in {both}")
     print(f"{len(controls)} controls: nothing recommended in {quiet}")
-    checked = [row for row in rows if row["verified"] is not None]
-    gaps = [abs(row["first"]["gain"] - row["verified"]) for row in checked]
-    ratios = [abs((1 + row["first"]["gain"]) / (1 + row["verified"]) - 1) for row in checked]
-    print(f"{len(gaps)} verified: {sum(gap <= 0.1 for gap in gaps)} within 10 points,"
-          f" {sum(ratio <= 0.1 for ratio in ratios)} within 10 % of the ratio")  # fmt: skip
     seconds = sorted(row["seconds"] for row in rows)
     print(f"seconds: median {seconds[len(seconds) // 2]:.0f}, longest {seconds[-1]:.0f}")
 

@@ -41,7 +41,7 @@ TURN_S, WARM_UP, MAX_PAIRS = 0.3, 5, 192
 
 def untimed_step(self: Stepper, batch: Any, factor: float) -> tuple[float, float]:
     """`Stepper.step` without its clocks."""
-    with self._trainer.callbacks.weights_in_use():
+    with self._callbacks.weights_in_use():
         loss = self._forward_backward(batch)
     return loss, self._update(loss, factor)
 

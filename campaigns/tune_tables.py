@@ -63,14 +63,14 @@ class TableCampaign(Campaign):
         whole_s = self.budget_s / size_plan.TRAINING_SHARE
         config = ForecastConfig(**self.fields, budget=f"{whole_s:g}s")
         given, found = {*self.fields, "budget"}, list[Space]()
-        search = Search(Path(), axes=tuple(self.job.fields))
+        search = Search(None, config, given, Path(), axes=tuple(self.job.fields))
         with (
             mock.patch.object(step_time, "time", SimpleNamespace(perf_counter=time.process_time)),
             mock.patch.object(size_plan, "MIN_BUDGET_S", 0.0),
         ):
             plan_run(
                 str(self.data), config, given, start=self.job.train,
-                look=lambda trainer: found.append(self.job.prepare(trainer, given, search, print)),
+                look=lambda trainer: found.append(self.job.prepare(trainer, search, print)),
             )  # fmt: skip
             dataset = prepare(str(self.data), config, lambda done, total: None)
             split = split_table(dataset.table, dataset.frequency, config.split)

@@ -55,10 +55,10 @@ class TextCampaign(Campaign):
             print(why)
             found: list[Space] = []
             names = {*given, "rnn_size", "embed_size", "batch_size", "seq_length", "optimizer"}
-            search = Search(Path(), axes=tuple(self.job.fields))
+            search = Search(None, config, given, Path(), axes=tuple(self.job.fields))
             plan_run(
                 str(self.data), config, names,
-                look=lambda trainer: found.append(self.job.prepare(trainer, given, search, print)),
+                look=lambda trainer: found.append(self.job.prepare(trainer, search, print)),
             )  # fmt: skip
             rates = {}
             for options in [*self.around(found[0]), *self.settings()]:

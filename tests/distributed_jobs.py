@@ -23,7 +23,7 @@ from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.chunk_loader import ChunkLoader
 from fastlstm.forecast.data.window_loader import WindowLoader
 from fastlstm.forecast.train import train_forecaster
-from fastlstm.text.data.loader import TextLoader
+from fastlstm.text.data.lanes import TextLoader
 from fastlstm.training.options import TrainingOptions
 from fastlstm.training.plan import TrainingPlan
 from fastlstm.training.schedule import StopCriterion

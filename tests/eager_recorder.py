@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -95,9 +94,8 @@ def use_graphs_on_the_cpu(monkeypatch: pytest.MonkeyPatch, *refusals: Exception)
     """Has runs on the CPU step as on a GPU; the first recordings raise `refusals`."""
     refusal = graphed_step.graph_refusal
 
-    def without_device(trainer: Any) -> str | None:
-        plan = replace(trainer.plan, device=torch.device("cuda"))
-        return refusal(SimpleNamespace(plan=plan, task=trainer.task, callbacks=trainer.callbacks))
+    def without_device(plan: Any, callbacks: Any) -> str | None:
+        return refusal(replace(plan, device=torch.device("cuda")), callbacks)
 
     monkeypatch.setattr(stepper, "graph_refusal", without_device)
     monkeypatch.setattr(graphed_step, "Recorder", EagerRecorder)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
+import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,3 +40,18 @@ def saved(model: Any, path: Path) -> Path:
 def outputs(model: Any, x: Any) -> np.ndarray:
     """Returns what Keras computes."""
     return keras.ops.convert_to_numpy(model(x))
+
+
+def parts_of(path: Path) -> dict[str, bytes]:
+    """Returns the files in a `.keras` archive."""
+    with zipfile.ZipFile(path) as file:
+        return {name: file.read(name) for name in file.namelist()}
+
+
+def archive(parts: Mapping[str, str | bytes], compression: int = zipfile.ZIP_STORED) -> bytes:
+    """Returns an archive of files."""
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w", compression) as file:
+        for name, part in parts.items():
+            file.writestr(name, part)
+    return data.getvalue()

@@ -1,4 +1,4 @@
-"""A call on the native kernels, whatever the dtype of its tensors."""
+"""Calls of the kernels with tensors one by one, on any backend or on the native one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,26 @@ from fastlstm.ops.backends.native import NativeBackend
 from fastlstm.ops.call import LSTMArgs, LSTMOutput, describe_call
 from fastlstm.ops.cell_call import CellCall
 from fastlstm.ops.cell_options import CellOptions
-from fastlstm.ops.lstm import lstm
+from fastlstm.ops.lstm import check_args, run
+
+ALL_OPTIONS: dict[str, Any] = {
+    "layer_norm": True,
+    "recurrent_dropout": 0.3,
+    "zoneout": (0.2, 0.4),
+    "activation": "softsign",
+    "recurrent_activation": "hard_sigmoid",
+}
+"""Every option of the cell away from its default."""
+
+
+def lstm(
+    x: Any, h0: Any, c0: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None,
+    *, tokens: torch.Tensor | None = None, **call: Any,
+) -> LSTMOutput:  # fmt: skip
+    """Checks the tensors of a call and runs it."""
+    args = LSTMArgs(x, tokens, h0, c0, w_ih, w_hh, b_ih, b_hh)
+    check_args(args)
+    return run(args, **call)
 
 
 def run_native(args: LSTMArgs, dtype: torch.dtype, *, keep: bool = True, **call: Any) -> LSTMOutput:

@@ -18,8 +18,7 @@ from fastlstm.serve.server import ServerRunner
 from fastlstm.serve.settings import Settings
 from fastlstm.text.config import ModelConfig
 from fastlstm.text.data.tokenizer import CharTokenizer, Tokenizer
-from fastlstm.text.decode_stream import Stream
-from fastlstm.text.decoder import Decoder
+from fastlstm.text.decoder import Decoder, Stream
 from fastlstm.text.loading import InferenceModel
 from fastlstm.text.sampling import Sampling
 from fastlstm.text.writing import begin, write_all

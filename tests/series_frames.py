@@ -8,6 +8,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from fastlstm.forecast.data.dataset import SeriesDataset, prepare_table
+from fastlstm.forecast.data.roles import RoleRequest
+from fastlstm.forecast.data.timeline import Timeline
+from fastlstm.forecast.read_options import ReadOptions
+
 START = datetime.datetime(2020, 1, 1)
 
 
@@ -36,3 +41,10 @@ def replaced(table: pa.Table, name: str, row: int, value: Any) -> pa.Table:
     else:
         array = pa.array(column, table.schema.field(name).type)
     return table.set_column(table.column_names.index(name), name, array)
+
+
+def prepared(
+    source: Any, roles: RoleRequest | None = None, like: Timeline | None = None, **options: Any
+) -> SeriesDataset:
+    """Reads a table with options of `ReadOptions`."""
+    return prepare_table(source, ReadOptions(**options), roles, like)

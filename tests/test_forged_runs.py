@@ -1,4 +1,4 @@
-"""Runs of strangers that are resumed: what makes no sense is named, nothing outside is touched."""
+"""Runs of strangers that are resumed: invalid values are named, nothing outside is touched."""
 
 from __future__ import annotations
 
@@ -77,19 +77,19 @@ def put(value: Any, *keys: str) -> Callable[[Any], object]:
 
 JSON: list[tuple[str, Callable[[Any], object], str]] = [
     ("config.json", put(None, "train"), "'train' is missing"),
-    ("config.json", put([], "train"), "makes no sense"),
+    ("config.json", put([], "train"), "invalid values"),
     ("config.json", put("fast", "train", "learning_rate"), "`learning_rate` is 'fast'"),
     ("config.json", put(1, "given", "spare"), "unknown key 'spare'"),
-    ("config.json", put(5, "data"), "makes no sense"),
+    ("config.json", put(5, "data"), "invalid values"),
     ("config.json", put("x", "data", "num_chars"), "data.num_chars of config.json is 'x'"),
     ("trainer.json", put(None, "meta", "progress"), "'progress' is missing"),
-    ("trainer.json", put([], "meta", "progress"), "makes no sense"),
+    ("trainer.json", put([], "meta", "progress"), "invalid values"),
     ("trainer.json", put("1", "meta", "progress", "elapsed_s"), "elapsed_s is '1'"),
     ("trainer.json", put(0.5, "meta", "progress", "step"), "step is 0.5"),
     ("trainer.json", put({"setup": "x"}, "meta", "progress", "spent"), "spent holds 'x'"),
     ("trainer.json", put([1], "meta", "guard", "culprits"), "culprits holds 1"),
     ("trainer.json", put(None, "meta", "loader"), "'loader' is missing"),
-    ("trainer.json", put("x", "meta", "average_updates"), "makes no sense"),
+    ("trainer.json", put("x", "meta", "average_updates"), "invalid values"),
 ]
 
 
@@ -115,7 +115,7 @@ TENSORS: list[tuple[str, str, Callable[[torch.Tensor], torch.Tensor | None], str
     ("model", WEIGHT, lambda t: t.long(), r"is \(32, 8\) torch.int64, expected"),
     ("average", WEIGHT, lambda t: t[:1].clone(), r"average.safetensors is \(1, 8\)"),
     ("carried", "h", lambda t: t[..., :1].clone(), r"'h' of carried.safetensors is \(1, 2, 1\)"),
-    ("state", "rng_cpu", lambda t: t[:5].clone(), "makes no sense"),
+    ("state", "rng_cpu", lambda t: t[:5].clone(), "invalid values"),
     ("optimizer", MOMENT, lambda t: t[:1].clone(), r"exp_avg' of \(1, 8\) torch.float32, expected"),
     ("optimizer", MOMENT, lambda t: t[0, 0].clone(), r"exp_avg' of \(\) torch.float32, expected"),
     ("optimizer", MOMENT, lambda t: t.double(), "torch.float64, expected"),

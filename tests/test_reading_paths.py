@@ -22,7 +22,6 @@ SRC = Path(fastlstm.__file__).resolve().parent
 ENTRY = ["text/train.py", "training/session.py"]
 STEP = ["training/trainer.py", "training/stepper.py", "text/task.py", "text/model.py", "nn/lstm.py"]
 CALL = ["ops/lstm.py", "ops/backends/native.py", "ops/autograd.py", "ops/native_call.py"]
-BATCH = ["training/trainer.py", "text/data/loader.py"]
 TABLE_STEP = [
     *("forecast/forecaster.py", "forecast/train.py", "training/session.py", "training/trainer.py"),
     *("training/stepper.py", "forecast/task.py", "forecast/model/network.py", "nn/lstm.py"),
@@ -66,13 +65,13 @@ def test_from_a_step_to_the_native_call(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_from_a_batch_to_its_lanes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reset, threads = lanes.LaneBatches._reset, []
+    reset, threads = lanes.TextBatches._reset, []
 
     def seen(*args: Any, **kwargs: Any) -> Any:
         threads.append(files_on_stack())
         return reset(*args, **kwargs)
 
-    monkeypatch.setattr(lanes.LaneBatches, "_reset", seen)
+    monkeypatch.setattr(lanes.TextBatches, "_reset", seen)
     train(tmp_path)
     assert threads[0] == ["system/prefetch.py", "text/data/lanes.py"]
 
@@ -115,7 +114,7 @@ def test_from_a_row_of_a_table_to_its_forecast(
 
 @pytest.mark.parametrize(
     "name",
-    sorted({*ENTRY, *STEP, *CALL, *BATCH, *TABLE_STEP, *ROW_TO_FORECAST, "text/data/lanes.py"}),
+    sorted({*ENTRY, *STEP, *CALL, *TABLE_STEP, *ROW_TO_FORECAST, "text/data/lanes.py"}),
 )
 def test_the_documentation_names_the_files(name: str, repository: Path) -> None:
     assert f"`{name}" in (repository / "docs" / "architecture.md").read_text(encoding="utf-8")

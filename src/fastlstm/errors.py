@@ -20,7 +20,7 @@
     ├── KernelError              no allowed kernel can run this call
     ├── DeviceMemoryError        a GPU has too little memory, even for the smallest part of a step
     ├── NonFiniteError           NaN or Inf that training could not recover from
-    ├── CommandError             a command that is measured failed, was killed or took too long
+    ├── CommandError             a process that `tune --jobs` started failed
     ├── BudgetError              the budget was over before the first training step
     ├── DistributedError         exit code 69: a process of a distributed run is lost
     └── Stopped                  exit code 75: stopped by a signal, state saved; use --resume
@@ -42,7 +42,7 @@ EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_LOST = 69
-"""EX_UNAVAILABLE of sysexits.h: another process of the run is lost; it may be started again."""
+"""EX_UNAVAILABLE of sysexits.h: another process of the run is lost; a restart may help."""
 EXIT_STOPPED = 75
 """EX_TEMPFAIL of sysexits.h: not a failure; start the same command again with --resume."""
 
@@ -61,14 +61,13 @@ def kind_of_value(value: object) -> str:
     return f"an {name}" if name[0] in "aeiouAEIOU" else f"a {name}"
 
 
-def in_words(*parts: object) -> str:
-    """Returns the text of the parts."""
-    return "".join(map(str, parts))
-
-
 class FastLSTMError(Exception):
-    """Base class. the command line ends with `exit_code`;
-    `is_of_one_rank`: of several processes one that is not rank 0 has found it while they train."""
+    """Base class.
+
+    Attributes:
+        exit_code: of the command line.
+        is_of_one_rank: whether a process that is not rank 0 has found it during training.
+    """
 
     exit_code = EXIT_FAILED
     is_of_one_rank = False
@@ -144,11 +143,11 @@ class CorruptFileError(FastLSTMError):
 
 
 class ExportError(FastLSTMError):
-    """An exported model does not compute in its target's runtime what it computes here."""
+    """An exported model computes something else in the runtime of its format."""
 
 
 class StorageError(FastLSTMError):
-    """A write failed; what was stored before is intact."""
+    """A write failed; stored files are intact."""
 
 
 class KernelError(FastLSTMError):
@@ -164,31 +163,25 @@ class NonFiniteError(FastLSTMError):
 
 
 class BudgetError(FastLSTMError):
-    """The budget was over before the first training step, or the first one of a resumed run."""
+    """The budget was over before the first training step of the run, or of a resumed start."""
 
 
 class CommandError(FastLSTMError):
-    """A command that is measured failed: a heading, then the last lines of its standard error."""
-
-    def __str__(self) -> str:
-        return "\n".join(map(str, self.args))
-
-    def lines(self) -> list[str]:
-        return list(map(str, self.args))
+    """A process of `tune --jobs` failed."""
 
 
 class DistributedError(FastLSTMError):
-    """A process of a distributed run died, does not answer, or computes something else."""
+    """A distributed run lost processes too often."""
 
 
 class LostProcessError(DistributedError):
-    """A process of a distributed run died or does not answer; what this one has is right."""
+    """Another process of a distributed run died or does not answer."""
 
     exit_code = EXIT_LOST
 
 
 class Dismissed(FastLSTMError):
-    """Another process of a distributed run has said why the run ends; this one is silent."""
+    """Ends a process of a distributed run silently: another one reports the error."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__("another process ended the run")
@@ -196,7 +189,7 @@ class Dismissed(FastLSTMError):
 
 
 class Stopped(FastLSTMError):
-    """A signal stopped the run; its state is saved. `is_shown`: the user has seen the message."""
+    """A signal stopped the run, whose state is saved; `is_shown`: the user has seen the message."""
 
     exit_code = EXIT_STOPPED
     is_shown = False

@@ -1,7 +1,7 @@
 """Training in the workers of Ray Train: `fastlstm.ray.train`, a thin TorchTrainer.
 
-Every worker runs `fastlstm train` in a process of its own, as torchrun would start it. Ray says how
-many there are and starts them again where one is lost; the run continues from its last checkpoint.
+Each worker starts `fastlstm train` in another process, as torchrun would. Ray decides how many
+there are and restarts all if one is lost; the run continues from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ def train(
     """Trains one model in the workers of a Ray cluster, and returns its run directory.
 
     Args:
-        source: files that every node has under the same path: a text, or a table with `horizon`.
-        out: the run directory, on storage that all nodes share; a run that is there is continued.
-        num_workers: processes; (2, 8) means as many as the cluster has room for.
-        options: of `fastlstm.TrainConfig`, with `horizon` of `fastlstm.ForecastConfig`. `threads`
-            of each worker is 1 by default.
+        source: files at the same path on every node: a text, or with `horizon` a table.
+        out: the run directory, on storage that all nodes share; an existing run is continued.
+        num_workers: processes; (2, 8) takes as many as the cluster has room for.
+        options: of `fastlstm.TrainConfig`, with `horizon` of `fastlstm.ForecastConfig`; `threads`
+            per worker is 1 by default.
 
     Raises:
-        UsageError: an option, the source or the run directory cannot be used.
-        DistributedError: workers were lost again and again.
+        UsageError: an option, the source or the run directory is unusable.
+        DistributedError: workers were lost too often.
     """
     ray = import_ray()
     least, most = (num_workers,) * 2 if isinstance(num_workers, int) else num_workers
@@ -95,7 +95,7 @@ def train(
 
 
 def _flags(values: dict[str, Any]) -> list[str]:
-    """Returns options as words of the command line."""
+    """Returns options as flags of the command line."""
     words = list[str]()
     for name, value in values.items():
         flag = name.replace("_", "-")
@@ -111,7 +111,7 @@ def _train_worker(words: list[str]) -> str | None:
     """Runs in every worker; returns why the command was refused, or None.
 
     Raises:
-        RuntimeError: this or another process is lost: Ray starts all again.
+        RuntimeError: this or another process is lost; makes Ray restart all.
     """
     from ray import train as ray_train
     from ray.util import get_node_ip_address
@@ -121,7 +121,7 @@ def _train_worker(words: list[str]) -> str | None:
     rank, size = context.get_world_rank(), context.get_world_size()
     place = [(get_node_ip_address(), _free_port())]
     if dist.is_initialized():
-        dist.broadcast_object_list(place, 0)  # Ray's group has a port of its own
+        dist.broadcast_object_list(place, 0)  # Ray's group uses another port
     variables = {
         "RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": context.get_local_rank(),
         "MASTER_ADDR": place[0][0], "MASTER_PORT": place[0][1],
@@ -135,14 +135,14 @@ def _train_worker(words: list[str]) -> str | None:
 
 
 class TrainProcess:
-    """A process of `fastlstm train`; it ends with the process, and the thread, that starts it.
+    """A process of `fastlstm train` that ends with this process and thread.
 
     Args:
-        words: that follow `fastlstm train`.
-        variables: of its environment, in addition to this process's.
+        words: arguments after `fastlstm train`.
+        variables: further environment variables.
 
     Attributes:
-        code: that it ended with, None while it runs; minus the signal that killed it.
+        code: its exit code, None while it runs, negative for the signal that killed it.
     """
 
     def __init__(self, words: Sequence[str], variables: Mapping[str, str] | None = None) -> None:
@@ -156,7 +156,7 @@ class TrainProcess:
         )  # fmt: skip
 
     def poll(self) -> str | None:
-        """Returns why it ended, "" after success, None while it runs."""
+        """Returns why the process ended, "" after success, None while it runs."""
         self.code = code = self._process.poll()
         if code is None:
             return None

@@ -50,7 +50,7 @@ def test_json(tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     facts = json.loads(line)
     assert facts.pop("event") == "compression"
     assert facts == json.loads((out / "compression.json").read_text())
-    assert facts["not_measured"] == "the run does not say what it was trained on"
+    assert facts["not_measured"] == "the run does not name its text"
 
 
 def test_training(tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,7 +109,7 @@ def test_a_result_too_bad_to_publish_is_not_offered(
         (["--out", "x", "--horizon", "8", "--to", "int8"], "unknown flag '--horizon'"),
         (["--out", "x", "--to", "int8", "--data", "gone.txt"], "gone.txt"),
         (["--out", "x", "--distil", "gone"], "gone: no such run"),
-        (["--out", "x", "--prune", "0.5"], "does not say what it was trained on; give the text"),
+        (["--out", "x", "--prune", "0.5"], "does not name its text; give it as"),
     ],
 )
 def test_refusals(
@@ -133,7 +133,7 @@ def test_a_run_comes_first(
     assert main(arguments) == 2
     assert "is a run, expected a text or a table" in capsys.readouterr().err
     assert main(["compress", str(tiny_run), "--out", str(tiny_run), "--to", "int8"]) == 2
-    assert "holds the run that is compressed" in capsys.readouterr().err
+    assert "holds the run to compress" in capsys.readouterr().err
 
 
 def test_every_option_has_a_flag() -> None:

@@ -55,7 +55,7 @@ def test_a_split_is_cut_as_the_run_cut_its_own(
     [
         (["no-run", "text.txt"], "no-run: no such run (did you mean 'run'?); train one with"),
         (["RUN", "no-text.txt"], "no-text.txt"),
-        (["RUN", "bad.txt", "--unknown", "refuse"], "'€' at 1802"),
+        (["RUN", "bad.txt", "--unknown", "refuse"], "'€' at 1,802"),
         (["RUN", "bad.txt", "--unknown", "skip"], "--unknown is 'skip', expected one of count"),
         (["RUN", "text.txt", "--split", "dev"], "--split is 'dev', expected one of train, valid"),
         (["RUN", "text.txt", "--lanes", "0"], "lanes"),

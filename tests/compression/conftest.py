@@ -12,12 +12,22 @@ import pytest
 import fastlstm
 from compression_source import text_of
 from fastlstm.compression.report import CompressReport
+from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system.measurements import CpuTimer
 
 
 @pytest.fixture(autouse=True)
 def never_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CpuTimer, "was_busy", lambda timer, share: False)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """A run directory without a checkpoint."""
+    found = RunDirectory(tmp_path / "run")
+    found.create()
+    found.metrics_path.touch()
+    return found
 
 
 @pytest.fixture(scope="session")

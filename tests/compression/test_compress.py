@@ -25,7 +25,7 @@ from fastlstm.errors import ConfigError, FormatError, RunDirectoryError
         ({}, "there is nothing to do; give `to` "),
         (
             {"output_rank": 99},
-            "`output_rank` is 99, expected less than 14, the rank that the model",
+            "`output_rank` is 99, expected less than 14, the rank of the model",
         ),
         (
             {"output_rank": 8, "max_bytes": "4k"},
@@ -40,18 +40,18 @@ def test_refusals(source: Path, tmp_path: Path, arguments: dict[str, Any], messa
     assert not (tmp_path / "out").exists()
 
 
-def test_what_is_no_run(tmp_path: Path, source: Path) -> None:
+def test_a_path_that_is_no_run_is_refused(tmp_path: Path, source: Path) -> None:
     with pytest.raises(RunDirectoryError, match="no such run"):
         fastlstm.compress(tmp_path / "gone", out=tmp_path / "out", to="int8")
     (tmp_path / "sequence").mkdir()
     (tmp_path / "sequence/config.json").write_text(json.dumps({"kind": "sequence"}))
     with pytest.raises(FormatError, match="is a sequence model, expected a text model or a forec"):
         fastlstm.compress(tmp_path / "sequence", out=tmp_path / "out", to="int8")
-    with pytest.raises(RunDirectoryError, match="holds the run that is compressed"):
+    with pytest.raises(RunDirectoryError, match="holds the run to compress"):
         fastlstm.compress(source / "checkpoint-12", out=source, to="int8")
 
 
-def test_the_function_is_public_beside_its_folder() -> None:
+def test_compress_is_public() -> None:
     import fastlstm.compression.text
 
     assert callable(fastlstm.compress)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,8 @@ from fastlstm.compression.fake_quantization import (
     fake_quantized,
     rounded_weights,
 )
+from fastlstm.compression.options import PruningSchedule
 from fastlstm.compression.pruning import Pruning, prunable, zero_counts
-from fastlstm.compression.schedule import PruningSchedule
 from fastlstm.errors import Stopped
 from fastlstm.forecast.model.config import ForecasterConfig
 from fastlstm.forecast.model.network import ForecastNetwork
@@ -42,9 +41,7 @@ def assert_rounded(weight: Tensor, weight_format: Any) -> None:
 
 @pytest.mark.parametrize("weight_format", ["fp32", *FORMATS])
 @pytest.mark.parametrize("shape", [(7, 64), (16, 100), (3, 1), (5, 130), (1, 63)])
-def test_the_rounding_is_that_of_files_bit_for_bit(
-    weight_format: str, shape: tuple[int, int]
-) -> None:
+def test_the_rounding_equals_files_bit_for_bit(weight_format: str, shape: tuple[int, int]) -> None:
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(shape, generator=generator)
     assert_rounded(weight, weight_format)
@@ -57,7 +54,7 @@ def test_the_rounding_is_that_of_files_bit_for_bit(
 
 
 @pytest.mark.parametrize("weight_format", FORMATS)
-def test_tiny_weights_are_rounded_as_in_files(weight_format: str) -> None:
+def test_tiny_weights_are_rounded_like_files(weight_format: str) -> None:
     generator = torch.Generator().manual_seed(1)
     for exponent in range(-40, 0):
         weight = torch.randn((40, 64), generator=generator) * 2.0**exponent
@@ -89,7 +86,7 @@ def is_rounded(weights: Mapping[str, Tensor], weight_format: Any) -> list[bool]:
     return [torch.equal(fake_quantized(w, weight_format), w) for w in weights.values()]
 
 
-def test_the_weights_come_back_even_after_an_error() -> None:
+def test_the_weights_are_restored_after_an_error() -> None:
     model = NextTokenTask().model
     before = {name: (p, p.data_ptr(), p.detach().clone()) for name, p in model.named_parameters()}
     inside = []
@@ -105,7 +102,7 @@ def test_the_weights_come_back_even_after_an_error() -> None:
 
 @pytest.mark.parametrize("weight_format", FORMATS)
 @pytest.mark.parametrize("tie_weights", [False, True])
-def test_gradients_are_those_of_the_rounded_weights(weight_format: Any, tie_weights: bool) -> None:
+def test_gradients_are_taken_at_the_rounded_weights(weight_format: Any, tie_weights: bool) -> None:
     task = NextTokenTask(tie_weights=tie_weights, embed_size=24)
     batch = task.loader.next()
     plain = NextTokenTask(tie_weights=tie_weights, embed_size=24)
@@ -168,7 +165,7 @@ def test_evaluations_and_the_best_weights_are_rounded(ema: float, at_once: bool)
     assert all(is_rounded(dict(task.model.named_parameters()), "int4")) == (not at_once)
 
 
-def test_a_share_of_the_run_is_when_it_begins() -> None:
+def test_rounding_begins_at_a_share_of_the_run() -> None:
     for begin, steps in ((0.0, 0), (0.5, 5), (1.0, 10)):
         seen: list[bool] = []
 
@@ -179,14 +176,6 @@ def test_a_share_of_the_run_is_when_it_begins() -> None:
         quantization = FakeQuantization("int8", begin)
         trainer_of(NextTokenTask(), callbacks=[quantization, Look()]).fit()
         assert seen == [step >= steps for step in range(10)]
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
-    found = RunDirectory(tmp_path / "run")
-    found.create()
-    found.metrics_path.touch()
-    return found
 
 
 def both(structured: Any) -> list[Callback]:

@@ -34,7 +34,7 @@ def parameters_of(kind: Any, rows: int = 20_000) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_teachers_own_forecast_is_the_nearest(kind: Any) -> None:
+def test_the_forecast_of_the_teacher_has_the_least_distance(kind: Any) -> None:
     output, answers = make_output(kind), parameters_of(kind)
     torch.manual_seed(0)
     own = distance(output, answers, answers)
@@ -48,7 +48,7 @@ def test_the_teachers_own_forecast_is_the_nearest(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("loss", ["mae", "mse", "huber"])
-def test_a_point_is_as_far_as_its_loss_says(loss: Any) -> None:
+def test_the_distance_of_a_point_is_its_loss(loss: Any) -> None:
     output, teacher = make_output("point", loss), torch.tensor([[1.0]])
     for value in (1.0, 1.25, 3.0):
         point = torch.tensor([[value]])
@@ -56,7 +56,7 @@ def test_a_point_is_as_far_as_its_loss_says(loss: Any) -> None:
         assert torch.equal(distance(output, point, teacher), expected)
 
 
-def test_the_cross_entropy_of_students_t_is_its_integral() -> None:
+def test_the_distance_of_students_t_is_the_cross_entropy() -> None:
     torch.manual_seed(0)
     output: Any = make_output("student_t")
     own, teacher = torch.tensor([[1.0, 0.0, 0.5]]), torch.tensor([[2.0, 0.5, 0.2]])
@@ -121,7 +121,7 @@ def total(losses: Iterator[torch.Tensor]) -> float:
 
 
 @pytest.mark.parametrize("kind", KINDS[:2])
-def test_the_loss_is_the_teachers_share_and_the_tables(kind: Any) -> None:
+def test_the_loss_mixes_teacher_and_table(kind: Any) -> None:
     values = windows()
     own, learnt, both = (task_of(alpha, output=kind) for alpha in (0.0, 1.0, 0.3))
     sums = [
@@ -138,7 +138,7 @@ def test_the_loss_is_the_teachers_share_and_the_tables(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_batch_in_parts_has_the_loss_of_the_whole(streams: bool) -> None:
+def test_a_split_batch_has_the_loss_of_the_whole_batch(streams: bool) -> None:
     values = windows(steps=8) if streams else windows()
     continues = [True, False, True] if streams else None
     whole, parts = task_of(0.5, streams=streams), task_of(0.5, streams=streams)
@@ -154,7 +154,7 @@ def test_a_batch_in_parts_has_the_loss_of_the_whole(streams: bool) -> None:
         assert torch.allclose(tensor, parts.carried()[name], equal_nan=True), name
 
 
-def test_the_teachers_state_is_carried_beside_the_students() -> None:
+def test_the_state_of_the_teacher_is_carried() -> None:
     task, values = task_of(0.5, streams=True), windows(steps=8)
     total(task.losses(batch_of(values, [False] * 3), [slice(0, len(values))]))
     carried = task.carried()

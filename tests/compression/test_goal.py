@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import fastlstm
+from compression_source import StopAfter
 from fastlstm.compression import text
 from fastlstm.compression.goal import (
     WAYS_OF_FORECASTERS,
@@ -23,7 +24,6 @@ from fastlstm.compression.goal import (
 from fastlstm.compression.options import CompressConfig
 from fastlstm.compression.report import CompressReport
 from fastlstm.errors import ConfigError, Stopped
-from fastlstm.training.callbacks import Callback
 
 Compress = Callable[..., CompressReport]
 
@@ -111,7 +111,7 @@ def test_a_large_output_may_get_a_rank() -> None:
         ({"target": "fast"}, "`target` is 'fast', expected a number above 0 such as 200000/s"),
         ({"max_bytes": "0"}, "`max_bytes` is '0', expected a number above 0 such as 200000, 500k"),
         ({"max_bytes": "1/s"}, "`max_bytes` is '1/s'"),
-        ({"streams": 4}, "`streams` is about a speed; give it too: `target='20000/s'`"),
+        ({"streams": 4}, "`streams` is for a speed; give it too: `target='20000/s'`"),
     ],
 )
 def test_bad_goals(fields: dict[str, Any], words: str) -> None:
@@ -121,17 +121,17 @@ def test_bad_goals(fields: dict[str, Any], words: str) -> None:
 
 
 @pytest.mark.parametrize("method", [{"to": "int8"}, {"prune": 0.5}, {"rnn_size": 16}])
-def test_a_method_beside_a_goal(method: dict[str, Any], compressed: Compress) -> None:
+def test_a_method_beside_a_goal_is_refused(method: dict[str, Any], compressed: Compress) -> None:
     with pytest.raises(ConfigError, match="chooses the method by itself; leave out"):
         compressed(max_bytes="1M", **method)
 
 
-def test_a_way_without_a_teacher_refuses_options_of_one(compressed: Compress) -> None:
-    with pytest.raises(ConfigError, match="`temperature` is about distillation"):
+def test_options_of_a_teacher_are_refused_without_a_teacher(compressed: Compress) -> None:
+    with pytest.raises(ConfigError, match="`temperature` is for distillation"):
         compressed(max_bytes="1M", temperature=3.0)
 
 
-def test_a_text_that_needs_no_training(compressed: Compress, tmp_path: Path) -> None:
+def test_a_goal_that_needs_no_training(compressed: Compress, tmp_path: Path) -> None:
     limit = compressed("int8", to="int8").result.file_bytes
     report = compressed(max_bytes=str(limit))
     assert report.result.weights == "int8"
@@ -143,7 +143,7 @@ def test_a_text_that_needs_no_training(compressed: Compress, tmp_path: Path) -> 
     assert (about["weights"], about["prune"]) == ("int8", None)
 
 
-def test_a_text_whose_units_are_removed(compressed: Compress, tmp_path: Path) -> None:
+def test_a_goal_that_removes_units(compressed: Compress, tmp_path: Path) -> None:
     limit = compressed("half", to="int8", prune=0.5, structured="units", steps=1).result.file_bytes
     report = compressed(max_bytes=str(limit), steps=4)
     assert report.result.file_bytes <= limit
@@ -168,19 +168,14 @@ def test_a_speed_is_measured_by_streams(
     assert asked[:2] == [("int8", 7), ("int4", 7)]
 
 
-class _StopAt(Callback):
-    def on_update(self, trainer: Any) -> None:
-        if trainer.progress.step == 3:
-            raise Stopped("stopped")
-
-
-def test_the_choice_stays_when_resumed(
+def test_a_resumed_search_for_a_goal_keeps_its_method(
     compressed: Compress, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     limit = compressed("half", to="int8", prune=0.5, structured="units", steps=1).result.file_bytes
-    goal: dict[str, Any] = {"max_bytes": str(limit), "steps": 6, "checkpoint_every": 1}
+    goal: dict[str, Any] = {"max_bytes": str(limit), "steps": 6, "log_every": 1}
+    stop = StopAfter(3)
     with pytest.raises(Stopped):
-        compressed(**goal, callbacks=[_StopAt()])
+        compressed(**goal, stop=stop, observers=[stop.observe])
     monkeypatch.setattr(text, "ways_of_text", lambda width: ())  # not asked again
     report = compressed(**goal, resume=True)
     whole = compressed("whole", to="int8", prune=0.5, structured="units", steps=6)

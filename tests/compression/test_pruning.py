@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,8 @@ import safetensors.numpy
 import torch
 from torch import nn
 
+from fastlstm.compression.options import PruningSchedule
 from fastlstm.compression.pruning import Pruning, mask_of, prunable, zero_counts
-from fastlstm.compression.schedule import PruningSchedule
 from fastlstm.errors import ConfigError, Stopped
 from fastlstm.forecast.model.config import ForecasterConfig
 from fastlstm.forecast.model.network import ForecastNetwork
@@ -30,7 +29,7 @@ from next_token_task import NextTokenTask
 # Masks ------------------------------------------------------------------------------------------
 
 
-def test_the_smallest_weights_are_pruned_and_of_equal_ones_the_first() -> None:
+def test_the_smallest_weights_are_pruned() -> None:
     matrix = torch.tensor([[3.0, -1.0, 0.5], [-0.5, 2.0, 0.5]])
     expected = {1: [2], 2: [2, 3], 3: [2, 3, 5], 4: [1, 2, 3, 5], 6: [0, 1, 2, 3, 4, 5], 0: []}
     for count, places in expected.items():
@@ -61,7 +60,7 @@ def test_the_number_of_zeros_is_exact_in_the_stored_file(
 
 
 @pytest.mark.parametrize("gates", [1, 4])
-def test_blocks_are_those_of_the_lowest_norm(gates: int) -> None:
+def test_blocks_of_the_lowest_norm_are_pruned(gates: int) -> None:
     matrix = torch.randn(80, 10, generator=torch.Generator().manual_seed(1))
     mask = mask_of(matrix, 0.5, "blocks", gates)
     is_pruned = block_grid(mask.numpy(), gates)
@@ -165,7 +164,7 @@ class Zeros(Callback):
 @pytest.mark.parametrize("structured", ["none", "blocks"])
 @pytest.mark.parametrize(("optimizer", "ema"), [("muon", 0.9), ("adamw", 0.0), ("sgd", 0.5)])
 @pytest.mark.parametrize("tie_weights", [False, True])
-def test_after_every_step_so_many_weights_are_zero(
+def test_the_number_of_zeros_follows_the_schedule(
     structured: Any, optimizer: str, ema: float, tie_weights: bool
 ) -> None:
     sizes_of_task: dict[str, Any] = {"tie_weights": tie_weights, "embed_size": 24, "vocab_size": 60}
@@ -202,7 +201,7 @@ def test_evaluations_see_the_pruned_average_and_none_counts_before_the_end() -> 
     assert_pruned(prunable(task.model), 0.75)
 
 
-def test_a_pruned_weight_comes_back_only_by_a_new_mask() -> None:
+def test_only_a_new_mask_restores_a_pruned_weight() -> None:
     class Masks(Callback):
         def on_event(self, trainer: Any, event: Any) -> None:
             masks[trainer.progress.step] = pruning.masks.get(NAME)
@@ -215,7 +214,7 @@ def test_a_pruned_weight_comes_back_only_by_a_new_mask() -> None:
     assert torch.equal(masks[12], masks[14]), "after the end none comes back"
 
 
-def test_what_the_run_says() -> None:
+def test_the_run_prints_its_pruning() -> None:
     events: list[Any] = []
     trainer_of(NextTokenTask(), events, callbacks=[Pruning(PruningSchedule(final=0.9))]).fit()
     number = sum(p.numel() for p in prunable(NextTokenTask().model).values())
@@ -245,14 +244,6 @@ def test_a_run_with_a_budget_prunes_by_its_share(monkeypatch: pytest.MonkeyPatch
     assert events[-1]["best_step"] >= 5
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
-    found = RunDirectory(tmp_path / "run")
-    found.create()
-    found.metrics_path.touch()
-    return found
-
-
 @pytest.mark.parametrize("step", [1, 2, 4, 7, 11, 12, 13, 15])
 @pytest.mark.parametrize("structured", ["none", "blocks"])
 def test_a_resumed_run_is_bit_equal(run: RunDirectory, step: int, structured: Any) -> None:
@@ -278,7 +269,7 @@ def test_a_resumed_run_is_bit_equal(run: RunDirectory, step: int, structured: An
     assert pruning.is_over
 
 
-def test_a_roll_back_takes_the_masks_back() -> None:
+def test_a_rollback_restores_the_masks() -> None:
     class NanOnce(Callback):
         is_done = False
 
@@ -313,7 +304,7 @@ def test_a_longer_run_keeps_its_steps(run: RunDirectory) -> None:
         assert pruning.state_dict()["end"] == 8
 
 
-def test_a_schedule_that_training_does_not_reach_the_end_of_is_refused(run: RunDirectory) -> None:
+def test_a_schedule_that_ends_after_training_is_refused(run: RunDirectory) -> None:
     def fit(steps: int, **changes: Any) -> Any:
         snapshots, stops = RunSnapshots(run, 2), changes.pop("stops", None)
         trainer = trainer_of(
@@ -332,7 +323,7 @@ def test_a_schedule_that_training_does_not_reach_the_end_of_is_refused(run: RunD
     assert fit(8, **shares).best_step == 8, "the last evaluation follows the last mask"
 
 
-def test_a_restored_schedule_is_the_one_of_the_start() -> None:
+def test_the_schedule_of_the_first_start_is_restored() -> None:
     state = Pruning(schedule(every=7, power=2.0)).state_dict()
     restored = Pruning(PruningSchedule(final=0.5))
     restored.load_state_dict(state)

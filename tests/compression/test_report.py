@@ -11,6 +11,7 @@ import pytest
 from compression_report import REPORT
 from fastlstm.compression.report import TrainingFigures, quality_error
 from fastlstm.errors import DataError
+from fastlstm.system.storage import encode_json
 
 
 def test_the_limit_decides() -> None:
@@ -55,7 +56,7 @@ def test_the_error_says_how_to_go_on() -> None:
     )
 
 
-def test_the_error_of_a_forecaster_names_its_measure_and_the_share_that_it_grew() -> None:
+def test_the_error_of_a_forecaster_names_measure_and_growth() -> None:
     report = dataclasses.replace(REPORT, kind="forecaster", measure="mse", max_loss=0.004)
     assert str(quality_error(report, is_trained=False)) == (
         "the mse grew by 0.5 %, from 2.0000 to 2.0100 on book.txt, more than `max_loss=0.004`"
@@ -64,8 +65,8 @@ def test_the_error_of_a_forecaster_names_its_measure_and_the_share_that_it_grew(
     )
 
 
-def test_it_is_a_path_and_json() -> None:
+def test_a_report_is_a_path_and_json() -> None:
     assert Path(REPORT) == Path("runs/small")
-    loaded = json.loads(REPORT.to_json())
+    loaded = json.loads(encode_json(REPORT.to_dict()))
     assert loaded["source"]["speed"] == {"1": 10_000.0, "64": 50_000.0}
     assert loaded["change"]["low"] == 0.005

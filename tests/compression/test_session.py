@@ -24,14 +24,14 @@ ABOUT: dict[str, Any] = {"options": {}, "source": {"learning_rate": 0.02}}
         (None, {}, None),
     ],
 )
-def test_the_peak_rate_is_that_of_the_first_run_of_a_chain(
+def test_the_peak_rate_of_a_chain_is_that_of_its_first_run(
     own: float | None, before: dict[str, Any], rate: float | None
 ) -> None:
     source: Any = SimpleNamespace(learning_rate=own, before=before)
     assert CompressionSource.peak_rate.fget(source) == rate  # type: ignore[attr-defined]
 
 
-def test_the_better_of_two_is_chosen_by_windows_that_both_were_scored_on() -> None:
+def test_the_better_result_is_chosen_on_common_windows() -> None:
     lost = dataclasses.replace(REPORT, change=None)
     assert difference(lost) == math.inf
     cut = dataclasses.replace(REPORT.result, quality=0.0)  # of other windows than the source

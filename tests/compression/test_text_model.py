@@ -24,8 +24,7 @@ from fastlstm.errors import DataError
 from fastlstm.text.config import ModelConfig
 from fastlstm.text.data.tokenizer import CharTokenizer
 from fastlstm.text.files import build_model
-from fastlstm.text.initialization import initialize
-from fastlstm.text.model import LanguageModel
+from fastlstm.text.model import LanguageModel, initialize
 
 TOKENIZER = CharTokenizer("\n abcdefghijklmnopqr")
 CONFIG = ModelConfig(vocab_size=20, embed_size=16, rnn_size=32)
@@ -55,7 +54,7 @@ def test_equal_models_do_not_differ() -> None:
     assert (outputs.largest, outputs.rms, outputs.agreement) == (0.0, 0.0, 1.0)
 
 
-def test_logits_are_those_of_the_stored_weights() -> None:
+def test_logits_are_compared_with_the_stored_weights() -> None:
     weights = weights_of()
     source, result = in_format(weights, "fp32"), in_format(weights, "int4")
     _, change, outputs = compare_quality(source, result, TOKENIZER, IDS[:2048], "a text")
@@ -89,7 +88,7 @@ def test_long_texts_are_scored_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
         compare_quality(model, model, TOKENIZER, IDS[:1], "a text")
 
 
-def test_cells_that_only_torch_has() -> None:
+def test_cells_without_native_decoder() -> None:
     config = ModelConfig(vocab_size=20, embed_size=8, rnn_size=8, layer_norm=True)
     model = in_format(weights_of(config), "int8", config)
     with pytest.warns(UserWarning, match="text is written on torch"):

@@ -10,13 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastlstm.compression.distillation import FeatureMatch
+from fastlstm.compression import text_training
 from fastlstm.compression.text_training import MEASURING_S, CompressedTextTask, Teaching
 from fastlstm.text.config import ModelConfig, TrainConfig
-from fastlstm.text.data.loader import TextLoader
+from fastlstm.text.data.lanes import TextLoader
 from fastlstm.text.data.tokenizer import CharTokenizer
-from fastlstm.text.initialization import initialize
-from fastlstm.text.model import LanguageModel
+from fastlstm.text.model import LanguageModel, initialize
 from fastlstm.text.plan import open_batches
 from fastlstm.training.task import even_parts
 
@@ -38,14 +37,18 @@ def make_task(teaching: Teaching | None, model: LanguageModel | None = None) -> 
     return CompressedTextTask(
         config=CONFIG, model=model or build(8, 1), loader=TextLoader(open_batches(CONFIG, IDS)),
         valid_ids=IDS[:300], tokenizer=TOKENIZER, device=torch.device("cpu"), model_files={},
-        publish_weights=lambda weights: None, report_s=1.5, final_test=None,
+        report_s=1.5,
         teaching=teaching, conclude=lambda trainer: {"concluded": True}, num_scored=200,
     )  # fmt: skip
 
 
-def teaching(alpha: float = 0.5, *, needs_features: bool = False) -> Teaching:
-    model = build(12, 2).eval().requires_grad_(False)
-    return Teaching(model, temperature=2.0, alpha=alpha, needs_features=needs_features)
+def teaching(alpha: float = 0.5) -> Teaching:
+    return Teaching(build(12, 2).eval().requires_grad_(False), temperature=2.0, alpha=alpha)
+
+
+@pytest.fixture
+def _reads_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_training, "MAX_KEPT_BYTES", 0)
 
 
 def gradients(task: CompressedTextTask, batch: Any, num_parts: int) -> tuple[float, list[Tensor]]:
@@ -58,12 +61,12 @@ def gradients(task: CompressedTextTask, batch: Any, num_parts: int) -> tuple[flo
 
 
 @pytest.mark.parametrize("num_parts", [2, 6])
-@pytest.mark.parametrize("matches", [True, False])
-def test_a_batch_in_parts_is_the_whole(num_parts: int, matches: bool) -> None:
-    whole, cut = (make_task(teaching(needs_features=matches)) for _ in range(2))
-    for task in (whole, cut):
-        if matches:
-            task.model.add_module("matcher", FeatureMatch(8, 12, 0.5))
+@pytest.mark.parametrize("max_kept_bytes", [0, 2**30])
+def test_a_split_batch_equals_the_whole_batch(
+    num_parts: int, max_kept_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_training, "MAX_KEPT_BYTES", max_kept_bytes)
+    whole, cut = make_task(teaching()), make_task(teaching())
     cut.model.load_state_dict(whole.model.state_dict())
     for _ in range(3):
         want, want_gradients = gradients(whole, whole.loader.next(), 1)
@@ -76,8 +79,9 @@ def test_a_batch_in_parts_is_the_whole(num_parts: int, matches: bool) -> None:
             torch.testing.assert_close(cut.carried()[name], tensor)
 
 
-def test_the_teacher_reads_the_lanes_without_a_break() -> None:
-    task = make_task(teaching(needs_features=True))
+@pytest.mark.usefixtures("_reads_every_batch")
+def test_the_teacher_carries_its_state() -> None:
+    task = make_task(teaching())
     assert task.teaching is not None
     state = task.teaching.model.initial_state(6)
     for _ in range(3):
@@ -89,8 +93,9 @@ def test_the_teacher_reads_the_lanes_without_a_break() -> None:
     assert task.teacher_s > 0
 
 
-def test_carried_state_is_put_back() -> None:
-    task, other = (make_task(teaching(needs_features=True)) for _ in range(2))
+@pytest.mark.usefixtures("_reads_every_batch")
+def test_carried_state_is_restored() -> None:
+    task, other = make_task(teaching()), make_task(teaching())
     list(task.losses(task.loader.next(), [slice(0, 6)]))
     other.restore_carried(task.carried())
     other.loader.load_state_dict(task.loader.state_dict())
@@ -102,7 +107,7 @@ def test_carried_state_is_put_back() -> None:
         other.restore_carried({name: task.carried()[name] for name in "hc"})
 
 
-def test_a_resumed_teacher_has_caught_up_before_the_first_step() -> None:
+def test_a_resumed_teacher_catches_up_before_the_first_step() -> None:
     task, other = make_task(teaching()), make_task(teaching())
     for _ in range(3):
         list(task.losses(task.loader.next(), [slice(0, 6)]))
@@ -114,7 +119,7 @@ def test_a_resumed_teacher_has_caught_up_before_the_first_step() -> None:
     assert gradients(other, other.loader.next(), 1)[0] == want[0]
 
 
-def test_without_a_teachers_share_it_is_the_plain_loss() -> None:
+def test_without_a_share_of_the_teacher_the_loss_is_plain() -> None:
     plain, student = make_task(None), make_task(teaching(alpha=0.0))
     want = gradients(plain, plain.loader.next(), 1)
     got = gradients(student, student.loader.next(), 1)
@@ -124,7 +129,7 @@ def test_without_a_teachers_share_it_is_the_plain_loss() -> None:
     assert set(plain.carried()) == {"h", "c"}
 
 
-def test_bits_per_char_are_those_of_the_text_alone() -> None:
+def test_bits_per_char_exclude_the_teacher() -> None:
     plain, student = make_task(None), make_task(teaching())
     loss = gradients(plain, plain.loader.next(), 1)[0]
     mixed = gradients(student, student.loader.next(), 2)[0]
@@ -134,7 +139,7 @@ def test_bits_per_char_are_those_of_the_text_alone() -> None:
     assert student.step_metrics(mixed) == want
 
 
-def test_the_teacher_is_not_trained_and_drops_nothing() -> None:
+def test_the_teacher_is_not_trained_and_has_no_dropout() -> None:
     task = make_task(teaching())
     assert task.teaching is not None
     task.model.train()
@@ -146,5 +151,5 @@ def test_the_teacher_is_not_trained_and_drops_nothing() -> None:
         assert torch.equal(own, other)
 
 
-def test_measuring_is_kept_of_a_budget() -> None:
+def test_a_budget_reserves_time_for_measuring() -> None:
     assert make_task(None).finish_s(0.01) == pytest.approx(1.5 + MEASURING_S + 2 * 0.01 * 200)

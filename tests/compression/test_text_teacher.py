@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from fastlstm.compression import text_training
-from fastlstm.compression.distillation import Logits, OutputLayer
 from fastlstm.compression.text_training import (
+    Logits,
+    OutputLayer,
     ReadingTeacher,
     RememberingTeacher,
     Teaching,
@@ -21,9 +22,8 @@ from fastlstm.compression.text_training import (
 )
 from fastlstm.errors import Stopped
 from fastlstm.text.config import ModelConfig, TrainConfig
-from fastlstm.text.data.loader import TextLoader
-from fastlstm.text.initialization import initialize
-from fastlstm.text.model import LanguageModel
+from fastlstm.text.data.lanes import TextLoader
+from fastlstm.text.model import LanguageModel, initialize
 from fastlstm.text.plan import open_batches
 from fastlstm.training.task import even_parts
 
@@ -32,13 +32,13 @@ CONFIG = TrainConfig(rnn_size=8, embed_size=8, batch_size=4, seq_length=24, seed
 WHOLE = slice(None)
 
 
-def make_teaching(*, needs_features: bool = False) -> Teaching:
+def make_teaching() -> Teaching:
     model = LanguageModel(ModelConfig(vocab_size=20, embed_size=8, rnn_size=12))
     initialize(model, None, 2)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(3)  # so that the state matters
-    return Teaching(model.eval().requires_grad_(False), 2.0, 0.5, needs_features)
+    return Teaching(model.eval().requires_grad_(False), 2.0, 0.5)
 
 
 def make_loader(config: TrainConfig = CONFIG) -> TextLoader:
@@ -53,7 +53,7 @@ def logits(teacher: ReadingTeacher) -> Tensor:
     return teacher.output(WHOLE).logits(WHOLE, torch.float32)
 
 
-def test_the_first_epoch_is_read_as_by_a_teacher_that_reads_every_batch() -> None:
+def test_kept_logits_equal_those_of_a_reading_teacher() -> None:
     loader = make_loader()
     keeps, reads = make_teacher(loader), ReadingTeacher(make_teaching(), "fp32", 4)
     for batch in islice(loader.first_epoch(), loader.steps_per_epoch):
@@ -72,7 +72,7 @@ def test_the_first_epoch_is_read_as_by_a_teacher_that_reads_every_batch() -> Non
     assert keeps.carried() == {}
 
 
-def test_later_epochs_get_what_was_predicted_at_the_same_place_of_the_text() -> None:
+def test_later_epochs_get_the_logits_of_the_same_positions() -> None:
     loader = make_loader()
     teacher, kept = make_teacher(loader), torch.full((1000, 20), torch.nan)
     positions = set()
@@ -93,7 +93,7 @@ def test_later_epochs_get_what_was_predicted_at_the_same_place_of_the_text() -> 
     loader.close()
 
 
-def test_what_the_first_epoch_leaves_out_is_read_with_it() -> None:
+def test_tokens_outside_the_batches_are_read_too() -> None:
     loader = make_loader(dataclasses.replace(CONFIG, lane_reset=0.0))
     teacher = make_teacher(loader)
     assert isinstance(teacher, RememberingTeacher)
@@ -136,13 +136,11 @@ def test_a_resumed_training_gets_the_same_predictions(
     again.close()
 
 
-def test_windows_features_and_long_texts_are_read_every_time(
+def test_windows_and_long_texts_are_read_every_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     windows = make_loader(dataclasses.replace(CONFIG, order="windows", lane_reset=0.0))
     assert isinstance(open_teacher(make_teaching(), "fp32", windows), ReadingTeacher)
-    matching = open_teacher(make_teaching(needs_features=True), "fp32", make_loader())
-    assert isinstance(matching, ReadingTeacher)
     for limit, kind in ((1000 * 20 * 2, RememberingTeacher), (1000 * 20 * 2 - 1, ReadingTeacher)):
         monkeypatch.setattr(text_training, "MAX_KEPT_BYTES", limit)
         assert isinstance(make_teacher(make_loader()), kind)
@@ -164,7 +162,7 @@ def test_catching_up_is_shown_and_can_be_stopped() -> None:
     assert loader.state_dict() == {"epoch": 0, "index": 7}
 
 
-def test_the_batches_of_training_are_read_without_asking_to_stop() -> None:
+def test_batches_of_training_are_read_without_polling_stop() -> None:
     loader = TextLoader(open_batches(CONFIG, IDS), should_stop=lambda: True)
     teacher = make_teacher(loader)
     batch = next(make_loader().first_epoch())
@@ -172,15 +170,14 @@ def test_the_batches_of_training_are_read_without_asking_to_stop() -> None:
     assert torch.isfinite(logits(teacher)).all()
 
 
-@pytest.mark.parametrize("needs_features", [False, True])
+@pytest.mark.parametrize("max_kept_bytes", [0, 2**30])
 @pytest.mark.parametrize("num_parts", [1, 2, 4])
 def test_a_step_that_ran_out_of_memory_is_read_again(
-    num_parts: int, needs_features: bool, monkeypatch: pytest.MonkeyPatch
+    num_parts: int, max_kept_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(text_training, "MAX_KEPT_BYTES", max_kept_bytes)
     loader = make_loader()
-    teacher, calm = (
-        open_teacher(make_teaching(needs_features=needs_features), "fp32", loader) for _ in range(2)
-    )
+    teacher, calm = make_teacher(loader), make_teacher(loader)
     own, calls = teacher._model.features, []
 
     def features(tokens: Tensor, state: Any) -> Any:

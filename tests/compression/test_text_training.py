@@ -68,7 +68,7 @@ def test_dropout(fields: dict[str, Any], dropout: float | None, trained: Path) -
     assert options.dropout == (source.dropout if dropout is None else dropout)
 
 
-def test_the_rest_is_the_sources(trained: Path) -> None:
+def test_other_options_are_those_of_the_source(trained: Path) -> None:
     source, options = options_of(trained, to="int8", steps=4, batch_size=2, **UNITS)
     changed = {
         field.name

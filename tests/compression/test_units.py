@@ -141,7 +141,7 @@ def check_dead_units(config: Config) -> None:
 
 
 @pytest.mark.parametrize("name", NORMED)
-def test_units_that_a_normalisation_counts(name: str) -> None:
+def test_units_of_a_normalised_layer(name: str) -> None:
     """Every unit stands there twice, so that means and variances stay; one of each is dead."""
     config = text_config(**NORMED[name])
     model = model_of(config)
@@ -184,7 +184,7 @@ def test_the_smaller_model_has_the_shapes_of_its_configuration(config: Config) -
         ({"residual": True}, 12),
     ],
 )
-def test_the_embedding_follows_where_it_is_one_with_the_units(
+def test_the_embedding_shrinks_if_its_columns_are_units(
     fields: dict[str, Any], embed_size: int
 ) -> None:
     config = text_config(**fields)
@@ -192,7 +192,7 @@ def test_the_embedding_follows_where_it_is_one_with_the_units(
     assert (small.rnn_size, small.embed_size) == (16, embed_size)
 
 
-def test_a_residual_model_as_wide_as_its_embedding_by_chance_is_refused() -> None:
+def test_a_residual_model_with_an_embedding_of_its_new_width_is_refused() -> None:
     config = text_config(embed_size=16, residual=True)
     with pytest.raises(ConfigError, match="16 hidden units are as many as the embedding is wide"):
         without_units(model_of(config).state_dict(), config, 0.5)
@@ -215,7 +215,7 @@ def test_a_share_that_removes_no_unit_is_refused(size: int, share: float) -> Non
         smaller_size(size, share)
 
 
-def test_importance_is_the_norm_of_all_that_belongs_to_a_unit() -> None:
+def test_importance_is_the_norm_of_the_parameters_of_a_unit() -> None:
     config = text_config(num_layers=2, layer_norm=True, output_norm=True)
     weights = model_of(config).state_dict()
     scores = importance(weights, config)
@@ -246,12 +246,12 @@ def test_every_weight_with_units_is_named_once(config: ModelConfig) -> None:
     assert len(set(parts)) == len(parts)
 
 
-def test_the_most_important_stay_and_of_equal_ones_the_first() -> None:
+def test_the_most_important_units_stay() -> None:
     scores = [torch.tensor([1.0, 5.0, 3.0, 3.0]), torch.tensor([2.0, 2.0, 2.0, 2.0])]
     assert [units.tolist() for units in most_important(scores, 2)] == [[1, 2], [0, 1]]
 
 
-def test_unimportant_units_go() -> None:
+def test_unimportant_units_are_removed() -> None:
     config = text_config(num_layers=1)
     model = model_of(config)
     weak = torch.randperm(32, generator=torch.Generator().manual_seed(5))[:16]

@@ -181,7 +181,7 @@ def kill(text: Path, out: Path) -> tuple[int, str, int, int]:
     return agent.returncode, said.decode(), max(steps_of(out)), max(logged_steps(out))
 
 
-def test_an_error_that_would_come_again_is_said_once_and_not_tried_again(tmp_path):
+def test_an_error_that_would_repeat_is_reported_once_without_a_restart(tmp_path):
     command = train_command(a_text(tmp_path), "--budget", "1s", "--out", tmp_path / "run")
     command += ["--nproc", "2"]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=200)

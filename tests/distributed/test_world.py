@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from fastlstm.cli.main import main
-from fastlstm.distributed import joining, meeting
+from fastlstm.distributed import joining
 from fastlstm.distributed.share import Share
 from fastlstm.distributed.world import World
 from fastlstm.errors import ConfigError, Dismissed, LostProcessError, UsageError
@@ -20,7 +20,6 @@ from fastlstm.system import hardware, processes
 from fastlstm.text.config import TrainConfig
 from fastlstm.text.model import LanguageModel
 from fastlstm.text.pipelined_task import check_pipeline, layers_of, pipeline_notes, stage_names
-from fastlstm.training.data_parallel import round_steps
 from fastlstm.training.session import RunSession
 from fastlstm.training.trainer import Trainer
 from linear_task import LinearTask, trainer_of
@@ -74,14 +73,14 @@ def test_a_slow_stage_of_a_pipeline_is_no_fault(is_pipelined, num_told):
         ),
     ],
 )
-def test_what_cannot_be_shared_is_refused(options, told):
+def test_options_that_several_processes_cannot_train_with_are_refused(options, told):
     session = RunSession(None, [], world=world_of(2))
     with pytest.raises(ConfigError) as raised:
         session.check_processes(TrainConfig(**options))
     assert told in str(raised.value)
 
 
-def test_of_one_process_local_steps_have_no_effect():
+def test_local_steps_of_one_process_have_no_effect():
     session = RunSession(None, [])
     session.check_processes(TrainConfig(sync_every=25))
     assert [str(note) for note in session.notes] == [
@@ -92,10 +91,9 @@ def test_of_one_process_local_steps_have_no_effect():
 @pytest.mark.parametrize(
     ("step", "done", "steps"), [(0, 0.0, 5), (5, 0.05, 5), (9, 0.09, 1), (10, 0.97, 3)]
 )
-def test_a_round_ends_where_all_rounds_do_or_the_run(step, done, steps):
-    trainer = trainer_of(LinearTask(), sync_every=5, eval_every=1000)
-    trainer.progress.step = step
-    assert round_steps(trainer, done, 0.01) == steps
+def test_a_round_ends_with_sync_every_or_the_run(step, done, steps):
+    plan = trainer_of(LinearTask(), sync_every=5, eval_every=1000).plan
+    assert plan.round_steps(step, done, 0.01) == steps
 
 
 @pytest.mark.parametrize(
@@ -106,7 +104,7 @@ def test_a_round_ends_where_all_rounds_do_or_the_run(step, done, steps):
         ("2", "no such file or directory: none.txt"),
     ],
 )
-def test_what_cannot_train_is_refused_before_processes_start(given, told, monkeypatch, capsys):
+def test_bad_input_is_refused_before_processes_start(given, told, monkeypatch, capsys):
     monkeypatch.setattr("fastlstm.cli.train.launch", None)
     source = "none.txt" if given == "2" else __file__
     assert main(["train", source, "--out", "run", "--batch-size", "32", "--nproc", given]) == 2
@@ -135,7 +133,7 @@ def test_only_train_runs_in_several_processes(monkeypatch, capsys):
         (4, "[gloo] Connection closed by peer", "another process exited"),
     ],
 )
-def test_the_process_that_is_waited_for_is_named(size, text, named):
+def test_the_lost_process_is_named(size, text, named):
     world = world_of(size, rank=1)
     with pytest.raises(LostProcessError) as raised, world.naming():
         raise RuntimeError(text)
@@ -155,7 +153,7 @@ def test_the_process_that_is_waited_for_is_named(size, text, named):
         (1, LostProcessError("lost"), None, LostProcessError),
     ],
 )
-def test_one_process_says_the_error_that_ends_a_run(rank, error, before, raised, monkeypatch):
+def test_one_process_reports_the_error_that_ends_a_run(rank, error, before, raised, monkeypatch):
     monkeypatch.setattr("fastlstm.distributed.world._ERROR_SAID_S", 0.05)
     world = world_of(2, rank)
     world.store = dist.HashStore()
@@ -177,15 +175,15 @@ def test_the_agent_may_be_process_1_of_a_container(monkeypatch):
     processes.die_with_parent()
 
 
-def test_processes_meet_that_agents_have_started_unequally_often():
+def test_processes_meet_after_different_numbers_of_restarts():
     """The store still has what an earlier start wrote, in which rank 1 had answered."""
     store = dist.HashStore()
     store.set_timeout(timedelta(seconds=20))
     names = list[str]()
     for _ in range(2):
         with ThreadPoolExecutor(2) as pool:
-            follower = pool.submit(meeting._agreed, store, 1, 2)
-            leader = meeting._agreed(store, 0, 2)
+            follower = pool.submit(joining._agreed, store, 1, 2)
+            leader = joining._agreed(store, 0, 2)
             assert follower.result() == leader
         names.append(leader)
     assert names[0] != names[1]
@@ -217,7 +215,7 @@ SIZES = {"rnn_size": 12, "embed_size": 8, "seq_length": 10, "batch_size": 6, "nu
         ({"pipeline": 7}, "cpu", 2, "a batch of 6 rows cannot be cut into 7 parts"),
     ],
 )
-def test_a_pipeline_that_cannot_be_is_refused(options, device, size, told):
+def test_an_impossible_pipeline_is_refused(options, device, size, told):
     with pytest.raises(ConfigError, match=told):
         check_pipeline(TrainConfig(**SIZES, **options), 3, torch.device(device), size)
 

@@ -359,7 +359,7 @@ def test_without_a_check_the_report_says_so(text_run: Callable[..., Path], tmp_p
         ({"to": "onnx", "out": "model.onnx"}, {}, r"names a file; .* give `out='model'`"),
     ],
 )
-def test_what_cannot_be_exported_is_named(
+def test_models_that_cannot_be_exported_are_named(
     text_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     fields: dict[str, Any], options: dict[str, Any], message: str,
 ) -> None:  # fmt: skip

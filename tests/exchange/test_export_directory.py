@@ -13,7 +13,7 @@ from fastlstm.exchange.export import staged_directory
 from fastlstm.system import storage
 
 
-def test_it_gets_its_name_after_the_block(tmp_path: Path) -> None:
+def test_the_directory_gets_its_name_after_the_block(tmp_path: Path) -> None:
     out = tmp_path / "a" / "b" / "out"
     with staged_directory(out) as staged:
         assert not out.exists()
@@ -46,7 +46,7 @@ def test_parents_that_others_use_stay(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "a" / "b") == ["other"]
 
 
-def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+def test_files_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     out = tmp_path / "out"
     for path in (out, tmp_path / "other"):
         left = storage.temporary_name(path)

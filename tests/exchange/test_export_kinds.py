@@ -143,7 +143,7 @@ def test_a_sequence_model(
         ("numbers", {"to": "keras"}, "Keras files hold text models, and this is a sequence"),
     ],
 )
-def test_what_sequence_models_cannot_do(
+def test_options_that_sequence_models_refuse(
     sequence_runs: dict[str, Path], text_run: Callable[..., Path], tmp_path: Path, answers: str,
     fields: dict[str, Any], message: str,
 ) -> None:  # fmt: skip
@@ -271,8 +271,6 @@ def test_a_wrong_label_is_found(sequence_runs: dict[str, Path]) -> None:
     ],
     ids=["number", "module", "check_text"],
 )
-def test_what_is_given_wrongly(
-    tmp_path: Path, model: Any, options: dict[str, Any], message: str
-) -> None:
+def test_wrong_arguments(tmp_path: Path, model: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         fastlstm.export(model, to="onnx", out=tmp_path / "out", **options)

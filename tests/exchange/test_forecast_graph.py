@@ -128,7 +128,7 @@ def test_columns_far_from_zero_lose_no_digits(tmp_path: Path) -> None:
         assert error_of(stored, result["forecast"], due) <= 1.01 * last_digit
 
 
-def test_what_cannot_be_exported_is_named() -> None:
+def test_models_that_cannot_be_exported_are_named() -> None:
     stored = stored_forecaster(num_past=1)
     stored.scaler.mean[1], stored.scaler.std[1] = 1e9, 1.0
     with pytest.raises(ConfigError, match="'c1' is so large beside its range that float32"):

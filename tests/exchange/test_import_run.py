@@ -70,7 +70,7 @@ def test_vocabulary_in_another_order_and_with_numbers_of_no_character(text_model
         np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
-def test_text_gives_its_characters_as_training_reads_them(text_model, tmp_path):
+def test_a_text_gives_the_characters_that_training_reads(text_model, tmp_path):
     _, path = text_model
     file = tmp_path / "book.txt"
     file.write_bytes(b"\xef\xbb\xbfhag bed\r\n fc".replace(b"\r\n", b" "))
@@ -92,7 +92,7 @@ def test_text_gives_its_characters_as_training_reads_them(text_model, tmp_path):
         ({"vocab": 3}, DataError, "no vocabulary: expected a JSON list"),
     ],
 )
-def test_vocabulary_is_asked_for_and_checked(given, kind, said, text_model, tmp_path):
+def test_the_vocabulary_is_required_and_checked(given, kind, said, text_model, tmp_path):
     if "vocab" in given:
         path = tmp_path / "vocab.json"
         path.write_text(json.dumps(given["vocab"]))
@@ -162,29 +162,33 @@ def test_run_to_keras_and_back_is_bit_equal(options, text_run, tmp_path):
     assert first.generate("the ", **settings) == second.generate("the ", **settings)
 
 
-def test_imported_run_is_scored_trained_on_and_compressed(text_model, tmp_path):
+SHORT = {"batch_size": 2, "seq_length": 16, "sample_every": 0, "observers": ()}
+
+
+@pytest.fixture
+def book(tmp_path):
+    path = tmp_path / "book.txt"
+    path.write_text("a bad cab had a beef " * 200)
+    return path
+
+
+def test_imported_run_is_scored_trained_on_and_compressed(text_model, book, tmp_path):
     run = fastlstm.import_run(text_model[1], out=tmp_path / "run", chars=CHARS)
-    book = tmp_path / "book.txt"
-    book.write_text("a bad cab had a beef " * 200)
     lm = fastlstm.LM.load(run)
     before = lm.evaluate(book.read_text()).bits_per_char
-    options = {"batch_size": 2, "seq_length": 16, "sample_every": 0, "observers": ()}
-    trained = fastlstm.train(book, out=tmp_path / "on", start=run, steps=20, **options)
+    trained = fastlstm.train(book, out=tmp_path / "on", start=run, steps=20, **SHORT)
     assert trained.bits_per_char < before
     with pytest.raises(ConfigError, match="`rnn_size=5`: the run in `start` has 12"):
-        fastlstm.train(book, out=tmp_path / "no", start=run, rnn_size=5, **options)
+        fastlstm.train(book, out=tmp_path / "no", start=run, rnn_size=5, **SHORT)
     report = fastlstm.compress(run, out=tmp_path / "small", to="int8", observers=())
     assert report.result.path == str(tmp_path / "small")
 
 
-def test_first_step_of_training_on_starts_with_the_weights(text_model, tmp_path):
+def test_first_step_of_training_on_starts_with_the_weights(text_model, book, tmp_path):
     run = fastlstm.import_run(text_model[1], out=tmp_path / "run", chars=CHARS)
-    book = tmp_path / "book.txt"
-    book.write_text("a bad cab had a beef " * 200)
-    options = {"batch_size": 2, "seq_length": 16, "sample_every": 0, "observers": ()}
     fastlstm.train(
         book, out=tmp_path / "on", start=run, steps=1, learning_rate=1e-12, dropout=0.0,
-        weight_decay=0.0, precision="fp32", **options,
+        weight_decay=0.0, precision="fp32", **SHORT,
     )  # fmt: skip
     weights = [
         safetensors.torch.load_file(tmp_path / n / "model.safetensors") for n in ("run", "on")
@@ -192,26 +196,17 @@ def test_first_step_of_training_on_starts_with_the_weights(text_model, tmp_path)
     assert all(torch.allclose(weights[0][n], weights[1][n], atol=1e-6) for n in weights[0])
 
 
-def test_training_on_is_resumed_with_the_same_command(text_model, tmp_path):
-    run = fastlstm.import_run(text_model[1], out=tmp_path / "run", chars=CHARS)
-    book = tmp_path / "book.txt"
-    book.write_text("a bad cab had a beef " * 200)
-    options = {"batch_size": 2, "seq_length": 16, "sample_every": 0, "observers": (), "start": run}
-    for steps in (2, 4):
-        out = tmp_path / "on"
-        fastlstm.train(book, out=out, resume=True, steps=steps, **options)
-    assert (tmp_path / "on/checkpoint-4").is_dir()
-
-
-def test_training_on_is_resumed_without_the_first_run(text_model, tmp_path):
-    run = fastlstm.import_run(text_model[1], out=tmp_path / "run", chars=CHARS)
-    book, out = tmp_path / "book.txt", tmp_path / "on"
+def test_training_on_is_resumed_with_and_without_the_first_run(text_model, book, tmp_path):
+    run, out = (
+        fastlstm.import_run(text_model[1], out=tmp_path / "run", chars=CHARS),
+        tmp_path / "on",
+    )
     book.write_text("a bad cab, had a beef? " * 200)  # two characters that the model lacks
-    options = {"batch_size": 2, "seq_length": 16, "sample_every": 0, "observers": ()}
-    fastlstm.train(book, out=out, start=run, steps=2, **options)
+    for steps in (1, 2):
+        fastlstm.train(book, out=out, resume=True, start=run, steps=steps, **SHORT)
     shutil.rmtree(tmp_path / "run")
-    fastlstm.train(book, out=out, resume=True, steps=4, **options)
-    fastlstm.train(book, out=out, resume=True, start=run, steps=6, **options)
+    fastlstm.train(book, out=out, resume=True, steps=4, **SHORT)
+    fastlstm.train(book, out=out, resume=True, start=run, steps=6, **SHORT)
     assert (out / "checkpoint-6").is_dir()
 
 
@@ -238,61 +233,19 @@ def test_more_layers_than_a_run_holds_are_refused(tmp_path):
 VALUES = np.random.default_rng(0).standard_normal((4, 10, 3)).astype(np.float32)
 
 
-def imported_sequences(model, tmp_path):
-    return fastlstm.import_run(saved(varied(model), tmp_path / "m.keras"), out=tmp_path / "run")
-
-
-def test_regressor(tmp_path):
-    middle = [
-        layers.Bidirectional(layers.LSTM(8, return_sequences=True), merge_mode="ave"),
-        layers.Bidirectional(layers.LSTM(5, return_sequences=True)),
-        layers.Bidirectional(layers.LSTM(6), merge_mode="sum"),
-    ]
-    model = keras.Sequential([keras.Input((10, 3)), *middle, layers.Dense(2)])
-    run = imported_sequences(model, tmp_path)
-    assert run.kind == "sequence"
-    predicted = fastlstm.SequenceRegressor.load(run).predict(VALUES)
-    np.testing.assert_allclose(predicted, outputs(model, VALUES), atol=1e-5)
-    flat = keras.Sequential([keras.Input((10, 3)), layers.LSTM(5), layers.Dense(1)])
-    path = saved(varied(flat), tmp_path / "flat.h5")
-    fastlstm.import_run(path, out=tmp_path / "flat")
-    predicted = fastlstm.SequenceRegressor.load(tmp_path / "flat").predict(VALUES)
-    np.testing.assert_allclose(predicted, outputs(flat, VALUES)[:, 0], atol=1e-5)
-
-
-def test_dense_layers_before_and_behind(tmp_path):
-    first = layers.TimeDistributed(layers.Dense(7, activation="relu"))
-    ends = [layers.LSTM(5), layers.Dense(4), layers.Dense(3), layers.Dense(2)]
-    model = keras.Sequential([keras.Input((10, 3)), first, *ends])
-    run = imported_sequences(model, tmp_path)
-    regressor = fastlstm.SequenceRegressor.load(run)
-    np.testing.assert_allclose(regressor.predict(VALUES), outputs(model, VALUES), atol=1e-5)
-
-
 @pytest.mark.parametrize("target", [(4, 3), (-1, 3)])
 def test_forecasts_of_several_rows_and_columns(target, tmp_path):
     """The usual model of a table in Keras: Dense(rows * columns), then Reshape."""
     ends = [layers.LSTM(5), layers.Dense(12), layers.Reshape(target)]
     model = keras.Sequential([keras.Input((10, 3)), *ends])
-    run = imported_sequences(model, tmp_path)
+    path = saved(varied(model), tmp_path / "m.keras")
+    run = fastlstm.import_run(path, out=tmp_path / "run")
     assert "answers are flat: .reshape(-1, 4, 3) gives them the shape of the model's" in run.notes
     expected = outputs(model, VALUES)
     answers = fastlstm.SequenceRegressor.load(run).predict(VALUES).reshape(-1, 4, 3)
     np.testing.assert_allclose(answers, expected, atol=1e-5)
-    path = saved(model, tmp_path / "module.keras")
     found = fastlstm.import_module(path)(torch.as_tensor(VALUES)).detach()
     np.testing.assert_allclose(found, expected, atol=1e-5)
-
-
-@pytest.mark.parametrize(("K", "function"), [(4, "softmax"), (1, "sigmoid")])
-def test_classifier(K, function, tmp_path):
-    ends = [layers.LSTM(5), layers.Dropout(0.2), layers.Dense(K, activation=function)]
-    model = keras.Sequential([keras.Input((10, 3)), *ends])
-    run = imported_sequences(model, tmp_path)
-    got = fastlstm.SequenceClassifier.load(run).predict_proba(VALUES)
-    expected = outputs(model, VALUES)
-    expected = np.hstack([1 - expected, expected]) if K == 1 else expected
-    np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
 def not_runs():
@@ -311,7 +264,7 @@ def not_runs():
 
 
 @pytest.mark.parametrize(("model", "said"), list(not_runs()))
-def test_what_is_no_run_is_named_and_is_a_module(model, said, tmp_path):
+def test_models_that_no_run_can_hold_are_modules(model, said, tmp_path):
     path = saved(varied(model), tmp_path / "m.keras")
     given = {"chars": CHARS} if "written forward" in said else {}
     with pytest.raises(FormatError, match=f"{said}.*; fastlstm.import_module gives a torch"):
@@ -319,7 +272,7 @@ def test_what_is_no_run_is_named_and_is_a_module(model, said, tmp_path):
     assert isinstance(fastlstm.import_module(path), torch.nn.Module)
 
 
-def test_padding_that_would_be_many_times_the_model_is_refused(tmp_path):
+def test_widths_that_need_much_padding_are_refused(tmp_path):
     narrow = [torch.nn.LSTM(1, 1).state_dict() for _ in range(60)]
     wide = torch.nn.LSTM(1, 1500).state_dict()
     wide["weight_hh_l0"] = wide["weight_hh_l0"]

@@ -1,6 +1,5 @@
 import io
 import json
-import zipfile
 
 import h5py
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 import fastlstm
 from fastlstm.errors import FormatError
 from fastlstm.exchange.import_run import read_layer_stack
-from keras_models import keras, outputs, saved, varied
+from keras_models import archive, keras, outputs, parts_of, saved, varied
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
@@ -250,14 +249,10 @@ def test_names_of_layers_do_not_say_which_weights_are_theirs(tmp_path):
 def test_root_of_keras_2_12(tmp_path):
     model = varied(both_ways())
     path = saved(model, tmp_path / "m.keras")
-    with zipfile.ZipFile(path) as archive:
-        parts = {name: archive.read(name) for name in archive.namelist()}
-    target = io.BytesIO()
+    parts, target = parts_of(path), io.BytesIO()
     with h5py.File(io.BytesIO(parts["model.weights.h5"])) as old, h5py.File(target, "w") as new:
         old.copy("layers", new, "_layer_checkpoint_dependencies")
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, part in {**parts, "model.weights.h5": target.getvalue()}.items():
-            archive.writestr(name, part)
+    path.write_bytes(archive({**parts, "model.weights.h5": target.getvalue()}))
     assert_same(path, VALUES, outputs(model, VALUES))
 
 
@@ -299,7 +294,7 @@ def refusals():
 
 
 @pytest.mark.parametrize(("model", "said"), list(refusals()))
-def test_what_cannot_be_imported_is_named(model, said, tmp_path):
+def test_layers_that_cannot_be_imported_are_named(model, said, tmp_path):
     path = saved(model, tmp_path / "m.keras")
     with pytest.raises(FormatError, match=said) as error:
         fastlstm.import_module(path)
@@ -311,20 +306,15 @@ def test_dropout_of_keras_2_that_is_always_active_is_refused(tmp_path):
     x = keras.Input((None, 5))
     model = keras.Model(x, layers.Dropout(0.5, name="drops")(layers.LSTM(4, name="lstm")(x)))
     path = saved(model, tmp_path / "m.keras")
-    with zipfile.ZipFile(path) as archive:
-        parts = {name: archive.read(name) for name in archive.namelist()}
+    parts = parts_of(path)
     config = json.loads(parts["config.json"])
     last = config["config"]["layers"][-1]
     last["inbound_nodes"] = [[["lstm", 0, 0, {"training": True}]]]
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, part in {**parts, "config.json": json.dumps(config)}.items():
-            archive.writestr(name, part)
+    path.write_bytes(archive({**parts, "config.json": json.dumps(config)}))
     with pytest.raises(FormatError, match="'drops' is called with training=True"):
         fastlstm.import_module(path)
     last["inbound_nodes"] = [[["lstm", 0, 0, {"training": False}]]]
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, part in {**parts, "config.json": json.dumps(config)}.items():
-            archive.writestr(name, part)
+    path.write_bytes(archive({**parts, "config.json": json.dumps(config)}))
     fastlstm.import_module(path)
 
 

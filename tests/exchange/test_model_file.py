@@ -13,7 +13,7 @@ import torch
 
 import fastlstm
 from fastlstm.errors import FormatError, MissingExtraError
-from keras_models import keras, saved
+from keras_models import archive, keras, parts_of, saved
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
@@ -58,21 +58,8 @@ def test_other_files(tmp_path):
         fastlstm.import_module(tmp_path)
 
 
-def parts_of(path):
-    with zipfile.ZipFile(path) as archive:
-        return {name: archive.read(name) for name in archive.namelist()}
-
-
-def archive(parts, compression=zipfile.ZIP_STORED):
-    data = io.BytesIO()
-    with zipfile.ZipFile(data, "w", compression) as file:
-        for name, part in parts.items():
-            file.writestr(name, part)
-    return data.getvalue()
-
-
 @pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/../../x", "C:\\x", "..\\x"])
-def test_names_that_lead_out_of_an_archive(name, model_files, tmp_path):
+def test_paths_out_of_an_archive(name, model_files, tmp_path):
     parts = parts_of(model_files / "m.keras")
     refused(archive({**parts, name: b"x"}), tmp_path / "m.keras", "is not read")
 
@@ -199,7 +186,7 @@ def looped(group):
     ],
     ids=["external", "soft", "virtual", "raw", "gzip", "huge", "chunks", "loop"],
 )
-def test_hdf5_that_leads_out_or_claims_too_much(change, said, tmp_path):
+def test_hdf5_with_links_or_false_sizes(change, said, tmp_path):
     refused(hdf5(change), tmp_path / "m.h5", said)
 
 

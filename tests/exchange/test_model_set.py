@@ -97,6 +97,13 @@ KERAS: dict[str, Callable[[], Any]] = {
         layers.Bidirectional(LSTM(5, return_sequences=True)), layers.GlobalMaxPooling1D(),
         Dense(4, activation="relu"), Dense(1, activation="sigmoid"),
     ),
+    "averaged and added ways": lambda: values(
+        layers.Bidirectional(LSTM(8, return_sequences=True), merge_mode="ave"),
+        layers.Bidirectional(LSTM(6), merge_mode="sum"), Dense(2),
+    ),
+    "dense before": lambda: values(
+        layers.TimeDistributed(Dense(7, activation="relu")), LSTM(5), Dense(4), Dense(3), Dense(2),
+    ),
     "squeezed": lambda: squeezed(),
     "reshape": lambda: values(LSTM(5), Dense(6), layers.Reshape((3, 2))),
     "sentiment": lambda: tokens(LSTM(6), Dense(1, activation="sigmoid")),
@@ -337,7 +344,7 @@ REFUSED = refused_models()
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_run_is_said_in_one_line(name: str, tmp_path: Path) -> None:
+def test_models_that_no_run_can_hold_are_refused_in_one_line(name: str, tmp_path: Path) -> None:
     write, options, said = REFUSED[name]
     path = write(tmp_path)
     with pytest.raises((FormatError, ConfigError), match=said) as error:
@@ -346,7 +353,7 @@ def test_what_is_no_run_is_said_in_one_line(name: str, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_a_text_model_is_a_classifier_of_the_next_token_where_that_is_asked(tmp_path: Path) -> None:
+def test_a_text_model_can_be_a_classifier_of_the_next_token(tmp_path: Path) -> None:
     model = varied(tokens(LSTM(6), Dense(9, activation="softmax")))
     path = saved(model, tmp_path / "m.keras")
     with pytest.raises(ConfigError, match=r"needs none: `classes=True`"):
@@ -415,7 +422,7 @@ def test_the_command_says_how_the_run_is_opened(
 @pytest.mark.parametrize(
     "name", ["dense relu, tanh, two outputs", "anomaly", "both ways", "sentiment", "next word"]
 )
-def test_it_is_exported(name: str, tmp_path: Path) -> None:
+def test_an_imported_model_is_exported(name: str, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     path = saved(varied(KERAS[name]()), tmp_path / "m.keras")
     run = fastlstm.import_run(path, out=tmp_path / "run")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -194,42 +195,69 @@ def test_parts_and_axes(tmp_path: Path) -> None:
 
 
 class Odd(nn.Module):
-    """Parts that no graph can hold."""
+    """A call that no graph can hold."""
 
-    def __init__(self) -> None:
+    def __init__(self, call: Any) -> None:
         super().__init__()
+        self.call = call
         self.conv = nn.Conv1d(I, I, 3)
         self.small = nn.LSTM(I, H, proj_size=2)
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = torch.fft.rfft(x)
-        return self.conv(x), self.small(x)[0], y + 1, x[2:4], x.cumsum(0)  # type: ignore
+    def forward(self, x: Tensor) -> Any:
+        return self.call(self, x)
 
 
-class Branching(nn.Module):
-    """Calls that depend on numbers."""
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m, x: m.conv(x), "'conv' (Conv1d): conv1d: no operation for it"),
+        (lambda m, x: m.small(x), "LSTM: proj_size=2 cannot be written"),
+        (lambda m, x: torch.fft.rfft(x), "fft_rfft: no operation for it"),
+        (
+            lambda m, x: x[2:4],
+            "getitem: slice(2, 4, None) of axis 0, whose length is not known; its ends can be",
+        ),
+        (lambda m, x: x.cumsum(0), "a graph has no operation for `cumsum` of a tensor"),
+        (lambda m, x: x if x.requires_grad else -x, "`requires_grad` of a tensor"),
+        (lambda m, x: x.reshape(x.size(0) // 2, -1), "arithmetic on a length"),
+        (lambda m, x: x.reshape(x.size(0) + x.size(1), -1), "arithmetic on a length"),
+        (lambda m, x: x if x.size(0) < x.size(1) else -x, "arithmetic on a length"),
+        (lambda m, x: x if x[0, 0] > 0 else -x, "a branch that depends on the numbers"),
+        (lambda m, x: x + torch.arange(x.size(0)), "arange of a length that is not known"),
+        (lambda m, x: torch.zeros(2), "its result 'output' does not depend on an input"),
+    ],
+    ids=lambda part: part if isinstance(part, str) else "",
+)
+def test_calls_that_cannot_be_written_are_named(call: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"Odd cannot be exported: .*{re.escape(message)}"):
+        module_graph(Odd(call), torch.zeros(2, 2, I))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x if x.sum() > 0 else -x
 
-
-def test_all_that_cannot_be_written_is_named() -> None:
-    with pytest.raises(ConfigError) as caught:
-        module_graph(Odd(), torch.zeros(2, 2, I))
-    text = str(caught.value)
-    assert text.startswith("Odd cannot be exported: ")
-    for part in (
-        "'conv' (Conv1d): no operation for it",
-        "'small' (LSTM): an LSTM with proj_size=2 cannot be written",
-        "(fft_rfft): no operation for it",
-        "(getitem): slice(2, 4, None) of axis 0, whose length is not known; its ends can be",
-        "'cumsum' (cumsum): no operation for it",
-    ):
-        assert part in text
-    with pytest.raises(ConfigError, match=r"Branching\.forward cannot be recorded by torch.fx: "):
-        module_graph(Branching(), torch.zeros(2))
+def test_an_example_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"the example does not fit Tagger\.forward: "):
         module_graph(Tagger(), (torch.zeros(2), torch.zeros(2)))
+
+
+class Learned(nn.Module):
+    """An LSTM that starts from a state that was learned, given as one input and one parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(I, H)
+        self.c = nn.Parameter(torch.randn(1, 1, H))
+
+    def forward(self, x: Tensor, h: Tensor) -> Tensor:
+        return self.lstm(x, (h, self.c.expand(1, x.size(1), H)))[0]
+
+
+@torch.no_grad()
+def test_a_state_that_is_a_parameter(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module, (x, h) = Learned().eval(), (torch.randn(7, 3, I), torch.randn(1, 3, H))
+    graph = module_graph(module, (torch.zeros(2, 2, I), torch.zeros(1, 2, H)))
+    assert [value.shape for value in graph.inputs] == [("T", "B", I), (1, "B", H)]
+    for results in results_of(write_onnx(graph), {"x": x.numpy(), "h": h.numpy()}, tmp_path):
+        check(results, {"output": module(x, h)})
 
 
 @pytest.mark.parametrize(
@@ -239,7 +267,7 @@ def test_all_that_cannot_be_written_is_named() -> None:
         ({"zoneout": 0.1}, "ONNX's LSTM has no `zoneout`"),
     ],
 )
-def test_cells_that_onnx_has_not(change: dict[str, Any], message: str) -> None:
+def test_cells_that_onnx_lacks(change: dict[str, Any], message: str) -> None:
     lstm = fastlstm.LSTM(I, H, **change)
     with pytest.raises(ConfigError, match=message):
         write_onnx(module_graph(lstm, torch.zeros(2, 2, I)))
@@ -248,10 +276,10 @@ def test_cells_that_onnx_has_not(change: dict[str, Any], message: str) -> None:
 def test_left_padding_and_hooks_are_refused() -> None:
     lstm = fastlstm.LSTM(I, H)
     example = {"input": torch.zeros(2, 2, I), "lengths": [1, 2], "padding": "left"}
-    with pytest.raises(ConfigError, match="an LSTM with padding='left' cannot be written"):
+    with pytest.raises(ConfigError, match="LSTM: padding='left' cannot be written"):
         module_graph(lstm, example)
     lstm.weight_hook = lambda name, tensor: 2 * tensor
-    with pytest.raises(ConfigError, match="an LSTM with a weight_hook cannot be written"):
+    with pytest.raises(ConfigError, match="LSTM: a weight_hook cannot be written"):
         module_graph(lstm, torch.zeros(2, 2, I))
 
 

@@ -193,7 +193,7 @@ def changed(**attributes):
     ],
     ids=lambda part: part if isinstance(part, str) else "",
 )  # fmt: skip
-def test_what_is_not_imported_is_named(nodes, said):
+def test_operators_that_are_not_imported_are_named(nodes, said):
     arrays = {**lstm_arrays(), "one": np.ones((1, 1, 4), np.float32), "third": np.array(2)}
     arrays |= {"lens": np.array([1], np.int32), "W2": np.ones((16, 2), np.float32)}
     arrays |= {"W12": arrays["W"][:, :12], "R12": arrays["R"][:, :12]}
@@ -202,7 +202,7 @@ def test_what_is_not_imported_is_named(nodes, said):
         imported(graph_of(nodes, arrays, outputs=(nodes[-1].output[0],)))
 
 
-def test_what_depends_on_the_sizes_is_refused():
+def test_values_of_sizes_are_refused():
     nodes = [
         LSTM,
         node("Shape", ["x"], ["sizes"]),
@@ -374,7 +374,7 @@ def second(*states):
     ],
     ids=["tanh", "matmul", "h", "c", "joined", "head"],
 )  # fmt: skip
-def test_what_is_computed_from_a_state_is_refused(nodes, ends, said):
+def test_values_computed_from_a_state_are_refused(nodes, ends, said):
     arrays = {**lstm_arrays(), "M": np.ones((4, 4), np.float32)}
     with pytest.raises(FormatError, match=said):
         imported(graph_of(nodes, arrays, inputs=STATES, outputs=ends))
@@ -426,7 +426,7 @@ class Cut(nn.Module):
         (lambda x: x.long().float(), "do not give ONNX Runtime's answers"),
     ],
 )
-def test_what_changes_longer_sequences_or_values_is_named(cut, said):
+def test_operators_that_change_longer_sequences_are_named(cut, said):
     data = exported(Cut(cut), torch.zeros(2, 20, 3))
     with pytest.raises(FormatError, match=said):
         imported(data)

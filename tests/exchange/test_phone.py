@@ -35,7 +35,7 @@ def test_the_likeliest_text_is_that_of_the_run(
     assert "tokens/s on one thread" in done.stderr
 
 
-def test_what_the_model_does_not_know_is_named(
+def test_unknown_layers_of_the_model_are_named(
     text_run: Callable[..., Path], tmp_path: Path
 ) -> None:
     fastlstm.export(text_run(), to="litert", out=tmp_path / "out")

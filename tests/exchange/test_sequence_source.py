@@ -132,7 +132,7 @@ def test_int8_weights(tmp_path: Path) -> None:
     check(stored, weights, tmp_path)
 
 
-def test_of_equal_scores_the_first_is_the_label(tmp_path: Path) -> None:
+def test_the_first_of_equal_scores_is_the_label(tmp_path: Path) -> None:
     stored = stored_model(labels())
     with torch.no_grad():
         stored.network.head.weight.zero_()
@@ -151,7 +151,7 @@ def test_classes_are_in_the_metadata_and_axes_have_names() -> None:
     }  # fmt: skip
 
 
-def test_a_column_that_needs_float64_is_named() -> None:
+def test_a_column_that_needs_float64_is_refused_by_name() -> None:
     stored = stored_model(numbers())
     stored.mean[1] = 1e9
     with pytest.raises(ConfigError, match="column 1 of the sequences is so large"):

@@ -86,7 +86,7 @@ def test_numbered_modules_are_taken_in_their_order(tmp_path):
         (lambda s: {"a.weight": torch.zeros(3, 4)}, "no state_dict with an LSTM"),
     ],
 )  # fmt: skip
-def test_what_is_ambiguous_or_incomplete_is_named(change, said, tmp_path):
+def test_ambiguous_and_incomplete_states_are_named(change, said, tmp_path):
     state = change(TextModel().state_dict())
     with pytest.raises(FormatError, match=said) as error:
         fastlstm.import_module(saved(state, tmp_path))

@@ -125,6 +125,10 @@ def test_forecasts_follow_the_end_of_every_series(fitted: Forecaster) -> None:
 @pytest.mark.isa
 def test_quantiles_are_ordered_and_cover(fitted: Forecaster) -> None:
     table = fitted.predict_quantiles(quantiles=np.array([0.025, 0.5, 0.975]))
+    with pytest.raises(
+        ConfigError, match=r"got the list \[0.1, 0.9\], expected a table; for levels"
+    ):
+        fitted.predict_quantiles([0.1, 0.9])
     assert table.column_names[2:] == ["y-q0.025", "y-q0.5", "y-q0.975"]
     low, middle, high = (table[name].to_numpy() for name in table.column_names[2:])
     assert (low <= middle).all()
@@ -247,8 +251,9 @@ def test_partial_fit_continues_from_the_weights(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="`hidden_size` is 8 and was 16 at fit"):
         model.partial_fit(shifted)
     model.set_params(hidden_size=16)
-    with pytest.raises(DataError, match="columns y, temp, this forecaster was fitted on y"):
-        model.partial_fit(long_table(240))
+    model.partial_fit(long_table(240))  # its other column is left out, as at `predict`
+    with pytest.raises(DataError, match="has no column 'y'"):
+        model.partial_fit(long_table(240).drop_columns(["y"]))
     assert Forecaster(**{**QUICK, "steps": 2}).partial_fit(shifted).fitted_.steps == 2
 
 

@@ -82,6 +82,32 @@ def test_predict_and_backtest_take_the_same_tables(
         assert found == [None, None]
 
 
+def business_days(*closed: int) -> pa.Table:
+    """Prices of weekdays; the exchange is closed on some of them."""
+    days = np.busday_offset("2022-01-03", np.arange(ROWS), roll="forward")
+    prices = 100 + np.sin(np.arange(ROWS) / 4)
+    kept = [row for row in range(ROWS) if row not in closed]
+    return pa.table({"ds": days[kept].astype("M8[us]"), "y": prices[kept]})
+
+
+def test_prices_with_a_holiday_near_the_end_are_forecast_as_they_were_trained() -> None:
+    given = business_days(50, 130, 225)
+    with pytest.warns(UserWarning, match="3 gaps in time: filled with 3 empty rows"):
+        model = Forecaster(**QUICK).fit(given)
+    with pytest.warns(UserWarning, match="3 gaps in time: filled with 3 empty rows"):
+        assert np.isfinite(model.predict(given)["y"].to_numpy()).all()
+    assert outcome(lambda: model.backtest(frame=given)) is None
+    whole = Forecaster(**QUICK).fit(business_days())  # not trained with missing values
+    assert "a forecast reads the last 24; give more" in str(outcome(lambda: whole.predict(given)))
+
+
+def test_training_warns_where_the_forecast_will_be_refused() -> None:
+    given = HOLES["gap at end"]
+    with pytest.warns(UserWarning, match="forecasts of this table will be refused: series 's0' en"):
+        model = Forecaster(**QUICK, gaps="split").fit(given)
+    assert "train with `gaps='fill'`" in str(outcome(lambda: model.predict(given)))
+
+
 @pytest.mark.parametrize("num_missing", [6, 24, 200])
 def test_an_empty_window_is_forecast_from_the_last_value_before_it(num_missing: int) -> None:
     """`backtest` has windows without any target, too."""

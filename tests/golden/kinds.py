@@ -203,7 +203,7 @@ KINDS: dict[str, Callable[[Path], Outcome]] = {
     "table": table,
     "table, several series": partial(table, frame=_THREE),
     "table, balanced series": partial(table, frame=_THREE, balance=True),
-    "table, missing values": partial(table, frame=_holed, split="84,28,28"),
+    "table, missing values": partial(table, frame=_holed, split="84,28,28", gaps="split"),
     "table, missing values and filled gaps": partial(
         table, frame=_holed, split="84,28,28", gaps="fill"
     ),
@@ -225,7 +225,7 @@ KINDS: dict[str, Callable[[Path], Outcome]] = {
         static=("size",),
     ),
     "table, streams with missing values": partial(
-        table, frame=_holed, tbptt=8, batch_size=2, split="84,28,28", input_size=8
+        table, frame=_holed, tbptt=8, batch_size=2, split="84,28,28", input_size=8, gaps="split"
     ),
     "table, open choices": partial(table, input_size=None, patch=None),
     # tables: the network

@@ -79,7 +79,7 @@ def test_every_lstm_becomes_ours_and_keras_again(make: Any) -> None:
     assert {line.backend for line in fastlstm.explain(model)} == {"keras"}
 
 
-def test_what_is_left_to_keras_is_named() -> None:
+def test_layers_left_to_keras_are_named() -> None:
     class Mine(layers.LSTM):  # type: ignore[misc]
         pass
 
@@ -102,18 +102,18 @@ def test_what_is_left_to_keras_is_named() -> None:
     ]
 
 
-def test_a_model_without_an_lstm_is_said() -> None:
+def test_a_model_without_an_lstm_is_a_warning() -> None:
     with pytest.warns(UserWarning, match=r"accelerate found no keras.layers.LSTM in Sequential"):
         accelerate(keras.Sequential([layers.Dense(2)]))
 
 
-def test_what_is_no_model_is_refused() -> None:
+def test_other_objects_are_refused() -> None:
     for convert in (accelerate, restore):
         with pytest.raises(UsageError, match="the model is a Linear, expected a Keras model or"):
             convert(torch.nn.Linear(2, 2))
 
 
-def test_accelerate_of_torch_names_the_one_of_keras() -> None:
+def test_torchs_accelerate_names_kerass() -> None:
     with pytest.warns(UserWarning, match=r"'lstm' \(keras.layers.LSTM: fastlstm.keras.accelerate"):
         fastlstm.accelerate(keras.Sequential([layers.LSTM(3, name="lstm")]))
 

@@ -65,7 +65,7 @@ def test_the_file_names_no_fastlstm(tmp_path: Path) -> None:
     assert (last["module"], last["class_name"]) == ("keras.layers", "LSTM")
 
 
-def test_here_the_file_loads_with_our_layer(tmp_path: Path) -> None:
+def test_the_file_loads_with_our_layer(tmp_path: Path) -> None:
     path = tmp_path / "model.keras"
     model = model_of(LSTM)
     model.save(path)

@@ -103,7 +103,7 @@ def test_recurrent_dropout_uses_one_mask_for_all_gates(monkeypatch: pytest.Monke
     assert not torch.equal(ours(X, training=True), ours(X))
 
 
-def test_a_stateful_layer_goes_on_where_it_was() -> None:
+def test_a_stateful_layer_continues_from_its_state() -> None:
     stock, ours = (keras.layers.LSTM(H, stateful=True), LSTM(H, stateful=True))
     for layer in (stock, ours):
         layer.build((B, T, I))
@@ -137,7 +137,7 @@ def test_low_precision(policy: str, tolerance: float) -> None:
     assert_same([t.float() for t in found], want, tolerance)
 
 
-def test_weights_that_change_are_seen_without_gradients() -> None:
+def test_changed_weights_are_seen_without_gradients() -> None:
     _, ours = pair(I, H)
     optimizer = keras.optimizers.SGD(0.5)
     seen = []
@@ -237,7 +237,7 @@ def swish(x: Any) -> Any:
     return x * keras.ops.sigmoid(x)
 
 
-def test_an_activation_of_your_own_is_keras_loop_and_said_once() -> None:
+def test_a_users_activation_runs_keras_loop_with_one_warning() -> None:
     stock, ours = pair(I, H, activation=swish, return_sequences=True)
     ours.strict = False
     with pytest.warns(UserWarning, match="Keras' own loop") as caught:
@@ -254,7 +254,7 @@ def test_an_activation_of_your_own_is_keras_loop_and_said_once() -> None:
         ours(X)
 
 
-def test_float64_is_keras_loop() -> None:
+def test_float64_runs_keras_loop() -> None:
     ours = LSTM(H, dtype="float64")
     with pytest.warns(UserWarning, match="Keras' own loop: native: these kernels compute in"):
         assert ours(X.astype("float64")).dtype == torch.float64

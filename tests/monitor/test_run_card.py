@@ -77,12 +77,11 @@ def test_warnings_and_a_silent_run_are_shown(write_run: Any, tmp_path: Path) -> 
 def test_verdicts_of_a_profile_are_cards_with_their_commands(write_run: Any) -> None:
     run = write_run("a")
     other = {**VERDICT, "cause": "batch", "is_recommended": False}
-    content = {"verdicts": [VERDICT, other], "verified_gain": 0.88}
+    content = {"verdicts": [VERDICT, other]}
     (run / PROFILE_FILE).write_text(json.dumps(content), "utf-8")
     html = profile_cards(run)
     assert "threads: +79 % (+43 % to +125 %) speed" in html
     assert "fastlstm train a.txt --threads 2 --out &#x27;b c&#x27;</code>" in html
-    assert "verified by running it: +88 %" in html
     assert "batch" not in html
     (run / PROFILE_FILE).write_text('{"verdicts": []}', "utf-8")
     assert "healthy" in profile_cards(run)

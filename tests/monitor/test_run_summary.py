@@ -11,8 +11,7 @@ from fastlstm.errors import RunDirectoryError
 from fastlstm.monitor import run_summary
 from fastlstm.monitor.curve import MAX_POINTS
 from fastlstm.monitor.run_summary import RunIndex, RunSummary
-from fastlstm.runs.lock_holder import is_locked
-from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.runs.run_directory import RunDirectory, is_locked
 
 
 def read(run: Path) -> RunSummary:

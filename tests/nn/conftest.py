@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from fastlstm.nn.lstm import LSTM
 from fastlstm.ops.backends.onednn import hidden_from
 from fastlstm.ops.call import compute_dtype
 
@@ -14,6 +15,16 @@ from fastlstm.ops.call import compute_dtype
 @pytest.fixture(autouse=True)
 def _poisoned_memory(poisoned_memory: None) -> None:
     """Fresh memory is NaN in every test here."""
+
+
+@pytest.fixture
+def only_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes torch's forward pass fail when `fastlstm.LSTM` falls back to it."""
+
+    def must_not_run(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("torch's own LSTM ran")
+
+    monkeypatch.setattr(LSTM, "_torch", must_not_run)
 
 
 @pytest.fixture

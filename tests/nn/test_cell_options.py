@@ -2,7 +2,6 @@
 
 import copy
 import io
-import pickle
 import re
 
 import pytest
@@ -19,15 +18,9 @@ from fastlstm.ops.cell_call import CellCall, Norm
 from fastlstm.ops.cell_options import TORCHS_CELL, CellOptions
 from fastlstm.ops.explain import explain
 from fastlstm.ops.reference import lstm_reference
+from native_run import ALL_OPTIONS as ALL
 
 T, B, I, H = 6, 4, 5, 7  # noqa: E741
-ALL = {
-    "layer_norm": True,
-    "recurrent_dropout": 0.3,
-    "zoneout": (0.2, 0.4),
-    "activation": "softsign",
-    "recurrent_activation": "hard_sigmoid",
-}
 OPTIONS = {
     "layer norm": {"layer_norm": True},
     "recurrent dropout": {"recurrent_dropout": 0.3},
@@ -79,16 +72,6 @@ def drawn(monkeypatch):
     return found
 
 
-@pytest.fixture
-def no_torch(monkeypatch):
-    """Makes torch's forward pass fail when `fastlstm.LSTM` falls back to it."""
-
-    def must_not_run(*args, **kwargs):
-        raise AssertionError("torch's own LSTM ran")
-
-    monkeypatch.setattr(lstm.LSTM, "_torch", must_not_run)
-
-
 def expected(layer, options, draws, own, x, h0, c0, spans):
     """The layer from `lstm_reference` alone, with its parameters `own` and what it drew."""
     directions = 2 if layer.bidirectional else 1
@@ -137,7 +120,7 @@ def assert_close(name, got, want, limit):
     assert error <= limit * max(float(want.detach().abs().max()), 1.0), f"{name}: {error:.2e}"
 
 
-@pytest.mark.usefixtures("no_torch")
+@pytest.mark.usefixtures("only_ours")
 @pytest.mark.parametrize("lanes", ["whole", "right", "left", "packed"])
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 @pytest.mark.parametrize("shape", SHAPES)
@@ -192,30 +175,8 @@ def test_unsorted_packed_sequences_and_single_ones(dtype):
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-@pytest.mark.parametrize("padding", ["right", "left"])
-def test_padding_is_never_seen(padding, dtype):
-    layer = make(dtype, bidirectional=True, **ALL)
-    x, h0, c0 = inputs(layer)
-    lengths = torch.tensor([3, 0, 6, 4])
-    steps = torch.arange(T)[:, None]
-    is_real = steps < lengths if padding == "right" else steps >= T - lengths
-    found = []
-    for filling in (0.0, float("nan")):
-        given = x.where(is_real[:, :, None], torch.full_like(x, filling)).requires_grad_()
-        torch.manual_seed(1)
-        y, (h, c) = layer(given, (h0, c0), lengths=lengths, padding=padding)
-        assert not y[~is_real].any()
-        assert torch.equal(h[:, 1], h0[:, 1])
-        assert torch.equal(c[:, 1], c0[:, 1])
-        grads = gradients((y, h, c), [given, *layer.parameters()])
-        assert not grads[0][~is_real].any()
-        found.append([y, h, c, *grads])
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
-
-
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("option", OPTIONS)
-def test_only_training_draws_and_from_torchs_generator(option, dtype, drawn):
+def test_only_training_draws_from_torchs_generator(option, dtype, drawn):
     is_random = "recurrent_dropout" in OPTIONS[option] or "zoneout" in OPTIONS[option]
     layer = make(dtype, num_layers=2, bidirectional=True, **OPTIONS[option])
     x, *hx = inputs(layer)
@@ -238,7 +199,7 @@ def test_only_training_draws_and_from_torchs_generator(option, dtype, drawn):
     assert all(v.mask is v.seed is None for v in drawn)
 
 
-def test_what_is_drawn(drawn):
+def test_masks_and_seeds(drawn):
     layer = make(torch.float32, recurrent_dropout=0.25, zoneout=0.5)
     doubled = copy.deepcopy(layer).double()
     x, h0, c0 = inputs(layer, B=4000)
@@ -298,18 +259,6 @@ def test_without_options_nothing_is_added():
     zero = {name: 0.3 for name in ("recurrent_dropout", "zoneout")}
     others = fastlstm.LSTM(I, H, 2, **zero, activation="relu", recurrent_activation="linear")
     assert list(others.state_dict()) == list(theirs.state_dict())
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
-def test_copies_are_equal_and_apart(copied):
-    layer = make(num_layers=2, **ALL).eval()
-    other = copied(layer)
-    x, *hx = inputs(layer)
-    assert torch.equal(other(x, hx)[0], layer(x, hx)[0])
-    assert repr(other) == repr(layer)
-    with torch.no_grad():
-        other.gamma_c_l1.zero_()
-    assert not torch.equal(other(x, hx)[0], layer(x, hx)[0])
 
 
 def test_repr_names_the_options():
@@ -382,7 +331,7 @@ def test_options_can_be_changed():
             each.layer_norm = not each.layer_norm
 
 
-def test_recurrent_dropout_in_evaluation_is_torchs_cell():
+def test_recurrent_dropout_in_evaluation_runs_torchs_cell():
     layer = make(recurrent_dropout=0.5).eval()
     theirs = nn.LSTM(I, H, dtype=torch.float64)
     theirs.load_state_dict(layer.state_dict())
@@ -391,42 +340,10 @@ def test_recurrent_dropout_in_evaluation_is_torchs_cell():
     assert explain(layer)[0].backend == "torch"
 
 
-@pytest.mark.parametrize(
-    ("x", "hx", "message"),
-    [
-        (torch.zeros(T, B, I + 1), None, "input_size"),
-        (torch.zeros(T, B), None, "input_size"),
-        (torch.zeros(0, B, I), None, "larger than 0"),
-        (torch.zeros(T, B, I), (torch.zeros(1, 2, H), torch.zeros(1, B, H)), "hidden"),
-        (torch.zeros(T, B, I).double(), None, "dtype"),
-        (torch.zeros(T, B, I).int(), None, "dtype"),
-    ],
-    ids=str,
-)
-def test_errors_are_those_of_torch(x, hx, message):
-    caught = []
-    for layer in (nn.LSTM(I, H), fastlstm.LSTM(I, H, **ALL)):
-        with pytest.raises((RuntimeError, ValueError), match=message) as error:
-            layer(x, hx)
-        caught.append((error.type, str(error.value)))
-    assert caught[0] == caught[1]
-
-
 def test_an_empty_batch():
     layer = make(**ALL)
     y, (h, _) = layer(torch.zeros(T, 0, I, dtype=torch.float64))
     assert (y.shape, h.shape) == ((T, 0, H), (1, 0, H))
-
-
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-def test_frozen_parameters_get_no_gradient(dtype):
-    layer = make(dtype, **ALL)
-    for name, p in layer.named_parameters():
-        p.requires_grad_(name in ("gamma_c_l0", "beta_c_l0"))
-    layer(inputs(layer)[0])[0].square().sum().backward()
-    for name, p in layer.named_parameters():
-        assert (p.grad is not None) == p.requires_grad, name
-    assert layer.gamma_c_l0.grad.abs().sum() > 0
 
 
 def test_a_report_names_the_options():
@@ -449,9 +366,9 @@ SLOW = {
 }
 
 
-@pytest.mark.usefixtures("no_torch")
+@pytest.mark.usefixtures("only_ours")
 @pytest.mark.parametrize("case", SLOW)
-def test_what_the_reference_runs_is_said_and_refused(case):
+def test_calls_of_the_reference_are_reported_and_refused(case):
     fields, backend, reason = SLOW[case]
     layer = fastlstm.LSTM(I, H, zoneout=0.1, layer_norm=True, **fields)
     layer.backend = backend
@@ -564,7 +481,7 @@ def test_autocast_casts_nothing_inside_the_reference(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_torch")
+@pytest.mark.usefixtures("only_ours")
 @pytest.mark.parametrize(
     ("backend", "has_lengths", "dtype", "training"),  # every pair of values once
     [

@@ -142,7 +142,7 @@ def test_a_restored_layer_keeps_what_was_written_to_the_flat_list():
     torch.testing.assert_close(fastlstm.restore(layer)(x)[0], want)
 
 
-def test_what_was_accelerated_after_inference_is_restored():
+def test_a_layer_is_restored_after_inference():
     layer = fastlstm.LSTM(I, H).eval()
     x = torch.randn(1, 1, I)
     with torch.no_grad():
@@ -153,7 +153,7 @@ def test_what_was_accelerated_after_inference_is_restored():
     torch.testing.assert_close(layer(x)[0], want)
 
 
-def test_options_that_were_set_back_leave_nothing_behind():
+def test_options_set_back_leave_no_attribute():
     layer = fastlstm.LSTM(I, H, zoneout=0.1)
     layer.zoneout = 0.0
     assert fastlstm.restore(layer).__dict__.keys() == nn.LSTM(I, H).__dict__.keys()
@@ -244,7 +244,7 @@ def test_a_frozen_layer_sees_what_torch_counts_only():
 
 
 @pytest.mark.parametrize("how", ["thaw", "training", "restore", "copy"])
-def test_what_thaws(how):
+def test_calls_that_thaw(how):
     torch.manual_seed(0)
     layer = fastlstm.freeze(fastlstm.LSTM(I, H))
     x, hx = torch.randn(1, 1, I), (torch.ones(1, 1, H), torch.ones(1, 1, H))
@@ -296,6 +296,6 @@ CONVERSIONS = [fastlstm.accelerate, fastlstm.restore, fastlstm.freeze, fastlstm.
 
 @pytest.mark.parametrize("convert", CONVERSIONS)
 @pytest.mark.parametrize("thing", [None, "model", nn.LSTM])
-def test_what_is_no_module_is_refused_in_words(convert, thing):
+def test_other_objects_are_refused(convert, thing):
     with pytest.raises(UsageError, match=f"the model is {kind_of_value(thing)}, expected an nn"):
         convert(thing)

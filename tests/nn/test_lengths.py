@@ -27,7 +27,7 @@ def test_lengths_are_padded_on_the_right_or_on_the_left(lengths):
     assert all(t.dtype == torch.int64 for t in (*right, *left))
 
 
-def test_padding_is_replaced_by_zeros_whatever_it_holds():
+def test_padding_is_replaced_by_zeros():
     lanes = Lanes(torch.tensor([0, 1, 4]), torch.tensor([4, 3, 4]))
     inside = is_inside(X, lanes)
     assert inside.T.tolist() == [[True] * 4, [False, True, True, False], [False] * 4]
@@ -52,6 +52,6 @@ def test_lengths_that_do_not_fit_are_named(lengths, message):
         lanes_of(lengths, "right", X)
 
 
-def test_a_side_that_there_is_not_is_named():
+def test_an_unknown_side_is_an_error():
     with pytest.raises(ShapeError, match="padding is 'both', expected 'right' or 'left'"):
         lanes_of([1, 1, 1], "both", X)

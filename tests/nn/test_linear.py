@@ -26,7 +26,7 @@ def pair():
 
 
 @pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "bf16"])
-def test_it_is_torchs(pair, monkeypatch, autocast):
+def test_reference_equals_torch(pair, monkeypatch, autocast):
     monkeypatch.setattr("fastlstm.system.hardware.has_bf16_products", lambda: True)
     x = torch.randn(3, 2, 7)
     for got, want in zip(*(gradients(layer, x, autocast) for layer in pair), strict=True):

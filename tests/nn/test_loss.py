@@ -101,7 +101,7 @@ def test_bf16_autocast(rows):
 
 @pytest.mark.usefixtures("no_bf16_products")
 @pytest.mark.parametrize("rows", [None, 16])
-def test_bf16_asks_torch_for_no_product_that_it_has_not_got(rows):
+def test_bf16_calls_no_missing_product_of_torch(rows):
     inputs = make_inputs(64, 9, 50)  # no whole rows of the kernels
 
     def under_autocast(*given):

@@ -12,9 +12,9 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import fastlstm
 from fastlstm.errors import KernelError, ShapeError
-from fastlstm.nn import lstm
 from fastlstm.ops.explain import explain
 from fastlstm.system import hardware
+from native_run import ALL_OPTIONS as ALL
 
 pytestmark = pytest.mark.isa
 
@@ -84,16 +84,6 @@ def assert_same(ours, theirs, x, hx=None, limits=(VALUE, GRADIENT), **fields):
             assert_close(name, got[kind][name], value, limit)
 
 
-def must_not_run(*args, **kwargs):
-    raise AssertionError("torch's own LSTM ran")
-
-
-@pytest.fixture
-def only_ours(monkeypatch):
-    """Makes torch's forward pass fail when `fastlstm.LSTM` falls back to it."""
-    monkeypatch.setattr(lstm.LSTM, "_torch", must_not_run)
-
-
 @pytest.mark.usefixtures("only_ours")
 @pytest.mark.parametrize("with_state", [False, True], ids=["zero state", "state given"])
 @pytest.mark.parametrize("layout", ["T first", "batch first", "unbatched", "T=1"])
@@ -130,7 +120,7 @@ def test_dropout_in_eval_changes_nothing():
     assert_same(ours.eval(), theirs.eval(), torch.randn(6, 4, I))
 
 
-def test_dropout_in_training_is_that_of_torch_between_layers():
+def test_dropout_in_training_has_torchs_distribution():
     theirs, ours = pair(num_layers=2, dropout=0.4)
     x = torch.randn(3, 1, I).expand(-1, 20_000, -1).contiguous()
     with torch.no_grad():
@@ -152,7 +142,7 @@ def test_dropout_in_training_is_that_of_torch_between_layers():
 @pytest.mark.parametrize("is_packed", [False, True], ids=["padded", "packed"])
 @pytest.mark.parametrize("batch_first", [False, True], ids=["T first", "batch first"])
 @pytest.mark.parametrize("bidirectional", [False, True], ids=["one way", "both ways"])
-def test_the_seed_draws_the_dropout_of_torch(bidirectional, batch_first, is_packed):
+def test_a_seed_draws_torchs_dropout(bidirectional, batch_first, is_packed):
     fields = {"num_layers": 3, "dropout": 0.4, "bidirectional": bidirectional}
     theirs, ours = pair(batch_first=batch_first, **fields)
 
@@ -166,6 +156,7 @@ def test_the_seed_draws_the_dropout_of_torch(bidirectional, batch_first, is_pack
     assert_same(ours, theirs, torch.randn(6, 6, I), pack=pack)
 
 
+@pytest.mark.parametrize("options", [{}, ALL], ids=["torch's cell", "options"])
 @pytest.mark.parametrize(
     ("shape", "state"),
     [
@@ -176,15 +167,19 @@ def test_the_seed_draws_the_dropout_of_torch(bidirectional, batch_first, is_pack
         ((I,), None),
         ((6, 3, I), ((1, 2, H), (1, 3, H))),
         ((6, 3, I), ((1, 3, H), (1, 3, H + 1))),
+        ((6, 3, I), ((1, 3, H + 1), (1, 3, H + 1))),
         ((6, 3, I), ((3, H), (3, H))),
         ((6, I), ((1, 3, H), (1, 3, H))),
         ((6, I), ((2, H), (2, H))),
     ],
     ids=str,
 )
-def test_errors_of_shape_are_those_of_torch(shape, state):
-    hx = None if state is None else tuple(torch.zeros(sizes) for sizes in state)
-    assert_same_error(torch.zeros(shape), hx)
+def test_errors_of_shape_equal_torchs(shape, state, options):
+    layers = nn.LSTM(I, H), fastlstm.LSTM(I, H, **options)
+    x, hx = torch.zeros(shape), None if state is None else tuple(map(torch.zeros, state))
+    assert_same_error(x, hx, layers)
+    if shape == (6, 3, I):
+        assert_same_error(pack_padded_sequence(x, [6, 5, 2]), hx, layers)
 
 
 H0 = torch.zeros(1, 3, H)
@@ -196,13 +191,13 @@ H0 = torch.zeros(1, 3, H)
     [H0, torch.zeros(2, 1, 3, H), (H0,), [H0], (H0, H0, H0), (H0, None), (None, H0), (), 3, "ab"],
     ids=lambda hx: f"{type(hx).__name__} of {len(hx)}" if hasattr(hx, "__len__") else str(hx),
 )
-def test_errors_of_a_state_that_is_no_pair_are_those_of_torch(hx, is_packed):
+def test_errors_of_a_state_that_is_no_pair_equal_torchs(hx, is_packed):
     x = torch.zeros(6, 3, I)
     assert_same_error(pack_padded_sequence(x, [6, 5, 2]) if is_packed else x, hx)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64], ids=str)
-def test_errors_of_dtype_and_device_are_those_of_torch(dtype):
+def test_errors_of_dtype_and_device_equal_torchs(dtype):
     if not hardware.has_onednn():
         pytest.skip("torch's loop over the steps promotes dtypes instead of refusing them")
     x, hx = torch.zeros(6, 3, I), (torch.zeros(1, 3, H), torch.zeros(1, 3, H))
@@ -216,7 +211,7 @@ def test_errors_of_dtype_and_device_are_those_of_torch(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["weight_ih_l0", "weight_hh_l0", "weight_ih_l1", "weight_hh_l1"])
-def test_errors_of_a_weight_of_another_dtype_are_those_of_torch(name, dtype):
+def test_errors_of_a_weight_of_another_dtype_equal_torchs(name, dtype):
     layers = pair(num_layers=2)
     for layer in layers:
         setattr(layer, name, nn.Parameter(getattr(layer, name).detach().to(dtype)))
@@ -227,12 +222,6 @@ def test_errors_of_a_weight_of_another_dtype_are_those_of_torch(name, dtype):
 def test_a_state_may_be_a_list():
     theirs, ours = pair()
     assert_same(ours, theirs, torch.randn(6, 4, I), list(state_of(theirs, 4)))
-
-
-@pytest.mark.parametrize("shapes", [((1, 2, H), (1, 3, H)), ((1, 3, H + 1), (1, 3, H + 1))])
-def test_errors_of_a_packed_state_are_those_of_torch(shapes):
-    packed = pack_padded_sequence(torch.zeros(6, 3, I), [6, 5, 2])
-    assert_same_error(packed, tuple(torch.zeros(sizes) for sizes in shapes))
 
 
 def assert_same_error(x, hx, layers=None):
@@ -275,7 +264,7 @@ def test_state_dict_goes_both_ways():
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_the_constructor_is_torchs(seed):
+def test_the_constructor_equals_torchs(seed):
     arguments = (I, H, 2, False, True, 0.0, True, 0, "cpu", torch.float64)
     torch.manual_seed(seed)
     theirs = nn.LSTM(*arguments)
@@ -290,18 +279,29 @@ def test_the_constructor_is_torchs(seed):
 
 
 @pytest.mark.usefixtures("fast_kernels")
+@pytest.mark.parametrize("options", [{}, ALL], ids=["torch's cell", "options"])
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
-def test_copies_are_equal_and_apart(copied):
-    _, ours = pair(num_layers=2)
+def test_copies_are_equal_and_apart(copied, options):
+    ours = fastlstm.LSTM(I, H, 2, **options).eval()
     ours.strict = True
     x = torch.randn(6, 4, I)
     other = copied(ours)
     assert type(other) is fastlstm.LSTM
     assert other.strict
+    assert repr(other) == repr(ours)
     assert torch.equal(other(x)[0], ours(x)[0])
     with torch.no_grad():
         other.weight_hh_l1.zero_()
     assert not torch.equal(other(x)[0], ours(x)[0])
+
+
+def test_only_norms_may_have_gradients():
+    layer = fastlstm.LSTM(I, H, **ALL)
+    for name, p in layer.named_parameters():
+        p.requires_grad_(name in ("gamma_c_l0", "beta_c_l0"))
+    layer(torch.randn(6, 4, I))[0].square().sum().backward()
+    assert all((p.grad is not None) == p.requires_grad for p in layer.parameters())
+    assert layer.gamma_c_l0.grad.abs().sum() > 0
 
 
 def test_frozen_parameters_get_no_gradient():
@@ -312,18 +312,6 @@ def test_frozen_parameters_get_no_gradient():
     assert_same(ours, theirs, torch.randn(6, 4, I))
     assert ours.weight_hh_l0.grad is None
     assert ours.bias_ih_l1.grad is None
-
-
-def test_changed_weights_are_seen():
-    theirs, ours = pair()
-    x = torch.randn(6, 4, I)
-    with torch.no_grad():
-        for layer in (theirs, ours):
-            before = layer(x)[0]
-            layer.weight_ih_l0.mul_(2)
-            layer.bias_hh_l0 = nn.Parameter(layer.bias_hh_l0 + 1)
-            assert not torch.allclose(layer(x)[0], before)
-        assert_close("y", ours(x)[0], theirs(x)[0], VALUE)
 
 
 @pytest.mark.parametrize("shape", [(6, 4, I), (1, 1, I)], ids=["long", "ready"])
@@ -406,7 +394,7 @@ LEFT = {
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 @pytest.mark.parametrize("case", LEFT)
-def test_what_is_left_to_torch(case):
+def test_calls_left_to_torch(case):
     fields, dtype, reason = LEFT[case]
     theirs, ours = (layer.to(dtype) for layer in pair(num_layers=2, bidirectional=True, **fields))
     x = torch.randn(6, 4, I, dtype=dtype)
@@ -447,8 +435,8 @@ def test_another_device_is_left_to_torch():
 
 
 @pytest.mark.parametrize("backend", ["native", "aten", "reference"])
-def test_a_backend_can_be_forced(backend, monkeypatch):
-    monkeypatch.setattr(lstm.LSTM, "_torch", must_not_run)
+@pytest.mark.usefixtures("only_ours")
+def test_a_backend_can_be_forced(backend):
     theirs, ours = pair(num_layers=2, bidirectional=True)
     ours.backend = backend
     assert_same(ours, theirs, torch.randn(6, 4, I))

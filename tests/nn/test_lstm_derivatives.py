@@ -11,8 +11,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import fastlstm
 from fastlstm.errors import KernelError
-from fastlstm.ops.lstm import lstm
-from native_run import lstm_tokens
+from native_run import lstm, lstm_tokens
 
 T, B, I, H = 4, 3, 5, 6  # noqa: E741
 OPTIONS = {
@@ -65,11 +64,11 @@ def assert_equal(ours, theirs, x, call=plain):
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_a_gradient_penalty_is_torchs(option):
+def test_a_gradient_penalty_equals_torchs(option):
     assert_equal(*pair(**OPTIONS[option]), torch.randn(T, B, I))
 
 
-def test_a_gradient_penalty_of_a_packed_sequence_is_torchs():
+def test_a_gradient_penalty_of_a_packed_sequence_equals_torchs():
     assert_equal(*pair(num_layers=2), torch.randn(T, B, I), packed)
 
 
@@ -95,7 +94,7 @@ EXTRAS = {
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
-def test_a_gradient_penalty_with_options_is_that_of_the_reference(extra):
+def test_a_gradient_penalty_with_options_equals_the_reference(extra):
     torch.manual_seed(0)
     ours = fastlstm.LSTM(I, H, **EXTRAS[extra])
     if ours.layer_norm:
@@ -134,7 +133,7 @@ def test_the_op_refuses_the_loop(op, options):
         torch.autograd.grad(y.sum(), rows, create_graph=True)
 
 
-def test_nothing_is_said_where_it_is_not_asked_for():
+def test_a_plain_gradient_warns_of_nothing():
     ours, _ = pair()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -198,7 +197,7 @@ def test_gradgradcheck():
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_gradients_in_batches_are_those_one_by_one(option):
+def test_gradients_in_batches_equal_single_ones(option):
     ours, _ = pair(**OPTIONS[option])
     x = torch.randn(T, B, I, requires_grad=True)
     y = ours(x)[0]
@@ -227,7 +226,7 @@ def test_vmap_over_a_backward_pass_is_one_by_one():
 
 @pytest.mark.filterwarnings(LOOP)
 @pytest.mark.parametrize("name", ["jacobian", "hessian"])
-def test_vectorized_derivatives_are_torchs(name):
+def test_vectorized_derivatives_equal_torchs(name):
     ours, theirs = pair()
     x = torch.randn(2, 1, I)
     derive = getattr(torch.autograd.functional, name)
@@ -240,7 +239,7 @@ def test_vectorized_derivatives_are_torchs(name):
 
 
 @pytest.mark.parametrize("fields", [{}, {"num_layers": 2, "bidirectional": True}], ids=str)
-def test_vmap_is_a_loop_over_calls(fields):
+def test_vmap_equals_a_loop_over_calls(fields):
     ours, theirs = pair(**fields)
     x = torch.randn(7, T, B, I)
     with SAYS_SO:
@@ -285,7 +284,7 @@ def test_vmap_over_an_ensemble_and_per_sample_gradients():
 
 
 @pytest.mark.filterwarnings(LOOP, "ignore::DeprecationWarning")
-def test_forward_mode_is_the_product_with_the_jacobian():
+def test_forward_mode_equals_the_product_with_the_jacobian():
     ours, theirs = pair()
     x, v = torch.randn(T, B, I), torch.randn(T, B, I)
     got = torch.func.jvp(lambda t: ours(t)[0], (x,), (v,))[1]
@@ -300,7 +299,7 @@ def test_forward_mode_is_the_product_with_the_jacobian():
 
 
 @pytest.mark.filterwarnings(LOOP, "ignore::DeprecationWarning")
-def test_an_option_that_rests_in_evaluation_has_every_derivative():
+def test_an_option_of_training_has_every_derivative_in_evaluation():
     ours, theirs = pair()
     resting = fastlstm.LSTM(I, H, recurrent_dropout=0.5).eval()
     resting.load_state_dict(ours.state_dict())

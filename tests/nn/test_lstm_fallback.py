@@ -6,31 +6,11 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import fastlstm
 from fastlstm.errors import KernelError
-from fastlstm.nn.lengths import lanes_of, without_padding
-from fastlstm.nn.lstm import run_on
 from fastlstm.ops.left_alone import active_transform, is_beyond_torch
 from fastlstm.system import hardware
 
 T, B, I, H = 6, 3, 5, 7  # noqa: E741
 X = torch.zeros(T, B, I)
-
-
-def test_only_what_no_kernel_runs_is_torchs():
-    assert not fastlstm.LSTM(I, H)._is_torchs(X)
-    assert fastlstm.LSTM(I, H, proj_size=2)._is_torchs(X)
-    assert fastlstm.LSTM(I, H)._is_torchs(X.double())
-    assert not fastlstm.LSTM(I, H, zoneout=0.1)._is_torchs(X.double())
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [({"strict": True}, "leave out strict$"), ({"backend": "aten"}, "leave out backend 'aten'$")],
-)
-def test_a_strict_layer_and_one_with_a_backend_refuse_torchs(fields, message):
-    layer = fastlstm.LSTM(I, H, proj_size=2)
-    vars(layer).update(fields)
-    with pytest.raises(KernelError, match=message):
-        layer._is_torchs(X)
 
 
 @pytest.mark.parametrize("autocast", [True, False], ids=["autocast", "bf16"])
@@ -85,36 +65,3 @@ def test_transforms_are_seen_while_they_are_active():
     layer.strict = True
     with pytest.raises(KernelError, match=r"with zoneout would run on the reference, .* strict$"):
         torch.func.grad(lambda x: layer._is_left_to_reference() or x.sum())(X)
-
-
-def test_other_weights_leave_the_layer_alone():
-    torch.manual_seed(0)
-    layer, other = fastlstm.LSTM(I, H), torch.nn.LSTM(I, H)
-    before = {name: value.clone() for name, value in layer.state_dict().items()}
-    x = torch.randn(T, B, I)
-    y, _ = run_on(layer, list(other.parameters()), x, None)
-    assert torch.equal(y, other(x)[0])
-    assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
-
-
-@pytest.mark.parametrize("padding", ["right", "left"])
-@pytest.mark.parametrize("with_state", [True, False])
-def test_every_sequence_of_a_batch_with_lengths_runs_as_if_alone(padding, with_state):
-    torch.manual_seed(0)
-    layer = fastlstm.LSTM(I, H, 2, bidirectional=True)
-    lengths, x = [6, 0, 2], torch.randn(T, B, I)
-    state = torch.randn(2, 4, B, H).unbind() if with_state else None
-    lanes = lanes_of(lengths, padding, x)
-    x = without_padding(x, lanes)
-    y, h, c = layer._run_lengths(x, state, lanes, layer.flat_weights())
-    zero = torch.zeros(2, 4, B, H).unbind()
-    for k, (begin, end) in enumerate(zip(*(t.tolist() for t in lanes), strict=True)):
-        own = tuple(t[:, k : k + 1].contiguous() for t in state or zero)
-        if begin == end:
-            want, last = x.new_zeros(0, 1, 2 * H), own
-        else:
-            want, last = torch.nn.LSTM.forward(layer, x[begin:end, k : k + 1], own)
-        torch.testing.assert_close(y[begin:end, k : k + 1], want)
-        torch.testing.assert_close((h[:, k : k + 1], c[:, k : k + 1]), last)
-        assert not y[:begin, k].any()
-        assert not y[end:, k].any()

@@ -48,13 +48,3 @@ def test_norms_of_a_wrong_shape_never_reach_a_kernel(dtype):
     layer.gamma_hh_l1 = nn.Parameter(torch.ones(3, dtype=dtype))
     with pytest.raises(ShapeError, match=r"gamma_hh_l1 has shape \(3,\) on cpu, expected \(28,\)"):
         layer(torch.zeros(T, B, I, dtype=dtype))
-
-
-def test_names_and_norms_come_by_layer_and_direction():
-    layer = fastlstm.LSTM(I, H, 2, bidirectional=True, layer_norm=True)
-    places = ["l0", "l0_reverse", "l1", "l1_reverse"]
-    parts = ["gamma_ih", "gamma_hh", "gamma_c", "beta_c"]
-    assert list(layer._parameter_names()) == [[f"{part}_{at}" for part in parts] for at in places]
-    for place, norm in zip(places, layer.norms(torch.device("cpu")), strict=True):
-        assert all(getattr(norm, part) is getattr(layer, f"{part}_{place}") for part in parts)
-    assert list(fastlstm.LSTM(I, H, 2)._parameter_names()) == [[], []]

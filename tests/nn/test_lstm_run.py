@@ -9,18 +9,13 @@ import torch
 import fastlstm
 from fastlstm.errors import KernelError, ShapeError, UsageError
 from fastlstm.nn.dropout import WeightDrop
+from native_run import ALL_OPTIONS
 
 T, B, I, H, V = 6, 3, 5, 7, 11  # noqa: E741
 OPTIONS = {
     "torch's cell": {},
     "layer norm": {"layer_norm": True},
-    "all": {
-        "layer_norm": True,
-        "zoneout": (0.2, 0.4),
-        "activation": "softsign",
-        "recurrent_activation": "hard_sigmoid",
-        "recurrent_dropout": 0.3,
-    },
+    "all": ALL_OPTIONS,
 }
 
 
@@ -31,7 +26,7 @@ def inputs():
 @pytest.mark.isa
 @pytest.mark.parametrize("lengths", [None, [6, 2, 4]], ids=["whole", "lengths"])
 @pytest.mark.parametrize("options", OPTIONS)
-def test_it_is_the_call_of_the_layer(options, lengths):
+def test_run_equals_a_call_of_the_layer(options, lengths):
     layer, (x, h, c) = fastlstm.LSTM(I, H, **OPTIONS[options]), inputs()
     torch.manual_seed(3)
     want, (h_want, c_want) = layer(x, (h[None], c[None]), lengths=lengths)

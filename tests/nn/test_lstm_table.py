@@ -323,7 +323,7 @@ def test_a_row_is_true(feature, way, ran, repository):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("feature", ROWS)
-def test_strict_refuses_what_torch_runs(feature, repository, monkeypatch):
+def test_strict_refuses_calls_that_torch_runs(feature, repository, monkeypatch):
     if table(repository)[feature][0] != "torch's own":
         return
     monkeypatch.setattr(lstm.LSTM, "strict", True)

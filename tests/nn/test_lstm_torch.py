@@ -9,7 +9,6 @@ from torch import nn
 
 import fastlstm
 from fastlstm.errors import KernelError
-from fastlstm.nn import lstm
 from fastlstm.ops.call import TORCHS_CELL, LSTMArgs
 from fastlstm.ops.cell_options import CellOptions
 from fastlstm.ops.custom_op import (
@@ -35,10 +34,6 @@ class Twice(nn.Module):
     def forward(self, x):
         y, state = self.shared(self.first(x)[0])
         return self.alias(y, state)[0]
-
-
-def must_not_run(*args, **kwargs):
-    raise AssertionError("torch's own LSTM ran")
 
 
 @pytest.mark.isa
@@ -73,7 +68,7 @@ def gradients(module, compiled, x, hx, **fields):
     return [y, h, c, leaf.grad, *(p.grad.clone() for p in module.parameters())]
 
 
-@pytest.mark.usefixtures("dynamo", "fast_kernels")
+@pytest.mark.usefixtures("dynamo", "fast_kernels", "only_ours")
 @pytest.mark.parametrize(
     ("backend", "has_lengths", "strict"),  # every pair of values once
     [
@@ -83,8 +78,7 @@ def gradients(module, compiled, x, hx, **fields):
         ("aot_eager", True, False),
     ],
 )
-def test_compile_without_a_break(backend, has_lengths, strict, monkeypatch):
-    monkeypatch.setattr(lstm.LSTM, "_torch", must_not_run)
+def test_compile_without_a_break(backend, has_lengths, strict):
     torch.manual_seed(0)
     module = fastlstm.LSTM(I, H, **STACK)
     module.strict = strict
@@ -160,7 +154,7 @@ def test_export(strict):
 
 
 @pytest.mark.isa
-def test_functional_gradients_are_torchs():
+def test_functional_gradients_equal_torchs():
     layer = fastlstm.LSTM(I, H)
     x = torch.randn(4, 3, I)
 
@@ -174,14 +168,6 @@ def test_functional_gradients_are_torchs():
     layer.strict = True
     with pytest.raises(KernelError, match=r"torch\.func transforms"):
         torch.func.grad(loss)(dict(layer.named_parameters()), x)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
-def test_a_torchscript_trace_holds_the_weights():
-    layer = fastlstm.LSTM(I, H)
-    traced = torch.jit.trace(layer, torch.randn(4, 3, I))
-    x = torch.randn(4, 3, I)
-    torch.testing.assert_close(traced(x)[0], layer(x)[0])
 
 
 CALLS = {
@@ -256,7 +242,7 @@ def test_the_shape_rule_knows_the_layout_of_gradients():
     torch.library.opcheck(lstm_sequence_backward, (*given, options), test_utils="test_faketensor")
 
 
-def test_no_gradient_of_what_kept_nothing():
+def test_a_call_without_saved_activations_has_no_gradient():
     y, *_ = lstm_sequence(*sequence_arguments(keep=False, requires_grad=True))
     with pytest.raises(KernelError, match="keep=False"):
         y.sum().backward()

@@ -41,7 +41,7 @@ def test_a_second_backward_pass_is_bit_equal(ops):
 
 
 @pytest.mark.filterwarnings(LOOP)
-def test_a_second_derivative_is_that_of_the_reference(ops):
+def test_a_second_derivative_equals_the_reference(ops):
     _, args, call = made(ops)
     x = args.rows
 
@@ -61,7 +61,7 @@ def test_strict_refuses_a_second_derivative(ops):
 
 
 @pytest.mark.filterwarnings(LOOP)
-def test_gradients_in_batches_are_those_one_by_one(ops):
+def test_gradients_in_batches_equal_single_ones(ops):
     _, args, call = made(ops)
     y, *_ = LSTMFunction.apply(call, *args)
     weights = torch.randn(3, *y.shape)
@@ -79,7 +79,7 @@ def test_a_mask_has_no_gradient(ops):
         torch.autograd.grad(loss_of(outputs), args.rows)
 
 
-def test_without_a_gradient_of_an_output_there_is_none_of_an_argument(ops):
+def test_without_output_gradients_arguments_have_none(ops):
     _, args, _ = made(ops)
     needs = LSTMArgs(*(True,) * len(args))
     none = slow_gradients(args, TORCHS_CELL, (None, None, None), needs, strict=True)

@@ -88,7 +88,7 @@ def test_zoneout_masks_number_by_number(seed):
                 assert keep_c[t, b, u] == (v // 65536 < round(0.7 * 65536))
 
 
-def test_the_hash_is_that_of_its_author():
+def test_the_hash_equals_its_authors():
     assert [hash32(x) for x in (0, 1, 2, 0xFFFFFFFF)] == [
         0x0,
         0x688990C0,

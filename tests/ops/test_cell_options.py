@@ -33,7 +33,7 @@ def test_a_value_without_a_meaning_is_named(fields: dict[str, Any], message: str
         CellOptions(**fields)
 
 
-def test_equal_options_are_equal_however_they_are_written() -> None:
+def test_options_written_in_other_ways_are_equal() -> None:
     both = CellOptions(zoneout=(0.5, 0.5), recurrent_dropout=0.25)
     for zoneout in (0.5, [0.5, 0.5], np.float64(0.5)):
         found = CellOptions(zoneout=zoneout, recurrent_dropout=np.float32(0.25))
@@ -42,7 +42,7 @@ def test_equal_options_are_equal_however_they_are_written() -> None:
     assert str(TORCHS_CELL) == ""
 
 
-def test_what_is_active_in_training_and_in_evaluation() -> None:
+def test_active_options_in_training_and_evaluation() -> None:
     options = CellOptions(
         layer_norm=True, recurrent_dropout=0.1, zoneout=(0, 0.1),
         activation="relu", recurrent_activation="hard_sigmoid",

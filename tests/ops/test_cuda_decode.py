@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from fastlstm.ops.cuda.compiler import compile_source, nvrtc_refusal
+from fastlstm.ops.cuda.compiler import compile_source
 
-pytestmark = pytest.mark.skipif(nvrtc_refusal() is not None, reason="no NVRTC")
+pytest.importorskip("cuda.bindings.nvrtc", reason="no NVRTC")
 
 
 @pytest.mark.parametrize(

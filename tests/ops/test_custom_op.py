@@ -15,9 +15,8 @@ from fastlstm.ops.custom_op import (
     run_custom_op,
 )
 from fastlstm.ops.kernels import fastest_kernels
-from fastlstm.ops.lstm import lstm
 from fastlstm.ops.native_call import symbolic_gate_rows
-from native_run import run_native
+from native_run import lstm, run_native
 
 pytestmark = pytest.mark.isa
 
@@ -66,7 +65,7 @@ def outcome(args, out):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("case", CASES)
-def test_values_and_gradients_are_those_of_eager_calls(case, dtype):
+def test_values_and_gradients_equal_eager_calls(case, dtype):
     options, args = make(case)
     call = LSTMCall(T, B, I, H, dtype, "cpu", requires_grad=True, options=options)
     want = outcome(args, run_native(args, dtype, options=options))

@@ -68,14 +68,14 @@ def test_explain_says_that_torchs_loop_is_slow():
     assert report.kernel == "nn.LSTM, ATen per-step loop"
 
 
-def test_explain_of_a_layer_that_torchs_own_forward_pass_never_runs():
+def test_explain_of_a_layer_that_torch_never_runs():
     layer = LSTM(16, 32).double()
     layer.is_drop_in = False
     (report,) = explain(layer)
     assert (report.backend, report.is_fast) == ("aten", False)
 
 
-def test_explain_of_what_accelerate_left_alone():
+def test_explain_of_modules_that_accelerate_leaves_alone():
     class Own(nn.LSTM):
         def forward(self, x, hx=None):
             return super().forward(-x, hx)

@@ -18,7 +18,7 @@ def test_a_small_step_runs_on_one_thread():
         torch.set_num_threads(threads)
 
 
-def test_new_memory_is_of_the_asked_dtype_on_the_cpu_whatever_the_defaults_are():
+def test_new_memory_ignores_torchs_defaults():
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -30,7 +30,7 @@ def test_new_memory_is_of_the_asked_dtype_on_the_cpu_whatever_the_defaults_are()
     assert kernels.empty((3 << 20,)).fill_(1.0).sum() == 3 << 20, "on huge pages"
 
 
-def test_what_is_in_format_is_not_copied():
+def test_tensors_in_format_are_not_copied():
     t = torch.randn(4, 6)
     assert kernels.dense(t) is t
     assert kernels.floats(t) is t
@@ -62,7 +62,7 @@ def test_bf16_rows_are_padded_with_zeros_to_whole_tiles(columns):
     assert kernels.padded_columns(columns, False) == columns
 
 
-def test_the_tables_are_those_of_this_cpu():
+def test_the_kernels_belong_to_this_cpu():
     cpu = hardware.cpu()
     for is_bf16, isa in ((False, cpu.isa), (True, cpu.bf16_isa)):
         table = kernels.fastest_kernels(is_bf16)

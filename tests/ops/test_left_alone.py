@@ -33,7 +33,7 @@ LEFT = {
 
 
 @pytest.mark.parametrize("case", LEFT)
-def test_what_is_left_and_why(case):
+def test_modules_left_alone_with_reasons(case):
     make, runs, why = LEFT[case]
     found = left_alone(make())
     assert found.runs == runs
@@ -68,7 +68,7 @@ def test_quantized_and_scripted_layers_are_named_once():
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_modules_beside_and_inside_are_not_passed_over():
+def test_nested_and_neighbouring_modules_are_found():
     own = Own(3, 4)
     own.inner = nn.LSTM(3, 4)
     model = nn.ModuleDict({"gru": nn.GRU(3, 4), "gru2": nn.LSTM(3, 4), "own": own})

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from fastlstm.errors import KernelError, ShapeError
-from fastlstm.ops.lstm import lstm
 from fastlstm.system import hardware
-from native_run import lstm_tokens
+from native_run import lstm, lstm_tokens
 
 pytestmark = pytest.mark.isa
 

@@ -20,7 +20,7 @@ def made(ops, dtype=torch.float32):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_forward_and_backward_are_those_of_the_reference(ops, dtype):
+def test_forward_and_backward_equal_the_reference(ops, dtype):
     arguments, args = made(ops, dtype)
     want = ops.reference(arguments, dtype, ops.names)
     is_bf16 = dtype is torch.bfloat16
@@ -46,7 +46,7 @@ def test_only_what_is_needed_is_kept_and_computed(ops):
     assert all(g is None for g in found)
 
 
-def test_the_output_goes_where_it_is_told(ops):
+def test_the_output_is_written_to_given_memory(ops):
     _, args = made(ops)
     place = torch.empty(T, B, H)
     y, *_ = native_call.forward(args, False, False, y=place)
@@ -55,7 +55,7 @@ def test_the_output_goes_where_it_is_told(ops):
 
 
 @pytest.mark.parametrize("token", [-1, 4, 1 << 40])
-def test_a_token_that_is_no_row_is_refused_in_both_passes(ops, token):
+def test_a_token_outside_the_embedding_is_refused_in_both_passes(ops, token):
     arguments, dense = made(ops)
     tokens = torch.randint(0, 4, (T, B))
     args = dense._replace(rows=torch.randn(4, I), tokens=tokens)

@@ -25,7 +25,7 @@ def pack(args, is_bf16=False, **options):
     return packed(args, fastest_kernels(is_bf16), 1, **options)
 
 
-def test_they_are_packed_once_for_each_pass_and_kernel(args):
+def test_weights_are_packed_once_per_pass_and_kernel(args):
     first = pack(args)
     assert pack(args) is first
     backward = pack(args, is_backward=True)
@@ -93,7 +93,7 @@ def test_frozen_weights_are_those_that_torch_counts(args):
     assert pack(args) is not again
 
 
-def test_freezing_begins_with_the_weights_as_they_are(args):
+def test_freezing_starts_from_the_current_weights(args):
     first = pack(args)
     args.w_ih.data.view(-1)[3] += 1
     freeze(args.w_hh)
@@ -118,7 +118,7 @@ def test_frozen_tensors_made_in_inference_mode_are_read(args):
         assert pack(args) is not first
 
 
-def test_they_go_with_their_weights(args):
+def test_packed_weights_are_freed_with_their_weights(args):
     gc.collect()
     before = len(_PACKED[False])
     args = args._replace(w_hh=args.w_hh.clone())

@@ -294,7 +294,7 @@ def test_logits_far_apart(isa, dtype):
 
 
 @pytest.mark.parametrize("V", [1, 17, 100])
-def test_all_logits_far_below_zero(isa, dtype, V):
+def test_very_negative_logits(isa, dtype, V):
     """Where columns are padded, nothing there counts."""
     features, weight, _, targets = make_inputs(20, 32, V)
     inputs = (features, weight, torch.full((V,), -512.0), targets)
@@ -306,7 +306,7 @@ def test_all_logits_far_below_zero(isa, dtype, V):
         torch.testing.assert_close(got, want, **tolerance)
 
 
-def test_a_row_without_any_chance_is_nan_as_in_torch(isa, dtype):
+def test_a_row_of_infinite_logits_is_nan_as_in_torch(isa, dtype):
     features, weight, bias, targets = make_inputs(3, 32, 7)
     bias[:] = -float("inf")
     assert kept((features, weight, bias, targets), dtype)[0].isnan().all()
@@ -383,7 +383,7 @@ def test_other_layouts_are_taken():
         ((4, 32, torch.float32), torch.float32, torch.float16, False),
     ],
 )
-def test_what_the_kernels_take(features, weight, gemm, expected):
+def test_calls_that_the_kernels_run(features, weight, gemm, expected):
     N, H, dtype = features
     given = torch.zeros(N, H, dtype=dtype), torch.zeros(5, H, dtype=weight), None
     assert projection.is_native(*given, gemm) is expected

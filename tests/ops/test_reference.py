@@ -74,7 +74,7 @@ def arguments(ops):
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("recurrent", ACTIVATIONS)
-def test_each_activation_is_where_it_belongs(activation, recurrent, ops):
+def test_each_activation_has_its_place(activation, recurrent, ops):
     x, h, c, weights = arguments(ops)
     got = lstm_step_reference(
         x[0],
@@ -98,7 +98,7 @@ def nn_cell(weights):
     return layer
 
 
-def test_layer_norm_is_torchs(ops):
+def test_layer_norm_equals_torchs(ops):
     x, h, c, weights = arguments(ops)
     norm = make_norm()
     got = lstm_step_reference(x[0], h, c, weights, CellCall(norm=norm))
@@ -111,7 +111,7 @@ def test_layer_norm_is_torchs(ops):
     torch.testing.assert_close(got[1], new_c, rtol=1e-12, atol=0)  # the norm is not carried on
 
 
-def test_the_mask_is_seen_by_the_recurrence_only(ops):
+def test_the_mask_acts_on_the_recurrence_only(ops):
     x, h, c, weights = arguments(ops)
     mask = torch.linspace(0, 2, B * H, dtype=torch.float64).view(B, H)
     got = lstm_reference(x, h, c, weights, CellCall(mask=mask))
@@ -163,7 +163,7 @@ def test_every_step_of_zoneout_uses_its_own_mask(ops):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_lanes_are_each_as_if_alone(name, ops):
+def test_each_lane_equals_a_single_sequence(name, ops):
     x, h0, c0, weights = arguments(ops)
     cell = CALLS[name]
     begins, ends = torch.tensor([0, 1, 2]), torch.tensor([3, 4, 2])

@@ -12,9 +12,8 @@ from fastlstm.ops.backends.reference import ReferenceBackend
 from fastlstm.ops.call import Kernel, LSTMCall
 from fastlstm.ops.cell_options import CellOptions
 from fastlstm.ops.explain import explain
-from fastlstm.ops.lstm import lstm
 from fastlstm.ops.registry import BACKENDS, select
-from native_run import lstm_tokens
+from native_run import lstm, lstm_tokens
 
 pytestmark = pytest.mark.isa
 
@@ -35,7 +34,7 @@ def test_fp32_and_bf16_on_a_cpu_run_our_kernels():
 
 
 @pytest.mark.usefixtures("with_onednn")
-def test_torchs_kernel_can_be_asked_for():
+def test_torchs_kernel_can_be_chosen():
     chosen = select(make_call(), backend="aten", strict=True)
     assert chosen.kernel.name.startswith("oneDNN fused LSTM fp32")
 
@@ -89,7 +88,7 @@ def test_calls_that_are_alike_are_one_key():
     assert len(calls) == 3
 
 
-def test_options_and_lengths_are_for_those_who_know_them():
+def test_backends_refuse_unknown_options_and_lengths():
     for changes in ({"options": CellOptions(layer_norm=True)}, {"has_lengths": True}):
         call = make_call(**changes)
         assert select(call).backend.name == "native"
@@ -98,7 +97,7 @@ def test_options_and_lengths_are_for_those_who_know_them():
             select(call, backend="aten")
 
 
-def test_nothing_is_described_unless_asked_for(monkeypatch, ops):
+def test_a_call_builds_no_description(monkeypatch, ops):
     def must_not_run(*args):
         raise AssertionError("a plain call was described")
 
@@ -134,7 +133,7 @@ class Halves:
         return out._replace(y=out.y + 1)
 
 
-def test_a_backend_takes_part_by_being_listed(monkeypatch):
+def test_a_listed_backend_is_used(monkeypatch):
     layer = LSTM(8, 16).double()
     x = torch.randn(5, 3, 8, dtype=torch.float64)
     want = layer(x)[0] + 1

@@ -16,8 +16,9 @@ from fastlstm.report.compression import (
     compression_table,
 )
 from fastlstm.report.page import write_report
+from fastlstm.system.storage import encode_json
 
-FACTS: dict[str, Any] = json.loads(REPORT.to_json())
+FACTS: dict[str, Any] = json.loads(encode_json(REPORT.to_dict()))
 
 
 def test_rows() -> None:
@@ -103,7 +104,7 @@ def test_charts() -> None:
 @pytest.mark.parametrize("place", ["file", "event"])
 def test_the_page_has_a_section(tmp_path: Path, place: str) -> None:
     if place == "file":
-        (tmp_path / "compression.json").write_bytes(REPORT.to_json())
+        (tmp_path / "compression.json").write_bytes(encode_json(REPORT.to_dict()))
     else:
         end = {"event": "end", "step": 1, "reason": "1 step", "compression": FACTS}
         (tmp_path / "metrics.jsonl").write_text(json.dumps(end) + "\n")

@@ -207,6 +207,20 @@ def test_errors_beside_naive_forecasts() -> None:
     assert lines.test_rows({"scores": [1]}) == []
 
 
+def test_targets_of_several_units_have_an_error_each() -> None:
+    targets = [
+        {"target": "volume", "mae": 1e6, "seasonal_naive_mae": 2e6},
+        {"target": "price", "mae": 0.5, "seasonal_naive_mae": 0.25}, {"target": "empty"},
+    ]  # fmt: skip
+    event = {"scores": {"naive": {"mae": 2.0}}, "windows": 5, "of_windows": 5, "targets": targets}
+    assert lines.test_rows(event) == [
+        ("test", "5 windows, errors in the units of 3 targets together; rel_mae and mase have no"
+         " unit"),
+        ("naive", "mae 2"),
+        ("mae by target (seasonal naive)", "volume 1e+06 (2e+06), price 0.5 (0.25)"),
+    ]  # fmt: skip
+
+
 def test_a_long_sample_is_cut() -> None:
     shown = lines.sample_lines({"text": "\n".join("abcdefghij")}, max_lines=3)
     assert shown == ["a", "b", "c", "..."]

@@ -53,7 +53,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
-def test_what_is_no_such_run_is_said_with_what_to_do(
+def test_another_path_than_a_run_is_refused_with_advice(
     path: str, wanted: str, parts: list[str]
 ) -> None:
     with pytest.raises(UsageError) as caught:
@@ -70,7 +70,9 @@ def test_what_is_no_such_run_is_said_with_what_to_do(
         (5, "forecaster", "the run directory is an int, expected a path"),
     ],
 )
-def test_what_is_no_path_or_has_no_command(path: Any, wanted: Any, told: str) -> None:
+def test_other_values_than_paths_and_kinds_without_a_command(
+    path: Any, wanted: Any, told: str
+) -> None:
     with pytest.raises(UsageError, match=re.escape(told)):
         require_run(path, wanted)
 
@@ -83,7 +85,7 @@ def test_the_right_run_passes() -> None:
     require_run("killed")
 
 
-def test_the_library_says_the_same() -> None:
+def test_the_library_raises_the_same_errors() -> None:
     from fastlstm.forecast.files import read_forecaster
     from fastlstm.text.stored_model import load_stored_model
 
@@ -116,9 +118,7 @@ def test_the_command_line_needs_no_torch_to_say_so(argv: list[str]) -> None:
     assert loaded_by(code) & {"torch"} == set()
 
 
-def test_a_directory_that_may_not_be_read_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_directory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was an internal error of every verb that takes a run."""
     closed, listed = tmp_path / "closed", Path.iterdir
     closed.mkdir()

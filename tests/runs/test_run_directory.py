@@ -1,7 +1,9 @@
+import fcntl
 import multiprocessing
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 from fastlstm.errors import CorruptFileError, RunDirectoryError
 from fastlstm.runs import manifest, run_directory
 from fastlstm.runs.manifest import FileRecord, Manifest, write_directory
-from fastlstm.runs.run_directory import RunDirectory, kind_of_run
+from fastlstm.runs.run_directory import RunDirectory, held_locks, is_locked, kind_of_run
 
 
 @pytest.fixture
@@ -97,7 +99,7 @@ def test_a_forked_worker_neither_keeps_nor_gives_up_the_lock(run, end):
         worker.join()
 
 
-def test_who_lost_the_run_to_a_later_process_writes_no_more(run, monkeypatch):
+def test_a_process_that_lost_the_run_to_another_writes_no_more(run, monkeypatch):
     monkeypatch.setattr(run_directory.fcntl, "flock", lambda *args: None)  # as some shared disks
     later = RunDirectory(run.path)
     with run.lock():
@@ -244,7 +246,7 @@ def test_a_configuration_nested_without_end_is_no_run(tmp_path: Path) -> None:
     "name",
     [".publish", ".publish.tmp-1", "checkpoint-5", "checkpoint-5.old-a", "checkpoint-7.old-a"],
 )
-def test_a_link_in_a_run_takes_nothing_from_where_it_leads(run, tmp_path, name):
+def test_a_link_in_a_run_leaves_its_target_alone(run, tmp_path, name):
     kept = tmp_path / "kept"
     kept.mkdir()
     (kept / "file").write_bytes(b"precious")
@@ -281,3 +283,34 @@ def test_a_mark_that_makes_no_sense_is_damage(run, mark):
     assert "not a size and a SHA-256" in str(run.verify()[0])
     add_checkpoint(run, "checkpoint-4", meta=mark.encode())
     run.verify()
+
+
+def test_a_locked_file_is_seen(tmp_path: Path):
+    run = RunDirectory(tmp_path / "run")
+    run.create()
+    assert is_locked(run.path / ".lock") is False
+    nobody = held_locks()
+    with run.lock():
+        for held in (None, held_locks(), nobody):
+            assert is_locked(run.path / ".lock", held)
+    assert is_locked(run.path / ".lock", held_locks()) is False
+    for held in (None, nobody):
+        assert is_locked(tmp_path / "none", held) is None
+
+
+def test_a_run_can_be_locked_while_is_locked_looks(tmp_path: Path):
+    """Where /proc/locks does not tell, looking takes the lock for an instant."""
+    run = RunDirectory(tmp_path / "run")
+    run.create()
+    descriptor = os.open(run.path / ".lock", os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+
+    def release() -> None:
+        time.sleep(0.02)
+        os.close(descriptor)
+
+    thread = threading.Thread(target=release)
+    thread.start()
+    with run.lock():
+        pass
+    thread.join()

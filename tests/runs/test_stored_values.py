@@ -39,7 +39,7 @@ def test_errors_of_values_name_the_file(error: Exception, text: str) -> None:
     assert str(caught.value) == text
 
 
-def test_other_errors_pass() -> None:
+def test_other_errors_are_not_changed() -> None:
     with pytest.raises(RuntimeError), checked_values(CONFIG):
         raise RuntimeError
 

@@ -1,6 +1,7 @@
 """What a file of weights gives back is what was rounded; nothing else is accepted."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from fastlstm.runs.weight_formats import (
     QuantizedMatrix,
     as_floats,
     block_grid,
+    checked_compression,
     decode_weights,
     encode_weights,
     may_be_blocks,
@@ -97,7 +99,7 @@ def test_zeros_stay_zeros(weight_format):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("weight_format", ["int8", "int4"])
-def test_what_is_not_finite_stays_so(weight_format, bad):
+def test_values_that_are_not_finite_get_the_scale_nan(weight_format, bad):
     w = matrix((4, 130))
     w[1, 70] = bad
     floats = quantize(w, weight_format).dequantized()
@@ -292,7 +294,7 @@ def test_forged_files_are_named(weight_format, is_sparse, changes, error, match)
     assert str(ORIGIN) in str(caught.value)
 
 
-def test_a_file_that_is_none(tmp_path):
+def test_other_data_than_a_safetensors_file_is_refused(tmp_path):
     data = encode_weights({"w": matrix((3, 4))}, "int8")
     for damaged in (b"", b"abc", data[:-1], data[:20], b"\xff" * 100):
         with pytest.raises(CorruptFileError, match="not a valid safetensors file"):
@@ -320,3 +322,22 @@ def test_columns_that_16_bits_cannot_number() -> None:
     assert may_be_blocks(np.zeros((1, 4 * 65_536), np.int8))
     assert not may_be_blocks(np.zeros((1, 4 * 65_536 + 1), np.int8))
     assert not may_be_blocks(np.zeros(4, np.int8))
+
+
+COMPRESSED: dict[str, Any] = {
+    "weights": "int8", "prune": None, "structured": None, "options": {},
+    "source": {"path": "runs/a", "model_sha256": "0"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rate", [None, 0.01, 0.0, 1])
+def test_learning_rates_of_a_compression(rate: float | None) -> None:
+    record = {**COMPRESSED, "source": {**COMPRESSED["source"], "learning_rate": rate}}
+    assert checked_compression(record) is record
+
+
+@pytest.mark.parametrize("rate", ["0.1", -1.0, float("nan"), True, [1]])
+def test_invalid_learning_rates_of_a_compression(rate: Any) -> None:
+    record = {**COMPRESSED, "source": {**COMPRESSED["source"], "learning_rate": rate}}
+    with pytest.raises(ValueError, match=r"compression\.source\.learning_rate is"):
+        checked_compression(record)

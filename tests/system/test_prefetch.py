@@ -10,11 +10,11 @@ import torch
 
 from fastlstm.errors import Stopped
 from fastlstm.system.prefetch import Prefetcher
-from fastlstm.text.data.lanes import Batch, LaneBatches
+from fastlstm.text.data.lanes import Batch, TextBatches
 
 
-def lanes() -> LaneBatches:
-    return LaneBatches(np.arange(500, dtype=np.uint16), 3, 7, seed=2, lane_reset=0.2)
+def lanes() -> TextBatches:
+    return TextBatches(np.arange(500, dtype=np.uint16), 3, 7, seed=2, lane_reset=0.2)
 
 
 class Made:

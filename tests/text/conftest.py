@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from fastlstm.text.config import ModelConfig
-from fastlstm.text.initialization import initialize
-from fastlstm.text.model import LanguageModel
+from fastlstm.text.model import LanguageModel, initialize
 
 
 @pytest.fixture

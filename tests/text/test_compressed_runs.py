@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from decoding import started
 from fastlstm.cli.main import main
 from fastlstm.compression.text import compressed_files
 from fastlstm.errors import CorruptFileError, FormatError
@@ -22,10 +23,10 @@ from fastlstm.text.files import save_language_model
 from fastlstm.text.lm import LM
 from fastlstm.text.loading import load_decoder
 from fastlstm.text.model import LanguageModel
-from fastlstm.text.sampling import Sampling
 from fastlstm.text.stored_model import load_stored_model
 from fastlstm.text.weight_report import score_tokens
 
+Make = Callable[..., LanguageModel]
 CHARS = CharTokenizer("\n abcdefghijklmnopqr")
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -65,10 +66,7 @@ def publish(
 
 
 def text_of(decoder: Decoder) -> tuple[list[int], bytes]:
-    stream = decoder.stream()
-    stream.set(Sampling(seed=3))
-    stream.feed([1, 2, 3])
-    stream.begin(60)
+    stream = started(decoder, [1, 2, 3], 60, seed=3)
     while stream.is_running:
         decoder.run([stream], 7)
     return stream.take(), stream.save()
@@ -77,7 +75,7 @@ def text_of(decoder: Decoder) -> tuple[list[int], bytes]:
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("stored", FORMATS_IN_FILES)
 def test_a_stored_run_writes_what_its_source_writes_in_that_format(
-    tmp_path: Path, random_model: Callable[..., LanguageModel], stored: str, variant: str
+    tmp_path: Path, random_model: Make, stored: str, variant: str
 ) -> None:
     model = random_model(**VARIANTS[variant])
     path = publish(tmp_path / "run", model, stored)
@@ -94,9 +92,7 @@ def test_a_stored_run_writes_what_its_source_writes_in_that_format(
         assert (p.detach().numpy() == rounded(weights_of(model), stored)[name]).all()
 
 
-def test_a_changed_model_is_decoded_as_it_is(
-    tmp_path: Path, random_model: Callable[..., LanguageModel]
-) -> None:
+def test_a_changed_model_is_decoded_as_it_is(tmp_path: Path, random_model: Make) -> None:
     lm = LM.load(publish(tmp_path / "run", random_model(), "int8"))
     before = text_of(lm.decoder)
     lm.model.output.weight.data *= -1
@@ -105,9 +101,7 @@ def test_a_changed_model_is_decoded_as_it_is(
     assert text_of(changed.decoder) != before
 
 
-def test_block_sparse_files_give_the_same(
-    tmp_path: Path, random_model: Callable[..., LanguageModel]
-) -> None:
+def test_block_sparse_files_give_the_same(tmp_path: Path, random_model: Make) -> None:
     model = random_model(rnn_size=64)
     model.layers[0].weight_hh_l0.data[:, 4:60] = 0
     names = ("layers.0.weight_hh_l0", "output.weight")
@@ -130,7 +124,7 @@ def test_block_sparse_files_give_the_same(
 )
 def test_another_format_is_said(
     tmp_path: Path,
-    random_model: Callable[..., LanguageModel],
+    random_model: Make,
     capsys: pytest.CaptureFixture[str],
     stored: str,
     weights: str,
@@ -147,9 +141,7 @@ def test_another_format_is_said(
     assert (f"note: {note}" in capsys.readouterr().err) == (note is not None)
 
 
-def test_serving_takes_the_runs_format_or_int8(
-    tmp_path: Path, random_model: Callable[..., LanguageModel]
-) -> None:
+def test_serving_takes_the_runs_format_or_int8(tmp_path: Path, random_model: Make) -> None:
     def served(path: Path) -> str:
         return load_decoder(path, None, otherwise="int8").decoder.weight_format
 
@@ -164,7 +156,7 @@ def test_serving_takes_the_runs_format_or_int8(
 
 def test_evaluation_says_what_it_computes_with(
     tmp_path: Path,
-    random_model: Callable[..., LanguageModel],
+    random_model: Make,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = publish(tmp_path / "run", random_model(), "int4")
@@ -175,9 +167,7 @@ def test_evaluation_says_what_it_computes_with(
     assert note in capsys.readouterr().err
 
 
-def test_sessions_of_the_source_are_refused(
-    tmp_path: Path, random_model: Callable[..., LanguageModel]
-) -> None:
+def test_sessions_of_the_source_are_refused(tmp_path: Path, random_model: Make) -> None:
     model = random_model()
     source = LM(model, CHARS, weights="int8").session()
     source.read("abc")
@@ -185,9 +175,7 @@ def test_sessions_of_the_source_are_refused(
         LM.load(publish(tmp_path / "run", model, "int8")).session().restore(source.save())
 
 
-def test_one_flipped_bit_is_found(
-    tmp_path: Path, random_model: Callable[..., LanguageModel]
-) -> None:
+def test_one_flipped_bit_is_found(tmp_path: Path, random_model: Make) -> None:
     path = publish(tmp_path / "run", random_model(), "int4")
     file = path / "model.safetensors"
     good = file.read_bytes()
@@ -234,7 +222,7 @@ def config_with(path: Path, **changes: Any) -> bytes:
     ],
 )
 def test_forged_configs_are_named(
-    tmp_path: Path, random_model: Callable[..., LanguageModel], changes: Any, match: str
+    tmp_path: Path, random_model: Make, changes: Any, match: str
 ) -> None:
     path = publish(tmp_path / "run", random_model(), "int8")
     forge(path, config__json=config_with(path, **changes))
@@ -243,9 +231,7 @@ def test_forged_configs_are_named(
     assert str(path) in str(caught.value)
 
 
-def test_forged_weights_are_named(
-    tmp_path: Path, random_model: Callable[..., LanguageModel]
-) -> None:
+def test_forged_weights_are_named(tmp_path: Path, random_model: Make) -> None:
     model = random_model()
     path = publish(tmp_path / "run", model, "int8")
     weights = weights_of(model)
@@ -259,8 +245,8 @@ def test_forged_weights_are_named(
         load_decoder(path)
 
 
-def test_a_run_that_an_older_fastlstm_could_read_has_no_compression(
-    tmp_path: Path, random_model: Callable[..., LanguageModel]
+def test_a_compressed_run_has_a_format_version_of_its_own(
+    tmp_path: Path, random_model: Make
 ) -> None:
     path = publish(tmp_path / "run", random_model(), "int8")
     assert json.loads((path / "config.json").read_bytes())["format_version"] == 3
@@ -268,9 +254,7 @@ def test_a_run_that_an_older_fastlstm_could_read_has_no_compression(
     assert json.loads(files["config.json"])["format_version"] == 2
 
 
-def test_int8_and_int4_of_a_run_score_as_their_source(
-    tmp_path: Path, random_model: Callable[..., LanguageModel]
-) -> None:
+def test_int8_and_int4_of_a_run_score_as_their_source(tmp_path: Path, random_model: Make) -> None:
     model, ids = random_model(rnn_size=70), np.random.default_rng(0).integers(0, 20, 500)
     for stored in ("int8", "int4"):
         decoder = load_decoder(publish(tmp_path / stored, model, stored)).decoder

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from decoding import started
 from fastlstm.errors import ConfigError, NonFiniteError
 from fastlstm.runs.weight_formats import QuantizedMatrix, as_floats, quantize
 from fastlstm.system import environment, hardware
@@ -83,10 +84,7 @@ def log_p(model, tokens):
 
 def reported(decoder, tokens, num_top, threads=1, steps=1000):
     """Log probabilities that the decoder reports for tokens[1:] and one more, and the likeliest."""
-    stream = decoder.stream()
-    stream.set(Sampling(0.0), num_top=num_top, scores_given=True)
-    stream.feed(tokens)
-    stream.begin(1)
+    stream = started(decoder, tokens, 1, num_top=num_top, scores_given=True, temperature=0.0)
     while stream.is_running:
         decoder.run([stream], steps, threads)
     own, top_tokens, top = stream.take_scores()
@@ -204,10 +202,7 @@ def assert_steps(decoder, config, weights, has_table):
     L, H = config.num_layers, config.rnn_size
     rng, streams, expected = np.random.default_rng(0), [], []
     for token in tokens_of(17, config.vocab_size):
-        stream = decoder.stream()
-        stream.set(Sampling(0.0), num_top=20)
-        stream.feed([token])
-        stream.begin(1)
+        stream = started(decoder, [token], 1, num_top=20, temperature=0.0)
         h = np.rint(127 * rng.uniform(-1, 1, (L, H))) / 127
         c = rng.standard_normal((L, H))
         state_of(stream)[:] = np.stack([h, c], axis=1).ravel()
@@ -242,10 +237,7 @@ def test_the_largest_sums_do_not_overflow(random_model, isa, weights, sign):
         layer.bias_ih_l0[2 * H : 3 * H] = 30.0 * sign
         model.output.weight[:] = torch.linspace(-0.05, 0.05, 20)[:, None]
         layer.weight_hh_l0[:] = 0.01
-    stream = Decoder.of(model, weights).stream()
-    stream.set(Sampling(0.0), num_top=20)
-    stream.feed([0] * 20)
-    stream.begin(1)
+    stream = started(Decoder.of(model, weights), [0] * 20, 1, num_top=20, temperature=0.0)
     while stream.is_running:
         stream.decoder.run([stream], 100)
     _, tokens, top = stream.take_scores()
@@ -258,11 +250,9 @@ def texts(decoder, count, *, threads, steps, order=1, alone=False):
     """Tokens and final states of streams that differ in everything."""
     streams = []
     for k in range(count):
-        stream = decoder.stream()
-        stream.set(Sampling(0.5 + 0.1 * (k % 7), top_k=k % 5 * 3, seed=k), stops=[[k % 20]])
-        stream.feed(tokens_of(1 + 5 * k % 17, seed=k))
-        stream.begin(3 + 7 * k % 40)
-        streams.append(stream)
+        settings = {"temperature": 0.5 + 0.1 * (k % 7), "top_k": k % 5 * 3, "seed": k}
+        prompt, room = tokens_of(1 + 5 * k % 17, seed=k), 3 + 7 * k % 40
+        streams.append(started(decoder, prompt, room, [[k % 20]], **settings))
     groups = [[s] for s in streams] if alone else [streams[::order]]
     for group in groups:
         while any(s.is_running for s in group):
@@ -314,13 +304,7 @@ def test_a_nan_stays_in_its_stream(random_model, isa, weights, where):
     decoder = Decoder.of(random_model(), weights)
 
     def run(planted):
-        streams = []
-        for k in range(9):
-            stream = decoder.stream()
-            stream.set(Sampling(seed=k))
-            stream.feed([k])
-            stream.begin(12)
-            streams.append(stream)
+        streams = [started(decoder, [k], 12, seed=k) for k in range(9)]
         if planted is not None:
             state_of(streams[planted])[where] = np.nan
         decoder.run(streams, 1000, 2)
@@ -342,9 +326,7 @@ def test_damaged_weights_are_told(random_model, weights, name):
     model = random_model()
     with torch.no_grad():
         dict(model.named_parameters())[name].view(-1)[3] = torch.nan
-    stream = Decoder.of(model, weights).stream()
-    stream.feed([0, 1])
-    stream.begin(5)
+    stream = started(Decoder.of(model, weights), [0, 1], 5)
     stream.decoder.run([stream], 100)
     assert stream.status == "not finite"
 
@@ -356,12 +338,8 @@ def test_a_damaged_projection_ends_the_streams_that_need_it(random_model, isa, w
     with torch.no_grad():
         model.projection.weight[3, 2] = torch.inf
     decoder = Decoder.of(model, weights)
-    streams = []
-    for room in (0, 3, 0):
-        stream = decoder.stream()
-        stream.feed([1] if room else [1, 2, 3, 4])
-        stream.begin(room)
-        streams.append(stream)
+    prompts = ([1, 2, 3, 4], 0), ([1], 3), ([1, 2, 3, 4], 0)
+    streams = [started(decoder, prompt, room) for prompt, room in prompts]
     decoder.run(streams, 100, 2)
     assert [stream.status for stream in streams] == ["length", "not finite", "length"]
 

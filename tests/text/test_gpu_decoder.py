@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import gpu_on_cpu
+from decoding import finish, started
 from fastlstm.errors import ConfigError, KernelError, NonFiniteError
 from fastlstm.text import gpu_decoder
 from fastlstm.text.decoder import Decoder, float_weights
@@ -47,23 +48,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     return gpu_on_cpu.use_the_cpu(monkeypatch)
-
-
-def started(decoder: Any, prompt: list[int], room: int, stops: Any = (), **settings: Any) -> Any:
-    stream = decoder.stream()
-    stream.set(Sampling(**{"seed": 7} | settings), stops=stops)
-    stream.feed(prompt)
-    stream.begin(room)
-    return stream
-
-
-def finish(decoder: Any, streams: list[Any], steps: int = 50) -> list[list[int]]:
-    written: list[list[int]] = [[] for _ in streams]
-    while any(stream.is_running for stream in streams):
-        decoder.run(streams, steps)
-        for stream, tokens in zip(streams, written, strict=True):
-            tokens += stream.take()
-    return written
 
 
 def require_same(one: bytes, other: bytes, H: int = 16, L: int = 1) -> None:
@@ -171,7 +155,8 @@ def test_saved_restored_and_forked_as_on_the_cpu(random_model: Any, gpu: Any) ->
         stream.begin(20)
         second = finish(decoder, [stream, again])
         assert second[0] == second[1]
-        fed = stream.fork()
+        fed = decoder.stream()
+        fed.restore(stream.save())
         fed.feed([4, 5, 6])
         fed.begin(25)
         found.append((first, second[0], finish(decoder, [fed])[0], blob, fed.save()))

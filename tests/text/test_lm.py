@@ -13,7 +13,7 @@ from fastlstm.text.data.tokenizer import ByteTokenizer, CharTokenizer
 from fastlstm.text.decoder import Decoder
 from fastlstm.text.evaluation import evaluate
 from fastlstm.text.lm import LM, sample_text
-from fastlstm.text.seal import Seal
+from fastlstm.text.session import Seal
 
 CHARS = "\n abcdefghijklmnopqé"
 

@@ -13,9 +13,7 @@ from fastlstm.ops.explain import explain
 from fastlstm.text.config import ModelConfig
 from fastlstm.text.model import LanguageModel, reset_state
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
-
-pytestmark = pytest.mark.isa
+pytestmark = [pytest.mark.usefixtures("poisoned_memory"), pytest.mark.isa]
 
 
 def tokens_of(T, B, V=20, seed=0):

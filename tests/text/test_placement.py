@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,11 +12,12 @@ import torch
 import gpu_on_cpu
 from fastlstm import LM
 from fastlstm.errors import ConfigError, KernelError
+from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import devices
-from fastlstm.text import decoder as decoder_module
 from fastlstm.text import evaluation, gpu_decoder
 from fastlstm.text.data.tokenizer import CharTokenizer
-from fastlstm.text.loading import FEWEST_STREAMS, device_for, load_decoder, placed_decoder
+from fastlstm.text.files import save_language_model
+from fastlstm.text.loading import FEWEST_STREAMS, device_for, load_decoder
 
 TOKENIZER = CharTokenizer("abcdefghijklmnopqrst")
 
@@ -74,19 +76,25 @@ def test_weights_that_a_gpu_lacks_are_written_on_the_cpu(gpu: None, random_model
 
 @pytest.mark.parametrize("error", [KernelError("no NVRTC"), torch.OutOfMemoryError("CUDA")])
 def test_a_gpu_that_fails(
-    gpu: None, random_model: Any, monkeypatch: pytest.MonkeyPatch, error: Exception
+    gpu: None, random_model: Any, monkeypatch: pytest.MonkeyPatch, error: Exception, tmp_path: Path
 ) -> None:
     def refuse(*args: Any) -> None:
         raise error
 
     monkeypatch.setattr(gpu_decoder, "GpuDecoder", refuse)
     model = random_model()
-    weights = decoder_module.float_weights(model)
     with pytest.warns(UserWarning, match="text is written on the CPU"):
-        placed = placed_decoder(weights, model.config, "auto", None, "fp32", 100)
-    assert placed.isa != "CUDA"
+        decoder = LM(model, TOKENIZER, device="auto").decoder_for(100)
+    assert decoder.isa != "CUDA"
     with pytest.raises(ConfigError, match="device"):
-        placed_decoder(weights, model.config, "cuda", None, "fp32", 100)
+        LM(model, TOKENIZER, device="cuda").decoder_for(100)
+    run = RunDirectory(tmp_path / "run")
+    run.create()
+    run.publish(save_language_model(model, TOKENIZER))
+    with pytest.warns(UserWarning, match="text is written on the CPU"):
+        assert load_decoder(run.path, device="auto", num_streams=100).decoder.isa != "CUDA"
+    with pytest.raises(ConfigError, match="device"):
+        load_decoder(run.path, device="cuda")
 
 
 def test_a_device_that_is_not_there(random_model: Any, tmp_path: Any) -> None:

@@ -1,6 +1,5 @@
 import itertools
 import json
-import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +13,12 @@ from fastlstm.text import size_plan
 from fastlstm.text.config import TrainConfig
 from fastlstm.text.data.sources import open_source
 from fastlstm.text.data.text import prepare_text
-from fastlstm.text.quality_law import relative_bits
 from fastlstm.text.size_plan import SizeCandidate, SizePlan, can_choose_size, step_seconds
 from fastlstm.training.precision import PrecisionChoice
 from recorded_gpu import use_gpu
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 CONFIG = TrainConfig(budget="60s", precision="fp32")
-RESULTS = Path(__file__).parents[2] / "benchmarks/results/authenticamd-avx512-bf16-2cores"
 
 
 @pytest.fixture
@@ -219,10 +216,9 @@ def test_planning_on_a_gpu_takes_a_second_or_two(monkeypatch, data):
 
 
 def test_timing_leaves_random_numbers_alone(data):
-    ids = data.splits().train if callable(getattr(data, "splits", None)) else data.ids
     before = torch.get_rng_state()
     config = replace(CONFIG, rnn_size=16, embed_size=8, batch_size=4, seq_length=16)
-    assert 0 < step_seconds(config, ids, data.tokenizer) < 60
+    assert 0 < step_seconds(config, data.ids, data.tokenizer) < 60
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -240,7 +236,7 @@ def test_train_takes_the_size_and_says_why(monkeypatch, text, tmp_path):
     start = next(event for event in events if event["event"] == "start")
     assert start["model"]["rnn_size"] in (16, 24)
     notes = [event["text"] for event in events if event["event"] == "message"]
-    assert any("the budget is best used by" in note for note in notes)
+    assert any(note.startswith("chose ") for note in notes)
     stored = json.loads((tmp_path / "run/config.json").read_text())
     assert stored["train"]["rnn_size"] == start["model"]["rnn_size"]
     assert stored["given"]["rnn_size"] is None
@@ -279,21 +275,3 @@ def test_a_precision_that_was_timed_with_another_size_says_so(data, why, size, t
     choice = plan.precision(best, "auto", PrecisionChoice("bf16", why, 9.0))
     assert (choice.name, choice.why) == ("bf16", told)
     assert choice.step_s == pytest.approx(32 * 128 / 1e5)
-
-
-def test_the_law_fits_the_recorded_runs():
-    rows = [json.loads(line) for line in (RESULTS / "sizes.jsonl").read_text().splitlines()]
-    errors = []
-    for row in rows:
-        fields = row["fields"]
-        if fields["batch_size"] < 32 and fields["steps"] < 900:
-            continue
-        if fields["optimizer"] == "adamw" and "learning_rate" not in fields:
-            continue  # at half of today's default rate
-        law = relative_bits(
-            fields["rnn_size"], fields.get("num_layers", 1), row["tokens"], fields["steps"],
-            fields["optimizer"], row["train_tokens"],
-        )  # fmt: skip
-        scale = {"tinyshakespeare.txt": 1.115}.get(row["text"], 1.0)
-        errors.append(law * scale / row["bits_per_char"] - 1)
-    assert math.sqrt(sum(e * e for e in errors) / len(errors)) < 0.015

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from decoding import started
 from fastlstm.errors import ConfigError, CorruptFileError, KernelError
 from fastlstm.text.data.tokenizer import CharTokenizer
 from fastlstm.text.decoder import Decoder
@@ -45,10 +46,7 @@ def test_what_is_likeliest_is_written(options, random_model):
     decoder = Decoder.of(model)
     assert isinstance(decoder, TorchDecoder)
     text = [3, 1, 4]
-    stream = decoder.stream()
-    stream.set(Sampling(temperature=0.0), num_top=0, scores_given=True)
-    stream.feed(text)
-    stream.begin(12)
+    stream = started(decoder, text, 12, num_top=0, scores_given=True, temperature=0.0)
     while stream.is_running:
         decoder.run([stream], 5)
     text += stream.take()

@@ -26,17 +26,16 @@ from fastlstm.errors import (
     Stopped,
     StorageError,
 )
-from fastlstm.runs import publication
+from fastlstm.runs import run_directory
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import hardware, measurements, storage
 from fastlstm.text import task as task_module
 from fastlstm.text.model import LanguageModel
 from fastlstm.text.task import TextTask
 from fastlstm.training import checkpoint as checkpoints
-from fastlstm.training import evaluations
+from fastlstm.training import schedule
 from fastlstm.training import trainer as trainer_module
-from fastlstm.training.evaluations import EvaluationSchedule
-from fastlstm.training.schedule import StopCriterion
+from fastlstm.training.schedule import EvaluationSchedule, StopCriterion
 from fastlstm.training.state import Progress
 from fastlstm.training.stepper import Stepper
 from simulated_disk import FailingOs, RecordingOs
@@ -108,9 +107,10 @@ class StopAt:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def train(text: Path, out: Path, **fields):
+def train(text: Path, out: Path, *observers, **fields):
+    ends = {"steps": 20} if "budget" not in fields else {}
     return fastlstm.train(
-        text, out=out, observers=(), **{**TINY, "steps": 20, "log_every": 1, **fields}
+        text, out=out, observers=observers, **{**TINY, **ends, "log_every": 1, **fields}
     )
 
 
@@ -118,24 +118,19 @@ def train(text: Path, out: Path, **fields):
 @pytest.mark.parametrize("step", [1, 6, 7, 13, 19])
 def test_a_stopped_run_ends_bit_equal(text, tmp_path, whole, step):
     with pytest.raises(Stopped, match="SIGTERM; checkpoint-"):
-        fastlstm.train(
-            text,
-            out=tmp_path / "parts",
-            observers=[StopAt("step", step)],
-            **{**TINY, "steps": 20, "log_every": 1},
-        )
+        train(text, tmp_path / "parts", StopAt("step", step))
     train(text, tmp_path / "parts", resume=True)
     assert_same_state(newest(whole), newest(tmp_path / "parts"))
     assert logged(whole) == logged(tmp_path / "parts"), "no gap and no line twice"
 
 
 def test_a_model_with_an_output_of_low_rank_trains_and_resumes(text, tmp_path):
-    fields = {**TINY, "steps": 20, "log_every": 1, "output_rank": 5, "sample_every": 1}
+    fields = {"output_rank": 5, "sample_every": 1}
     whole = train(text, tmp_path / "whole", **fields)
     losses = [loss for kind, _, loss in logged(whole.path) if kind == "step"]
     assert losses[-1] < losses[0] - 0.1
     with pytest.raises(Stopped):
-        fastlstm.train(text, out=tmp_path / "parts", observers=[StopAt("step", 9)], **fields)
+        train(text, tmp_path / "parts", StopAt("step", 9), **fields)
     train(text, tmp_path / "parts", **fields, resume=True)
     assert_same_state(newest(whole.path), newest(tmp_path / "parts"))
     assert events_of(whole.path)[0]["model"]["output_rank"] == 5
@@ -197,11 +192,9 @@ def test_accumulation_equals_the_big_batch(text, tmp_path):
         "whole": {"batch_size": 8},
     }.items():
         events: list[dict] = []
-        fastlstm.train(
-            text, out=tmp_path / name, observers=[events.append],
-            # Muon's bf16 iteration would enlarge a rounding of the sums ten thousand times.
-            **{**TINY, "dropout": 0.0, "steps": 12, "log_every": 1, "optimizer": "sgd", **fields},
-        )  # fmt: skip
+        # Muon's bf16 iteration would enlarge a rounding of the sums ten thousand times.
+        fields |= {"dropout": 0.0, "steps": 12, "optimizer": "sgd"}
+        train(text, tmp_path / name, events.append, **fields)
         losses.append([e["loss"] for e in events if e["event"] == "step"])
     assert len(losses[0]) == 12
     assert losses[0][-1] < losses[0][0] - 0.1
@@ -264,12 +257,9 @@ def test_nan_in_a_weight_rolls_back_and_names_it(text, tmp_path, monkeypatch):
 
 
 def test_the_parts_of_a_resumed_run_add_up(text, tmp_path):
-    fields = {**TINY, "steps": 20, "log_every": 1}
+    began = time.perf_counter() - 30.0
     with pytest.raises(Stopped):  # a start whose set-up took 30 s
-        fastlstm.train(
-            text, out=tmp_path / "run", observers=[StopAt("step", 5)],
-            began=time.perf_counter() - 30.0, **fields,
-        )  # fmt: skip
+        train(text, tmp_path / "run", StopAt("step", 5), began=began)
     end = events_of(train(text, tmp_path / "run", resume=True).path)[-1]
     parts_s = end["train_s"] + sum(end["spent_s"].values())
     assert 30.0 < end["spent_s"]["setup"] < parts_s <= end["elapsed_s"]
@@ -325,10 +315,7 @@ def test_a_budget_that_set_up_used_up_is_no_finished_run(text, tmp_path):
     events: list[dict] = []
     began = time.perf_counter() - 5.0
     with pytest.raises(BudgetError, match="trained 0 steps: the budget was too small for set-up"):
-        fastlstm.train(
-            text, out=tmp_path / "run", began=began, observers=[events.append],
-            **{**TINY, "budget": "5s"},
-        )  # fmt: skip
+        train(text, tmp_path / "run", events.append, began=began, budget="5s")
     assert not any(event["event"] in ("end", "eval", "sample", "checkpoint") for event in events)
     assert not RunDirectory(tmp_path / "run").has_published()
     assert "trained 0 steps" in events_of(tmp_path / "run")[-1]["reason"]
@@ -338,10 +325,8 @@ def test_a_budget_that_set_up_used_up_is_no_finished_run(text, tmp_path):
 @pytest.mark.usefixtures("rests_between_steps")
 def test_the_schedule_begins_when_set_up_is_over(text, tmp_path):
     events: list[dict] = []
-    fastlstm.train(
-        text, out=tmp_path / "run", began=time.perf_counter() - 30.0, observers=[events.append],
-        **{**TINY, "budget": "36s", "log_every": 1},
-    )  # fmt: skip
+    began = time.perf_counter() - 30.0
+    train(text, tmp_path / "run", events.append, began=began, budget="36s")
     steps = [event for event in events if event["event"] == "step"]
     assert steps[0]["progress"] < 0.3
     assert steps[0]["elapsed_s"] > 30.0
@@ -354,9 +339,8 @@ def test_the_schedule_begins_when_set_up_is_over(text, tmp_path):
 @pytest.mark.usefixtures("rests_between_steps")
 def test_a_budget_is_planned_with_what_an_evaluation_takes(text, tmp_path):
     events: list[dict] = []
-    fields = {**TINY, "budget": "36s", "eval_every": 10**9, "log_every": 1}
-    began = time.perf_counter() - 30.0
-    fastlstm.train(text, out=tmp_path / "run", began=began, observers=[events.append], **fields)
+    fields = {"budget": "36s", "eval_every": 10**9, "began": time.perf_counter() - 30.0}
+    train(text, tmp_path / "run", events.append, **fields)
     kinds = [event["event"] for event in events if event["event"] in ("step", "eval")]
     first = kinds.index("eval")
     assert "step" in kinds[first:]
@@ -365,18 +349,17 @@ def test_a_budget_is_planned_with_what_an_evaluation_takes(text, tmp_path):
 
 @pytest.mark.usefixtures("rests_between_steps")
 def test_a_resumed_run_whose_budget_is_used_is_no_finished_run(text, tmp_path):
-    run, fields = tmp_path / "run", {**TINY, "budget": "36s"}
-    fastlstm.train(text, out=run, began=time.perf_counter() - 30.0, observers=(), **fields)
+    run = tmp_path / "run"
+    train(text, run, began=time.perf_counter() - 30.0, budget="36s")
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     events: list[dict] = []
     with pytest.raises(BudgetError, match="trained 0 further steps: the run has used its budget"):
-        fastlstm.train(text, out=run, resume=True, observers=[events.append], **fields)
+        train(text, run, events.append, resume=True, budget="36s")
     assert not any(event["event"] in ("end", "eval", "checkpoint") for event in events)
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
-    more = {**fields, "budget": "37s"}  # less than set-up takes
-    began = time.perf_counter() - 30.0
+    began = time.perf_counter() - 30.0  # set-up takes more than the further second
     with pytest.raises(BudgetError, match="has used its budget 37s; give a larger `budget`"):
-        fastlstm.train(text, out=run, resume=True, began=began, observers=(), **more)
+        train(text, run, resume=True, began=began, budget="37s")
     end = events_of(run)[-1]
     assert (end["event"], "trained 0 further steps" in end["reason"]) == ("end", True)
 
@@ -384,8 +367,7 @@ def test_a_resumed_run_whose_budget_is_used_is_no_finished_run(text, tmp_path):
 def test_too_many_threads_are_said_before_anything_is_read_or_measured(text, tmp_path, monkeypatch):
     monkeypatch.setattr(hardware, "cores", lambda: 1)
     events: list[dict] = []
-    fields = {**TINY, "threads": 2, "steps": 1}
-    fastlstm.train(text, out=tmp_path / "run", observers=[events.append], **fields)
+    train(text, tmp_path / "run", events.append, threads=2, steps=1)
     said = "2 threads share the 1 core of this process, which is slower than one thread for each"
     assert events[0] == {"event": "message", "level": "warning", "text": said}
     assert [event.get("text") for event in events_of(tmp_path / "run")].count(said) == 1
@@ -394,7 +376,7 @@ def test_too_many_threads_are_said_before_anything_is_read_or_measured(text, tmp
 def test_a_resumed_run_that_took_all_its_steps_says_so(text, tmp_path):
     run = train(text, tmp_path / "run")
     events: list[dict] = []
-    fastlstm.train(text, out=run.path, resume=True, sync_every=2, observers=[events.append], **TINY)
+    train(text, run.path, events.append, resume=True, sync_every=2)
     assert not any(event["event"] == "step" for event in events)
     said = [event["text"] for event in events if event["event"] == "message"]
     assert sum(text.startswith("already complete: it ends after") for text in said) == 1
@@ -407,10 +389,9 @@ def test_of_a_budget_an_evaluation_takes_a_part_of_the_text_and_says_so(
     text, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(TextTask, "min_scored", 50)
-    monkeypatch.setattr(evaluations, "_SHARE_OF_ONE", 0.0)
+    monkeypatch.setattr(schedule, "_SHARE_OF_ONE", 0.0)
     events: list[dict] = []
-    fields = {**TINY, "budget": "8s", "eval_every": 3}
-    fastlstm.train(text, out=tmp_path / "run", observers=[events.append], **fields)
+    train(text, tmp_path / "run", events.append, budget="8s", eval_every=3)
     said = [event.get("text", "") for event in events]
     assert sum("each evaluation scores 50 of " in line for line in said) == 1
     assert {event["num_units"] for event in events if event["event"] == "eval"} == {50}
@@ -437,8 +418,7 @@ def test_a_full_disk_silences_an_output_and_no_more(text, tmp_path):
             raise OSError(28, "No space left on device")
 
     events: list[dict] = []
-    fields = {**TINY, "steps": 3, "log_every": 1}
-    fastlstm.train(text, out=tmp_path / "run", observers=[Full(), events.append], **fields)
+    train(text, tmp_path / "run", Full(), events.append, steps=3)
     texts = [e["text"] for e in events if e["event"] == "message"]
     assert sum("Full stopped (No space left on device)" in t for t in texts) == 1
     assert events[-1]["event"] == "end"
@@ -521,7 +501,7 @@ class NoPublication(RecordingOs):
     """A disk that is full when a model is to be published, and at no other time."""
 
     def mkdir(self, path: Path) -> None:
-        if path.name.startswith(publication.JOURNAL):
+        if path.name.startswith(run_directory.JOURNAL):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         super().mkdir(path)
 
@@ -556,7 +536,7 @@ def best_is_first(monkeypatch):
     monkeypatch.setattr(task_module, "lane_nats", worse)
 
 
-WITH_DISK = {**TINY, "steps": 9, "log_every": 1, "eval_every": 5, "checkpoint_every": 3}
+WITH_DISK = {"steps": 9, "eval_every": 5, "checkpoint_every": 3}
 
 
 def same_model(left: Path, right: Path) -> bool:
@@ -567,24 +547,24 @@ def same_model(left: Path, right: Path) -> bool:
 @pytest.mark.usefixtures("best_is_first")
 @pytest.mark.parametrize("last", [("step", 6), ("step", 8)])
 def test_a_best_model_that_met_a_full_disk_is_published_later(text, tmp_path, monkeypatch, last):
-    fastlstm.train(text, out=tmp_path / "whole", observers=(), **WITH_DISK)
+    train(text, tmp_path / "whole", **WITH_DISK)
     full = FailingOs(Path("/"), 1, errno.ENOSPC, lasting=True)
     disk = Disk(monkeypatch, full, ("step", 4), last)
-    run = fastlstm.train(text, out=tmp_path / "run", observers=[disk], **WITH_DISK)
+    run = train(text, tmp_path / "run", disk, **WITH_DISK)
     assert any("the best model is not published yet" in text for text in disk.warnings)
     assert same_model(run.path, tmp_path / "whole")
 
 
 @pytest.mark.usefixtures("best_is_first")
 def test_a_best_model_that_cannot_be_published_ends_in_an_error(text, tmp_path, monkeypatch):
-    fastlstm.train(text, out=tmp_path / "whole", observers=(), **WITH_DISK)
+    train(text, tmp_path / "whole", **WITH_DISK)
     disk = Disk(monkeypatch, NoPublication(Path("/")), ("step", 4), None)
     with pytest.raises(StorageError, match=r"(?s)No space left.*step 5.*checkpoint-9 keeps it"):
-        fastlstm.train(text, out=tmp_path / "run", observers=[disk], **WITH_DISK)
+        train(text, tmp_path / "run", disk, **WITH_DISK)
     assert not (tmp_path / "run" / "model.safetensors").exists()
     assert "end" not in {event["event"] for event in events_of(tmp_path / "run")}
     monkeypatch.setattr(storage, "os", os)
-    fastlstm.train(text, out=tmp_path / "run", observers=(), resume=True, **WITH_DISK)
+    train(text, tmp_path / "run", resume=True, **WITH_DISK)
     assert same_model(tmp_path / "run", tmp_path / "whole")
 
 
@@ -601,7 +581,7 @@ def test_a_run_that_stays_non_finite_publishes_the_best_model_first(text, tmp_pa
     disk = Disk(monkeypatch, NoPublication(Path("/")), ("step", 4), ("skip", 6))
     fields = {**WITH_DISK, "checkpoint_every": None}  # after a minute: none follows the roll-backs
     with pytest.raises(NonFiniteError):
-        fastlstm.train(text, out=tmp_path / "run", observers=[disk], **fields)
+        train(text, tmp_path / "run", disk, **fields)
     assert any("the best model is not published yet" in text for text in disk.warnings)
     assert (tmp_path / "run" / "model.safetensors").exists()
 
@@ -717,6 +697,9 @@ def test_refusals(text, tmp_path):
     longer = train(text, tmp_path / "run", resume=True, steps=25)
     assert newest(longer.path).name == "checkpoint-25"
     assert run.path == longer.path
+    text.write_text(text.read_text() + "one more line\n")
+    with pytest.raises(FormatError, match=rf"started with {text} .*changed since"):
+        train(text, tmp_path / "run", resume=True, steps=30)
 
 
 def test_a_table_is_no_text_unless_it_is_said(tmp_path: Path) -> None:
@@ -741,7 +724,7 @@ def test_a_checkpoint_that_was_refused_is_tried_again_later(text, tmp_path, monk
         return save(*args, **kwargs)
 
     monkeypatch.setattr(checkpoints, "save_checkpoint", full)
-    monkeypatch.setattr("fastlstm.training.schedule._FIRST_SAVE_S", 0.0)
+    monkeypatch.setattr("fastlstm.training.checkpoint._FIRST_SAVE_S", 0.0)
     train(text, tmp_path / "run")
     assert refused == [1], "after a minute, and not at every step"
 
@@ -773,15 +756,7 @@ def test_a_ceiling_that_was_measured_earlier_is_said_so_in_its_line(text, tmp_pa
     told = []
     for name in ("one", "two"):
         events: list[dict] = []
-        fields = {**TINY, "steps": 1}
-        fastlstm.train(text, out=tmp_path / name, observers=[events.append], **fields)
+        train(text, tmp_path / name, events.append, steps=1)
         told += [e["ceiling_how"] for e in events if e["event"] == "start"]
         assert not [e for e in events if "measured" in e.get("text", "")]
     assert told[1].endswith(", measured earlier")
-
-
-def test_a_text_that_has_changed_is_not_another_one(text, tmp_path):
-    train(text, tmp_path / "run")
-    text.write_text(text.read_text() + "one more line\n")
-    with pytest.raises(FormatError, match=rf"started with {text} .*changed since"):
-        train(text, tmp_path / "run", resume=True)

@@ -61,7 +61,6 @@ def test_what_comes_from_the_run_is_said_and_stored(book, first, tmp_path):
         ({"preset": "tiny"}, "`preset='tiny'`: the run in `start` has rnn_size 16, embed_size 8"),
         ({"tie_weights": True}, "`tie_weights=True`: the run in `start` has False"),
         ({"vocab": "byte"}, "`vocab='byte'`: the run in `start` has char"),
-        ({"initializer": "orthogonal"}, "`initializer='orthogonal'` draws new weights"),
         (
             {"config": TrainConfig(num_layers=2, steps=1)},
             "`num_layers=2`: the run in `start` has 1",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -180,7 +179,7 @@ def test_a_callback_may_end_the_run(hook: str) -> None:
 
 
 @pytest.mark.parametrize("hook", HOOKS)
-def test_what_a_callback_raises_ends_the_run(hook: str) -> None:
+def test_an_exception_of_a_callback_ends_the_run(hook: str) -> None:
     class Broken(Callback):
         def __getattribute__(self, name: str) -> Any:
             if name == f"on_{hook}":
@@ -213,12 +212,9 @@ class Sum(Callback):
 
 
 @pytest.mark.parametrize("step", [1, 5, 9])
-def test_state_survives_a_resume_bit_exactly(tmp_path: Path, step: int) -> None:
+def test_state_survives_a_resume_bit_exactly(run: RunDirectory, step: int) -> None:
     whole = [Sum(), Sum()]
     trainer_of(LinearTask(), callbacks=whole).fit()
-    run = RunDirectory(tmp_path / "run")
-    run.create()
-    run.metrics_path.touch()
     first = trainer_of(
         LinearTask(), snapshots=RunSnapshots(run, 2), callbacks=[Sum(), Sum()],
         stop=lambda: first.progress.step == step, run_path="run",
@@ -235,7 +231,7 @@ def test_state_survives_a_resume_bit_exactly(tmp_path: Path, step: int) -> None:
     assert late.calls.count("update") == 10 - step, "one that was not there before stays new"
 
 
-def test_state_goes_back_with_a_roll_back_as_often_as_need_be() -> None:
+def test_every_roll_back_restores_the_state() -> None:
     class Break(Callback):
         def on_update(self, trainer: Any) -> None:
             at.append(trainer.progress.step)
@@ -249,7 +245,7 @@ def test_state_goes_back_with_a_roll_back_as_often_as_need_be() -> None:
     assert len(total.history) == 10
 
 
-def test_what_are_no_callbacks_is_refused() -> None:
+def test_other_objects_than_callbacks_are_refused() -> None:
     assert checked_callbacks((Recorder(),))
     for given in (Recorder(), 5, None):
         with pytest.raises(ConfigError, match="expected a list of Callback"):
@@ -283,7 +279,7 @@ def test_a_callback_may_end_a_run_before_its_first_step() -> None:
     assert (result.steps, result.reason) == (0, "nothing to do")
 
 
-def test_what_a_callback_raises_at_a_resume_is_its_own() -> None:
+def test_an_exception_of_a_callback_at_a_resume_is_raised_unchanged() -> None:
     class Picky(Callback):
         def state_dict(self) -> dict[str, Any]:
             return {"a": 1}
@@ -329,7 +325,7 @@ def test_patience_starts_at_the_first_accepted_evaluation() -> None:
     assert trainer.fit().steps == 6
 
 
-def test_the_best_of_earlier_steps_is_forgotten_where_an_evaluation_is_not_accepted() -> None:
+def test_a_refused_evaluation_makes_the_run_forget_an_earlier_best() -> None:
     task = LinearTask()
     task.scores = [1.0, 0.5, 7.0]
     result = trainer_of(task, callbacks=[AcceptFrom(4, 10)]).fit()
@@ -338,7 +334,7 @@ def test_the_best_of_earlier_steps_is_forgotten_where_an_evaluation_is_not_accep
 
 
 @pytest.mark.parametrize("accepted", [(), (4,)])
-def test_a_run_without_an_accepted_evaluation_says_so(accepted: tuple[int, ...]) -> None:
+def test_a_run_without_an_accepted_evaluation_warns(accepted: tuple[int, ...]) -> None:
     task, events = LinearTask(), list[Any]()
     trainer = trainer_of(task, events, callbacks=[AcceptFrom(*accepted)], checkpoint_every=3)
     result = trainer.fit()
@@ -353,10 +349,7 @@ def test_a_run_without_an_accepted_evaluation_says_so(accepted: tuple[int, ...])
     assert torch.equal(task.weight, task.seen[-1]), "the last weights stay in the model"
 
 
-def test_what_was_accepted_survives_a_resume(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path / "run")
-    run.create()
-    run.metrics_path.touch()
+def test_accepted_evaluations_survive_a_resume(run: RunDirectory) -> None:
     for steps, best_step, scores in ((3, -1, [0.5]), (5, 4, [1.0, 9.0]), (8, 4, [9.0])):
         task = LinearTask()
         task.scores = list(scores)
@@ -406,7 +399,7 @@ class Doubled(Callback):
 
 
 @pytest.mark.parametrize("ema", [0.0, 0.5])
-def test_weights_in_use_are_those_of_passes_and_evaluations(ema: float) -> None:
+def test_passes_and_evaluations_use_the_weights_in_use(ema: float) -> None:
     task, doubled = LinearTask(dropout=0.0), Doubled()
     task.scores = [2.0, 1.0]
     trainer = trainer_of(task, callbacks=[doubled], eval_every=1, steps=2, ema=ema)

@@ -34,9 +34,8 @@ def run(tmp_path):
     return run
 
 
-def tensors(step, fill=None):
-    chance = torch.Generator().manual_seed(step)
-    weight = torch.randn(5, 7, generator=chance) if fill is None else torch.full((5, 7), fill)
+def tensors(step):
+    weight = torch.randn(5, 7, generator=torch.Generator().manual_seed(step))
     return {
         "model": {"layers.0.weight_hh_l0": weight, "output.bias": torch.arange(3.0) + step},
         "optimizer": {"momentum": weight.to(torch.bfloat16), "step": torch.tensor(step)},
@@ -44,9 +43,9 @@ def tensors(step, fill=None):
     }
 
 
-def save(run, step, *, keep=2, finite=True, tag=0, fill=None):
+def save(run, step, *, keep=2, finite=True, tag=0):
     meta = {"tag": tag, "loss": 0.1 + 0.2, "loader": {"epoch": 3, "index": step}}
-    state = Checkpoint(run.path, step, tensors(step, fill), meta, FILES, finite)
+    state = Checkpoint(run.path, step, tensors(step), meta, FILES, finite)
     return save_checkpoint(run, state, keep)
 
 
@@ -71,14 +70,6 @@ def test_round_trip_is_exact(run):
     assert_whole(found, 12)
     assert (found.path, found.finite, found.meta["loss"]) == (path, True, 0.1 + 0.2)
     assert sorted(os.listdir(run.path)) == [".lock", "checkpoint-12"]
-
-
-def test_shared_and_sliced_storage_is_saved(run):
-    base = torch.arange(12.0)
-    group = {"a": base, "b": base, "c": base[3:5], "d": base.view(3, 4).t(), "e": torch.zeros(0, 2)}
-    save_checkpoint(run, Checkpoint(run.path, 1, {"model": group}, {}, {}, True), 1)
-    found = load_checkpoint(run.path / "checkpoint-1").tensors["model"]
-    assert all(torch.equal(found[name], value) for name, value in group.items())
 
 
 def test_keeps_the_newest(run):
@@ -109,14 +100,7 @@ def test_a_damaged_finite_checkpoint_does_not_count_as_the_last_good_one(run):
     assert steps(run) == [3, 1]
 
 
-def test_nan_in_the_weights_marks_the_checkpoint_whatever_the_caller_says(run):
-    save(run, 1, keep=1)
-    path = save(run, 2, keep=1, fill=float("nan"))
-    assert not load_checkpoint(path).finite
-    assert steps(run) == [2, 1]
-
-
-def test_checkpoints_of_a_course_that_was_left_are_removed(run):
+def test_checkpoints_of_later_steps_are_removed(run):
     for step in (10, 20, 30):
         save(run, step, keep=3)
     save(run, 15, keep=3)
@@ -349,27 +333,14 @@ def check_damage(run, victim, mark):
             assert str(damage[0]).endswith(f"Using {offer}, which is intact")
 
 
-def test_missing_extra_and_linked_files_are_named(run):
-    save(run, 1)
-    path = save(run, 2)
-    target = path / "state.safetensors"
-    whole = target.read_bytes()
-    target.unlink()
-    with pytest.raises(CorruptFileError, match=r"state\.safetensors: is missing"):
-        load_checkpoint(path)
-    (run.path / "elsewhere").write_bytes(whole)
-    target.symlink_to(run.path / "elsewhere")
-    with pytest.raises(CorruptFileError, match=r"state\.safetensors: is a symbolic link"):
-        load_checkpoint(path)
-    target.unlink()
-    target.write_bytes(whole)
-    load_checkpoint(path)
+def test_a_file_that_the_manifest_does_not_list_is_refused(run):
+    path = save(run, 1)
     (path / "hook.py").write_bytes(b"")
     with pytest.raises(CorruptFileError, match=r"hook\.py: is not listed in manifest\.json"):
         load_checkpoint(path)
 
 
-def test_without_any_intact_checkpoint_the_text_says_so(run):
+def test_the_error_says_if_there_is_no_intact_checkpoint(run):
     path = save(run, 1)
     (path / "config.json").write_bytes(b"")
     with pytest.raises(CorruptFileError) as caught:
@@ -379,7 +350,7 @@ def test_without_any_intact_checkpoint_the_text_says_so(run):
     )
     found, damage = find_checkpoint(run)
     assert found is None
-    assert "No intact one is in" in str(damage[0])
+    assert "has no intact checkpoint" in str(damage[0])
 
 
 def hostile(run, contents):
@@ -389,35 +360,7 @@ def hostile(run, contents):
     return run.path / "checkpoint-9"
 
 
-HEADER = b'{"a":{"dtype":"%s","shape":[%s],"data_offsets":[0,%d]}}'
 GOOD = {"format": "fastlstm-checkpoint", "format_version": 1, "step": 9, "meta": {}}
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"rubbish",
-        (2**63).to_bytes(8, "little") + b"{}",
-        b"\x80\x04\x95cos\nsystem\n(S'true'\ntR.",  # a pickle
-        *[
-            len(header).to_bytes(8, "little") + header + bytes(4)
-            for header in (
-                HEADER % (b"F32", b"1125899906842624", 4),
-                HEADER % (b"F32", b"4611686018427387904,4", 4),
-                HEADER % (b"F32", b"1", 8),
-                HEADER % (b"F32", b"-1", 4),
-                HEADER % (b"F99", b"1", 4),
-                HEADER % (b"F4", b"8", 4),
-                b"[" * 5000,
-            )
-        ],
-    ],
-)
-def test_hostile_tensors_are_a_typed_error(run, data):
-    path = hostile(run, {"trainer.json": storage.encode_json(GOOD), "model.safetensors": data})
-    with pytest.raises(CorruptFileError, match=r"model\.safetensors: not a valid safetensors file"):
-        load_checkpoint(path)
 
 
 @pytest.mark.parametrize(
@@ -437,14 +380,14 @@ def test_hostile_trainer_file_is_a_typed_error(run, changes, error, message):
         load_checkpoint(path)
 
 
-def test_a_newer_checkpoint_is_not_passed_over_in_silence(run):
+def test_a_checkpoint_of_a_newer_version_is_an_error(run):
     save(run, 1)
     hostile(run, {"trainer.json": storage.encode_json({**GOOD, "format_version": 2})})
     with pytest.raises(FormatError, match="update it"):
         find_checkpoint(run)
 
 
-def test_a_directory_that_is_no_checkpoint_is_a_clear_error(run):
+def test_another_directory_than_a_checkpoint_is_a_clear_error(run):
     path = hostile(run, {"config.json": b"{}"})
     with pytest.raises(FormatError, match=r"lists no trainer\.json: this is no checkpoint"):
         load_checkpoint(path)

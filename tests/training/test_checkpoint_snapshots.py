@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from fastlstm.runs.run_directory import RunDirectory
@@ -18,17 +17,7 @@ def state(
     return Checkpoint(Path("now"), step, {"model": {"w": weight}}, meta, files, is_finite)
 
 
-@pytest.fixture(params=["memory", "disk"])
-def snapshots(request: pytest.FixtureRequest, tmp_path: Path) -> Snapshots:
-    if request.param == "memory":
-        return MemorySnapshots()
-    run = RunDirectory(tmp_path / "run")
-    run.create()
-    run.metrics_path.touch()
-    return RunSnapshots(run, 2)
-
-
-def test_the_newest_finite_state_is_the_one_to_go_back_to(snapshots: Snapshots) -> None:
+def test_the_newest_finite_state_is_the_last_good_one(snapshots: Snapshots) -> None:
     assert snapshots.last_good() is None
     for step, is_finite in ((0, True), (3, True), (6, False)):
         value = torch.full((2,), float(step) if is_finite else float("nan"))
@@ -52,12 +41,9 @@ def test_a_state_is_a_copy_on_the_way_in_and_on_the_way_out(snapshots: Snapshots
         weight, meta = found.tensors["model"]["w"], found.meta
 
 
-def test_a_checkpoint_says_its_name_and_size(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path / "run")
-    run.create()
-    run.metrics_path.touch()
+def test_the_event_of_a_checkpoint_has_its_name_and_size(run: RunDirectory) -> None:
     about = RunSnapshots(run, 2).save(state(5, torch.ones(2), {}, **{"a.json": b"1"}))
-    files = list((tmp_path / "run" / "checkpoint-5").iterdir())
+    files = list((run.path / "checkpoint-5").iterdir())
     size = sum(file.stat().st_size for file in files)
     assert about == {"path": "checkpoint-5", "bytes": size}
     assert "a.json" in {file.name for file in files}

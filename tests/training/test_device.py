@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator
 
@@ -11,10 +12,12 @@ import torch
 from fastlstm.errors import ConfigError, DeviceMemoryError
 from fastlstm.system import hardware
 from fastlstm.text.config import TrainConfig
+from fastlstm.training import device
 from fastlstm.training.device import (
     memory_told,
     notes_on_device,
     set_up_device,
+    threads_within_quota,
 )
 from recorded_gpu import use_gpu
 
@@ -60,7 +63,7 @@ def test_a_memory_limit_above_the_gpus_is_refused(monkeypatch: pytest.MonkeyPatc
     assert seen == []
 
 
-def test_memory_of_other_processes_is_said_where_it_matters(
+def test_memory_of_other_processes_is_noted_from_one_gb_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for free_gb, said in ((79.3, []), (48.0, ["31.0 of the 80.0 GB"])):
@@ -69,7 +72,7 @@ def test_memory_of_other_processes_is_said_where_it_matters(
         assert notes == [f"other processes hold {text} of this GPU" for text in said]
 
 
-def test_too_little_memory_becomes_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     use_gpu(monkeypatch, free_gb=48.0)
     with (
         pytest.raises(DeviceMemoryError) as caught,
@@ -119,9 +122,63 @@ def test_a_driver_that_is_too_old_is_named_in_every_call(monkeypatch: pytest.Mon
     assert note.endswith("The NVIDIA driver on your system is too old (found version 11040)")
 
 
-def test_no_gpu_is_nothing_to_speak_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_a_gpu_gets_no_note(monkeypatch: pytest.MonkeyPatch) -> None:
     use_gpu(monkeypatch)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert notes_on_device(TrainConfig(), CPU) == []
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
     assert notes_on_device(TrainConfig(), CPU) == []
+
+
+@pytest.fixture
+def limit(monkeypatch):
+    def limit(quota, allowed=4):
+        monkeypatch.setattr(hardware.cgroup, "cpu_quota", lambda: quota)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(allowed)), raising=False)
+
+    return limit
+
+
+@pytest.mark.parametrize(("gain", "threads"), [(1.31, 2), (0.8, 1)])
+@pytest.mark.parametrize("is_quiet", [True, False])
+def test_one_and_two_threads_are_timed_within_one_and_a_half_cores(
+    limit, monkeypatch, tmp_path, gain, threads, is_quiet
+):
+    monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path))
+    timed = list[tuple[int, int]]()
+
+    def measured(low, high):
+        timed.append((low, high))
+        return gain, is_quiet
+
+    monkeypatch.setattr(device, "_gain", measured)
+    limit(1.5)
+    for _ in range(2):
+        found = threads_within_quota()
+        assert found is not None
+        assert found[0] == threads
+        assert found[1].startswith("the CPU quota is 1.5 cores of 4: ")
+        assert f"2 threads compute {gain:.2f} times as much as 1, measured" in found[1]
+    assert timed == [(1, 2)] * (1 if is_quiet else 2), "what a busy machine shows is not kept"
+
+
+@pytest.mark.parametrize(
+    ("quota", "allowed", "expected"),
+    [
+        (None, 4, None),
+        (8.0, 4, None),
+        (2.0, 4, (2, "the CPU quota is 2 cores of 4: 2 threads")),
+        (0.5, 4, (1, "the CPU quota is 0.5 cores of 4: 1 thread")),
+    ],
+)
+def test_nothing_is_timed_without_a_choice(limit, monkeypatch, quota, allowed, expected):
+    monkeypatch.setattr(device, "_gain", lambda *_: pytest.fail("timed"))
+    limit(quota, allowed)
+    assert threads_within_quota() == expected
+
+
+def test_the_threads_of_torch_are_as_before(monkeypatch):
+    monkeypatch.setattr(device, "_TURN_S", 0.001)
+    before = device.torch.get_num_threads()
+    assert device._gain(1, 2)[0] > 0
+    assert device.torch.get_num_threads() == before

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from fastlstm.distributed.world import World
 from fastlstm.errors import CorruptFileError
 from fastlstm.training.checkpoint import Checkpoint
-from fastlstm.training.events import end_event, start_event, step_event
+from fastlstm.training.events import ThroughputMeter, end_event, start_event, step_event
 from linear_task import ROWS, STEPS_PER_EPOCH, LinearTask, of_kind, trainer_of
 
 
@@ -33,7 +34,7 @@ def test_the_start_of_a_run_and_of_a_resumed_one() -> None:
         start_event(trainer.task, trainer.plan, None, bad)
 
 
-def test_the_start_says_which_processes_train_where_there_are_several() -> None:
+def test_the_start_event_describes_several_processes() -> None:
     trainer = trainer_of(LinearTask())
     assert "processes" not in start_event(trainer.task, trainer.plan, None, None)
     world = World(0, 4)
@@ -69,9 +70,42 @@ def test_the_end_has_the_totals_and_its_best_evaluation() -> None:
     trainer = trainer_of(LinearTask(), events)
     trainer.fit()
     (stored,) = of_kind(events, "end")
-    event = end_event(trainer, "why", "place")
+    event = end_event(trainer, "why")
     same = ("task", "step", "units", "best_step", "best_loss", "train_s")
     assert [event[key] for key in same] == [stored[key] for key in same]
-    assert (event["reason"], event["run"]) == ("why", "place")
+    assert (event["reason"], event["run"]) == ("why", None)
     assert event["spent_s"].keys() == {"setup", "evaluations", "saving"}
     assert event["peak_memory_bytes"] > 1 << 20
+
+
+def test_the_seconds_of_a_unit_come_from_steps_until_an_evaluation_is_timed() -> None:
+    task: Any = SimpleNamespace(forward_share=1 / 3, step_units=2, flop_per_unit=0)
+    meter = ThroughputMeter(task, 0.0)
+    assert meter.unit_s == 0.0
+    for _ in range(10):
+        meter.add_step(loss=1.0, norm=1.0, units=2, seconds=1.5)
+    assert meter.unit_s == pytest.approx(1.5 / 3 / 2)
+    meter.add_evaluation(seconds=4.0, units=100)
+    assert meter.unit_s == pytest.approx(0.04)
+
+
+def meter_of(gflops: float) -> ThroughputMeter:
+    task: Any = SimpleNamespace(forward_share=0.5, step_units=2, flop_per_unit=1e9)
+    return ThroughputMeter(task, gflops)
+
+
+def test_a_ceiling_below_the_speed_of_steps_is_ignored() -> None:
+    meter = meter_of(100.0)
+    found = list[float | None]()
+    for seconds in (2.0, 0.98, 0.5, 2.0):  # 50, 102, 200 and 50 GFLOP/s
+        meter.add_step(loss=1.0, norm=1.0, units=100, seconds=seconds)
+        found.append(meter.take(0.0)["ceiling_share"])
+    assert found == [0.5, 1.0, None, None]
+    assert meter.is_ceiling_wrong
+
+
+def test_the_wait_of_skipped_steps_is_no_more_than_all() -> None:
+    meter = meter_of(0.0)
+    meter.add_step(loss=1.0, norm=1.0, units=2, seconds=0.1)
+    assert meter.take(wait_s=3.0)["input_wait_share"] == 1.0
+    assert not meter.is_ceiling_wrong

@@ -44,7 +44,7 @@ def test_events_come_when_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         (None, 0.5, False),
     ],
 )
-def test_a_run_that_waits_for_cores_says_so_once_where_others_have_them(
+def test_a_run_that_waits_for_the_cores_of_others_warns_once(
     waiting: float | None,
     others: float | None,
     is_told: bool,
@@ -63,4 +63,7 @@ def test_a_run_that_waits_for_cores_says_so_once_where_others_have_them(
     told = [e["text"] for e in events if "wait for a core" in str(e.get("text"))]
     shown = f"{min(waiting or 0.0, 2):.1f} of 2 threads wait for a core"
     begin = f"other processes use the CPU: {shown}; "
-    assert told == [begin + "end them for full speed, or give the run --threads 1"] * is_told
+    assert (
+        told
+        == [begin + "end those processes for full speed, or give the run --threads 1"] * is_told
+    )

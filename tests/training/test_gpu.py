@@ -85,7 +85,7 @@ def test_a_budget_chooses_size_precision_and_dropout(tmp_path: Path) -> None:
         cache_dir=str(tmp_path / "cache"), observers=[events.append],
     )  # fmt: skip
     said = [event["text"] for event in events if event["event"] == "message"]
-    assert any(note.startswith("the budget is best used by") for note in said)
+    assert any(note.startswith("chose ") for note in said)
     (dropout,) = (note for note in said if note.startswith("dropout"))
     epochs = float(dropout.partition("about ")[2].split()[0])
     steps = [event for event in events if event["event"] == "step"]

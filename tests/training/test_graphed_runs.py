@@ -96,7 +96,7 @@ def test_a_text(
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_a_text_that_was_stopped_goes_on_bit_equal(
+def test_a_stopped_run_of_a_text_resumes_bit_equal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str
 ) -> None:
     use_graphs_on_the_cpu(monkeypatch)
@@ -124,7 +124,7 @@ def test_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[
     assert_close(own, other, 1e-5 if not options else 1e-3)
 
 
-def test_a_table_read_in_chunks_says_that_it_is_eager(
+def test_a_table_read_in_chunks_is_eager_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = tmp_path / "table.parquet"

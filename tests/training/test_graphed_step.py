@@ -191,7 +191,7 @@ def test_five_bad_steps_in_a_row_roll_back(pair: Pair, numbers: range, log_every
     assert graphed.trainer.progress.lr_scale == 0.5
 
 
-def test_what_comes_back_ends_the_run_with_the_name_of_the_gradient(
+def test_a_lasting_bad_gradient_ends_the_run_with_its_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     use_graphs_on_the_cpu(monkeypatch)
@@ -201,7 +201,7 @@ def test_what_comes_back_ends_the_run_with_the_name_of_the_gradient(
 
 @pytest.mark.parametrize("stop_at", [1, 4, 7])
 @pytest.mark.parametrize("optimizer", ["adamw", "adam"])
-def test_a_stopped_run_goes_on_bit_equal(
+def test_a_stopped_run_resumes_bit_equal(
     monkeypatch: pytest.MonkeyPatch, stop_at: int, optimizer: str
 ) -> None:
     use_graphs_on_the_cpu(monkeypatch)
@@ -226,7 +226,7 @@ def test_a_stopped_run_goes_on_bit_equal(
     assert torch.equal(task.level, whole.task.level)
 
 
-def test_other_state_of_the_optimizers_is_recorded_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loaded_optimizer_state_is_recorded_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     use_graphs_on_the_cpu(monkeypatch)
     task, found = Graphable(dropout=0.0), list[Tensor]()
     trainer = trainer_of(task, **ADAMW)
@@ -279,7 +279,7 @@ def test_out_of_memory_of_a_single_row_is_raised(monkeypatch: pytest.MonkeyPatch
         trainer_of(task, **ADAMW).fit()
 
 
-def test_a_recording_that_fails_is_said_once_and_steps_go_on(
+def test_a_failed_recording_warns_once_and_steps_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     eager = Run(Graphable(), ema=0.9)
@@ -293,7 +293,7 @@ def test_a_recording_that_fails_is_said_once_and_steps_go_on(
 
 
 @pytest.mark.parametrize("log_every", [1, None])
-def test_a_shape_that_cannot_be_recorded_ends_graphs_after_the_steps_before(
+def test_a_shape_that_cannot_be_recorded_ends_graphs_after_the_launched_steps(
     monkeypatch: pytest.MonkeyPatch, log_every: int | None
 ) -> None:
     """The step before is still running, and may be bad."""
@@ -314,9 +314,7 @@ def test_a_shape_that_cannot_be_recorded_ends_graphs_after_the_steps_before(
 
 
 @pytest.mark.parametrize("numbers", [(), (3,), range(4, 9)])
-def test_more_than_three_shapes_step_as_ever_between_graphs(
-    pair: Pair, numbers: Sequence[int]
-) -> None:
+def test_a_fourth_shape_steps_eagerly_between_graphs(pair: Pair, numbers: Sequence[int]) -> None:
     bad = dict.fromkeys(numbers, "batch")
     eager, graphed = pair(
         {"rows": (8, 7, 6, 5, 4, 8), "bad": bad, "dropout": 0.0},
@@ -329,7 +327,7 @@ def test_more_than_three_shapes_step_as_ever_between_graphs(
 
 
 @pytest.mark.parametrize("hook", ["on_gradients", "on_update", "weights_in_use"])
-def test_a_callback_that_sees_steps_from_inside_keeps_them_eager(
+def test_a_callback_with_a_hook_within_steps_keeps_them_eager(
     monkeypatch: pytest.MonkeyPatch, hook: str
 ) -> None:
     use_graphs_on_the_cpu(monkeypatch)
@@ -379,7 +377,7 @@ def test_the_loss_scale_of_fp16_follows_the_steps(
     assert graphed.steps() == eager.steps()
 
 
-def test_fp16_that_overflows_for_ever_ends_in_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_overflow_of_fp16_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     use_graphs_on_the_cpu(monkeypatch)
     fp16(monkeypatch, init_scale=4.0)
     with pytest.raises(NonFiniteError, match=r"gradient of 1\.weight"):

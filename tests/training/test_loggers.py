@@ -99,7 +99,7 @@ def test_a_tracker_gets_every_figure_and_no_secret() -> None:
 
 
 @pytest.mark.parametrize("method", ["open", "log", "close"])
-def test_a_tracker_that_fails_is_told_once_and_the_run_ends(method: str) -> None:
+def test_a_failing_tracker_warns_once_and_the_run_goes_on(method: str) -> None:
     kept, events = Kept(method), Events()
     result = trainer_of(LinearTask(), events, callbacks=[kept]).fit()
     assert result.steps == 10
@@ -126,10 +126,8 @@ def test_a_tracker_that_hangs_does_not_hold_the_run(monkeypatch: pytest.MonkeyPa
     may_go_on.set()
 
 
-def test_a_resumed_run_has_the_same_id_and_a_new_one_another(tmp_path: Path) -> None:
-    run, kept = RunDirectory(tmp_path / "run"), Kept()
-    run.create()
-    store = RunSnapshots(run, 2)
+def test_a_resumed_run_has_the_same_id_and_a_new_one_another(run: RunDirectory) -> None:
+    kept, store = Kept(), RunSnapshots(run, 2)
     trainer_of(LinearTask(), callbacks=[kept], snapshots=store).fit()
     checkpoint, _ = find_checkpoint(run)
     assert checkpoint is not None
@@ -188,7 +186,7 @@ def test_a_missing_package_is_named(name: str, monkeypatch: pytest.MonkeyPatch) 
         LOGGERS[name]()
 
 
-def test_a_folder_of_the_name_is_no_package(
+def test_a_folder_named_like_a_tracker_is_not_its_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "wandb_").mkdir()

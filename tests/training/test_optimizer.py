@@ -33,7 +33,7 @@ def model_of() -> nn.Module:
 
 
 def set_of(model: nn.Module, name: Any, **options: Any) -> OptimizerSet:
-    return OptimizerSet(model, TrainingOptions(optimizer=name, **options), 0.1)
+    return OptimizerSet(model, TrainingOptions(optimizer=name, learning_rate=0.1, **options))
 
 
 def take_steps(model: nn.Module, optimizers: OptimizerSet, first: int, last: int) -> None:

@@ -38,12 +38,12 @@ def test_every_number_has_bounds_that_hold_its_default() -> None:
         ({"strict_kernels": 1}, "`strict_kernels` is 1, expected True or False"),
     ],
 )
-def test_every_job_checks_them(kind: type, given: dict[str, object], told: str) -> None:
+def test_every_job_checks_the_options(kind: type, given: dict[str, object], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         kind(**given)
 
 
-def test_an_end_is_read_from_them() -> None:
+def test_the_stop_criterion_is_read_from_the_options() -> None:
     assert StopCriterion.of(TrainingOptions(steps=7), 5).total_steps == 7
     assert StopCriterion.of(TrainingOptions(epochs=1.5), 5).total_steps == 8, "the next whole step"
     assert StopCriterion.of(TrainingOptions(), 5).text == "budget 5m (default)"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +15,11 @@ from fastlstm.training.checkpoint import Checkpoint
 from fastlstm.training.outputs import EventHub, is_still_improving
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[RunDirectory]:
-    directory = RunDirectory(tmp_path / "run")
-    directory.create()
-    with directory.lock():
-        yield directory
-
-
 def message(text: str) -> dict[str, str]:
     return {"event": "message", "level": "info", "text": text}
 
 
-def test_an_observer_whose_disk_fails_gets_no_more_and_the_others_hear_of_it() -> None:
+def test_an_observer_with_an_os_error_is_removed_with_a_warning() -> None:
     events: list[Any] = []
     calls: list[Any] = []
 
@@ -71,7 +62,7 @@ def test_a_linked_directory_of_tensorboard_is_refused(run: RunDirectory, tmp_pat
         pass
 
 
-def test_a_run_that_its_budget_ended_has_an_end_and_no_report(run: RunDirectory) -> None:
+def test_a_run_without_steps_in_its_budget_has_an_end_and_no_report(run: RunDirectory) -> None:
     with (
         pytest.raises(BudgetError),
         EventHub(run, []).files(None, tensorboard=False),
@@ -82,7 +73,7 @@ def test_a_run_that_its_budget_ended_has_an_end_and_no_report(run: RunDirectory)
     assert not run.report_path.exists()
 
 
-def test_what_another_process_writes_now_gets_no_report_of_this_one(run: RunDirectory) -> None:
+def test_a_run_that_another_process_took_over_gets_no_report(run: RunDirectory) -> None:
     run.publish({"model.txt": b"ours"})
     events: list[Any] = []
 
@@ -129,7 +120,7 @@ def test_lines_after_the_checkpoint_are_cut_and_a_damaged_file_is_set_aside(
         ([(10, -1.0), (20, -1.5)], True),
     ],
 )
-def test_a_run_that_is_still_improving_is_on_no_plateau(
+def test_a_run_on_a_plateau_is_not_still_improving(
     losses: list[tuple[float, float]], is_so: bool
 ) -> None:
     assert is_still_improving(losses) is is_so

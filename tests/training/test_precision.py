@@ -66,7 +66,7 @@ def test_a_cpu_without_bf16_instructions_trains_in_fp32(monkeypatch: pytest.Monk
     assert (choice.name, choice.why) == ("fp32", "this CPU has no bf16 instructions")
 
 
-def test_without_a_pass_to_time_the_precision_is_as_asked() -> None:
+def test_a_given_precision_needs_no_timing() -> None:
     assert choose_precision("bf16", CPU, {}, None) == PrecisionChoice("bf16", "as asked")
 
 
@@ -130,7 +130,7 @@ def test_times_that_make_no_sense_are_measured_again(cache: Path, seconds: Any) 
     assert not time_precision("fp32").is_recalled
 
 
-def test_tf32_is_switched_though_nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tf32_is_switched_without_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     switched: list[str] = []
     monkeypatch.setattr(precision_module, "allow_tf32", switched.append)
     for _ in range(2):
@@ -138,7 +138,7 @@ def test_tf32_is_switched_though_nothing_is_timed(monkeypatch: pytest.MonkeyPatc
     assert switched == ["fp32", "fp32"]
 
 
-def test_a_pass_with_other_threads_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_with_other_threads_are_timed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not time_precision("fp32").is_recalled
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
     assert not time_precision("fp32").is_recalled
@@ -165,7 +165,7 @@ def test_bf16_of_our_own_kernels_is_bf16(monkeypatch: pytest.MonkeyPatch) -> Non
     assert asked == [torch.bfloat16] * 2
 
 
-def test_bf16_of_a_torch_layer_on_a_gpu_is_said_to_be_fp16() -> None:
+def test_bf16_of_a_torch_layer_on_a_gpu_is_noted_as_fp16() -> None:
     (note,) = notes_on("bf16", torch.device("cuda"))
     assert str(note).endswith("`precision='tf32'` has the range of fp32")
     assert notes_on("tf32", torch.device("cuda")) == notes_on("bf16", CPU) == []
@@ -200,7 +200,7 @@ def test_a_gpu_times_three_precisions_by_whole_steps(
 @pytest.mark.parametrize(
     ("capability", "names"), [((7, 0), ["fp32", "fp16"]), ((6, 1), ["fp32"]), ((8, 0), None)]
 )
-def test_an_old_gpu_is_not_timed_in_what_it_emulates(
+def test_an_old_gpu_is_not_timed_in_emulated_precisions(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], names: list[str] | None
 ) -> None:
     use_gpu(monkeypatch, capability=capability)
@@ -214,7 +214,9 @@ def test_an_old_gpu_is_not_timed_in_what_it_emulates(
     assert timed == (names or ["tf32", "bf16", "fp16"])
 
 
-def test_where_nothing_fits_the_step_itself_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_takes_the_most_exact_precision_if_no_step_fits_into_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     use_gpu(monkeypatch)
 
     def seconds(_: str) -> float:

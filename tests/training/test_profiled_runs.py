@@ -240,7 +240,7 @@ def test_a_profile_changes_neither_the_run_nor_the_next_one(
     train(kind, source, run, {"observers": []})
     before = files_of(run)
     numbers = random_numbers()
-    words = ["--measure", "1s", "--no-verify", "--ops", "--trace", str(tmp_path / "trace.json")]
+    words = ["--measure", "1s", "--ops", "--trace", str(tmp_path / "trace.json")]
     assert main(["profile", str(run), *words]) == 0
     assert random_numbers() == numbers
     after = files_of(run)

@@ -56,7 +56,7 @@ def test_a_plan_is_made_once() -> None:
         (CONFIG, {"tokens": 7}),
     ],
 )
-def test_other_options_or_data_have_a_plan_of_their_own(config: TrainConfig, data: Any) -> None:
+def test_other_options_or_data_have_another_plan(config: TrainConfig, data: Any) -> None:
     planned()
     assert planned(config, **data)[1]
 
@@ -82,7 +82,7 @@ def test_a_plan_of_a_busy_machine_holds_until_the_machine_is_quiet(
     assert not planned()[1]
 
 
-def test_a_plan_is_made_anew_where_clearly_more_time_is_left() -> None:
+def test_a_plan_is_made_anew_if_clearly_more_time_is_left() -> None:
     """The first run of a text may spend most of its budget on encoding it."""
     planned(left_s=5.0)
     assert not planned(left_s=6.0)[1]

@@ -1,9 +1,21 @@
+"""When a run evaluates and ends, and its learning rate."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from fastlstm.errors import BudgetError
 from fastlstm.text.config import TrainConfig
-from fastlstm.training import schedule
-from fastlstm.training.schedule import SaveTimes, StopCriterion, learning_rate_factor
+from fastlstm.training.schedule import (
+    EvaluationSchedule,
+    StopCriterion,
+    default_evaluations,
+    learning_rate_factor,
+)
+from fastlstm.training.state import Progress
 
 
 def test_rate_goes_up_stays_and_ends_at_zero():
@@ -35,7 +47,7 @@ def test_budget_counts_wall_clock_and_keeps_a_reserve():
     )
 
 
-def test_of_a_budget_the_steps_get_what_set_up_left():
+def test_steps_get_the_part_of_a_budget_that_set_up_leaves():
     ending = StopCriterion.of(TrainConfig(budget="2m"), 100)
     assert ending.progress(0, 20, setup_s=20) == 0.0
     assert ending.progress(5, 70, setup_s=20) == 0.5
@@ -47,20 +59,119 @@ def test_of_a_budget_the_steps_get_what_set_up_left():
     ending.require_steps(1, 121.0)
 
 
-def test_the_first_checkpoint_comes_after_fifteen_seconds(monkeypatch):
-    now_s = [100.0]
-    monkeypatch.setattr(schedule.time, "perf_counter", lambda: now_s[0])
-    times, saved = SaveTimes(None), []
-    times.tried(0)  # before the first step
-    for step in range(1, 200):
-        now_s[0] += 1.0
-        if times.is_due(step):
-            saved.append(step)
-            times.tried(step)
-    assert saved == [16, 77, 138, 199]
-    assert [step for step in range(1, 10) if SaveTimes(4).is_due(step)] == [4, 8]
-
-
 def test_without_an_end_the_default_budget_holds():
     ending = StopCriterion.of(TrainConfig(), 1)
     assert (ending.budget_s, ending.text) == (300.0, "budget 5m (default)")
+
+
+BUDGET = StopCriterion("budget", None, 100.0, "budget 100s")
+
+
+def test_the_time_of_set_up_does_not_count_for_evaluations() -> None:
+    progress = Progress(step=5, spent={"setup": 50.0, "evaluations": 1.0})
+    schedule = EvaluationSchedule(None, 5, BUDGET)
+    assert not schedule.is_due(progress, 0.5, 60.0)
+    assert not schedule.is_due(progress, 0.5, 75.0)
+    assert schedule.is_due(progress, 0.5, 84.0)
+
+
+STEPS = StopCriterion("steps", 100, None, "100 steps")
+
+
+def test_an_evaluation_is_due_once_every_so_many_steps() -> None:
+    schedule = EvaluationSchedule(10, 16, STEPS)
+    due = [step for step in range(41) if schedule.is_due(Progress(step=step), step / 100, 0.0)]
+    assert due == [10, 20, 30, 40]
+    assert not schedule.is_due(Progress(step=10, evaluated_step=10), 0.1, 0.0)
+    assert schedule.left(Progress(step=35)) == 6
+
+
+def test_no_evaluation_is_beside_another() -> None:
+    schedule, progress = EvaluationSchedule(100, 16, BUDGET), Progress(step=154)
+    assert schedule.is_due(progress, 0.5, 50.0), "the first of a budget, half-way through"
+    progress.evaluated_step, progress.evaluations = 194, 1
+    progress.step = 200
+    assert not schedule.is_due(progress, 0.6, 60.0), "6 steps after the last"
+    progress.step = 300
+    assert not schedule.is_due(progress, 0.98, 98.0), "6 steps before the one that ends the run"
+    assert schedule.is_due(progress, 0.8, 80.0)
+
+
+def test_slots_are_spread_evenly_over_the_run() -> None:
+    schedule, progress, due = EvaluationSchedule(None, 4, STEPS), Progress(), []
+    for progress.step in range(101):
+        done = progress.step / 100
+        if schedule.is_due(progress, done, 0.0):
+            due.append(progress.step)
+            progress.evaluated_step, progress.slot = progress.step, schedule.slot(done)
+    assert due == [25, 50, 75, 100]
+    assert schedule.left(Progress(slot=1)) == 3
+
+
+def test_a_missed_evaluation_is_not_made_up_for() -> None:
+    schedule = EvaluationSchedule(None, 4, STEPS)
+    assert schedule.slot(0.8) == 3
+    assert not schedule.is_due(Progress(step=80, slot=3), 0.8, 0.0)
+
+
+def test_half_way_through_a_budget_the_first_evaluation_is_due() -> None:
+    schedule = EvaluationSchedule(10**6, 16, BUDGET)
+    assert not schedule.is_due(Progress(step=5), 0.49, 49.0)
+    assert schedule.is_due(Progress(step=5), 0.5, 50.0)
+    assert not schedule.is_due(Progress(step=5, evaluations=1), 0.5, 50.0)
+    assert not EvaluationSchedule(10**6, 16, STEPS).is_due(Progress(step=50), 0.5, 50.0)
+
+
+def test_spread_evaluations_take_a_share_of_a_budget() -> None:
+    schedule = EvaluationSchedule(None, 5, BUDGET)
+    for spent_s, is_due in ((1.5, True), (1.6, False)):
+        assert (
+            schedule.is_due(Progress(step=5, spent={"evaluations": spent_s}), 0.5, 50.0) is is_due
+        )
+
+
+def test_the_units_that_an_evaluation_scores() -> None:
+    task: Any = SimpleNamespace(
+        num_valid=10**6, min_scored=10, max_scored=None, step_units=8.0, forward_share=0.5
+    )
+    limit = EvaluationSchedule(10, 16, STEPS).limit
+    assert limit(task, Progress(), 1e-3) == 10**6, "every so many steps: all"
+    # 100 steps of 8 are worth the time of 1600 scored, of which 3 % are 48.
+    assert EvaluationSchedule(None, 4, STEPS).limit(task, Progress(), 1e-3) == 12
+    task.max_scored = 500
+    assert limit(task, Progress(), 1e-3) == 500
+    task.max_scored, setup = None, Progress(spent={"setup": 20.0})
+    assert EvaluationSchedule(10, 16, BUDGET).limit(task, setup, 1e-3) == 8000, "a tenth of 80 s"
+    assert EvaluationSchedule(None, 4, BUDGET).limit(task, setup, 1e-3) == 600, "3 % over four"
+    assert EvaluationSchedule(10, 16, BUDGET).limit(task, setup, 10.0) == 10, "the least"
+    assert EvaluationSchedule(10, 16, BUDGET).limit(task, setup, 0.0) == 10**6, "not known yet"
+    task.num_valid = 7
+    assert EvaluationSchedule(10, 16, BUDGET).limit(task, setup, 10.0) == 7
+
+
+def steps_of(total: int) -> StopCriterion:
+    return StopCriterion("steps", total, None, f"{total} steps")
+
+
+@pytest.mark.parametrize(("steps", "count"), [(1, 1), (100, 2), (240, 5), (2000, 16), (10**6, 16)])
+def test_as_many_evaluations_as_the_steps_have_time_for(steps: int, count: int) -> None:
+    task: Any = SimpleNamespace(
+        num_valid=10**6, min_scored=256, max_scored=None, step_units=64.0, forward_share=1 / 3
+    )
+    end = steps_of(steps)
+    assert default_evaluations(task, end, 0) == count
+    scored = count * EvaluationSchedule(None, count, end).limit(task, Progress(), 0.0)
+    assert scored / 3 <= max(256 / 3, 0.03 * 64 * steps), "the time of 3 % of the steps, or of one"
+
+
+def test_patience_has_all_evaluations() -> None:
+    task: Any = SimpleNamespace(num_valid=500, min_scored=256, step_units=1.0, forward_share=0.5)
+    assert default_evaluations(task, steps_of(10), 3) == 16
+    assert default_evaluations(task, BUDGET, 0) == 16, "of a budget their time is measured"
+
+
+def test_a_small_validation_part_is_evaluated_more_often() -> None:
+    task: Any = SimpleNamespace(num_valid=10, min_scored=256, step_units=32.0, forward_share=0.5)
+    assert default_evaluations(task, steps_of(100), 0) == 16
+    task.num_valid = 100
+    assert default_evaluations(task, steps_of(100), 0) == 1

@@ -52,7 +52,7 @@ def session_in(path: Path, events: list[dict[str, Any]]) -> RunSession:
 
 
 @pytest.mark.parametrize(("budget_s", "is_said"), [(60.0, True), (100.0, False), (None, False)])
-def test_a_set_up_of_more_than_a_tenth_of_a_budget_is_said(
+def test_a_set_up_of_more_than_a_tenth_of_a_budget_is_noted(
     clock: Clock, budget_s: float | None, is_said: bool
 ) -> None:
     session = RunSession(None, [])
@@ -61,7 +61,7 @@ def test_a_set_up_of_more_than_a_tenth_of_a_budget_is_said(
     clock.wall_s += 2
     plan: Any = SimpleNamespace(stop_criterion=SimpleNamespace(budget_s=budget_s))
     text = "set-up took 9.0 s of the budget of 60 s: the plan 7.0 s, the rest 2.0 s"
-    waited = "this process computed for 6.0 s of it and waited otherwise"
+    waited = "this process computed for 6.0 s of it and waited for the rest"
     assert session._notes_on_setup(plan) == ([f"{text}; {waited}"] if is_said else [])
     clock.own_s += 3
     assert session._notes_on_setup(plan) == ([text] if is_said else [])
@@ -83,15 +83,20 @@ def test_the_end_is_shown_when_the_report_is_written(tmp_path: Path, clock: Cloc
     assert end["still_improving"] is True
 
 
-@pytest.mark.parametrize(("last", "is_so"), [(1.9, False), (1.2, True)])
-def test_a_resumed_run_is_still_improving_beside_the_evaluations_before_it(
-    tmp_path: Path, last: float, is_so: bool
+@pytest.mark.parametrize(
+    ("first", "last", "is_so"), [(2.0, 1.9, False), (2.0, 1.2, True), (None, 1.4, True)]
+)
+def test_a_resumed_run_is_still_improving_beside_accepted_evaluations_before_it(
+    tmp_path: Path, first: float | None, last: float, is_so: bool
 ) -> None:
     events: list[dict[str, Any]] = []
     session = session_in(tmp_path, events)
+    best = {"loss": 1.0, "bits_per_char": 1.0, "is_accepted": False}
+    if first is not None:
+        best = {"loss": first, "bits_per_char": first}
     with session.files(None, tensorboard=False):
-        for step, loss in ((10, 2.0), (20, 1.5)):
-            session.emit({"event": "eval", "step": step, "loss": loss, "bits_per_char": loss})
+        session.emit({"event": "eval", "step": 10, **best})
+        session.emit({"event": "eval", "step": 20, "loss": 1.5, "bits_per_char": 1.5})
     mark = metrics_mark(session.run.metrics_path)
     found = Checkpoint(session.run.path, 20, {}, {"metrics": mark}, {}, finite=True)
     again = RunSession(session.run, [events.append])
@@ -99,22 +104,6 @@ def test_a_resumed_run_is_still_improving_beside_the_evaluations_before_it(
         again.emit({"event": "eval", "step": 30, "loss": last, "bits_per_char": last})
         again.emit({"event": "end", "reason": "30 steps", "elapsed_s": 1.0})
     assert events[-1]["still_improving"] is is_so
-
-
-def test_evaluations_that_callbacks_did_not_accept_do_not_count_as_better(tmp_path: Path) -> None:
-    events: list[dict[str, Any]] = []
-    session = session_in(tmp_path, events)
-    scores = {"bits_per_char": 1.0, "is_accepted": False}
-    with session.files(None, tensorboard=False):
-        session.emit({"event": "eval", "step": 10, "loss": 1.0, **scores})
-        session.emit({"event": "eval", "step": 20, "loss": 2.0, "bits_per_char": 2.0})
-    mark = metrics_mark(session.run.metrics_path)
-    found = Checkpoint(session.run.path, 20, {}, {"metrics": mark}, {}, finite=True)
-    again = RunSession(session.run, [events.append])
-    with again.files(found, tensorboard=False):
-        again.emit({"event": "eval", "step": 30, "loss": 1.5, "bits_per_char": 1.5})
-        again.emit({"event": "end", "reason": "30 steps", "elapsed_s": 1.0})
-    assert events[-1]["still_improving"] is True
 
 
 @pytest.mark.parametrize(("wall_s", "factor"), [(1.0, 1.0), (2.0, 2.0), (50.0, 3.0), (0.5, 1.0)])
@@ -145,7 +134,7 @@ def test_a_machine_is_not_busy_because_the_run_waits_for_its_own_threads(
             assert session.report_s() == pytest.approx(2.5 * factor)
 
 
-def test_what_takes_long_shows_how_far_it_is(tmp_path: Path, clock: Clock) -> None:
+def test_long_work_shows_its_progress(tmp_path: Path, clock: Clock) -> None:
     events: list[dict[str, Any]] = []
     show = session_in(tmp_path, events).watch("evaluating", "windows")
     for done in range(1, 11):
@@ -178,7 +167,7 @@ def test_more_threads_than_cores_are_noted(
 
 
 @pytest.mark.parametrize(("forced", "is_said"), [("scalar", True), ("avx2", False), ("", False)])
-def test_a_ceiling_is_said_to_be_that_of_all_instructions(
+def test_a_ceiling_is_marked_as_not_limited_by_the_instruction_set(
     forced: str, is_said: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is measured by torch, which does not know FASTLSTM_ISA."""
@@ -192,7 +181,7 @@ def test_a_ceiling_is_said_to_be_that_of_all_instructions(
 
 
 @pytest.mark.parametrize(("size", "is_recalled"), [(1, True), (4, False)])
-def test_the_ceiling_is_that_of_all_processes(
+def test_the_ceiling_is_the_sum_of_all_processes(
     size: int, is_recalled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = Ceilings(120.0, "torch.mm", 20.0, is_recalled=is_recalled)
@@ -234,7 +223,7 @@ def test_local_steps_have_a_higher_learning_rate_by_default(options, size, rate)
         ("2.0x faster here", False, True, "2.0x faster here"),
     ],
 )
-def test_a_precision_that_was_not_asked_for_now_is_not_said_to_be(
+def test_the_reason_of_a_precision_is_asked_only_if_this_start_asks(
     why: str, is_given: bool, is_resumed: bool, told: str
 ) -> None:
     checkpoint: Any = object() if is_resumed else None

@@ -40,7 +40,7 @@ def test_the_first_signal_is_acknowledged_once_and_at_once(capfd, number, text):
     assert capfd.readouterr().err == ""
 
 
-def test_of_several_processes_the_first_of_a_machine_acknowledges_it(monkeypatch, capfd):
+def test_only_the_first_process_of_a_machine_acknowledges_a_signal(monkeypatch, capfd):
     monkeypatch.setenv("LOCAL_RANK", "1")
     with StopFlag() as stop:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -72,7 +72,7 @@ def test_second_signal_ends_the_process_with_the_documented_code():
     )
 
 
-def test_the_second_one_may_be_handled_late(monkeypatch):
+def test_the_second_signal_may_be_handled_late(monkeypatch):
     """The main thread was in native code for three seconds."""
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -89,14 +89,14 @@ def test_the_second_one_may_be_handled_late(monkeypatch):
     assert ended == [128 + signal.SIGINT], "the third came seconds later"
 
 
-def test_when_a_signal_came_is_known():
+def test_the_time_of_a_signal_is_known():
     with handling({signal.SIGTERM: lambda *_: None}, lambda _: True), Arrivals() as arrivals:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(0.05)
         assert 0.03 < arrivals.age_s() < 20
 
 
-def test_of_several_processes_a_signal_comes_twice(monkeypatch, capfd):
+def test_with_several_processes_a_second_signal_at_once_counts_as_the_first(monkeypatch, capfd):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with StopFlag() as stop:
@@ -109,7 +109,7 @@ def test_of_several_processes_a_signal_comes_twice(monkeypatch, capfd):
 @pytest.mark.parametrize(
     ("signals", "seen"), [("INT HUP", "False None"), ("INT TERM", "True SIGTERM")], ids=str
 )
-def test_what_a_shell_has_the_background_ignore_stays_ignored(signals, seen):
+def test_ignored_signals_of_background_processes_stay_ignored(signals, seen):
     """Ctrl-C is meant for the foreground, such as `less` beside `nohup fastlstm train … &`."""
     code = (
         "import os, signal\n"

@@ -13,13 +13,21 @@ import torch
 from fastlstm.errors import Stopped
 from fastlstm.forecast.model.network import CategoryEmbedding
 from fastlstm.training import state
-from fastlstm.training.averaging import WeightAverage
 from fastlstm.training.optimizer import OptimizerSet
 from fastlstm.training.options import TrainingOptions
-from fastlstm.training.state import Progress, Tensors, TrainingState
+from fastlstm.training.state import (
+    NonFiniteGuard,
+    Progress,
+    Tensors,
+    TrainingState,
+    WeightAverage,
+    bad_gradient,
+    bad_weight,
+    first_non_finite,
+)
 
 
-def test_a_part_that_is_stopped_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_block_is_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [100.0]
     monkeypatch.setattr(state.time, "perf_counter", lambda: now_s[0])
     progress = Progress()
@@ -36,7 +44,7 @@ def test_a_part_that_is_stopped_counts_too(monkeypatch: pytest.MonkeyPatch) -> N
     assert progress.spent == {"evaluations": 5.0}
 
 
-def test_what_a_model_keeps_beside_its_weights_is_stored_and_put_back() -> None:
+def test_buffers_of_a_model_are_stored_and_restored() -> None:
     """Without it a resumed forecaster took the categories it had read for unknown ones."""
 
     def made(*codes: int) -> TrainingState:
@@ -53,8 +61,8 @@ def test_what_a_model_keeps_beside_its_weights_is_stored_and_put_back() -> None:
 
 def state_of(decay: float = 0.5) -> TrainingState:
     model = torch.nn.Linear(3, 2)
-    options = TrainingOptions(optimizer="adamw")
-    return TrainingState(model, OptimizerSet(model, options, 0.1), WeightAverage(model, decay))
+    options = TrainingOptions(optimizer="adamw", learning_rate=0.1)
+    return TrainingState(model, OptimizerSet(model, options), WeightAverage(model, decay))
 
 
 def taken(state: TrainingState, steps: int) -> None:
@@ -94,7 +102,7 @@ def test_a_restored_state_continues_bit_equal() -> None:
     assert all(torch.equal(after[s][n], again[s][n]) for s in after for n in after[s])
 
 
-def test_a_roll_back_keeps_the_counters_of_trouble() -> None:
+def test_a_roll_back_keeps_the_guard() -> None:
     state = state_of()
     taken(state, 1)
     tensors, meta = captured(state)
@@ -145,3 +153,55 @@ def test_tensors_of_another_model_are_refused(
         tensors[stem]["weight"] = value
     with pytest.raises(ValueError, match=error):
         state.restore(tensors, meta)
+
+
+def test_the_first_bad_tensor_is_named() -> None:
+    good, bad = torch.ones(3), torch.tensor([1.0, float("nan")])
+    assert first_non_finite([("a", good), ("b", bad), ("c", bad)]) == "b"
+    assert first_non_finite([("a", good), ("n", torch.tensor([1, 2]))]) is None
+
+
+def test_weights_and_gradients_by_name() -> None:
+    layer = torch.nn.Linear(2, 2)
+    assert bad_weight(layer) is None
+    layer.bias.grad = torch.tensor([float("inf"), 0.0])
+    assert bad_gradient(layer) == "bias"
+    with torch.no_grad():
+        layer.weight[0, 0] = float("nan")
+    assert bad_weight(layer) == "weight"
+
+
+def test_five_bad_steps_in_a_row_roll_back_and_a_fourth_roll_back_stops() -> None:
+    guard = NonFiniteGuard()
+    assert [guard.bad_step(n, "loss") for n in range(5)] == [False] * 4 + [True]
+    guard.good_step()
+    assert not guard.bad_step(9, "loss")
+    assert [guard.roll_back() for _ in range(4)] == [False, False, False, True]
+    assert guard.culprits[-1] == "step 9: loss"
+
+
+def test_the_average_follows_the_formula_and_swaps_in_and_out() -> None:
+    layer = torch.nn.Linear(1, 1, bias=False)
+    with torch.no_grad():
+        layer.weight.fill_(0.0)
+    average = WeightAverage(layer, decay=0.5)
+    for _ in range(3):
+        with torch.no_grad():
+            layer.weight.add_(1.0)
+        average.update()
+    expected = 0.0
+    for n, weight in enumerate((1.0, 2.0, 3.0), start=1):
+        decay = min(0.5, (1 + n) / (10 + n))
+        expected = decay * expected + (1 - decay) * weight
+    with average.applied():
+        assert abs(layer.weight.item() - expected) < 1e-6
+    assert layer.weight.item() == 3.0
+
+
+def test_weights_stay_where_they_are_while_averages_are_in_use() -> None:
+    layer = torch.nn.Linear(1, 1)
+    average = WeightAverage(layer, decay=0.9)
+    place = layer.weight.data_ptr()  # cuDNN has the weights of a layer in one buffer
+    with average.applied():
+        assert layer.weight.data_ptr() == place
+    assert layer.weight.data_ptr() == place

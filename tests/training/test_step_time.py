@@ -20,7 +20,6 @@ from fastlstm.training.step_time import (
     use_up_batches,
 )
 from fastlstm.tuning.variants import EXACT, Variant, steps_of
-from fastlstm.tuning.verification import timed_steps
 from linear_task import LinearTask, RowLoader, trainer_of
 
 BATCH_S = 0.05
@@ -54,13 +53,6 @@ def slow_task() -> Any:
     task.loader.steps_per_epoch = 5
     time.sleep(8 * BATCH_S)  # as while another worker has its turn
     return task
-
-
-def test_steps_after_a_pause_find_no_batches_made_ahead() -> None:
-    task = slow_task()
-    trainer = trainer_of(task)
-    with task.loader:
-        assert min(timed_steps(trainer, 3)) * task.step_units > BATCH_S / 2
 
 
 def test_a_turn_of_a_variant_waits_for_the_loader() -> None:

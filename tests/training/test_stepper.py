@@ -81,7 +81,7 @@ def test_out_of_memory_of_a_single_row_is_raised() -> None:
         trainer_of(task).step(task.loader.next())
 
 
-def test_the_gradient_is_clipped_and_its_norm_told_before() -> None:
+def test_the_gradient_is_clipped_and_its_norm_is_from_before() -> None:
     task = LinearTask(dropout=0.0)
     trainer = trainer_of(task, grad_clip=1e-3, learning_rate=1.0)
     before = torch.cat([p.detach().flatten() for p in task.model.parameters()])
@@ -102,7 +102,7 @@ def test_the_factor_scales_the_learning_rate() -> None:
     torch.testing.assert_close(changes[0] * 0.25, changes[1])
 
 
-def test_the_average_follows_each_update_and_what_callbacks_make_of_it() -> None:
+def test_the_average_follows_each_update_and_its_callbacks() -> None:
     class Mask(Callback):
         def on_update(self, trainer: Any) -> None:
             with torch.no_grad():
@@ -132,7 +132,7 @@ def test_a_step_that_is_not_finite_changes_no_weight_and_keeps_its_gradients() -
     assert trainer.state.average.updates == 0
 
 
-def test_a_step_by_hand_leaves_the_counters() -> None:
+def test_a_step_by_hand_is_not_counted() -> None:
     task = LinearTask()
     trainer = trainer_of(task)
     trainer.step(task.loader.next())

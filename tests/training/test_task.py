@@ -29,7 +29,7 @@ def test_a_task_may_carry_nothing_and_do_nothing_at_its_end() -> None:
     task.restore_carried({})
 
 
-def test_a_task_is_asked_for_all_that_differs() -> None:
+def test_a_task_must_define_its_abstract_methods() -> None:
     with pytest.raises(TypeError, match="abstract"):
         Task()  # type: ignore[abstract]
     assert Score(1.0, 2).metrics == {}

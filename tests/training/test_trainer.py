@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,18 +13,9 @@ from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.training import trainer as trainer_module
 from fastlstm.training.callbacks import RiseStopping
 from fastlstm.training.checkpoint import MemorySnapshots, RunSnapshots, find_checkpoint
-from fastlstm.training.throughput import ThroughputMeter
+from fastlstm.training.events import ThroughputMeter
 from fastlstm.training.trainer import Trainer
 from linear_task import ROWS, LinearTask, of_kind, trainer_of
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[RunDirectory]:
-    found = RunDirectory(tmp_path / "run")
-    found.create()
-    found.metrics_path.touch()
-    with found.lock():
-        yield found
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
@@ -66,7 +55,7 @@ def test_a_resumed_run_is_bit_equal_to_an_uninterrupted_one(
     assert [getattr(result, name) for name in same] == [getattr(expected, name) for name in same]
 
 
-def test_a_run_says_what_it_does() -> None:
+def test_a_run_emits_its_events_in_order() -> None:
     events: list[Any] = []
     result = trainer_of(LinearTask(), events).fit()
     found = [f"{event['event']} {event['step']}" for event in events]
@@ -186,7 +175,7 @@ def test_a_rise_counts_evaluations_and_is_remembered(run: RunDirectory) -> None:
 
 
 @pytest.mark.parametrize("state", [{"more": 1}, {"losses": "2.0"}, {"losses": [2.0, None]}])
-def test_losses_of_a_checkpoint_that_are_no_numbers_are_refused(state: dict[str, Any]) -> None:
+def test_losses_of_a_checkpoint_must_be_numbers(state: dict[str, Any]) -> None:
     with pytest.raises(CorruptFileError, match="as losses since the best evaluation"):
         RiseStopping().load_state_dict(state)
 
@@ -215,7 +204,7 @@ def test_a_budget_ends_the_run_and_evaluates_its_end() -> None:
     assert of_kind(events, "eval")[-1]["step"] == result.steps > 0
 
 
-def test_a_stop_without_a_run_is_raised_and_no_end_is_said() -> None:
+def test_a_stop_without_a_run_directory_is_raised_without_an_end_event() -> None:
     events: list[Any] = []
     trainer = trainer_of(LinearTask(), events, stop=lambda: trainer.progress.step == 3)
     with pytest.raises(Stopped, match="stopped while training") as stopped:
@@ -224,7 +213,7 @@ def test_a_stop_without_a_run_is_raised_and_no_end_is_said() -> None:
     assert of_kind(events, "end") == []
 
 
-def test_of_many_units_an_evaluation_scores_some_and_says_so() -> None:
+def test_an_evaluation_scores_a_part_of_many_units_and_says_so() -> None:
     task, events = LinearTask(), list[Any]()
     task.num_valid = 1000
     trainer_of(task, events, eval_every=None, evaluations=2, steps=200).fit()
@@ -234,7 +223,7 @@ def test_of_many_units_an_evaluation_scores_some_and_says_so() -> None:
     assert {event["num_units"] for event in of_kind(events, "eval")} == {num}
 
 
-def test_what_is_drawn_follows_from_the_seed() -> None:
+def test_random_numbers_follow_from_the_seed() -> None:
     with torch.random.fork_rng():
         for seed in (7, 8):
             trainer_of(LinearTask(), seed=seed).fit()

@@ -73,7 +73,7 @@ def test_a_stop_of_one_rank_stops_all() -> None:
         evaluated(Blocks(), Waiting(0, 2, stopping.own))
 
 
-def test_a_callback_with_weights_of_its_own_is_refused_in_several_processes() -> None:
+def test_a_callback_with_weights_in_use_is_refused_in_several_processes() -> None:
     class Own(Callback):
         def weights_in_use(self, trainer: Any) -> Any:
             return torch.no_grad()

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from fastlstm.errors import NonFiniteError
-from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.training.callbacks import Callback
-from fastlstm.training.checkpoint import MemorySnapshots, RunSnapshots, Snapshots
+from fastlstm.training.checkpoint import MemorySnapshots, Snapshots
 from linear_task import LinearTask, of_kind, trainer_of
 
 NAN = float("nan")
-
-
-@pytest.fixture(params=["memory", "disk"])
-def snapshots(request: pytest.FixtureRequest, tmp_path: Path) -> Snapshots:
-    if request.param == "memory":
-        return MemorySnapshots()
-    run = RunDirectory(tmp_path / "run")
-    run.create()
-    run.metrics_path.touch()
-    return RunSnapshots(run, 2)
 
 
 class BadWeight(Callback):
@@ -70,7 +58,7 @@ def test_a_bad_weight_rolls_back_and_halves_the_rate(snapshots: Snapshots) -> No
     assert any("half the learning rate" in e["text"] for e in of_kind(events, "message"))
 
 
-def test_the_state_is_that_of_the_snapshot(snapshots: Snapshots) -> None:
+def test_a_roll_back_restores_the_whole_snapshot(snapshots: Snapshots) -> None:
     def weights(trainer: Any) -> list[bytes]:
         tensors, meta = trainer.saver.capture()
         named = sorted((s, n, t) for s, group in tensors.items() for n, t in group.items())
@@ -92,7 +80,7 @@ def test_the_state_is_that_of_the_snapshot(snapshots: Snapshots) -> None:
     assert seen[0] == seen[1] == seen[2], "also the second time"
 
 
-def test_what_was_best_stays_best(snapshots: Snapshots) -> None:
+def test_a_roll_back_keeps_the_best_weights(snapshots: Snapshots) -> None:
     task = LinearTask()
     task.scores = [2.0, 1.0, 5.0, 4.0, 3.0, 3.0]
     trainer = trainer_of(
@@ -161,13 +149,13 @@ def test_a_bad_evaluation_rolls_back_to_weights_and_no_averages(
     whole.fit()
     own = whole.snapshots.last_good()
     assert own is not None
-    trainer.callbacks._callbacks.append(Keep())
+    trainer.callbacks.all += (Keep(),)
     assert trainer.fit().steps == 10
     assert [skip["step"] for skip in of_kind(events, "skip")] == [10]
     assert torch.equal(weights[0], own.tensors["model"]["1.weight"])
 
 
-def test_what_comes_back_three_times_ends_the_run_with_its_name(snapshots: Snapshots) -> None:
+def test_a_fourth_roll_back_ends_the_run_with_the_name_of_the_tensor(snapshots: Snapshots) -> None:
     task, events = LinearTask(at_once=True), list[Any]()
     task.scores, task.is_refused = [1.0], True
 
@@ -188,7 +176,7 @@ def test_what_comes_back_three_times_ends_the_run_with_its_name(snapshots: Snaps
     assert task.loader.is_closed
 
 
-def test_without_a_good_state_there_is_nothing_to_go_back_to() -> None:
+def test_without_a_good_state_a_bad_weight_ends_the_run() -> None:
     class Nothing(MemorySnapshots):
         def last_good(self) -> None:
             return None

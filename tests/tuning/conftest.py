@@ -1,4 +1,4 @@
-"""What the tests of `tune` share."""
+"""A text, and short runs and searches."""
 
 from __future__ import annotations
 
@@ -8,8 +8,16 @@ import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from fastlstm.training.trainer import Trainer
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("It was the best of times, it was the worst of times. " * 2000)
+    return path
 
 
 @pytest.fixture

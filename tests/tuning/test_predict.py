@@ -13,20 +13,13 @@ from fastlstm.cli.main import main
 from fastlstm.cli.predict import rows
 from fastlstm.errors import Stopped, UsageError
 from fastlstm.text.config import TrainConfig
-from fastlstm.text.quality_prediction import Length, QualityPrediction
+from fastlstm.text.quality_law import Length, QualityPrediction
 from fastlstm.tuning import planned_run, predict
 from fastlstm.tuning.planned_run import end_of_run, plan_run
 from fastlstm.tuning.predict import predict_run
 
 SIZES = {"rnn_size": 16, "embed_size": 8, "batch_size": 4, "seq_length": 16}
 WORDS = [w for name, value in SIZES.items() for w in (f"--{name.replace('_', '-')}", str(value))]
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    path = tmp_path / "text.txt"
-    path.write_text("It was the best of times, it was the worst of times. " * 2000)
-    return path
 
 
 @pytest.fixture
@@ -40,7 +33,7 @@ def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predict, "end_of_run", few_steps)
 
 
-def test_a_prediction_is_of_the_run_that_was_asked_for(text: Path, short_runs: None):
+def test_the_whole_run_is_predicted(text: Path, short_runs: None):
     config = TrainConfig(budget="60s", precision="fp32", **SIZES)  # type: ignore[arg-type]
     found = predict_run(str(text), config, {*SIZES, "budget", "precision"}, 1.0)
     assert found.measured.rnn_size == 16
@@ -51,7 +44,7 @@ def test_a_prediction_is_of_the_run_that_was_asked_for(text: Path, short_runs: N
     assert found.fixed == {}
 
 
-def test_steps_are_a_length_too(text: Path, short_runs: None):
+def test_the_length_of_a_run_may_be_steps(text: Path, short_runs: None):
     config = TrainConfig(steps=5000, precision="fp32", **SIZES)  # type: ignore[arg-type]
     found = predict_run(str(text), config, {*SIZES, "steps", "precision"}, 1.0)
     assert found.steps == pytest.approx(5000)
@@ -60,22 +53,15 @@ def test_steps_are_a_length_too(text: Path, short_runs: None):
 def test_a_short_run_of_steps_has_the_batch_and_sequences_of_the_whole_run(text: Path):
     sizes = {"rnn_size": 16, "embed_size": 8, "batch_size": 8}
     config = TrainConfig(steps=2000, precision="fp32", **sizes)  # type: ignore[arg-type]
-    starts = []
-
-    def keep(event: dict[str, Any]) -> None:
-        if event["event"] == "start":
-            starts.append(event)
-
-    given = {*sizes, "steps", "precision"}
-    found = predict_run(str(text), config, given, observers=[keep], measure_steps=10)
-    assert (found.measured.measured.steps, found.steps) == (10, 2000)
-    assert [start["seq_length"] for start in starts] == [128]
+    found = predict_run(str(text), config, {*sizes, "steps", "precision"}, measure_steps=10)
+    short = found.measured.measured
+    assert (short.steps, found.steps, short.tokens) == (10, 2000, 10 * 8 * 128)
 
 
 @pytest.mark.parametrize(
     ("step_s", "measured"), [(0.01, "6s"), (0.08, "12s"), (1.0, "15s")]
 )  # a tenth of the budget, 120 steps, a quarter of the budget
-def test_the_short_run_has_120_steps_where_a_quarter_of_the_budget_allows(
+def test_the_short_run_has_120_steps_if_a_quarter_of_the_budget_allows(
     text: Path, short_runs: None, monkeypatch: pytest.MonkeyPatch, step_s: float, measured: str
 ):
     budgets, few_steps = [], predict.end_of_run
@@ -92,7 +78,7 @@ def test_the_short_run_has_120_steps_where_a_quarter_of_the_budget_allows(
 
 
 @pytest.mark.parametrize(("steps", "measured"), [(130, 120), (1500, 150)])
-def test_a_tenth_of_the_steps_is_measured(text: Path, steps: int, measured: int):
+def test_the_short_run_has_a_tenth_of_the_steps(text: Path, steps: int, measured: int):
     config = TrainConfig(steps=steps, precision="fp32", **SIZES)  # type: ignore[arg-type]
     found = predict_run(str(text), config, {*SIZES, "steps", "precision"})
     assert found.measured.measured.steps == measured
@@ -128,7 +114,7 @@ def test_the_command_prints_the_prediction_and_the_time_to_a_target(
         ({"budget": "60s"}, 1.0, "--measure is 1 s, expected at least 5 s"),
     ],
 )
-def test_what_cannot_be_predicted_is_refused(
+def test_runs_that_cannot_be_predicted_are_refused(
     text: Path, changes: dict[str, str], measure_s: float | None, message: str
 ):
     with pytest.raises(UsageError, match=message):
@@ -153,15 +139,13 @@ def test_steps_that_cannot_be_measured_are_refused(
 
 
 @pytest.mark.parametrize("target", ["0", "-1", "nan"])
-def test_a_target_that_is_no_quality_is_refused(
-    text: Path, target: str, capsys: pytest.CaptureFixture[str]
-):
+def test_an_invalid_target_is_refused(text: Path, target: str, capsys: pytest.CaptureFixture[str]):
     assert main(["predict", str(text), "--budget", "60s", "--target", target]) == 2
     assert "--target" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("steps", "is_said"), [(119.0, True), (120.0, False)])
-def test_a_short_run_of_few_steps_is_said(text: Path, steps: float, is_said: bool):
+def test_a_short_run_of_few_steps_is_noted(text: Path, steps: float, is_said: bool):
     law = QualityPrediction(
         256, 1, "muon", 1_000_000, Length(4096 * steps, steps), 2.5, 4096.0, 1.0
     )
@@ -170,21 +154,19 @@ def test_a_short_run_of_few_steps_is_said(text: Path, steps: float, is_said: boo
     assert ("steps, fewer than 120: give a longer --measure" in shown) == is_said
 
 
-def test_a_stop_says_nothing_of_a_checkpoint_that_is_gone(
-    text: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_stopped_short_run_names_no_checkpoint(text: Path, monkeypatch: pytest.MonkeyPatch):
     def stopped(*args: Any, callbacks: Any, **more: Any) -> Any:
         if callbacks:  # it is only set up
             return fastlstm.train(*args, callbacks=callbacks, **more)
         raise Stopped("checkpoint-9 is saved, start the run again with `resume=True` to continue")
 
     monkeypatch.setattr(planned_run, "train", stopped)
-    with pytest.raises(Stopped, match="nothing follows") as caught:
+    with pytest.raises(Stopped, match="gives no result") as caught:
         predict_run(str(text), TrainConfig(budget="60s", **SIZES), {*SIZES, "budget"})  # type: ignore[arg-type]
     assert "resume" not in str(caught.value)
 
 
-def test_a_signal_while_the_run_is_set_up_is_not_lost(text: Path):
+def test_a_signal_during_setup_is_not_lost(text: Path):
     """The short run began in spite of it, and the exit code was 0."""
     config = TrainConfig(budget="60s", precision="fp32", **SIZES)  # type: ignore[arg-type]
     given = {*SIZES, "budget", "precision"}

@@ -13,8 +13,8 @@ from fastlstm.cli.predict import table_rows as rows
 from fastlstm.errors import UsageError
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.task import ForecastTask
-from fastlstm.tuning import predict_table
-from fastlstm.tuning.predict_table import (
+from fastlstm.tuning import predict
+from fastlstm.tuning.predict import (
     KEPT_GAIN,
     MeasuredRuns,
     TablePrediction,
@@ -37,7 +37,7 @@ def table(tmp_path: Path) -> Path:
     return path
 
 
-def test_every_doubling_gains_a_share_of_the_one_before():
+def test_a_doubling_gains_a_share_of_the_previous_gain():
     losses = [loss_after(50.0 * 2**n, 50, 0.54, 0.5) for n in range(4)]
     gains = [a.loss - b.loss for a, b in itertools.pairwise(losses)]
     assert losses[0].loss == pytest.approx(0.5)
@@ -47,7 +47,7 @@ def test_every_doubling_gains_a_share_of_the_one_before():
     assert losses[3].high - losses[3].low > losses[1].high - losses[1].low
 
 
-def test_a_longer_run_that_was_no_better_says_that_all_lengths_are_alike():
+def test_if_the_longer_run_is_no_better_all_lengths_are_alike():
     losses = [loss_after(steps, 50, 0.49, 0.5) for steps in (25, 100, 5000)]
     assert [loss.loss for loss in losses] == [0.5, 0.5, 0.5]
     assert losses[2].low < 0.49
@@ -76,7 +76,7 @@ def test_the_command_prints_the_prediction_and_what_trains_it(
     def few_steps(config: ForecastConfig, *_: Any) -> ForecastConfig:
         return replace(config, steps=30, budget=None)
 
-    monkeypatch.setattr(predict_table, "_short", few_steps)
+    monkeypatch.setattr(predict, "_short", few_steps)
     monkeypatch.chdir(tmp_path)
     words = ["predict", str(table), *SIZES, "--budget", "60s"]
     assert main([*words, "--json"]) == 0
@@ -95,9 +95,7 @@ def test_the_command_prints_the_prediction_and_what_trains_it(
     assert "finished" in capsys.readouterr().out
 
 
-def test_two_short_runs_and_the_time_left_say_how_many_steps(
-    table: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_two_short_runs_predict_the_number_of_steps(table: Path, monkeypatch: pytest.MonkeyPatch):
     runs = []
 
     def ended(source: Any, config: ForecastConfig, given: Any, *_: Any) -> dict[str, Any]:
@@ -108,7 +106,7 @@ def test_two_short_runs_and_the_time_left_say_how_many_steps(
             "train_s": 0.02 * steps, "units": 32 * steps, "spent_s": {"setup": 1.0},
         }  # fmt: skip
 
-    monkeypatch.setattr(predict_table, "end_of_run", ended)
+    monkeypatch.setattr(predict, "end_of_run", ended)
     monkeypatch.setattr(ForecastTask, "finish_s", lambda task, window_s: 1e5 * window_s)
     config = ForecastConfig(
         horizon=4, target=("y",), input_size=16, patch=4, hidden_size=16, threads=1, budget="100s"
@@ -130,7 +128,7 @@ def shown(half: float, **changes: Any) -> str:
     return "\n".join(f"{label} {text}" for label, text in rows(found, "fastlstm train"))
 
 
-def test_a_longer_run_that_gains_nothing_is_said():
+def test_a_longer_run_without_gain_is_printed():
     assert "a longer run gains less than 1 %" in shown(0.502)
     assert "any length ends alike" in shown(0.499)
     assert "a longer run" not in shown(0.6)
@@ -148,7 +146,7 @@ def test_a_longer_run_that_gains_nothing_is_said():
         ({"steps": 20}, None, "the run takes 20 steps and the short run 60 steps: train it"),
     ],
 )
-def test_what_cannot_be_predicted_is_refused(
+def test_runs_that_cannot_be_predicted_are_refused(
     table: Path, changes: dict[str, Any], measure_s: float | None, message: str
 ):
     config = ForecastConfig(

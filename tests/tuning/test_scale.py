@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -20,13 +19,6 @@ COST = StepCost(
     passes=((128, 0.3), (64, 0.16), (32, 0.09), (16, 0.05)), description="made up",
 )  # fmt: skip
 WORDS = "--rnn-size 16 --embed-size 8 --batch-size 8 --seq-length 16 --precision fp32 --steps 10"
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    path = tmp_path / "text.txt"
-    path.write_text("It was the best of times, it was the worst of times. " * 2000)
-    return path
 
 
 @pytest.fixture
@@ -76,7 +68,7 @@ def test_each_node_has_a_row(nodes, strong):
     assert {way.used for way in found.weak} == {nodes}
 
 
-def test_fewer_rows_are_never_faster_than_in_proportion_to_the_fewest():
+def test_step_seconds_fall_at_most_in_proportion_to_the_rows():
     assert COST.step_s(48) == pytest.approx((0.16 + 0.09) / 2 + 0.03)
     assert COST.step_s(4) == pytest.approx(max(0.05 - 0.04 * 12 / 16, 0.05 * 4 / 16) + 0.03)
 
@@ -135,6 +127,6 @@ def test_scale_of_a_run_shows_the_formula(text, tmp_path, capsys, quick):
      (["--link", "1gbit", "--latency", "far"], "`latency` is 'far'"),
      (["--link", "1gbit", "--sync-every", "0"], "`--sync-every` is 0")],
 )  # fmt: skip
-def test_what_is_asked_wrongly(text, capsys, words, message):
+def test_wrong_options_are_refused(text, capsys, words, message):
     assert main(["scale", str(text), *words]) == 2
     assert message in capsys.readouterr().err

@@ -41,7 +41,7 @@ from fastlstm.tuning.study import (
     runs_of,
 )
 from fastlstm.tuning.text_job import TextJob, values_around, whole_run_bits
-from fastlstm.tuning.tune import Search, Tuned
+from fastlstm.tuning.tune import Search
 
 BASE: dict[str, Any] = {
     "rnn_size": 96, "embed_size": 64, "batch_size": 4, "seq_length": 32, "optimizer": "muon",
@@ -57,13 +57,6 @@ def quick_timings(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "step_seconds", lambda config, *_: (config.rnn_size / 96) ** 3)
     monkeypatch.setattr(size_limits, "_TIMED_S", 0.005)
     monkeypatch.setattr(step_time, "TIMED_S", 0.01)
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    path = tmp_path / "text.txt"
-    path.write_text("It was the best of times, it was the worst of times. " * 2000)
-    return path
 
 
 class Runs:
@@ -126,14 +119,14 @@ def test_the_best_of_all_settings_is_found_and_settings_are_not_trained_twice():
     assert len(told) <= 2 * 3 * 3 * 2
 
 
-def test_all_that_is_to_be_tried_first_is_tried():
+def test_all_enqueued_trials_are_tried():
     """Trials that wait have no label, which is nothing known."""
     values = {"batch": list(range(1, 41))}
     study = searched(Runs({}), Space(BASE, values, [{"batch": n} for n in values["batch"][1:]], []))
     assert len(set(labels(study))) == 40
 
 
-def test_worse_settings_get_no_longer_runs_but_the_default_does():
+def test_only_good_settings_and_the_default_get_longer_runs():
     runs = Runs({("rnn_size", 96): 0.5, ("rnn_size", 192): 0.1})
     study = searched(runs)
     long = [options["rnn_size"] for options, seconds in runs.seen if seconds == 30.0]
@@ -151,7 +144,7 @@ def test_noise_leaves_the_default():
     assert (best.user_attrs["label"], expected, default) == ("default", 2.0, 2.0)
 
 
-def test_runs_that_fail_are_not_the_best():
+def test_failed_runs_are_not_the_best():
     study = searched(Runs({("rnn_size", 192): math.inf, ("rnn_size", 96): math.inf}))
     best, expected, default = best_trial(study)
     assert best.user_attrs["options"]["rnn_size"] == 128
@@ -162,7 +155,7 @@ def test_runs_that_fail_are_not_the_best():
         best_trial(searched(Runs(sizes)))
 
 
-def test_learning_rates_are_any_around_those_that_are_tried_first(ended_after_trials: Any):
+def test_learning_rates_vary_around_the_enqueued_ones(ended_after_trials: Any):
     ended_after_trials(12)
     space = replace(SPACE_TO_TRY, values={"lr": [1.0, 2.0, 0.5]}, first=[{"lr": 2.0}])
     runs = Runs({})
@@ -192,7 +185,7 @@ def test_the_rungs_of_a_search():
     assert (least_time_s(60.0), least_time_s(5.0), least_time_s(1200.0)) == (90.0, 45.0, 900.0)
 
 
-def test_optuna_says_what_the_axes_are_worth():
+def test_optuna_computes_the_importance_of_axes():
     found = importance(searched(Runs({("rnn_size", 128): -0.5})))
     assert max(found, key=found.__getitem__) == "size"
     assert sum(found.values()) == pytest.approx(1.0, abs=0.01)
@@ -223,7 +216,7 @@ def test_limits_lead_to_smaller_sizes():
     assert sizes_around(7, (1, 2, 3), True) == [7, 3, 2, 1]
 
 
-def test_the_first_change_of_every_axis_comes_before_second_ones():
+def test_the_first_change_of_every_axis_comes_before_the_second():
     values = {"size": [128, 64, 256], "lr": [1.0, 0.5, 2.0], "dropout": [0.5, 0.2]}
     assert single_changes(values) == [
         {"size": 64}, {"lr": 0.5}, {"dropout": 0.2}, {"size": 256}, {"lr": 2.0},
@@ -262,7 +255,7 @@ def test_limits_are_measured_on_random_weights():
         (219.0, [100.0], 200.0, "100.0 us per token (100.0 to 220.0)"),
     ],
 )
-def test_the_upper_end_of_what_was_measured_keeps_a_limit(
+def test_the_upper_end_of_the_latency_must_keep_the_limit(
     limit_us, times_us, at_first_us, interval
 ):
     """A median that keeps it is no more at another moment; more is not measured than decides."""
@@ -285,16 +278,18 @@ def prepared(text: Path, limits: SizeLimits | None = None, **options: Any) -> Sp
     values = {"preset": "tiny", "budget": "60s", "precision": "fp32", "threads": 1, **options}
     found = list[Space]()
     axes = tuple(axis for axis in TextJob.fields if axis not in ("threads", "precision"))
-    search = Search(Path("unused"), axes=axes, limits=limits or SizeLimits())
+    search = Search(
+        None, None, {"budget"}, Path("unused"), axes=axes, limits=limits or SizeLimits()
+    )  # fmt: skip
 
     def look(trainer: Any) -> None:
-        found.append(TextJob().prepare(trainer, {"budget"}, search, lambda *_: None))
+        found.append(TextJob().prepare(trainer, search, lambda *_: None))
 
     plan_run(str(text), TrainConfig(**values), {"budget", *options}, look)
     return found[0]
 
 
-def test_law_and_speeds_say_what_is_tried_first(text: Path):
+def test_law_and_speeds_choose_the_first_trials(text: Path):
     space = prepared(text)
     assert {"size", "batch", "lr"} <= set(space.values)
     assert space.first[1] == {**space.first[0], "lr": 2.0}
@@ -342,7 +337,7 @@ def test_a_study_is_continued_with_the_same_options_only(tmp_path: Path):
         open_study(tmp_path / "link", about, resume=True)
 
 
-def test_a_process_that_reads_the_study_to_write_it_locks_the_others_out(tmp_path: Path):
+def test_a_transaction_locks_the_study_before_it_reads(tmp_path: Path):
     """Two processes took the same waiting trial, and the search failed."""
     storage: Any = open_study(tmp_path, {}, resume=False)._storage
     other = sqlite3.connect(tmp_path / "study.db", timeout=0.0, isolation_level=None)
@@ -362,7 +357,7 @@ def test_a_damaged_study_is_refused(tmp_path: Path, damage: bytes):
         open_study(tmp_path, {}, resume=True)
 
 
-def test_what_was_trained_when_a_search_ended_is_trained_again(tmp_path: Path):
+def test_interrupted_trials_are_repeated(tmp_path: Path):
     """After Ctrl-C in the second rung of a trial, and after SIGKILL within another one."""
     stopped = Runs({}, stop_at=4)  # in the second rung of the second trial
     study = open_study(tmp_path, {}, resume=False)
@@ -461,7 +456,7 @@ def test_trials_run_in_several_processes(
 
 @pytest.mark.usefixtures("hang_up_at_default")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_while_speeds_are_timed_ends_the_search(
+def test_a_signal_during_timing_ends_the_search(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str], number: int,
 ):  # fmt: skip
@@ -477,7 +472,7 @@ def test_a_signal_while_speeds_are_timed_ends_the_search(
     assert "stopped; 0 finished short runs kept in" in capsys.readouterr().err
 
 
-def test_a_search_that_was_stopped_says_how_to_continue(
+def test_a_stopped_search_says_how_to_continue(
     text: Path, tmp_path: Path, ended_after_trials: Any, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ):  # fmt: skip
@@ -514,9 +509,7 @@ def test_without_optuna_one_line_says_what_to_install(
     assert said == "fastlstm: error: tune needs Optuna: pip install 'fastlstm[tune]'\n"
 
 
-def test_a_search_that_is_in_use_is_refused(
-    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_locked_search_is_refused(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = tmp_path / "search"
     with locked_run(out):
         assert main(["tune", str(text), "--out", str(out), "--budget", "60s"]) == 2
@@ -536,7 +529,7 @@ START: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_a_short_run_as_long_as_the_whole_one_is_the_whole_one():
+def test_a_run_of_the_whole_budget_needs_no_prediction():
     job = TextJob()
     assert job.result(START, end_of(2.5, 300), BASE, SPACE, 5.0, 5.0) == (2.5, 2.5)
     measured, expected = job.result(START, end_of(2.5, 300), BASE, SPACE, 5.0, 21.0)
@@ -545,7 +538,7 @@ def test_a_short_run_as_long_as_the_whole_one_is_the_whole_one():
     assert 2.0 < expected < 2.3
 
 
-def test_what_a_higher_rate_gains_in_a_short_run_it_gains_less_in_the_whole_one():
+def test_a_higher_rate_gains_less_in_a_longer_run():
     higher = {**BASE, "learning_rate": 2 * BASE["learning_rate"]}
     lengths_s = 1.0, 561 / 134
     default = whole_run_bits(START, end_of(2.856, 134), BASE, SPACE, lengths_s)
@@ -553,7 +546,7 @@ def test_what_a_higher_rate_gains_in_a_short_run_it_gains_less_in_the_whole_one(
     assert 0.005 < gain < 0.02  # 4.1 % in the short run, 1.2 % in the whole one (benchmarks/log)
 
 
-def test_what_the_law_says_of_other_settings_is_corrected_to_the_default():
+def test_the_law_is_corrected_by_the_default():
     # Measured (benchmarks/log): 128 units with AdamW at 1.8 and 6 s, and what they ended at.
     default = Space({**BASE, "batch_size": 32, "seq_length": 64}, {}, [], [], 191_500.0)
     for batch, steps, short, whole in ((32, 160, 2.723, 2.358), (16, 289, 2.697, 2.330)):
@@ -566,13 +559,13 @@ def test_what_the_law_says_of_other_settings_is_corrected_to_the_default():
         assert expected == pytest.approx(whole, rel=0.02)
 
 
-def test_tokens_that_the_law_does_not_know_are_compared_as_they_ended():
+def test_without_the_law_runs_are_compared_by_their_result():
     job = TextJob(has_law=False)
     assert job.result(START, end_of(2.5, 300), BASE, SPACE, 5.0, 50.0) == (2.5, 2.5)
     assert (job.ending, TextJob().ending) == (" of its longest run", " expected")
 
 
-def test_a_refused_directory_is_left_as_it_was(text: Path, tmp_path: Path):
+def test_a_refused_directory_stays_unchanged(text: Path, tmp_path: Path):
     out = tmp_path / "own files"
     out.mkdir()
     (out / "letter.txt").write_text("dear")
@@ -601,9 +594,10 @@ def test_bad_input_is_refused(
     assert said in capsys.readouterr().err
 
 
-def test_a_small_gain_is_said_to_be_unproven(tmp_path: Path) -> None:
+def test_a_small_gain_is_called_not_proven(tmp_path: Path) -> None:
     def printed(expected: float) -> str:
-        found = Tuned({}, "adamw", expected, 2.0, {"default": {"sizes": []}, "trials": []})
+        best = {"label": "adamw", "expected": expected, "default_expected": 2.0}
+        found = {"best": best, "default": {"sizes": []}, "trials": [], "importance": {}}
         return dict(rows(found, TextJob(), "", tmp_path))["best"]
 
     assert printed(1.99) == (

@@ -49,12 +49,12 @@ def test_options_of_changes():
     assert job.label_of({}) == "default"
 
 
-def test_an_input_is_a_multiple_of_the_patch_it_is_tried_with():
+def test_the_input_is_a_multiple_of_the_patch():
     changed = TableJob().options_of(BASE, {"input": 120, "patch": 48})
     assert (changed["input_size"], changed["patch"]) == (96, 48)
 
 
-def test_what_was_given_is_not_tuned():
+def test_given_options_are_not_tuned():
     assert TableJob().open_axes(("size", "patch", "lr"), {"hidden_size", "tbptt"}) == ["lr"]
 
 
@@ -75,7 +75,7 @@ def test_values_fit_the_table():
     assert values_around(counts, 256, 100)["normalize"] == ["last"]
 
 
-def test_limits_are_those_of_one_forecast():
+def test_limits_count_one_forecast():
     small = ForecasterConfig(input_size=16, horizon=4, patch=4, hidden_size=32, embed_size=32)
     cost = forecast_cost(small, SizeLimits())
     assert 2 < cost.num_bytes / forecast_cost(small, SizeLimits(weights="int8")).num_bytes < 4.1
@@ -92,15 +92,15 @@ def prepared(table: Path, search: Search, **changes: Any) -> Space:
     found = list[Space]()
 
     def look(trainer: Trainer) -> None:
-        found.append(TableJob().prepare(trainer, {"horizon"}, search, lambda *_: None))
+        found.append(TableJob().prepare(trainer, search, lambda *_: None))
 
     plan_run(str(table), ForecastConfig(**{**values, **changes}), {"horizon"}, look,
              TableJob().train)  # fmt: skip
     return found[0]
 
 
-def test_the_longest_input_has_its_horizon_behind_it(table: Path):
-    search = Search(Path("unused"), axes=("input",))
+def test_the_longest_input_leaves_room_for_the_horizon(table: Path):
+    search = Search(None, None, {"horizon"}, Path("unused"), axes=("input",))
     for length, tried in ((248, [124, 496]), (252, [124])):
         space = prepared(table, search, input_size=length, threads=None)
         assert "threads" not in space.options, "a command has no --threads None"
@@ -108,10 +108,10 @@ def test_the_longest_input_has_its_horizon_behind_it(table: Path):
         assert space.first == [{"input": n} for n in tried]
 
 
-def test_threads_and_precision_are_axes_where_they_are_named(table: Path, monkeypatch):
+def test_threads_and_precision_are_axes_if_named(table: Path, monkeypatch):
     monkeypatch.setattr(job.hardware, "cores", lambda: 4)
     monkeypatch.setattr(job.hardware, "may_gain_by_bf16", lambda: True)
-    search = Search(Path("unused"), axes=("threads", "precision"))
+    search = Search(None, None, {"horizon"}, Path("unused"), axes=("threads", "precision"))
     space = prepared(table, search, precision="fp32")
     assert space.values == {"threads": [1, 4, 2], "precision": ["fp32", "bf16"]}
 
@@ -121,14 +121,21 @@ def test_limits_lead_to_smaller_sizes(table: Path, monkeypatch: pytest.MonkeyPat
         table_job, "forecast_cost",
         lambda config, limits: ModelCost(1.0, 1000 * config.hidden_size, 0.9, 1.1),
     )  # fmt: skip
-    search = Search(Path("unused"), axes=("size",), limits=SizeLimits(max_bytes=100_000))
+    search = Search(
+        None,
+        None,
+        {"horizon"},
+        Path("unused"),
+        axes=("size",),
+        limits=SizeLimits(max_bytes=100_000),
+    )
     space = prepared(table, search, hidden_size=512)
     assert space.options["hidden_size"] == 64
     assert space.values == {"size": [64, 32]}
     assert [size["refusal"] is None for size in space.sizes][-2:] == [True, True]
 
 
-def test_the_latency_is_of_one_forecast(monkeypatch: pytest.MonkeyPatch):
+def test_latency_is_the_mean_of_repeated_forecasts(monkeypatch: pytest.MonkeyPatch):
     small = ForecasterConfig(input_size=16, horizon=4, patch=4, hidden_size=32, embed_size=32)
     ticks = itertools.count(0.0, 0.03)
     monkeypatch.setattr(table_job.time, "perf_counter", lambda: next(ticks))

@@ -1,6 +1,4 @@
 import random
-import re
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
@@ -9,13 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from fastlstm.errors import CommandError, ConfigError
+from fastlstm.errors import ConfigError
 from fastlstm.tuning import variants
 from fastlstm.tuning.turns import (
     Candidate,
     Timed,
     TimedVariant,
-    TurnWorker,
     time_in_turns,
     time_until,
 )
@@ -77,14 +74,14 @@ def test_a_few_slow_turns_do_not_end_a_variant():
     assert found.speed.ratio > 1.05
 
 
-def test_a_variant_whose_gain_noise_hides_is_timed_on():
+def test_a_noisy_variant_gets_more_turns():
     log = list[str]()
     noisy = [1.6, 0.8, 1.4, 1.2, 0.7, 1.5, 1.1, 0.9, 1.6, 0.8, 1.4, 1.2, 0.7, 1.5, 1.1, 0.9]
     (found,), _ = timed(Work("base", 1.0, log), Candidate(lambda: Work("n", 1.0, log, first=noisy)))
     assert len(found.other) == 16
 
 
-def test_a_further_value_is_timed_where_the_nearer_one_is_faster():
+def test_the_next_value_is_timed_only_if_the_nearer_one_is_faster():
     log = list[str]()
     base = Work("base", 4.0, log)
     chain = [Work("x2", 2.0, log), Work("x4", 1.9, log), Work("x8", 5.0, log)]
@@ -97,7 +94,7 @@ def test_a_further_value_is_timed_where_the_nearer_one_is_faster():
     assert [t.variant.cause for t in found] == ["worse"]
 
 
-def test_one_that_cannot_be_made_is_named_and_left_out():
+def test_a_variant_that_cannot_be_made_is_named():
     log = list[str]()
     base, good = Work("base", 1.0, log), Work("good", 0.5, log)
 
@@ -109,14 +106,14 @@ def test_one_that_cannot_be_made_is_named_and_left_out():
     assert not_timed == ["no such precision here"]
 
 
-def test_when_time_is_over_every_variant_has_had_one_turn():
+def test_every_variant_has_a_turn_before_time_is_over():
     log = list[str]()
     base, fast, same = (Work(n, s, log) for n, s in (("base", 2.0), ("fast", 1.0), ("same", 2.0)))
     found, _ = timed(base, Candidate(lambda: fast), Candidate(lambda: same), seconds=0.0)
     assert {t.variant.cause: len(t.other) for t in found} == {"fast": 1, "same": 1}
 
 
-def test_a_variant_may_have_a_base_of_its_own():
+def test_a_variant_may_have_its_own_base():
     log = list[str]()
     base, own, fast = (Work(n, s, log) for n, s in (("base", 9.0), ("own", 2.0), ("fast", 1.0)))
     (found,), _ = timed(base, Candidate(lambda: fast, own))
@@ -124,7 +121,7 @@ def test_a_variant_may_have_a_base_of_its_own():
     assert "base" not in log
 
 
-def test_one_that_may_be_worth_it_though_slower_is_timed_on_and_neither_side_comes_first():
+def test_a_slower_variant_that_may_be_better_gets_all_turns_in_random_order():
     log = list[str]()
     base, slow = Work("base", 1.0, log), Work("slow", 1.5, log)
     (found,), _ = timed(base, Candidate(lambda: slow, may_be_slower=True))
@@ -134,7 +131,7 @@ def test_one_that_may_be_worth_it_though_slower_is_timed_on_and_neither_side_com
     assert 4 <= first.count("base") <= 12
 
 
-def test_one_that_cannot_be_warmed_up_is_closed():
+def test_a_variant_that_cannot_be_warmed_up_is_closed():
     class Refusing(Work):
         def warm_up(self) -> None:
             raise ConfigError("no")
@@ -152,7 +149,7 @@ def stepping(threads: int, step: Callable[[], int]) -> Variant:
     return Variant("threads", SAME_QUALITY, {}, trainer, threads, step)
 
 
-def test_a_turn_with_another_number_of_threads_begins_with_a_step_that_does_not_count():
+def test_a_change_of_threads_starts_a_turn_with_an_untimed_step():
     steps = []
 
     def step() -> int:
@@ -214,7 +211,7 @@ def test_all_settled_steps_of_a_turn_count(monkeypatch):
     assert variant.turn(1.0) == pytest.approx(1.0 / 6)  # the median step took 0.1 s
 
 
-def test_slow_steps_of_a_warm_up_make_no_turn_short(monkeypatch):
+def test_a_slow_warm_up_does_not_shorten_turns(monkeypatch):
     """Another process had the core: two steps were a turn, the first of them a slow one."""
     variant = with_steps(monkeypatch, [0.4, 0.4, 0.3, *[0.1] * 9])
     variant.warm_up(2)
@@ -243,7 +240,7 @@ def test_threads_that_wait_for_cores_hold_a_variant_back(
 
 
 @pytest.mark.parametrize("seconds", [1.0, 3.0])
-def test_a_variant_goes_on_until_it_has_an_interval(seconds: float):
+def test_a_variant_is_timed_until_it_has_an_interval(seconds: float):
     log = list[str]()
     base, other = Work("base", 2.0, log), Work("other", seconds, log)
     now = time.perf_counter()
@@ -255,7 +252,7 @@ def test_a_variant_goes_on_until_it_has_an_interval(seconds: float):
 
 
 @pytest.mark.parametrize(("cores", "noted"), [(1, [(0.0, 1)]), (2, [])])
-def test_more_threads_than_cores_are_no_crowd_to_the_next_variant(monkeypatch, cores, noted):
+def test_too_many_threads_do_not_affect_the_next_variant(monkeypatch, cores, noted):
     """Two threads after eight on two cores were timed as if beside other busy processes."""
     seen = list[tuple[float, int]]()
     native = SimpleNamespace(note_core_wait=lambda *wait: seen.append(wait))
@@ -270,54 +267,3 @@ def test_more_threads_than_cores_are_no_crowd_to_the_next_variant(monkeypatch, c
     finally:
         torch.set_num_threads(before)
     assert seen == noted
-
-
-SERVED = """
-import json, sys
-print("ready", flush=True)
-for line in sys.stdin:
-    print(json.dumps([9.0] + [{}] * (int(line) - 1)), flush=True)
-"""
-
-
-def served(seconds: float, name: str = "A") -> TurnWorker:
-    """Returns a process whose steps take so long by its word; the first one of a turn takes 9 s."""
-    return TurnWorker(name, [sys.executable, "-c", SERVED.format(seconds)])
-
-
-def test_processes_take_turns_and_end():
-    base, other = served(2.0), served(1.0, "B")
-    base.warm_up()
-    end = time.perf_counter()
-    timed = time_until(base, Candidate(lambda: other), lambda _: True, end, random.Random(0), 0.0)
-    assert (timed.base, timed.other) == ([2.0] * 6, [1.0] * 6)
-    assert timed.speed.ratio == 2.0
-    process = base._process
-    base.close()
-    assert process is not None
-    assert process.returncode == 0
-    assert other._process is None
-
-
-@pytest.mark.parametrize(
-    ("program", "said"),
-    [
-        ("import sys; sys.exit('no such text')", r"A failed with status 1: .*\n?no such text"),
-        ("import os; os.kill(os.getpid(), 9)", "A was killed by signal 9"),
-        ("import time; time.sleep(60)", "A was killed by signal 9"),
-        ("print('hello')", "A answered 'hello', expected 'ready'"),
-    ],
-)
-def test_a_process_that_does_not_get_ready_says_why(program: str, said: str):
-    worker = TurnWorker(
-        "A", [sys.executable, "-c", program], limit_s=2.0 if "sleep" in program else 60
-    )
-    with pytest.raises(CommandError) as caught:
-        worker.ready()
-    worker.close()
-    assert re.search(said, "\n".join(caught.value.lines()), re.DOTALL)
-
-
-def test_a_program_that_does_not_exist_is_named():
-    with pytest.raises(CommandError, match=r"A cannot be started: .*no-such-program"):
-        TurnWorker("A", ["no-such-program"]).start()

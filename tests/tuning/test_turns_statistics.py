@@ -16,7 +16,7 @@ def test_the_ratio_is_the_median_of_the_pairs() -> None:
 
 
 @pytest.mark.parametrize("count", [6, 8, 9, 16, 48, 192])
-def test_the_interval_is_that_of_scipys_quantile_test(count: int) -> None:
+def test_the_interval_equals_scipys_quantile_test(count: int) -> None:
     ratios = np.exp(np.random.default_rng(count).normal(0, 0.05, count))
     found = estimate([1.0] * count, ratios.tolist())
     expected = stats.quantile_test(np.log(ratios), q=0, p=0.5).confidence_interval(0.95)
@@ -30,7 +30,7 @@ def test_exchanged_sides_give_the_inverse_ratio() -> None:
     assert (forth.low, forth.high) == pytest.approx((1 / back.high, 1 / back.low))
 
 
-def test_a_few_disturbed_pairs_hardly_move_it() -> None:
+def test_a_few_disturbed_pairs_hardly_change_the_ratio() -> None:
     a, b = np.exp(np.random.default_rng(3).normal(0, 0.02, (2, 48)))
     b *= 1.1
     before = estimate(a.tolist(), b.tolist())

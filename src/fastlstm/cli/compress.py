@@ -24,7 +24,7 @@ from fastlstm.system.fields import built
 
 _GROUPS = {
     "weights": "to prune structured schedule output_rank",
-    "student": "rnn_size hidden_size embed_size num_layers distil temperature alpha match_hidden",
+    "student": "rnn_size hidden_size embed_size num_layers distil temperature alpha",
     "goal": "target max_bytes streams",
     "quality": "max_loss",
     "training": "budget steps epochs patience batch_size seq_length learning_rate dropout seed",

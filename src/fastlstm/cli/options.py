@@ -13,7 +13,8 @@ from fastlstm.cli.command import (
     unwrap_optional,
 )
 from fastlstm.errors import ConfigError
-from fastlstm.forecast.config import READING, ForecastConfig
+from fastlstm.forecast.config import ForecastConfig
+from fastlstm.forecast.read_options import READING
 from fastlstm.ops.cell_options import OPTION_NAMES
 from fastlstm.text.config import TrainConfig
 
@@ -22,7 +23,7 @@ _TEXT_GROUPS = {
     "data": "vocab vocab_size text_field missing_text keep_crlf encoding invalid_utf8 split valid"
     " test cache_dir",
     "model": "preset rnn_size num_layers embed_size dropout dropout_kind weight_drop output_norm"
-    " residual tie_weights output_rank initializer",
+    " residual tie_weights output_rank",
     "cell": " ".join(OPTION_NAMES),
     "training": "budget steps epochs patience batch_size seq_length accumulate order lane_reset"
     " optimizer learning_rate weight_decay warmup cooldown grad_clip ema seed",

@@ -12,15 +12,13 @@ from fastlstm.errors import EXIT_OK, UsageError, counted
 from fastlstm.report.lines import labelled
 from fastlstm.report.terminal import clock, short_count
 from fastlstm.system.fields import parse_duration
-from fastlstm.text.quality_law import MOST_LAYERS
-from fastlstm.text.quality_prediction import FEWEST_STEPS
+from fastlstm.text.quality_law import FEWEST_STEPS, MOST_LAYERS
 from fastlstm.training.signals import ended_like_ctrl_c
 
 if TYPE_CHECKING:
     from fastlstm.report.lines import Row
-    from fastlstm.text.quality_prediction import PredictedBits
-    from fastlstm.tuning.predict import Prediction
-    from fastlstm.tuning.predict_table import PredictedLoss, TablePrediction
+    from fastlstm.text.quality_law import PredictedBits
+    from fastlstm.tuning.predict import PredictedLoss, Prediction, TablePrediction
 
 _MEASURE = "{}; default is a tenth of the budget,\n5s to 2m"
 _STEPS = (
@@ -69,7 +67,7 @@ def run(argv: list[str]) -> int:
     job = read_training(argv, COMMAND, TABLE_COMMAND, _measure_s)
     parsed, measure_s = job.parsed, job.own
     if job.is_table:
-        from fastlstm.tuning.predict_table import predict_forecaster
+        from fastlstm.tuning.predict import predict_forecaster
 
         table = predict_forecaster(job.source, job.config, job.names, measure_s)
         command = job.train_command(table.fixed)
@@ -141,7 +139,7 @@ def target_text(found: Prediction, target: float) -> str:
 
 def table_rows(found: TablePrediction, command: str) -> list[Row]:
     """Returns the lines of the result for a table."""
-    from fastlstm.tuning.predict_table import FEWEST_STEPS
+    from fastlstm.tuning.predict import FEWEST_TABLE_STEPS
 
     measured, others = found.measured, found.others()
     times, half = found.steps / measured.steps, max(1, measured.steps // 2)
@@ -150,8 +148,8 @@ def table_rows(found: TablePrediction, command: str) -> list[Row]:
         notes.append("the longer run was no better: any length ends alike, within the limits")
     elif others[-1][1].loss > (1.0 - _LITTLE) * others[1][1].loss:
         notes.append("a longer run gains less than 1 %: more data or other settings may")
-    if measured.steps < FEWEST_STEPS:
-        notes.append(f"fewer than {FEWEST_STEPS} steps say little: give a longer --measure")
+    if measured.steps < FEWEST_TABLE_STEPS:
+        notes.append(f"fewer than {FEWEST_TABLE_STEPS} steps say little: give a longer --measure")
     return [
         ("prediction", f"{_loss_text(found.after(found.steps))} after {clock(others[1][0])}"),
         ("", f"{counted(int(found.steps), 'step')}, {times:.3g} times the short run"),

@@ -10,7 +10,7 @@ from fastlstm.cli.command import Command, Option, Positional, switch
 from fastlstm.cli.options import CONFIG, FORECAST_OPTIONS, JSON, TEXT_OPTIONS
 from fastlstm.cli.output import print_result, say
 from fastlstm.cli.training import TrainingRun, read_training, with_source_of_run
-from fastlstm.errors import EXIT_OK, FastLSTMError, StorageError
+from fastlstm.errors import EXIT_OK, StorageError
 from fastlstm.report.lines import labelled
 from fastlstm.runs.run_directory import TRAINER_FILE
 from fastlstm.system.fields import parse_duration
@@ -40,7 +40,6 @@ _PROFILE_OPTIONS = (
     Option("out", "run directory that the printed commands name", group="run"),
     CONFIG,
     Option("measure", "time for all measurements", str, "12s", value="TIME"),
-    switch("no_verify", "do not run the first recommendation"),
     switch("ops", "list the operations of a step with their time and share of the ceiling"),
     Option("trace", _TRACE, value="FILE"),
     JSON,
@@ -79,19 +78,15 @@ def run(argv: list[str]) -> int:
     from fastlstm.tuning.op_times import check_trace
     from fastlstm.tuning.planned_run import chosen_sizes
     from fastlstm.tuning.profile import profile_run
-    from fastlstm.tuning.verification import with_instruction_set
 
     if trace is not None:
         check_trace(trace)
     profile, options = profile_run(job.source, job.config, job.names, job.own, parsed["ops"], trace)
     fixed = chosen_sizes(job.config, options)
-    profile = with_instruction_set(profile, job.train_words(fixed))
-    commands, verified = _commands(profile, job, fixed), None
-    if not parsed["no_verify"] and profile.recommended:
-        verified = _verified(job, fixed, profile.recommended[0], profile.step_share)
+    commands = _commands(profile, job, fixed)
     verdicts = [{**v.to_dict(), "command": commands.get(v.cause)} for v in profile.verdicts]
-    facts = {**profile.to_dict(), "verdicts": verdicts, "verified_gain": verified}
-    found = rows(profile, commands, verified)
+    facts = {**profile.to_dict(), "verdicts": verdicts}
+    found = rows(profile, commands)
     if trace is not None:
         found.append(("trace", f"{trace}, {trace.stat().st_size / 1e6:.1f} MB; Perfetto opens it"))
     print_result(facts, found, parsed["json"])
@@ -107,9 +102,9 @@ def _commands(profile: Profile, job: TrainingRun, fixed: Mapping[str, Any]) -> d
     """Returns the commands by cause: of what is recommended, and of what tune is to try."""
     commands = dict[str, str]()
     for v in profile.recommended:
-        if v.options or v.command_prefix:
-            words = job.train_command({**fixed, **v.options}, taken=commands.values())
-            commands[v.cause] = v.command_prefix + words
+        if v.options:
+            options = {**fixed, **v.options}
+            commands[v.cause] = job.train_command(options, taken=commands.values())
     budget = job.config.budget or job.config.default_budget
     for v in profile.to_try:
         tuned = {**fixed, "budget": budget, "axes": v.axis}
@@ -117,31 +112,8 @@ def _commands(profile: Profile, job: TrainingRun, fixed: Mapping[str, Any]) -> d
     return commands
 
 
-def _verified(
-    job: TrainingRun, fixed: Mapping[str, Any], verdict: Verdict, step_share: float
-) -> float | None:
-    """Returns the gain of the whole run that the steps of the commands themselves show, or None
-    where steps do not show it."""
-    if not verdict.is_in_steps or not verdict.options:
-        return None
-    from fastlstm.tuning.verification import measured_gain
-
-    a, b = (job.train_words(options) for options in (fixed, {**fixed, **verdict.options}))
-    try:
-        return measured_gain(a, b, step_share)
-    except FastLSTMError as error:  # such as of a text from standard input, which is used up
-        say(f"note: the first recommendation was not verified: {error}")
-        return None
-
-
-def rows(profile: Profile, commands: Mapping[str, str], verified: float | None) -> list[Row]:
-    """Returns the lines of a profile.
-
-    Args:
-        profile: what was found.
-        commands: by cause of the recommended verdicts.
-        verified: the gain that running the first command showed, or None.
-    """
+def rows(profile: Profile, commands: Mapping[str, str]) -> list[Row]:
+    """Returns the lines of a profile; `commands` are by cause."""
     shares = sorted(profile.phases.items(), key=lambda item: -item[1])
     ceiling = profile.ceiling_share
     of_ceiling = "" if ceiling is None else f", {100 * ceiling:.0f} % of the ceiling"
@@ -156,8 +128,6 @@ def rows(profile: Profile, commands: Mapping[str, str], verified: float | None) 
     for place, verdict in enumerate(profile.recommended):
         found.append((f"{place + 1}. {verdict.cause}", f"{gain_text(verdict)}; {verdict.effect}"))
         found.append(("", verdict.evidence))
-        if place == 0 and verified is not None:
-            found.append(("", f"verified by running it: {100 * verified:+.0f} %"))
         if verdict.cause in commands:
             found.append(("", commands[verdict.cause]))
     for place, verdict in enumerate(profile.to_try, len(profile.recommended) + 1):

@@ -16,6 +16,7 @@ from fastlstm.training.signals import ended_like_ctrl_c
 
 if TYPE_CHECKING:
     from fastlstm.report.lines import Row
+    from fastlstm.training.trainer import Trainer
     from fastlstm.tuning.scale import Link, ScalingPrediction, ScalingWay, StepCost
 
 _SPEED = "speed of the network of a machine: 1gbit, 100mbit, 125MB/s"
@@ -75,20 +76,19 @@ def _network(parsed: Parsed) -> tuple[list[int], float, float]:
 def _measured(job: TrainingRun) -> StepCost:
     """Sets the run up as `train` does, in one process and in a directory that is removed, and
     times its steps."""
-    from fastlstm.forecast.train import train_forecaster
     from fastlstm.tuning.planned_run import plan_run
     from fastlstm.tuning.scale import measured_cost
 
-    costs = list[Any]()
+    costs: list[StepCost] = []
     alone: dict[str, Any] = {"sync_every": 1, "wire": "fp32"}
-    start: dict[str, Any] = {"look": lambda trainer: costs.append(measured_cost(trainer))}
-    if job.is_table:
-        start["start"] = train_forecaster
-    else:
+    if not job.is_table:
         alone["pipeline"] = 0
-    plan_run(job.source, replace(job.config, **alone), job.names, **start)
-    cost: StepCost = costs[0]
-    return cost
+
+    def look(trainer: Trainer) -> None:
+        costs.append(measured_cost(trainer))
+
+    plan_run(job.source, replace(job.config, **alone), job.names, look)
+    return costs[0]
 
 
 def parsed_nodes(text: str) -> list[int]:

@@ -19,7 +19,7 @@ from fastlstm.errors import EXIT_OK, ConfigError, Stopped, counted
 from fastlstm.text.data.source_kind import few, files_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from fastlstm.training.callbacks import Callback
     from fastlstm.training.signals import StopFlag
@@ -79,7 +79,7 @@ TABLE_COMMAND = Command(
 )
 
 
-def run(argv: list[str], callbacks: Sequence[Callback] = ()) -> int:
+def run(argv: list[str]) -> int:
     """Trains, showing progress on standard output; returns the exit code."""
     started = time.perf_counter()  # a budget counts from here: torch is not loaded yet
     job = read_training(argv, COMMAND, TABLE_COMMAND, _require_several)
@@ -95,7 +95,7 @@ def run(argv: list[str], callbacks: Sequence[Callback] = ()) -> int:
         shared: dict[str, Any] = {
             **{"out": parsed["out"], "resume": parsed["resume"], "given": job.names},
             **{"config": job.config, "observers": [show], "stop": stop, "began": started},
-            "callbacks": [*callbacks, *_observing(parsed)],
+            "callbacks": _observing(parsed),
         }
         if job.is_table:
             from fastlstm.forecast.train import train_forecaster

@@ -1,4 +1,4 @@
-"""`fastlstm tune SOURCE --out DIR`: the settings that end best within a budget."""
+"""`fastlstm tune SOURCE --out DIR`: the settings with the best result within a budget."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from fastlstm.system.storage import write_file
 if TYPE_CHECKING:
     from fastlstm.report.lines import Row
     from fastlstm.tuning.job import Job
-    from fastlstm.tuning.tune import Tuned
 
 _AXES = "batch,seq-length,size,optimizer,lr,output-rank"
 _TABLE_AXES = "size,batch,lr,dropout,input,patch,normalize"
 _MORE_AXES = "threads,precision"
 _FORMATS = Literal["fp32", "fp16", "int8", "int4"]
 _PROVEN = 1.0
-"""Percent from which a gain of the best settings is more than chance (benchmarks/log)."""
+"""Percent of gain above which the best settings are better by more than chance (benchmarks/log)."""
 
 
 def _options(axes: str, latency: str, weights: str) -> tuple[Option, ...]:
@@ -85,20 +84,20 @@ def run(argv: list[str]) -> int:
     from fastlstm.tuning.tune import Search, job_of, tune_run
 
     search = Search(
-        Path(parsed["out"]), time_s, axes, SizeLimits(**limits), parsed["seeds"], parsed["resume"],
-        parsed["jobs"],
+        job.source, config, job.names, Path(parsed["out"]), time_s, axes, SizeLimits(**limits),
+        parsed["seeds"], parsed["resume"], parsed["jobs"],
     )  # fmt: skip
 
     def show(label: str, text: str) -> None:
         if not parsed["json"]:
             print_result({}, [(f"{label:<10}", text)], use_json=False)
 
-    found = tune_run(job.source, config, job.names, search, show)
-    chosen = {"budget": config.budget or config.default_budget, **found.options}
+    facts = tune_run(search, show)
+    chosen = {"budget": config.budget or config.default_budget, **facts["best"]["options"]}
     words, path = job.train_command(chosen), search.out / "config.yaml"
     _write_config(path, {name: getattr(config, name) for name in job.names} | chosen)
-    facts = {**found.facts, "command": words, "config": str(path)}
-    print_result(facts, rows(found, job_of(config), words, path), parsed["json"])
+    lines = rows(facts, job_of(config), words, path)
+    print_result({**facts, "command": words, "config": str(path)}, lines, parsed["json"])
     return EXIT_OK
 
 
@@ -134,34 +133,34 @@ def _own(parsed: Parsed) -> tuple[tuple[str, ...], dict[str, Any], float | None]
     return axes, limits, None if time is None else parse_duration(time, "tune_time")
 
 
-def rows(found: Tuned, job: Job, command: str, path: Path) -> list[Row]:
+def rows(facts: dict[str, Any], job: Job, command: str, path: Path) -> list[Row]:
     """Returns the lines of the result."""
-    change = 100 * (found.expected / found.default_expected - 1)
-    against = f"default {job.figure(found.default_expected, False)}, {change:+.1f} %"
+    best, label = facts["best"], facts["best"]["label"]
+    expected, of_default = best["expected"], best["default_expected"]
+    change = 100 * (expected / of_default - 1)
+    against = f"default {job.figure(of_default, False)}, {change:+.1f} %"
     against += "; not proven: it may be chance" * (change > -_PROVEN)
-    if math.isinf(found.default_expected):
+    if math.isinf(of_default):
         against = "runs of the default failed"
-    elif found.label == "default":
+    elif label == "default":
         against = "no change gains more than noise"
-    shown: list[Row] = [
-        ("best", f"{found.label}: {job.figure(found.expected)}{job.ending} ({against})")
-    ]
-    shown += front(found, job)
-    if worth := found.facts.get("importance"):
+    shown: list[Row] = [("best", f"{label}: {job.figure(expected)}{job.ending} ({against})")]
+    shown += front(facts, job)
+    if worth := facts["importance"]:
         shares = ", ".join(f"{axis} {100 * share:.0f} %" for axis, share in worth.items())
         shown.append(("importance", f"{shares}, by Optuna"))
     shown.append(("dashboard", f"optuna-dashboard sqlite:///{path.with_name('study.db')}"))
     return [*shown, ("config", str(path)), ("command", command)]
 
 
-def front(found: Tuned, job: Job) -> list[Row]:
-    """Returns the sizes of which no other is both better and faster, fastest first."""
+def front(facts: dict[str, Any], job: Job) -> list[Row]:
+    """Returns the sizes without another size that is better and faster, fastest first."""
     best: dict[int, tuple[float, float]] = {}
-    for run in found.facts["trials"]:
+    for run in facts["trials"]:
         if run["expected"] is not None:
             size, result = int(run["options"][job.size]), (-run["seconds"], run["expected"])
-            best[size] = min(best.get(size, result), result)  # the longest run says most
-    sizes = sorted(found.facts["default"]["sizes"], key=lambda size: float(size["latency_s"]))
+            best[size] = min(best.get(size, result), result)  # the longest run counts
+    sizes = sorted(facts["default"]["sizes"], key=lambda size: float(size["latency_s"]))
     shown: list[Row] = []
     least = float("inf")
     for size in sizes:

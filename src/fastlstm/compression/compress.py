@@ -1,4 +1,4 @@
-"""`compress()`: from a trained run to a smaller, faster one, measured beside it."""
+"""`compress()`: makes a trained model smaller and faster, and measures the cost."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from typing import Any
 from fastlstm.compression.options import OF_FORECASTERS, OF_TEXTS, CompressConfig
 from fastlstm.compression.report import CompressReport
 from fastlstm.compression.session import CompressionSession
-from fastlstm.errors import (
-    FormatError,
-    RunDirectoryError,
-)
+from fastlstm.errors import FormatError, RunDirectoryError
 from fastlstm.report.progress import default_output
 from fastlstm.runs.events import Observer, checked_observers
 from fastlstm.runs.find_run import require_run
@@ -45,27 +42,27 @@ def compress(
     The result is a run like any other: `LM.load(out)`, `fastlstm serve`, … take it.
 
     Args:
-        run: the run directory of the source, one of its checkpoints, or what `train()` returned.
+        run: the run directory of the source, one of its checkpoints, or the result of `train()`.
         out: the run directory to write.
         data: text or table to train and measure on, in any form that `train` takes; default is the
-            source's own, where it can still be read.
-        resume: continue if `out` holds a checkpoint, else start.
+            data of the source, if it can still be read.
+        resume: continue from a checkpoint in `out`, or start without one.
         config: all options at once; or give single `fields` of `CompressConfig` instead.
         observers: called with every event of training, a plain dict; by default progress is shown
             on standard output, `()` is silent.
         callbacks: see `fastlstm.Callback`.
         stop: polled; by default the first SIGTERM or Ctrl-C sets it.
-        given: the fields of `config` that were chosen and are no defaults; a resumed compression
-            compares them with those it was started with.
+        given: fields of `config` that were chosen, not defaults; a resumed compression compares
+            them with its first start.
         started: `time.perf_counter()` from which a budget counts; default now.
         **fields: fields of `CompressConfig`: to, prune, structured, distil, budget, max_loss, ….
 
     Returns:
-        What it cost and what it brought, before and after; also in `out` as compression.json.
+        The model before and after; also in `out` as compression.json.
 
     Raises:
-        UsageError: something given cannot be done as asked.
-        QualityError: the result is worse than `max_loss` allows; it is not published.
+        UsageError: an argument is wrong.
+        QualityError: the loss is above `max_loss`; nothing is published.
         Stopped: SIGTERM or Ctrl-C; the state is saved.
         NonFiniteError: NaN or Inf that training could not recover from.
         BudgetError: the budget was over before the first step.
@@ -78,7 +75,7 @@ def compress(
     path, target = Path(run), Path(out)
     inside = [path.absolute(), *path.absolute().parents[:1]]
     if any(target.exists() and os.path.samefile(target, place) for place in inside):
-        raise RunDirectoryError(f"{target} holds the run that is compressed; give another `out`")
+        raise RunDirectoryError(f"{target} holds the run to compress; give another `out`")
     kind = kind_of_run(path)
     if kind == "sequence":
         raise FormatError(f"{path} is a sequence model, expected a text model or a forecaster")

@@ -1,4 +1,4 @@
-"""Training with the rounding of a weight format: passes use rounded weights, updates the others."""
+"""Quantization-aware training: rounded weights in the passes, full precision in the update."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from fastlstm.compression.schedule import in_steps, position
+from fastlstm.compression.options import WeightFormat, in_steps
+from fastlstm.compression.pruning import position
 from fastlstm.runs.weight_formats import GROUP
-from fastlstm.text.stored_model import MATCHER
 from fastlstm.training.callbacks import Callback
 
 if TYPE_CHECKING:
-    from fastlstm.compression.options import WeightFormat
     from fastlstm.training.trainer import Trainer
 
 
 @torch.no_grad()
 def fake_quantized(weight: Tensor, weight_format: WeightFormat) -> Tensor:
-    """Returns what a file of this format gives back for a float32 weight, in float32.
+    """Returns a float32 weight after a file of this format was written and read.
 
-    It is `runs.weight_formats.rounded`, bit for bit, on any device. Matrices are rounded in every
-    format, other weights in fp16 only.
+    Equal to `runs.weight_formats.rounded`, bit for bit, on any device. int8 and int4 round
+    matrices only, fp16 every weight.
     """
     if weight_format == "fp16":
         return weight.half().float()
@@ -43,13 +42,13 @@ def fake_quantized(weight: Tensor, weight_format: WeightFormat) -> Tensor:
 
 
 def _largest(weight: Tensor) -> Tensor:
-    """Returns the largest magnitude along the last axis, which stays."""
+    """Returns the largest magnitude along the last axis, with the axis kept."""
     low, high = weight.amin(-1, keepdim=True), weight.amax(-1, keepdim=True)
     return torch.maximum(high.abs(), low.abs())  # both much faster than aminmax
 
 
 def _on_grid(weight: Tensor, scales: Tensor, largest: int) -> Tensor:
-    """Returns the nearest multiples of the scales, up to `largest` times; NaN for no scale."""
+    """Returns the nearest multiples of the scales, at most `largest` times; NaN for no scale."""
     scales = torch.where(scales.isfinite(), scales, torch.nan)
     codes = weight / torch.where(scales > 0, scales, 1.0)  # a scale of 0 gives 0
     codes.round_().clamp_(-largest, largest)
@@ -58,13 +57,11 @@ def _on_grid(weight: Tensor, scales: Tensor, largest: int) -> Tensor:
 
 @contextmanager
 def rounded_weights(model: nn.Module, weight_format: WeightFormat) -> Iterator[None]:
-    """Puts the rounded weights into a model for the length of the block.
+    """Replaces the weights of a model by rounded ones within the block.
 
-    Gradients pass straight through the rounding (the block computes with rounded weights). What
-    compares features with a teacher's stays as it is.
+    The block finds the gradients of the rounded weights: the straight-through estimator.
     """
-    named = model.named_parameters()
-    masters = [(p, p.data) for name, p in named if not name.startswith(f"{MATCHER}.")]
+    masters = [(parameter, parameter.data) for parameter in model.parameters()]
     try:
         for parameter, master in masters:
             parameter.data = fake_quantized(master, weight_format)
@@ -75,15 +72,15 @@ def rounded_weights(model: nn.Module, weight_format: WeightFormat) -> Iterator[N
 
 
 class FakeQuantization(Callback):
-    """Trains for a weight format: quantization-aware training.
+    """Quantization-aware training for a weight format.
 
-    From `begin` on, steps done (int) or a share of the run (float), passes and evaluations use the
-    weights as the format stores them, and the optimizer updates the float32 weights by the
-    gradients found there (the straight-through estimator of Bengio et al. 2013). The best weights
-    are rounded ones; no evaluation before `begin` is accepted. Zeros stay zeros.
+    From `begin` on, a number of steps (int) or a share of the run (float), passes and evaluations
+    use rounded weights. The optimizer updates the float32 weights with the gradients of the rounded
+    ones (the straight-through estimator of Bengio et al. 2013). The best weights are rounded; no
+    evaluation before `begin` is accepted. Zeros stay zeros.
 
-    Activations are not rounded. Decoding in int8 and int4 also rounds the state to 8 bits: weights
-    and state together, untrained, cost 0.0003 bits/char in int8 (benchmarks/log).
+    Activations are not rounded. Decoding in int8 and int4 also rounds the state to 8 bits: without
+    training, weights and state together cost 0.0003 bits/char in int8 (benchmarks/log).
     """
 
     def __init__(self, weight_format: WeightFormat, begin: float = 0.6) -> None:

@@ -1,4 +1,4 @@
-"""A forecaster that is compressed: read, rounded, trained, measured beside its result, written."""
+"""Compresses a forecaster: reads, rounds, trains and measures it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from fastlstm.compression.forecast_task import CompressedForecastTask, read_teac
 from fastlstm.compression.goal import WAYS_OF_FORECASTERS, Attempt, CompressionWay
 from fastlstm.compression.options import ENDS, TRAINING, CompressConfig
 from fastlstm.compression.report import (
+    MIN_BLOCKS,
     Change,
     CompressReport,
     ModelFigures,
     OutputErrors,
     TrainingFigures,
+    bootstrap_interval,
     notes_of_speed,
     speeds_in_turns,
 )
 from fastlstm.compression.session import CompressionSession, CompressionSource, Result
-from fastlstm.compression.statistics import MIN_BLOCKS, bootstrap_interval
 from fastlstm.compression.units import without_units
 from fastlstm.errors import ConfigError, DataError
 from fastlstm.forecast.calibration import Calibration, calibrate
@@ -64,28 +65,27 @@ from fastlstm.system.measurements import CpuTimer
 from fastlstm.training.trainer import Trainer
 
 BATCHES = (1, 256)
-"""Windows at once in a measurement of speed: one, and what `forecast` and `serve` run at most."""
+"""Windows at once in a measurement of speed: one, and the most that `forecast` and `serve` run."""
 PARTS = {"valid": "validation", "test": "test"}
 _BLOCK, _NUM_BLOCKS = 64, 32
-"""Windows of a block, which follow each other in time; blocks of a part."""
+"""Consecutive windows of a block; blocks of a part."""
 _COMPARED = 256
 _SPEED_S = 0.15
 _BUDGET = "5m"
 _RATE = 0.5
-"""Of the peak learning rate of the run that a chain of compressions began with, for training that
-continues from its weights."""
+"""Of the peak learning rate of the first run in a chain, for training on from its weights."""
 _SHARE = 0.04
-"""Of a budget, for the errors of each part, before training and after."""
+"""Of a budget, for the errors of each part before training, and again after."""
 _MEASURING_S = 3.0
-"""Kept of a budget for measuring speed, beside the errors."""
+"""Kept of a budget for measuring speed."""
 
 
 class ForecastCompression(CompressionSource):
-    """A forecaster, its table, and the errors that a result is compared with.
+    """A forecaster, its table, and its errors.
 
     Attributes:
-        stored: the forecaster; for another table than its own it is calibrated on that one.
-        table: to train and measure on; None for the reason `why_not`.
+        stored: the forecaster, calibrated anew for a table that is not its own.
+        table: table to train and measure on; None for the reason `why_not`.
         why_not: why errors are not measured.
     """
 
@@ -93,12 +93,11 @@ class ForecastCompression(CompressionSource):
 
     def __init__(self, session: CompressionSession) -> None:
         super().__init__(session)
-        for name in ("temperature", "match_hidden"):
-            if name in session.given:
-                raise ConfigError(
-                    f"`{name}` is about tokens and hidden states, a forecaster learns forecasts;"
-                    " leave it out"
-                )
+        if "temperature" in session.given:
+            raise ConfigError(
+                "`temperature` is for the predictions of a text model, not for forecasts; leave it"
+                " out"
+            )
         self.stored = stored = read_forecaster(session.run)
         record = read_manifest(session.run).files[MODEL_FILE]
         self.sizes: ForecasterConfig = stored.network.config
@@ -119,7 +118,7 @@ class ForecastCompression(CompressionSource):
         self._limit_s: float | None = None
 
     def _find_table(self) -> tuple[Any, str]:
-        """Returns the table to train and measure on, and why there is none."""
+        """Returns the table to train and measure on, or None with the reason."""
         run = self.session.run
         if self.session.data is not None:
             return self.session.data, ""
@@ -127,9 +126,9 @@ class ForecastCompression(CompressionSource):
         name = str(recorded or self.before.get("data") or "")
         paths = name.split(", ")
         if not name:
-            return None, f"{run} does not say what it was trained on"
+            return None, f"{run} does not name its table"
         if not all(Path(path).is_file() for path in paths):
-            return None, f"the table of {run}, {name:.200}, is not there any more"
+            return None, f"the table of {run}, {name:.200}, does not exist any more"
         return paths if len(paths) > 1 else paths[0], ""
 
     def ways(self) -> tuple[CompressionWay, ...]:
@@ -138,7 +137,10 @@ class ForecastCompression(CompressionSource):
     def attempt(self, config: CompressConfig) -> Attempt:
         result = with_rounded_weights(self._start(config))
         num_bytes = len(forecaster_files(result)[MODEL_FILE])
-        return Attempt(num_bytes, speed_of(result, config.streams) if config.target else None)
+        if config.target is None:
+            return Attempt(num_bytes, None)
+        speed = speeds_in_turns([result], [config.streams], _speed)[0]
+        return Attempt(num_bytes, speed[config.streams])
 
     def open_teacher(self) -> dict[str, str] | None:
         path = self.session.config.distil
@@ -156,7 +158,7 @@ class ForecastCompression(CompressionSource):
     # results --------------------------------------------------------------------------------------
 
     def _start(self, config: CompressConfig) -> StoredForecaster:
-        """Returns the forecaster that is trained: RUN's, without some units, or a new one."""
+        """Returns the forecaster to train: RUN, RUN without some units, or a new one."""
         source, sizes, network = self.stored, self.sizes, copy.deepcopy(self.stored.network)
         buffers = dict(network.named_buffers())
         weights = dict[str, torch.Tensor](network.named_parameters())
@@ -165,7 +167,7 @@ class ForecastCompression(CompressionSource):
             name: value for name in names if (value := getattr(config, name)) is not None
         }
         if config.prune is not None or config.is_new_student:
-            changes.setdefault("dropout", 0.0)  # fewer weights and the teacher are enough
+            changes.setdefault("dropout", 0.0)  # fewer weights and the teacher prevent overfitting
         if config.prune is not None and config.structured == "units":
             weights, smaller = without_units(weights, sizes, config.prune)
             changes["hidden_size"] = smaller.hidden_size
@@ -185,17 +187,21 @@ class ForecastCompression(CompressionSource):
         )
 
     def _plain(self) -> StoredForecaster:
-        """Returns RUN's weights, rounded to the nearest."""
-        compression = Compression(self.session.about())
+        """Returns RUN with weights rounded to the nearest."""
+        compression = Compression(self.session.about(self.session.config))
         return with_rounded_weights(dataclasses.replace(self.stored, compression=compression))
 
     def rounded(self) -> Result:
         result, source = self._plain(), self.stored
         is_own = has_own_intervals(source)
         if self.table is None:
-            self._notes.append("the source's intervals are kept, not calibrated anew")
+            self._notes.append("the intervals are those of the source, not calibrated anew")
             return result_of(result, has_own_intervals=is_own)
-        dataset = prepare(self.table, source.config, like=source.schema.timeline)
+        dataset = prepare(
+            self.table,
+            dataclasses.replace(source.config, **source.columns),
+            like=source.schema.timeline,
+        )
         inputs = apply_schema(dataset, source)
         split = split_table(dataset.table, dataset.frequency, source.config.split)
         is_of_table = is_own_table(dataset, split, source)
@@ -229,7 +235,7 @@ class ForecastCompression(CompressionSource):
         if all(values[name] is None for name in ENDS):
             values["budget"] = _BUDGET
         if "precision" not in self.session.given:
-            del values["precision"]  # of a forecaster it is not chosen by measuring
+            del values["precision"]  # "auto" measures for texts only
         if config.learning_rate is None:
             peak = None if config.is_new_student else self.peak_rate
             values["learning_rate"] = None if peak is None else _RATE * peak
@@ -248,18 +254,18 @@ class ForecastCompression(CompressionSource):
         )  # fmt: skip
 
     def _finished(self, stored: StoredForecaster) -> StoredForecaster:
-        """Returns the trained forecaster as it is to be stored."""
+        """Returns the trained forecaster for its file."""
         return described(with_rounded_weights(stored), has_own_intervals=self._is_own)
 
     def _approve(
         self, stored: StoredForecaster, trainer: Trainer
     ) -> tuple[StoredForecaster, Mapping[str, bytes]] | None:
-        """Measures the results; returns the one to publish with the report, if any."""
+        """Measures the results; returns the one to publish, with the report, or None."""
         best = self.session.conclude(trainer, self._results(stored))
         return None if best is None else (best.model, self.session.report_files())
 
     def _results(self, stored: StoredForecaster) -> Iterator[Result]:
-        """Yields the forecasters that may be published, the trained one first."""
+        """Yields the results that may be published, the trained one first."""
         yield result_of(stored)
         if self.session.config.needs_no_training:
             assert self._inputs is not None
@@ -272,30 +278,14 @@ class ForecastCompression(CompressionSource):
     # measuring ------------------------------------------------------------------------------------
 
     def _begin(
-        self,
-        split: Split,
-        inputs: ScaledWindows,
-        *,
-        is_own: bool,
-        is_trained: bool,
+        self, split: Split, inputs: ScaledWindows, *, is_own: bool, is_trained: bool,
         budget_s: float | None = None,
-    ) -> float:
-        """Measures the errors of the source, on windows that favour neither side.
+    ) -> float:  # fmt: skip
+        """Measures the errors of the source; returns an estimate of the seconds for the results.
 
-        The intervals of a result are calibrated on the validation part; the source's are for its
-        own table. For another the source is calibrated there, too, and the test part alone is
-        scored; a result that is only rounded keeps the intervals of the source where one part has
-        no windows: then there are no validation windows to calibrate on.
-
-        Args:
-            split: of the table.
-            inputs: its windows.
-            is_own: the source was trained and calibrated on it.
-            is_trained: the result is trained on it, and calibrated by that.
-            budget_s: of the training, or None.
-
-        Returns:
-            Estimated seconds of measuring the results.
+        The result is calibrated on the validation part. If the source was not calibrated on this
+        table (`is_own`), the source is calibrated there too, and only the test part is scored. A
+        rounded result keeps the intervals of the source if only one part has windows.
 
         Raises:
             DataError: the table is too short for a window, or `max_loss` cannot be checked on it.
@@ -319,25 +309,25 @@ class ForecastCompression(CompressionSource):
                 del blocks["valid"]
         for part, rows in blocks.items():
             errors = block_errors(self.stored, inputs, rows, limit_s)
-            if errors.num_values.sum():  # else all values are missing
+            if errors.num_values.sum():  # else every value is missing
                 self._before[part] = errors
                 self._blocks[part] = rows[: len(errors.num_values)]
         self._scored = next(iter(blocks))
         if self._scored not in self._blocks:
             name = f"the {PARTS[self._scored]} part of {self._name}"
-            self.why_not = f"{name} has no value of the targets"
+            self.why_not = f"{name} has no value of a target"
             if config.max_loss is not None:
                 raise DataError(
                     f"`max_loss` cannot be checked: {self.why_not}; give another `data` or leave"
                     " out `max_loss`"
                 )
         seconds = _MEASURING_S + time.perf_counter() - started
-        if config.needs_no_training:  # and RUN's weights, rounded to the nearest
+        if config.needs_no_training:  # RUN with rounded weights is measured too
             seconds += seconds + (limit_s or 0.0)
         return seconds
 
     def _note_on_intervals(self, parts: list[str]) -> str:
-        """Returns how the intervals are calibrated for a table that is not the source's own."""
+        """Returns the note on the intervals for a table that is not the source's own."""
         table = self._name
         if len(parts) == len(PARTS):
             return (
@@ -347,11 +337,11 @@ class ForecastCompression(CompressionSource):
         if self._valid is not None:
             return (
                 f"{table} has no test part: the intervals of source and result are calibrated and"
-                " scored on its validation part, where they look better than on later rows"
+                " scored on its validation part, and look better there than on later rows"
             )
         return (
-            "the source's intervals are kept, not calibrated anew: they are scored on the"
-            f" {PARTS[parts[0]]} part of {table}, the only one with windows"
+            "the intervals are those of the source, not calibrated anew: they are scored on the"
+            f" {PARTS[parts[0]]} part of {table}, the only part with windows"
         )
 
     def _note_on_start(self) -> list[str]:
@@ -404,17 +394,14 @@ class ForecastCompression(CompressionSource):
 
 
 def result_of(stored: StoredForecaster, **facts: bool) -> Result:
-    """Returns a result; `facts` are added to its `compression`."""
+    """Returns a result, with `facts` added to its `compression`."""
     stored = described(stored, **facts)
     return Result(stored, stored.network.config, forecaster_files(stored))
 
 
 def with_rounded_weights(stored: StoredForecaster) -> StoredForecaster:
-    """Returns a forecaster with the weights that its file will give back.
-
-    Raises:
-        ConfigError: a weight is too large for the format.
-    """
+    """Returns a forecaster with the weights of its file; ConfigError for a weight too large for
+    the format."""
     assert stored.compression is not None
     network = copy.deepcopy(stored.network).cpu().eval()
     floats = {name: p.detach().numpy() for name, p in network.named_parameters()}
@@ -427,10 +414,8 @@ def with_rounded_weights(stored: StoredForecaster) -> StoredForecaster:
 
 
 def is_own_table(dataset: SeriesDataset, split: Split, source: StoredForecaster) -> bool:
-    """Returns whether a table's training rows give the scale of a source.
-
-    False where the source's intervals are of another table.
-    """
+    """Returns whether the source was trained and calibrated on a table: its training rows have the
+    means and deviations of the source."""
     if not has_own_intervals(source):
         return False
     own, other = source.scaler, fitted_scaler(source.config, dataset, split)
@@ -445,7 +430,7 @@ def has_own_intervals(stored: StoredForecaster) -> bool:
 
 
 def described(stored: StoredForecaster, **facts: bool) -> StoredForecaster:
-    """Returns a compressed forecaster whose config.json says more of its compression."""
+    """Returns a compressed forecaster with `facts` added to `compression` of its config.json."""
     assert stored.compression is not None
     about = {**stored.compression.about, **facts}
     compression = dataclasses.replace(stored.compression, about=about)
@@ -455,7 +440,7 @@ def described(stored: StoredForecaster, **facts: bool) -> StoredForecaster:
 def _calibrated(
     source: StoredForecaster, inputs: ScaledWindows, valid: WindowIndex, limit_s: float | None
 ) -> Calibration:
-    """Returns a calibration of a forecaster; after `limit_s` it leaves windows out."""
+    """Returns a calibration of a forecaster, on fewer windows after `limit_s` seconds."""
     started = time.perf_counter()
 
     def has_time(done: int) -> bool:
@@ -466,7 +451,7 @@ def _calibrated(
 
 
 def measure_of(stored: StoredForecaster) -> str:
-    """Returns the error that forecasters are compared by: of what they are trained for."""
+    """Returns the name of the error that a forecaster is trained for."""
     if stored.config.output != "point":
         return "crps"
     return "mse" if stored.config.loss == "mse" else "mae"
@@ -474,14 +459,10 @@ def measure_of(stored: StoredForecaster) -> str:
 
 @dataclass(frozen=True)
 class BlockErrors:
-    """Errors of consecutive windows, block by block, in deviations of the training rows.
+    """Errors of blocks of consecutive windows, in deviations of the training rows.
 
-    Attributes:
-        first_rows: of each block's first window, shape ``(blocks,)``.
-        num_windows: of each block, shape ``(blocks,)``.
-        num_values: present target values of each block, shape ``(blocks,)``.
-        means: of each block by name, ``(blocks,)``: mse, mae, coverage_80, coverage_95, and crps
-            unless the output is a point.
+    Every array has the shape ``(blocks,)``. `means` holds mse, mae, coverage_80, coverage_95, and
+    crps unless the output is a point; `num_values` counts present target values.
     """
 
     first_rows: NDArray[np.int64]
@@ -496,20 +477,20 @@ class BlockErrors:
         return BlockErrors(self.first_rows[which], *counts, means)
 
     def mean(self, name: str) -> float:
-        """Returns a measure over all values."""
+        """Returns the mean of a measure over all values."""
         return float(self.means[name] @ self.num_values / self.num_values.sum())
 
     def means_of_all(self) -> dict[str, float]:
-        """Returns every measure over all values."""
+        """Returns the mean of every measure over all values."""
         return {name: self.mean(name) for name in self.means}
 
 
 def blocks_of(
     split: Split, inputs: ScaledWindows, stored: StoredForecaster, part: str
 ) -> list[NDArray[np.int64]]:
-    """Returns first rows of windows of a part, in blocks that are spread evenly over it.
+    """Returns first rows of windows, in blocks spread evenly over a part; empty without windows.
 
-    The beginning of the list is spread evenly, too. It is empty where the part has no window.
+    Every beginning of the list is spread evenly too.
     """
     sizes = stored.network.config
     try:
@@ -524,12 +505,10 @@ def blocks_of(
 
 @torch.no_grad()
 def block_errors(
-    stored: StoredForecaster,
-    inputs: ScaledWindows,
-    blocks: Sequence[NDArray[np.int64]],
+    stored: StoredForecaster, inputs: ScaledWindows, blocks: Sequence[NDArray[np.int64]],
     limit_s: float | None = None,
-) -> BlockErrors:
-    """Returns the errors of a forecaster; from `limit_s` seconds on it leaves blocks out."""
+) -> BlockErrors:  # fmt: skip
+    """Returns the errors of a forecaster, on fewer blocks after `limit_s` seconds."""
     network, started = stored.network, time.perf_counter()
     L, C = network.config.input_size, network.config.num_targets
     has_crps, means = stored.config.output != "point", list[dict[str, float]]()
@@ -558,10 +537,10 @@ def block_errors(
 def change_of(
     before: BlockErrors, after: BlockErrors, measure: str, table: str, horizon: int
 ) -> Change:
-    """Returns how a measure changed, with a bootstrap interval.
+    """Returns the change of a measure with a bootstrap interval.
 
-    What is drawn are neighbouring blocks that begin at least a horizon (steps of a forecast) before
-    the next ones: windows nearer than that forecast the same values.
+    The bootstrap draws groups of neighbouring blocks, at least a horizon long: windows that are
+    nearer forecast the same values.
     """
     before, after = (own.taken(np.argsort(own.first_rows)) for own in (before, after))
     counts = before.num_values
@@ -576,12 +555,10 @@ def change_of(
 
 @torch.no_grad()
 def output_errors(
-    source: StoredForecaster,
-    result: StoredForecaster,
-    inputs: ScaledWindows,
+    source: StoredForecaster, result: StoredForecaster, inputs: ScaledWindows,
     blocks: Sequence[NDArray[np.int64]],
-) -> OutputErrors:
-    """Returns how far the forecasts moved, in deviations of the training rows."""
+) -> OutputErrors:  # fmt: skip
+    """Returns the distance of the forecasts, in deviations of the training rows."""
     sizes, distances, compared = source.network.config, [], 0
     for rows in blocks[: _COMPARED // _BLOCK]:
         values, statics = next(inputs.read(rows, sizes, len(rows)))
@@ -598,17 +575,12 @@ def output_errors(
 def speeds(models: Sequence[StoredForecaster]) -> list[dict[int, float]]:
     """Returns windows per second of each forecaster by windows at once, measured in turns.
 
-    Networks of the same sizes run the same products: one of them is measured.
+    Networks of the same sizes run the same products, so only one is measured.
     """
     sizes = [dataclasses.replace(stored.network.config, dropout=0.0) for stored in models]
     is_same = all(one == sizes[0] for one in sizes)
     measured = models[:1] if is_same else models
     return speeds_in_turns(measured, BATCHES, _speed) * (len(models) if is_same else 1)
-
-
-def speed_of(stored: StoredForecaster, batch: int) -> float:
-    """Returns the windows a second of a forecaster with `batch` windows at once."""
-    return speeds_in_turns([stored], [batch], _speed)[0][batch]
 
 
 def _speed(stored: StoredForecaster, batch: int) -> float:
@@ -627,7 +599,7 @@ def _speed(stored: StoredForecaster, batch: int) -> float:
 def figures_of(
     stored: StoredForecaster, path: str, model_file: bytes, speed: dict[int, float]
 ) -> ModelFigures:
-    """Returns the figures of a forecaster whose file of weights is `model_file`."""
+    """Returns the figures of a forecaster; `model_file` is its file of weights."""
     network, config = stored.network.eval(), stored.network.config
     parameters = list(network.parameters())
     steps = config.input_size // config.patch

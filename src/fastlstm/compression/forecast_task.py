@@ -1,4 +1,4 @@
-"""Training a compressed forecaster: distillation, and publication only of what passed."""
+"""Trains a compressed forecaster, with or without a teacher."""
 
 from __future__ import annotations
 
@@ -34,39 +34,36 @@ _SIZES = (
     *("input_size", "horizon", "num_targets", "num_past", "num_future", "categories"),
     *("num_static", "static_categories", "has_missing", "output", "stateful"),
 )
-"""Of student and teacher they are equal."""
+"""Sizes that student and teacher have in common."""
 
 
 class CompressedForecastTask(ForecastTask):
-    """A forecaster that learns from its table and from a teacher, and publishes at the end only.
+    """A forecaster that learns from its table and from a teacher, and is published at the end only.
 
     Args:
-        *args: of `ForecastTask`.
-        teacher: a network that takes the same windows; its forecasts are learnt too. Or None.
+        *args: as of `ForecastTask`.
+        teacher: network that reads the same windows, or None.
         alpha: share of the teacher in the loss.
-        finished: returns what is calibrated and published, of the forecaster with the best weights.
+        finished: makes the forecaster to publish from the one with the best weights.
         approved: see `approve`.
-        about: returns what the `end` event holds of the compression.
-        measuring_s: kept of a budget for `approve`.
+        about: returns the entries of the `end` event.
+        measuring_s: seconds of a budget for `approve`.
 
     Attributes:
-        teacher_s: seconds spent in the teacher.
+        teacher_s: seconds in the teacher.
     """
 
     may_be_nan = frozenset({"level", f"{_TEACHER}level"})
 
     def __init__(
-        self,
-        *args: Any,
-        teacher: ForecastNetwork | None,
-        alpha: float,
+        self, *args: Any, teacher: ForecastNetwork | None, alpha: float,
         finished: Callable[[StoredForecaster], StoredForecaster],
         approved: Callable[
             [StoredForecaster, Trainer], tuple[StoredForecaster, Mapping[str, bytes]] | None
         ],
         about: Callable[[], Event],
         measuring_s: float,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(*args)
         self._teacher = None if teacher is None else teacher.to(self._device).eval()
         self._alpha, self._finished, self._about = alpha, finished, about
@@ -77,7 +74,7 @@ class CompressedForecastTask(ForecastTask):
         self._num_values, self.teacher_s = 0, 0.0
 
     def graph_inputs(self, batch: WindowBatch | ChunkBatch) -> list[Tensor] | None:
-        return None  # the time of the teacher is measured
+        return None  # a recorded graph has no place to time the teacher
 
     def losses(
         self, batch: Any, parts: Sequence[slice], count: float | None = None
@@ -102,7 +99,7 @@ class CompressedForecastTask(ForecastTask):
         return self._alpha * learnt + (1 - self._alpha) * own
 
     def _answers(self, teacher: ForecastNetwork, part: BatchPart) -> Tensor:
-        """Returns the teacher's parameters; its state is carried like the student's."""
+        """Returns the parameters that the teacher predicts; carries its state."""
         if not self._origins:
             answers: Tensor = teacher(part.values, part.statics)
             return answers
@@ -128,7 +125,7 @@ class CompressedForecastTask(ForecastTask):
             self._teacher_state = restored_state(teachers, self._teacher, self._device)
 
     def publish(self, weights: Mapping[str, Tensor], trainer: Trainer) -> None:
-        """Publishes nothing: the weights are in the checkpoint until `finish`."""
+        """Publishes nothing before `finish`."""
 
     def finish_s(self, unit_s: float) -> float:
         return super().finish_s(unit_s) + self._measuring_s
@@ -145,13 +142,13 @@ class CompressedForecastTask(ForecastTask):
 
 
 def distance(output: Output, parameters: Tensor, answers: Tensor) -> Tensor:
-    """Returns how far forecasts are from a teacher's, one number per value, shape ``(…)``.
+    """Returns the distance of forecasts from those of a teacher, one number per value, ``(…)``.
 
-    Of a point it is the output's own loss, with the teacher's point as the target. Of quantiles it
-    is the mean absolute difference per level. Of a distribution it is its cross-entropy with the
-    teacher's, which is the Kullback-Leibler divergence plus a constant, estimated from 4 random
-    values of the teacher's: there is no closed form for Student's t and the negative binomial.
-    `parameters` are the student's, `answers` the teacher's, shape ``(…, num_parameters)``.
+    For a point it is the loss of the output with the point of the teacher as the target; for
+    quantiles the mean absolute difference per level; for a distribution the cross-entropy with the
+    one of the teacher (KL divergence plus a constant), estimated from 4 random values: Student's t
+    and the negative binomial have no closed form. `parameters` of the student and `answers` of the
+    teacher are ``(…, num_parameters)``.
     """
     if isinstance(output, Quantiles):
         return (parameters - answers).abs().mean(-1)
@@ -162,12 +159,7 @@ def distance(output: Output, parameters: Tensor, answers: Tensor) -> Tensor:
 
 
 def read_teacher(path: str, student: StoredForecaster) -> StoredForecaster:
-    """Reads a teacher for a student.
-
-    Raises:
-        ConfigError: it forecasts other steps, from other columns or of another table.
-        FastLSTMError: as `read_forecaster`.
-    """
+    """Reads a teacher; ConfigError if it does not read the windows of the student."""
     teacher = read_forecaster(path)
     own, other = student.network.config, teacher.network.config
     names = [*_SIZES, *(("patch",) if own.stateful else ())]
@@ -192,6 +184,6 @@ def read_teacher(path: str, student: StoredForecaster) -> StoredForecaster:
 
 def _unfit(path: str, why: str) -> ConfigError:
     return ConfigError(
-        f"`distil={path!r}`: the teacher {why}; a teacher reads the same windows and forecasts the"
-        " same steps, leave it out or name another"
+        f"`distil={path!r}`: the teacher {why}; it must read the same windows and forecast the same"
+        " steps: leave it out or name another"
     )

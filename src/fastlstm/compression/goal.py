@@ -1,4 +1,4 @@
-"""A goal instead of a method: the mildest way to compress that reaches it."""
+"""Chooses the mildest way to compress that reaches a goal of speed or bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class CompressionWay(NamedTuple):
-    """A way to compress; the fields are as of `CompressConfig`."""
+    """A way to compress; the fields are those of `CompressConfig`."""
 
     to: WeightFormat
     prune: float | None = None
@@ -32,8 +32,7 @@ class CompressionWay(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """A way, tried on the source's weights without training: bytes of the file, and speed if
-    asked."""
+    """A way, tried without training: bytes of the file, and speed if there is a target."""
 
     num_bytes: int
     speed: float | None
@@ -53,9 +52,9 @@ WAYS_OF_TEXTS = (
     CompressionWay("int4", 0.75, "units"),
     CompressionWay("int4", 0.875, "units"),
 )
-"""From the mildest to the strongest: first all that keep every weight, then by what they lose. The
-numbers are bits per character lost after 1,200 steps (int4 after 150) by a model of 512 units on
-tinyshakespeare (benchmarks/compression.py, docs/compress.md); the others are put between them."""
+"""Mildest first: ways that keep every weight, then by loss. The comments are the loss in bits per
+character after 1,200 steps (int4: 150) of a model of 512 units on tinyshakespeare
+(benchmarks/compression.py, docs/compress.md); ways without one were not measured."""
 WAYS_OF_FORECASTERS = (
     CompressionWay("int8"),
     CompressionWay("int4"),
@@ -65,13 +64,13 @@ WAYS_OF_FORECASTERS = (
         for to in ("int8", "int4")
     ),
 )
-"""Forecasts are computed in float32, and with zeros: only fewer units make them faster."""
+"""Forecasts are computed in float32 with all zeros: only fewer units make them faster."""
 
 
 def ways_of_text(output_width: int | None) -> tuple[CompressionWay, ...]:
-    """Returns the ways to compress a text model, from the mildest to the strongest.
+    """Returns the ways to compress a text model, mildest first.
 
-    A large output matrix, which reads `output_width` values, may be given a rank; else it is None.
+    With the `output_width` of a large output matrix, some ways lower its rank.
     """
     ways = list(WAYS_OF_TEXTS)
     if output_width is None:
@@ -89,15 +88,13 @@ def ways_of_text(output_width: int | None) -> tuple[CompressionWay, ...]:
 
 
 def chosen(
-    config: CompressConfig,
-    ways: Sequence[CompressionWay],
-    attempt: Callable[[CompressConfig], Attempt],
-    unit: str,
-    say: Callable[[str], None],
-) -> CompressConfig:
+    config: CompressConfig, ways: Sequence[CompressionWay],
+    attempt: Callable[[CompressConfig], Attempt], unit: str, say: Callable[[str], None],
+) -> CompressConfig:  # fmt: skip
     """Returns the options with the first way that reaches the goal, `target` and `max_bytes`.
 
-    `say` is called with a line about each attempt. ConfigError: none reaches it; it holds the best.
+    Calls `say` with a line on each attempt. Raises ConfigError, with the best figures, if no way
+    reaches the goal.
     """
     speed, limit = config.goal
     attempts: list[tuple[CompressionWay, Attempt]] = []

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from fastlstm.compression.schedule import PruningSchedule
 from fastlstm.errors import ConfigError
 from fastlstm.system.fields import Device, Precision, check_fields, parse_amount
 from fastlstm.training.options import BOUNDS, MAY_CHANGE
@@ -22,7 +21,7 @@ STUDENT_SIZES = ("rnn_size", "hidden_size", "embed_size", "num_layers")
 """Options that make a new model, the student."""
 OF_TEXTS = ("rnn_size", "embed_size", "seq_length", "output_rank")
 OF_FORECASTERS = ("hidden_size",)
-"""Options that the other kind of model has not got."""
+"""Options that only this kind of model has."""
 COMPRESS_MAY_CHANGE = (MAY_CHANGE | {"max_loss"}) - {"memory_limit_gb", "strict_kernels"}
 """Options that a resumed compression may change."""
 TRAINING = (
@@ -30,10 +29,78 @@ TRAINING = (
     *("dropout", "seed", "device", "precision", "threads", "eval_every", "checkpoint_every"),
     *("keep_checkpoints", "log_every", "tensorboard"),
 )
-"""Options that are passed on to training; None leaves the source's, or what training chooses."""
+"""Options that training gets; None keeps the value of the source, or lets training choose."""
 ENDS = ("budget", "steps", "epochs")
 _OPEN = (*ENDS, "eval_every", "checkpoint_every", "log_every", "threads")
-"""Options of training that are never the source's."""
+"""Options of training that are never taken from the source."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruningSchedule:
+    """The share of zero weights, or blocks, over a run.
+
+    The sparsity is ``final * (1 - (1 - (t - begin) / (end - begin)) ** power)`` from `begin` to
+    `end` (Zhu and Gupta 2017, "To prune, or not to prune", section 3). Masks are renewed where
+    ``(step - begin) % every == 0``, and at `end`.
+
+    `begin` and `end` are numbers of finished steps (int) or shares of the run (float). Shares
+    become steps when a run starts with a known number of steps. A run with a budget keeps them, and
+    masks are renewed every `every` steps.
+
+    In steps it is `PolynomialDecay` of TensorFlow's Model Optimization Toolkit, which renews no
+    mask at `end` unless `every` divides ``end - begin``, and makes a mask before the step, not
+    after it.
+    """
+
+    final: float
+    begin: float = 0.02
+    end: float = 0.4
+    power: float = 3.0
+    every: int = 10
+
+    def resolved(self, total_steps: int | None) -> PruningSchedule:
+        """Returns the schedule in steps, if the number of steps of the run is known."""
+        begin, end = (in_steps(at, total_steps) for at in (self.begin, self.end))
+        return replace(self, begin=begin, end=end)
+
+    def require_end(self, total_steps: int | None) -> None:
+        """Raises ConfigError if pruning does not end before training: no evaluation would count.
+
+        `total_steps` is None for a run with a budget.
+        """
+        if total_steps is not None and in_steps(self.end, total_steps) > total_steps:
+            raise ConfigError(
+                f"`schedule` prunes until step {self.end:,}, and training ends after"
+                f" {total_steps:,} steps; only weights from after END are published: give a smaller"
+                " END"
+            )
+        if total_steps is None and isinstance(self.end, float) and self.end >= 1.0:
+            raise ConfigError(
+                "`schedule` prunes until 100 % of a budget, after the last step; only weights from"
+                " after END are published: give a smaller END"
+            )
+
+    def sparsity(self, at: float) -> float:
+        """Returns the sparsity after a number of steps, or a share of the run."""
+        span = self.end - self.begin
+        done = min(max((at - self.begin) / span, 0.0), 1.0) if span else float(at >= self.end)
+        left: float = (1.0 - done) ** self.power
+        return self.final - self.final * left
+
+    def is_due(self, step: int, at: float) -> bool:
+        """Returns whether masks are renewed after `step` steps, at `at`."""
+        first = self.begin if isinstance(self.begin, int) else 0
+        return self.begin <= at <= self.end and (step - first) % self.every == 0
+
+    def __str__(self) -> str:
+        if isinstance(self.begin, int):
+            return f"from step {self.begin:,} to step {self.end:,}"
+        return f"from {100 * self.begin:.0f} % to {100 * self.end:.0f} % of the run"
+
+
+def in_steps(at: float, total_steps: int | None) -> float:
+    """Returns a share of a run (float) as a number of steps (int), if the total is known."""
+    return at if isinstance(at, int) or total_steps is None else round(at * total_steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +130,6 @@ class CompressConfig:
         temperature: of the predictions of teacher and student that are compared.
         alpha: share of the teacher's predictions in the loss; the rest is the data's. 0 is no
             teacher of these.
-        match_hidden: weight of the squared distance between the features of student and teacher.
         target: a speed to reach, such as 200000/s: characters a second, of a forecaster windows.
             The mildest method that reaches it is chosen by trying them here, instead of to, prune
             and structured.
@@ -107,7 +173,6 @@ class CompressConfig:
     distil: str | None = None
     temperature: float = 2.0
     alpha: float = 0.5
-    match_hidden: float = 0.0
 
     target: str | None = None
     max_bytes: str | None = None
@@ -141,12 +206,12 @@ class CompressConfig:
         if not self.has_goal:
             self.require_teacher(self.is_taught)
         if self.streams != 1 and self.target is None:
-            raise ConfigError("`streams` is about a speed; give it too: `target='20000/s'`")
+            raise ConfigError("`streams` is for a speed; give it too: `target='20000/s'`")
         assert self.goal  # checked
 
     @property
     def goal(self) -> tuple[float | None, float | None]:
-        """The least speed per second and the most bytes that are asked for; None is any."""
+        """The least speed per second and the most bytes, both None without a limit."""
         return (
             None if self.target is None else parse_amount("target", self.target, "/s"),
             None if self.max_bytes is None else parse_amount("max_bytes", self.max_bytes),
@@ -154,18 +219,18 @@ class CompressConfig:
 
     @property
     def has_goal(self) -> bool:
-        """Whether the method is chosen by a goal."""
+        """Whether a goal chooses the method."""
         return self.goal != (None, None)
 
     def refuse_method(self) -> None:
-        """Raises ConfigError where there is a method beside a goal."""
+        """Raises ConfigError for a method beside a goal."""
         for name in ("to", "prune", "output_rank", *STUDENT_SIZES):
             if getattr(self, name) != getattr(CompressConfig, name):
                 goal = "target" if self.target is not None else "max_bytes"
                 raise ConfigError(f"`{goal}` chooses the method by itself; leave out `{name}`")
 
     def require_work(self) -> None:
-        """Raises ConfigError where nothing is asked for."""
+        """Raises ConfigError if there is nothing to do."""
         if self.to == "fp32" and self.output_rank is None and not self.trains:
             raise ConfigError(
                 "there is nothing to do; give `to` (fp16, int8 or int4), `prune`, `output_rank`,"
@@ -173,13 +238,13 @@ class CompressConfig:
                 " `max_bytes`"
             )
 
-    def require_more_zeros(self, source: Mapping[str, Any] | None) -> None:
-        """Raises ConfigError where `compression` of the source has as many zeros of the kind
-        already."""
-        before = None if source is None else source.get("prune")
+    def require_more_zeros(self, source: Mapping[str, Any]) -> None:
+        """Raises ConfigError if the source, by its `compression`, already has as many zeros of the
+        same kind."""
+        before = source.get("prune")
         if before is None or self.prune is None or self.structured == "units":
             return
-        if source is not None and source["structured"] == self.structured and self.prune <= before:
+        if source["structured"] == self.structured and self.prune <= before:
             raise ConfigError(
                 f"`prune={self.prune!r}` is no more than the {before:g} that RUN was pruned by,"
                 " and pruned weights stay zero; give a larger share"
@@ -190,7 +255,7 @@ class CompressConfig:
             for name in ("structured", "schedule"):
                 if getattr(self, name) not in (None, "none"):
                     raise ConfigError(
-                        f"`{name}` is about pruning; give the share of the weights too: `prune=0.9`"
+                        f"`{name}` is for pruning; give the share of the weights too: `prune=0.9`"
                     )
         if self.structured == "units":
             for name in ("schedule", *STUDENT_SIZES):
@@ -208,43 +273,42 @@ class CompressConfig:
             schedule.require_end(self.steps)
 
     def require_teacher(self, has_teacher: bool) -> None:
-        """Raises ConfigError for options of distillation that are set without a teacher."""
+        """Raises ConfigError for options of distillation without a teacher."""
         if has_teacher:
             return
-        for name in ("temperature", "alpha", "match_hidden"):
+        for name in ("temperature", "alpha"):
             value = getattr(self, name)
             is_off = name == "alpha" and value == 0 and (self.prune or self.output_rank)
             if value != CompressConfig.__dataclass_fields__[name].default and not is_off:
                 raise ConfigError(
-                    f"`{name}` is about distillation; name the run of the teacher too:"
-                    " `distil='RUN'`"
+                    f"`{name}` is for distillation; name the run of the teacher too: `distil='RUN'`"
                 )
 
     @property
     def is_new_student(self) -> bool:
-        """Whether the result is a new model of other sizes, and RUN its teacher."""
+        """Whether the result is a new model of other sizes, with RUN as its teacher."""
         return any(getattr(self, name) is not None for name in STUDENT_SIZES)
 
     @property
     def needs_no_training(self) -> bool:
-        """Whether RUN's own weights give a result too: in another format, of a lower rank."""
+        """Whether RUN gives a result without training: in another format or a lower rank."""
         is_less = self.to != "fp32" or self.output_rank is not None
         return is_less and self.prune is None and not self.is_new_student
 
     @property
     def distils(self) -> bool:
-        """Whether a teacher is asked for."""
+        """Whether the options ask for a teacher."""
         return self.distil is not None or self.is_new_student
 
     @property
     def is_taught(self) -> bool:
-        """Whether there is a teacher: what is left of RUN has RUN, unless `alpha` is 0."""
+        """Whether there is a teacher, by default RUN where weights are removed."""
         is_less = self.prune is not None or (self.output_rank is not None and self._has_end)
         return self.distils or (is_less and self.alpha > 0)
 
     @property
     def trains(self) -> bool:
-        """Whether anything is trained; else the weights are only rounded."""
+        """Whether there is training; else the weights are only rounded."""
         return self._has_end or self.prune is not None or self.distils
 
     @property
@@ -252,23 +316,24 @@ class CompressConfig:
         return any(getattr(self, name) is not None for name in ENDS)
 
     def training_options(self, names: Collection[str]) -> dict[str, Any]:
-        """Returns the options of training among these names that are not the source's."""
+        """Returns the options among these names that replace those of the source."""
         own = {name: getattr(self, name) for name in TRAINING if name in names}
         return {n: value for n, value in own.items() if value is not None or n in _OPEN}
 
     def pruning_schedule(self) -> PruningSchedule:
-        """Returns when weights are pruned; raises ConfigError where that makes no sense."""
+        """Returns `schedule`, or the default; raises ConfigError for text without a meaning."""
         text = self.schedule or DEFAULT_SCHEDULE
         kind, _, numbers = text.partition(":")
         try:
             begin, end, power, every = (float(part) for part in numbers.split(","))
-            if kind == "polynomial" and every == int(every):
-                in_steps = end > 1
+            number = int if end > 1 else float  # steps, or shares of the run
+            is_valid = 0 <= begin <= end and power > 0 and every == int(every) >= 1
+            if kind == "polynomial" and is_valid:
                 return PruningSchedule(
-                    final=self.prune or 0.0, power=power, every=int(every),
-                    begin=int(begin) if in_steps else begin, end=int(end) if in_steps else end,
+                    final=self.prune or 0.0, begin=number(begin), end=number(end), power=power,
+                    every=int(every),
                 )  # fmt: skip
-        except (ValueError, OverflowError):  # and ConfigError
+        except (ValueError, OverflowError):  # no number, NaN or infinite
             pass
         raise ConfigError(
             f"`schedule` is {text!r:.60}, expected polynomial:BEGIN,END,POWER,EVERY such as"
@@ -277,7 +342,7 @@ class CompressConfig:
         )
 
     def refuse(self, names: Collection[str], kind: str) -> None:
-        """Raises ConfigError for an option of `names` that is set: a `kind` has not got it."""
+        """Raises ConfigError for a given option of `names`, which a `kind` does not have."""
         for name in names:
             if getattr(self, name) is not None:
                 other = {"rnn_size": "hidden_size", "hidden_size": "rnn_size"}.get(name)
@@ -296,7 +361,6 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "seq_length": (1, 65_536),
     "temperature": (0.01, 100.0),
     "alpha": (0.0, 1.0),
-    "match_hidden": (0.0, 1e6),
     "dropout": (0.0, 0.95),
     "max_loss": (0.0, 1000.0),
     "streams": (1, 65_536),

@@ -1,4 +1,4 @@
-"""Pruning by magnitude: masks of single weights or of blocks, and their callback."""
+"""Pruning by magnitude: masks of single weights or of blocks, and the callbacks that use them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fastlstm.compression.schedule import PruningSchedule, position
+from fastlstm.compression.options import PruningSchedule
 from fastlstm.errors import ConfigError
 from fastlstm.runs.weight_formats import BLOCK_COLUMNS, BLOCK_ROWS, num_gates
 from fastlstm.text.model import LanguageModel
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
 
 Zeros = Literal["none", "blocks"]
-"""What is pruned: single weights, or blocks of 16 rows and 4 columns."""
+"""Single weights, or blocks of 16 rows and 4 columns."""
 MIN_SIZE = 16
-"""Rows and columns that a matrix has at least to be pruned: smaller ones save nothing."""
+"""Fewest rows and columns of a pruned matrix: smaller ones save nothing."""
 OUTPUT_SHARE = 0.1
-"""The output matrix of a language model is pruned where it has more than this share of the weights:
-zeros in that of 65 characters cost 0.02 bits/char and save 2 % (benchmarks/log)."""
+"""Share of the weights above which the output matrix of a language model is pruned: zeros in the
+matrix of 65 characters cost 0.02 bits/char and save 2 % (benchmarks/log)."""
 
 
 def prunable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Returns the matrices of a model that are pruned, by name.
+    """Returns the matrices to prune, by name.
 
-    These are the matrices of its LSTMs and linear layers, and a large output matrix of a language
-    model, tied to the embedding or not. The projection before an output of low rank is small.
+    They are the matrices of LSTMs and linear layers, and a large output matrix of a language model,
+    tied to the embedding or not, but not the small projection before an output of low rank.
     """
     found = dict[int, int]()  # weights by id
     for module in model.modules():
@@ -53,11 +53,10 @@ def prunable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def mask_of(matrix: Tensor, sparsity: float, structured: Zeros = "none", gates: int = 1) -> Tensor:
-    """Returns which weights of a matrix to set to zero, `(rows, columns)` bool: the smallest ones.
+    """Returns a mask of the smallest weights of a matrix, `(rows, columns)` bool, True to prune.
 
     "none" ranks single weights, "blocks" the L2 norms of blocks of 16 x 4, which do not cross the
-    `gates` equal parts of the rows; blocks at the edges count as whole ones. Of equal ones the
-    first are pruned.
+    `gates` equal parts of the rows; blocks at the edges count as whole. Ties prune the first.
     """
     scores = matrix.abs() if structured == "none" else _block_norms(matrix, gates)
     is_low = _lowest(scores.flatten(), round(sparsity * scores.numel())).view(scores.shape)
@@ -69,7 +68,7 @@ def mask_of(matrix: Tensor, sparsity: float, structured: Zeros = "none", gates: 
 
 
 def pruned(model: nn.Module, sparsity: float, structured: Zeros) -> dict[str, Tensor]:
-    """Returns the weights of a model, the ones of smallest magnitude set to zero."""
+    """Returns the weights of a model with the smallest ones set to zero."""
     matrices = prunable(model)
     weights = {name: p.detach().clone() for name, p in model.named_parameters()}
     for name, p in matrices.items():
@@ -81,7 +80,7 @@ def pruned(model: nn.Module, sparsity: float, structured: Zeros) -> dict[str, Te
 def zero_counts(
     matrices: Mapping[str, Tensor], structured: Zeros = "none"
 ) -> dict[str, tuple[int, int]]:
-    """Returns how many weights, or blocks, of each matrix are zero, and how many there are."""
+    """Returns the number of zero weights, or blocks, of each matrix, and of all."""
     counts = {}
     for name, matrix in matrices.items():
         scores = (matrix.detach() != 0).float()
@@ -101,7 +100,7 @@ def _block_norms(matrix: Tensor, gates: int) -> Tensor:
 
 
 def _lowest(scores: Tensor, count: int) -> Tensor:
-    """Returns which `count` of the scores `(n,)` are the lowest; of equal ones the first."""
+    """Returns a mask of the `count` lowest scores `(n,)`; ties take the first."""
     if count == 0:
         return torch.zeros_like(scores, dtype=torch.bool)
     threshold = scores.kthvalue(count).values
@@ -112,7 +111,7 @@ def _lowest(scores: Tensor, count: int) -> Tensor:
 
 
 class _ZeroMasks(Callback):
-    """Keeps masked weights zero: after every update, and their gradients before clipping."""
+    """Zeroes masked weights after every update, and their gradients before clipping."""
 
     def __init__(self, structured: Zeros) -> None:
         self._structured = structured
@@ -134,15 +133,15 @@ class _ZeroMasks(Callback):
 
 
 class Pruning(_ZeroMasks):
-    """Sets the weights of the smallest magnitude to zero, more and more of them.
+    """Sets a growing share of the weights, those of smallest magnitude, to zero.
 
-    After every step the masked weights are zero, in the averaged weights too. So are their
-    gradients, before clipping, and their entries in the state of the optimizers: Muon mixes the
-    entries of a matrix, and the gradients of pruned weights, which no step makes smaller, would
-    decide the steps of the others (benchmarks/log). A pruned weight does not come back.
+    Masked weights are zero after every step, in the averaged weights too. Their gradients are zero
+    before clipping, and so are their entries in the state of the optimizers: Muon mixes the entries
+    of a matrix, and gradients of pruned weights, which no step makes smaller, would decide the
+    steps of the others (benchmarks/log). A pruned weight does not come back.
 
-    No evaluation is accepted before the schedule is over. From then on the masks are fixed, and of
-    every matrix exactly ``round(final * number)`` weights or blocks are zero, or more.
+    No evaluation is accepted before the end of the schedule. Then the masks are fixed, and at least
+    ``round(final * number)`` weights or blocks of every matrix are zero.
     """
 
     def __init__(self, schedule: PruningSchedule, structured: Zeros = "none") -> None:
@@ -188,7 +187,7 @@ class Pruning(_ZeroMasks):
             gates = num_gates(name, len(parameter))
             mask = mask_of(parameter, sparsity, self._structured, gates)
             self.masks[name] = mask
-            if name in averages:  # it stays zero: from now on zeros are averaged
+            if name in averages:  # from now on it averages zeros
                 averages[name].masked_fill_(mask, 0.0)
         for key, state in trainer.optimizers.tensors().items():
             name = key.partition(":")[0]
@@ -215,7 +214,7 @@ class Pruning(_ZeroMasks):
 
 
 class HeldZeros(_ZeroMasks):
-    """Keeps the zeros of a pruned model while it is trained on: single weights, or blocks."""
+    """Keeps the zeros of a pruned model in further training: single weights, or blocks."""
 
     @torch.no_grad()
     def on_begin(self, trainer: Trainer) -> None:
@@ -228,3 +227,8 @@ class HeldZeros(_ZeroMasks):
                 share = int(is_zero_block.sum()) / is_zero_block.numel()
                 is_zero = mask_of(parameter, share, "blocks", gates)
             self.masks[name] = is_zero
+
+
+def position(trainer: Trainer, at: float, steps_done: int) -> float:
+    """Returns how far a run is, in the unit of `at`: finished steps (int) or a share (float)."""
+    return steps_done if isinstance(at, int) else trainer.done()

@@ -1,4 +1,4 @@
-"""`CompressReport`: what a compression cost and what it brought."""
+"""`CompressReport`: a model before and after its compression."""
 
 from __future__ import annotations
 
@@ -6,21 +6,27 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
 from fastlstm.errors import DataError, QualityError
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system.measurements import CpuTimer
-from fastlstm.system.storage import encode_json
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 SideT = TypeVar("SideT")
 
 REPORT_FILE = "compression.json"
 _ROUNDS = 3
 _QUIET_SHARE = 0.9
-"""Of the time of one thread: less CPU time than this, and others had the cores."""
+"""Of the time of one thread: with less CPU time, other processes had the cores."""
+MIN_BLOCKS = 10
+"""Fewer blocks say too little about how the values scatter."""
+_MAX_BLOCKS, _NUM_BLOCKS, _BLOCK = 1000, 20, 200
+_SAMPLES = 2000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,16 +34,16 @@ class ModelFigures:
     """A model before or after.
 
     Attributes:
-        path: its run.
-        sha256: of its model.safetensors.
+        path: the run.
+        sha256: hash of model.safetensors.
         weights: format in the file.
-        num_parameters: number of weights, zeros included.
-        num_nonzero: of these that are not zero.
-        file_bytes: of model.safetensors.
-        resident_bytes: of the weights in memory, as they are used.
-        kernel: what it runs on.
-        speed: by number of streams (texts) or windows at once: characters or windows a second.
-        quality: bits per character, or the error of a forecaster; None where it was not measured.
+        num_parameters: weights, with zeros.
+        num_nonzero: weights that are not zero.
+        file_bytes: size of model.safetensors.
+        resident_bytes: size of the weights in memory.
+        kernel: the kernel in use.
+        speed: characters (or windows) a second by number of streams (or windows) at once.
+        quality: bits per character, or the error of a forecaster; None if not measured.
     """
 
     path: str
@@ -54,13 +60,11 @@ class ModelFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """How the quality changed: result minus source, on the same data.
+    """The change of quality: result minus source, on the same data.
 
     Attributes:
-        difference: in the measure's unit.
-        low: lower end of the 95 % bootstrap interval of the difference; None where there are too
-            few blocks of data for one.
-        high: its upper end, or None.
+        difference: in the unit of the measure.
+        low, high: 95 % bootstrap interval of the difference; None for too few blocks of data.
         num_scored: tokens or windows.
         scored_on: name of the text or table.
     """
@@ -74,14 +78,14 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputErrors:
-    """How far the result's outputs are from the source's.
+    """The distance of the outputs of source and result.
 
     Attributes:
         what: the outputs: "logits" or "forecasts".
         largest: absolute difference.
         rms: root of the mean squared difference.
         num_compared: tokens or windows.
-        agreement: share of tokens at which both find the same token likeliest; None for tables.
+        agreement: share of tokens for which both models predict the same one; None for tables.
     """
 
     what: Literal["logits", "forecasts"]
@@ -93,13 +97,13 @@ class OutputErrors:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingFigures:
-    """What training took.
+    """The cost of training.
 
     Attributes:
         steps: optimizer steps.
-        seconds: wall clock of the run, over all its starts.
-        teacher_s: of these, spent in the teacher; 0 without one.
-        reason: why it ended.
+        seconds: wall clock of all starts of the run.
+        teacher_s: seconds of these in the teacher.
+        reason: why training ended.
     """
 
     steps: int
@@ -114,19 +118,19 @@ class CompressReport:
 
     Attributes:
         kind: "text" or "forecaster".
-        path: the run directory that was written; `LM.load(report.path)` takes it.
-        methods: what was done, in order, such as ["prune 90 % in blocks", "int8"].
+        path: the run directory of the result; `LM.load(report.path)` takes it.
+        methods: the methods in order, such as ["90 % of the blocks of weights pruned", "int8, …"].
         source: the model before.
         result: the model after.
-        measure: of quality; "bits_per_char" of a text.
-        change: of the quality; None where it was not measured.
-        not_measured: why not, or None.
-        outputs: how far the outputs moved; None where they were not compared.
-        speed_unit: "characters" or "windows".
-        lacks: what this CPU lacks for the result's fastest kernels.
-        training: what it took; None where nothing was trained.
+        measure: of quality; "bits_per_char" for a text.
+        change: of quality; None if not measured.
+        not_measured: the reason, or None.
+        outputs: distance of the outputs; None if not compared.
+        speed_unit: "characters", "tokens" or "windows".
+        lacks: what this CPU lacks for the fastest kernels of the result.
+        training: cost of training; None without training.
         max_loss: as given.
-        is_published: False where the loss was larger than `max_loss`.
+        is_published: False if the loss is above `max_loss`.
         notes: remarks for the user.
         scores: of a forecaster, by part of its table, then "source" or "result", then measure.
     """
@@ -153,7 +157,7 @@ class CompressReport:
 
     @property
     def loss(self) -> float | None:
-        """What `max_loss` limits: bits per character, or the relative increase of an error."""
+        """The loss that `max_loss` limits: bits per character, or the relative rise of an error."""
         if self.change is None:
             return None
         if self.kind == "text":
@@ -162,29 +166,24 @@ class CompressReport:
         return difference / before if before else math.copysign(math.inf, difference or -1.0)
 
     def checked(self) -> CompressReport:
-        """Returns the report with `is_published` as `max_loss` decides; DataError if not
-        measured."""
+        """Returns the report with `is_published` set by `max_loss`; DataError if not measured."""
         if self.max_loss is None:
             return self
         if self.loss is None:
             raise DataError(f"`max_loss` cannot be checked: {self.not_measured}; give `data`")
         return dataclasses.replace(self, is_published=self.loss <= self.max_loss)
 
-    def to_json(self) -> bytes:
-        """Returns the content of compression.json."""
-        return encode_json(self.to_dict())
-
     def to_dict(self) -> dict[str, Any]:
-        """Returns plain values, as compression.json holds them."""
+        """Returns the content of compression.json."""
         return dataclasses.asdict(self)
 
 
 def speeds_in_turns(
     sides: Sequence[SideT], counts: Sequence[int], speed: Callable[[SideT, int], float]
 ) -> list[dict[int, float]]:
-    """Returns each side's speeds by count of streams or windows at once.
+    """Returns the speeds of each side by count of streams or windows at once.
 
-    They are the medians of 3 rounds, in which the sides take turns; `speed` measures one of them.
+    A speed is the median of 3 rounds, in which the sides take turns; `speed` measures one side.
     """
     medians = [dict[int, float]() for _ in sides]
     for count in counts:
@@ -195,24 +194,14 @@ def speeds_in_turns(
 
 
 def notes_of_speed(timer: CpuTimer) -> list[str]:
-    """Returns what is noted of speeds that were measured within a timer of one thread."""
+    """Returns the notes on speeds that were measured within a timer of one thread."""
     if not timer.was_busy(_QUIET_SHARE):
         return []
-    return ["speeds were measured while the machine was busy: idle it is faster"]
-
-
-def pruning_method(share: float, structured: str, units: tuple[int, int]) -> str:
-    """Returns what was pruned, in words; `units` are a layer's before and after."""
-    if structured == "units":
-        before, after = units
-        removed = f"{100 * (1 - after / before):.4g} % of the hidden units pruned"
-        return f"{removed} ({before:,} -> {after:,})"
-    what = {"none": "weights", "blocks": "blocks of weights"}[structured]
-    return f"{100 * share:g} % of the {what} pruned"
+    return ["the machine was busy while speeds were measured: an idle machine is faster"]
 
 
 def quality_error(report: CompressReport, *, is_trained: bool) -> QualityError:
-    """Returns the error for a result whose loss is above the limit."""
+    """Returns the error for a result with a loss above the limit."""
     loss, limit, change = report.loss, report.max_loss, report.change
     before, after = report.source.quality, report.result.quality
     assert loss is not None
@@ -243,3 +232,24 @@ def quality_error(report: CompressReport, *, is_trained: bool) -> QualityError:
     error = QualityError(text)
     error.report = report.to_dict()
     return error
+
+
+def bootstrap_interval(
+    values: NDArray[Any], weights: NDArray[Any], block: int | None = None
+) -> tuple[float, float] | tuple[None, None]:
+    """Returns the 95 % bootstrap interval of ``sum(values) / sum(weights)``, both `(n,)`.
+
+    Neighbouring values depend on each other, so it draws blocks of at least `block` values, 2,000
+    times, with a fixed seed; by default blocks of 200, or 20 shorter ones. Fewer than 10 blocks
+    give (None, None).
+    """
+    least = min(_NUM_BLOCKS, len(values)) if block is None else 0
+    num = min(_MAX_BLOCKS, max(least, len(values) // (block or _BLOCK)))
+    if num < MIN_BLOCKS:
+        return None, None
+    edges = np.linspace(0, len(values), num, endpoint=False).astype(np.int64)
+    sums, sizes = (np.add.reduceat(a.astype(np.float64), edges) for a in (values, weights))
+    drawn = np.random.default_rng(0).integers(num, size=(_SAMPLES, num))
+    ratios = sums[drawn].sum(1) / np.maximum(sizes[drawn].sum(1), 1.0)
+    low, high = np.percentile(ratios, (2.5, 97.5))
+    return float(low), float(high)

@@ -1,6 +1,6 @@
 """One compression: goal, training or rounding, measurement, publication.
 
-`CompressionSource` is what differs between texts (`text.py`) and tables (`forecast.py`).
+A `CompressionSource` is a text model (`text.py`) or a forecaster (`forecast.py`).
 """
 
 from __future__ import annotations
@@ -23,27 +23,26 @@ from fastlstm.compression.report import (
     REPORT_FILE,
     CompressReport,
     TrainingFigures,
-    pruning_method,
     quality_error,
 )
 from fastlstm.compression.units import Config, num_units, smaller_size
 from fastlstm.errors import ConfigError, FastLSTMError, FormatError
 from fastlstm.report.page import write_report
-from fastlstm.runs.compression_record import checked_compression
 from fastlstm.runs.events import Event, Observer
 from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.runs.weight_formats import checked_compression
 from fastlstm.system.fields import built
+from fastlstm.system.storage import encode_json
 from fastlstm.training.callbacks import Callback
-from fastlstm.training.resuming import checkpoint_to_resume, resumed_config
-from fastlstm.training.session import locked_run
+from fastlstm.training.session import checkpoint_to_resume, locked_run, resumed_config
 from fastlstm.training.trainer import Trainer
 
 NEW_ROUNDING_BEGIN = 0.6
-"""Share of the run from which a new student is rounded; a trained model is from the start."""
+"""Share of the run after which a new student is rounded; other models are from the start."""
 
 
 class Result(NamedTuple):
-    """A compressed model, of the type its `CompressionSource` measures, and its run's files."""
+    """A compressed model, of the type that its `CompressionSource` measures, and its files."""
 
     model: Any
     sizes: Config
@@ -51,14 +50,14 @@ class Result(NamedTuple):
 
 
 class CompressionSource(ABC):
-    """The model that is compressed: how its kind is read, trained and measured.
+    """The model to compress: reads, trains and measures its kind.
 
     Attributes:
-        unit: what a speed counts.
-        before: `compression` of its config.json; empty for an ordinary run.
-        learning_rate: peak rate that its run was trained with; None if unknown.
-        facts: entries of the source in a result's config.json, besides path and hash.
-        own_facts: entries of a result's `compression` that only this kind has.
+        unit: unit of speeds.
+        before: `compression` of config.json; empty for an ordinary run.
+        learning_rate: peak learning rate of the run; None if unknown.
+        facts: entries on the source in config.json of a result, besides path and hash.
+        own_facts: entries of `compression` that only this kind has.
     """
 
     unit: ClassVar[str]
@@ -74,9 +73,9 @@ class CompressionSource(ABC):
 
     @property
     def peak_rate(self) -> float | None:
-        """The peak learning rate of the run that a chain of compressions began with.
+        """The peak learning rate of the first run in a chain of compressions.
 
-        A student begins a chain of its own.
+        A student is the first run of a new chain.
         """
         own, options = self.learning_rate, self.before.get("options", {})
         if any(options.get(name) is not None for name in STUDENT_SIZES):
@@ -86,7 +85,7 @@ class CompressionSource(ABC):
 
     @abstractmethod
     def ways(self) -> Sequence[CompressionWay]:
-        """Returns the ways to compress, from the mildest to the strongest."""
+        """Returns the ways to compress, mildest first."""
 
     @abstractmethod
     def attempt(self, config: CompressConfig) -> Attempt:
@@ -94,7 +93,7 @@ class CompressionSource(ABC):
 
     @abstractmethod
     def open_teacher(self) -> dict[str, str] | None:
-        """Opens the teacher, if any; returns path and hash of one that config.json names."""
+        """Opens the teacher, if any; returns its path and hash for config.json."""
 
     @abstractmethod
     def rounded(self) -> Result:
@@ -102,7 +101,7 @@ class CompressionSource(ABC):
 
     @abstractmethod
     def train(self) -> None:
-        """Trains; calls `CompressionSession.conclude` with the results."""
+        """Trains, then calls `CompressionSession.conclude` with the results."""
 
     @abstractmethod
     def measured(
@@ -117,10 +116,11 @@ class CompressionSource(ABC):
 
 @dataclass(eq=False, kw_only=True)
 class CompressionSession:
-    """One call of `compress`, checked; of a resumed one `config` is as at its first start.
+    """One call of `compress` with checked arguments.
 
-    `run` is the source's directory, or one of its checkpoints, and `out` the one to write. `given`
-    names the options that were set, `notes` are on the goal, `report` is of the best result.
+    `run` is the directory of the source, or one of its checkpoints; `out` is the directory of the
+    result. A resumed session has the `config` of its first start. `given` names the options that
+    were set, `notes` are on the goal, `report` is of the best result.
     """
 
     run: Path
@@ -141,7 +141,7 @@ class CompressionSession:
     def compress(
         self, make_source: Callable[[CompressionSession], CompressionSource]
     ) -> CompressReport:
-        """Rounds a model, or trains a smaller one, and measures it beside its source."""
+        """Rounds or trains a model, and measures it beside its source."""
         source = self.source = make_source(self)
         if is_resumed := self.resume and bool(RunDirectory(self.out).checkpoints()):
             first = self._first_start()
@@ -170,7 +170,7 @@ class CompressionSession:
         return self.report
 
     def _first_start(self) -> Mapping[str, Any]:
-        """Takes the options of the compression that is resumed; returns its record."""
+        """Restores the options of a resumed compression; returns its record."""
         checkpoint = RunDirectory(self.out).intact_checkpoint()
         if checkpoint is None:
             return {}
@@ -194,7 +194,7 @@ class CompressionSession:
         return about
 
     def _reach_goal(self) -> None:
-        """Chooses the method that reaches the goal; what was tried is emitted, and noted."""
+        """Chooses the method that reaches the goal; emits and notes every attempt."""
         if not self.config.has_goal:
             return
         self.config.refuse_method()
@@ -223,7 +223,7 @@ class CompressionSession:
     def conclude(self, trainer: Trainer, results: Iterable[Result]) -> Result | None:
         """Measures the results of training; returns the one to publish, or None.
 
-        The trained one comes first; the second one is RUN's weights rounded to the nearest.
+        The first is the trained model, the second RUN with weights rounded to the nearest.
         """
         if trainer.progress.best_step < 0:
             return None
@@ -240,17 +240,17 @@ class CompressionSession:
                 reports.append((report, result))
         self.report, best = min(reports, key=lambda pair: difference(pair[0]))
         if self.report.is_published and self.report is not reports[0][0]:
-            text = "training lost more than the same without training, which is"
+            text = "training lost more quality than the same method without training, which is"
             trainer.say("warning", f"{text} published instead")
         return best if self.report.is_published else None
 
     def end_event(self) -> Event:
-        """Returns what the `end` event of training holds."""
+        """Returns the entry of the `end` event of training."""
         return {} if self.report is None else {"compression": self.report.to_dict()}
 
     def report_files(self) -> dict[str, bytes]:
-        """Returns the report as the file that is published with a model."""
-        return {} if self.report is None else {REPORT_FILE: self.report.to_json()}
+        """Returns the report as a file to publish with the model."""
+        return {} if self.report is None else {REPORT_FILE: encode_json(self.report.to_dict())}
 
     def _measured(
         self, result: Result, training: TrainingFigures | None, *, is_trained: bool
@@ -259,28 +259,33 @@ class CompressionSession:
         return self.source.measured(result, methods, training).checked()
 
     def _methods(self, result: Result, *, is_trained: bool) -> list[str]:
-        """Returns what was done, in order."""
+        """Returns the methods in words, in order."""
         config, methods = self.config, list[str]()
         before, after = self.source.sizes, result.sizes
-        if config.prune is not None:
-            units = num_units(before), num_units(after)
-            methods.append(pruning_method(config.prune, config.structured, units))
+        if config.prune is not None and config.structured == "units":
+            old, new = num_units(before), num_units(after)
+            removed = f"{100 * (1 - new / old):.4g} % of the hidden units pruned"
+            methods.append(f"{removed} ({old:,} -> {new:,})")
+        elif config.prune is not None:
+            what = "weights" if config.structured == "none" else "blocks of weights"
+            methods.append(f"{100 * config.prune:g} % of the {what} pruned")
         if config.output_rank is not None and not config.is_new_student:
             rank, width = getattr(after, "output_rank", None), getattr(before, "output_width", None)
             methods.append(f"output of rank {rank} instead of {width}")
         if config.is_taught and is_trained:
-            new = f", {self.source.student_text(after)}" if config.is_new_student else ""
-            methods.append(f"distilled from {config.distil or self.run}{new}")
+            text = f", {self.source.student_text(after)}"
+            student = text if config.is_new_student else ""
+            methods.append(f"distilled from {config.distil or self.run}{student}")
         if config.to != "fp32":
             how = "trained with its rounding" if is_trained else "rounded to the nearest"
             methods.append(f"{config.to}, {how}")
         if config.trains and not is_trained:
-            methods[-1] += ", which lost less than training for it"
+            methods[-1] += ", which lost less than training"
         return methods or ["trained on"]
 
-    def about(self, config: CompressConfig | None = None) -> dict[str, Any]:
-        """Returns `compression` of the result's config.json, by default of `self.config`."""
-        config, source = config or self.config, self.source
+    def about(self, config: CompressConfig) -> dict[str, Any]:
+        """Returns `compression` for config.json of a result."""
+        source = self.source
         share, structured = config.prune, None if config.prune is None else config.structured
         if share is not None and structured == "units":
             units = num_units(source.sizes)
@@ -302,9 +307,9 @@ class CompressionSession:
         }
 
     def all_callbacks(self) -> list[Callback]:
-        """Returns the callbacks of training: pruning, then rounding, then the user's.
+        """Returns the callbacks of training: pruning, then rounding, then the caller's.
 
-        Rounding begins where pruning is over. A source that was pruned keeps its zeros.
+        Rounding begins when pruning ends. A pruned source keeps its zeros.
         """
         config, callbacks = self.config, list[Callback]()
         rounding_begin = NEW_ROUNDING_BEGIN if config.is_new_student else 0.0
@@ -324,7 +329,7 @@ class CompressionSession:
 
 
 class TeacherTime(Callback):
-    """Keeps `teacher_s` of a task, the seconds spent in the teacher, over all starts of a run."""
+    """Adds up `teacher_s` of a task, the seconds in the teacher, over all starts of a run."""
 
     def __init__(self) -> None:
         self._earlier_s = 0.0
@@ -332,7 +337,7 @@ class TeacherTime(Callback):
 
     def on_begin(self, trainer: Trainer) -> None:
         self._task = trainer.task
-        self._task.teacher_s += self._earlier_s  # catching up is in it
+        self._task.teacher_s += self._earlier_s  # with the time to catch up
 
     def state_dict(self) -> dict[str, Any]:
         return {"seconds": self._task.teacher_s}
@@ -344,5 +349,5 @@ class TeacherTime(Callback):
 
 
 def difference(report: CompressReport) -> float:
-    """Returns how much a result lost, on what it and the source were both scored on."""
+    """Returns the loss of a result, on data that both models were scored on."""
     return math.inf if report.change is None else report.change.difference

@@ -1,4 +1,4 @@
-"""A text model that is compressed: read, rounded, measured beside its result, written."""
+"""Compresses a text model: reads, rounds and measures it, and lowers the rank of its output."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,22 +16,21 @@ import numpy as np
 import torch
 
 from fastlstm.compression.goal import Attempt, CompressionWay, ways_of_text
-from fastlstm.compression.low_rank import check_output_rank, output_to_shrink, with_output_rank
 from fastlstm.compression.options import CompressConfig
-from fastlstm.compression.pruning import pruned
+from fastlstm.compression.pruning import OUTPUT_SHARE, pruned
 from fastlstm.compression.report import (
     Change,
     CompressReport,
     ModelFigures,
     OutputErrors,
     TrainingFigures,
+    bootstrap_interval,
     notes_of_speed,
     speeds_in_turns,
 )
 from fastlstm.compression.session import CompressionSession, CompressionSource, Result
-from fastlstm.compression.statistics import bootstrap_interval
 from fastlstm.compression.units import without_units
-from fastlstm.errors import DataError, FormatError, NonFiniteError
+from fastlstm.errors import ConfigError, DataError, FormatError, NonFiniteError
 from fastlstm.runs.weight_formats import (
     QuantizedMatrix,
     as_floats,
@@ -69,15 +68,16 @@ Weights = Mapping[str, "NDArray[np.float32] | QuantizedMatrix"]
 
 STREAMS = (1, 64)
 MAX_SCORED = 1_000_000
-"""Most tokens that quality is measured on; a fiftieth where torch runs them one by one."""
+"""Most tokens in a measurement of quality; a fiftieth where torch runs them one by one."""
 _LOGIT_TOKENS, _LOGIT_LANES, _LOGIT_STEPS = 4096, 16, 16
+OUTPUT, PROJECTION = "output.weight", "projection.weight"
 _SPARSE_SHARE = 0.25
-"""A matrix with so many blocks of zeros is stored as the others only."""
+"""A matrix with so many blocks of zeros is stored block-sparse, without them."""
 
 
 @dataclass(frozen=True, eq=False)
 class TextModel:
-    """A text model before or after compression; with the hash and size of its file."""
+    """A text model before or after compression, with the hash and size of its file."""
 
     path: str
     weights: Weights
@@ -88,7 +88,7 @@ class TextModel:
 
     @staticmethod
     def of_file(data: bytes, path: Path, config: ModelConfig, weight_format: str) -> TextModel:
-        """Returns the model that a file of weights, `data`, gives back."""
+        """Returns the model of a file of weights, `data`."""
         weights = decode_weights(data, parameter_shapes(config), weight_format, path / MODEL_FILE)
         digest = hashlib.sha256(data).hexdigest()
         return TextModel(str(path), weights, config, weight_format, digest, len(data))
@@ -100,7 +100,7 @@ class TextModel:
 
     @cached_property
     def decoder(self) -> Decoder:
-        """The weights as text is written with by default."""
+        """The decoder that writes text by default."""
         weight_format = default_format(self.weight_format, self.config)
         return make_decoder(self.weights, self.config, weight_format)
 
@@ -117,7 +117,7 @@ class TextModel:
 
 
 class TextCompression(CompressionSource):
-    """A text model, and what is measured on: `ids`, or None for the reason `about_ids`."""
+    """A text model, and the tokens to measure it on: `ids`, or None for the reason `about_ids`."""
 
     unit = "characters"
     ids: NDArray[Any] | None = None
@@ -146,7 +146,7 @@ class TextCompression(CompressionSource):
         return ways_of_text(output_to_shrink(self.model.weights, self.sizes))
 
     def start(self, config: CompressConfig) -> tuple[dict[str, torch.Tensor], ModelConfig]:
-        """Returns the weights that training starts from: without some units, with a lower rank."""
+        """Returns weights and sizes at the start of training: without some units, of lower rank."""
         floats, sizes = as_floats(self.model.weights), self.sizes
         tensors = {name: torch.from_numpy(weight.copy()) for name, weight in floats.items()}
         if config.prune is not None and config.structured == "units":
@@ -171,19 +171,19 @@ class TextCompression(CompressionSource):
 
     @cached_property
     def _chars_per_token(self) -> float:
-        """Characters of a token in the text that is measured on; DataError where there is none."""
+        """Characters per token of the text to measure on; DataError without a text."""
         if self.stored.tokenizer.kind == "char":
             return 1.0
         self._find_text()
         if self.ids is None:
             raise DataError(
                 f"`target` counts characters, and the text of {self.session.run} cannot be read:"
-                f" {self.about_ids}; give `data`"
+                f" {self.about_ids}; give it as `data`"
             )
         return 1.0 / tokens_per_char(self.ids, self.stored.tokenizer)
 
     def _find_text(self) -> None:
-        """Sets the tokens to measure on and their name, or why there are none."""
+        """Sets the tokens to measure on and their name, or the reason why there are none."""
         config, tokenizer = self.stored.config, self.stored.tokenizer
         about = config.get("data", {})
         if self.session.data is not None:
@@ -193,7 +193,7 @@ class TextCompression(CompressionSource):
                 self.ids = part_of(config, text, "valid")
                 self.about_ids = f"the validation part of {text.source}"
         elif not about.get("source"):
-            self.about_ids = "the run does not say what it was trained on"
+            self.about_ids = "the run does not name its text"
         else:
             try:
                 self.ids = validation_ids(config, tokenizer)
@@ -216,7 +216,7 @@ class TextCompression(CompressionSource):
         return {"path": os.fspath(path), "model_sha256": weights_record(teacher.path).sha256}
 
     def plain(self, **facts: bool) -> Result:
-        """Returns the source with the rank and the format that are asked for, not trained."""
+        """Returns the source in the requested rank and format, without training."""
         weights, sizes, stored = self.model.weights, self.sizes, self.stored
         if (rank := self.session.config.output_rank) is not None:
             weights, sizes = with_output_rank(weights, sizes, rank)
@@ -230,10 +230,10 @@ class TextCompression(CompressionSource):
     def result(
         self, weights: Weights, sizes: ModelConfig, files: Mapping[str, bytes], **facts: bool
     ) -> Result:
-        """Returns a result with these JSON files; `facts` are added to its `compression`."""
+        """Returns a result with these JSON files, and `facts` added to its `compression`."""
         to = self.session.config.to
         data = encode_model(weights, to)
-        files = compressed_files(files, {**self.session.about(), **facts})
+        files = compressed_files(files, {**self.session.about(self.session.config), **facts})
         model = TextModel.of_file(data, self.session.out, sizes, to)
         return Result(model, sizes, {**files, MODEL_FILE: data})
 
@@ -247,10 +247,9 @@ class TextCompression(CompressionSource):
         train_compressed(self)
 
     def notes(self) -> list[str]:
-        """Returns notes on the source."""
         notes = [] if self.stored.note is None else [self.stored.note]
         if (to := self.model.weight_format) in ("int8", "int4"):
-            notes.append(f"the source's weights are stored as {to}: it starts there")
+            notes.append(f"compression starts from weights stored as {to}")
         return notes
 
     def measured(
@@ -259,14 +258,11 @@ class TextCompression(CompressionSource):
         config, tokenizer = self.session.config, self.stored.tokenizer
         notes, source, model = [*self.session.notes, *self.notes()], self.model, result.model
         if training is None:
-            less = "loses less when it is trained: give a budget"
+            less = "loses less with training: give a budget"
             notes += [f"an output of low rank {less}"] * (config.output_rank is not None)
             notes += [f"int4 {less}"] * (config.to == "int4")
         elif config.prune is not None and config.structured == "none":
-            notes.append(
-                "the same speed as without zeros: nothing here multiplies faster for zeros in no"
-                " order"
-            )
+            notes.append("the same speed as without zeros: no kernel is faster for single zeros")
         change, outputs = None, None
         quality: tuple[float | None, float | None] = None, None
         per_token, has_text = 1.0, self.ids is not None
@@ -289,14 +285,14 @@ class TextCompression(CompressionSource):
 
 
 def name_of_text(data: Mapping[str, Any]) -> str:
-    """Returns what a run is validated on, from `data` of its config.json."""
+    """Returns the name of the validation text, from `data` of config.json."""
     if "valid" in data:
         return str(data["valid"]["source"])
     return f"the validation part of {data['source']}"
 
 
 def require_finite(path: Path, weights: Weights) -> None:
-    """Raises NonFiniteError where a weight is NaN or Inf; `path` is its run's."""
+    """Raises NonFiniteError for a NaN or Inf in the weights of the run `path`."""
     for name, weight in weights.items():
         values = weight.scales if isinstance(weight, QuantizedMatrix) else weight
         if not np.isfinite(values).all():
@@ -306,7 +302,7 @@ def require_finite(path: Path, weights: Weights) -> None:
 
 
 def encode_model(weights: Weights, weight_format: str) -> bytes:
-    """Returns model.safetensors; matrices with many blocks of zeros are stored block-sparse."""
+    """Returns model.safetensors, block-sparse for matrices with many blocks of zeros."""
     sparse = []
     for name, weight in weights.items() if weight_format != "int4" else ():
         values = weight.codes if isinstance(weight, QuantizedMatrix) else weight
@@ -325,7 +321,7 @@ def compressed_files(
 
 
 def max_scored(*models: ModelConfig) -> int:
-    """Returns how many tokens the quality of models is measured on at most."""
+    """Returns the most tokens in a measurement of quality."""
     is_native = all(native_refusal(model) is None for model in models)
     return MAX_SCORED if is_native else MAX_SCORED // 50
 
@@ -333,9 +329,9 @@ def max_scored(*models: ModelConfig) -> int:
 def compare_quality(
     source: TextModel, result: TextModel, tokenizer: Tokenizer, ids: NDArray[Any], scored_on: str
 ) -> tuple[tuple[float, float], Change, OutputErrors]:
-    """Scores the same tokens with both models, each by the kernels that would serve it.
+    """Scores the same tokens with both models, each with the kernels that would serve it.
 
-    Returns bits per character before and after, their difference, and the logits' differences.
+    Returns bits per character before and after, their difference, and the distance of the logits.
     """
     ids = ids[: max_scored(source.config, result.config) + 1]
     before, after = (score_tokens(model.decoder, ids) for model in (source, result))
@@ -356,7 +352,7 @@ def compare_quality(
 def _logit_errors(
     source: TextModel, result: TextModel, ids: NDArray[Any], agreement: float
 ) -> OutputErrors:
-    """Compares logits, each row less its mean, in float32 with the stored weights."""
+    """Compares logits minus the mean of their row, in float32 with the stored weights."""
     lanes = min(_LOGIT_LANES, max(1, len(ids) // 64))
     steps = min(_LOGIT_TOKENS, len(ids)) // lanes
     tokens = torch.from_numpy(np.asarray(ids[: lanes * steps], np.int64).reshape(lanes, steps).T)
@@ -381,7 +377,7 @@ def _logit_errors(
 def compare_speed(
     source: TextModel, result: TextModel, chars_per_token: float
 ) -> list[dict[int, float]]:
-    """Returns the characters a second that both write, by number of streams."""
+    """Returns characters per second of both models by number of streams."""
 
     def speed(model: TextModel, num_streams: int) -> float:
         return writing_speed(model.decoder, num_streams) * chars_per_token
@@ -390,10 +386,60 @@ def compare_speed(
 
 
 def missing_features(model: TextModel) -> list[str]:
-    """Returns what this CPU lacks for the fastest kernels of a model's format."""
+    """Returns what this CPU lacks for the fastest kernels of a model."""
     if (why := native_refusal(model.config)) is not None:
         return [f"{why}: text is written on torch, in fp32"]
     is_slow = (
         model.weight_format in ("int8", "int4") and "avx512_vnni" not in hardware.cpu().features
     )
     return [f"has no AVX-512 VNNI, with which {model.weight_format} is fastest"] * is_slow
+
+
+def check_output_rank(config: ModelConfig, rank: int) -> None:
+    """Raises ConfigError for tied weights, and for a rank that is not smaller."""
+    if config.tie_weights:
+        raise ConfigError(
+            "the output matrix of the model is its embedding (tied weights), which keeps its rank;"
+            " leave out `output_rank`"
+        )
+    largest = config.output_rank or min(config.vocab_size, config.rnn_size)
+    if rank >= largest:
+        raise ConfigError(
+            f"`output_rank` is {rank}, expected less than {largest}, the rank of the model's output"
+        )
+
+
+def output_to_shrink(weights: Mapping[str, Any], config: ModelConfig) -> int | None:
+    """Returns the columns of the output matrix, if a lower rank would shrink the model by much.
+
+    Returns None if the matrix is tied, has a lower rank, is at most a tenth of the weights, or has
+    fewer than two rows a column.
+    """
+    if config.tie_weights or config.output_rank:
+        return None
+    rows, columns = weights[OUTPUT].shape
+    total = sum(math.prod(weight.shape) for weight in weights.values())
+    is_large = rows >= 2 * columns and rows * columns > OUTPUT_SHARE * total
+    return int(columns) if is_large else None
+
+
+def with_output_rank(
+    weights: Mapping[str, Any], config: ModelConfig, rank: int
+) -> tuple[dict[str, Any], ModelConfig]:
+    """Returns weights with the nearest output matrix of a rank, and the sizes of that model.
+
+    The largest values of the singular value decomposition ``U S V^T``, in float64, stay: the output
+    matrix is ``U sqrt(S)``, the projection before it ``sqrt(S) V^T``. An output that has a
+    projection already is multiplied out first.
+    """
+    check_output_rank(config, rank)
+    names = (OUTPUT, PROJECTION) if config.output_rank else (OUTPUT,)
+    floats = as_floats({name: weights[name] for name in names})
+    whole = np.asarray(floats[OUTPUT], np.float64)
+    if config.output_rank:
+        whole = whole @ np.asarray(floats[PROJECTION], np.float64)
+    u, s, vt = np.linalg.svd(whole, full_matrices=False)
+    root = np.sqrt(s[:rank])
+    factors = {OUTPUT: u[:, :rank] * root, PROJECTION: root[:, None] * vt[:rank]}
+    small = {name: np.ascontiguousarray(w, np.float32) for name, w in factors.items()}
+    return {**weights, **small}, replace(config, output_rank=rank)

@@ -1,4 +1,4 @@
-"""Training a text model that is compressed: on with it, or a new one with it as the teacher."""
+"""Trains a compressed text model: from the weights of the source, or a new student."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from fastlstm.compression.distillation import FeatureMatch, Logits, OutputLayer, distillation_loss
 from fastlstm.compression.options import TRAINING, CompressConfig
 from fastlstm.compression.session import Result
 from fastlstm.compression.text import (
@@ -24,17 +24,18 @@ from fastlstm.compression.text import (
     name_of_text,
 )
 from fastlstm.errors import DataError
+from fastlstm.nn.loss import CHUNK_ELEMENTS
+from fastlstm.ops.call import torchs_dtype
 from fastlstm.runs.events import Event
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system.fields import built
 from fastlstm.text.config import PARTS, ModelConfig, TrainConfig
-from fastlstm.text.data.lanes import Batch
-from fastlstm.text.data.loader import TextLoader
+from fastlstm.text.data.lanes import Batch, TextLoader
 from fastlstm.text.data.sources import open_source
 from fastlstm.text.data.text import UnknownPolicy
 from fastlstm.text.held_out import RunText
 from fastlstm.text.model import LanguageModel, State, reset_state
-from fastlstm.text.stored_model import CONFIG_FILE, MATCHER
+from fastlstm.text.stored_model import CONFIG_FILE
 from fastlstm.text.task import FinalTest, TextTask
 from fastlstm.text.train import TEXT_MAY_CHANGE, TextSession, stored_configs
 from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
@@ -45,13 +46,13 @@ from fastlstm.training.task import Watch, even_parts
 from fastlstm.training.trainer import Trainer
 
 MEASURING_S = 4.0
-"""Kept of a budget for measuring speed and loading, beside scoring both models."""
+"""Kept of a budget for loading and for measuring speed."""
 MAX_KEPT_BYTES = 2**30
-"""Of logits that are kept: 5 million characters, where 100 differ."""
+"""Most memory for the logits of a teacher: 5 million characters of 100 kinds."""
 _LARGEST = 65_504.0
-"""In float16."""
+"""The largest float16."""
 _CHUNK = 1024
-"""Tokens that are read at once where no batch holds them."""
+"""Tokens read at once outside the batches."""
 _OF_MACHINE = ("memory_limit_gb", "strict_kernels")
 
 
@@ -69,9 +70,7 @@ def train_compressed(source: TextCompression) -> None:
             own.notes += source.notes()
             name = source.stored.config.get("data", {}).get("source")
             if session.data is None and not name:
-                raise DataError(
-                    f"{session.run} does not say what it was trained on; give the text as `data`"
-                )
+                raise DataError(f"{session.run} does not name its text; give it as `data`")
             try:
                 text = open_source(name if session.data is None else session.data)
             except DataError as error:
@@ -84,10 +83,10 @@ def train_compressed(source: TextCompression) -> None:
 
 
 class _Training(TextSession):
-    """One start of a compression that trains."""
+    """One start of a compression with training."""
 
     unknown: UnknownPolicy = "count"
-    needs_steps = False  # with a larger max_loss there is only publishing left
+    needs_steps = False  # a resumed run with a larger max_loss may only publish
 
     def __init__(self, run: RunDirectory, source: TextCompression) -> None:
         session = source.session
@@ -101,25 +100,19 @@ class _Training(TextSession):
             super().set_weights(model, texts, config)
         else:
             model.load_state_dict(self._start_weights, strict=False)  # tied: one is stored
-        if self._config.match_hidden and self._teacher is not None:
-            torch.default_generator.manual_seed(config.seed)
-            widths = model.config.output_width, self._teacher.model_config.output_width
-            model.add_module(MATCHER, FeatureMatch(*widths, self._config.match_hidden))
-            model.to(model.output.bias.device)
 
     def model_files(
         self, model: ModelConfig, config: TrainConfig, texts: RunText, first: TrainConfig
     ) -> dict[str, bytes]:
-        """Returns the JSON files for checkpoints, whose weights are fp32."""
+        """Returns the JSON files of checkpoints, which hold fp32 weights."""
         files = super().model_files(model, config, texts, first)
-        return compressed_files(files, {**self._session.about(), "weights": "fp32"})
+        return compressed_files(files, {**self._session.about(self._config), "weights": "fp32"})
 
     def make_task(self, **parts: Any) -> TextTask:
         config, models = self._config, (self._source.sizes, parts["model"].config)
         teaching = None
         if self._teacher is not None:
-            how = config.temperature, config.alpha, config.match_hidden > 0
-            teaching = Teaching(self._teacher.model, *how)
+            teaching = Teaching(self._teacher.model, config.temperature, config.alpha)
         return CompressedTextTask(
             **parts, teaching=teaching, conclude=self._conclude,
             num_scored=min(len(parts["valid_ids"]), max_scored(*models)),
@@ -131,7 +124,7 @@ class _Training(TextSession):
         return None  # source and result are compared on the validation text
 
     def _conclude(self, trainer: Trainer) -> Event:
-        """Measures the best weights beside the source, and publishes them if they are good."""
+        """Measures the best weights beside the source; publishes them within `max_loss`."""
         task, session = trainer.task, self._session
         assert isinstance(task, CompressedTextTask)
         self._source.ids = task.valid_ids
@@ -143,11 +136,10 @@ class _Training(TextSession):
         return session.end_event()
 
     def _results(self, trainer: Trainer, task: CompressedTextTask) -> Iterator[Result]:
-        """Yields the models that may be published: the trained one first."""
+        """Yields the results that may be published, the trained one first."""
         weights = {
             name: weight.detach().float().cpu().numpy()
             for name, weight in trainer.best.weights.items()
-            if not name.startswith(f"{MATCHER}.")
         }
         yield self._source.result(weights, task.model.config, task.model_files, is_trained=True)
         if self._config.needs_no_training:
@@ -155,7 +147,7 @@ class _Training(TextSession):
 
 
 def training_options(source: TextCompression, start: ModelConfig) -> TrainConfig:
-    """Returns the options of training from `start`: the source's, changed for a compression."""
+    """Returns the options of training from the sizes `start`: those of the source, with changes."""
     config, stored = source.session.config, source.stored.config
     fields = {field.name for field in dataclasses.fields(TrainConfig)}
     values = {n: v for n, v in stored.get("train", {}).items() if n in fields}
@@ -164,7 +156,7 @@ def training_options(source: TextCompression, start: ModelConfig) -> TrainConfig
     values |= config.training_options(TRAINING)
     is_less = config.is_new_student or (config.prune, config.output_rank) != (None, None)
     if is_less and config.dropout is None:
-        values["dropout"] = 0.0  # fewer weights and the teacher are enough against overfitting
+        values["dropout"] = 0.0  # fewer weights and the teacher prevent overfitting
     if config.learning_rate is None:
         rate = source.peak_rate
         rate = DEFAULT_LEARNING_RATE[values.get("optimizer", "muon")] if rate is None else rate
@@ -179,20 +171,19 @@ def training_options(source: TextCompression, start: ModelConfig) -> TrainConfig
 
 
 def _rate_share(config: CompressConfig) -> float:
-    """Returns the share of the source's peak learning rate for training on (benchmarks/log)."""
+    """Returns the peak learning rate over the one of the source (benchmarks/log)."""
     if config.prune is not None:
-        kept = 1.0 - config.prune  # what a step of Muon moves a masked matrix by is its root
+        kept = 1.0 - config.prune  # a step of Muon is larger by its root
         return 1.0 if config.structured == "units" else min(kept**-0.5, 3.0)
     return 0.3 if config.to == "fp32" or config.output_rank is not None else 0.05
 
 
 @dataclass(eq=False)
 class CompressedTextTask(TextTask):
-    """A language model that learns from a teacher, or only to live with pruning and rounding.
+    """A language model under compression, with or without a teacher.
 
-    `watch` is called while the teacher of a resumed training reads again what it had read;
-    `conclude` measures and publishes the best weights: `num_scored` tokens by the source and by
-    `num_results` models.
+    `watch` shows how far the teacher of a resumed training has caught up. `conclude` measures and
+    publishes the best weights; the source and `num_results` models score `num_scored` tokens.
     """
 
     publishes_at_once = False
@@ -235,15 +226,11 @@ class CompressedTextTask(TextTask):
             taught, y[:, part].reshape(-1), self.teaching.temperature, self.teaching.alpha,
         )  # fmt: skip
         self._nats.append(nats)
-        match = getattr(self.model, MATCHER, None)
-        if isinstance(match, FeatureMatch):
-            assert isinstance(taught, OutputLayer)
-            loss = loss + match(features.flatten(0, 1), taught.features)
         return loss, new_state
 
     @property
     def teacher_s(self) -> float:
-        """Seconds spent in the teacher, in all starts of the run."""
+        """Seconds in the teacher, over all starts of the run."""
         return 0.0 if self.teacher is None else self.teacher.seconds
 
     @teacher_s.setter
@@ -252,7 +239,7 @@ class CompressedTextTask(TextTask):
         self.teacher.seconds = seconds
 
     def step_metrics(self, loss: float) -> Event:
-        """Returns bits per character of the text alone, whatever else is in the loss."""
+        """Returns bits per character of the text, without the share of the teacher."""
         if self._nats:
             loss = float(torch.stack(self._nats).sum()) / self._num_nats
         return super().step_metrics(loss)
@@ -271,7 +258,7 @@ class CompressedTextTask(TextTask):
             self.teacher.catch_up(self.loader, self.config.accumulate, self.watch)
 
     def publish(self, weights: Mapping[str, Tensor], trainer: Trainer) -> None:
-        """Does nothing: what `conclude` has measured is published."""
+        """Publishes nothing before `conclude`."""
 
     def finish_s(self, unit_s: float) -> float:
         return self.report_s + self.num_results * (MEASURING_S + 2 * unit_s * self.num_scored)
@@ -281,22 +268,21 @@ class CompressedTextTask(TextTask):
 
 
 class Teaching(NamedTuple):
-    """How a student learns from a teacher, a model in evaluation mode on the student's device.
+    """A teacher, in evaluation mode on the device of the student.
 
-    `temperature` divides the logits of both, `alpha` is the teacher's share in the loss.
+    `temperature` divides the logits of both models; `alpha` is the teacher's share in the loss.
     """
 
     model: LanguageModel
     temperature: float
     alpha: float
-    needs_features: bool = False
 
 
 class ReadingTeacher:
-    """What a teacher predicts for the batches of a training: it reads each, its state carried.
+    """A teacher that reads every batch of a training, with its own carried state.
 
-    A step is `read`, `output` of each part of the lanes once, `advance`; one that is tried again
-    begins with `read`. `seconds` is the time spent in it.
+    A step calls `read`, then `output` once for each part of the lanes, then `advance`. A retried
+    step starts with `read`. `seconds` is the time in the teacher.
     """
 
     def __init__(self, teaching: Teaching, precision: str, num_lanes: int) -> None:
@@ -306,12 +292,12 @@ class ReadingTeacher:
         self._x, self._ends = torch.empty(0), list[State]()
 
     def read(self, batch: Batch, parts: Sequence[slice]) -> None:
-        """Sets `output` to the teacher's for a batch, read in parts where memory is short."""
+        """Starts a batch; `parts` are the lanes that fit into memory at once."""
         self._x, self._ends = batch.x.to(self._device), []
         self._start = reset_state(self._state, batch.reset)
 
     def output(self, part: slice) -> Logits | OutputLayer:
-        """Returns the predictions of some lanes, N = T B rows in the order `(T, B)`."""
+        """Returns the predictions for some lanes, N = T B rows in the order `(T, B)`."""
         with self._reading():
             features, end = self._model.features(self._x[:, part], lanes_of(self._start, part))
         self._ends.append(end)
@@ -320,14 +306,14 @@ class ReadingTeacher:
         )
 
     def advance(self) -> None:
-        """Ends the batch: the next one is read from the state after it."""
+        """Ends the batch: the next one continues from its state."""
         self._state = joined(self._ends)
 
     def catch_up(self, loader: TextLoader, num_parts: int, watch: Watch | None) -> None:
-        """Makes up for what was read before the position of the loader of a resumed training."""
+        """Reads what a resumed training had read before the position of its loader."""
 
     def reset_state(self) -> None:
-        """Reads the next batch from zero state."""
+        """Sets the carried state to zero."""
         for tensor in self._state:
             tensor.zero_()
 
@@ -346,10 +332,10 @@ class ReadingTeacher:
 
 
 class RememberingTeacher(ReadingTeacher):
-    """Reads the batches of the first epoch, and keeps the logits of the text for the epochs after.
+    """A teacher that reads the first epoch only, and keeps its logits for the epochs after.
 
-    A resumed run reads the started part of that epoch again: checkpoints do not store it.
-    The logits are in the memory of the CPU, as float16.
+    The logits are float16 in the memory of the CPU, not in checkpoints: a resumed run reads the
+    first epoch again, as far as it had come.
     """
 
     def __init__(self, teaching: Teaching, precision: str, loader: TextLoader) -> None:
@@ -369,7 +355,7 @@ class RememberingTeacher(ReadingTeacher):
         return Logits(self._logits[self._positions[:, part].flatten()].to(self._device))
 
     def advance(self) -> None:
-        """Does nothing, as `reset_state`: `read` moves on, and reads the first epoch once."""
+        """Does nothing: `read` moves on by itself."""
 
     reset_state = advance
 
@@ -393,7 +379,8 @@ class RememberingTeacher(ReadingTeacher):
                 watch((batch.index + 1) * size, needed * size)
 
     def _read_next(self, batch: Batch, parts: Sequence[slice]) -> None:
-        """Reads the next batch of the first epoch; with the first and last what is around them."""
+        """Reads the next batch of the first epoch, with the first and last batch also the tokens
+        before and after all batches."""
         positions, ends = batch.positions(), list[State]()
         if batch.index == 0:
             self._read_rest(range(int(positions[0, 0])), self._model.initial_state(1))
@@ -407,13 +394,13 @@ class RememberingTeacher(ReadingTeacher):
         self._state, self._num_read = end, self._num_read + 1
 
     def _read_rest(self, positions: range, state: State) -> None:
-        """Reads tokens that no batch of the first epoch holds."""
+        """Reads tokens outside the batches of the first epoch."""
         for rows in torch.tensor(positions, dtype=torch.int64).unsqueeze(1).split(_CHUNK):
             if len(rows):
                 state = self._read_tokens(rows, state)
 
     def _read_tokens(self, positions: Tensor, state: State) -> State:
-        """Keeps the logits of some tokens, `(T, B)`; returns the state after them."""
+        """Keeps the logits of tokens at positions `(T, B)`; returns the state after them."""
         tokens = torch.from_numpy(self._ids[positions.numpy()].astype(np.int64)).to(self._device)
         h, c = (tensor.to(self._device) for tensor in state)
         features, end = self._model.features(tokens, (h, c))
@@ -423,9 +410,9 @@ class RememberingTeacher(ReadingTeacher):
 
 
 def open_teacher(teaching: Teaching, precision: str, loader: TextLoader) -> ReadingTeacher:
-    """Returns a teacher that keeps the text's logits where that is possible, or one that reads."""
+    """Returns a teacher that keeps its logits, if batches follow the text and memory is enough."""
     num_bytes = 2 * len(loader.ids) * teaching.model.config.vocab_size
-    if loader.is_in_order and not teaching.needs_features and num_bytes <= MAX_KEPT_BYTES:
+    if loader.is_in_order and num_bytes <= MAX_KEPT_BYTES:
         return RememberingTeacher(teaching, precision, loader)
     return ReadingTeacher(teaching, precision, loader.num_lanes)
 
@@ -436,6 +423,98 @@ def lanes_of(state: State, part: slice) -> State:
 
 
 def joined(states: Sequence[State]) -> State:
-    """Returns the state of lanes whose parts are given in order, in float32."""
+    """Returns the state of all lanes in float32, from the states of their parts in order."""
     h, c = (torch.cat([state[k].float() for state in states], dim=1) for k in range(2))
     return h, c
+
+
+class OutputLayer(NamedTuple):
+    """An output layer with weight `(V, H)`, bias `(V,)` and input features `(N, H)`."""
+
+    features: Tensor
+    weight: Tensor
+    bias: Tensor
+
+    def logits(self, rows: slice, dtype: torch.dtype) -> Tensor:
+        """Returns the logits of some rows, `(n, V)`, computed in `dtype`."""
+        features, weight, bias = (t.to(dtype) for t in (self.features[rows], *self[1:]))
+        return torch.addmm(bias, features, weight.t())
+
+
+class Logits(NamedTuple):
+    """The logits of an output layer, `(N, V)`."""
+
+    values: Tensor
+
+    def logits(self, rows: slice, dtype: torch.dtype) -> Tensor:
+        """Returns the logits of some rows, `(n, V)`."""
+        return self.values[rows].to(dtype)
+
+
+def distillation_loss(
+    student: OutputLayer, teacher: Logits | OutputLayer, targets: Tensor, temperature: float,
+    alpha: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Returns the summed loss of all rows, and the nats of their targets.
+
+    The loss of a row is ``alpha T^2 KL(teacher || student at temperature T) + (1 - alpha) nats``
+    (Hinton et al. 2015): T^2 keeps the teacher's share of the gradient the same at any temperature.
+
+    Logits of an `OutputLayer` are computed in chunks of rows, never all at once. Only the student
+    gets gradients. Targets are `(N,)` int64. Both scalars are float32 (float64 for float64
+    features). Under autocast the products run in its dtype, the rest in float32.
+    """
+    total, nats = _Distillation.apply(  # type: ignore[no-untyped-call]
+        *student, type(teacher)(*(t.detach() for t in teacher)), targets, temperature, alpha
+    )
+    return total, nats
+
+
+class _Distillation(torch.autograd.Function):
+    """Computes all gradients in forward, chunk by chunk; backward scales them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, features: Tensor, weight: Tensor, bias: Tensor,
+        teacher: Logits | OutputLayer, targets: Tensor, temperature: float, alpha: float,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        student = OutputLayer(features, weight, bias)
+        kind, dtype = features.device.type, torchs_dtype(features)
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        gradients = [torch.zeros_like(t, dtype=wide) for t in student]
+        total, nats = (torch.zeros((), dtype=wide, device=features.device) for _ in range(2))
+        step = max(64, CHUNK_ELEMENTS // weight.shape[0])
+        with torch.autocast(kind, enabled=False):
+            for start in range(0, len(targets), step):
+                rows = slice(start, start + step)
+                own, other = (o.logits(rows, dtype).to(wide) for o in (student, teacher))
+                d, loss, nats_of_rows = _chunk(own, other, targets[rows], temperature, alpha)
+                total += loss
+                nats += nats_of_rows
+                gradients[2] += d.sum(0)
+                d = d.to(dtype)
+                gradients[0][rows] = d @ weight.to(dtype)
+                gradients[1] += d.t() @ features[rows].to(dtype)
+        ctx.save_for_backward(*gradients)
+        ctx.dtypes = [t.dtype for t in student]
+        ctx.mark_non_differentiable(nats)
+        return total, nats
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        pairs = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        return (*((t * grads[0]).to(dtype) for t, dtype in pairs), None, None, None, None)
+
+
+def _chunk(
+    student: Tensor, teacher: Tensor, targets: Tensor, temperature: float, alpha: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the gradient of the logits of the student `(n, V)`, the loss, and the nats."""
+    log_p = torch.log_softmax(student, 1)
+    nats = -log_p.gather(1, targets.unsqueeze(1)).sum()
+    d = log_p.exp_().mul_(1 - alpha)
+    d.scatter_add_(1, targets.unsqueeze(1), d.new_full((len(targets), 1), alpha - 1))
+    soft, aim = (torch.log_softmax(logits / temperature, 1) for logits in (student, teacher))
+    divergence = F.kl_div(soft, aim, reduction="sum", log_target=True)
+    d.add_(soft.exp_().sub_(aim.exp_()), alpha=alpha * temperature)
+    return d, alpha * temperature**2 * divergence + (1 - alpha) * nats, nats

@@ -1,4 +1,4 @@
-"""Removal of hidden units: what belongs to a unit, how much it counts, and the smaller model."""
+"""Removes hidden units: the parameters of a unit, its importance, and the smaller model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fastlstm.forecast.model.config import ForecasterConfig
 from fastlstm.text.config import ModelConfig
 
 MULTIPLE = 16
-"""Sizes that the kernels like: a smaller model has a multiple of so many units."""
+"""The kernels prefer multiples: a smaller model has a multiple of so many units."""
 
 Weights = Mapping[str, Tensor]
 Config = ModelConfig | ForecasterConfig
@@ -22,7 +22,7 @@ ConfigT = TypeVar("ConfigT", bound=Config)
 
 
 class UnitAxis(NamedTuple):
-    """A parameter whose `axis` has hidden units, from each of `starts` on (four of four gates)."""
+    """An axis of a parameter that holds hidden units, from each of `starts` on (one per gate)."""
 
     name: str
     axis: int
@@ -30,18 +30,18 @@ class UnitAxis(NamedTuple):
 
 
 Group = list[UnitAxis]
-"""All that belongs to the same H units: those of one layer and direction, or of several that are
-added to each other. A unit is removed from all parts of its group."""
+"""The parameters of the same H units: of one layer and direction, or of layers that are added to
+each other. A unit is removed from all of them."""
 
 
 def unit_groups(config: Config) -> list[Group]:
-    """Returns the hidden units of a model, by groups that may lose different ones.
+    """Returns the groups of hidden units of a model; each may lose other units.
 
-    A unit of a layer is its four gate rows in both matrices and both biases (and in what options of
-    the cell add), a column of `weight_hh`, and a column of what reads it. Layers with residual
-    connections share one group, with the columns of the embedding where it is as wide. A tied
-    embedding belongs to the last layer. Each direction of a forecaster's layer is a group;
-    its decoder belongs to the last layer, in a bidirectional one it is a group of its own.
+    A unit of a layer has four gate rows in both matrices and biases (and in parameters of cell
+    options), a column of `weight_hh`, and a column of each matrix that reads it. Layers with
+    residual connections share one group, with the columns of an embedding of the same width. A tied
+    embedding belongs to the last layer. Each direction of a layer of a forecaster is a group. Its
+    decoder belongs to the last layer, or is a group if the layers are bidirectional.
     """
     if isinstance(config, ModelConfig):
         return _text_groups(config)
@@ -73,7 +73,7 @@ def _text_groups(config: ModelConfig) -> list[Group]:
 
 
 def _follows(config: ModelConfig) -> bool:
-    """Whether the embedding has the units of the last layer as its columns."""
+    """Returns whether the columns of the embedding are the units of the last layer."""
     return config.tie_weights or (config.residual and config.embed_size == config.rnn_size)
 
 
@@ -103,9 +103,9 @@ def _forecast_groups(config: ForecasterConfig) -> list[Group]:
 
 
 def _cell(prefix: str, suffix: str, H: int, more: Mapping[str, int]) -> Group:
-    """Returns the parts of a layer's own: gate rows, and the column of the recurrent matrix.
+    """Returns the gate rows of a layer and the columns of its recurrent matrix.
 
-    `more` are the parameters that options add, by name, with their length in units of H.
+    `more` are the parameters of cell options by name, with their length in units of H.
     """
     lengths = {**dict.fromkeys(("weight_ih", "weight_hh", "bias_ih", "bias_hh"), 4), **more}
     rows = [
@@ -121,7 +121,7 @@ def num_units(config: Config) -> int:
 
 
 def smaller_size(size: int, share: float) -> int:
-    """Returns how many of `size` units stay: the nearest multiple of 16, 16 at least."""
+    """Returns the number of units that stay: the nearest multiple of 16, at least 16."""
     left = max(MULTIPLE, round((1.0 - share) * size / MULTIPLE) * MULTIPLE)
     if left >= size:
         raise ConfigError(
@@ -132,8 +132,7 @@ def smaller_size(size: int, share: float) -> int:
 
 
 def importance(weights: Weights, config: Config) -> list[Tensor]:
-    """Returns the squared norm of all that belongs to each hidden unit: `(H,)` float64 of every
-    group."""
+    """Returns the squared norm of the parameters of each unit, `(H,)` float64 for every group."""
     H, scores = num_units(config), []
     for group in unit_groups(config):
         score = torch.zeros(H, dtype=torch.float64)
@@ -147,7 +146,7 @@ def importance(weights: Weights, config: Config) -> list[Tensor]:
 
 
 def most_important(scores: Sequence[Tensor], count: int) -> list[Tensor]:
-    """Returns the `count` units of each group to keep, ascending; of equal ones the first."""
+    """Returns the `count` units of each group to keep, ascending; ties keep the first."""
     return [
         score.sort(descending=True, stable=True).indices[:count].sort().values for score in scores
     ]

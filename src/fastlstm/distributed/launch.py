@@ -1,42 +1,44 @@
-"""`--nproc N`: starts N processes of a command on this machine, as torchrun does."""
+"""`--nproc N`: runs a command in N processes on this machine, as torchrun does."""
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
+import shutil
 import signal
 import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
-from fastlstm.distributed.stop_signals import StopSignals
 from fastlstm.errors import EXIT_FAILED, EXIT_LOST, EXIT_OK, EXIT_STOPPED
 from fastlstm.system import environment
-from fastlstm.system.processes import can_list_children
+from fastlstm.system.processes import can_list_children, children
+from fastlstm.system.signal_handlers import ONE_SIGNAL_S, STOP_SIGNALS, handling, is_not_ignored
 
 _MAX_RESTARTS = 100
 _SIGNALS = "signals_to_handle"
 _NEWER: dict[str, Any] = {_SIGNALS: "SIGQUIT", "shutdown_timeout": 8}
-"""What torch's LaunchConfig has from 2.9 and 2.12 on; without the first, torch handles all signals,
-and kills the processes 30 s later."""
-
+"""Fields of LaunchConfig from torch 2.9 and 2.12 on; without the first, torch handles signals and
+kills the processes after 30 s."""
 _KEEP_ALIVE_S = 24 * 3600
-"""Each sign of life of the one agent makes its file longer, and nobody waits for it."""
+"""Long: each sign of life of the only agent makes its file longer."""
 _LEADER_FIRST_S = 2.0
-"""So long other ranks wait after an error, or less: the agent ends them when rank 0 ends."""
+"""Longest wait of other ranks after an error; the agent ends them as soon as rank 0 ends."""
 
 
 def launch(arguments: Sequence[str], num_processes: int) -> int:
     """Runs `fastlstm ARGUMENTS` in several processes; returns the exit code.
 
-    All are started again when one dies, and continue from what the others saved. An error that
-    would only come again ends them, and so does a signal (`StopSignals`). They meet in a private
-    directory: no port is open to others, who could have torch's agent unpickle what they like.
+    If one dies all restart from the last checkpoint. An error that would repeat ends them, and so
+    does a signal (`StopSignals`). They meet in a private directory, not at a port: torch's agent
+    unpickles what it receives.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -69,53 +71,99 @@ def launch(arguments: Sequence[str], num_processes: int) -> int:
         return _left(verdict, EXIT_FAILED if verdict.exists() else EXIT_OK)
 
 
+class StopSignals:
+    """Passes the first signal on to the processes and waits while they save; a second kills them.
+
+    torch's agent would kill them after a timeout. A signal within a second counts as the first:
+    schedulers send it to every process. So does a second SIGHUP: a closing terminal and its shell
+    send one each.
+
+    Args:
+        verdict: file of a private directory; with it, processes that start later end at once.
+
+    Attributes:
+        number: of the first signal, or 0.
+    """
+
+    def __init__(self, verdict: Path) -> None:
+        self._verdict, self.number, self._came_at = verdict, 0, 0.0
+
+    @contextmanager
+    def handled(self) -> Iterator[None]:
+        """Handles the signals within the block, except ignored ones."""
+        handlers = dict[int, Any].fromkeys(STOP_SIGNALS, self._handle)
+        try:
+            with handling(handlers, is_not_ignored):
+                yield
+        finally:
+            logging.disable(logging.NOTSET)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if not self.number:
+            self.number, self._came_at = number, time.monotonic()
+            with suppress(OSError):
+                self._verdict.touch()
+            logging.disable(logging.ERROR)  # torch would log the end of the processes as errors
+            _send(number)
+        elif number != signal.SIGHUP and time.monotonic() >= self._came_at + ONE_SIGNAL_S:
+            _send(signal.SIGKILL)
+            shutil.rmtree(self._verdict.parent, ignore_errors=True)
+            os._exit(128 + number)  # torch would wait for dead processes
+
+
+def _send(number: int) -> None:
+    for process in children():
+        with suppress(ProcessLookupError):
+            os.kill(process, number)
+
+
 def _left(verdict: Path, otherwise: int) -> int:
     text = verdict.read_text() if verdict.exists() else ""
     return int(text) if text else otherwise
 
 
 def end_process(code: int) -> NoReturn:
-    """Ends this process of several with what the command came to.
+    """Ends this process of several with an exit code.
 
-    An agent starts processes that fail again. Where nothing is to be tried again the code is left
-    in a file for `launch`, and under torchrun its agent is ended: it would only come again.
+    An agent restarts processes that fail. If a restart is no use, `launch` gets the code in a file;
+    the agent of torchrun is ended.
     """
     for stream in filter(None, (sys.stdout, sys.stderr)):
-        with suppress(OSError, ValueError):  # `main` has said it
+        with suppress(OSError, ValueError):  # `main` has reported it
             stream.flush()
     text = environment.verdict_file()
     verdict = None if text is None else Path(text)
     if verdict is not None and code == EXIT_OK and verdict.exists():
-        with suppress(OSError):  # a signal came, but too late
+        with suppress(OSError):  # a signal came too late
             verdict.write_text(verdict.read_text() or str(code))
     if code not in (EXIT_OK, EXIT_LOST):
         if verdict is not None:
-            with suppress(OSError):  # a full disk: an empty file says that it is over
+            with suppress(OSError):  # with a full disk an empty file is enough
                 verdict.write_text(str(code))
             os._exit(0)
         if environment.rank() > 0 and code != EXIT_STOPPED:
-            time.sleep(_LEADER_FIRST_S)  # else the agent might end rank 0 before it says why
+            time.sleep(_LEADER_FIRST_S)  # else the agent might end rank 0 before its message
         if environment.max_restarts() > 0 and _is_agent(os.getppid()):
             os.kill(os.getppid(), signal.SIGTERM)
     os._exit(code)  # without waiting for the threads of the transport
 
 
 def _is_agent(process: int) -> bool:
-    """Returns whether a process is torchrun's; a shell may have kept its variables."""
+    """Returns whether a process is torchrun: a shell may have left-over variables."""
     try:
         words = Path(f"/proc/{process}/cmdline").read_bytes()
     except OSError:
-        return not Path("/proc/self").exists()  # no Linux: not to be known
+        return not Path("/proc/self").exists()  # unknown without Linux
     return b"torchrun" in words or b"torch.distributed" in words
 
 
 def end_if_over() -> None:
-    """Ends this process where the command is over, though its agent has started it once more."""
+    """Ends this process if its agent has restarted it after the end of the command."""
     path = environment.verdict_file()
     if path is not None and environment.world_size() > 1 and Path(path).exists():
         os._exit(EXIT_OK)
 
 
 def is_started_by_torchrun() -> bool:
-    """Returns whether this process is one of several of a run."""
+    """Returns whether this process is one of several."""
     return environment.world_size() > 1

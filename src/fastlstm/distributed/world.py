@@ -1,15 +1,14 @@
 """The processes that train one model together, over `torch.distributed`.
 
-Every process runs the same program on its own rows. Rank 0 alone reads clocks, shows progress and
-writes; what it decides by them it broadcasts. Objects travel as JSON and safetensors: nothing that
-another process sent is unpickled.
+Every process runs the same program on its own rows. Only rank 0 reads clocks, shows progress and
+writes; it broadcasts its decisions. Objects travel as JSON and safetensors, never as pickles.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -27,25 +26,25 @@ from fastlstm.system import hardware
 DEADLINE = timedelta(minutes=5)
 """A process that does not answer for so long is lost."""
 PATIENCE = timedelta(days=7)
-"""With rank 0 before and after training."""
+"""The same for rank 0 before and after training."""
 _ERROR_SAID_S = 2.0
 _SETTLED, _SLOW = 30, 1.4
-"""Steps before a rank is said to be slow; times the median of the ranks, from which it is."""
+"""Least steps before a rank counts as slow, and its least time over the median of all ranks."""
 _TRANSPORT = ("gloo", "NCCL", "onnection", "imed out")
-"""One of these words is in every error of the transport."""
+"""Every error of the transport contains one of these."""
 
 
 class World:
-    """The processes of a run; one process alone by default.
+    """The processes of a run; by default one.
 
     Attributes:
         rank: of this process, from 0.
         size: number of processes.
-        attempt: how often the processes were started again.
-        num_machines: on which they are.
-        threads: of each process by default: its part of the cores of its machine.
+        attempt: how often the processes were restarted.
+        num_machines: number of machines.
+        threads: default of this process: its part of the machine's cores.
         names: machine and process number of each rank.
-        seconds: of the passes of a step on each rank, running means.
+        seconds: running means of the time of a step's passes on each rank.
     """
 
     def __init__(self, rank: int = 0, size: int = 1, attempt: int = 0) -> None:
@@ -66,16 +65,13 @@ class World:
         return Share(self.rank, self.size)
 
     def default_threads(self) -> int:
-        """Returns the threads of this process if nothing else is asked for.
-
-        In several processes the OMP_NUM_THREADS of 1 that torchrun sets would leave cores idle.
-        """
+        """Returns the default threads of this process, not torchrun's OMP_NUM_THREADS=1."""
         return hardware.default_threads() if self.size == 1 else self.threads
 
     # numbers and tensors ------------------------------------------------------------------------
 
     def decided(self, *numbers: float) -> list[float]:
-        """Returns the numbers of rank 0, in every process."""
+        """Returns the numbers of rank 0 in every process."""
         if self.size == 1:
             return list(numbers)
         told = torch.tensor(numbers, dtype=torch.float64)
@@ -90,14 +86,28 @@ class World:
                 dist.all_reduce(numbers)
         return numbers
 
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
+        """Gives all processes the tensors of rank 0, in place."""
+        if self.size > 1:
+            with self.naming():
+                for tensor in tensors:
+                    dist.broadcast(tensor.detach(), 0)
+
+    def average(self, tensors: Iterable[Tensor]) -> None:
+        """Moves tensors to their mean over all processes, in place."""
+        from torch.distributed.algorithms.model_averaging.utils import average_parameters
+
+        with self.naming():
+            average_parameters(iter(tensors), None)  # type: ignore[arg-type]
+
     def heard(self, seconds: Tensor) -> None:
-        """Takes in the seconds of the passes of a step on each rank."""
+        """Records the seconds of a step's passes on each rank."""
         passed = zip(self.seconds, seconds.tolist(), strict=True)
         self.seconds = [0.98 * before + 0.02 * now if before else now for before, now in passed]
         self._num_heard += 1
 
     def straggler(self) -> str | None:
-        """Returns a line about the rank that the others wait for, if there is one."""
+        """Returns a message about the rank that the others wait for, or None."""
         usual, slowest = statistics.median(self.seconds), max(self.seconds)
         if self._num_heard < _SETTLED or self.size == 1 or slowest < _SLOW * usual:
             return None
@@ -107,29 +117,29 @@ class World:
     # objects ------------------------------------------------------------------------------------
 
     def told(self, value: Any = None) -> Any:
-        """Returns the value of rank 0, which JSON can hold, in every process."""
+        """Returns the JSON value of rank 0 in every process."""
         return value if self.size == 1 else json.loads(self._broadcast(json.dumps(value).encode()))
 
     def told_tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Returns the tensors of rank 0, on the CPU, in every process."""
+        """Returns the tensors of rank 0 in every process, on the CPU."""
         if self.size == 1:
             return dict(tensors)
         return safetensors.torch.load(self._broadcast(_packed(tensors) if self.is_leader else b""))
 
     def gathered(self, value: Any) -> list[Any]:
-        """Returns the value of every rank, which JSON can hold, in every process."""
+        """Returns the JSON values of all ranks in every process."""
         if self.size == 1:
             return [value]
         return [json.loads(part) for part in self._gather(json.dumps(value).encode())]
 
     def gathered_tensors(self, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-        """Returns the tensors of every rank, on the CPU, in every process."""
+        """Returns the tensors of all ranks in every process, on the CPU."""
         if self.size == 1:
             return [dict(tensors)]
         return [safetensors.torch.load(part) for part in self._gather(_packed(tensors))]
 
     def _broadcast(self, data: bytes) -> bytes:
-        """Returns the bytes of rank 0; waits for it as long as it is there."""
+        """Returns the bytes of rank 0, however long it works before."""
         with self.naming():
             length = torch.tensor([len(data)])
             dist.broadcast(length, 0, self.patient)
@@ -154,14 +164,14 @@ class World:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Runs the block in rank 0, then in the others; where it fails in one, none goes on.
+        """Runs the block in rank 0, then in the others; if one fails, all stop.
 
         Raises:
-            FastLSTMError: in rank 0, its own error or the first other rank's.
+            FastLSTMError: in rank 0: its error, or the first of the others.
             Dismissed: in the others.
         """
         failure: FastLSTMError | None = None
-        if not self.is_leader:  # what rank 0 has prepared is in the cache then
+        if not self.is_leader:  # rank 0 first: it fills the cache
             self._require_none([self.told()])
         try:
             yield
@@ -175,7 +185,7 @@ class World:
         self._require_none(self.gathered(told))
 
     def _require_none(self, told: list[Any]) -> None:
-        """Raises the first error that was told."""
+        """Raises the first of the errors, each None or (rank, text, exit code)."""
         for rank, text, code in filter(None, told):
             if not self.is_leader:
                 raise Dismissed(code)
@@ -183,10 +193,10 @@ class World:
 
     @contextmanager
     def saying_errors(self) -> Iterator[None]:
-        """Has one process say the error that ends the run, rank 0 where it has it too.
+        """Has one process report the error that ends the run, preferably rank 0.
 
         Raises:
-            Dismissed: another process says it.
+            Dismissed: another process reports it.
         """
         try:
             yield
@@ -203,13 +213,13 @@ class World:
             raise
 
     def _said(self, seconds: float) -> int | None:
-        """Returns the exit code of the error that a process says in so many seconds, or None."""
+        """Returns the exit code of the error that a process reports within the seconds, or None."""
         try:
             if self.store is None or (seconds == 0.0 and not self.store.check(["error"])):
                 return None
             self.store.wait(["error"], timedelta(seconds=max(seconds, 0.1)))
             return int(self.store.get("error"))
-        except RuntimeError:  # nobody, or the store is gone
+        except RuntimeError:  # none, or the store is gone
             return None
 
     def name_of(self, rank: int) -> str:
@@ -217,7 +227,7 @@ class World:
 
     @contextmanager
     def naming(self) -> Iterator[None]:
-        """Turns errors of the transport into one that says what to do."""
+        """Turns errors of the transport into LostProcessError."""
         try:
             yield
         except RuntimeError as error:

@@ -1,11 +1,10 @@
-"""The process that opens files of other libraries: HDF5, torch's `.pt` and ONNX.
+"""A process that opens files of other libraries: HDF5, torch's `.pt` and ONNX.
 
 `python -m fastlstm.exchange.converter hdf5|torch|onnx BYTES DIRECTORY` reads a file from standard
-input and writes safetensors to standard output, what is no tensor as JSON in its metadata. The
-readers of HDF5, torch and protobuf are large C programs that a forged file may crash, or have
-allocate what it only claims to hold: here that costs a process with a limit on its memory. No link
-is followed to another file, nothing is unpickled but tensors; arrays that ONNX stores beside the
-model are read from its directory.
+input and writes safetensors to standard output, with everything else as JSON in the metadata. A
+forged file can crash the C libraries for HDF5, torch and protobuf, or make them allocate memory
+without bound; this process has a memory limit. It follows no links and unpickles tensors only;
+arrays that ONNX stores beside the model are read from its directory.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from fastlstm.errors import FormatError
 _SPARE_BYTES = 256 << 20
 _SPARE_S, _BYTES_PER_S, _MAX_S = 10, 20_000_000, 300
 _COPIES = {"onnx": 16}
-"""Sizes of the file that fit into memory, 4 of others; int8 in ONNX is made float32."""
+"""Allowed memory in file sizes, default 4; int8 in ONNX becomes float32."""
 _MAX_OBJECTS = 100_000
 _MAX_DEPTH = 32
 _SKIPPED = ("optimizer", "optimizer_weights")
@@ -42,7 +41,7 @@ def main() -> None:
     """Converts standard input; a refusal is one line on standard error and exit code 2."""
     kind, size = sys.argv[1], int(sys.argv[2])
     read, *libraries = _READERS[kind]
-    for library in libraries:  # large: before the limit on memory
+    for library in libraries:  # they are large: load them before the limit
         import_module(library)
     _set_limits(size, _COPIES.get(kind, 4))
     warnings.simplefilter("ignore")
@@ -67,7 +66,7 @@ def _refuse(reason: str) -> None:
 
 
 def _set_limits(size: int, copies: int) -> None:
-    """Allows some copies of a file in memory, beside what is mapped, and the time to read it."""
+    """Limits the memory to some copies of the file, and the time to what reading it takes."""
     seconds = min(_SPARE_S + size // _BYTES_PER_S, _MAX_S)
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, _MAX_S + 1))
     status = Path("/proc/self/statm")
@@ -77,7 +76,7 @@ def _set_limits(size: int, copies: int) -> None:
     try:
         resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
     except (ValueError, OSError):
-        pass  # a system that has no such limit
+        pass  # a system without this limit
 
 
 # HDF5 -------------------------------------------------------------------------------------------
@@ -152,7 +151,7 @@ def _plain(value: Any) -> Any:
         return [_plain(part) for part in value.tolist()] if value.ndim == 1 else None
     if isinstance(value, np.generic):
         return _plain(value.item())
-    if isinstance(value, str):  # HDF5 gives what is no UTF-8 as surrogates
+    if isinstance(value, str):  # h5py gives invalid UTF-8 as surrogates
         return value.encode("utf-8", "replace").decode()
     return value if isinstance(value, int | float | bool) else None
 
@@ -187,7 +186,7 @@ def _read_torch(data: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
 
 
 def _reason(error: Exception) -> str:
-    """Returns what was refused: torch's many lines name it."""
+    """Returns the refused object, which torch's long message names."""
     text = str(error) or type(error).__name__
     found = re.search(r"GLOBAL ([\w.]+)", text)
     if found is not None:
@@ -197,7 +196,7 @@ def _reason(error: Exception) -> str:
 
 
 def _state_lines(load: str = "torch.load('model.pt', weights_only=False)") -> str:
-    """Returns what makes a file that is read of a module that is not."""
+    """Returns the two lines that save a module as a readable file."""
     return (
         f"if you trust it, save its state_dict: model = {load};"
         " torch.save(model.state_dict(), 'state.pt')"
@@ -205,7 +204,7 @@ def _state_lines(load: str = "torch.load('model.pt', weights_only=False)") -> st
 
 
 def _check_archive(data: bytes) -> None:
-    """Refuses an archive that torch would not write; files of torch before 1.6 are none."""
+    """Refuses an archive that torch would not write; torch before 1.6 writes no archive."""
     if data.startswith(b"\x80"):
         return
     try:
@@ -222,7 +221,7 @@ def _check_archive(data: bytes) -> None:
 
 
 def _state(torch: Any, loaded: Any) -> dict[str, Any]:
-    """Returns the named tensors of what was loaded: a state_dict, or a checkpoint that has one."""
+    """Returns the named tensors of a state_dict, or of a checkpoint with one."""
     if isinstance(loaded, dict):
         for name in _STATE_NAMES:
             if isinstance(loaded.get(name), dict):

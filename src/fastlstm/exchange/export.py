@@ -1,7 +1,7 @@
 """`export()`: a trained model as a file of another runtime, checked in that runtime.
 
-An `ExportSource` is the model, a `Target` the kind of file; the source states a `Graph`, the target
-writes it. `prove` runs the written file in the target's own runtime beside fastlstm's network.
+An `ExportSource` is the model, a `Target` the kind of file: the source gives a `Graph`, the target
+writes it. `prove` compares the file in the target's runtime with fastlstm's network.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ from fastlstm.training.signals import ended_like_ctrl_c
 
 REPORT_FILE = "export.json"
 LAYER_NORM_LIMIT = 1e-4
-"""Of models with layer norm in the cell, which multiplies what float32 rounds wherever a cell is
-small: two libraries differ by up to 5e-5."""
+"""For layer norm in the cell: it amplifies rounding wherever a cell is small, so that two libraries
+differ by up to 5e-5."""
 
 
 class Runner(Protocol):
-    """A written model in its target's own runtime, whose name and version are `version`."""
+    """A written model in its target's runtime; `version` has the runtime's name and version."""
 
     version: str
 
@@ -67,15 +67,15 @@ class Target:
     """A kind of file.
 
     Attributes:
-        model: name of the model's file, or folder, in the directory that is written.
+        model: name of the model's file or folder in the exported directory.
         write: returns the files of a model.
         runner: loads the model.
-        limits: by format of the weights, the largest error of an output, in units of the largest
-            value of that output or of 1, whichever is larger.
-        has_loops: can run any number of steps in one call; else texts are written as one step.
-        has_state: the state of a text model is an input and an output.
-        exact_runner: loads the same weights into the same runtime without the rounding of its int8
-            products, to which the limit of fp32 applies; None where it rounds nothing.
+        limits: weight format -> largest error of an output, relative to the largest value of that
+            output or 1, whichever is larger.
+        has_loops: runs any number of steps in one call; otherwise a text model is one step.
+        has_state: a text model has its state as input and output.
+        exact_runner: runs the same int8 weights without rounded products, within the limit of
+            fp32; None if the runtime rounds nothing.
     """
 
     model: str
@@ -89,7 +89,7 @@ class Target:
 
 def _torch(graph: Graph) -> dict[str, bytes]:
     files = {"model.pt2": write_torch(graph)}
-    if graph.name == TEXT_GRAPH:  # other models have names of their own
+    if graph.name == TEXT_GRAPH:  # the names are those of text models
         files["model.safetensors"] = state_dict_file(graph)
     return files
 
@@ -120,13 +120,13 @@ TARGETS = {
 
 @dataclass(frozen=True)
 class Proof:
-    """What the target's runtime computed, beside what fastlstm computes.
+    """The outputs of the target's runtime compared with fastlstm's.
 
     Attributes:
         runtime: name and version.
-        errors: one of each case: `shapes` of the inputs by name, `error` of the outputs. An error
-            is the largest difference, in units of the largest value of that output, or of 1.
-        limit: of the errors.
+        errors: `shapes` of the inputs and `error` of the outputs, per case. An error is the
+            largest difference, relative to the largest value of that output or 1.
+        limit: largest error that passes.
         figures: quality on data, speed (`ExportSource.figures`).
     """
 
@@ -154,15 +154,15 @@ class ExportReport:
         source: run directory, or class of the module.
         kind: "text", "forecaster", "sequence" or "module".
         target: "onnx", "litert", …
-        path: of the directory that was written.
-        model: name of the model's file, or folder, in it.
+        path: the exported directory.
+        model: name of the model's file or folder in it.
         num_bytes: of the model.
-        weights: format of the weights in that file.
-        is_step: it computes one step per call.
+        weights: format of the weights.
+        is_step: the model computes one step per call.
         files: name -> size and SHA-256.
         inputs: names, types and shapes; lengths that callers choose are letters.
         outputs: as `inputs`.
-        proof: how far the target's runtime is from fastlstm; None where it was not checked.
+        proof: comparison with fastlstm; None without a check.
         notes: for the user.
     """
 
@@ -202,33 +202,33 @@ def export(
     check_text: Any = None,
     check: bool = True,
 ) -> ExportReport:
-    """Writes a trained model for another runtime, and checks the file there.
+    """Writes a trained model for another runtime and checks the file in that runtime.
 
-    The directory `out` gets the model's file, what is needed beside it (a text's tokenizer.json)
-    and export.json, this function's result. They are put there together, after the check.
+    The directory `out` appears after the check, with the model, the files it needs (a text's
+    tokenizer.json) and export.json, which holds this function's result.
 
     Args:
-        model: a run directory, or of a text model one of its checkpoints; or a torch module made of
-            LSTM, Linear, Embedding, LayerNorm, Dropout and activations.
-        example: of a module: the argument of a call, a tuple of them, or a dict by name.
+        model: a run directory, a checkpoint of a text model, or a torch module made of LSTM,
+            Linear, Embedding, LayerNorm, Dropout and activations.
+        example: arguments of a module's call: one, a tuple, or a dict by name.
         to: target, one of `TARGETS`: "keras", "litert", "onnx", "saved-model", "torch".
         out: directory to write; it must not exist yet.
-        weights: "fp32", "fp16" or "int8"; default is the run's own format, fp32 of an int4 run.
-        step: of a text model: one token per call, without a time axis.
-        length: of a sequence model for "litert": steps of the longest sequence. Shorter ones are
-            padded at the end.
-        quantiles: levels, of a forecaster; default 0.025, 0.1, 0.5, 0.9 and 0.975, of a
-            distribution none: its parameters are outputs.
-        check_text: text that the outputs are compared on; default is the run's validation part.
-        check: run the file in the target's runtime. Without, nothing is known of its outputs.
+        weights: "fp32", "fp16" or "int8"; default is the run's format, fp32 for an int4 run.
+        step: a text model reads one token per call, without a time axis.
+        length: steps of the longest sequence, for a sequence model in "litert"; shorter sequences
+            are padded at the end.
+        quantiles: levels of a forecaster; default 0.025, 0.1, 0.5, 0.9 and 0.975. A distribution
+            has its parameters as outputs instead.
+        check_text: text for the comparison; default is the run's validation part.
+        check: compare the file in the target's runtime with fastlstm.
 
     Returns:
-        What was written and measured.
+        The files and the measurements.
 
     Raises:
         ConfigError: an unknown target or format, or a model that the target cannot hold.
         MissingExtraError: the writer or the runtime is not installed.
-        ExportError: the target's runtime computes something else; nothing is written.
+        ExportError: the target's runtime gives other outputs; nothing is written.
         RunDirectoryError: no run, or `out` exists.
     """
     if to not in TARGETS:
@@ -257,7 +257,7 @@ def export(
 
 
 def _published(name: str, source: ExportSource, to: str, path: Path, check: bool) -> ExportReport:
-    """Writes beside `path`, checks, and gives it that name."""
+    """Writes and checks a directory beside `path`, then renames it."""
     target = TARGETS[to]
     with storage.storage_errors(path, "write the export"), staged_directory(path) as staged:
         graph = source.graph()
@@ -283,7 +283,7 @@ def _published(name: str, source: ExportSource, to: str, path: Path, check: bool
 
 
 def _signature(source: ExportSource, graph: Graph) -> tuple[list[Value], list[Value]]:
-    """Returns inputs and outputs of the file; a Keras file has tokens and logits, batch first."""
+    """Returns inputs and outputs of the file; a Keras file is batch-first and has no state."""
     if source.has_state:
         return graph.inputs, graph.outputs
     logits = Value("logits", "float32", ("B", "T", graph.outputs[0].shape[-1]))
@@ -306,7 +306,7 @@ def _set_form(source: ExportSource, to: str, step: bool, length: int | None) -> 
     if step and not is_step:
         raise ConfigError(f"`step=True` is for text models; this is a {source.kind}")
     if is_step and not target.has_state:
-        raise ConfigError(f"`step=True` needs the state as an input, which {to} has not got")
+        raise ConfigError(f"`step=True` needs the state as an input; {to} has none")
     source.is_step, source.has_state, source.length = is_step, target.has_state, length
 
 
@@ -354,7 +354,6 @@ def _source(
 
 
 def _refuse_options(kind: str | None, **options: Any) -> None:
-    """Raises ConfigError for an option that models of this kind do not have."""
     owners = {"check_text": "text", "quantiles": "forecaster"}
     for name, value in options.items():
         if value is not None and owners[name] != kind:
@@ -362,7 +361,7 @@ def _refuse_options(kind: str | None, **options: Any) -> None:
 
 
 def _weight_format(asked: str | None, own: str, to: str) -> str:
-    """Returns the format to write, by default the run's where the target has it."""
+    """Returns the format to write; default is the run's format if the target holds it."""
     known = TARGETS[to].limits
     if asked is None:
         return own if own in known else "fp32"
@@ -374,7 +373,7 @@ def _weight_format(asked: str | None, own: str, to: str) -> str:
 
 
 def _proof(source: ExportSource, target: Target, directory: Path, files: dict[str, bytes]) -> Proof:
-    """Runs what the disk holds."""
+    """Checks the files on disk, then the outputs of the model in them."""
     for name, data in files.items():
         if storage.read_bytes(directory / name) != data:
             raise ExportError(f"{name} on disk is not what was written: nothing is exported")
@@ -407,7 +406,7 @@ def _refuse_wrong(proof: Proof) -> None:
 
 
 def prove(source: ExportSource, runner: Runner, limit: float) -> Proof:
-    """Runs random inputs of shapes that the writer did not use, then measures quality and speed."""
+    """Compares outputs (`compare`), then measures quality and speed."""
     proof = compare(source, runner, limit)
     if proof.is_good:
         proof.figures.update(source.figures(runner))
@@ -418,7 +417,7 @@ def prove(source: ExportSource, runner: Runner, limit: float) -> Proof:
 
 
 def compare(source: ExportSource, runner: Runner, limit: float) -> Proof:
-    """Runs random inputs of shapes that the writer did not use."""
+    """Compares outputs for random inputs, of shapes that the writer did not use."""
     errors, compared = [], dict[str, bool]()
     for inputs in source.cases():
         expected, got = source.in_units(source.run(inputs)), source.in_units(runner.run(inputs))
@@ -433,7 +432,7 @@ def compare(source: ExportSource, runner: Runner, limit: float) -> Proof:
 
 
 def _rounding(own: ExportSource, source: ExportSource) -> dict[str, float]:
-    """Returns how far the rounded weights move the outputs: at most, and in the mean square."""
+    """Returns how far rounded weights move the outputs: largest and root mean square."""
     moved = []
     for inputs in own.cases():
         before, after = (model.in_units(model.run(inputs)) for model in (own, source))
@@ -447,10 +446,10 @@ def _rounding(own: ExportSource, source: ExportSource) -> dict[str, float]:
 
 @contextmanager
 def staged_directory(path: Path) -> Iterator[Path]:
-    """Yields a new directory beside `path`, which is renamed to `path` after the block.
+    """Yields a new directory, which gets the name `path` after the block.
 
-    An error, SIGTERM, SIGHUP or Ctrl-C removes it, and the parents that were made for it. In the
-    main thread SIGTERM raises SystemExit(143) within the block.
+    An error, SIGTERM, SIGHUP or Ctrl-C removes it and the parents made for it. In the main thread
+    SIGTERM raises SystemExit(143) within the block.
 
     Raises:
         OSError: a directory cannot be made or renamed.

@@ -1,7 +1,6 @@
 """A forecaster to export: rows of a table in, forecasts in the table's units out.
 
-The graph computes what `forecast.window_forecaster.WindowForecaster` does, with the network of
-`forecast.model.network.ForecastNetwork`.
+The graph is recorded from `forecast.window_forecaster.WindowForecaster`.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from fastlstm.forecast.window_forecaster import WindowForecaster, float64_column
 from fastlstm.training.session import torch_settings_kept
 
 QUANTILES = (0.025, 0.1, 0.5, 0.9, 0.975)
-"""Levels that are exported where none are given."""
+"""Exported levels by default."""
 BATCHES = (1, 3, 64)
 _SPEED_S = 0.3
 
 
 class ForecastExport(ExportSource):
-    """A forecaster; levels of its quantiles are by default `QUANTILES`, none of a distribution."""
+    """A forecaster; its quantile levels are by default `QUANTILES`, none for a distribution."""
 
     kind = "forecaster"
 
@@ -62,8 +61,7 @@ class ForecastExport(ExportSource):
         return ForecastExport(self._given, "fp32", self._levels)
 
     def cases(self) -> Iterator[dict[str, NDArray[Any]]]:
-        """Yields random windows, with unknown names; the last have missing values where the model
-        knows none."""
+        """Yields random windows with unknown names, the last with missing values in any model."""
         for B in BATCHES:
             yield random_windows(self._stored, B)
         yield random_windows(self._stored, BATCHES[1], missing=0.02)
@@ -74,7 +72,7 @@ class ForecastExport(ExportSource):
         return {name: value.float().numpy() for name, value in outputs.items()}
 
     def in_units(self, outputs: Arrays) -> dict[str, NDArray[Any]]:
-        """Returns outputs in deviations of their columns."""
+        """Returns outputs in standard deviations of their columns."""
         mean, std = self._stored.scaler.mean[: len(self._std)], self._std
         scaled = dict(outputs)
         scaled["forecast"] = (outputs["forecast"] - mean) / std
@@ -85,7 +83,7 @@ class ForecastExport(ExportSource):
         return scaled
 
     def figures(self, runner: Any) -> dict[str, Any]:
-        """Returns windows per second, one at a time and 64 at once, on one thread."""
+        """Returns windows per second on one thread, one and 64 at a time."""
         speeds: dict[str, dict[str, float]] = {}
         with torch_settings_kept():
             torch.set_num_threads(1)
@@ -105,11 +103,11 @@ class ForecastExport(ExportSource):
 def random_windows(
     stored: StoredForecaster, B: int, *, missing: float | None = None
 ) -> dict[str, NDArray[np.float32]]:
-    """Returns random inputs of a forecaster's graph: `past`, and `future` and `static` if it has
-    them, B windows.
+    """Returns B random windows for a forecaster's graph: `past`, `future` and `static`.
 
-    A share of values is missing, by default 0.3 for a model that knows them. Then the first window
-    lacks its first half, the last one its first column; static columns lack 0.3 if it is not 0.
+    A share of the values is `missing`, by default 0.3 for a model with missing values; then the
+    first window lacks its first half, the last one its first column. Static columns lack a share
+    of 0.3 unless `missing` is 0.
     """
     config = stored.network.config
     rng = np.random.default_rng(B)
@@ -149,23 +147,23 @@ def _windows_per_s(run: Any, inputs: Arrays, B: int) -> float:
 def forecast_graph(
     stored: StoredForecaster, weights: Mapping[str, Any], levels: Sequence[float] = ()
 ) -> Graph:
-    """Describes a forecaster.
+    """Returns the graph of a forecaster.
 
-    Inputs are float32 in the table's units, names as their numbers: `past` `(B, L, columns)`, with
-    future covariates `future` `(B, h, F)`, with static ones `static` `(B, S)`. NaN is a missing
-    value; of a model without missing values a missing target makes its forecast NaN. A number
-    that no name has is an unknown name.
+    Inputs are float32 in the table's units, with names as numbers: `past` `(B, L, columns)`,
+    `future` `(B, h, F)` with future covariates, `static` `(B, S)` with static ones. NaN is a
+    missing value; in a model without missing values a missing target makes its forecast NaN. An
+    unused number stands for an unknown name.
 
-    Outputs: `forecast` `(B, h, C)`; with `levels` `quantiles` `(B, h, C, Q)`. The output student_t
-    adds `degrees_of_freedom` and `scale` `(B, h, C)` of Student's t around the forecast,
-    negative_binomial adds `dispersion`: the variance is forecast + dispersion * forecast².
-    Weights have the names of the network; matrices may be `QuantizedMatrix`.
+    Outputs: `forecast` `(B, h, C)`; `quantiles` `(B, h, C, Q)` with `levels`. student_t adds
+    `degrees_of_freedom` and `scale` `(B, h, C)` of Student's t around the forecast;
+    negative_binomial adds `dispersion`: the variance is forecast + dispersion * forecast². Weights
+    have the names of the network; matrices may be `QuantizedMatrix`.
     """
     output = stored.network.config.output
     if len(levels) and output in ("student_t", "negative_binomial"):
         raise ConfigError(
-            f"an exported forecaster with `output={output!r}` has no quantiles but the parameters"
-            " of its distribution; leave out `quantiles`"
+            f"an exported forecaster with `output={output!r}` gives the parameters of its"
+            " distribution, not quantiles; leave out `quantiles`"
         )
     require_known(levels)
     if large := float64_columns(stored):

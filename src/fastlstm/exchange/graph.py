@@ -1,8 +1,8 @@
 """A model as a graph of a few operations, which every export target can hold.
 
-A source states what its network computes (`text_source.py`), or records it (`trace.py`, and
-`module_source.py` by torch.fx). The writer of a target (`onnx_format.py`, `litert_format.py`, …)
-turns each operation into its own, and the written file is checked against the network.
+A source builds the graph (`text_source.py`) or records it from the network's code (`trace.py`). The
+writer of a target (`onnx_format.py`, `litert_format.py`, …) turns each operation into its own, and
+the written file is checked against the network.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Size = int | str
 
 @dataclass(frozen=True)
 class Value:
-    """An input or a result of an operation; + - * / add an operation to its builder."""
+    """An input or the result of an operation; + - * / add operations to the graph."""
 
     name: str
     dtype: DType
     shape: tuple[Size, ...]
-    builder: ClassVar[GraphBuilder]  # of each value; no field, which a report would hold
+    builder: ClassVar[GraphBuilder]  # set per value; no field, so that reports leave it out
 
     def __add__(self, other: Operand) -> Value:
         return self.builder.binary("add", self, other)
@@ -50,7 +50,7 @@ Operand = Value | float | NDArray[Any]
 
 
 class Node(NamedTuple):
-    """An operation: `kind` is the method of `GraphBuilder` that made it, `attributes` its numbers,
+    """An operation: `kind` is the method of `GraphBuilder` that made it, `attributes` are numbers,
     options and names of weights."""
 
     kind: str
@@ -66,10 +66,10 @@ class Graph:
     Attributes:
         name: of the model.
         weights: arrays by name: float32, float16, or matrices in int8 with scales.
-        inputs: in the order in which callers give them.
+        inputs: in the order of the call.
         outputs: results, in order.
-        nodes: in the order in which they run.
-        metadata: texts that the file carries along.
+        nodes: in the order of execution.
+        metadata: texts stored in the file.
     """
 
     name: str
@@ -90,8 +90,9 @@ class Graph:
 
 
 class GraphBuilder:
-    """Builds a `Graph`, operation by operation, with numpy's axes, shapes and broadcasting.
-    Operations name their weights; constants are added to these."""
+    """Builds a `Graph`, operation by operation, with NumPy's axes, shapes and broadcasting.
+
+    Operations refer to weights by name; a constant becomes a weight."""
 
     def __init__(self, name: str, weights: dict[str, NDArray[Any] | QuantizedMatrix]) -> None:
         self.graph = Graph(name, dict(weights))
@@ -104,13 +105,13 @@ class GraphBuilder:
         return value
 
     def bound(self, value: Value) -> Value:
-        """Returns a value whose arithmetic adds operations here."""
+        """Returns the value with this builder, to which its arithmetic adds operations."""
         bound = replace(value)
         object.__setattr__(bound, "builder", self)
         return bound
 
     def output(self, name: str, value: Value) -> None:
-        """Makes a value a result, under this name."""
+        """Adds a result with a name."""
         self.graph.outputs.append(self._add("identity", (value,), value.shape, value.dtype, name))
 
     def constant(self, array: Any) -> Value:
@@ -144,11 +145,11 @@ class GraphBuilder:
         options: CellOptions,
         lengths: Value | None = None,
     ) -> tuple[Value, Value, Value]:
-        """One layer of an LSTM on `x` `(T, B, I)` from h and c `(D, B, H)`; D is 2 both ways.
+        """Adds one LSTM layer on `x` `(T, B, I)` with initial h and c `(D, B, H)`; D directions.
 
-        `directions` has for each of D the names of `weight_ih` `(4H, I)`, `weight_hh` `(4H, H)` and
-        the biases `(4H,)` to be summed; gates i, f, g, o. Outputs after `lengths` `(B,)` int32 are
-        0. Returns outputs `(T, B, D * H)`, and the last h and c.
+        `directions` holds for each direction the names of `weight_ih` `(4H, I)`, `weight_hh`
+        `(4H, H)` and the biases `(4H,)`, which are summed; gates i, f, g, o. Outputs beyond
+        `lengths` `(B,)` int32 are 0. Returns outputs `(T, B, D * H)`, and the last h and c.
         """
         H = self.graph.weights[directions[0][1]].shape[1]
         outputs = (
@@ -164,17 +165,17 @@ class GraphBuilder:
         return self._add("layer_norm", (x,), x.shape, weight=weight, bias=bias, eps=eps)
 
     def binary(self, kind: str, a: Value, b: Operand) -> Value:
-        """Returns add, sub, mul, div, maximum, minimum; of `equal` and `less` bool."""
+        """Adds add, sub, mul, div, maximum, minimum, equal or less; the last two give bool."""
         right = b if isinstance(b, Value) else self.constant(np.asarray(b, a.dtype))
         shape = _broadcast(a.shape, right.shape)
         return self._add(kind, (a, right), shape, "bool" if kind in ("equal", "less") else a.dtype)
 
     def unary(self, kind: str, x: Value) -> Value:
-        """Returns relu, sigmoid, tanh, exp, log, sqrt, softplus, …; `is_nan` and `not` are bool."""
+        """Adds relu, sigmoid, tanh, exp, log, sqrt, softplus, …; `is_nan` and `not` give bool."""
         return self._add(kind, (x,), x.shape, "bool" if kind in ("is_nan", "not") else x.dtype)
 
     def cast(self, x: Value, dtype: DType) -> Value:
-        """Returns `x` in another type; floats are cut to whole numbers."""
+        """Converts `x`; floats are truncated to integers."""
         return self._add("cast", (x,), x.shape, dtype, to=dtype)
 
     def where(self, condition: Value, a: Value, b: Operand) -> Value:
@@ -208,8 +209,7 @@ class GraphBuilder:
         return self._add("last", (x,), shape, x.dtype, axis=axis)
 
     def reshape(self, x: Value, shape: Sequence[Size]) -> Value:
-        """Returns the same numbers in another shape; at most one axis of it is named, beside
-        those that stay in their place."""
+        """Returns the same numbers in another shape; at most one named axis may move."""
         return x if tuple(shape) == x.shape else self._add("reshape", (x,), shape, x.dtype)
 
     def transpose(self, x: Value, axes: Sequence[int]) -> Value:
@@ -218,7 +218,7 @@ class GraphBuilder:
         return self._add("transpose", (x,), shape, x.dtype, axes=tuple(axes))
 
     def reduce(self, kind: Literal["sum", "mean", "max"], x: Value, axis: int) -> Value:
-        """Returns the sum, mean or maximum along an axis, which stays with length 1."""
+        """Returns the sum, mean or maximum along an axis, which keeps length 1."""
         axis %= len(x.shape)
         shape = [1 if k == axis else size for k, size in enumerate(x.shape)]
         return self._add(kind, (x,), shape, x.dtype, axis=axis)
@@ -235,12 +235,12 @@ class GraphBuilder:
         return self._add("sort", (x,), x.shape, x.dtype)
 
     def softmax(self, x: Value, axis: int = -1) -> Value:
-        """Returns shares along an axis."""
+        """Returns the softmax along an axis."""
         shares = self.unary("exp", self._below_largest(x, axis))
         return shares / self.reduce("sum", shares, axis)
 
     def log_softmax(self, x: Value, axis: int = -1) -> Value:
-        """Returns the logarithm of shares along an axis."""
+        """Returns the log-softmax along an axis."""
         below = self._below_largest(x, axis)
         return below - self.unary("log", self.reduce("sum", self.unary("exp", below), axis))
 
@@ -268,7 +268,7 @@ class GraphBuilder:
 
 
 class LSTMStack(NamedTuple):
-    """Layers of an LSTM, one way or both, whose weights have names with this prefix."""
+    """Layers of an LSTM; `prefix` starts the names of its weights."""
 
     prefix: str
     hidden_size: int
@@ -289,7 +289,7 @@ def lstm_layers(
     state: State | None = None,
     lengths: Value | None = None,
 ) -> tuple[Value, State]:
-    """Runs the layers on `x` `(T, B, I)` without NaN, from zero where there is no state.
+    """Adds the layers on `x` `(T, B, I)` without NaN; the default state is zero.
 
     Returns outputs `(T, B, D * H)`, and the state after the last step.
     """
@@ -313,14 +313,8 @@ def _names(stack: LSTMStack, layer: int, suffix: str) -> tuple[str, str, tuple[s
     return w_ih, w_hh, tuple(biases) if stack.has_bias else ()
 
 
-def both_ways(g: GraphBuilder, state: Value) -> Value:
-    """Returns h or c `(D, B, H)` of a layer as `(B, D * H)`."""
-    D, B, H = state.shape
-    return g.reshape(g.transpose(state, (1, 0, 2)), (B, _known(D) * _known(H)))
-
-
 def zeros(g: GraphBuilder, x: Value, shape: tuple[int, int, int]) -> Value:
-    """Returns zeros of a shape `(D, 1, H)` with the batch of `x` `(T, B, I)`: `(D, B, H)`."""
+    """Returns zeros `(D, B, H)` for a shape `(D, 1, H)` and the batch of `x` `(T, B, I)`."""
     first = g.slice(x, 0, 0, 1) if isinstance(x.shape[0], int) else g.reduce("max", x, 0)
     is_nan = g.unary("is_nan", g.slice(first, 2, 0, 1))
     none = g.cast(is_nan, "float32") * 0.0  # 0 for any number
@@ -328,8 +322,8 @@ def zeros(g: GraphBuilder, x: Value, shape: tuple[int, int, int]) -> Value:
 
 
 def composed(graph: Graph, kinds: Mapping[str, Callable[..., Sequence[Value]]]) -> Graph:
-    """Returns the graph with the operations of these kinds made of others, by functions of a
-    builder and of what a node has."""
+    """Returns the graph with some kinds of operation replaced by what a function of a builder,
+    inputs and attributes adds."""
     g = GraphBuilder(graph.name, graph.weights)
     g.graph.inputs, g.graph.outputs, g.graph.metadata = graph.inputs, graph.outputs, graph.metadata
     names = (v.name.removeprefix("value_") for node in graph.nodes for v in node.outputs)
@@ -348,7 +342,7 @@ def composed(graph: Graph, kinds: Mapping[str, Callable[..., Sequence[Value]]]) 
 def interpret(
     graph: Graph, inputs: Mapping[str, Any], compute: Callable[..., Any]
 ) -> dict[str, Any]:
-    """Returns the outputs by name, of `compute(node, *inputs)` node by node."""
+    """Calls `compute(node, *inputs)` for each node; returns the outputs by name."""
     values = dict(inputs)
     for node in graph.nodes:
         results = compute(node, *(values[value.name] for value in node.inputs))
@@ -358,8 +352,8 @@ def interpret(
 
 
 def reshaped(node: Node, lengths: Any) -> list[Any]:
-    """Returns the shape of a `reshape`: lengths that stay in their place are taken from those of
-    the input, one more with a name is -1."""
+    """Returns the target of a `reshape`: a named axis that stays has the input's length, another
+    named one is -1."""
     before, after = node.inputs[0].shape, node.outputs[0].shape
     return [
         size if isinstance(size, int) else lengths[k] if before[k : k + 1] == (size,) else -1
@@ -394,11 +388,10 @@ _FUNCTIONS: dict[str, Callable[[GraphBuilder, Value], Value]] = {
     "exponential": lambda g, x: g.unary("exp", x),
     "softmax": GraphBuilder.softmax, "log_softmax": GraphBuilder.log_softmax,
 }  # fmt: skip
-FUNCTIONS = (*_FUNCTIONS, "relu", "tanh", "sigmoid", "softplus")
 
 
 def function(g: GraphBuilder, name: str, x: Value) -> Value:
-    """Returns one of `FUNCTIONS`, or an activation of the cell, of `x`."""
+    """Adds a function of a layer or an activation of the cell, by name."""
     return _FUNCTIONS[name](g, x) if name in _FUNCTIONS else g.unary(name, x)
 
 

@@ -39,22 +39,24 @@ Answer = Literal["last", "state", "mean", "max"]
 
 @dataclass(frozen=True)
 class ImportedRun:
-    """What was imported.
+    """An imported run.
 
     Attributes:
         path: the run directory.
-        kind: "text" or "sequence".
-        opened_by: name of the class whose `load` opens it: "LM", "SequenceRegressor" of numbers,
-            "SequenceClassifier" of classes.
+        opened_by: class that loads it: "LM", "SequenceRegressor" or "SequenceClassifier".
         made_by: framework that wrote the file, and its version.
-        notes: what is different here, and what was left out.
+        notes: differences from the file, and what was left out.
     """
 
     path: Path
-    kind: Literal["text", "sequence"]
     opened_by: str
     made_by: str
     notes: tuple[str, ...]
+
+    @property
+    def kind(self) -> Literal["text", "sequence"]:
+        """The kind of run."""
+        return "text" if self.opened_by == "LM" else "sequence"
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -71,27 +73,24 @@ def import_run(
     answer: Answer | None = None,
     classes: bool = False,
 ) -> ImportedRun:
-    """Writes a model of another framework as a run: docs/exchange.md says which.
+    """Writes a model of another framework as a run; docs/exchange.md lists the models.
 
     Args:
-        model: the file, as of `import_module`.
+        model: the file, as for `import_module`.
         out: the run directory to write.
-        text: of a text model, the text it was trained on: its characters in the order of Unicode
-            are the vocabulary.
-        chars: or its characters, in the order of their numbers.
-        vocab: or a JSON file with them, or tokenizer.json of a run.
+        text: training text of a text model; its characters in Unicode order are the vocabulary.
+        chars: instead, the characters in the order of their numbers.
+        vocab: instead, a JSON file with the characters, or tokenizer.json of a run.
         activation: see `import_module`.
-        answer: of a sequence model whose LSTM writes at every step: what its last layers read, the
-            output of the last step, the last state of each way, the mean or the maximum of all
-            steps. Default of a state_dict that reads one way: last.
-        classes: the outputs are scores of classes before a softmax (one: before a sigmoid), which a
-            state_dict does not say. Of a text model: it is opened as a classifier of the next
-            token, without a vocabulary.
+        answer: what the last layers read if the LSTM writes at every step: the output of the last
+            step, the last state of each direction, the mean or the maximum of all steps. Default
+            for a one-directional state_dict: last.
+        classes: the outputs are class scores before a softmax, one output before a sigmoid. A text
+            model becomes a classifier of the next token and needs no vocabulary.
 
     Raises:
-        FormatError: a damaged file, or a model that no run holds; the layer is named.
-        ConfigError: no vocabulary for a text model, or several; an option that is needed, or that
-            does not fit.
+        FormatError: a damaged file, or a model that no run can hold; names the layer.
+        ConfigError: no or several vocabularies for a text model; a missing or needless option.
         DataError: a vocabulary of another size.
         RunDirectoryError: `out` holds a run.
         MissingExtraError: h5py (`fastlstm[keras]`) or onnx (`fastlstm[onnx]`) is not installed.
@@ -106,7 +105,7 @@ def import_run(
     about["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
     try:
         if size is not None and not _is_next_token(stack, given):
-            text_parts(stack)  # before a vocabulary is asked for
+            text_parts(stack)  # its errors come before questions for a vocabulary
             files, notes = text_files(stack, read_vocabulary(size, **given), about)
         else:
             files, notes, is_class = sequence_run_files(stack, about, answer, classes)
@@ -121,12 +120,11 @@ def import_run(
         if run.has_published() or run.checkpoints():
             raise RunDirectoryError(f"'{out}' contains a run; give another `out`")
         run.publish(files)
-    kind: Literal["text", "sequence"] = "text" if opened_by == "LM" else "sequence"
-    return ImportedRun(Path(out), kind, opened_by, stack.made_by, (*stack.notes, *notes))
+    return ImportedRun(Path(out), opened_by, stack.made_by, (*stack.notes, *notes))
 
 
 def _is_next_token(stack: LayerStack, given: Mapping[str, str | None]) -> bool:
-    """Whether a model is no text run, and came without a vocabulary: it answers with a token."""
+    """Whether a model predicts one next token: no vocabulary is given, no text run can hold it."""
     if any(given.values()) or not stack.answers_once:
         return False
     try:
@@ -139,21 +137,21 @@ def _is_next_token(stack: LayerStack, given: Mapping[str, str | None]) -> bool:
 def import_module(path: str | os.PathLike[str], *, activation: str | None = None) -> ImportedModel:
     """Returns a model of another framework as a torch module, in evaluation mode.
 
-    Read are `.keras`, `.h5` of Keras 1, 2 and 3, `.onnx` with LSTM operators, and state_dicts of
-    torch (`.safetensors`, `.pt`): docs/exchange.md. Neither Keras nor TensorFlow is needed.
+    Reads `.keras`, `.h5` of Keras 1, 2 and 3, `.onnx` with LSTM operators, and state_dicts of torch
+    (`.safetensors`, `.pt`): docs/exchange.md. Keras and TensorFlow are not needed.
 
     Args:
         path: the file.
-        activation: of a state_dict with several linear layers, the function between them, such as
-            "relu" or "linear".
+        activation: function between the linear layers of a state_dict, such as "relu" or
+            "linear".
 
     Returns:
-        A module from `(B, T)` token ids or `(B, T, C)` values to `(B, T, K)` or `(B, K)`. A softmax
-        at the end is left out: the outputs are logits.
+        A module from `(B, T)` token ids or `(B, T, C)` values to `(B, T, K)` or `(B, K)`. A final
+        softmax is left out: the outputs are logits.
 
     Raises:
-        FormatError: a damaged file, a layer or setting that cannot be imported; it is named.
-        ConfigError: no activation where one is needed, or one where none is.
+        FormatError: a damaged file, or a layer or setting that cannot be imported; names it.
+        ConfigError: a missing or needless activation.
         MissingExtraError: h5py (`fastlstm[keras]`) or onnx and onnxruntime (`fastlstm[onnx]`)
             are not installed.
     """
@@ -167,7 +165,7 @@ def read_layer_stack(path: str | os.PathLike[str], activation: str | None = None
         raise FormatError(f"the model is {kind_of_value(path)}, expected the path of a file")
     file = Path(path)
     data = b"" if file.is_dir() else read_model_file(file)
-    with np.errstate(all="ignore"):  # NaN and Inf are refused below
+    with np.errstate(all="ignore"):  # `_check_finite` refuses NaN and Inf
         kind = "directory" if file.is_dir() else kind_of_file(data, file)
         if activation is not None and kind not in ("safetensors", "torch"):
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""Keras files (.keras): written from a `Graph` without Keras, run by Keras itself."""
+"""Keras files (.keras): writes a text model's `Graph` without Keras, and runs files in Keras."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fastlstm.exchange.source import needed
 from fastlstm.system.environment import default_keras_backend, quiet_tensorflow
 
 KERAS_VERSION = "3.5.0"
-"""The oldest that reads these files."""
+"""The oldest version that reads these files."""
 _ON_STATES = ("slice", "concat", "identity")
 _DATE = (1980, 1, 1, 0, 0, 0)
 _DTYPE = {
@@ -30,8 +30,9 @@ _DTYPE = {
 
 
 def write_keras(graph: Graph) -> bytes:
-    """Returns a Sequential model of Keras 3 of a text model's graph, which starts from the zero
-    state; its input is `(batch, time)`."""
+    """Returns a text model's graph as a Sequential model of Keras 3.
+
+    The input is `(batch, time)`; every call starts from the zero state."""
     h5py = needed("h5py", "keras")
     shape, weights = [None, None], graph.float_arrays()
     layers = [_described("InputLayer", batch_shape=shape, name="input", dtype="int32")]
@@ -76,8 +77,7 @@ def _described(kind: str, **config: Any) -> dict[str, Any]:
 def _layer(
     node: Node, weights: Mapping[str, NDArray[np.float32]]
 ) -> tuple[str, str, dict[str, Any], list[NDArray[np.float32]]]:
-    """Returns class, its name in files, options, and arrays; the gates of Keras are in torch's
-    order."""
+    """Returns class, name in files, options, and arrays; Keras' gate order is torch's."""
     match node.kind, node.attributes:
         case "gather", {"table": table}:
             V, E = weights[table].shape
@@ -107,7 +107,7 @@ def _no_layer(option: str) -> ConfigError:
 
 
 class KerasRunner:
-    """A .keras file in Keras, by the backend that it is set to."""
+    """A .keras file in Keras, on its current backend."""
 
     def __init__(self, path: Path) -> None:
         quiet_tensorflow()

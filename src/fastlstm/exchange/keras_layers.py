@@ -1,4 +1,4 @@
-"""One layer of a Keras model, of Keras 1, 2 or 3: settings and arrays as layers of a stack."""
+"""One layer of Keras 1, 2 or 3: settings and arrays as layers of a stack."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _HARD_SIGMOID_SCALE = 1.2
 
 @dataclass
 class KerasLayer:
-    """One layer while it is read.
+    """A layer while it is read.
 
     Attributes:
-        kind: its class, such as "LSTM".
+        kind: class, such as "LSTM".
         name: of the layer.
-        config: its settings.
-        version: major version of the Keras that wrote it.
-        arrays: its weights in Keras' order; what is read is removed.
-        notes: what the user should know; appended to.
+        config: settings.
+        version: major version of Keras that wrote it.
+        arrays: weights in Keras' order; reading removes them.
+        notes: remarks for the user; reading appends to them.
     """
 
     kind: str
@@ -41,7 +41,7 @@ class KerasLayer:
     notes: list[str] = field(default_factory=list)
 
     def take(self, what: str, *shape: int | None) -> NDArray[np.float32]:
-        """Returns the next array, whose shape is checked; None takes any size."""
+        """Returns the next array after a check of its shape; None allows any size."""
         if not self.arrays:
             raise FormatError(f"the layer '{self.name}' ({self.kind}) lacks its {what}")
         array = self.arrays.pop(0)
@@ -57,7 +57,7 @@ class KerasLayer:
         return array
 
     def whole(self, *names: str) -> int:
-        """Returns a setting, by any of its names, that is a whole number from 1 on."""
+        """Returns a positive integer setting by any of its names."""
         value = next((self.config[name] for name in names if name in self.config), None)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise FormatError(
@@ -85,7 +85,7 @@ class KerasLayer:
         return bool(self.config.get(name, default))
 
     def inner(self, name: str) -> KerasLayer:
-        """Returns the layer that this one wraps; it takes from the same arrays."""
+        """Returns a wrapped layer, which shares the arrays."""
         settings = self.config.get(name)
         if not isinstance(settings, dict):
             raise FormatError(f"the layer '{self.name}' ({self.kind}) lacks the layer it wraps")
@@ -118,7 +118,7 @@ def name_of(settings: Mapping[str, Any]) -> str:
 
 
 def read_layer(layer: KerasLayer) -> list[ls.Layer]:
-    """Returns the layers of a stack that one layer of Keras is."""
+    """Returns a Keras layer as layers of a stack."""
     reader = _READERS.get(layer.kind)
     if reader is None:
         raise FormatError(
@@ -129,8 +129,8 @@ def read_layer(layer: KerasLayer) -> list[ls.Layer]:
 
 
 def output_shape(layer: KerasLayer, before: list[ls.Layer]) -> tuple[int, ...]:
-    """Returns the shape that a Reshape behind a Dense layer, or the Squeeze of its one column,
-    gives the output of one sequence."""
+    """Returns the output shape of one sequence after a Reshape of a Dense layer, or after a Squeeze
+    of its one column."""
     if layer.kind == "Squeeze":
         dense = next((la for la in before[::-1] if not isinstance(la, ls.Function)), None)
         if not isinstance(dense, ls.Dense) or len(dense.weight) > 1:
@@ -261,7 +261,7 @@ def _bidirectional(layer: KerasLayer) -> list[ls.Layer]:
             f" {', '.join(get_args(ls.Merge))}"
         )
     first = layer.inner("layer")
-    # Keras writes a backward layer that was given; else it is made from the other.
+    # Keras stores a backward layer only if one was given.
     second = layer.inner("backward_layer" if layer.config.get("backward_layer") else "layer")
     for way in (first, second):
         if way.kind not in ("LSTM", "CuDNNLSTM"):
@@ -284,7 +284,7 @@ def _bidirectional(layer: KerasLayer) -> list[ls.Layer]:
 
 
 def _cell_of(layer: KerasLayer) -> tuple[ls.CellWeights, dict[str, Any]]:
-    """Returns the weights of an LSTM and its activations by the names of `LSTMLayer`."""
+    """Returns the weights of an LSTM, and its activations by their names in `LSTMLayer`."""
     _note_dropout(layer)
     if layer.is_set("stateful"):
         layer.notes.append(
@@ -336,7 +336,7 @@ def _note_dropout(layer: KerasLayer) -> None:
 
 
 def _keras_1_weights(layer: KerasLayer, H: int) -> ls.CellWeights:
-    """Returns weights stored as twelve arrays: W, U and b of the gates i, c, f, o."""
+    """Returns weights from twelve arrays: W, U and b of the gates i, c, f, o."""
     gates: dict[str, tuple[ls.Weights, ls.Weights, ls.Weights]] = {}
     for gate in "icfo":
         kernel = layer.take(f"W_{gate}", None, H)
@@ -349,18 +349,18 @@ def _keras_1_weights(layer: KerasLayer, H: int) -> ls.CellWeights:
 
 
 def _cudnn_weights(layer: KerasLayer, H: int) -> ls.CellWeights:
-    """Returns weights stored as cuDNN reads them: every gate transposed, two biases."""
+    """Returns weights from cuDNN's layout: every gate transposed, two biases."""
     kernel = layer.take("kernel", None, 4 * H)
     recurrent = layer.take("recurrent kernel", H, 4 * H)
     biases = layer.take("bias", 8 * H)
-    # Of each gate `(I, H)` the memory is that of `(H, I)`, and the recurrent one is not transposed.
+    # Each gate `(I, H)` is stored in the memory order of `(H, I)`, the recurrent one as it is.
     parts = [part.reshape(H, -1) for part in np.split(kernel, 4, axis=1)]
     hidden = np.concatenate(np.split(recurrent, 4, axis=1))
     return ls.CellWeights(np.concatenate(parts), hidden, biases[: 4 * H] + biases[4 * H :])
 
 
 def _steeper(weights: ls.CellWeights, H: int) -> ls.CellWeights:
-    """Returns weights with which Keras 3's hard sigmoid gives the gates of Keras 1 and 2."""
+    """Returns weights whose gates under Keras 3's hard sigmoid equal those of Keras 1 and 2."""
     scale = np.full(4 * H, _HARD_SIGMOID_SCALE, np.float32)
     scale[2 * H : 3 * H] = 1.0  # the candidate
     column = scale[:, None]
@@ -370,7 +370,7 @@ def _steeper(weights: ls.CellWeights, H: int) -> ls.CellWeights:
 
 
 def _activation_of(layer: KerasLayer, setting: str, default: str) -> str:
-    """Returns the name of an activation, which is stored as a text or as a described function."""
+    """Returns the name of an activation, stored as a text or a described function."""
     value = layer.config.get(setting, default)
     if value is None:
         return "linear"
@@ -388,7 +388,6 @@ def _activation_of(layer: KerasLayer, setting: str, default: str) -> str:
 def _unknown_activation(
     layer: KerasLayer, setting: str, value: Any, known: tuple[str, ...]
 ) -> FormatError:
-    """Returns the error for an activation that is none of the `known` ones."""
     expected = [name for name in known if name != "hard_sigmoid_0.2"]
     hint = f"; imported are {', '.join(expected)}" if expected else ""
     return FormatError(

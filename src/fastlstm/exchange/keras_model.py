@@ -23,7 +23,7 @@ from fastlstm.exchange.model_file import Hdf5, json_of, read_hdf5, read_keras_ar
 from fastlstm.sequence.layer_stack import Layer, LayerStack
 
 _MODELS = ("Sequential", "Functional", "Model")
-"""Classes of models, which hold layers."""
+"""Classes of models."""
 _MAX_LAYERS = 1000
 _MAX_NESTED, _MAX_DEPTH = 16, 100
 _ROOTS = ("layers", "_layer_checkpoint_dependencies")
@@ -38,7 +38,7 @@ def read_archive(data: bytes, path: Path) -> LayerStack:
 
 
 def read_hdf5_model(data: bytes, path: Path) -> LayerStack:
-    """Returns the layers of an `.h5` file; raises what `read_archive` does."""
+    """Returns the layers of an `.h5` file."""
     file = read_hdf5(data, path)
     root = file.attributes.get("", {})
     described = root.get("model_config")
@@ -47,14 +47,13 @@ def read_hdf5_model(data: bytes, path: Path) -> LayerStack:
             f"{path} holds weights without a model: save the model itself with model.save"
         )
     config = json_of(described, "its model_config", path)
-    version = str(root.get("keras_version") or "1")  # the first ones did not write it
+    version = str(root.get("keras_version") or "1")  # Keras 1 did not write it
     return _stack_of(config, version, Hdf5Weights(file), path)
 
 
 def _stack_of(
     config: Mapping[str, Any], version: str, weights: Hdf5Weights | ArchiveWeights, path: Path
 ) -> LayerStack:
-    """Returns the layers of a described model; raises what `read_archive` does."""
     number = re.match(r"\d{1,3}", version)
     major = int(number[0]) if number else 3
     layers: list[Layer] = []
@@ -102,7 +101,7 @@ def _is_time_major(config: Mapping[str, Any]) -> bool:
 
 
 def _window(config: Mapping[str, Any]) -> int | None:
-    """Returns the steps that the first layer says its input has."""
+    """Returns the number of input steps in the first layer's settings."""
     steps = config.get("input_length")
     for name in ("batch_shape", "batch_input_shape"):
         shape = config.get(name)
@@ -115,16 +114,16 @@ def _window(config: Mapping[str, Any]) -> int | None:
 
 
 def layers_of(config: Mapping[str, Any], depth: int = 0) -> list[dict[str, Any]]:
-    """Returns the described layers of a model, from input to output; nested models are kept."""
+    """Returns the described layers of a model from input to output, nested models as one."""
     listed = listed_layers(config, depth)
     return listed if config["class_name"] == "Sequential" else _path_of(config["config"], listed)
 
 
 def listed_layers(config: Mapping[str, Any], depth: int) -> list[dict[str, Any]]:
-    """Returns the described layers of a model in the order of the file."""
+    """Returns the described layers of a model in file order."""
     kind, inner = config.get("class_name"), config.get("config")
     if kind not in _MODELS:
-        class_of(config)  # refuses a class of the user's own by its name
+        class_of(config)  # refuses a user's class by name
         raise FormatError(
             f"the model is {kind!r:.60}; imported are Sequential and Functional models of one path"
         )
@@ -139,7 +138,6 @@ def listed_layers(config: Mapping[str, Any], depth: int) -> list[dict[str, Any]]
 
 
 def _path_of(config: Mapping[str, Any], listed: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the layers of a graph from its input to its output."""
     by_name = {str(layer.get("name") or name_of(layer)): layer for layer in listed}
     start, end = (_ends(config.get(key), key) for key in ("input_layers", "output_layers"))
     path: list[dict[str, Any]] = []
@@ -177,7 +175,6 @@ def _path_of(config: Mapping[str, Any], listed: list[dict[str, Any]]) -> list[di
 
 
 def _ends(value: Any, key: str) -> str:
-    """Returns the one layer in `input_layers` or `output_layers`."""
     while isinstance(value, list) and len(value) == 1:
         value = value[0]
     if isinstance(value, list) and len(value) == 3 and isinstance(value[0], str):
@@ -188,13 +185,13 @@ def _ends(value: Any, key: str) -> str:
 
 
 def _sources(node: Any, depth: int = 0) -> Iterator[tuple[str, int]]:
-    """Yields the layers that a node reads, each with the number of its output."""
+    """Yields the layers that a node reads, each with an output number."""
     if depth > _MAX_NESTED:
         return
     if isinstance(node, dict):
         history = node.get("keras_history")
         is_known = isinstance(history, list) and len(history) == 3
-        node = history if is_known else [None, *node.values()]  # no place
+        node = history if is_known else [None, *node.values()]  # skipped below
     if isinstance(node, list):
         is_place = len(node) in (3, 4) and isinstance(node[0], str)
         if is_place and type(node[1]) is int and type(node[2]) is int:
@@ -205,7 +202,7 @@ def _sources(node: Any, depth: int = 0) -> Iterator[tuple[str, int]]:
 
 
 def _objects(value: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
-    """Yields the objects within a description, from outside in."""
+    """Yields the objects in a description, outer ones first."""
     if isinstance(value, dict):
         yield value
         value = list(value.values())
@@ -218,10 +215,10 @@ def _objects(value: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
 
 
 class Hdf5Weights:
-    """Weights of `.h5` files: per layer a list of names, of a nested model all in one list."""
+    """Weights of `.h5` files: a list of names per layer, one list for a nested model."""
 
     is_shared = True
-    """A nested model's arrays are one list, counted once it is through."""
+    """The arrays of a nested model are one list, checked at its end."""
 
     def __init__(self, file: Hdf5) -> None:
         self._file = file
@@ -264,16 +261,16 @@ class Hdf5Weights:
 
 
 def _trainable(described: Any) -> Iterator[bool]:
-    """Yields whether a layer, and each one within it, is trained; models have no say."""
+    """Yields `trainable` of a layer and of each layer inside it; models are skipped."""
     for part in _objects(described):
         config = part.get("config")
-        is_layer = part.get("class_name") not in (None, *_MODELS)  # its layers say it
+        is_layer = part.get("class_name") not in (None, *_MODELS)  # its layers have the setting
         if is_layer and isinstance(config, dict) and "trainable" in config:
             yield bool(config["trainable"])
 
 
 def _text_list(attributes: Mapping[str, Any], name: str) -> list[str]:
-    """Returns a list of texts, which Keras cuts into several attributes where it is long."""
+    """Returns a list of texts; Keras splits a long one into several attributes."""
     if name in attributes:
         parts = [attributes[name]]
     else:
@@ -283,7 +280,7 @@ def _text_list(attributes: Mapping[str, Any], name: str) -> list[str]:
 
 
 class ArchiveWeights:
-    """Weights of `.keras` files: by the place of a layer among the layers of its class."""
+    """Weights of `.keras` files: by the number of a layer among those of its class."""
 
     is_shared = False
 
@@ -309,7 +306,7 @@ class ArchiveWeights:
                 yield layer, self._below(group)
 
     def _groups_of(self, listed: list[dict[str, Any]], root: str) -> Iterator[tuple[int, str]]:
-        """Yields the group of every layer: layers of one class are numbered, names do not count."""
+        """Yields the group of every layer; layers are numbered per class, whatever their names."""
         counts: dict[str, int] = {}
         for layer in listed:
             name = _snake_case(str(layer.get("class_name")))
@@ -317,7 +314,7 @@ class ArchiveWeights:
             yield id(layer), f"{root}/{name}_{k}" if k else f"{root}/{name}"
 
     def _below(self, group: str) -> Arrays:
-        """Returns the arrays of a layer in Keras' order: both ways of a Bidirectional in turn."""
+        """Returns the arrays of a layer in Keras' order, a Bidirectional's forward ones first."""
         found = []
         for path, array in self._arrays.get(group, ()):
             *folders, number = path[len(group) + 1 :].split("/")
@@ -329,7 +326,6 @@ class ArchiveWeights:
 
 
 def _snake_case(name: str) -> str:
-    """Returns the name of a layer that Keras makes of its class's name."""
     name = re.sub(r"\W+", "", name)
     name = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)
     return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()

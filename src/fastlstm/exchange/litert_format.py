@@ -1,4 +1,4 @@
-"""LiteRT files (.tflite): written from a `Graph` with built-in operations alone, and run."""
+"""LiteRT files (.tflite): writes a `Graph` with built-in operations only, and runs files."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from fastlstm.runs.weight_formats import QuantizedMatrix
 SCHEMA_VERSION, IDENTIFIER = 3, b"TFL3"
 SIGNATURE = "serving_default"
 ALIGNMENT = 16
-"""Of every buffer in the file, as the schema asks for."""
+"""Bytes; the schema asks for it in every buffer."""
 LARGEST_FILE = (1 << 31) - 1
-"""Offsets in a flatbuffer are 32-bit numbers with a sign."""
+"""Offsets in a flatbuffer are signed 32-bit numbers."""
 _SMALLEST_SCALE = np.finfo(np.float32).tiny
 """The kernels refuse scales of 0 and below float32's normal range."""
 _OPERATORS = {
@@ -51,26 +51,25 @@ _OPTIONS = {
     **{"SUM": "Reducer", "MEAN": "Reducer", "REDUCE_MAX": "Reducer", "TOPK_V2": "TopKV2"},
     **dict.fromkeys(["RELU", "LOGISTIC", "TANH", "LOG", "SQRT", "RSQRT"]),
 }
-"""Every operation that is written -> the table of its options in the schema."""
+"""Operation -> its options table in the schema."""
 
 
 def write_litert(graph: Graph) -> bytes:
     """Returns the graph as a .tflite file.
 
-    Axes with a name are resized when the file runs. Its signature has the names of the graph's
-    inputs and outputs.
+    The caller resizes named axes. The signature has the graph's names of inputs and outputs.
     """
     for value in graph.inputs:
         if "T" in value.shape:
             raise ConfigError(
-                f"input '{value.name}' has any number of time steps, a LiteRT model a fixed"
-                " number; give a sequence model's `length`, or export to onnx"
+                f"input '{value.name}' has any number of time steps, and a LiteRT model has a"
+                " fixed number; give a sequence model's `length`, or export to onnx"
             )
     return _LiteRtWriter(composed(graph, _COMPOSED)).file()
 
 
 class _LiteRtWriter:
-    """Collects tensors, which are known by their number, and operations of a model."""
+    """Collects the tensors, referred to by number, and the operations of a model."""
 
     def __init__(self, graph: Graph) -> None:
         self._schema = needed("ai_edge_litert.schema_py_generated", "litert")
@@ -78,7 +77,7 @@ class _LiteRtWriter:
         self._tensors: list[Any] = []
         self._operators: list[Any] = []
         self._codes: dict[tuple[str, int], int] = {}
-        self._buffers: dict[bytes, int] = {b"": 0}  # tensors without values share the first
+        self._buffers: dict[bytes, int] = {b"": 0}  # shared by tensors without values
         self._constants: dict[tuple[int, str, tuple[int, ...]], int] = {}
         self._made: dict[str, int] = {}
 
@@ -132,11 +131,10 @@ class _LiteRtWriter:
         return self._tensor(value.name, value.dtype, value.shape)
 
     def _dtype(self, dtype: str) -> int:
-        """Returns the schema's number for a dtype."""
         return int(getattr(self._schema.TensorType, dtype.upper()))
 
     def _constant(self, array: Any, name: str = "constant") -> int:
-        """Adds a tensor with values; the same values are stored once."""
+        """Adds a constant tensor; equal constants are stored once."""
         array = np.asarray(array)
         buffer = self._buffer(np.ascontiguousarray(array).tobytes())
         key = (buffer, str(array.dtype), array.shape)
@@ -150,10 +148,10 @@ class _LiteRtWriter:
     def _op(
         self, kind: str, inputs: Sequence[int], outputs: Any, version: int = 1, **options: Any
     ) -> Any:
-        """Adds a built-in operation of the schema, with the first version that can do this.
+        """Adds a built-in operation in the first version that supports it.
 
-        Returns its results: the tensor of a `Value`, or those in a list of tensors. An input of -1
-        is left out, `options` are the fields of its table of options.
+        Returns its outputs: the tensor for a `Value`, or the given list of tensors. The input -1
+        means none; `options` are the fields of the operation's options table.
         """
         if isinstance(outputs, Value):
             outputs = self._result(outputs)
@@ -180,7 +178,7 @@ class _LiteRtWriter:
             return self._op("CONCATENATION", inputs, out, axis=node.attributes["axis"])
         write = getattr(self, f"_{kind}", None)
         if write is None:
-            raise ConfigError(f"LiteRT files have no operation '{kind}' here; export to ONNX")
+            raise ConfigError(f"LiteRT files hold no operation '{kind}'; export to onnx")
         return write(node, *inputs, **node.attributes)
 
     def _weight(self, node: Node, weight: str) -> int:
@@ -207,7 +205,6 @@ class _LiteRtWriter:
         return self._op("SLICE", places, node.outputs[0], 5 if len(begin) > 4 else 1)
 
     def _split(self, node: Node, x: int) -> Any:
-        """Writes equal parts along the last axis."""
         places = [self._integers(len(node.inputs[0].shape) - 1), x]
         results = [self._result(value) for value in node.outputs]
         return tuple(self._op("SPLIT", places, results, numSplits=len(results)))
@@ -217,17 +214,17 @@ class _LiteRtWriter:
         return self._op("TRANSPOSE", [x, self._integers(axes)], node.outputs[0], version)
 
     def _sort(self, node: Node, x: int) -> Any:
-        """Writes the ascending order along the last axis: TOPK_V2 has the largest first."""
+        """Sorts the last axis in ascending order; TOPK_V2 gives the largest first."""
         value = node.outputs[0]
         places = [self._op("NEG", [x], value), self._integers(value.shape[-1])]
         results = [self._tensor("topk_v2", dtype, value.shape) for dtype in (value.dtype, "int32")]
         return self._op("NEG", [self._op("TOPK_V2", places, results)[0]], value)
 
     def _linear(self, node: Node, x: int, weight: str, bias: str | None) -> Any:
-        """Writes `x @ weight^T + bias` along the last axis.
+        """Adds `x @ weight^T + bias` along the last axis.
 
-        The kernels multiply int8 weights in int8, with `x` rounded row by row: a third of the time
-        that the same weights take in float32.
+        The kernels multiply int8 weights in int8 and round `x` row by row: a third of the time
+        of float32.
         """
         is_int8 = _is_int8(self._graph.weights[weight])
         matrix = self._int8(weight) if is_int8 else self._floats(weight)
@@ -251,7 +248,7 @@ class _LiteRtWriter:
         return self._op("MUL", [self._op("CAST", [rows], out, 3, **dtypes), factors], out)
 
     def _floats(self, weight: str) -> int:
-        """Returns a weight as float32, which the file holds in its own format."""
+        """Returns a weight as float32; the file stores its format."""
         if weight not in self._made:
             w = self._graph.weights[weight]
             result = Value("dequantize", "float32", w.shape)
@@ -271,7 +268,9 @@ class _LiteRtWriter:
         assert isinstance(w, QuantizedMatrix)
         if name not in self._made:
             scales = self._schema.QuantizationParametersT()
-            scales.scale = np.maximum(w.scales, _SMALLEST_SCALE).astype(np.float32)  # codes are 0
+            scales.scale = np.maximum(w.scales, _SMALLEST_SCALE).astype(
+                np.float32
+            )  # for rows of zeros
             scales.zeroPoint, scales.quantizedDimension = np.zeros(len(w.scales), np.int64), 0
             buffer = self._buffer(np.ascontiguousarray(w.codes).tobytes())
             self._made[name] = self._tensor(weight, "int8", w.shape, buffer, scales)
@@ -301,7 +300,7 @@ def _packed(model: Any, num_bytes: int) -> bytes:
         )
 
     class AlignedBuilder(Builder):  # type: ignore[misc]
-        """A builder whose vectors of bytes, the buffers, are aligned."""
+        """A builder that aligns vectors of bytes, which are the buffers."""
 
         def StartVector(self, size: int, length: int, alignment: int) -> Any:  # noqa: N802
             return super().StartVector(size, length, ALIGNMENT if size == 1 else alignment)
@@ -315,7 +314,7 @@ def _packed(model: Any, num_bytes: int) -> bytes:
 
 
 def _softplus(g: GraphBuilder, x: Value) -> list[Value]:
-    """max(x, 0) + log(1 + exp(-|x|)): nothing in it overflows."""
+    """max(x, 0) + log(1 + exp(-|x|)), which does not overflow."""
     powers = g.unary("exp", g.unary("neg", g.unary("abs", x)))
     rest = g.unary("log", powers + 1.0)
     return [g.unary("relu", x) + rest]
@@ -337,14 +336,14 @@ def _lstm(
     g: GraphBuilder, x: Value, h: Value, c: Value, lengths: Value | None = None, *,
     directions: Any, options: CellOptions, hidden_size: int,
 ) -> list[Value]:  # fmt: skip
-    """Writes an LSTM step by step: LiteRT has no loops here, T is known.
+    """Writes the steps of an LSTM one after the other; T is known.
 
-    All values keep three axes, `(1, B, …)` of one step: what is read of `h` needs no reshape.
+    Values of a step keep three axes, `(1, B, …)`, so that nothing is reshaped.
     """
     T = x.shape[0]
     assert isinstance(T, int)
     masks = None
-    if lengths is not None:  # for each step which sequences it is within, `(1, B, 1)`
+    if lengths is not None:  # per step: which sequences it belongs to, `(1, B, 1)`
         by_row = g.reshape(lengths, (1, lengths.shape[0], 1))
         masks = [g.binary("less", g.constant(np.int32(t)), by_row) for t in range(T)]
     outputs, hs, cs = [], [], []
@@ -367,8 +366,6 @@ def _lstm(
 
 
 class _CellWriter:
-    """The cell of one direction of a layer."""
-
     def __init__(
         self, g: GraphBuilder, direction: tuple[str, str, tuple[str, ...]], options: CellOptions
     ) -> None:
@@ -380,7 +377,7 @@ class _CellWriter:
             g.graph.weights[self._bias] = np.asarray(total)
 
     def input_products(self, x: Value) -> Value:
-        """Returns what the input adds to the gates, bias included, of all steps at once."""
+        """Returns the input's part of the gates with the bias, for all steps at once."""
         g = self._g
         if not self._options.layer_norm:
             return g.linear(x, self._w_ih, self._bias)
@@ -420,7 +417,7 @@ _COMPOSED: dict[str, Any] = {"lstm": _lstm, "layer_norm": _layer_norm, "softplus
 
 
 class LitertRunner:
-    """A .tflite file in LiteRT's interpreter, on one thread; `is_exact`: multiplied in float32."""
+    """A .tflite file in LiteRT's interpreter, on one thread; `is_exact` multiplies in float32."""
 
     def __init__(self, path: Path, *, is_exact: bool = False) -> None:
         interpreter = needed("ai_edge_litert.interpreter", "litert").Interpreter
@@ -446,9 +443,9 @@ class LitertRunner:
 
 
 def with_float_products(data: bytes) -> bytes:
-    """Returns a file that multiplies in float32 what this one multiplies in int8.
+    """Returns the file with float32 products in place of int8 products.
 
-    Weights and scales are the same, and nothing else is rounded. The file is ours and trusted.
+    Weights and scales stay the same. The file must be a trusted one.
     """
     schema = needed("ai_edge_litert.schema_py_generated", "litert")
     model = schema.ModelT.InitFromPackedBuf(data)

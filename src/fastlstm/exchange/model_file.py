@@ -1,4 +1,4 @@
-"""Opens model files of other frameworks: what kind they are, their arrays, their descriptions."""
+"""Opens model files of other frameworks: finds their format, reads arrays and descriptions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TIMEOUT_S = 300
 _PICKLE_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 _HDF5_MAGIC, _ZIP_MAGIC = b"\x89HDF\r\n\x1a\n", b"PK\x03\x04"
 _MAX_RATIO = 4
-"""Weights hardly compress: an archive that unpacks to more than this is no model."""
+"""Largest ratio of unpacked to packed bytes: weights hardly compress."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def read_model_file(path: str | os.PathLike[str]) -> bytes:
 
 
 def kind_of_file(data: bytes, path: Path) -> FileKind:
-    """Returns what a file is, by what it holds."""
+    """Returns the format of a file by its content."""
     if data.startswith(_HDF5_MAGIC):
         return "hdf5"
     if data.startswith(_ZIP_MAGIC):
@@ -106,13 +106,13 @@ def read_hdf5(data: bytes, path: Path) -> Hdf5:
 
 
 def read_torch(data: bytes, path: Path) -> Arrays:
-    """Reads the tensors of a `.pt` file, in its order; nothing else is unpickled."""
+    """Reads the tensors of a `.pt` file in order; unpickles nothing else."""
     arrays, about = _converted("torch", data, path)
     return {name: arrays[name] for name in about["names"]}
 
 
 def read_onnx(data: bytes, path: Path) -> LayerStack:
-    """Reads an ONNX file, and arrays that are stored in its directory."""
+    """Reads an ONNX file and the arrays beside it."""
     if find_spec("onnx") is None or find_spec("onnxruntime") is None:
         raise MissingExtraError(
             f"{path} is read by onnx and onnxruntime: pip install 'fastlstm[onnx]'"
@@ -139,7 +139,7 @@ def json_of(data: str | bytes, name: str, path: Path) -> dict[str, Any]:
     """Parses a JSON object inside a file; raises FormatError."""
     raw = data.encode("utf-8", "replace") if isinstance(data, str) else data
     try:
-        # Keras writes Infinity and NaN where a user gave them; none is read.
+        # Keras writes a user's Infinity and NaN; they are not read.
         value = parse_json(raw, path)
     except CorruptFileError as error:
         raise FormatError(f"{path}: {name} is no JSON ({_first_line(error)})") from None
@@ -149,7 +149,7 @@ def json_of(data: str | bytes, name: str, path: Path) -> dict[str, Any]:
 
 
 def _names(data: bytes, path: Path) -> list[str]:
-    """Returns the names in an archive; raises FormatError for one that leads out of it."""
+    """Returns the names in an archive; raises FormatError for a path out of the archive."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             names = archive.namelist()
@@ -163,7 +163,7 @@ def _names(data: bytes, path: Path) -> list[str]:
 
 
 def _part(data: bytes, name: str, limit: int, path: Path) -> bytes:
-    """Unpacks one part of an archive, if it holds no more than `limit` bytes."""
+    """Unpacks one file of an archive, of at most `limit` bytes."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             if archive.getinfo(name).file_size > limit:
@@ -182,7 +182,7 @@ def _part(data: bytes, name: str, limit: int, path: Path) -> bytes:
 
 
 def _converted(kind: str, data: bytes, path: Path) -> tuple[Arrays, dict[str, Any]]:
-    """Has a process of its own read a file; see `converter`."""
+    """Reads a file in another process, `converter`."""
     command = [sys.executable, "-P", "-m", "fastlstm.exchange.converter", kind, str(len(data))]
     command.append(str(path.absolute().parent))
     try:

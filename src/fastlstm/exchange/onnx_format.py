@@ -1,4 +1,4 @@
-"""ONNX files (opset 17): written from a `Graph`, run by ONNX Runtime."""
+"""ONNX files (opset 17): writes a `Graph`, and runs files in ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fastlstm.runs.weight_formats import QuantizedMatrix
 
 OPSET, IR_VERSION = 17, 10
 LARGEST_FILE = (1 << 31) - 1
-"""Of protobuf, which ONNX files are."""
+"""The limit of protobuf, the format of ONNX files."""
 _OPERATORS = {
     **{"add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div", "maximum": "Max"},
     **{"minimum": "Min", "equal": "Equal", "less": "Less", "where": "Where", "not": "Not"},
@@ -30,7 +30,7 @@ _ACTIVATIONS: dict[str, tuple[str, tuple[float, float] | None]] = {
     "softsign": ("Softsign", None), "linear": ("Affine", (1.0, 0.0)),
     "hard_sigmoid": ("HardSigmoid", (1 / 6, 0.5)),
 }  # fmt: skip
-"""Activation -> ONNX's name, its alpha and beta where it has them."""
+"""Activation -> ONNX's name, and its alpha and beta or None."""
 
 
 def write_onnx(graph: Graph) -> bytes:
@@ -50,7 +50,7 @@ class _OnnxWriter:
             self._write(node)
         onnx, helper, graph = self._onnx, self._onnx.helper, self._graph
         num_bytes = sum(array.nbytes for array in self._arrays.values())
-        if num_bytes > LARGEST_FILE - (1 << 20):  # the rest is for what is no weight
+        if num_bytes > LARGEST_FILE - (1 << 20):  # the rest is left for everything else
             raise ConfigError(
                 f"{num_bytes} bytes of weights are more than an .onnx file can hold,"
                 f" {LARGEST_FILE}; export with fewer bits per weight, or to saved-model or torch"
@@ -104,16 +104,16 @@ class _OnnxWriter:
         return self._array(numbers, name if numbers.ndim else name + "_scalar")
 
     def _stored(self, weight: str) -> str:
-        """Returns the name of a weight as float32, which the file holds in its own format."""
+        """Returns the name of a weight in float32; the file stores its format."""
         if weight not in self._made:
             w = self._graph.weights[weight]
             self._made[weight] = self._decoded(weight, [w] if w.ndim == 2 else [np.asarray(w)])
         return self._made[weight]
 
     def _decoded(self, name: str, parts: list[Any], stack: bool = False) -> str:
-        """Adds arrays of one format, stacked where asked for, and what makes them float32.
+        """Adds arrays of one format, stacked with `stack`, and their conversion to float32.
 
-        A cast and a product are folded when the model is loaded; DequantizeLinear is not.
+        ONNX Runtime folds a cast and a product when it loads the model, but no DequantizeLinear.
         """
         float32 = self._onnx.TensorProto.FLOAT
         joined = (lambda a: np.stack(a)) if stack else (lambda a: a[0])
@@ -160,7 +160,7 @@ class _OnnxWriter:
             **_cell_attributes(activations * D),
         )  # fmt: skip
         for end, start in zip(ends if lengths else (), (h, c), strict=False):
-            # ONNX Runtime's state of a sequence of no steps is zero, ours is what it was.
+            # Without steps ONNX Runtime's state is zero; ours stays as it was.
             none = self._array(np.zeros((), np.int32), "no_steps")
             is_empty = self._op("Equal", [lengths[0], none], f"{end}.is_empty")
             column = self._op("Unsqueeze", [is_empty, self._integers([1])], f"{end}.column")
@@ -217,7 +217,7 @@ class _OnnxWriter:
 
     def _reduce(self, node: Node, names: list[str], out: str) -> None:
         axis = node.attributes["axis"]
-        if node.kind == "sum":  # its axes are an input since opset 13, unlike the others'
+        if node.kind == "sum":  # since opset 13 its axes are an input
             self._op("ReduceSum", [names[0], self._integers([axis])], out, keepdims=1)
         else:
             self._op(_REDUCTIONS[node.kind], names, out, axes=[axis], keepdims=1)
@@ -251,7 +251,7 @@ def _cell_attributes(
     names = [name for name, _ in activations]
     if names == ["Sigmoid", "Tanh", "Tanh"] * (len(names) // 3):
         return {}
-    # Only functions that have an alpha and a beta take one from these lists.
+    # Only functions with an alpha and a beta take one from these lists.
     pairs = [pair for _, pair in activations if pair is not None]
     numbers = {"activation_alpha": [a for a, _ in pairs], "activation_beta": [b for _, b in pairs]}
     return {"activations": names, **(numbers if pairs else {})}

@@ -1,9 +1,9 @@
 """ONNX files with LSTM operators as layer stacks.
 
-`read_onnx` runs in the process of `converter`: ONNX Runtime folds the constants, the operators that
-have weights become layers, and ONNX Runtime answers random inputs of two sizes. Operators that only
-move values are not interpreted. `proved` tries the few arrangements that are left (axis of time,
-last step or every step, directions) and returns the one with ONNX Runtime's answers.
+`read_onnx` runs in the `converter` process: ONNX Runtime folds constants, operators with weights
+become layers, and ONNX Runtime computes the outputs of random inputs of two sizes. Operators that
+only move values are not interpreted. `proved` tries the few possible arrangements (axis of time,
+last step or every step, directions) and returns the one with ONNX Runtime's outputs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fastlstm.sequence.layer_stack import pack, unpack
 
 Packed = tuple[dict[str, NDArray[Any]], dict[str, Any]]
 _SIZES = ((7, 3), (4, 6))
-"""Lengths of the first two axes of the inputs that are answered, where they are open."""
+"""Lengths of the first two input axes, where callers choose them."""
 _MAX_NODES, _TO_THE_END, _LIMIT = 20_000, 1 << 30, 1e-4
 _MOVES = (
     *("Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Gather"),
@@ -48,16 +48,16 @@ _ACTIVATIONS: dict[str, Activation] = {
 
 
 def read_onnx(data: bytes, folder: Path, allow: Callable[[int], None]) -> Packed:
-    """Returns the layers of a file and ONNX Runtime's answers, for `proved`.
+    """Returns the layers of a file and ONNX Runtime's outputs, for `proved`.
 
-    Arrays outside the file are read from `folder` and from below only; `allow` is told how many
-    bytes they have, before they are read.
+    Arrays outside the file must be in `folder` or below; `allow` gets their bytes before they are
+    read.
     """
     import onnx
 
     try:
         model = onnx.load_model_from_string(data)
-    except Exception as error:  # protobuf's own DecodeError
+    except Exception as error:  # protobuf's DecodeError
         raise FormatError(f"it is damaged, or no ONNX file ({_line(error)})") from None
     if len(model.graph.node) > _MAX_NODES:
         raise FormatError(f"it has {len(model.graph.node)} nodes; were its loops unrolled?")
@@ -75,7 +75,7 @@ def read_onnx(data: bytes, folder: Path, allow: Callable[[int], None]) -> Packed
 
 
 def _load_arrays_beside(onnx: Any, model: Any, folder: Path, allow: Callable[[int], None]) -> None:
-    """Reads arrays outside the file as onnx does: no link, no other directory, within bounds."""
+    """Reads arrays outside the file, with onnx's checks: no link, no other directory."""
     helper = onnx.external_data_helper
     try:
         places = {
@@ -90,7 +90,7 @@ def _load_arrays_beside(onnx: Any, model: Any, folder: Path, allow: Callable[[in
 
 
 def _folded(onnx: Any, model: Any) -> tuple[Any, Any]:
-    """Returns a session of the model, and the model with its constants folded."""
+    """Returns a session of the model, and the model with folded constants."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -113,8 +113,8 @@ def _folded(onnx: Any, model: Any) -> tuple[Any, Any]:
 def _answers(
     session: Any, reader: _OnnxReader
 ) -> tuple[dict[str, NDArray[Any]], list[bool | None]]:
-    """Returns random inputs and ONNX Runtime's outputs, and for which axis of time each is: the
-    states and lengths that belong to an input depend on it."""
+    """Returns random inputs and ONNX Runtime's outputs, and each input's axis of time: states and
+    lengths beside the input depend on it."""
     states = [shape for kind, shape in reader.others.values() if kind.kind == "f"]
     B = next((shape[1] for shape in states if len(shape) == 3 and shape[1]), None)
     arrays: dict[str, NDArray[Any]] = {}
@@ -151,18 +151,19 @@ def _answers(
 
 
 class _OnnxReader:
-    """Turns the nodes of a folded graph into layers, in their order: it is one path, or the answers
-    are not its layers'.
+    """Turns the nodes of a folded graph into layers, in order.
+
+    If the graph is not one path, the outputs will not match.
+
 
     Attributes:
         layers: of the model.
-        main: the input that the first LSTM reads, of a `dtype` and a `shape`, in which a size is
-            None where callers choose it.
-        others: inputs beside it by name: states are floats, lengths of sequences integers.
+        main: input of the first LSTM, with `dtype` and `shape`; None is a size that callers choose.
+        others: other inputs by name: states are floats, lengths of sequences integers.
         outputs: names.
         num_tokens: V of a model that reads token ids, else 0.
-        reverses: something reads or writes a sequence from its end.
-        half: number of the layer that reads one way of an LSTM, or -1.
+        reverses: something reads or writes a sequence backwards.
+        half: number of the layer that reads one direction of an LSTM, or -1.
     """
 
     def __init__(self, onnx: Any, graph: Any) -> None:
@@ -195,7 +196,7 @@ class _OnnxReader:
             self._read(node)
 
     def notes(self) -> tuple[str, ...]:
-        """Returns what the inputs beside the main one are taken for."""
+        """Returns how the inputs beside the main one are read."""
         said = {
             "f": "taken for the state before the first step: a sequence starts from zero here, a"
             " text run carries it",
@@ -209,7 +210,7 @@ class _OnnxReader:
         return tuple(notes)
 
     def _sources(self, graph: Any) -> dict[str, set[str]]:
-        """Returns for every value the inputs that its numbers come from; sizes are no numbers."""
+        """Returns the inputs that each value depends on; a dependence on sizes does not count."""
         sources = {name: {name} for name in self.others}
         for node in graph.node:
             read = [sources.get(name, set()) for name in node.input]
@@ -218,7 +219,7 @@ class _OnnxReader:
         return sources
 
     def _main_input(self, graph: Any) -> str:
-        """Returns the input that the first LSTM reads: others are states or lengths."""
+        """Returns the input of the first LSTM; other inputs are states or lengths."""
         for node in graph.node:
             if node.op_type == "LSTM":
                 read = self._read_by.get(node.input[0], set())
@@ -296,7 +297,7 @@ class _OnnxReader:
             self._arithmetic(label, "Add", None, bias if beta == 1 else beta * bias)
 
     def _arithmetic(self, label: str, kind: str, a: Any, b: Any) -> None:
-        """Adds a constant or multiplies by it, or merges both ways of an LSTM."""
+        """Reads arithmetic with a constant, or the merge of an LSTM's two directions."""
         last, array = self._last, b if a is None else a
         if array is None:
             merges: dict[str, ls.Merge] = {"Add": "sum", "Mul": "mul"}
@@ -321,7 +322,7 @@ class _OnnxReader:
             self._add(ls.Dense(label, diagonal, values if is_shift else np.zeros_like(values)))
 
     def _check_move(self, label: str, node: Any, get: Any, inputs: list[Any]) -> None:
-        """Refuses cuts of long sequences: the inputs that are answered are short ones."""
+        """Refuses cuts of long sequences, which the short random inputs would not show."""
         kind = node.op_type
         self.reverses |= kind == "ReverseSequence"
         if kind == "Dropout" and np.any(inputs[2:]):
@@ -414,7 +415,7 @@ def _label(node: Any) -> str:
 
 
 def _line(error: Exception) -> str:
-    """Returns an error as one line, without ONNX Runtime's own places."""
+    """Returns an error as one line, without ONNX Runtime's source positions."""
     if isinstance(error, MemoryError) or "bad_alloc" in str(error):
         raise MemoryError
     line = (str(error) or type(error).__name__).splitlines()[0]
@@ -422,12 +423,12 @@ def _line(error: Exception) -> str:
 
 
 def _printable(text: str, length: int = 80) -> str:
-    """Returns a text of the file for people: one line, not endless."""
+    """Returns a text from the file as one short printable line."""
     return "".join(c if c.isprintable() else " " for c in text).strip()[:length]
 
 
 def proved(arrays: dict[str, NDArray[Any]], about: dict[str, Any]) -> ls.LayerStack:
-    """Returns the layers in the arrangement that gives ONNX Runtime's answers."""
+    """Returns the layers in the arrangement that gives ONNX Runtime's outputs."""
     stack = unpack(arrays, about["stack"])
     for candidate in _candidates(stack, about["reverses"], about["half"]):
         is_time_major = candidate.is_time_major
@@ -444,7 +445,7 @@ def proved(arrays: dict[str, NDArray[Any]], about: dict[str, Any]) -> ls.LayerSt
 
 
 def _candidates(stack: ls.LayerStack, reverses: bool, half: int) -> Iterator[ls.LayerStack]:
-    """Yields what the operators that move values may have made of the layers."""
+    """Yields the arrangements that operators moving values can make of the layers."""
     lstms = {k: layer for k, layer in enumerate(stack.layers) if isinstance(layer, ls.LSTMLayer)}
     one_way = [k for k, layer in lstms.items() if layer.backward is None][:4]
     flips = itertools.product((False, True), repeat=len(one_way)) if reverses else [()]
@@ -472,7 +473,7 @@ def _candidates(stack: ls.LayerStack, reverses: bool, half: int) -> Iterator[ls.
 
 
 def _answered(stack: ls.LayerStack, case: int, arrays: dict[str, NDArray[Any]]) -> set[int]:
-    """Returns the outputs that the layers give for an input, whatever the order of their axes."""
+    """Returns the numbers of the outputs that the layers reproduce, in any order of axes."""
     import torch
 
     from fastlstm.sequence.stack_module import ImportedModel

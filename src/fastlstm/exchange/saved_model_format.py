@@ -1,4 +1,4 @@
-"""TensorFlow SavedModels: a `Graph` as one tf.function, saved and run by TensorFlow."""
+"""TensorFlow SavedModels: writes a `Graph` as one tf.function, and runs files in TensorFlow."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def write_saved_model(graph: Graph) -> dict[str, bytes]:
 
 @cache
 def _tensorflow() -> Any:
-    """Returns TensorFlow; on one thread, unless the program has imported it before."""
+    """Imports TensorFlow; sets one thread unless the program has imported it before."""
     is_first = "tensorflow" not in sys.modules
     quiet_tensorflow()
     tensorflow = needed("tensorflow", "saved-model")
@@ -55,7 +55,7 @@ def _tensorflow() -> Any:
 
 
 class _SavedModule:
-    """The operations of a graph in TensorFlow; `holder` keeps the variables."""
+    """The operations of a graph in TensorFlow; `holder` owns the variables."""
 
     def __init__(self, graph: Graph) -> None:
         tf = self._tf = _tensorflow()
@@ -90,7 +90,7 @@ class _SavedModule:
         return self._operations[node.kind](*inputs, **node.attributes)
 
     def _weight(self, weight: str) -> Any:
-        """Returns a weight in float32; the variable has the weight's own format."""
+        """Returns a weight in float32; the variable stores its format."""
         tf, (stored, *scales) = self._tf, self.holder.weights[weight.replace(".", "_")]
         if scales:
             return tf.cast(stored, tf.float32) * scales[0]
@@ -107,7 +107,6 @@ class _SavedModule:
         return self._normalised(x, eps) * self._weight(weight) + self._weight(bias)
 
     def _normalised(self, x: Any, eps: float) -> Any:
-        """Returns `x` with mean 0 and variance 1 over its last axis."""
         mean, variance = self._tf.nn.moments(x, -1, keepdims=True)
         return (x - mean) / self._tf.sqrt(variance + eps)
 
@@ -170,7 +169,7 @@ class _SavedModule:
 
 
 def _stored(w: Any) -> list[NDArray[Any]]:
-    """Returns the arrays that a weight is stored as: int8 has scales."""
+    """Returns the arrays of a weight: int8 codes come with scales."""
     if isinstance(w, QuantizedMatrix):
         return [w.codes, w.scales.astype(np.float32)[:, None]]
     return [np.asarray(w)]
@@ -181,7 +180,7 @@ def _along(axis: int, part: slice) -> tuple[slice, ...]:
 
 
 class SavedModelRunner:
-    """A SavedModel in TensorFlow, called by its signature. No TensorFlow Serving runs here."""
+    """A SavedModel in TensorFlow, called by its signature; TensorFlow Serving does not run."""
 
     def __init__(self, path: Path) -> None:
         tf = self._tf = _tensorflow()

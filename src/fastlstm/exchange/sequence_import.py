@@ -21,7 +21,7 @@ from fastlstm.system.storage import encode_json
 def sequence_run_files(
     stack: ls.LayerStack, about: dict[str, Any], answer: str | None = None, classes: bool = False
 ) -> tuple[dict[str, bytes], list[str], bool]:
-    """Returns the files of a sequence run, what the user should know, and whether it has classes.
+    """Returns the files of a sequence run, notes for the user, and whether it is a classifier.
 
     `answer` and `classes` are options of `import_run`.
     """
@@ -48,7 +48,7 @@ def sequence_run_files(
 
 
 def _answering(stack: ls.LayerStack, answer: str | None) -> ls.LayerStack:
-    """Returns a stack that answers once for a sequence."""
+    """Returns a stack with one output per sequence."""
     if stack.answers_once:
         if answer is not None:
             raise ConfigError(
@@ -78,7 +78,6 @@ def _answering(stack: ls.LayerStack, answer: str | None) -> ls.LayerStack:
 
 
 def _with_classes(stack: ls.LayerStack) -> ls.LayerStack:
-    """Returns a stack whose outputs are scores of classes."""
     if isinstance(stack.layers[-1], ls.Function):
         end = stack.layers[-1].function
         if end in ("softmax", "log_softmax", "sigmoid"):
@@ -89,7 +88,7 @@ def _with_classes(stack: ls.LayerStack) -> ls.LayerStack:
 
 
 def _with_logits(stack: ls.LayerStack) -> tuple[ls.LayerStack, bool]:
-    """Returns a stack that writes logits of classes, if its last function makes probabilities."""
+    """Returns a stack with class logits if its last function gives probabilities."""
     if stack.ends_in_softmax:
         if check_widths(stack)[1] < 2:
             raise FormatError("the model has one output with softmax, which is always 1")
@@ -99,7 +98,7 @@ def _with_logits(stack: ls.LayerStack) -> tuple[ls.LayerStack, bool]:
     if not is_sigmoid or not isinstance(dense, ls.Dense) or len(dense.weight) > 1:
         return stack, False
     both = (np.concatenate([np.zeros_like(a), a]) for a in (dense.weight, dense.bias))
-    logits = ls.Dense(dense.name, *both)  # the first class's logit is 0
+    logits = ls.Dense(dense.name, *both)  # the logit of the first class is 0
     return replace(stack, layers=(*stack.layers[:-2], logits)), True
 
 

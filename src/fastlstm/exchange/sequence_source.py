@@ -1,7 +1,7 @@
 """A sequence model to export: sequences in the user's units in, answers out.
 
-The graph computes what `SequenceRegressor.predict` and `SequenceClassifier.predict_proba` do, and
-the number of what `SequenceClassifier.predict` returns.
+The graph computes `SequenceRegressor.predict`, or `SequenceClassifier.predict_proba` and the number
+of the predicted class.
 """
 
 from __future__ import annotations
@@ -16,21 +16,10 @@ import torch
 from numpy.typing import NDArray
 
 from fastlstm.errors import ConfigError
-from fastlstm.exchange.graph import (
-    FUNCTIONS,
-    Graph,
-    GraphBuilder,
-    LSTMStack,
-    Size,
-    Value,
-    both_ways,
-    function,
-    lstm_layers,
-)
+from fastlstm.exchange.graph import Graph, GraphBuilder, Value
 from fastlstm.exchange.source import Arrays, ExportSource, rounded_network
-from fastlstm.exchange.trace import Traced, Tracer
+from fastlstm.exchange.trace import Traced, Tracer, Unwritable
 from fastlstm.forecast.window_forecaster import needs_float64
-from fastlstm.ops.cell_options import CellOptions
 from fastlstm.sequence import layer_stack as ls
 from fastlstm.sequence.answers import Labels
 from fastlstm.sequence.estimators import SequenceClassifier, SequenceRegressor
@@ -62,7 +51,7 @@ class SequenceSource(ExportSource):
         return SequenceSource(self._given, "fp32") if self.weight_format != "fp32" else None
 
     def cases(self) -> Iterator[dict[str, NDArray[Any]]]:
-        """Yields random sequences of several lengths, some values missing where they may be."""
+        """Yields random sequences of several lengths, with NaN if the model has missing values."""
         config = self._stored.network.config
         mean, std = self._stored.mean.numpy(), self._stored.std.numpy()
         for steps, B in SHAPES:
@@ -89,7 +78,7 @@ class SequenceSource(ExportSource):
         return {"probabilities": probabilities, "label": probabilities.argmax(-1)}
 
     def in_units(self, outputs: Arrays) -> dict[str, NDArray[Any]]:
-        """Returns answers in their deviations; of labels whether they are the likeliest ones."""
+        """Returns answers in standard deviations; for labels, whether they are the likeliest."""
         answers = self._stored.answers
         if isinstance(answers, Labels):
             likeliest = outputs["probabilities"].argmax(-1)
@@ -102,15 +91,15 @@ class SequenceSource(ExportSource):
 def sequence_graph(
     stored: StoredSequenceModel, weights: Mapping[str, Any], length: int | None = None
 ) -> Graph:
-    """Describes a sequence model.
+    """Returns the graph of a sequence model.
 
-    Inputs: `values` `(B, T, C)` float32 in the user's units (of token ids `tokens` `(B, T)` int32),
-    padded at the end, and `lengths` `(B,)` int32, steps of each sequence, 1 to T. NaN is a missing
-    value; a model that was trained without any takes it for the mean of its column.
+    Inputs: `values` `(B, T, C)` float32 in the user's units, or `tokens` `(B, T)` int32, padded at
+    the end; `lengths` `(B,)` int32, steps of each sequence, 1 to T. NaN is a missing value; a model
+    trained without missing values reads it as the mean of its column.
 
-    Outputs: of a regressor `answers` `(B, K)`; of a classifier `probabilities` `(B, K)` and
-    `label` `(B,)` int32, the number of the likeliest class. The classes are in the metadata.
-    Weights have the names of the network; T is `length`, None is any number.
+    Outputs: `answers` `(B, K)` of a regressor; `probabilities` `(B, K)` and `label` `(B,)` int32,
+    the number of the likeliest class, of a classifier. The metadata has the classes. Weights have
+    the names of the network; T is `length`, or any number for None.
     """
     network = stored.network
     mean, std = stored.mean.numpy(), stored.std.numpy()
@@ -122,11 +111,15 @@ def sequence_graph(
         )
     g = Tracer("fastlstm_sequence", network, weights)
     T = length or "T"
+    values: Any = (
+        Traced(g.input("tokens", ("B", T), "int32"))
+        if getattr(network.config, "num_tokens", 0)
+        else g.traced_input("values", ("B", T, network.config.num_columns))
+    )
+    lengths: Any = Traced(g.input("lengths", ("B",), "int32"))
     if isinstance(network, StackNetwork):
-        outputs = _stack_outputs(g, network, T)
+        outputs = _imported(g, network, values, lengths)
     else:
-        values = g.traced_input("values", ("B", T, network.config.num_columns))
-        lengths: Any = Traced(g.input("lengths", ("B",), "int32"))
         columns = (values.double() - stored.mean) / stored.std
         columns = columns if network.config.has_missing else columns.nan_to_num(0.0)
         with g.recording():
@@ -145,7 +138,7 @@ def sequence_graph(
 
 
 def _first_largest(g: GraphBuilder, x: Value) -> Value:
-    """Returns the place of the largest number of each row `(B, K)`, the first of several."""
+    """Returns the first index of the largest number in each row of `(B, K)`."""
     K = int(x.shape[1])
     is_largest = g.binary("equal", x, g.reduce("max", x, -1))
     behind = np.arange(K, 0, -1, dtype=np.float32)
@@ -154,64 +147,26 @@ def _first_largest(g: GraphBuilder, x: Value) -> Value:
     return g.cast(g.reshape(place, ("B",)), "int32")
 
 
-# imported models --------------------------------------------------------------------------------
-
-
-def _stack_outputs(g: GraphBuilder, network: StackNetwork, T: Size) -> Value:
-    """Adds the inputs and layers of a model; returns its outputs `(B, K)`."""
-    config = network.config
-    if config.num_tokens:
-        x = g.transpose(g.input("tokens", ("B", T), "int32"), (1, 0))
-    else:
-        x = g.transpose(g.input("values", ("B", T, config.num_columns)), (1, 0, 2))
-    lengths = g.input("lengths", ("B",), "int32")
+def _imported(g: Tracer, network: StackNetwork, x: Traced, lengths: Traced) -> Value:
+    """Returns the outputs `(B, K)` of an imported model, whose LSTMs skip padding."""
     before: ls.Layer | None = None
-    for k, layer in enumerate(network.stack.layers):
-        x = _added(g, f"model.layers.{k}.", layer, before, x, lengths)
-        before = layer
-    return x
-
-
-def _mean_of_steps(g: GraphBuilder, y: Value, lengths: Value) -> Value:
-    """Returns the mean `(B, K)` of what an LSTM writes `(T, B, K)`, which is 0 in padding."""
-    count = g.reshape(g.cast(lengths, "float32"), ("B", 1))
-    total = g.reshape(g.reduce("sum", y, 0), ("B", y.shape[2]))
-    return total / count
-
-
-def _added(
-    g: GraphBuilder, prefix: str, layer: ls.Layer, before: ls.Layer | None, x: Value, lengths: Value
-) -> Value:
-    match layer:
-        case ls.Embedding(masks_zero=False):
-            return g.gather(f"{prefix}weight", x)
-        case ls.LSTMLayer(reverses=False):
-            return _lstm(g, f"{prefix}lstm.", layer, x, lengths)
-        case ls.Dense():
-            return g.linear(x, f"{prefix}weight", f"{prefix}bias")
-        case ls.LayerNorm():
-            return g.layer_norm(x, f"{prefix}weight", f"{prefix}bias", layer.epsilon)
-        case ls.Function() if layer.function in FUNCTIONS:
-            return function(g, layer.function, x)
-        case ls.Dropout():
-            return x
-        case ls.Steps(part="mean") if isinstance(before, ls.LSTMLayer):
-            return _mean_of_steps(g, x, lengths)
-    raise ConfigError(
-        f"the layer '{layer.name}' ({type(layer).__name__}) of this imported model is not exported:"
-        " the file that it was imported from has it"
-    )
-
-
-def _lstm(g: GraphBuilder, prefix: str, layer: ls.LSTMLayer, x: Value, lengths: Value) -> Value:
-    H, D = layer.hidden_size, 1 if layer.backward is None else 2
-    options = CellOptions(
-        activation=layer.activation, recurrent_activation=layer.recurrent_activation
-    )
-    y, state = lstm_layers(g, x, LSTMStack(prefix, H, 1, D, options=options), lengths=lengths)
-    y = y if layer.every_step else both_ways(g, state[-1][0])
-    if D == 1 or layer.merge == "concat":
-        return y
-    ways = [g.slice(y, -1, k * H, (k + 1) * H) for k in range(D)]
-    both = g.binary("mul" if layer.merge == "mul" else "add", *ways)
-    return both * 0.5 if layer.merge == "ave" else both
+    value: Any = x
+    with g.recording(lengths):
+        for layer, module in zip(network.stack.logits.layers, network.model.layers, strict=True):
+            try:
+                match layer:
+                    case ls.Steps(part="mean") if isinstance(before, ls.LSTMLayer):
+                        steps: Any = lengths  # an LSTM writes 0 in padding
+                        value = value.sum(1) / steps.float()[:, None]
+                    case ls.Steps() | ls.LSTMLayer(reverses=True) | ls.Embedding(masks_zero=True):
+                        raise Unwritable("padding would count")
+                    case _:
+                        value = module(value)
+            except Unwritable as problem:
+                raise ConfigError(
+                    f"the layer '{layer.name}' ({type(layer).__name__}) of this imported model is"
+                    f" not exported ({problem}): the file that it was imported from has it"
+                ) from None
+            before = layer
+    result: Value = value.value
+    return result

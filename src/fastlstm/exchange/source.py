@@ -1,4 +1,4 @@
-"""`ExportSource`: a model to export, with the network that the written file is checked against."""
+"""`ExportSource`: a model to export and the network that checks the written file."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class ExportSource:
 
     Attributes:
         kind: "text", "forecaster", "sequence" or "module".
-        weight_format: of its weights in the written file: "fp32", "fp16" or "int8".
-        notes: for the user.
-        is_step: a text model is written as one token per call, without an axis of time.
-        has_state: the state is an input and an output; else every call starts from zero.
-        length: steps of the sequences that a sequence model takes; None is any number.
+        weight_format: of the weights in the file: "fp32", "fp16" or "int8".
+        notes: remarks for the user.
+        is_step: a text model reads one token per call, without an axis of time.
+        has_state: the state is an input and an output; otherwise every call starts from zero.
+        length: steps of a sequence model's input; None means any number.
     """
 
     kind = ""
@@ -52,26 +52,26 @@ class ExportSource:
         raise NotImplementedError
 
     def in_units(self, outputs: Arrays) -> Arrays:
-        """Returns outputs in units of about 1, in which errors are counted."""
+        """Returns the outputs scaled to about 1; errors are measured in these units."""
         return outputs
 
     def figures(self, runner: Any) -> dict[str, Any]:
-        """Returns what is measured beside the errors: quality on data, speed."""
+        """Returns measurements beside the errors: quality on data, speed."""
         return {}
 
     def unrounded(self) -> ExportSource | None:
-        """Returns the model with its own weights; None where the file has the same weights."""
+        """Returns the model with unrounded weights, or None if the file holds the same weights."""
         return None
 
     def files(self) -> dict[str, bytes]:
-        """Returns files to be written beside the model, such as the tokenizer."""
+        """Returns files to write beside the model, such as the tokenizer."""
         return {}
 
 
 def rounded_network(
     network: Network, weight_format: str, stored: Mapping[str, Any] | None = None
 ) -> tuple[Network, dict[str, Any]]:
-    """Returns a copy of a network with rounded weights, and these as a file holds them.
+    """Returns a copy of a network with rounded weights, and the weights in the file's format.
 
     Matrices that the run stores rounded (`stored`) are not rounded again.
     """
@@ -86,7 +86,7 @@ def rounded_network(
 
 
 def needed(module: str, target: str) -> Any:
-    """Returns a module that writes or runs the files of a target."""
+    """Imports a module that writes or runs the files of a target."""
     package, extra = module.partition(".")[0], {"saved-model": "tensorflow"}.get(target, target)
     try:
         import_module(package)
@@ -98,9 +98,9 @@ def needed(module: str, target: str) -> Any:
 
 
 def largest_error(expected: Arrays, got: Arrays) -> float:
-    """Returns the largest difference, in units of the largest value of an output or of 1.
+    """Returns the largest difference, relative to the largest value of the output or 1.
 
-    NaN where an output is missing, has another shape, or is NaN on one side only.
+    NaN if an output is missing, has another shape, or is NaN on one side only.
     """
     if not expected or not expected.keys() <= got.keys():
         return float("nan")
@@ -111,7 +111,7 @@ def largest_error(expected: Arrays, got: Arrays) -> float:
 
 
 def differences(expected: NDArray[Any], got: NDArray[Any]) -> NDArray[Any]:
-    """Returns what each value is off by, in units of the largest one or of 1."""
+    """Returns the difference of each value, relative to the largest expected value or 1."""
     is_equal = (expected == got) | (np.isnan(expected) & np.isnan(got))
     finite = np.abs(expected[np.isfinite(expected)])
     scale = max(1.0, float(finite.max(initial=0.0)))

@@ -1,8 +1,8 @@
 """A layer stack as a text run: embedding or one-hot -> LSTM layers -> output.
 
-Its file does not hold the vocabulary, which is given and checked. A model of characters knows them
-by numbers; ours are in the order of Unicode, so the rows of its embedding and of its output are put
-into that order: `Vocabulary.ids`. Layers of several widths get one width: `_equal_layers`.
+The file has no vocabulary: the user gives it. A run numbers characters in Unicode order, so the
+rows of embedding and output are sorted by `Vocabulary.ids`. Layers of several widths get one width
+in `_equal_layers`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from fastlstm.text.stored_model import MODEL_BOUNDS, MODEL_FILE, parameter_shape
 _MAX_GROWTH, _SPARE_BYTES = 16, 64 << 20
 _MAX_BYTES = 64 << 20
 _NO_CHARACTER = re.compile(r"|\[\w+\]|<\w+>")
-"""Tokens that vocabularies have for padding and the unknown: empty, [UNK], <pad>."""
+"""Tokens for padding and unknown characters: empty, [UNK], <pad>."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class Vocabulary:
     """Tokens of an imported model.
 
     Attributes:
-        tokenizer: ours.
-        ids: of each of its tokens the number in the imported model, shape `(V,)`.
-        unused: numbers of the imported model that stand for no character.
+        tokenizer: of the run.
+        ids: `(V,)` number in the imported model of each token of the tokenizer.
+        unused: numbers of the imported model without a character.
     """
 
     tokenizer: Tokenizer
@@ -59,9 +59,10 @@ class Vocabulary:
 
 
 def tokens_of(stack: ls.LayerStack) -> int | None:
-    """Returns the tokens of a text model, None of a model that reads other values.
+    """Returns the number of tokens of a text model, None for a model of other values.
 
-    One without an embedding reads one-hot vectors: it ends in a softmax as wide as its input.
+    A text model without an embedding reads one-hot vectors and ends in a softmax as wide as its
+    input.
     """
     layers = stack.logits.layers
     first, last = layers[0], layers[-1]
@@ -75,7 +76,7 @@ def tokens_of(stack: ls.LayerStack) -> int | None:
 def text_files(
     stack: ls.LayerStack, vocabulary: Vocabulary, about: dict[str, Any]
 ) -> tuple[dict[str, bytes], list[str]]:
-    """Returns the files of a text run, and what the user should know."""
+    """Returns the files of a text run, and notes for the user."""
     lstms, norms, dense = text_parts(stack)
     notes, V = list[str](), len(vocabulary.ids)
     cells, output = _equal_layers(lstms, dense[0].weight)
@@ -125,7 +126,7 @@ def text_files(
 def text_parts(
     stack: ls.LayerStack,
 ) -> tuple[list[ls.LSTMLayer], list[ls.LayerNorm], list[ls.Dense]]:
-    """Returns the LSTM layers, the norms behind them, the one or two matrices of the output."""
+    """Returns the LSTM layers, their norms, and the one or two output matrices."""
     layers = [layer for layer in stack.logits.layers if not isinstance(layer, ls.Dropout)]
     if isinstance(layers[0], ls.Embedding):
         layers = layers[1:]
@@ -206,7 +207,7 @@ def _notes(stack: ls.LayerStack, lstms: list[ls.LSTMLayer], vocabulary: Vocabula
 
 
 def refuse_vocabulary(size: int | None, given: dict[str, Any]) -> None:
-    """Raises DataError where a vocabulary is given for a model that has none."""
+    """Raises DataError for a vocabulary given with a model that is no text model."""
     name = next((name for name, value in given.items() if value is not None), None)
     if size is None and name is not None:
         raise DataError(
@@ -221,9 +222,9 @@ def refuse_vocabulary(size: int | None, given: dict[str, Any]) -> None:
 def _equal_layers(
     layers: list[ls.LSTMLayer], head: ls.Weights
 ) -> tuple[list[ls.CellWeights], ls.Weights]:
-    """Returns the cells of all layers, as wide as the widest, and the weights `(K, ·)` on the last.
+    """Returns all cells at the width of the widest, and the output weights `(K, ·)` padded alike.
 
-    Units that a narrower layer lacks have weights of zero: their state is never read.
+    Added units have zero weights, and no weight reads their state.
     """
     H = max(layer.hidden_size for layer in layers)
     own = sum(4 * c.forward.weight_ih.size + 4 * c.forward.weight_hh.size for c in layers)
@@ -247,7 +248,6 @@ def _equal_layers(
 
 
 def _padded(weight: ls.Weights, shape: tuple[int, ...]) -> ls.Weights:
-    """Returns weights with zeros behind them along every axis."""
     sizes = zip(weight.shape, shape, strict=True)
     return np.pad(weight, [(0, size - own) for own, size in sizes])
 
@@ -258,7 +258,7 @@ def _padded(weight: ls.Weights, shape: tuple[int, ...]) -> ls.Weights:
 def read_vocabulary(
     size: int, text: str | None, chars: str | None, vocab: str | None
 ) -> Vocabulary:
-    """Returns the vocabulary that one of three options gives."""
+    """Returns the vocabulary given by one of three options."""
     given = {"text": text, "chars": chars, "vocab": vocab}
     names = [name for name, value in given.items() if value is not None]
     if len(names) != 1:
@@ -272,7 +272,7 @@ def read_vocabulary(
     if text is not None:
         from fastlstm.text.data.text import prepare_text
 
-        tokenizer = prepare_text(open_source(text)).tokenizer  # as `train` reads it
+        tokenizer = prepare_text(open_source(text)).tokenizer  # as training reads it
         assert isinstance(tokenizer, CharTokenizer)
         return _of_characters(sorted(set(tokenizer.chars)), size, "text")
     if chars is not None:
@@ -298,7 +298,7 @@ def _of_characters(listed: list[str], size: int, option: str) -> Vocabulary:
 
 
 def _numbered(characters: Mapping[int, str], size: int, option: str) -> Vocabulary:
-    """Returns a vocabulary of characters by their numbers in the model."""
+    """Returns a vocabulary from the characters' numbers in the model."""
     by_char = {char: number for number, char in characters.items()}
     if len(by_char) != len(characters):
         raise DataError(f"`{option}` has the same character twice")
@@ -345,7 +345,6 @@ def _of_file(path: Path, size: int) -> Vocabulary:
 
 
 def _numbers_of(value: Any, path: Path) -> dict[int, str]:
-    """Returns number -> character of a JSON list or object."""
     if isinstance(value, list) and all(isinstance(char, str) for char in value):
         return dict(enumerate(value))
     if isinstance(value, dict) and value:

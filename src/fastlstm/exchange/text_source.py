@@ -1,4 +1,4 @@
-"""A text model to export: its graph, its own network, scores in both runtimes."""
+"""A text model to export: its graph, its network, scores in both runtimes."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ NORM_EPSILON = 1e-5
 
 
 def text_graph(weights: Mapping[str, Any], config: ModelConfig, *, is_step: bool) -> Graph:
-    """Describes a text model.
+    """Returns the graph of a text model.
 
     Inputs are `tokens` `(T, B)` int32, `h` and `c` `(L, B, H)`; outputs `logits` `(T, B, V)`,
-    `h_out` and `c_out`. Of a step (one token per call) `tokens` are `(B,)`, `logits` `(B, V)`.
-    Weights have the names of `LanguageModel`; matrices may be `QuantizedMatrix`.
+    `h_out` and `c_out`. With `is_step`, one token per call, `tokens` are `(B,)` and `logits`
+    `(B, V)`. Weights have the names of `LanguageModel`; matrices may be `QuantizedMatrix`.
     """
     L, H, V = config.num_layers, config.rnn_size, config.vocab_size
     g = GraphBuilder(TEXT_GRAPH, dict(weights))
@@ -69,16 +69,16 @@ def text_graph(weights: Mapping[str, Any], config: ModelConfig, *, is_step: bool
 
 
 SHAPES = ((1, 1), (7, 3), (100, 64), (1, 5), (33, 1))
-"""Steps and lanes, (T, B), that a written file is run at."""
+"""Steps and lanes, (T, B), of the comparison."""
 _LANES, _MAX_TOKENS, _SPEED_S = 16, 10_000, 0.3
 _MAX_LOGITS = 1 << 25
-"""Values held at once, 128 MB."""
+"""Logits in memory at once, 128 MB."""
 _OWN_ERROR = 2.5e-6
-"""That fastlstm's own float32 may have in what is compared: a quarter of the smallest limit."""
+"""Allowed error of fastlstm's float32: a quarter of the smallest limit."""
 
 
 class TextExport(ExportSource):
-    """A text model; `check_text` is compared on, None is the run's own validation part."""
+    """A text model; `check_text` is the text for the comparison, by default the validation part."""
 
     kind = "text"
 
@@ -104,9 +104,9 @@ class TextExport(ExportSource):
     def cases(self) -> Iterator[dict[str, NDArray[Any]]]:
         """Yields random tokens and states.
 
-        A cell need not contract: then rounding alone, of any runtime, grows from step to step
-        until two that are both right have nothing in common. The steps of such a model are split,
-        and each part starts from fastlstm's state.
+        In a cell that does not contract, rounding grows from step to step until two correct
+        runtimes disagree. The steps of such a model are split into parts, each from fastlstm's
+        state.
         """
         rng = np.random.default_rng(0)
         config = self._stored.model_config
@@ -124,15 +124,15 @@ class TextExport(ExportSource):
                 yield from self._parts({"tokens": tokens, "h": h, "c": c})
 
     def _parts(self, inputs: dict[str, NDArray[Any]]) -> Iterator[dict[str, Any]]:
-        """Yields the steps in parts that rounding changes little, each from fastlstm's state; the
-        first alone where a file takes no state."""
+        """Yields the steps in parts in which rounding stays small, each from fastlstm's state; only
+        the first part if the file takes no state."""
         tokens = inputs["tokens"]
         num = self._num_comparable(inputs)
         yield {**inputs, "tokens": tokens[:num]}
         if num < len(tokens):
             parts = "its steps in parts, each from fastlstm's state"
             parts = parts if self.has_state else "first steps only"
-            note = f"rounding grows from step to step of this model; compared were {parts}"
+            note = f"rounding grows from step to step of this model; compared {parts}"
             self.notes += [note] if note not in self.notes else []
         while self.has_state and num < len(tokens):
             state = self.run({**inputs, "tokens": tokens[:num]})
@@ -142,8 +142,8 @@ class TextExport(ExportSource):
             yield {**inputs, "tokens": tokens[:num]}
 
     def _num_comparable(self, inputs: dict[str, NDArray[Any]]) -> int:
-        """Returns after how many steps fastlstm's float32 is still about as near its float64 as
-        after the first."""
+        """Returns after how many steps fastlstm's float32 is about as close to its float64 as after
+        the first step."""
         num = len(inputs["tokens"])
         limit = max(_OWN_ERROR, 2 * self._own_error(inputs, 1)) if num > 1 else 0.0
         while num > 1 and not self._own_error(inputs, num) <= limit:  # which may be NaN
@@ -173,8 +173,8 @@ class TextExport(ExportSource):
         return {name: value.numpy() for name, value in outputs.items()}
 
     def in_units(self, outputs: Arrays) -> Arrays:
-        """Returns logits in units of the largest that outputs of an LSTM, in [-1, 1], can give:
-        rounding of the state moves a logit by as much as its weights are large."""
+        """Returns logits relative to the largest logit of LSTM outputs in [-1, 1]: the rounding of
+        the state moves a logit in proportion to its weights."""
         return {**outputs, "logits": outputs["logits"] / self._largest_logit}
 
     @cached_property
@@ -183,10 +183,10 @@ class TextExport(ExportSource):
         return max(1.0, float(sums.max()))
 
     def figures(self, runner: Any) -> dict[str, Any]:
-        """Returns figures of the first tokens of a text, and the speed of one stream.
+        """Returns scores of the first tokens of a text, and the speed of one stream.
 
-        Bits per character are of the run's own weights, of fastlstm with the weights as they
-        are written, and of the target.
+        Bits per character are measured for the run's weights, for fastlstm with the weights of
+        the file, and for the target.
         """
         speeds = {"target": self._speed(runner)} if self.has_state else {}
         if not self.has_state:
@@ -204,8 +204,8 @@ class TextExport(ExportSource):
             if self._text is not None:
                 raise
             self.notes.append(
-                f"not compared on text: the run's own cannot be read again ({error});"
-                " check_text names another"
+                f"not compared on text: the run's text cannot be read ({error});"
+                " `check_text` gives another"
             )
             return figures
         tokens, is_scored = _lanes(ids)
@@ -244,7 +244,7 @@ class TextExport(ExportSource):
         return np.asarray(ids[:num])
 
     def _logits(self, runner: Any, ids: NDArray[Any], is_step: bool) -> NDArray[np.float32]:
-        """Returns the logits `(T, B, V)` after each token of the lanes but the last ones."""
+        """Returns the logits `(T, B, V)` after each token of the lanes but the last."""
         tokens = _lanes(ids)[0][:-1].astype(np.int32)
         config = self._stored.model_config
         h = c = np.zeros((config.num_layers, tokens.shape[1], config.rnn_size), np.float32)
@@ -272,9 +272,9 @@ class TextExport(ExportSource):
 
 
 def _lanes(ids: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """Returns tokens as `(1 + T, B)`, each column a part of the text, and which T are scored.
+    """Returns tokens as `(1 + T, B)`, each column a part of the text, and a mask of scored steps.
 
-    The first steps of every column but the first prime its state; the rest is left out.
+    Except in the first column, the first steps only prime the state. Leftover tokens are dropped.
     """
     num = num_lanes(len(ids), _LANES)
     prime = PRIME if num > 1 else 0

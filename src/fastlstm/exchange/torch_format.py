@@ -1,4 +1,4 @@
-"""torch.export files (.pt2): a `Graph` as a module of plain torch operations, run by torch."""
+"""torch.export files (.pt2): writes a `Graph` as plain torch operations, runs files in torch."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from fastlstm.runs.tensors import encode_tensors
 
 _DTYPES = {"float32": torch.float32, "int32": torch.int32, "bool": torch.bool}
 _EXAMPLE_SIZES = {"T": 5, "B": 3}
-"""Any but 0 and 1, which torch would take as fixed."""
+"""Not 0 or 1, which torch takes for fixed sizes."""
 _SATURATED = 1e6
-"""A gate of it is 1, of its negative 0, exactly, whatever the input adds."""
+"""Makes a gate exactly 1, its negative exactly 0, for any input."""
 _OPERATORS: dict[str, Callable[..., Any]] = {
     **{"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div},
     **{"maximum": torch.maximum, "minimum": torch.minimum, "equal": torch.eq, "less": torch.lt},
@@ -67,7 +67,7 @@ def write_torch(graph: Graph) -> bytes:
 
 
 def state_dict_file(graph: Graph) -> bytes:
-    """Returns the weights of a text model as safetensors, by the names of `torch.nn.LSTM`."""
+    """Returns the weights of a text model as safetensors, with the names of `torch.nn.LSTM`."""
     tensors = {
         re.sub(r"^layers\.(\d+)\.(\w+)_l0$", r"lstm.\2_l\1", name): torch.from_numpy(array)
         for name, array in graph.float_arrays().items()
@@ -77,20 +77,20 @@ def state_dict_file(graph: Graph) -> bytes:
 
 
 def _any_number_of_steps() -> AbstractContextManager[None]:
-    """Returns a context in which torch.export takes the length of an LSTM's input as unknown."""
+    """Returns a context in which torch.export leaves the length of an LSTM's input open."""
     try:
         from torch.export._patches import register_lstm_while_loop_decomposition
     except ImportError:
         raise ConfigError(
             f"torch {torch.__version__} exports an LSTM of one fixed length only; install a newer"
-            " one"
+            " version"
         ) from None
     context: AbstractContextManager[None] = register_lstm_while_loop_decomposition()
     return context
 
 
 class _GraphModule(nn.Module):
-    """Computes a graph with torch's operations; inputs and outputs have the graph's names."""
+    """Computes a graph with torch's operations, with the graph's input and output names."""
 
     def __init__(self, graph: Graph) -> None:
         super().__init__()
@@ -148,10 +148,10 @@ class _GraphModule(nn.Module):
     def _lstm_of_lengths(
         self, x: Tensor, h: Tensor, c: Tensor, lengths: Tensor, directions: Any
     ) -> tuple[Tensor, ...]:
-        """Runs one way at a time; the way back reads each sequence in reverse, then its padding.
+        """Runs one direction at a time; the backward one reads each sequence reversed.
 
-        A column more of the input is 1 in the padding and opens the forget gate and closes the
-        input gate there, so that the cell stays as it is.
+        An extra input column is 1 in the padding: it opens the forget gate and closes the input
+        gate, so that the cell stays unchanged.
         """
         steps = torch.arange(x.shape[0])[:, None]
         inside = (steps < lengths)[..., None]

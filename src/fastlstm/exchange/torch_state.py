@@ -1,8 +1,8 @@
 """A `state_dict` of torch as a layer stack: its tensors are matched by shape and by name.
 
-A state_dict says what tensors there are, not what is computed with them. So only one reading is
-accepted: (embedding or nothing) -> LSTM layers -> linear layers. What allows two is refused by
-name; the function between linear layers is asked for.
+A state_dict has tensors but no computation. Only one form is read: optional embedding -> LSTM
+layers -> linear layers. Tensors that fit in two ways are refused by name; the user gives the
+function between linear layers.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _NOTE = (
 )
 _MAX_ORDERS = 500
 _KINDS = {3: "nn.GRU", 1: "nn.RNN"}
-"""Modules with the names of an LSTM's tensors, by the gates of their cell."""
+"""Number of gates -> module with the same names of tensors."""
 _READ = "imported are models of embedding, LSTM and linear layers"
 
 
 class _StateModule(NamedTuple):
-    """Tensors below one prefix, by the rest of their names; `layers` of an LSTM."""
+    """Tensors with one prefix, by the rest of their names; `layers` if it is an LSTM."""
 
     prefix: str
     tensors: Mapping[str, ls.Weights]
@@ -92,8 +92,9 @@ def _between(linears: Sequence[_StateModule], activation: str | None) -> str:
 
 
 def _order(modules: list[_StateModule], path: object) -> list[_StateModule]:
-    """Returns the modules in the one order in which each reads what the one before it writes: of
-    several the one in which an embedding is named so, and names count up."""
+    """Returns the modules in the only order in which each reads the output of the one before it.
+
+    Of several orders it takes the one with an embedding named so, then with ascending numbers."""
     lstms = [module for module in modules if module.layers]
     natural = [*(m for m in modules if not m.layers), *(_numbered(lstms) or lstms)]
     orders = [*itertools.islice(_orders(natural, None, False), _MAX_ORDERS)]
@@ -137,7 +138,7 @@ def _order(modules: list[_StateModule], path: object) -> list[_StateModule]:
 def _orders(
     left: list[_StateModule], width: int | None, is_behind: bool
 ) -> Iterator[list[_StateModule]]:
-    """Yields the orders of modules behind one that writes `width` columns; `is_behind` an LSTM."""
+    """Yields orders of modules after `width` output columns; `is_behind`: after an LSTM."""
     if not left and is_behind:
         yield []
     for module in left:
@@ -158,7 +159,7 @@ def _orders(
 
 
 def _numbered(modules: Sequence[_StateModule]) -> list[_StateModule]:
-    """Returns modules whose names differ in numbers only in the order of these, else none."""
+    """Returns modules sorted by the numbers in their names, or [] if the names differ otherwise."""
     if len({re.sub(r"\d+", "#", module.prefix) for module in modules}) > 1:
         return []
     return sorted(modules, key=lambda m: [int(n[-9:]) for n in re.findall(r"\d+", m.prefix)])
@@ -172,7 +173,6 @@ def _is_numbered(modules: list[_StateModule]) -> bool:
 
 
 def _module(module: _StateModule, path: object) -> _StateModule:
-    """Returns an LSTM with its layers, or a matrix."""
     if any(name.startswith("weight_ih_l") for name in module.tensors):
         return module._replace(layers=tuple(_lstm_layers(module)))
     weight, names = module.tensors.get("weight"), module.tensors.keys()
@@ -227,7 +227,7 @@ def _lstm_layers(module: _StateModule) -> Iterator[ls.LSTMLayer]:
 
 
 def _cell(module: _StateModule, suffix: str) -> tuple[ls.CellWeights, int]:
-    """Returns the weights of one layer and direction, and the number of its tensors."""
+    """Returns the weights of one layer and direction, and how many tensors they are."""
     ih, hh = (module.tensors.get(f"{name}_{suffix}") for name in ("weight_ih", "weight_hh"))
     if ih is None or hh is None:
         raise FormatError(f"'{module.prefix}' lacks weight_ih or weight_hh of {suffix}")

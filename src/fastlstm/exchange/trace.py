@@ -7,6 +7,7 @@ What does not depend on the inputs is computed by torch itself. Lengths of axes 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -16,12 +17,30 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from fastlstm.exchange import module_source as calls
-from fastlstm.exchange.graph import DType, Graph, GraphBuilder, Node, Size, Value
+from fastlstm.exchange.graph import (
+    DType,
+    Graph,
+    GraphBuilder,
+    LSTMStack,
+    Node,
+    Size,
+    State,
+    Value,
+    function,
+    lstm_layers,
+    zeros,
+)
+from fastlstm.nn.dropout import WeightDrop
+from fastlstm.nn.lstm import LSTM
+from fastlstm.ops.cell_options import TORCHS_CELL
 
 _DTYPES = {"float32": torch.float32, "int32": torch.int32, "bool": torch.bool}
 _ANY = 1 << 20
 """Stands for a length that callers choose."""
+
+
+class Unwritable(Exception):
+    """Code that no graph can hold; the message says what."""
 
 
 class TracedLength(str):
@@ -30,8 +49,29 @@ class TracedLength(str):
     def __mul__(self, times: Any) -> TracedLength:
         return self if times == 1 else TracedLength(f"{self}*{times}")
 
+    __rmul__ = __mul__
+
     def __floordiv__(self, times: int) -> TracedLength:
+        if not self.endswith(f"*{times}"):
+            self._refuse()
         return TracedLength(self.removesuffix(f"*{times}"))
+
+    def _refuse(self, *others: Any) -> Any:
+        raise Unwritable("arithmetic on a length that is not known")
+
+    __add__ = __radd__ = __mod__ = __lt__ = __le__ = __gt__ = __ge__ = (
+        _refuse  # as str they would succeed
+    )
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Makes a constant, which is the same along an axis of unknown length."""
+        if func.__name__ not in ("zeros", "ones", "full", "expand", "repeat"):
+            raise Unwritable(f"{func.__name__} of a length that is not known")
+        sizes = fx.node.map_aggregate(args, lambda x: 1 if isinstance(x, str) else x)
+        return func(*sizes, **(kwargs or {}))
 
 
 class Tracer(GraphBuilder):
@@ -42,17 +82,20 @@ class Tracer(GraphBuilder):
         self._module, self._known = module, dict[Any, Value]()
         self._names = {id(p): n for n, p in module.named_parameters() if n in weights}
         self._makers = dict[str, Node]()
+        self.states = set[str]()  # names of inputs that are the state of an LSTM
 
     def traced_input(self, name: str, shape: Sequence[Size]) -> Traced:
         """Adds an input that code of torch takes for a tensor."""
         return Traced(self.input(name, shape))
 
     @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Has the module's LSTMs add their operation, for the time of the block."""
+    def recording(self, lengths: Traced | None = None) -> Iterator[None]:
+        """Has the module's LSTMs add their operation, for the time of the block; they read
+        `lengths` where a call has none."""
         lstms = [(n, m) for n, m in self._module.named_modules() if isinstance(m, nn.LSTM)]
         for name, lstm in lstms:
-            lstm.forward = partial(_call, partial(_lstm, prefix=f"{name}.", layer=lstm))  # type: ignore[method-assign]
+            own = partial(_lstm, prefix=f"{name}." if name else "", layer=lstm)
+            lstm.forward = partial(_call, own, lengths=lengths)  # type: ignore[method-assign]
         try:
             with torch.no_grad():
                 yield
@@ -87,6 +130,8 @@ class Tracer(GraphBuilder):
 
     def value(self, x: Any) -> Value:
         """Returns a tensor, a number or a value as a value."""
+        if id(x) in self._names:
+            return self.weight(self._names[id(x)])
         return x if isinstance(x, Value) else self.constant(_array(x))
 
     def weight_of(self, tensor: Tensor) -> str:
@@ -142,15 +187,18 @@ class Traced:
     def __torch_function__(
         cls, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        return _call(func.__name__, *args, **(kwargs or {}))
+        return _call(func.__name__.strip("_"), *args, **(kwargs or {}))
 
     def __getattr__(self, name: str) -> Any:
-        if calls._SYNONYMS.get(name, name) not in _FUNCTIONS:
+        if _SYNONYMS.get(name, name) not in _FUNCTIONS:
             raise AttributeError(f"a graph has no operation for `{name}` of a tensor")
         return partial(_call, name, self)
 
     def __iter__(self) -> Iterator[Traced]:
         return iter(_call("unbind", self))
+
+    def __bool__(self) -> bool:
+        raise Unwritable("a branch that depends on the numbers in a tensor")
 
     __hash__ = object.__hash__
 
@@ -159,17 +207,15 @@ def _operator(name: str, *, is_swapped: bool = False) -> Callable[..., Any]:
     return lambda a, *b: _call(name, *b, a) if is_swapped else _call(name, a, *b)
 
 
-for _name, _function in {
-    **{n: n for n in ("add", "sub", "mul", "getitem", "eq", "lt", "pow", "neg", "invert")},
-    "truediv": "div",
-}.items():
-    setattr(Traced, f"__{_name}__", _operator(_function))
-for _name in ("add", "sub", "mul"):
+for _name in ("add", "sub", "mul", "truediv", "getitem", "eq", "lt", "gt", "pow", "neg", "invert"):
+    setattr(Traced, f"__{_name}__", _operator(_name))
+for _name in ("add", "sub", "mul", "truediv"):
     setattr(Traced, f"__r{_name}__", _operator(_name, is_swapped=True))
 
 
 def _call(function: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Returns what a function of torch, by its name, gives for traced values."""
+    """Returns the result of a function of torch, by its name, for traced values."""
+    apply: Any
     tracers: list[Tracer] = []
 
     def value_of(x: Any) -> Any:
@@ -178,11 +224,23 @@ def _call(function: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             return x.value
         return x
 
+    def traced(x: Any) -> Any:
+        return Traced(x) if isinstance(x, Value) else TracedLength(x) if isinstance(x, str) else x
+
     values, named = fx.node.map_aggregate((args, kwargs), value_of)
+    name, apply = "LSTM", function
     if isinstance(function, str):
-        function = _FUNCTIONS[calls._SYNONYMS.get(function, function)]
-    found = function(tracers[0], *values, **named)
-    return fx.node.map_aggregate(found, lambda x: Traced(x) if isinstance(x, Value) else x)
+        name, apply = function, _FUNCTIONS.get(_SYNONYMS.get(function, function), _unknown)
+    try:
+        return fx.node.map_aggregate(apply(tracers[0], *values, **named), traced)
+    except Unwritable as problem:
+        raise Unwritable(f"{name}: {problem}") from None
+    except (TypeError, ValueError, IndexError, AssertionError) as error:
+        raise Unwritable(f"{name}: not with these arguments ({error})") from error
+
+
+def _unknown(*args: Any, **kwargs: Any) -> Any:
+    raise Unwritable("no operation for it")
 
 
 # functions of torch -----------------------------------------------------------------------------
@@ -205,11 +263,11 @@ def _arithmetic(kind: str) -> Callable[..., Value]:
     def apply(g: Tracer, a: Any, b: Any) -> Value:
         if kind in ("add", "mul") and not isinstance(a, Value):
             a, b = b, a
-        if isinstance(b, Value) or not isinstance(a, Value):
+        if isinstance(a, Value) and a.dtype != "float32":
+            a = g.cast(a, "float32")
+        if isinstance(b, Value) or not isinstance(a, Value) or id(b) in g._names:
             a, b = (g.value(x) for x in (a, b))
-            return g.binary(
-                kind, *(g.cast(x, "float32") if x.dtype == "int32" else x for x in (a, b))
-            )
+            return g.binary(kind, a, b if b.dtype == "float32" else g.cast(b, "float32"))
         array = _array(b)
         is_same = (array == (kind in ("mul", "div"))).all()
         if is_same and np.broadcast_shapes(_sizes(a.shape), array.shape) == tuple(_sizes(a.shape)):
@@ -248,7 +306,7 @@ def _nanmean(g: Tracer, x: Value, dim: int, keepdim: bool = False) -> Value:
     count = g.reduce("sum", g.cast(_is_number(g, x), "float32"), dim)
     mean = g.reduce("sum", _nan_to_num(g, x), dim) / g.binary("maximum", count, 1.0)
     mean = g.where(g.binary("less", count, 1.0), g.value(math.nan), mean)
-    return mean if keepdim else calls._squeeze(g, mean, dim)
+    return mean if keepdim else _squeeze(g, mean, dim)
 
 
 def _clamp(g: Tracer, x: Value, min: float | None = None, max: float | None = None) -> Value:
@@ -273,8 +331,18 @@ def _lerp(g: Tracer, a: Value, b: Value, weight: Any) -> Value:
 def _to(g: Tracer, x: Any, *args: Any, **kwargs: Any) -> Any:
     if isinstance(x, Tensor):
         return x.float()
-    is_cast = any(isinstance(arg, Value) for arg in args) and x.dtype != "float32"
-    return g.cast(x, "float32") if is_cast else calls._to(g, x, *args, **kwargs)
+    if any(isinstance(arg, Value) for arg in args):
+        return _float(g, x)
+    dtype = next((v for v in (*args, *kwargs.values()) if isinstance(v, torch.dtype)), None)
+    if dtype is None:
+        return x
+    if dtype == torch.bool:
+        raise Unwritable("no operation for it")
+    return _float(g, x) if dtype.is_floating_point else g.cast(x, "int32")
+
+
+def _float(g: Tracer, x: Value) -> Value:
+    return x if x.dtype == "float32" else g.cast(x, "float32")
 
 
 def _cat(g: Tracer, tensors: Sequence[Any], dim: int = 0) -> Value:
@@ -282,7 +350,9 @@ def _cat(g: Tracer, tensors: Sequence[Any], dim: int = 0) -> Value:
     parts = [
         x if isinstance(x, Value) else _repeated(g, x, whole) for x in tensors if 0 not in x.shape
     ]
-    return calls._cat(g, parts, dim)
+    if any(isinstance(value.shape[dim], str) for value in parts):
+        raise Unwritable(f"joined along axis {dim}, whose length is not known")
+    return g.concat(parts, dim)
 
 
 def _repeated(g: Tracer, x: Tensor, like: Value) -> Value:
@@ -296,8 +366,7 @@ def _repeated(g: Tracer, x: Tensor, like: Value) -> Value:
 def _stack(g: Tracer, tensors: Sequence[Any], dim: int = 0) -> Value:
     place = dim % (len(tensors[0].shape) + 1)
     apart = [
-        x.unsqueeze(place) if isinstance(x, Tensor) else calls._unsqueeze(g, x, place)
-        for x in tensors
+        x.unsqueeze(place) if isinstance(x, Tensor) else _unsqueeze(g, x, place) for x in tensors
     ]
     return _cat(g, apart, place)
 
@@ -312,20 +381,19 @@ def _pad(
     return _cat(g, [x, torch.full(sizes, value or 0.0)], -2)
 
 
-def _getitem(g: Tracer, x: Value, index: Any) -> Any:
+def _getitem(g: Tracer, x: Any, index: Any) -> Any:
     places = index if isinstance(index, tuple) else (index,)
     if isinstance(places[-1], list | np.ndarray):
         return _taken(g, x, [int(k) for k in places[-1]])
     if any(isinstance(place, slice) and place.step not in (None, 1) for place in places):
-        raise NotImplementedError("a part of a traced value with a step")
+        raise Unwritable("a part with a step")
     sizes = [_ANY if isinstance(size, str) else size for size in x.shape]
     if 0 in (shape := np.broadcast_to(0.0, sizes)[index].shape):
         return torch.empty([1 if size == _ANY else size for size in shape])
-    return calls._getitem(g, x, index)
+    return _part(g, x, index)
 
 
 def _taken(g: Tracer, x: Value, places: Sequence[int]) -> Any:
-    """Returns places of the last axis."""
     if not places:
         return torch.empty([*_sizes(x.shape[:-1]), 0])
     ends = [k for k in range(1, len(places)) if places[k] != places[k - 1] + 1]
@@ -340,50 +408,269 @@ def _expand(g: Tracer, x: Value, *sizes: Any) -> Value:
 
 def _repeat_interleave(g: Tracer, x: Value, repeats: int, dim: int) -> Value:
     times = [repeats if axis == dim + 1 else 1 for axis in range(len(x.shape) + 1)]
-    apart = _arithmetic("mul")(g, calls._unsqueeze(g, x, dim + 1), torch.ones(times))
-    return calls._flatten(g, apart, dim, dim + 1)
+    apart = _arithmetic("mul")(g, _unsqueeze(g, x, dim + 1), torch.ones(times))
+    return _flatten(g, apart, dim, dim + 1)
 
 
 def _unbind(g: Tracer, x: Value, dim: int = 0) -> list[Value]:
-    parts = [g.slice(x, dim, k, k + 1) for k in range(calls._known(x, dim))]
-    return [calls._squeeze(g, part, dim) for part in parts]
+    parts = [g.slice(x, dim, k, k + 1) for k in range(_known(x, dim))]
+    return [_squeeze(g, part, dim) for part in parts]
+
+
+def _reduced(kind: Any) -> Callable[..., Value]:
+    def apply(g: Tracer, x: Value, dim: Any = None, keepdim: bool = False) -> Value:
+        dim = dim[0] if isinstance(dim, Sequence) and len(dim) == 1 else dim
+        reduced = g.reduce(kind, x, _axis_of(dim))
+        return reduced if keepdim else _squeeze(g, reduced, dim)
+
+    return apply
+
+
+def _axis_of(dim: int | None) -> int:
+    if not isinstance(dim, int):
+        raise Unwritable("it needs one axis, dim")
+    return dim
+
+
+def _listed(sizes: tuple[Any, ...]) -> Sequence[Any]:
+    """Returns numbers that came one by one or as one sequence."""
+    is_one = len(sizes) == 1 and isinstance(sizes[0], Sequence) and not isinstance(sizes[0], str)
+    return sizes[0] if is_one else sizes
+
+
+def _reshape(g: Tracer, x: Value, *shape: Any) -> Value:
+    sizes = list(_listed(shape))
+    if -1 in sizes:
+        place = sizes.index(-1)
+        number, names = _factors(x.shape)
+        others, other_names = _factors([s for k, s in enumerate(sizes) if k != place])
+        left = list((names - other_names).elements())
+        whole = number // max(others, 1)
+        sizes[place] = "*".join([*left, *([str(whole)] if whole != 1 else [])]) if left else whole
+    if _factors(x.shape) != _factors(sizes):
+        raise Unwritable(f"{tuple(sizes)} is not known to hold as many numbers as {x.shape}")
+    moved = [s for k, s in enumerate(sizes) if isinstance(s, str) and x.shape[k : k + 1] != (s,)]
+    if len(moved) > 1:
+        raise Unwritable(f"{x.shape} becomes {tuple(sizes)}: several axes of unknown length move")
+    return g.reshape(x, sizes)
+
+
+def _factors(shape: Sequence[Size]) -> tuple[int, Counter[str]]:
+    """Returns the product of the numbers in a shape, and how often each name is in it."""
+    product, names = 1, Counter[str]()
+    for part in (part for size in shape for part in str(size).split("*")):
+        if part.lstrip("-").isdigit():
+            product *= int(part)
+        else:
+            names[part] += 1
+    return product, names
+
+
+def _flatten(g: Tracer, x: Value, start_dim: int = 0, end_dim: int = -1) -> Value:
+    first, last = start_dim % len(x.shape), end_dim % len(x.shape)
+    return _reshape(g, x, [*x.shape[:first], -1, *x.shape[last + 1 :]])
+
+
+def _squeeze(g: Tracer, x: Value, dim: int | None = None) -> Value:
+    places = range(len(x.shape)) if dim is None else [_axis_of(dim) % len(x.shape)]
+    return _reshape(g, x, [s for k, s in enumerate(x.shape) if k not in places or s != 1])
+
+
+def _unsqueeze(g: Tracer, x: Value, dim: int) -> Value:
+    place = dim % (len(x.shape) + 1)
+    return _reshape(g, x, [*x.shape[:place], 1, *x.shape[place:]])
+
+
+def _transpose(g: Tracer, x: Value, dim0: int, dim1: int) -> Value:
+    axes = list(range(len(x.shape)))
+    axes[dim0], axes[dim1] = axes[dim1], axes[dim0]
+    return g.transpose(x, axes)
+
+
+def _permute(g: Tracer, x: Value, *dims: Any) -> Value:
+    return g.transpose(x, [axis % len(x.shape) for axis in _listed(dims)])
+
+
+def _chunk(g: Tracer, x: Value, chunks: int, dim: int = 0) -> list[Value]:
+    return _split(g, x, -(-_known(x, dim) // chunks), dim)
+
+
+def _split(g: Tracer, x: Value, split_size: int, dim: int = 0) -> list[Value]:
+    size = _known(x, dim)
+    ends = range(0, size, split_size)
+    return [g.slice(x, dim, first, min(first + split_size, size)) for first in ends]
+
+
+def _known(x: Value, dim: int) -> int:
+    size = x.shape[dim]
+    if isinstance(size, str):
+        raise Unwritable(f"axis {dim} is cut, whose length is not known")
+    return size
+
+
+def _part(g: Tracer, x: Value, index: Any) -> Value:
+    """Returns a part of a value: whole numbers, slices of step 1, None and Ellipsis."""
+    places = list(index) if isinstance(index, tuple) else [index]
+    if Ellipsis in places:
+        at = places.index(Ellipsis)
+        num = len(x.shape) - sum(place is not None for place in places) + 1
+        places[at : at + 1] = [slice(None)] * num
+    shape: list[Size] = []
+    axis = 0
+    for place in places:
+        if place is None:
+            shape.append(1)
+            continue
+        if isinstance(place, bool) or not isinstance(place, int | slice):
+            raise Unwritable(f"an index {place!r}")
+        x = _cut(g, x, axis, place)
+        if isinstance(place, slice):
+            shape.append(x.shape[axis])
+        axis += 1
+    return _reshape(g, x, [*shape, *x.shape[axis:]])
+
+
+def _cut(g: Tracer, x: Value, axis: int, place: int | slice) -> Value:
+    """Returns one place or a part of an axis, which stays."""
+    size = x.shape[axis]
+    if place == slice(None):
+        return x
+    if isinstance(size, str):
+        if place in (0, slice(0, 1), slice(None, 1)):
+            return g.slice(x, axis, 0, 1)
+        if place in (-1, slice(-1, None)):
+            return g.last(x, axis)
+        raise Unwritable(f"{place} of axis {axis}, whose length is not known; its ends can be")
+    if isinstance(place, int):
+        if not -size <= place < size:
+            raise Unwritable(f"{place} of axis {axis}, which has {size} places")
+        place = slice(place % size, place % size + 1)
+    first, last, step = place.indices(size)
+    if step != 1 or first >= last:
+        raise Unwritable(f"{place} of axis {axis}")
+    return g.slice(x, axis, first, last)
+
+
+def _size(g: Tracer, x: Value, dim: int | None = None) -> Any:
+    return x.shape if dim is None else x.shape[dim]
+
+
+def _unary(kind: str) -> Callable[..., Value]:
+    return lambda g, x, inplace=False: g.unary(kind, x)
+
+
+def _named(name: str) -> Callable[..., Value]:
+    def apply(g: Tracer, x: Value, alpha: float = 1.0, inplace: bool = False) -> Value:
+        if alpha != 1:
+            raise Unwritable(f"alpha={alpha}")
+        return function(g, name, x)
+
+    return apply
+
+
+def _same(g: Tracer, x: Value, *args: Any, **kwargs: Any) -> Value:
+    return x
 
 
 def _linear(g: Tracer, x: Value, weight: Tensor, bias: Tensor | None = None) -> Value:
     return g.linear(x, g.weight_of(weight), None if bias is None else g.weight_of(bias))
 
 
-def _lstm(g: Tracer, *args: Any, prefix: str, layer: nn.LSTM, **kwargs: Any) -> Any:
-    return calls._lstm(g, prefix, layer, *args, **kwargs)
+def _embedding(
+    g: Tracer, x: Value, table: Tensor, padding_idx: int | None = None,
+    max_norm: float | None = None, **rest: Any,
+) -> Value:  # fmt: skip
+    if x.dtype != "int32" or max_norm is not None:
+        raise Unwritable("it reads whole numbers and has no max_norm")
+    return g.gather(g.weight_of(table), x)
 
 
-def _same(g: Tracer, x: Value) -> Value:
-    return x
+def _layer_norm(
+    g: Tracer, x: Value, shape: Sequence[int], weight: Tensor | None = None,
+    bias: Tensor | None = None, eps: float = 1e-5,
+) -> Value:  # fmt: skip
+    if len(shape) != 1:
+        raise Unwritable("it normalises more than one axis")
+    scale = torch.ones(*shape) if weight is None else weight
+    shift = torch.zeros(*shape) if bias is None else bias
+    return g.layer_norm(x, g.weight_of(scale), g.weight_of(shift), eps)
 
 
-def _unary(kind: str) -> Callable[..., Value]:
-    return lambda g, x: g.unary(kind, x)
+def _lstm(
+    g: Tracer, input: Value, hx: Any = None, lengths: Value | None = None, padding: str = "right",
+    *, prefix: str, layer: nn.LSTM,
+) -> tuple[Value, tuple[Value, Value]]:  # fmt: skip
+    hook = layer.weight_hook if isinstance(layer, LSTM) else None
+    for problem, is_so in {
+        f"proj_size={layer.proj_size}": layer.proj_size > 0,
+        "a weight_hook": hook is not None and not isinstance(hook, WeightDrop),
+        f"padding={padding!r}": lengths is not None and padding != "right",
+        "a sequence without a batch": isinstance(input, Value) and len(input.shape) != 3,
+        "an input that is no tensor": not isinstance(input, Value),
+        "float lengths": lengths is not None and lengths.dtype != "int32",
+    }.items():
+        if is_so:
+            raise Unwritable(f"{problem} cannot be written")
+    D = 2 if layer.bidirectional else 1
+    options = layer.options.in_evaluation() if isinstance(layer, LSTM) else TORCHS_CELL
+    stack = LSTMStack(prefix, layer.hidden_size, layer.num_layers, D, layer.bias, options)
+    steps = g.transpose(input, (1, 0, 2)) if layer.batch_first else input
+    y, after = lstm_layers(g, steps, stack, _state(g, steps, hx, stack), lengths)
+    y = g.transpose(y, (1, 0, 2)) if layer.batch_first else y
+    last_h, last_c = (g.concat(list(parts), 0) for parts in zip(*after, strict=True))
+    return y, (last_h, last_c)
+
+
+def _state(g: Tracer, steps: Value, hx: Any, stack: LSTMStack) -> State | None:
+    """Returns h and c of every layer; None is zero."""
+    if hx is None or all(isinstance(part, Tensor) and not part.any() for part in hx):
+        return None
+    inputs = {value.name for value in g.graph.inputs}
+    g.states |= {part.name for part in hx if isinstance(part, Value)} & inputs
+    D, shape = stack.num_directions, (stack.num_layers * stack.num_directions, 1, stack.hidden_size)
+    whole = [
+        part if isinstance(part, Value) else zeros(g, steps, shape) + _array(part) for part in hx
+    ]
+    cuts = [(k * D, (k + 1) * D) for k in range(stack.num_layers)]
+    h, c = ([g.slice(part, 0, *cut) for cut in cuts] for part in whole)
+    return list(zip(h, c, strict=True))
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    **calls._CALLS,
     **{name: _arithmetic(name) for name in ("add", "sub", "mul", "div")},
+    **{name: _comparison(name) for name in ("maximum", "minimum")},
+    **{name: _unary(name) for name in ("relu", "sigmoid", "tanh", "exp", "log", "sqrt")},
+    **dict.fromkeys(["contiguous", "detach", "clone", "dropout", "double", "cpu"], _same),
+    **{name: _reduced(name) for name in ("sum", "mean")}, "amax": _reduced("max"),
     **{
         f.__name__[1:]: f
         for f in (
             _where, _pad, _nan_to_num, _nanmean, _clamp, _lerp, _to, _cat, _stack, _getitem,
-            _expand, _repeat_interleave, _unbind, _linear, _abs, _pow,
+            _expand, _repeat_interleave, _unbind, _linear, _abs, _pow, _float, _reshape, _flatten,
+            _squeeze, _unsqueeze, _transpose, _permute, _chunk, _split, _size, _embedding,
+            _layer_norm,
         )
     },
     "eq": _comparison("equal"), "lt": _comparison("less"), "invert": _unary("not"),
-    "isnan": _unary("is_nan"), "softplus": _unary("softplus"), "double": _same, "cpu": _same,
+    "gt": lambda g, a, b: g.binary("less", g.value(b), g.value(a)),
+    "isnan": _unary("is_nan"), "softplus": _unary("softplus"),
+    "hardsigmoid": _named("hard_sigmoid"),
+    **{name: _named(name) for name in ("softsign", "elu", "selu", "silu")},
     "isinf": lambda g, x: g.binary("equal", _abs(g, x), math.inf),
     "expm1": lambda g, x: g.unary("exp", x) - 1.0,
-    "float": lambda g, x: x if x.dtype == "float32" else g.cast(x, "float32"),
-    "long": lambda g, x: g.cast(x, "int32"),
+    "neg": lambda g, x: x * -1.0,
+    "long": lambda g, x: x if x.dtype == "int32" else g.cast(x, "int32"),
     "sort": lambda g, x, dim=-1: _Sorted(g.sort(x)),
-    "embedding": lambda g, x, table, **rest: g.gather(g.weight_of(table), x),
+    "softmax": lambda g, x, dim=None, **kwargs: g.softmax(x, _axis_of(dim)),
+    "log_softmax": lambda g, x, dim=None, **kwargs: g.log_softmax(x, _axis_of(dim)),
     "ones_like": lambda g, x: torch.ones(_sizes(x.shape)),
     "zeros_like": lambda g, x: torch.zeros(_sizes(x.shape)),
+    "new_zeros": lambda g, x, *shape, **kwargs: torch.zeros(_sizes(_listed(shape))),
     "new_full": lambda g, x, shape, number: torch.full(_sizes(shape), number),
 }  # fmt: skip
+_SYNONYMS = {
+    "truediv": "div", "view": "reshape", "swapaxes": "transpose", "concat": "cat", "iadd": "add",
+    "imul": "mul", "isub": "sub", "subtract": "sub", "multiply": "mul", "divide": "div",
+    "concatenate": "cat",
+}  # fmt: skip
+"""Names of one function in torch."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from fastlstm.errors import ConfigError
-from fastlstm.forecast.csv_format import CSV_OPTIONS, CsvFormat, Names
+from fastlstm.forecast.read_options import Names, Numbers, ReadOptions
 from fastlstm.system.fields import Precision, check_fields, parse_split
 from fastlstm.training.options import BOUNDS, TrainingOptions
 
@@ -18,22 +19,13 @@ Normalize = Literal["last", "standard", "none"]
 Decoder = Literal["direct", "autoregressive"]
 OutputKind = Literal["point", "quantiles", "student_t", "negative_binomial"]
 Loss = Literal["mae", "mse", "huber"]
-Gaps = Literal["split", "fill"]
-Disorder = Literal["error", "sort"]
-Duplicates = Literal["error", "first", "last"]
-Numbers = tuple[float, ...]
+_NUMBER = re.compile(r"((?:.*?=)??)\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(?:,|$)")
 CALENDAR = ("hour", "weekday", "year")
 """Periods of the calendar that can be future covariates."""
-READING = (
-    *("gaps", "disorder", "duplicates", "missing_value", "keep_value", "time_format", "tz", "snap"),
-    *CSV_OPTIONS,
-    "wide",
-)
-"""Options of reading a table; each table may have its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ForecastConfig(TrainingOptions, CsvFormat):
+class ForecastConfig(TrainingOptions, ReadOptions):
     """Options of training a forecaster. `None`: chosen from the data and reported.
 
     Attributes:
@@ -52,17 +44,6 @@ class ForecastConfig(TrainingOptions, CsvFormat):
         static: static covariates, one value per series.
         categorical: covariates that are categories.
         ignore: columns not to use.
-        gaps: split cuts series at missing rows, fill inserts rows without values.
-        disorder: rows that are not in order of time: an error, or sorted.
-        duplicates: rows with the same timestamp: an error, or keep the first or last.
-        missing_value: numbers that mean a missing value, such as -9999 or -9999,-99.9.
-        keep_value: numbers that look like codes of missing values and are not.
-        time_format: format of times, such as %Y%m%d; or s, ms, us, ns since 1970; or excel: days
-            since 1900.
-        tz: time zone of times without one, such as Europe/Berlin; the hour that comes twice in
-            autumn is read in order.
-        snap: round times to multiples of a duration, such as 1h.
-        wide: a column for each time, month of a year or series, instead of a row for each of both.
         cache_dir: cache of prepared tables (default ~/.cache/fastlstm).
         split: train/validation/test by time, in percent, or in steps: 8640,2880,2880.
         input_size: past steps that the model reads; default up to 720, if the data allows.
@@ -101,15 +82,6 @@ class ForecastConfig(TrainingOptions, CsvFormat):
     static: Names = ()
     categorical: Names = ()
     ignore: Names = ()
-    gaps: Gaps = "split"
-    disorder: Disorder = "error"
-    duplicates: Duplicates = "error"
-    missing_value: Numbers = ()
-    keep_value: Numbers = ()
-    time_format: str | None = None
-    tz: str | None = None
-    snap: str | None = None
-    wide: bool = False
     cache_dir: str | None = None
     split: str = "70/10/20"
 
@@ -135,7 +107,7 @@ class ForecastConfig(TrainingOptions, CsvFormat):
 
     def __post_init__(self) -> None:
         check_fields(self, _BOUNDS)
-        CsvFormat.__post_init__(self)
+        ReadOptions.__post_init__(self)
         self.check_schedule()
         for field in dataclasses.fields(self):
             read = _READERS.get(str(field.type))
@@ -144,8 +116,9 @@ class ForecastConfig(TrainingOptions, CsvFormat):
         if self.calendar is not None:
             object.__setattr__(self, "calendar", _calendar(self.calendar))
         if double := set(self.missing_value) & set(self.keep_value):
+            shown = ", ".join(c if isinstance(c, str) else f"{c:g}" for c in double)
             raise ConfigError(
-                f"`missing_value` and `keep_value` both hold {min(double):g}; leave it out of one"
+                f"`missing_value` and `keep_value` both hold {shown}; leave it out of one"
             )
         split_of(self.split)
         if self.balance and self.tbptt is not None:
@@ -186,16 +159,23 @@ def _calendar(parts: Names) -> Names:
 
 
 def _numbers(field: str, value: Any) -> Numbers:
-    """Returns numbers; of a text those between commas."""
-    parts = [p for p in value.split(",") if p.strip()] if isinstance(value, str) else value
-    try:
-        parts = () if parts is None else (parts,) if isinstance(parts, int | float) else parts
-        numbers = tuple(float(part) for part in parts)
-    except (TypeError, ValueError):
-        numbers = (math.nan,)
-    if not all(math.isfinite(number) for number in numbers):
-        raise ConfigError(f"`{field}` is {value!r}, expected numbers, such as -9999 or -9999,-99.9")
-    return numbers
+    """Returns numbers, and texts "COLUMN=NUMBER"; of a text those between commas."""
+    text = value
+    if isinstance(value, Mapping):
+        pairs = {name: c if isinstance(c, list | tuple) else [c] for name, c in value.items()}
+        text = [f"{name}={code}" for name, codes in pairs.items() for code in codes]
+    if not isinstance(text, str):
+        parts = (text,) if isinstance(text, int | float) else text or ()
+        text = ",".join(map(str, parts)) if isinstance(parts, Iterable) else "?"
+    found = list(_NUMBER.finditer(text))
+    if "".join(match[0] for match in found) != text or not all(
+        math.isfinite(float(match[2])) for match in found
+    ):
+        raise ConfigError(
+            f"`{field}` is {value!r}, expected numbers, such as -9999 or -9999,-99.9, or of one"
+            " column humidity=-1"
+        )
+    return tuple(match[1].strip() + match[2] if match[1] else float(match[2]) for match in found)
 
 
 _READERS = {"Names": _names, "Names | None": _names, "Numbers": _numbers}

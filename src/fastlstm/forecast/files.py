@@ -28,7 +28,6 @@ from fastlstm.forecast.data.timeline import Frequency
 from fastlstm.forecast.model.config import ForecasterConfig
 from fastlstm.forecast.model.network import LINEAR, ForecastNetwork
 from fastlstm.forecast.table_schema import TableSchema
-from fastlstm.runs.compression_record import checked_compression
 from fastlstm.runs.find_run import read_model
 from fastlstm.runs.run_directory import FORECASTER
 from fastlstm.runs.stored_values import (
@@ -45,6 +44,7 @@ from fastlstm.runs.weight_formats import (
     QuantizedMatrix,
     as_floats,
     block_grid,
+    checked_compression,
     decode_weights,
     encode_weights,
     may_be_blocks,
@@ -128,6 +128,13 @@ class StoredForecaster:
     compression: Compression | None = None
     series: SeriesScale | None = None
     is_recalibrated: bool = False
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The target and the past covariates, which may have been chosen at fit."""
+        sizes, names = self.network.config, self.schema.columns
+        num = sizes.num_targets
+        return {"target": names[:num], "past": names[num : num + sizes.num_past]}
 
     def unsupported(self, levels: Sequence[float]) -> str | None:
         """Returns a warning if some quantiles are infinite, else None.

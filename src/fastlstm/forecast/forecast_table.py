@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastlstm.errors import DataError, counted
+from fastlstm.errors import DataError
 from fastlstm.forecast.calibration import require_known
 from fastlstm.forecast.data.calendar import calendar_values
 from fastlstm.forecast.data.dataset import SeriesDataset
@@ -29,6 +29,7 @@ from fastlstm.forecast.evaluation import (
 )
 from fastlstm.forecast.files import StoredForecaster
 from fastlstm.forecast.future_covariates import future_covariates
+from fastlstm.forecast.plan import note_of_short_ends
 from fastlstm.report.picture import Picture
 
 SERIES_AT_ONCE = 256
@@ -67,7 +68,8 @@ class Forecasts:
         self.quantiles, self._inputs = tuple(quantiles), inputs
         segments, sizes = dataset.table.segments, stored.network.config
         self._last = np.flatnonzero(np.diff(segments.series, append=-1))
-        _refuse_short(dataset, self._last, sizes.input_size)
+        if text := note_of_short_ends(dataset, sizes.input_size):
+            raise DataError(text)
         self.num_rows = len(self._last) * sizes.horizon
         self._names = pa.array(list(dataset.series))
         no_answers = np.empty((0, sizes.horizon, sizes.num_targets, len(quantiles) or 1))
@@ -100,11 +102,9 @@ class Forecasts:
         return pa.concat_tables(self.blocks())
 
     def plot(self, series: Sequence[Any] | None = None, max_panels: int = 12) -> Picture:
-        """Returns a picture: the end of the past, the forecast, and intervals of 50, 80 and 95 %.
-
-        Args:
-            series: names of those to draw; default evenly spread ones.
-            max_panels: a panel per series and target, at most so many.
+        """Returns a picture: the end of the past, the forecast, and intervals of 50, 80 and 95 %, a
+        panel per series and target, at most `max_panels`; of the named `series`, by default evenly
+        spread ones.
 
         Raises:
             ConfigError: an unknown series, or max_panels below 1.
@@ -209,23 +209,6 @@ class Forecasts:
             for c, target in enumerate(roles.target):
                 table[f"{target}{name}"] = pa.array(answers[..., c, number].reshape(-1))
         return pa.table(table)
-
-
-def _refuse_short(dataset: SeriesDataset, last: NDArray[np.int64], input_size: int) -> None:
-    segments = dataset.table.segments
-    short = last[segments.num_rows[last] < input_size]
-    if len(short) == 0:
-        return
-    name = dataset.series[int(segments.series[short[0]])]
-    which = f"series '{name}' ends in" if name else "the table has"
-    more = f" ({len(short)} series are too short)" if len(short) > 1 else ""
-    has_gap = (segments.series[short - 1] == segments.series[short]) & (short > 0)
-    fill = ", or train with `gaps='fill'`" if has_gap.any() else ""
-    raise DataError(
-        f"{which} {counted(segments.num_rows[short[0]], 'row')} without gaps{more}, a forecast"
-        f" reads the last {input_size}; give more rows of the past, or train with a smaller"
-        f" `input_size`{fill}"
-    )
 
 
 def _times_ahead(

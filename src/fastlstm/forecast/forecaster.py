@@ -17,7 +17,7 @@ import pyarrow as pa
 from fastlstm.errors import ConfigError, DataError, counted, kind_of_value
 from fastlstm.estimator import Estimator, signature_of
 from fastlstm.forecast.calibration import calibrate, require_known, require_numbers
-from fastlstm.forecast.config import READING, ForecastConfig, split_of
+from fastlstm.forecast.config import ForecastConfig, split_of
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.error_measures import QuantileScores, SeriesErrors
 from fastlstm.forecast.data.preparation import prepare, prepare_future
@@ -37,6 +37,7 @@ from fastlstm.forecast.evaluation import (
 from fastlstm.forecast.files import StoredForecaster, forecaster_files, read_forecaster
 from fastlstm.forecast.forecast_table import Forecasts, as_kind, as_times, kind_of, times_from
 from fastlstm.forecast.model.network import ForecastNetwork
+from fastlstm.forecast.read_options import READING
 from fastlstm.forecast.size_plan import CHOSEN
 from fastlstm.forecast.table_schema import apply_schema
 from fastlstm.forecast.train import train_forecaster
@@ -214,6 +215,11 @@ class Forecaster(Estimator[StoredForecaster]):
         quantiles of their distribution, without calibration. A quantile is infinite, with a
         warning, if validation has too few values for it.
         """
+        if isinstance(frame, list | tuple) and frame and isinstance(frame[0], float):
+            raise ConfigError(
+                f"got the list {frame!r:.60}, expected a table; for levels of quantiles give"
+                f" `quantiles={list(frame)!r:.60}`"
+            )
         return self._as_came(self.forecasts(frame, quantiles, future), frame)
 
     def forecasts(
@@ -241,9 +247,7 @@ class Forecaster(Estimator[StoredForecaster]):
                     "a loaded or pickled Forecaster has no table; give one as `frame`"
                 )
             return self.dataset_, self._inputs
-        target = stored.schema.columns[: stored.network.config.num_targets]
-        past = stored.schema.columns[len(target) :][: stored.network.config.num_past]
-        config = dataclasses.replace(stored.config, target=target, past=past)
+        config = dataclasses.replace(stored.config, **stored.columns)
         dataset = prepare(frame, config, like=stored.schema.timeline)
         _warn_of_repairs(dataset)
         return dataset, apply_schema(dataset, stored)

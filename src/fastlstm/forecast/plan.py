@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastlstm.distributed.share import Share
-from fastlstm.errors import ConfigError, DataError
+from fastlstm.errors import ConfigError, DataError, counted
 from fastlstm.forecast.calibration import Calibration
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.chunk_loader import ChunkLoader
@@ -180,6 +180,25 @@ def note_of_short_series(
     if config.tbptt is not None or fitting < 1:
         return note
     return f"{note}; `input_size={fitting!r}` takes all"
+
+
+def note_of_short_ends(dataset: SeriesDataset, input_size: int) -> str | None:
+    """Returns a line about series that end in too few rows to forecast from, if there are any."""
+    segments = dataset.table.segments
+    last = np.flatnonzero(np.diff(segments.series, append=-1))
+    short = last[segments.num_rows[last] < input_size]
+    if len(short) == 0:
+        return None
+    name = dataset.series[int(segments.series[short[0]])]
+    which = f"series '{name}' ends in" if name else "the table has"
+    more = f" ({len(short)} series are too short)" if len(short) > 1 else ""
+    has_gap = (segments.series[short - 1] == segments.series[short]) & (short > 0)
+    fill = ", or train with `gaps='fill'`" if has_gap.any() else ""
+    return (
+        f"{which} {counted(segments.num_rows[short[0]], 'row')} without gaps{more}, a forecast"
+        f" reads the last {input_size}; give more rows of the past, or train with a smaller"
+        f" `input_size`{fill}"
+    )
 
 
 def longest_segments(table: Table, split: Split) -> NDArray[np.int64]:

@@ -41,7 +41,7 @@ class TableSchema:
     @property
     def timeline(self) -> Timeline:
         """What times must match."""
-        return Timeline(self.frequency, self.time_zone, self.is_wall)
+        return Timeline(self.frequency, self.time_zone, self.is_wall, self.may_miss)
 
     @staticmethod
     def of(dataset: SeriesDataset, may_miss: bool) -> TableSchema:

@@ -411,7 +411,9 @@ class ForecastTask(Task):
             text = f"evaluated {part}, evenly spread: all would not fit the budget"
             trainer.say("info", f"{text}; 'fastlstm evaluate RUN DATA' evaluates all")
         measure = "mse" if self.stored.config.loss == "mse" else "mae"
-        errors = {name: scores[measure] for name, scores in test["scores"].items()}
+        if len(test["targets"]) > 1:  # their units differ
+            measure = "rel_mae"
+        errors = {name: scores.get(measure) for name, scores in test["scores"].items()}
         return {"test_error": {"measure": measure, **errors}}
 
 

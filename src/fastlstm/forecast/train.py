@@ -16,7 +16,7 @@ import torch
 from fastlstm.distributed.joining import joined
 from fastlstm.errors import ConfigError, DataError, FormatError
 from fastlstm.forecast.calibration import Calibration
-from fastlstm.forecast.config import READING, ForecastConfig
+from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.calendar import (
     MAX_ROWS,
     calendar_names,
@@ -30,13 +30,16 @@ from fastlstm.forecast.data.splits import Split, split_table
 from fastlstm.forecast.data.table_files import require_files
 from fastlstm.forecast.data.timeline import ROWS
 from fastlstm.forecast.files import StoredForecaster, read_options
+from fastlstm.forecast.model.config import ForecasterConfig
 from fastlstm.forecast.plan import (
     LEARNING_RATES,
     MIN_CALENDAR_GAIN,
+    note_of_short_ends,
     note_of_short_series,
     training_loader,
     untrained_forecaster,
 )
+from fastlstm.forecast.read_options import READING
 from fastlstm.forecast.ridge import Ridge, fit_ridges
 from fastlstm.forecast.size_plan import CHOSEN, can_choose_size, choose_size, step_seconds
 from fastlstm.forecast.table_schema import apply_schema
@@ -47,7 +50,6 @@ from fastlstm.report.history import read_history
 from fastlstm.runs.events import Event, Observer
 from fastlstm.training.callbacks import Callback, RiseStopping, checked_callbacks
 from fastlstm.training.checkpoint import Checkpoint
-from fastlstm.training.evaluations import default_evaluations
 from fastlstm.training.options import MAY_CHANGE
 from fastlstm.training.plan import TrainingResult
 from fastlstm.training.precision import (
@@ -59,7 +61,7 @@ from fastlstm.training.precision import (
     require_fast_kernels,
 )
 from fastlstm.training.remembered_plan import ChosenPlan, changes, remembered_plan
-from fastlstm.training.schedule import StopCriterion
+from fastlstm.training.schedule import StopCriterion, default_evaluations
 from fastlstm.training.session import RunSession, Start, locked_run, torch_settings_kept
 
 MakeTask = Callable[..., ForecastTask]
@@ -205,7 +207,7 @@ class _ForecastSession(RunSession):
         own = [RiseStopping()] * (self.ends_early and _may_rise(config, stop_criterion))
         result = self.fit(
             task, plan, checkpoint, [*callbacks, *own], about | _about(task, stored, dataset),
-            note_of_short_series(config, sizes, dataset, split),
+            _warning(config, sizes, dataset, split),
         )  # fmt: skip
         return Trained(self._told(task.stored), dataset, inputs, result)
 
@@ -320,7 +322,7 @@ class _ForecastSession(RunSession):
             self.emit({"event": "prepare", "done_bytes": done, "total_bytes": total})
 
         if base is not None:
-            config = dataclasses.replace(config, calendar=base.config.calendar)
+            config = dataclasses.replace(config, calendar=base.config.calendar, **base.columns)
         like = None if base is None else base.schema.timeline
         with self.world.together():
             with self.part_of_setup("the table"):
@@ -342,6 +344,16 @@ class _ForecastSession(RunSession):
         self.require_same(dataset.key, f"{source_text(frame)} is another table")
         self.mark()
         return dataset
+
+
+def _warning(
+    config: ForecastConfig, sizes: ForecasterConfig, dataset: SeriesDataset, split: Split
+) -> str | None:
+    """Returns a line about series that cannot be trained on, or forecast, if there are any."""
+    refused = note_of_short_ends(dataset, sizes.input_size)
+    notes = [note_of_short_series(config, sizes, dataset, split)]
+    notes += [refused and f"forecasts of this table will be refused: {refused}"]
+    return "; ".join(filter(None, notes)) or None
 
 
 def _chosen_calendar(config: ForecastConfig, dataset: SeriesDataset) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Keras models on fastlstm's kernels: `LSTM`, a `keras.layers.LSTM`; `accelerate` and `restore`.
 
-Needs Keras 3 on the torch backend, so `KERAS_BACKEND=torch` before keras is imported. Files are
-stock Keras files: a model saved here loads without fastlstm.
+Needs Keras 3 on the torch backend: set `KERAS_BACKEND=torch` before you import keras. A saved model
+is a stock Keras file, which loads without fastlstm.
 
 Example:
     ::
@@ -29,10 +29,10 @@ def check_backend() -> None:
 
     Raises:
         MissingExtraError: it is not installed.
-        ConfigError: it cannot be imported as it is configured, or runs on another backend.
+        ConfigError: it cannot be imported, or runs on another backend.
     """
     spec = importlib.util.find_spec("keras")
-    if spec is None or spec.origin is None:  # a folder of that name is no package
+    if spec is None or spec.origin is None:  # a folder named keras is no package
         raise MissingExtraError("fastlstm.keras needs keras: pip install 'fastlstm[keras]'")
     try:
         keras = importlib.import_module("keras")

@@ -1,4 +1,4 @@
-"""`accelerate` makes the LSTM layers of a Keras model ours, `restore` makes them Keras' again."""
+"""`accelerate` turns a Keras model's LSTM layers into fastlstm's, `restore` turns them back."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from fastlstm.ops.left_alone import left_alone
 Layer = TypeVar("Layer", bound=Any)
 
 _OWN_FIELDS = ("strict", "_has_warned", "_known_weights")
-"""What an instance of `LSTM` may hold beside what Keras' holds."""
+"""Attributes of an `LSTM` instance that Keras' layer lacks."""
 
 
 def accelerate(model: Layer) -> Layer:
-    """Makes every `keras.layers.LSTM` of a model a `fastlstm.keras.LSTM`, in place.
+    """Turns every `keras.layers.LSTM` of a model into a `fastlstm.keras.LSTM`, in place.
 
-    The layers stay the same objects, in a Sequential, functional or subclassed model, built or not,
-    within Bidirectional, TimeDistributed and other models. `restore` undoes it. What the layers of
-    a model compute does not change; a saved model is stock Keras' as before.
+    The layers stay the same objects, in Sequential, functional and subclassed models, built or not,
+    also inside Bidirectional, TimeDistributed and nested models. Outputs do not change, and a saved
+    model is a stock Keras file. `restore` undoes it.
 
     Args:
         model: a model or layer.
@@ -35,8 +35,8 @@ def accelerate(model: Layer) -> Layer:
         UsageError: it is no Keras layer.
 
     Warns:
-        UserWarning: recurrent layers that are left to Keras, with the reasons, or a model without
-            any LSTM.
+        UserWarning: recurrent layers that Keras still computes, with the reasons, or a model
+            without any LSTM.
     """
     left = []
     found = False
@@ -55,7 +55,7 @@ def accelerate(model: Layer) -> Layer:
 
 
 def restore(model: Layer) -> Layer:
-    """Makes every `fastlstm.keras.LSTM` of a model a `keras.layers.LSTM`, in place.
+    """Turns every `fastlstm.keras.LSTM` of a model into a `keras.layers.LSTM`, in place.
 
     Args:
         model: a model or layer.
@@ -75,7 +75,6 @@ def restore(model: Layer) -> Layer:
 
 
 def _layers(model: Any) -> Iterator[Any]:
-    """Yields a layer and all that it is made of."""
     if not isinstance(model, keras.layers.Layer):
         raise UsageError(f"the model is {kind_of_value(model)}, expected a Keras model or layer")
     yield from model._flatten_layers()

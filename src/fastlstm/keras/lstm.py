@@ -1,4 +1,4 @@
-"""`LSTM`: Keras' LSTM layer with its loop over time run by the native kernels."""
+"""`LSTM`: Keras' LSTM layer with its loop over time on the native kernels."""
 
 from __future__ import annotations
 
@@ -25,21 +25,20 @@ _ACTIVATIONS = [(name, getattr(keras.activations, name)) for name in ACTIVATIONS
 class LSTM(keras.layers.LSTM):  # type: ignore[misc]
     """Drop-in for `keras.layers.LSTM`: same arguments, variables, files and results.
 
-    A model with this layer is saved as one with `keras.layers.LSTM`, which stock Keras loads
-    without fastlstm; where `fastlstm.keras` is imported the file loads with this layer again.
+    Files name it `keras.layers.LSTM`: stock Keras loads them without fastlstm, and a program that
+    imports `fastlstm.keras` loads them with this layer.
 
-    Computed by the kernels: every mask, `go_backwards`, `stateful`, `return_state`, `unroll`,
-    `use_bias`, initial states, regularizers, constraints, `mixed_bfloat16`; `mixed_float16` and
-    `float16` in float32. Integer inputs are cast. With `recurrent_dropout` or
-    `implementation=1`, where Keras draws a mask for each of the four gates, one mask serves all
-    four.
+    The kernels compute every mask, `go_backwards`, `stateful`, `return_state`, `unroll`,
+    `use_bias`, initial states, regularizers, constraints and `mixed_bfloat16`; `mixed_float16` and
+    `float16` in float32. Integer inputs are cast. With `recurrent_dropout` or `implementation=1`,
+    where Keras draws a mask per gate, one mask serves all four gates.
 
-    Computed by Keras' own loop, with one UserWarning: an activation that the kernels have not got,
-    float64, a device that is not the CPU, and what only torch's operators can take part in
-    (`torch.jit.trace`, `torch.onnx.export`, `torch.func`).
+    Keras' loop computes, with one UserWarning, an activation that the kernels lack, float64, a
+    device that is not the CPU, and calls inside `torch.jit.trace`, `torch.onnx.export` or
+    `torch.func`.
 
     Attributes:
-        strict: Keras' own loop, or a slow kernel, is a KernelError.
+        strict: Keras' loop or a slow kernel is a KernelError.
     """
 
     __module__ = "keras.layers"  # what files name; Bidirectional copies its layer the same way
@@ -101,17 +100,16 @@ class LSTM(keras.layers.LSTM):  # type: ignore[misc]
         return sequences * _one_mask(self.cell.get_dropout_mask(sequences[:, 0, :]))[:, None]
 
     def _options(self, training: bool) -> CellOptions:
-        """What the cell computes; only activations that the kernels have got come here."""
+        """Returns the cell's options; its activations are known to the kernels."""
         cell = self.cell
         dropout = cell.recurrent_dropout if _is_active(cell.recurrent_dropout, training) else 0.0
         names = map(_kernel_name, (cell.activation, cell.recurrent_activation))
         return _cell_options(*names, dropout)
 
     def _weights(self) -> LSTMWeights:
-        """The weights in torch's layout, in the dtype of the variables.
+        """Returns the weights in torch's layout, in the dtype of the variables.
 
-        Without gradients they are the same tensors from call to call, which the kernels lay out
-        once.
+        Without gradients every call gets the same tensors, which are packed once.
         """
         cell, bias = self.cell, None
         with AutocastScope(None):
@@ -132,12 +130,12 @@ class LSTM(keras.layers.LSTM):  # type: ignore[misc]
         return known
 
     def _kernel_dtype(self) -> torch.dtype:
-        """What the input comes in: the compute dtype, float32 for float16."""
+        """Returns the input's dtype: the compute dtype, but float32 for float16."""
         dtype: torch.dtype = getattr(torch, self.compute_dtype)
         return torch.float32 if dtype == torch.float16 else dtype
 
     def _refusal(self, device: str) -> str | None:
-        """Returns why Keras itself must compute this layer, or None."""
+        """Returns why Keras must compute this layer, or None."""
         for what in ("activation", "recurrent_activation"):
             function = getattr(self.cell, what)
             if _kernel_name(function) is None:
@@ -174,26 +172,25 @@ class LSTM(keras.layers.LSTM):  # type: ignore[misc]
         return LayerReport(layer, call, backend, kernel.name, kernel.is_fast, why, module)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and pickles are made of a `.keras` file, as Keras does; the class is not named."""
+        """Copies and pickles go through a `.keras` file, which does not name this class."""
         _, *rest = super().__reduce__()
         return keras.layers.LSTM._unpickle_model, *rest
 
 
-# Files name this class as Keras' own, "LSTM", and so does the copy that Bidirectional makes of a
-# layer: here that name is this class, elsewhere it is Keras'.
+# Files, and the copy of a layer that Bidirectional makes, name Keras' class "LSTM": here that name
+# stands for this class.
 keras.saving.get_custom_objects()["LSTM"] = LSTM
 
 
 class MaskedSteps(NamedTuple):
-    """Where the steps that count lie, and where they are computed.
+    """The unmasked steps of a batch, and their order for the kernels.
 
-    Keras leaves the state as it is where the mask is False, and repeats the output of the step
-    before, or gives zeros.
+    Where the mask is False Keras keeps the state, and repeats the last output or gives zeros.
 
     Attributes:
-        mask: `(T, B, 1)` bool, True for a step that counts.
-        lengths: `(B,)` int64, how many of them each sequence has.
-        order: `(T, B, 1)` int64, the steps that count first; None where they are first already.
+        mask: `(T, B, 1)` bool, True for an unmasked step.
+        lengths: `(B,)` int64, number of unmasked steps.
+        order: `(T, B, 1)` int64, unmasked steps first; None if they are first already.
     """
 
     mask: Tensor
@@ -202,7 +199,7 @@ class MaskedSteps(NamedTuple):
 
     @classmethod
     def of(cls, mask: Tensor) -> MaskedSteps:
-        """Describes a mask `(T, B)`; what a graph is made of is taken to be no plain padding."""
+        """Describes a mask `(T, B)`; a compiled graph always computes the order."""
         lengths = mask.sum(0)
         if not torch.compiler.is_compiling() and not bool((mask[1:] > mask[:-1]).any()):
             return cls(mask[:, :, None], lengths, None)
@@ -210,21 +207,21 @@ class MaskedSteps(NamedTuple):
         return cls(mask[:, :, None], lengths, order[:, :, None])
 
     def in_front(self, x: Tensor) -> Tensor:
-        """Returns `x` `(T, B, I)` with the steps that count at the front."""
+        """Returns `x` `(T, B, I)` with the unmasked steps first."""
         return x if self.order is None else x.gather(0, self.order.expand_as(x))
 
     def outputs(self, y: Tensor, last: Tensor, *, zero_others: bool) -> Tensor:
         """Returns Keras' outputs `(T, B, H)`.
 
         Args:
-            y: output of the steps that count, at the front.
+            y: output of the unmasked steps, which come first.
             last: `(B, H)` output of the last of them.
             zero_others: zeros where the mask is False, else the output of the step before.
         """
         if self.order is None:
             others = torch.zeros_like(last) if zero_others else self._or_zero(last)
             return torch.where(self.mask, y, others)
-        places = self.mask.cumsum(0) - 1  # -1 before the first step that counts
+        places = self.mask.cumsum(0) - 1  # -1 before the first unmasked step
         y = y.gather(0, places.clamp(min=0).expand_as(y))
         return torch.where(self.mask if zero_others else places >= 0, y, torch.zeros_like(last))
 
@@ -235,7 +232,7 @@ class MaskedSteps(NamedTuple):
         return self._or_zero(last)
 
     def _or_zero(self, last: Tensor) -> Tensor:
-        """A sequence in which no step counts has no output, its state is the initial one."""
+        """Returns zeros for a sequence that is masked throughout: `last` is its initial state."""
         return torch.where(self.lengths[:, None] > 0, last, torch.zeros_like(last))
 
 
@@ -254,7 +251,7 @@ def _cell_options(activation: Any, recurrent_activation: Any, dropout: float) ->
 
 
 def _is_active(rate: float, training: bool) -> bool:
-    """Whether Keras' cell drops anything; it leaves a rate of 1 alone."""
+    """Whether Keras' cell applies dropout; it ignores a rate of 1."""
     return bool(training) and 0 < rate < 1
 
 
@@ -275,7 +272,7 @@ def _time_major(mask: Any, x: Tensor) -> Tensor:
 
 
 def _torch_layout(kernel: Tensor, recurrent: Tensor, bias: Tensor | None) -> LSTMWeights:
-    """Keras' gate order i, f, c, o is torch's; it has one bias where torch has two."""
+    """Returns torch's layout: the gate order is the same, the second bias is zero."""
     zeros = None if bias is None else torch.zeros_like(bias, requires_grad=False)
     return LSTMWeights(kernel.t(), recurrent.t(), bias, zeros)
 
@@ -283,5 +280,5 @@ def _torch_layout(kernel: Tensor, recurrent: Tensor, bias: Tensor | None) -> LST
 def _is_same_memory(weight: Tensor | None, known: Tensor | None) -> bool:
     if weight is None or known is None:
         return weight is known
-    is_same = weight.stride() == known.stride()[::-1]  # known ones are transposed
+    is_same = weight.stride() == known.stride()[::-1]  # `known` is transposed
     return is_same and weight.data_ptr() == known.data_ptr() and weight.dtype == known.dtype

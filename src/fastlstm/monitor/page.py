@@ -19,7 +19,7 @@ from fastlstm.monitor.run_card import run_card
 from fastlstm.monitor.run_summary import differences
 from fastlstm.report.markup import clipped, to_html
 from fastlstm.report.terminal import clock
-from fastlstm.runs.lock_holder import held_locks
+from fastlstm.runs.run_directory import held_locks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

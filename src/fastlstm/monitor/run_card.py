@@ -117,11 +117,7 @@ def profile_cards(run: Path) -> str:
     if not isinstance(verdicts, list):
         return ""
     chosen = [v for v in verdicts if isinstance(v, dict) and v.get("is_recommended") is True]
-    verified = _gain(found, "verified_gain")
-    cards = [
-        _card(verdict, verified if place == 0 else "")
-        for place, verdict in enumerate(chosen[:_MAX_VERDICTS])
-    ]
+    cards = [_card(verdict) for verdict in chosen[:_MAX_VERDICTS]]
     if not cards and found.get("is_undecided") is True:
         return '<p class="quiet">undecided: a change may gain more than 5 %.</p>'
     if not cards:
@@ -129,15 +125,13 @@ def profile_cards(run: Path) -> str:
     return f'<div class="verdicts">{"".join(cards)}</div>'
 
 
-def _card(verdict: Event, verified: str) -> str:
+def _card(verdict: Event) -> str:
     gain, low, high = (_gain(verdict, name) for name in ("gain", "low", "high"))
     within = f" ({low} to {high})" if low and high and low != high else ""
     lines = [
         f"<h4>{_text(verdict, 'cause')}: {gain}{within} speed</h4>",
         f"<p>{_text(verdict, 'effect')}. {_text(verdict, 'evidence')}</p>",
     ]
-    if verified:
-        lines.append(f"<p>verified by running it: {verified}</p>")
     if command := text_of(verdict, "command"):
         lines.append(f'<code class="command">{to_html(clipped(command, _MAX_COMMAND))}</code>')
     return f'<div class="verdict">{"".join(lines)}</div>'

@@ -16,8 +16,7 @@ from fastlstm.monitor.event_tail import EventTail
 from fastlstm.monitor.machine_use import MachineUse
 from fastlstm.report.events import decode_event, measure_of, number, text_of, unit_of
 from fastlstm.report.lines import is_unfinished, skip_text
-from fastlstm.runs.lock_holder import is_locked
-from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.runs.run_directory import RunDirectory, is_locked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence

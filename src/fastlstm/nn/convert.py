@@ -1,6 +1,6 @@
-"""`accelerate` makes the `nn.LSTM`s of a model `fastlstm.LSTM`s, `restore` makes them torch's.
+"""`accelerate` turns the `nn.LSTM`s of a model into `fastlstm.LSTM`s, `restore` turns them back.
 
-`freeze` has them trust torch's count of changes of their weights, `thaw` undoes it.
+`freeze` makes them trust torch's count of weight changes, `thaw` undoes it.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ _OWN_FIELDS = (
     *("strict", "backend", "_options", "_prepared", "_last_shape", "max_activation_bytes"),
     "weight_hook",
 )
-"""What an instance of `LSTM` may hold beside what an `nn.LSTM` holds."""
+"""Attributes of an `LSTM` instance that an `nn.LSTM` lacks."""
 
 
 def accelerate(model: Module, *, max_activation_bytes: int | None = None) -> Module:
-    """Makes every `nn.LSTM` of a model a `fastlstm.LSTM`, in place.
+    """Turns every `nn.LSTM` of a model into a `fastlstm.LSTM`, in place.
 
     The layers stay the same objects: parameters, hooks, references and training state are kept.
     `restore` undoes it.
 
-    Recurrent modules of other kinds are left alone: subclasses of `nn.LSTM`, whose forward pass may
-    be their own, `nn.GRU`, `nn.RNN`, cells, quantized and TorchScript layers. One UserWarning names
-    them with the reasons; so does `explain(model)`, as reports of backend `"torch"`.
+    Other recurrent modules stay: subclasses of `nn.LSTM`, which may have their own forward pass,
+    `nn.GRU`, `nn.RNN`, cells, quantized and TorchScript layers. One UserWarning names them with the
+    reasons; `explain(model)` reports them with the backend `"torch"`.
 
     Args:
         model: any module.
-        max_activation_bytes: of every layer that is accelerated now, as in `LSTM`.
+        max_activation_bytes: as in `LSTM`, for every layer that this call changes.
 
     Returns:
         The model.
@@ -48,7 +48,7 @@ def accelerate(model: Module, *, max_activation_bytes: int | None = None) -> Mod
         ConfigError: `max_activation_bytes` is no number of bytes.
 
     Warns:
-        UserWarning: recurrent modules that are left alone, or a model without any LSTM.
+        UserWarning: other recurrent modules, or a model without any LSTM.
     """
     check_max_activation_bytes(max_activation_bytes)
     modules = list(recurrent_modules(model))
@@ -70,12 +70,11 @@ def accelerate(model: Module, *, max_activation_bytes: int | None = None) -> Mod
 
 
 def restore(model: Module) -> Module:
-    """Makes every `fastlstm.LSTM` of a model torch's own `nn.LSTM` again, in place.
+    """Turns every `fastlstm.LSTM` of a model back into torch's `nn.LSTM`, in place.
 
     The layers stay the same objects: parameters, hooks, training state, dtype and device are kept.
-    `strict`, `backend` and `max_activation_bytes` are dropped, they mean nothing to an `nn.LSTM`.
-    A model that is to be quantized, scripted, or pickled for a machine without fastlstm is restored
-    first.
+    `strict`, `backend` and `max_activation_bytes` are dropped. Restore a model before you quantize
+    or script it, or pickle it for a machine without fastlstm.
 
     Args:
         model: any module.
@@ -84,9 +83,8 @@ def restore(model: Module) -> Module:
         The model.
 
     Raises:
-        UsageError: the model is no `nn.Module`; or it has a layer that torch cannot compute (layer
-            norm, zoneout and so on) or a subclass of `fastlstm.LSTM`: it is named and nothing is
-            changed.
+        UsageError: the model is no `nn.Module`, or it has a layer that torch cannot compute (layer
+            norm, zoneout, …) or a subclass of `fastlstm.LSTM`; names the layer, changes nothing.
     """
     check_module(model)
     layers = {path: m for path, m in model.named_modules() if isinstance(m, LSTM)}
@@ -99,22 +97,22 @@ def restore(model: Module) -> Module:
         for name in _OWN_FIELDS:
             layer.__dict__.pop(name, None)
         layer.__class__ = nn.LSTM  # type: ignore[assignment]
-        layer._update_flat_weights()  # as torch does: what was written to the list stays
+        layer._update_flat_weights()  # as torch does: keeps weights written to the list
     return model
 
 
 def freeze(model: Module) -> Module:
-    """Makes short inference calls faster: the weights of its `fastlstm.LSTM`s are not read anew.
+    """Makes short inference calls of a model's `fastlstm.LSTM`s faster: they do not reread weights.
 
-    Every call of a `fastlstm.LSTM` reads its weights whole to find out whether anything was written
-    to them. A frozen layer trusts torch's count of changes instead. It sees what torch counts:
-    steps of torch's optimizers, `load_state_dict`, in-place operations, replaced parameters and
-    memory. It does not see a write through `.data`, NumPy, DLPack, an address or another process:
-    call `thaw` before one, or `freeze` again after it.
+    Every call of a `fastlstm.LSTM` reads all weights to detect changes. A frozen layer trusts
+    torch's count of changes instead. torch counts steps of its optimizers, `load_state_dict`,
+    in-place operations, replaced parameters and memory. It does not count a write through `.data`,
+    NumPy, DLPack, an address or another process: call `thaw` before such a write, or `freeze` again
+    after it.
 
-    Parameters stay as they are, `requires_grad` too. A call that needs gradients thaws its layer:
-    some optimizers write through `.data`. Copies and pickles are not frozen. Weights made in
-    `torch.inference_mode`, of which torch counts no changes, are read by every call.
+    Parameters and their `requires_grad` stay unchanged. A call that needs gradients thaws its
+    layer, since some optimizers write through `.data`. Copies and pickles are not frozen. Weights
+    made in `torch.inference_mode`, without a count of changes, are read by every call.
 
     Args:
         model: any module.
@@ -139,10 +137,10 @@ def freeze(model: Module) -> Module:
 
 
 def thaw(model: Module) -> Module:
-    """Undoes `freeze`: every call sees every write to the weights again.
+    """Undoes `freeze`: every call detects every change of the weights again.
 
     Args:
-        model: any module; one that is not frozen stays as it is.
+        model: any module, frozen or not.
 
     Returns:
         The model.
@@ -166,13 +164,12 @@ def _recurrent_weights(layer: LSTM) -> list[nn.Parameter]:
 
 
 def _why_not(layer: LSTM) -> str | None:
-    """Returns why a layer cannot be torch's own, or None."""
     if layer.options != TORCHS_CELL:
         return f"torch's LSTM has no {layer.options}"
     if layer.weight_hook is not None:
         return "torch's LSTM has no weight_hook"
     if not layer.is_drop_in:
-        return "its model calls run(), which torch's LSTM has not got"
+        return "its model calls run(), which torch's LSTM lacks"
     if type(layer) is LSTM:
         return None
     if parametrize.is_parametrized(layer):

@@ -1,4 +1,4 @@
-"""Dropout of values with a mask of any shape, and of recurrent weights (`WeightDrop`)."""
+"""Dropout with a mask of any shape, and of recurrent weights (`WeightDrop`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fastlstm.ops.cuda.training import can_mask, masked
 
 
 class WeightDrop(nn.Module):
-    """A `weight_hook` that drops recurrent weights in training, by a new mask per call.
+    """A `weight_hook` that drops recurrent weights in training, with a new mask per call.
 
     Args:
         p: probability that a weight is dropped.
@@ -36,14 +36,14 @@ class WeightDrop(nn.Module):
 
 
 def dropped(x: Tensor, p: float, mask_shape: tuple[int, ...]) -> Tensor:
-    """Inverted dropout: zeroes with probability `p` by a mask of `mask_shape` (it broadcasts)."""
+    """Inverted dropout with probability `p` and a mask of `mask_shape`, which broadcasts."""
     mask = torch.empty(mask_shape, dtype=x.dtype, device=x.device).bernoulli_(1.0 - p)
     mask.div_(1.0 - p)
     return masked(x, mask) if can_mask(x, mask) else x * mask
 
 
 def dropped_between_layers(x: Tensor, p: float, lanes: Lanes | None) -> Tensor:
-    """Dropout of `x` `(T, B, ·)`; with `lanes` as torch draws it for a PackedSequence."""
+    """Dropout of `x` `(T, B, ·)`; with `lanes`, torch's draws for a PackedSequence."""
     if lanes is None:
         return nn.functional.dropout(x, p)
     is_real = is_inside(x, lanes)

@@ -1,4 +1,4 @@
-"""Start and end of each sequence of a batch: `Lanes`, made of lengths and a side to pad."""
+"""`Lanes`: begin and end of each sequence of a batch, from lengths and the padded side."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Lanes(NamedTuple):
     ends: Tensor
 
     def reversed(self, T: int) -> Lanes:
-        """The same lanes with time running backwards."""
+        """Returns the lanes with reversed time."""
         return Lanes(T - self.ends, T - self.begins)
 
 
@@ -53,7 +53,7 @@ def lanes_of(lengths: Tensor | list[int] | tuple[int, ...], padding: Padding, x:
 
 
 def is_inside(x: Tensor, lanes: Lanes) -> Tensor:
-    """Returns which steps of `x` `(T, B, ·)` are not padding, `(T, B)` bool."""
+    """Returns the mask of steps of `x` `(T, B, ·)` that are no padding, `(T, B)` bool."""
     steps = torch.arange(x.shape[0], device=x.device)[:, None]
     return (lanes.begins <= steps) & (steps < lanes.ends)
 

@@ -10,8 +10,8 @@ from fastlstm.ops.call import compute_dtype, torchs_dtype
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """As `F.linear`; under autocast in bf16 in the dtype of `weight` where torch has no bf16
-    products (`hardware.has_bf16_products`).
+    """As `F.linear`, but bf16 autocast has no effect on a CPU without fast bf16 products
+    (`hardware.has_bf16_products`).
     """
     if torchs_dtype(x) is compute_dtype(x):
         return F.linear(x, weight, bias)

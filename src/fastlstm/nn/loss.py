@@ -1,6 +1,6 @@
 """Output projection and cross-entropy in row chunks: `(T*B, V)` logits never exist at once.
 
-On the CPU one native kernel does it all; elsewhere, and for other dtypes, torch's products do.
+A native kernel computes it on the CPU, torch's products for other devices and dtypes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fastlstm.ops.projection import (
 )
 
 CHUNK_ELEMENTS = 1 << 22
-"""Logits per chunk: 16 MB in float32. Few, large chunks: the GEMMs stay efficient."""
+"""Logits per chunk, 16 MB in float32: large enough for efficient GEMMs."""
 
 
 def projected_cross_entropy(
@@ -44,7 +44,7 @@ def projected_cross_entropy(
         weight: `(V, H)`.
         bias: `(V,)` or None.
         targets: `(N,)` int64 in `[0, V)`.
-        chunk_rows: rows per chunk; by default as many as make about `CHUNK_ELEMENTS` logits.
+        chunk_rows: rows per chunk; by default about `CHUNK_ELEMENTS` logits.
 
     Returns:
         A scalar, float32 (float64 for float64 features).
@@ -57,9 +57,8 @@ def projected_cross_entropy(
         gradient of `weight` is summed over chunks in float32.
 
     Cost:
-        Forward alone `2 N H V`, with a gradient `6 N H V`: what plain cross-entropy costs. With
-        several chunks all of it is spent in the forward pass, while a chunk's logits are there, and
-        backward only scales. Memory: one chunk.
+        `2 N H V` forward, `6 N H V` with a gradient, as plain cross-entropy. With several chunks
+        forward does all of it and backward only scales. Memory: one chunk.
     """
     plan = _Plan.of(features, weight, bias, targets, chunk_rows)
     if torch.is_grad_enabled() and any(
@@ -83,8 +82,8 @@ def projected_nats(
 
 @dataclass(frozen=True)
 class _Plan:
-    """How to compute: rows per chunk, dtype of the GEMMs, dtype of softmax and sums; by the native
-    kernel of a CPU or the fused softmax of a GPU, else by torch's operators."""
+    """Rows per chunk, dtype of the GEMMs, dtype of softmax and sums; whether the native kernel of
+    a CPU or the fused softmax of a GPU computes it, else torch's operators do."""
 
     rows: int
     gemm: torch.dtype
@@ -144,11 +143,11 @@ def _logits(f: Tensor, weight_t: Tensor, bias: Tensor | None) -> Tensor:
 
 
 _NUM_INPUTS = 4
-"""Features, weight, bias and targets come first among what is saved for backward."""
+"""Features, weight, bias and targets, the first tensors saved for backward."""
 
 
 class _ProjectedCrossEntropy(torch.autograd.Function):
-    """One chunk: keeps the gradient of its logits. More: forms all gradients in forward."""
+    """Saves the gradient of one chunk's logits; with more chunks forward forms all gradients."""
 
     @staticmethod
     def forward(
@@ -207,7 +206,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
                 targets = ctx.saved_tensors[_NUM_INPUTS - 1].contiguous()
                 d = wide = cross_entropy_gradient(d, targets, sums[0], scale.float())
             else:
-                wide = d * scale  # smaller than the gradients it becomes when V < H
+                wide = d * scale  # smaller than the resulting gradients if V < H
                 d = wide.to(w.dtype)
             df, dw = torch.mm(d, w) if needs[0] else None, torch.mm(d.t(), f) if needs[1] else None
             db = wide.sum(0, dtype=torch.promote_types(wide.dtype, torch.float32))
@@ -245,7 +244,6 @@ def _chunked_gradients(
 
 
 def _differentiable_gradients(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
-    """Returns gradients of all arguments of forward that are themselves differentiable."""
     warnings.warn(
         "a gradient of the loss that is itself differentiated (create_graph=True) is computed by"
         " torch's operators, which hold all logits at once",
@@ -254,7 +252,7 @@ def _differentiable_gradients(ctx: Any, scale: Tensor) -> tuple[Tensor | None, .
     *inputs, targets = ctx.saved_tensors[:_NUM_INPUTS]
     needs = ctx.needs_input_grad[:3]
     with torch.autocast(targets.device.type, enabled=False):
-        # Views: one tensor given as two arguments has a gradient as each of them.
+        # Views: a tensor given as two arguments has a gradient for each.
         views = [None if t is None else t.view_as(t) for t in inputs]
         f, w, b = (None if t is None else t.to(scale.dtype) for t in views)
         assert f is not None
@@ -308,7 +306,7 @@ def _check(features: Tensor, weight: Tensor, bias: Tensor | None, targets: Tenso
         )
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ShapeError(f"bias has shape {tuple(bias.shape)}, expected ({weight.shape[0]},)")
-    is_traced = torch.compiler.is_compiling()  # values are not known, and torch checks them itself
+    is_traced = torch.compiler.is_compiling()  # a trace has no values, and torch checks them later
     if targets.device.type == "cpu" and targets.numel() > 0 and not is_traced:
         low, high = (int(t) for t in targets.aminmax())
         if not 0 <= low <= high < weight.shape[0]:

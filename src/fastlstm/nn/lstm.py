@@ -1,4 +1,4 @@
-"""`LSTM`: torch's `nn.LSTM`, computed by the fastest kernel there is."""
+"""`LSTM`: torch's `nn.LSTM` on the fastest available kernel."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def check_max_activation_bytes(value: int | None) -> None:
 
 
 class _Option:
-    """One of a layer's `options` as an attribute of the layer."""
+    """A field of a layer's `options` as an attribute of the layer."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -73,40 +73,38 @@ class _Option:
 class LSTM(nn.LSTM):
     """Drop-in for `torch.nn.LSTM`: same constructor, parameters, state_dict, results and errors.
 
-    Layers and directions run one by one on the native kernels. What these cannot run
-    (`proj_size`, a GPU, float64), and calls inside of `torch.func.grad`, `torch.jit.trace` or
-    `torch.onnx.export`, run on torch's own; `explain` says so, `strict` refuses it.
-    `torch.jit.script` and `torch.ao.quantization` take an `nn.LSTM` only: see `restore`. Second
-    derivatives, gradients in batches, `torch.func.vmap` and `jvp` run as a Python loop over time,
-    with a warning; `strict` refuses it.
+    Layers and directions run one by one on the native kernels. torch's LSTM runs `proj_size`, a
+    GPU, float64, and calls inside `torch.func.grad`, `torch.jit.trace` or `torch.onnx.export`;
+    `explain` reports it, `strict` refuses it. Second derivatives, gradients in batches,
+    `torch.func.vmap` and `jvp` run as a Python loop over time with a warning; `strict` refuses it.
+    `torch.jit.script` and `torch.ao.quantization` need an `nn.LSTM`: see `restore`.
 
-    Weights may be written to in any way between calls, through `.data` and NumPy too: every call
-    reads them. `fastlstm.freeze` saves that.
+    Weights may change in any way between calls, also through `.data` and NumPy: every call reads
+    them, unless `fastlstm.freeze` was called.
 
     Every layer and direction is one node of a compiled or exported graph. `torch.compile` traces
-    an `nn.LSTM`, torch's or this one, only with `torch._dynamo.config.allow_rnn = True`.
+    torch's `nn.LSTM` and this one only with `torch._dynamo.config.allow_rnn = True`.
 
     Args:
-        *args: as torch's, like all keywords that are not below.
-        options: what the cell computes beyond torch's, for any combination of torch's arguments
-            but `proj_size`; or give its fields one by one: `layer_norm`, `recurrent_dropout`,
-            `zoneout`, `activation`, `recurrent_activation` (`ops.cell_options.CellOptions`).
-            `layer_norm` adds `gamma_ih_l0` `(4H,)`, `gamma_hh_l0` `(4H,)`, `gamma_c_l0` and
-            `beta_c_l0` `(H,)`, and so on for every layer and direction. With an option torch's own
-            cannot help: what the kernels cannot run is a slow loop over time, says `explain`.
-        max_activation_bytes: limit of the activations that one call of a layer and direction
-            saves for its backward pass, beside input and output. More than that is recomputed, in
-            parts of the sequence. None saves everything; so does a compiled or exported graph.
+        *args: torch's, like all keywords that are not below.
+        options: what the cell computes beyond torch's, with any of torch's arguments but
+            `proj_size`; or its fields as keywords: `layer_norm`, `recurrent_dropout`, `zoneout`,
+            `activation`, `recurrent_activation` (`ops.cell_options.CellOptions`). `layer_norm` adds
+            `gamma_ih_l0` `(4H,)`, `gamma_hh_l0` `(4H,)`, `gamma_c_l0` and `beta_c_l0` `(H,)`, and
+            so on for every layer and direction. A layer with options that the kernels cannot run
+            is a slow loop over time, which `explain` reports.
+        max_activation_bytes: limit of the activations that a layer and direction saves for its
+            backward pass, beside input and output; the rest is computed again, in parts of the
+            sequence. None saves everything, as a compiled or exported graph always does.
 
     Attributes:
-        options: as given; each of them is an attribute too. All but `layer_norm` can be set.
-        weight_hook: called as `hook(name, tensor)` for every weight and bias whenever they are
-            used, returns the tensor that is used; or None. A module (`nn.dropout.WeightDrop`)
-            becomes a part of the layer.
-        strict: a slow kernel, or torch's own, is a KernelError.
+        options: as given; each field is an attribute too, and can be set except `layer_norm`.
+        weight_hook: None, or a function `hook(name, tensor)` that returns the tensor to use in
+            place of a weight or bias. A module (`nn.dropout.WeightDrop`) becomes a submodule.
+        strict: a slow kernel or torch's LSTM is a KernelError.
         backend: name of the backend to force, or None for the best.
-        is_drop_in: for `explain`: whether torch's own runs what no kernel can; False where a model
-            calls `run` and not the layer.
+        is_drop_in: for `explain`: torch's LSTM runs what no kernel can; False if a model calls
+            `run`.
     """
 
     weight_ih_l0: nn.Parameter
@@ -131,7 +129,7 @@ class LSTM(nn.LSTM):
         own = {name: kwargs.pop(name) for name in OPTION_NAMES if name in kwargs}
         try:
             super().__init__(*args, **kwargs)
-        except TypeError as error:  # of torch's own kind, and in words
+        except TypeError as error:  # torch's error type with a clear message
             sizes = {**dict(zip(_SIZES[:3], args, strict=False)), **kwargs}
             wrong = [f"{n} is {sizes[n]!r}" for n in _SIZES if not isinstance(sizes.get(n, 1), int)]
             if not wrong:
@@ -172,21 +170,21 @@ class LSTM(nn.LSTM):
 
     @property
     def weight_hook(self) -> WeightHook | None:
-        """What is applied to every weight when it is used; can be set."""
+        """Applied to every weight before use; can be set."""
         hook: WeightHook | None = self._modules.get("weight_hook")
         return self.__dict__.get("weight_hook") if hook is None else hook
 
     @weight_hook.setter
     def weight_hook(self, hook: WeightHook | None) -> None:
-        self.__dict__["weight_hook"] = hook  # a module never comes here: see __setattr__
+        self.__dict__["weight_hook"] = hook  # modules are handled by __setattr__
 
     def reset_parameters(self) -> None:
-        """Draws the weights as torch does; layer norms start at 1 and 0."""
+        """Draws torch's initial weights; layer norms start at 1 and 0."""
         super().reset_parameters()
         self.reset_norms()
 
     def reset_norms(self) -> None:
-        """Sets the factors of layer norms to 1, what they add to 0."""
+        """Sets the factors of layer norms to 1, their offsets to 0."""
         for name, _, first in self._added():
             nn.init.constant_(getattr(self, name), first)
 
@@ -198,11 +196,12 @@ class LSTM(nn.LSTM):
         return ", ".join(filter(None, [super().extra_repr(), str(self.options), *parts]))
 
     def _get_name(self) -> str:
-        """The name where a model is printed."""
+        """The name in a printed model."""
         return "fastlstm.LSTM" if type(self) is LSTM else type(self).__name__
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Checks a limit; warns where torch.ao.quantization marks a layer that it then skips."""
+        """Checks `max_activation_bytes`; warns about a mark of torch.ao.quantization, which then
+        skips the layer."""
         if name == "max_activation_bytes":
             check_max_activation_bytes(value)
         if name == "weight_hook":
@@ -219,7 +218,7 @@ class LSTM(nn.LSTM):
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles hold no call that was prepared for the tensors of this layer."""
+        """Copies and pickles have no prepared call, which belongs to this layer's tensors."""
         state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
         state.pop("_prepared", None)
         return state
@@ -242,17 +241,17 @@ class LSTM(nn.LSTM):
             input: `(T, B, I)`, with `batch_first` `(B, T, I)`, unbatched `(T, I)`, or a
                 PackedSequence.
             hx: `(h_0, c_0)`, each `(L * D, B, H)`, unbatched `(L * D, H)`; default zero.
-            lengths: `(B,)` steps of every sequence, 0 to T; on any device. The rest is padding:
-                its outputs are zero, and states and gradients never see it.
+            lengths: `(B,)` steps of every sequence, 0 to T, on any device. The rest is padding: its
+                outputs are zero, states and gradients do not depend on it.
             padding: which end of a sequence is padded.
 
         Returns:
-            Output as torch gives it and `(h_n, c_n)`.
+            torch's output and `(h_n, c_n)`.
 
         Raises:
             ShapeError: lengths that do not fit the input.
             KernelError: with `strict`, a slow kernel; with `backend`, one that cannot run this.
-            RuntimeError, ValueError: torch's own, for input and hx that do not fit the layer.
+            RuntimeError, ValueError: torch's errors for an input or hx that does not fit.
             TypeError: an input that is no tensor.
         """
         if isinstance(input, Proxy):
@@ -260,7 +259,7 @@ class LSTM(nn.LSTM):
         if not isinstance(input, Tensor):
             return self._forward_packed(input, hx, has_lengths=lengths is not None)
         may_prepare = lengths is None and self._may_prepare()
-        prepared = self._prepared  # another thread may set it to None
+        prepared = self._prepared  # a copy: another thread may set it to None
         if prepared is not None and not torch.compiler.is_compiling():
             result = prepared.call(self, input, hx) if may_prepare else None
             if result is not None:
@@ -303,10 +302,10 @@ class LSTM(nn.LSTM):
         embedding: Tensor | None = None,
         lengths: Tensor | list[int] | tuple[int, ...] | None = None,
     ) -> LSTMOutput:
-        """Runs one layer in one direction as a part of a model: time-major, always batched.
+        """Runs one layer in one direction inside a model: time-major, always batched.
 
-        Unlike a call of the layer it takes tokens, which the kernels gather without forming rows,
-        and on a device without kernels of ours it runs torch's fastest, layer by layer.
+        Unlike a call of the layer it takes tokens, which the kernels gather without forming rows.
+        On a device without fastlstm's kernels it runs torch's fastest.
 
         Args:
             x: `(T, B, I)`; with `embedding` `(T, B)` int64 rows of it.
@@ -329,7 +328,7 @@ class LSTM(nn.LSTM):
             )
         (weights,) = self._layer_weights(self.flat_weights())
         rows, tokens = (x, None) if embedding is None else (embedding, x)
-        check_args(LSTMArgs(rows, tokens, h0, c0, *weights))  # before anything is drawn
+        check_args(LSTMArgs(rows, tokens, h0, c0, *weights))  # before random draws
         lanes = None if lengths is None else lanes_of(lengths, "right", x)
         norm = next(self.norms(x.device)) if self.options.layer_norm else None
         args = self._call_args(x, h0, c0, weights, lanes, norm, embedding)
@@ -342,11 +341,11 @@ class LSTM(nn.LSTM):
         )
 
     def _fx_node(self, proxy: Proxy, input: Any, hx: Any, **options: Any) -> tuple[Any, State]:
-        """One node of a graph that `torch.fx` traces, as torch's own layers are."""
+        """Records this layer as one node of a `torch.fx` graph, as torch's layers are."""
         kwargs = {} if options["lengths"] is None else options
         args = (input,) if hx is None else (input, hx)
         path = proxy.tracer.path_of_module(self)  # type: ignore[attr-defined]
-        if not path:  # this layer itself is traced: torch says that it cannot be
+        if not path:  # the layer itself is traced: torch raises its error
             return self._torch(input, hx)
         node: Any = proxy.tracer.create_proxy("call_module", path, args, kwargs)
         return node  # type: ignore[no-any-return]
@@ -364,7 +363,7 @@ class LSTM(nn.LSTM):
     def _unfit(
         self, input: Any, hx: State | None, flat: list[Any], has_lengths: bool
     ) -> tuple[Any, State]:
-        """Lets torch name what does not fit, or run an empty batch."""
+        """Lets torch raise its error, or run an empty batch."""
         result = self._torch(input, hx, flat)
         x = input.data if isinstance(input, PackedSequence) else input
         if x.numel() > 0 and (has_lengths or self.options != TORCHS_CELL):
@@ -375,7 +374,7 @@ class LSTM(nn.LSTM):
     def _torch(
         self, input: Tensor | PackedSequence, hx: State | None, flat: list[Any] | None = None
     ) -> tuple[Any, State]:
-        """Runs torch's own; `flat` are the weights where they were fetched before."""
+        """Runs torch's LSTM; `flat` are the weights if fetched before."""
         is_on_gpu = isinstance(input, Tensor | PackedSequence) and input.is_cuda
         if self.weight_hook is None and not is_on_gpu:
             with without_missing_kernel(input):
@@ -403,7 +402,7 @@ class LSTM(nn.LSTM):
         x, lengths = pad_packed_sequence(PackedSequence(data, batch_sizes))
         state = None if hx is None else self.permute_hidden(hx, order)
         y, h, c = self._run_layers(x, state, lanes_of(lengths, "right", x), weights, is_packed=True)
-        # Under autocast torch computes a packed sequence in its own dtype, unless all are as long.
+        # Under autocast torch computes sequences of several lengths in the input's dtype.
         dtype = y.dtype if int(lengths[-1]) == x.shape[0] else data.dtype
         y = pack_padded_sequence(y, lengths).data.to(dtype)
         last: State = self.permute_hidden((h.to(dtype), c.to(dtype)), back)
@@ -411,20 +410,20 @@ class LSTM(nn.LSTM):
 
     def _layer_weights(self, flat: list[Any]) -> list[LSTMWeights]:
         """Returns the weights of `flat_weights` by layer and direction."""
-        size = len(self._all_weights[0])  # a projection, which no kernel takes, included
+        size = len(self._all_weights[0])  # with a projection, which no kernel takes
         num = 4 if self.bias else 2
         rows = [flat[k * size : k * size + num] for k in range(len(self._all_weights))]
         return [LSTMWeights(*row, *[None] * (4 - num)) for row in rows]
 
     def flat_weights(self) -> list[Any]:
-        """Returns the weights in one list, as `nn.LSTM` keeps it; `weight_hook` has seen them."""
+        """Returns the weights in `nn.LSTM`'s order, after `weight_hook`."""
         flat, hook = self._flat(), self.weight_hook
         return flat if hook is None else list(map(hook, self._flat_weights_names, flat))
 
     def _flat(self) -> list[Any]:
-        """The weights in one list; as in torch, entries written to `_flat_weights` are used.
+        """Returns the weights in one list.
 
-        They are used until a parameter is replaced: then all parameters are.
+        As in torch, entries written to `_flat_weights` are used until a parameter is replaced.
         """
         own: dict[str, Any] = self._parameters
         names = self._flat_weights_names
@@ -466,7 +465,7 @@ class LSTM(nn.LSTM):
             for k, (w, shape) in enumerate(zip(layer_weight, shapes, strict=True)):
                 if w is None:
                     continue
-                if w.shape != shape:  # oneDNN would read beyond it
+                if w.shape != shape:  # oneDNN would read out of bounds
                     name = self._all_weights[index][k]
                     raise ShapeError(f"{name} has shape {tuple(w.shape)}, expected {shape}")
                 if w.device != device or (k < 2 and w.dtype != weight.dtype and not is_cast):
@@ -489,7 +488,6 @@ class LSTM(nn.LSTM):
         )
 
     def _parameter_names(self) -> Iterator[list[str]]:
-        """Yields the names of what the options add, for every layer and direction."""
         for w_ih, *_ in self._all_weights:
             place = w_ih.removeprefix("weight_ih")
             yield [f"{name}{place}" for name in self.options.parameters]
@@ -529,7 +527,7 @@ class LSTM(nn.LSTM):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Runs all layers and directions on `x` `(T, B, I)`.
 
-        Where `x` was a PackedSequence (`is_packed`), dropout draws nothing for padding. Returns
+        For a PackedSequence (`is_packed`) dropout draws nothing for padding. Returns
         `(T, B, D * H)` and the last `h` and `c`, `(L * D, B, H)` each, all in the compute dtype.
         """
         directions = 2 if self.bidirectional else 1
@@ -547,7 +545,7 @@ class LSTM(nn.LSTM):
             outputs = []
             for index in range(layer * directions, (layer + 1) * directions):
                 h0, c0 = (zero, zero) if state is None else (state[0][index], state[1][index])
-                # A float16 state would round the last one.
+                # A float16 state would round the result.
                 wide = torch.promote_types(h0.dtype, dtype)
                 h0, c0 = h0.to(wide), c0.to(wide)
                 steps, step_lanes = x, lanes
@@ -581,7 +579,7 @@ class LSTM(nn.LSTM):
         norm: Norm | None,
         embedding: Tensor | None = None,
     ) -> LSTMArgs:
-        """Returns the tensors of one call of one layer and direction; draws what training draws."""
+        """Returns the tensors of a call of one layer and direction; draws what training needs."""
         rows, tokens = (x, None) if embedding is None else (embedding, x)
         cell = _TORCHS_CALL
         if self.options is not TORCHS_CELL:
@@ -592,7 +590,7 @@ class LSTM(nn.LSTM):
         return args if norm is None else args._replace(**norm._asdict())
 
     def _is_torchs(self, x: Tensor) -> bool:
-        """Whether torch's own must run this input.
+        """Whether torch's LSTM must run this input.
 
         Raises:
             KernelError: it must, but the layer is strict or names a backend.
@@ -629,14 +627,14 @@ class LSTM(nn.LSTM):
         return reason is not None
 
     def _on_one_buffer(self, flat: list[Any]) -> list[Any]:
-        """Returns the weights as cuDNN wants them, in one buffer: copies where they lie apart.
+        """Returns the weights in one buffer for cuDNN, copied if they are in several.
 
-        torch makes such copies in every call, too, and warns of it.
+        torch makes such copies in every call, too, with a warning.
         """
         if torch.compiler.is_compiling() or active_transform() is not None:
             return flat
         kinds = {(w.dtype, w.device) if isinstance(w, Tensor) else None for w in flat}
-        # Under autocast torch lays them out itself.
+        # Under autocast torch copies them.
         if len(kinds) > 1 or None in kinds or is_autocast("cuda") or not lie_apart(flat):
             return flat
         copies, lstm_mode = [w.clone() for w in flat], 2
@@ -650,7 +648,7 @@ class LSTM(nn.LSTM):
     def _run_lengths(
         self, x: Tensor, state: State | None, lanes: Lanes, flat: list[Any]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Runs lengths on torch's own: packed; sequences of length 0 are corrected afterwards."""
+        """Runs lengths on torch's LSTM by packing, and corrects sequences of length 0."""
         T, B = x.shape[:2]
         H, P = self.hidden_size, self.proj_size or self.hidden_size
         steps = torch.arange(T, device=x.device)[:, None]
@@ -682,13 +680,13 @@ def _wrong_input(input: object) -> str:
 
 
 def _proxy_in(hx: Any, lengths: Any) -> Proxy | None:
-    """Returns the state or the lengths that `torch.fx` traces, or None."""
+    """Returns a state or lengths under a `torch.fx` trace, or None."""
     values = (*hx, lengths) if isinstance(hx, tuple | list) else (hx, lengths)
     return next((t for t in values if isinstance(t, Proxy)), None)
 
 
 class _OnWeights(nn.LSTM):
-    """torch's layer on the list of weights that it is given."""
+    """torch's layer on a given list of weights."""
 
     def _update_flat_weights(self) -> None:
         return
@@ -698,7 +696,7 @@ class _OnWeights(nn.LSTM):
 
 
 def run_on(layer: LSTM, flat: list[Any], input: Any, hx: State | None) -> tuple[Any, State]:
-    """Runs torch's own layer on other weights; the layer itself, which threads share, stays."""
+    """Runs torch's layer on other weights, without a change of `layer`, which threads may share."""
     other = _OnWeights.__new__(_OnWeights)
     other.__dict__ = {**layer.__dict__, "_flat_weights": flat}
     with without_missing_kernel(input):
@@ -706,7 +704,7 @@ def run_on(layer: LSTM, flat: list[Any], input: Any, hx: State | None) -> tuple[
 
 
 def without_missing_kernel(input: Any) -> AbstractContextManager[None]:
-    """Returns a context in which torch's LSTM of `input` asks for no kernel that oneDNN lacks."""
+    """Returns a context in which torch's LSTM does not call a missing kernel of oneDNN."""
     x = input.data if isinstance(input, PackedSequence) else input
     if not isinstance(x, Tensor) or torch.compiler.is_compiling():
         return nullcontext()

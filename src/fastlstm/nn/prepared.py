@@ -1,6 +1,6 @@
-"""`PreparedCall`: a small inference call, prepared once for loops that step token by token.
+"""`PreparedCall`: a small inference call, prepared once for loops over tokens.
 
-Checking a call, packing weights and choosing kernels costs more than a step of a small layer.
+For a small layer, checks, packing and the choice of a kernel cost more than a step.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from fastlstm.ops.packed_weights import packed
 State = tuple[Tensor, Tensor]
 
 _MAX_ROWS = 64
-"""With more steps times lanes than this the checks cost nothing beside the work."""
+"""Steps times lanes; the checks of a larger call cost little beside its work."""
 
 
 class PreparedCall:
     """A call of one layer in one direction, of one shape and dtype, without gradients.
 
-    Weights are float32; the matrix operands are too, or bfloat16 under autocast. It belongs to the
-    tensors it was made of and is left out of pickles and copies.
+    Weights are float32, matrix operands float32 or, under autocast, bfloat16. It belongs to its
+    tensors: pickles and copies leave it out.
     """
 
     def __init__(self, layer: nn.LSTM, weights: LSTMWeights, x: Tensor) -> None:
@@ -51,7 +51,7 @@ class PreparedCall:
         self.middle = (T * B, columns, 0, self.packed.memory.data_ptr())
 
     def call(self, layer: nn.LSTM, x: Tensor, hx: State | None) -> tuple[Tensor, State] | None:
-        """Returns output and state, or None where anything has changed."""
+        """Returns output and state, or None after any change."""
         if (
             is_traced(x)
             or x.shape != self.shape
@@ -62,7 +62,7 @@ class PreparedCall:
             or self.threads != torch.get_num_threads()
         ):
             return None
-        weights: list[Any] = layer._flat_weights  # some write to that list
+        weights: list[Any] = layer._flat_weights  # some programs write to that list
         if any(map(is_not, map(layer._parameters.get, self.names), weights)):
             return None
         if not self.packed.is_still(weights, self.sizes[0]):
@@ -97,7 +97,8 @@ class PreparedCall:
 
 
 def is_plain(x: Tensor, dtype: torch.dtype) -> bool:
-    """Whether a layer of float32 weights computes this input in `dtype`: it, or autocast's bf16."""
+    """Whether a layer of float32 weights computes this input in `dtype`, float32 or autocast's
+    bf16."""
     if dtype is torch.float32:
         return x.dtype is torch.float32 and not torch.is_autocast_enabled("cpu")
     return (
@@ -109,7 +110,7 @@ def is_plain(x: Tensor, dtype: torch.dtype) -> bool:
 
 
 def can_prepare(layer: nn.LSTM, x: Tensor) -> bool:
-    """Whether a call of this shape can be prepared and gains from it."""
+    """Whether a call of this shape can be prepared, and is small enough."""
     names = layer._all_weights[0]
     return (
         layer.num_layers == 1

@@ -1,4 +1,4 @@
-"""The native sequence recorded for autograd, and what the kernels have no derivative of."""
+"""The native sequence for autograd, and the derivatives that the kernels lack."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ NUM_ARGS = len(LSTMArgs._fields)
 
 
 class LSTMFunction(torch.autograd.Function):
-    """The sequence with all activations saved; the first backward pass overwrites them."""
+    """The sequence with all activations saved.
+
+    The first backward pass overwrites them, a second one computes them again.
+    """
 
     @staticmethod
     def forward(ctx: Any, call: LSTMCall, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -53,7 +56,7 @@ class LSTMFunction(torch.autograd.Function):
 
 
 def saved_tensors(ctx: Any) -> tuple[LSTMArgs, Tensor, tuple[Tensor, ...]]:
-    """Returns the arguments, `y`, and what else was saved."""
+    """Returns the arguments, `y`, and the other saved tensors."""
     tensors = ctx.saved_tensors
     args = LSTMArgs(*tensors[:NUM_ARGS])
     check_mask(args)
@@ -61,13 +64,13 @@ def saved_tensors(ctx: Any) -> tuple[LSTMArgs, Tensor, tuple[Tensor, ...]]:
 
 
 def check_mask(args: LSTMArgs) -> None:
-    """Raises KernelError for a mask that asks for a gradient."""
+    """Raises KernelError for a mask that requires a gradient."""
     if args.mask is not None and args.mask.requires_grad:
         raise KernelError("the recurrent mask has no gradient; detach it")
 
 
 def by_argument(args: LSTMArgs, gradients: Gradients, needs: LSTMArgs) -> Grads:
-    """Returns the gradient of every argument in its dtype, None where none is needed."""
+    """Returns the gradient of every argument in its dtype, or None if not needed."""
     rows, h0, c0, w_ih, w_hh, bias, *norm = gradients
     grads = (rows, None, h0, c0, w_ih, w_hh, bias, bias, None, None, None, *norm, None)
     return tuple(
@@ -79,11 +82,11 @@ def by_argument(args: LSTMArgs, gradients: Gradients, needs: LSTMArgs) -> Grads:
 def slow_gradients(
     args: LSTMArgs, options: CellOptions, grads: Grads, needs: LSTMArgs, *, strict: bool
 ) -> Grads | None:
-    """Returns the gradients that the kernels cannot form, or None where they can form them.
+    """Returns gradients that the kernels cannot compute, or None if they can.
 
-    `grads` are of `y`, `hT`, `cT`, or None; `needs` says of every argument whether its gradient is
-    wanted. They are formed by torch's operators, in the dtype of each argument, differentiable
-    where grad mode is on; with `strict` KernelError is raised instead.
+    `grads` are of `y`, `hT`, `cT`, or None; `needs` marks the arguments whose gradients are needed.
+    torch's operators compute them, in the dtype of each argument, differentiable in grad mode;
+    `strict` raises KernelError instead.
     """
     present = [g for g in grads if g is not None]
     if not present:
@@ -99,7 +102,7 @@ def slow_gradients(
     _refuse_or_warn(why, strict=strict)
     is_differentiable = torch.is_grad_enabled()
     with torch.enable_grad(), torch.autocast("cpu", enabled=False):
-        # Views: one tensor given as two arguments has a gradient as each of them.
+        # Views: a tensor given as two arguments has a gradient for each.
         views = {
             name: t.view_as(t)
             for (name, t), need in zip(args._asdict().items(), needs, strict=True)
@@ -123,7 +126,7 @@ def slow_gradients(
 
 
 def outputs_with_tangents(args: LSTMArgs, call: LSTMCall) -> LSTMOutput:
-    """Runs a sequence forward by torch's operators, in float32, for derivatives in forward mode.
+    """Runs a sequence by torch's operators in float32, for forward-mode derivatives.
 
     Raises KernelError with `call.strict`.
     """
@@ -133,7 +136,7 @@ def outputs_with_tangents(args: LSTMArgs, call: LSTMCall) -> LSTMOutput:
 
 
 def is_batched(t: Tensor) -> bool:
-    """Returns whether vmap or `is_grads_batched` stand for several tensors by one."""
+    """Whether a tensor stands for a batch of tensors, in vmap or with `is_grads_batched`."""
     of_torch = torch._C._functorch
     return of_torch.is_functorch_wrapped_tensor(t) or of_torch.is_legacy_batchedtensor(t)
 

@@ -70,12 +70,12 @@ class LSTMArgs(NamedTuple):
 
     @property
     def weights(self) -> LSTMWeights:
-        """What torch's cell has."""
+        """The parameters of torch's cell."""
         return LSTMWeights(self.w_ih, self.w_hh, self.b_ih, self.b_hh)
 
     @property
     def norm(self) -> tuple[Tensor | None, ...]:
-        """What belongs to a layer norm."""
+        """The parameters of layer norm."""
         return self.gamma_ih, self.gamma_hh, self.gamma_c, self.beta_c
 
     def embedded(self) -> LSTMArgs:
@@ -108,16 +108,16 @@ class LSTMCall(NamedTuple):
         B: batch.
         I: input size.
         H: hidden size.
-        dtype: compute dtype (autocast's dtype where autocast is on).
+        dtype: compute dtype: autocast's where autocast is on.
         device: device type, `"cpu"` or `"cuda"`.
-        requires_grad: a gradient of any argument will be asked for.
+        requires_grad: any argument requires a gradient.
         has_bias: both biases are given.
         options: what the cell computes beyond torch's.
         has_tokens: the input is tokens and an embedding.
-        has_lengths: sequences begin and end at steps of their own.
-        max_activation_bytes: how much may be kept for the backward pass, beside arguments and
-            `y`; what it needs beyond is computed a second time. None keeps everything.
-        strict: nothing slower may stand in for the kernel, in a second derivative either.
+        has_lengths: each sequence has its own begin and end.
+        max_activation_bytes: limit of saved activations, beside arguments and `y`; the rest is
+            computed again in the backward pass. None saves everything.
+        strict: no slower path may replace the kernel, not even for second derivatives.
     """
 
     T: int
@@ -149,7 +149,7 @@ class Kernel(NamedTuple):
     Attributes:
         name: printable, e.g. `"oneDNN fused LSTM bf16 (AMX)"`.
         is_fast: False for a path that `--strict-kernels` refuses.
-        why: why this one and not a faster one; empty when there is none.
+        why: why no faster kernel runs; empty if there is none.
     """
 
     name: str
@@ -158,11 +158,11 @@ class Kernel(NamedTuple):
 
 
 class Backend(Protocol):
-    """One implementation of the LSTM over a sequence; one file each under `ops/backends`."""
+    """An implementation of the LSTM over a sequence, one file in `ops/backends`."""
 
     @property
     def name(self) -> str:
-        """Short name, as printed and as given to `lstm(backend=…)`."""
+        """Short name, for reports and `LSTM.backend`."""
 
     @property
     def is_own(self) -> bool:
@@ -173,16 +173,16 @@ class Backend(Protocol):
         """Type of the only device it runs on, `"cpu"` or `"cuda"`, or None."""
 
     def supports(self, call: LSTMCall) -> str | None:
-        """Returns None when the backend can run `call`, else the reason why not.
+        """Returns None if the backend can run `call`, else the reason why not.
 
-        Asked on every call: for one that it can run it must cost next to nothing.
+        It runs on every call and must be fast for a supported one.
         """
 
     def describe(self, call: LSTMCall) -> Kernel:
-        """Returns the kernel that `run` uses for a supported `call`, for people and for strict."""
+        """Returns the kernel that `run` uses for a supported `call`, for reports and `strict`."""
 
     def run(self, call: LSTMCall, args: LSTMArgs) -> LSTMOutput:
-        """Runs a supported call; `y` is in `call.dtype`, `hT` and `cT` in it or in float32."""
+        """Runs a supported call; `y` is in `call.dtype`, `hT` and `cT` in that or in float32."""
 
 
 def describe_call(
@@ -192,7 +192,7 @@ def describe_call(
     max_activation_bytes: int | None = None,
     strict: bool = False,
 ) -> LSTMCall:
-    """Returns the description of a call with these (already checked) tensors."""
+    """Describes a call with tensors that are already checked."""
     requires_grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in args)
     return LSTMCall(
         *args.sizes,
@@ -209,7 +209,7 @@ def describe_call(
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
-    """Returns the dtype `x`'s device computes in here: autocast's where it is on, else `x`'s."""
+    """Returns the compute dtype for `x`: autocast's where it is on, else the dtype of `x`."""
     device = x.device.type
     if x.dtype != torch.float64 and is_autocast(device):
         return torch.get_autocast_dtype(device)
@@ -217,12 +217,13 @@ def compute_dtype(x: Tensor) -> torch.dtype:
 
 
 def torchs_dtype(x: Tensor) -> torch.dtype:
-    """As `compute_dtype`, of products that torch forms: float32 for bf16 without fast products."""
+    """Returns the dtype of torch's products: as `compute_dtype`, but float32 for bf16 without fast
+    products."""
     dtype = compute_dtype(x)
     is_loop = dtype is torch.bfloat16 and x.device.type == "cpu"
     return torch.float32 if is_loop and not hardware.has_bf16_products() else dtype
 
 
 def is_autocast(device: str) -> bool:
-    """Returns whether autocast is on for a device type; False for one that knows none."""
+    """Whether autocast is on for a device type; False for the meta device."""
     return device != "meta" and torch.is_autocast_enabled(device)

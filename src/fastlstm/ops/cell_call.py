@@ -1,4 +1,4 @@
-"""What a call computes beyond torch's cell: `CellCall`, the same for every backend."""
+"""`CellCall`: what a call computes beyond torch's cell, the same in every backend."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _MAX_SEED = (1 << 63) - 1
 
 
 class Norm(NamedTuple):
-    """Factors of the layer norms, biased variance over the features of a row.
+    """Parameters of the layer norms, with the biased variance over the features of a row.
 
     Attributes:
         gamma_ih: `(4H,)` of `x @ w_ih^T`, all four gates as one row.
         gamma_hh: `(4H,)` of `h @ w_hh^T`.
-        gamma_c: `(H,)` of the new cell, normalised where the output is formed from it.
-        beta_c: `(H,)` added there.
+        gamma_c: `(H,)` of the new cell, normalised on the way to the output only.
+        beta_c: `(H,)` added to it.
     """
 
     gamma_ih: Tensor
@@ -34,15 +34,14 @@ class Norm(NamedTuple):
 
 
 class CellCall(NamedTuple):
-    """What one call computes: the options of its layer, with the tensors they need.
+    """The options of a layer with the tensors that one call needs.
 
     Attributes:
         options: of the layer.
-        norm: with `layer_norm`.
-        mask: `(B, H)` factors of the state that enters the recurrence (recurrent dropout, one mask
-            per sequence, already divided by the share that is kept), or None.
-        seed: `(1,)` int64 that draws which units zoneout keeps (`zoneout_masks`); None for the
-            expectation, as in evaluation.
+        norm: for `layer_norm`.
+        mask: `(B, H)` recurrent dropout: factors of the state that enters the recurrence, one mask
+            per sequence, divided by the share of kept units; or None.
+        seed: `(1,)` int64 for `zoneout_masks`; None for zoneout's expectation, as in evaluation.
     """
 
     options: CellOptions = TORCHS_CELL
@@ -52,7 +51,7 @@ class CellCall(NamedTuple):
 
     @property
     def thresholds(self) -> tuple[int, int]:
-        """Of 65 536 draws, how many keep the old output, and the old cell."""
+        """How many of 65,536 draws keep the old output, and the old cell."""
         keep_h, keep_c = self.options.zoneout
         return round(keep_h * 65536), round(keep_c * 65536)
 
@@ -65,9 +64,9 @@ def draw_cell_call(
     dtype: torch.dtype,
     training: bool,
 ) -> CellCall:
-    """Returns what one call of one layer and direction computes; draws what training draws.
+    """Returns the options of one call of one layer and direction, with training's random draws.
 
-    `size` is (B, H). What is drawn does not depend on the compute dtype.
+    `size` is (B, H). The draws do not depend on the compute dtype.
     """
     p, mask, seed = options.recurrent_dropout, None, None
     if training and p > 0:
@@ -79,7 +78,7 @@ def draw_cell_call(
 
 
 def activate(name: str, x: Tensor) -> Tensor:
-    """Returns the activation called `name` of `x`."""
+    """Applies the activation `name`."""
     if name == "sigmoid":
         return torch.sigmoid(x)
     if name == "tanh":
@@ -96,8 +95,8 @@ def activate(name: str, x: Tensor) -> Tensor:
 def zoneout_masks(seed: Tensor, T: int, B: int, H: int, cell: CellCall) -> tuple[Tensor, Tensor]:
     """Returns which outputs and which cells zoneout keeps, `(T, B, H)` bool each.
 
-    A hash of the place (T in the direction's own order of time) and of `seed`, `(1,)` int64, so
-    that any step is drawn again at will: "lowbias32" of C. Wellons' hash-prospector.
+    A hash of the position, in the direction's order of time, and of `seed` `(1,)` int64, so that
+    every step can be drawn again: "lowbias32" of C. Wellons' hash-prospector.
     """
     rows = torch.arange(T * B, device=seed.device).view(T, B, 1) & _LOW
     units = torch.arange(H, device=seed.device)
@@ -109,12 +108,11 @@ def zoneout_masks(seed: Tensor, T: int, B: int, H: int, cell: CellCall) -> tuple
 
 
 def _hash32(x: Tensor) -> Tensor:
-    """A 32-bit hash of 32-bit numbers in int64."""
     x = _times(x ^ (x >> 16), 0x7FEB352D)
     x = _times(x ^ (x >> 15), 0x846CA68B)
     return x ^ (x >> 16)
 
 
 def _times(x: Tensor, factor: int) -> Tensor:
-    """The low half of a 32-bit product; a factor above 2^31 goes in negative, or it overflows."""
+    """Returns the low half of a 32-bit product; a factor above 2^31 is negated against overflow."""
     return (x * (factor - (1 << 32) if factor >> 31 else factor)) & _LOW

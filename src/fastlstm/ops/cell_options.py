@@ -1,4 +1,4 @@
-"""`CellOptions`: what the cell of a layer computes beyond torch's. No torch in here."""
+"""`CellOptions`: what the cell of a layer computes beyond torch's; imports no torch."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from fastlstm.system.fields import is_number
 
 Activation = Literal["sigmoid", "tanh", "hard_sigmoid", "relu", "softsign", "linear"]
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
-"""Activations by name, as Keras 3 defines them; the place in this tuple is the kernels' code."""
+"""Activations by Keras 3's names; the kernels use the index in this tuple."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CellOptions:
-    """What a layer is built with beyond torch's cell; the default is torch's cell.
+    """Options of a layer's cell; the default is torch's cell.
 
     Attributes:
         layer_norm: normalise both products and the cell, inside the recurrence.
-        recurrent_dropout: probability that a unit of the state is hidden from the recurrence, by
+        recurrent_dropout: probability that a unit of the state is dropped from the recurrence, with
             one mask per sequence; in training only.
-        zoneout: probability that a unit keeps its old value for a step, or two of them, of the
-            output and of the cell.
-        activation: function of the candidate and of the cell where the output is formed.
+        zoneout: probability that a unit keeps its old value for a step; or two, for the output and
+            for the cell.
+        activation: function of the candidate, and of the cell on the way to the output.
         recurrent_activation: function of the three gates.
-        text: all of them; a constant where torch.compile(dynamic=True) leaves numbers open.
+        text: all options; a constant in torch.compile(dynamic=True), which leaves numbers open.
 
     Raises:
-        ConfigError: a value that has no meaning.
+        ConfigError: an invalid value.
     """
 
     text: ClassVar[str]
@@ -47,8 +47,8 @@ class CellOptions:
         zoneout: Any = pair if isinstance(pair, tuple | list) else (pair, pair)
         if len(zoneout) != 2 or not all(is_number(p) and 0 <= p <= 1 for p in zoneout):
             raise ConfigError(
-                f"`zoneout` is {pair!r}, expected a probability in [0, 1] or two of them, of the"
-                " output and of the cell"
+                f"`zoneout` is {pair!r}, expected a probability in [0, 1] or two of them, for the"
+                " output and for the cell"
             )
         object.__setattr__(self, "recurrent_dropout", float(p))
         object.__setattr__(self, "zoneout", (float(zoneout[0]), float(zoneout[1])))
@@ -69,27 +69,27 @@ class CellOptions:
 
     @classmethod
     def of(cls, config: CellOptions) -> CellOptions:
-        """Returns the options alone of a configuration that has more fields."""
+        """Returns the options in a configuration with more fields."""
         return cls(**{name: getattr(config, name) for name in OPTION_NAMES})
 
     def __str__(self) -> str:
-        """The options that are not at their default, as they are written in a call."""
+        """The options that differ from the default, as written in a call."""
         pairs = ((name, getattr(self, name)) for name in OPTION_NAMES)
         return ", ".join(f"{n}={v!r}" for n, v in pairs if v != getattr(TORCHS_CELL, n))
 
     @property
     def parameters(self) -> dict[str, tuple[int, float]]:
-        """Of every layer and direction: name -> its length in units of H, its first value."""
+        """Parameters of every layer and direction: name -> length in units of H, first value."""
         if not self.layer_norm:
             return {}
         return {"gamma_ih": (4, 1.0), "gamma_hh": (4, 1.0), "gamma_c": (1, 1.0), "beta_c": (1, 0.0)}
 
     def in_evaluation(self) -> CellOptions:
-        """Returns the options that count in evaluation."""
+        """Returns the options in evaluation."""
         return replace(self, recurrent_dropout=0.0) if self.recurrent_dropout else self
 
     def active(self, training: bool) -> list[str]:
-        """Returns what a call computes that torch's cell does not, in words."""
+        """Returns descriptions of the options that differ from torch's cell."""
         words = ["layer norm"] if self.layer_norm else []
         if self.recurrent_dropout > 0 and training:
             words.append("recurrent dropout")

@@ -1,4 +1,4 @@
-"""Activation checkpointing: the native sequence in parts, within a number of bytes."""
+"""Activation checkpointing: the native sequence in parts, within a limit of bytes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fastlstm.ops.native_call import Gradients
 
 
 class CheckpointedLSTMFunction(torch.autograd.Function):
-    """The sequence in parts of `steps` steps, each run again when its gradients are due.
+    """The sequence in parts of `steps` steps; the backward pass runs each part again.
 
-    Between the two passes only the states at the parts' beginnings are saved.
+    Only the states at the begin of each part are saved.
     """
 
     @staticmethod
@@ -78,7 +78,7 @@ class CheckpointedLSTMFunction(torch.autograd.Function):
 
 
 def _part(args: LSTMArgs, first: int, steps: int) -> LSTMArgs:
-    """Steps `first` to `first + steps` of a sequence whose states are those at `first`."""
+    """Returns steps `first` to `first + steps`; the states in `args` are those at `first`."""
     if args.tokens is None:
         args = args._replace(rows=args.rows[first:][:steps])
     else:
@@ -89,7 +89,7 @@ def _part(args: LSTMArgs, first: int, steps: int) -> LSTMArgs:
 
 
 def _sum(total: Gradients, part: Gradients) -> Gradients:
-    """Adds the gradients of an earlier part; its initial states are the whole's."""
+    """Adds the gradients of an earlier part and takes those of its initial states."""
     for name, sum_, more in zip(Gradients._fields, total, part, strict=True):
         if name not in ("h0", "c0") and sum_ is not None and more is not None:
             sum_ += more
@@ -98,10 +98,10 @@ def _sum(total: Gradients, part: Gradients) -> Gradients:
 
 @lru_cache
 def steps_per_part(call: LSTMCall) -> tuple[int, int]:
-    """Returns the steps saved at a time within `max_activation_bytes`, and the bytes they take.
+    """Returns the steps per part within `max_activation_bytes`, and the saved bytes.
 
-    The longest parts that fit, T itself where all of it does or there is no limit; where none fit,
-    those that take least.
+    It takes the longest parts that fit: T steps without a limit. If none fit, it takes the parts
+    with the fewest bytes.
     """
     T, B, limit = call.T, call.B, call.max_activation_bytes
     chunk = -(-native_call.CHUNK_ROWS // B)
@@ -119,14 +119,14 @@ def steps_per_part(call: LSTMCall) -> tuple[int, int]:
 
 
 def bytes_saved(call: LSTMCall) -> int:
-    """Returns the bytes that `SavedActivations` takes for a call."""
+    """Returns the bytes of a call's `SavedActivations`."""
     kernel = fastest_kernels(call.dtype is torch.bfloat16)
     layout = native_call.saved_layout(kernel, call.T, call.B, call.H, call.options.layer_norm)
     return sum(n * dtype.itemsize for n, dtype in layout)
 
 
 def describe_saved(call: LSTMCall) -> str:
-    """Says what a call with a limit keeps for backward, and what that costs."""
+    """Describes what a call with a limit saves for backward, and the cost."""
     whole, limit = bytes_saved(call), call.max_activation_bytes or 0
     steps, size = steps_per_part(call)
     if steps >= call.T:
@@ -135,4 +135,4 @@ def describe_saved(call: LSTMCall) -> str:
         f"keeps {size / 1e6:.1f} of {whole / 1e6:.1f} MB for backward and runs forward twice,"
         f" {counted(steps, 'step')} at a time"
     )
-    return text if size <= limit else f"{text}; the {limit / 1e6:.1f} MB asked for cannot be had"
+    return text if size <= limit else f"{text}; it cannot stay within {limit / 1e6:.1f} MB"

@@ -1,8 +1,8 @@
 """The native sequence as one operator of torch: one node for torch.compile and torch.export.
 
-Its tensors come as a list of the ones present, with a code that says which: of optional
-tensors in a list torch 2.13 loses the gradients without a word. Outside of a trace the functions of
-ops/autograd.py cost less per call, and their backward pass may overwrite the saved activations.
+It takes a list of the tensors that are not None, with a bitmask of their positions: for a list with
+None torch 2.13 silently drops gradients. Outside a trace, ops/autograd.py costs less per call and
+its backward pass may overwrite the saved activations.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _OUTPUTS = 1 + len(SavedActivations._fields)
 
 
 def is_traced(*tensors: Tensor | None) -> bool:
-    """Whether something else than torch's CPU kernels is to see this call: then it is an operator.
+    """Whether a tracer, transform or tensor subclass must see this call as an operator.
 
-    A tracer records instead of computing, a subclass may hold no memory of its own, and a dual
-    number carries a tangent: no address may be asked for.
+    Such tensors may have no memory, and a dual number carries a tangent: their addresses must not
+    be used.
     """
     return (
         torch.compiler.is_compiling()
@@ -46,7 +46,7 @@ def is_traced(*tensors: Tensor | None) -> bool:
 
 
 def run_custom_op(call: LSTMCall, args: LSTMArgs) -> LSTMOutput:
-    """Runs a call as the operator; it keeps everything for the backward pass."""
+    """Runs a call as the operator, which saves everything for the backward pass."""
     tensors, present = present_tensors(args)
     is_bf16 = call.dtype == torch.bfloat16
     y, hT, cT, *_ = lstm_sequence(tensors, present, call.options.text, is_bf16, call.requires_grad)
@@ -60,7 +60,7 @@ def present_tensors(tensors: Sequence[Tensor | None]) -> tuple[list[Tensor], int
 
 
 def all_tensors(tensors: Sequence[Any], present: int, count: int) -> list[Any]:
-    """Returns `count` places: `tensors` at the bits of `present`, None elsewhere."""
+    """Returns a list of `count`: `tensors` at the bits of `present`, None elsewhere."""
     rest = iter(tensors)
     return [next(rest) if present >> k & 1 else None for k in range(count)]
 
@@ -77,7 +77,7 @@ def lstm_sequence(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Runs the tensors of an `LSTMArgs`.
 
-    Returns y, hT, cT, and what backward needs: `SavedActivations`, empty without `keep`.
+    Returns y, hT, cT and `SavedActivations`, which are empty without `keep`.
     """
     args = LSTMArgs(*all_tensors(tensors, present, NUM_ARGS))
     y, hT, cT, saved = native_call.forward(args, is_bf16, keep, options_of(options))
@@ -105,9 +105,9 @@ def _(
 
 @torch.library.custom_op("fastlstm::lstm_sequence_backward", mutates_args=())
 def lstm_sequence_backward(tensors: list[Tensor], present: int, options: str) -> list[Tensor]:
-    """Takes arguments, `y`, the saved activations, gradients of y, hT, cT; changes none of them.
+    """Takes arguments, `y`, saved activations, gradients of y, hT, cT; changes none of them.
 
-    Returns the gradients of `Gradients`, of a layer norm only where there is one.
+    Returns the fields of `Gradients`, layer-norm gradients only if the cell has a layer norm.
     """
     args, (y, *activations), grads = _split(tensors, present)
     saved = SavedActivations(*activations)
@@ -130,7 +130,7 @@ def _(tensors: list[Tensor], present: int, options: str) -> list[Tensor]:
 
 
 def _split(tensors: list[Tensor], present: int) -> tuple[LSTMArgs, list[Any], list[Any]]:
-    """Arguments; `y` and the saved activations; the gradients of the outputs."""
+    """Returns the arguments; `y` and the saved activations; the gradients of the outputs."""
     whole = all_tensors(tensors, present, NUM_ARGS + _OUTPUTS + 3)
     return LSTMArgs(*whole[:NUM_ARGS]), whole[NUM_ARGS:][:_OUTPUTS], whole[NUM_ARGS + _OUTPUTS :]
 
@@ -163,9 +163,9 @@ lstm_sequence.register_autograd(_backward, setup_context=_set_up)
 
 
 def lstm_flop(T: int, B: int, I: int, H: int, V: int | None = None) -> int:  # noqa: E741
-    """Returns the operations of a layer's forward pass; the backward pass has twice as many.
+    """Returns the floating-point operations of a layer's forward pass; backward has twice as many.
 
-    With tokens the V rows of the embedding are multiplied once, not once per step.
+    With tokens, the V rows of the embedding are multiplied once, not once per step.
     """
     rows = T * B if V is None else V
     return 8 * H * (rows * I + T * B * H)
@@ -173,7 +173,7 @@ def lstm_flop(T: int, B: int, I: int, H: int, V: int | None = None) -> int:  # n
 
 @register_flop_formula(torch.ops.fastlstm.lstm_sequence)
 def _forward_flop(shapes: Any, present: int, *args: Any, **kwargs: Any) -> int:
-    """Of shapes, as `torch.utils.flop_counter` asks."""
+    """Takes shapes in place of tensors, for `torch.utils.flop_counter`."""
     rows, tokens, h0, *_ = all_tensors(shapes, present, NUM_ARGS)
     T, B = (rows if tokens is None else tokens)[:2]
     return lstm_flop(T, B, rows[-1], h0[1], V=None if tokens is None else rows[0])

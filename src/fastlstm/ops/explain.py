@@ -22,11 +22,11 @@ class LayerReport:
 
     Attributes:
         layer: the layer's number in the model, such as `"layer 0"`.
-        call: what was asked; None for what is no LSTM over a sequence.
-        backend: who runs it.
-        kernel: what runs.
+        call: description of the call; None for a module that is no LSTM over a sequence.
+        backend: name of the backend.
+        kernel: name of the kernel.
         is_fast: False for a path that `--strict-kernels` refuses.
-        why: why not a faster one; empty when there is none.
+        why: why no faster kernel runs; empty if there is none.
         module: path of the module in the model; empty for the model itself.
     """
 
@@ -53,7 +53,7 @@ class KernelReport(list[LayerReport]):
     """A list of reports that prints as a table.
 
     Attributes:
-        note: what other tools do not see of the model, printed below; empty where there is nothing.
+        note: printed below the table: which tools do not see the layers; may be empty.
     """
 
     note = ""
@@ -76,21 +76,21 @@ class KernelReport(list[LayerReport]):
 def explain(
     module: nn.Module, input: Tensor | None = None, *, T: int = 128, B: int = 32
 ) -> KernelReport:
-    """Says, per LSTM layer and direction of `module`, which kernel runs and why not a faster one.
+    """Reports for each LSTM layer and direction which kernel runs, and why no faster one.
 
-    What `accelerate` has not touched is named too, with backend `"torch"`: an `nn.LSTM` that can be
-    accelerated, subclasses of it, `nn.GRU`, `nn.RNN`, cells, quantized and TorchScript layers. So
-    are recurrent layers of Keras, with backend `"keras"` where Keras itself computes them.
+    Modules that `accelerate` has not changed have the backend `"torch"`: an `nn.LSTM` that can be
+    accelerated, subclasses, `nn.GRU`, `nn.RNN`, cells, quantized and TorchScript layers. Recurrent
+    layers that Keras computes have the backend `"keras"`.
 
     Args:
         module: any module.
-        input: its input, `(T, B)` tokens or `(T, B, I)`; only the first two sizes are used.
+        input: an input, `(T, B)` tokens or `(T, B, I)`; only T and B are used.
         T: steps, without an input.
         B: batch, without an input.
 
     Returns:
-        One report per layer and direction, for the autocast and gradient mode in force here; a list
-        that prints as a table.
+        One report per layer and direction, for the current autocast and gradient mode; the list
+        prints as a table.
     """
     if input is not None:
         if not isinstance(input, torch.Tensor) or input.dim() < 2:
@@ -140,7 +140,7 @@ def _report(name: str, lstm: nn.LSTM, call: LSTMCall, path: str) -> LayerReport:
 
 
 def layer_calls(layer: nn.LSTM, T: int, B: int, *, training: bool = True) -> Iterator[LSTMCall]:
-    """Yields the description of every layer's and direction's call on `(T, B, I)` here."""
+    """Yields the call of every layer and direction on `(T, B, I)`."""
     weight = layer.weight_ih_l0
     assert isinstance(weight, torch.Tensor)
     directions = 2 if layer.bidirectional else 1

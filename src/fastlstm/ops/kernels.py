@@ -1,4 +1,4 @@
-"""The native kernels of this CPU, and tensors in the memory format they read (csrc/lstm.h)."""
+"""The native kernels of this CPU, and tensors in their memory format (csrc/lstm.h)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fastlstm.system import hardware
 _INNER = 32
 """A bf16 row is padded to a multiple of this."""
 _MIN_FLOP_PER_STEP = 1 << 17
-"""A step with less work than this runs on one thread: meeting the others would cost more."""
+"""A step with less work runs on one thread: synchronization would cost more."""
 _HUGE = 4 << 20
-"""Bytes from which huge pages are asked for: below, one could hardly hold the buffer."""
+"""Bytes from which a buffer asks for huge pages."""
 
 
 @cache
 def kernel_table(isa: str, is_bf16: bool) -> Any:
-    """Returns the native kernels for an instruction set; the OpenMP runtime is found once."""
+    """Returns the native kernels for an instruction set; joins torch's OpenMP runtime first."""
     hardware.join_openmp()
     return hardware.native().lstm_kernels(isa, is_bf16)
 
@@ -33,17 +33,17 @@ def fastest_kernels(is_bf16: bool) -> Any:
 
 
 def num_threads(B: int, I: int, H: int) -> int:  # noqa: E741
-    """Returns how many threads a sequence of this size runs on."""
+    """Returns the number of threads for a sequence of this size."""
     return 1 if 8 * B * H * (H + I) < _MIN_FLOP_PER_STEP else torch.get_num_threads()
 
 
 def profiled(name: str, *tensors: Tensor) -> Any:
-    """Returns a context whose time `torch.profiler` shows under `name`, with these shapes."""
+    """Returns a context that `torch.profiler` shows under `name`, with the tensors' shapes."""
     return torch._C._profiler._RecordFunctionFast(name, list(tensors))
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-    """Memory for the kernels, whatever torch's defaults are; on huge pages where it is large."""
+    """Returns memory on the CPU whatever torch's defaults are; a large block has huge pages."""
     t = torch.empty(shape, dtype=dtype, device="cpu")
     if t.nbytes >= _HUGE:
         hardware.native().use_huge_pages(t.data_ptr(), t.nbytes)
@@ -51,22 +51,22 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def address_of(t: Tensor | None) -> int:
-    """Returns where a tensor lies, 0 for none."""
+    """Returns the address of a tensor, 0 for None."""
     return 0 if t is None else t.data_ptr()
 
 
 def dense(t: Tensor) -> Tensor:
-    """Returns contiguous values, the tensor itself where it is so already."""
+    """Returns a contiguous tensor, `t` itself if it is contiguous."""
     return t if t.is_contiguous() else t.detach().contiguous()
 
 
 def floats(t: Tensor) -> Tensor:
-    """Returns contiguous float32 values, the tensor itself where it holds such already."""
+    """Returns a contiguous float32 tensor, `t` itself if it is one."""
     return dense(t if t.dtype is torch.float32 else t.detach().float())
 
 
 def each(convert: Callable[[Tensor], Tensor], tensors: Iterable[Tensor | None]) -> list[Any]:
-    """Returns `convert` of every tensor, None where there is none."""
+    """Applies `convert` to every tensor; None stays None."""
     return [None if t is None else convert(t) for t in tensors]
 
 
@@ -76,7 +76,7 @@ def element_dtype(is_bf16: bool) -> torch.dtype:
 
 
 def padded_columns(I: int, is_bf16: bool) -> int:  # noqa: E741
-    """Returns the columns that rows of I values have in memory format."""
+    """Returns the number of columns of I values in memory format."""
     return -(-I // _INNER) * _INNER if is_bf16 else I
 
 

@@ -1,4 +1,4 @@
-"""Recurrent modules that no kernel here runs: which they are, and why."""
+"""Recurrent modules that no kernel runs, with the reasons."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _WORDS = ("LSTM", "GRU", "RNN")
 
 
 class LeftAlone(NamedTuple):
-    """Why `accelerate` leaves a module as it is.
+    """Why `accelerate` leaves a module unchanged.
 
     Attributes:
         runs: what computes it, such as `"nn.GRU"`.
-        why: the reason, and what can be done.
-        backend: whose it is, for `explain`.
+        why: the reason, and the remedy if there is one.
+        backend: name for `explain`.
     """
 
     runs: str
@@ -33,17 +33,16 @@ class LeftAlone(NamedTuple):
 
 
 def check_module(model: object) -> None:
-    """Raises UsageError for what is no module."""
+    """Raises UsageError unless the model is an `nn.Module`."""
     if not isinstance(model, nn.Module):
         raise UsageError(f"the model is {kind_of_value(model)}, expected an nn.Module")
 
 
 def recurrent_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module, LeftAlone | None]]:
-    """Yields every recurrent module with its path, and why it is left alone, or None.
+    """Yields every recurrent module with its path and the reason why it is left alone, or None.
 
-    None is for `nn.LSTM` itself and for fastlstm's own layers; Keras' layers have a
-    `kernel_report`. What lies inside of a module that is left alone as a whole (quantized,
-    TorchScript) is not named again.
+    None stands for `nn.LSTM` and for fastlstm's layers. Modules inside a quantized or TorchScript
+    layer are skipped.
     """
     check_module(model)
     inside: str | None = None
@@ -59,7 +58,7 @@ def recurrent_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module, LeftAl
 
 
 def _named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """As torch's `named_modules`, with the layers of Keras models, of which it lists only some."""
+    """As torch's `named_modules`, with all layers of Keras models."""
     seen = set()
     for path, module in model.named_modules():
         for name, each in ((path, module), *_layers_of_keras(path, module)):
@@ -76,7 +75,7 @@ def _layers_of_keras(path: str, module: Any) -> Iterator[tuple[str, nn.Module]]:
 
 
 def left_alone(module: nn.Module) -> LeftAlone | None:
-    """Returns why a recurrent module is left to torch; None for all other modules."""
+    """Returns why a recurrent module is left alone; None for other modules."""
     kind = type(module)
     if isinstance(module, torch.jit.ScriptModule):
         name = str(module.original_name)
@@ -100,7 +99,7 @@ def left_alone(module: nn.Module) -> LeftAlone | None:
 
 
 def _left_to_keras(kind: type) -> LeftAlone | None:
-    """Of a recurrent layer of Keras, which is not imported here."""
+    """Compares names: Keras may not be installed."""
     if hasattr(kind, "kernel_report"):
         return None
     if _full_name(kind) == "keras.src.layers.rnn.lstm.LSTM":
@@ -123,7 +122,7 @@ def _left_lstm(lstm: nn.LSTM) -> LeftAlone | None:
         return None
     if parametrize.is_parametrized(lstm) and kind.__bases__ == (nn.LSTM,):
         names = ", ".join(lstm.parametrizations)  # type: ignore[arg-type]
-        why = f"{names} is parametrized, which made a class of its own; accelerate before that"
+        why = f"{names} is parametrized, which changed the class; call accelerate first"
         return LeftAlone("nn.LSTM, parametrized", why)
     why = f"{kind.__name__} is a subclass of nn.LSTM, its forward pass may be its own"
     return LeftAlone(f"forward pass of {kind.__name__}", why)
@@ -144,13 +143,13 @@ def left_to_torch(lstm: nn.LSTM, call: LSTMCall) -> str | None:
 
 
 def options_of(lstm: nn.LSTM) -> CellOptions:
-    """Returns what a layer computes in its present mode; recurrent dropout is for training."""
+    """Returns the options of a layer in its mode; recurrent dropout acts in training only."""
     options: CellOptions = getattr(lstm, "options", TORCHS_CELL)
     return options if lstm.training else options.in_evaluation()
 
 
 def is_beyond_torch() -> bool:
-    """Whether a transform is active for which torch has no rule of its LSTM."""
+    """Whether a transform is active that torch's LSTM does not support."""
     if torch.compiler.is_compiling():
         return False
     kinds = {level.key() for level in torch._C._functorch.get_interpreter_stack() or ()}
@@ -160,7 +159,7 @@ def is_beyond_torch() -> bool:
 
 
 def active_transform() -> str | None:
-    """Returns the active transform that takes torch's operators only, or None."""
+    """Returns why an active transform needs torch's operators, or None."""
     if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         return "torch.jit.trace records torch's operators only"
     if torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export():

@@ -1,63 +1,13 @@
-"""The functional op: check the arguments, choose a backend, call it."""
+"""One call of an LSTM layer: its arguments are checked, a backend is chosen and runs it."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from fastlstm.errors import ShapeError
 from fastlstm.ops.call import LSTMArgs, LSTMCall, LSTMOutput, describe_call
 from fastlstm.ops.cell_options import TORCHS_CELL, CellOptions
 from fastlstm.ops.registry import select
-
-
-def lstm(
-    x: Tensor,
-    h0: Tensor,
-    c0: Tensor,
-    w_ih: Tensor,
-    w_hh: Tensor,
-    b_ih: Tensor | None = None,
-    b_hh: Tensor | None = None,
-    *,
-    tokens: Tensor | None = None,
-    backend: str | None = None,
-    strict: bool = False,
-) -> LSTMOutput:
-    """One LSTM layer, one direction, over a whole sequence.
-
-    Args:
-        x: `(T, B, I)`, any strides; T and B may be 0. With `tokens` an embedding `(V, I)`.
-        h0: `(B, H)` initial output.
-        c0: `(B, H)` initial cell.
-        w_ih: `(4H, I)`, gate order i, f, g, o.
-        w_hh: `(4H, H)`.
-        b_ih: `(4H,)`; give both biases or none.
-        b_hh: `(4H,)`.
-        tokens: `(T, B)` int64 in `[0, V)`: rows of the embedding, which the kernels gather.
-        backend: run this one instead of the best; a call it cannot run is a KernelError.
-        strict: a slow path is a KernelError.
-
-    Returns:
-        `y` `(T, B, H)` in the compute dtype; `hT` and `cT` `(B, H)` in the dtypes of `h0` and `c0`.
-
-    Raises:
-        ShapeError: an argument of the wrong shape, dtype or device; the text names it.
-        KernelError: no allowed kernel runs this call.
-
-    Numerics:
-        The compute dtype is autocast's where autocast is on, else `x`'s. The matrix operands are
-        rounded to it; the kernels sum in float32. Gradients arrive in the dtype of each argument.
-        With tokens the native kernel multiplies the embedding by `w_ih` once, `(V, 4H)`, and
-        gathers its rows: the same sums, for `V` rows instead of `T*B`, where that is fewer.
-
-    Cost:
-        `8 T B H (I + H)` floating-point operations forward, twice that backward; with tokens
-        `8 T B H H + 8 V H I`.
-    """
-    args = LSTMArgs(x, tokens, h0, c0, w_ih, w_hh, b_ih, b_hh)
-    check_args(args)
-    return run(args, backend=backend, strict=strict)
 
 
 def run(
@@ -68,7 +18,24 @@ def run(
     strict: bool = False,
     max_activation_bytes: int | None = None,
 ) -> LSTMOutput:
-    """As `lstm`, for tensors that are known to fit each other (`check_args`); see `LSTMCall`."""
+    """Runs one layer in one direction over a whole sequence.
+
+    Args:
+        args: tensors that fit each other (`check_args`); T and B may be 0.
+        options: what the cell computes.
+        backend: run this one instead of the best.
+        strict: a slow path is a KernelError.
+        max_activation_bytes: see `LSTMCall`.
+
+    Returns:
+        `y` `(T, B, H)` in the compute dtype, which is autocast's where autocast is on, else that of
+        `args.rows`; `hT` and `cT` `(B, H)` in the dtypes of `h0` and `c0`. Matrix operands are
+        rounded to the compute dtype, the kernels sum in float32. Gradients have the dtype of each
+        argument.
+
+    Raises:
+        KernelError: no allowed kernel runs this call.
+    """
     must = strict or backend is not None
     call = describe_call(args, options, max_activation_bytes=max_activation_bytes, strict=must)
     runner = select(call, backend=backend, strict=strict).backend

@@ -19,17 +19,17 @@ from fastlstm.ops.packed_weights import packed
 from fastlstm.system import hardware
 
 CHUNK_ROWS = 128
-"""Rows of whole steps that lie together in `SavedActivations`: chunk_steps of csrc/lstm.h."""
+"""Rows per chunk of whole steps in `SavedActivations`: chunk_steps of csrc/lstm.h."""
 
 
 class SavedActivations(NamedTuple):
-    """What the backward pass needs, in the kernels' own order.
+    """What the backward pass needs, in the kernels' order.
 
     Attributes:
-        gates: activated.
+        gates: after their activations.
         cells: of every step.
-        normed: with layer norm, both normalised products; else empty.
-        moments: with layer norm, means and scales of every row; else empty.
+        normed: both normalised products of a layer norm, or empty.
+        moments: means and scales of every row of a layer norm, or empty.
     """
 
     gates: Tensor
@@ -39,7 +39,7 @@ class SavedActivations(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Gradients of a sequence's arguments; None where none was asked for."""
+    """Gradients of a sequence's arguments; None if not needed."""
 
     rows: Tensor | None
     h0: Tensor | None
@@ -56,7 +56,7 @@ class Gradients(NamedTuple):
 def saved_layout(
     kernel: Any, T: int, B: int, H: int, has_norm: bool
 ) -> tuple[tuple[int, torch.dtype], ...]:
-    """Returns the number of values in each of `SavedActivations`, and their dtype."""
+    """Returns the number of values and the dtype of each of `SavedActivations`."""
     padded = -(-H // kernel.lanes) * kernel.lanes
     is_known = isinstance(T, int) and isinstance(B, int)
     rows = kernel.gate_rows(T, B) if is_known else symbolic_gate_rows(T, B)
@@ -68,7 +68,7 @@ def saved_layout(
 
 
 def symbolic_gate_rows(T: Any, B: Any) -> Any:
-    """As the kernels' `gate_rows`, of T and B that a graph with dynamic shapes leaves open."""
+    """As the kernels' `gate_rows`, for symbolic T and B of a graph with dynamic shapes."""
     steps = torch.sym_min(-(-CHUNK_ROWS // B), T)
     # Never below T * B, which torch cannot derive: it would ask whether there are 2 values or more.
     return torch.sym_max(-(-T // steps) * steps * B, T * B)
@@ -85,10 +85,9 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, SavedActivations | None]:
     """Runs a sequence on the CPU, with matrix operands in bf16 or float32.
 
-    Returns `y` `(T, B, H)`, new memory unless it is given, `hT`, `cT` `(B, H)` float32 and, with
-    `keep`, what backward needs. `first_row` counts the rows `t * B + b` of a longer sequence that
-    came before, for its random draws. Raises ShapeError for a token that is no row of the
-    embedding.
+    Returns `y` `(T, B, H)`, in the memory of `y` if given, `hT`, `cT` `(B, H)` float32, and with
+    `keep` the saved activations. `first_row` is the number of earlier rows `t * B + b` of a longer
+    sequence, for its random draws. Raises ShapeError for a token outside of the embedding.
     """
     T, B, I, H = args.sizes  # noqa: E741
     _check_tokens(args)
@@ -131,9 +130,9 @@ def backward(
 ) -> Gradients:
     """Runs a sequence of `forward` backward; `saved.gates` and `saved.normed` are overwritten.
 
-    `grads` are of `y` `(T, B, H)`, `hT` and `cT` `(B, H)`, each may be None; `needs` says of every
-    argument whether its gradient is wanted. Returns float32 gradients, that of dense rows in the
-    dtype of `y`; raises what `forward` does.
+    `grads` are of `y` `(T, B, H)`, `hT` and `cT` `(B, H)`, or None each; `needs` marks arguments
+    that need a gradient. Returns float32 gradients, for dense rows in the dtype of `y`; raises the
+    errors of `forward`.
     """
     T, B, I, H = args.sizes  # noqa: E741
     is_bf16 = y.dtype == torch.bfloat16
@@ -170,7 +169,7 @@ def backward(
 
 
 def _backward_weights(args: LSTMArgs, kernel: Any, threads: int) -> tuple[Tensor | None, ...]:
-    """Returns the packed weights; or None, w_ih and w_hh, which few rows read as they are."""
+    """Returns the packed weights; or for few rows None, w_ih and w_hh, which need no packing."""
     T, B, I, H = args.sizes  # noqa: E741
     if args.gamma_hh is None and kernel.reads_unpacked(T * B, I, H):
         return None, floats(args.w_ih), floats(args.w_hh)
@@ -190,7 +189,7 @@ def _check_tokens(args: LSTMArgs) -> None:
 
 
 class _NativeOptions(NamedTuple):
-    """Options as the kernels take them, and the tensors whose addresses they hold."""
+    """Options for the kernels, and the tensors behind their addresses."""
 
     native: Any
     tensors: tuple[Tensor | None, ...]

@@ -1,4 +1,4 @@
-"""Weights laid out for the native kernels, packed again only when a weight has changed."""
+"""Weights in the layout of the native kernels, packed again only after a change."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ from fastlstm.system import hardware
 
 
 def _pack(args: LSTMArgs, kernel: Any, threads: int, is_backward: bool, memory: Tensor) -> None:
-    """Lays the weights out as the kernels read them."""
     _, _, I, H = args.sizes  # noqa: E741
     weights = each(floats, args.weights)
     kernel.pack(threads, is_backward, I, H, *map(address_of, weights), memory.data_ptr())
 
 
 class Contents(NamedTuple):
-    """What tensors held: whether they hold it still is known exactly, of those on the CPU.
+    """The values of tensors at one time; on the CPU every change since is detected.
 
     Attributes:
-        sources: what torch knows of them.
-        fingerprint: of all their bytes; None where it was not taken, or where one is on a device.
+        sources: the tensors as torch describes them.
+        fingerprint: of all bytes; None if not taken, or if a tensor is not on the CPU.
     """
 
     sources: tuple[SourceTensor, ...]
@@ -47,12 +46,12 @@ class Contents(NamedTuple):
         return cls(sources, fingerprint)
 
     def are_sources(self, tensors: Collection[Tensor]) -> bool:
-        """Whether it is of these very tensors, and torch has counted no change since."""
+        """Whether these are the same tensors, without a change that torch has counted."""
         is_whole = len(self.sources) == len(tensors)
         return is_whole and all(map(SourceTensor.is_still, self.sources, tensors))
 
     def is_still(self, tensors: Collection[Tensor], threads: int) -> bool:
-        """Whether these tensors hold it, whoever wrote to them; reads all values."""
+        """Whether these tensors still have the same values; reads all of them."""
         return (
             self.fingerprint is not None
             and self.are_sources(tensors)
@@ -61,9 +60,9 @@ class Contents(NamedTuple):
 
 
 class SourceTensor(NamedTuple):
-    """A tensor as it was: this very one, in this memory and layout, changed so many times.
+    """A tensor at one time: identity, memory, layout and number of changes.
 
-    Holding the memory keeps its address from being given to another tensor's values.
+    Holding the memory keeps its address from being reused.
     """
 
     tensor: weakref.ref[Tensor]
@@ -93,20 +92,20 @@ class SourceTensor(NamedTuple):
 
 
 def _version(t: Tensor) -> int:
-    """Torch counts no changes of a tensor made in inference mode."""
+    """Returns torch's count of changes; it counts none of inference tensors."""
     return 0 if t.is_inference() else t._version
 
 
 class _Frozen:
-    """Weights of which torch's count of changes is believed, until they are thawed."""
+    """Marks weights for which torch's count of changes is trusted until they are thawed."""
 
     is_on = True
 
 
 class Packed(NamedTuple):
-    """Packed weights and what they were made of.
+    """Packed weights and their sources.
 
-    Without a fingerprint they are for one call; those remembered for later have lost their memory.
+    Without a fingerprint they serve one call; the cache then keeps them without memory.
     """
 
     memory: Tensor
@@ -115,14 +114,14 @@ class Packed(NamedTuple):
     frozen: _Frozen | None = None
 
     def is_still(self, weights: Collection[Tensor], threads: int) -> bool:
-        """Whether it was made of these weights as they are now."""
+        """Whether these weights are unchanged since packing."""
         if self.frozen is not None and self.frozen.is_on:
             return self.contents.fingerprint is not None and self.contents.are_sources(weights)
         return self.contents.is_still(weights, threads)
 
 
 _fused_steps = 0
-"""Steps of optimizers with ``fused=True``: on the CPU they change weights and count no version."""
+"""Steps of optimizers with ``fused=True``, which change weights on the CPU without a version."""
 
 
 def _count_fused(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
@@ -147,10 +146,10 @@ def packed(
     is_backward: bool = False,
     in_training: bool = False,
 ) -> Packed:
-    """Returns packed weights, those of an earlier call while the weights are what they were.
+    """Returns packed weights, from the cache if the weights have not changed.
 
-    All values are read to find that out, unless the weights are frozen. With `in_training` nothing
-    is kept of weights that have just changed, most are used once; and frozen ones are thawed.
+    It reads all values to find out, unless the weights are frozen. With `in_training` frozen
+    weights are thawed, and weights that have just changed are not cached: most are used once.
     """
     _, _, I, H = args.sizes  # noqa: E741
     sources_of = (args.w_ih, args.w_hh) if is_backward else args.weights
@@ -167,7 +166,7 @@ def packed(
     is_kept = is_known or not in_training
     size = kernel.backward_bytes(I, H) if is_backward else kernel.forward_bytes(I, H)
     memory = empty((size,), torch.uint8) if is_kept else _scratch(size)
-    # Read first: of a write by another thread in between, the next call finds out.
+    # Read before packing: the next call detects a write by another thread in between.
     contents = (
         Contents.of(weights, threads) if is_kept else Contents(tuple(map(SourceTensor.of, weights)))
     )
@@ -179,7 +178,7 @@ def packed(
 
 
 def freeze(w_hh: Tensor) -> None:
-    """Has later calls believe torch's count of changes of the weights that go with this one."""
+    """Makes later calls trust torch's count of changes of a layer's weights."""
     _FROZEN[w_hh] = _Frozen()
     _PACKED[False].pop(w_hh, None)
 
@@ -195,7 +194,7 @@ _NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 def _span(t: Tensor) -> int:
-    """Returns the bytes from a tensor's first value to the end of its last."""
+    """Returns the bytes from a tensor's first value to the end of the last."""
     if t.numel() == 0:
         return 0
     last = sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True))
@@ -207,9 +206,9 @@ _MAX_SCRATCH = 128 << 20
 
 
 def _scratch(size: int) -> Tensor:
-    """Returns `size` bytes or more that the next call of this thread will overwrite.
+    """Returns at least `size` bytes, which the next call of this thread overwrites.
 
-    Kept, as fresh pages cost more than filling them; above 128 MB they go with the call.
+    They are kept because fresh pages are expensive, up to 128 MB.
     """
     scratch: Tensor | None = getattr(_THREAD, "scratch", None)
     if scratch is None or scratch.nbytes < size:

@@ -10,11 +10,11 @@ from torch import Tensor
 from fastlstm.ops.kernels import address_of, empty, fastest_kernels, padded_columns
 
 _MIN_FLOP = 1 << 20
-"""Less work than this runs on one thread: meeting the others would cost more."""
+"""Less work runs on one thread: synchronization would cost more."""
 
 
 class Projection(NamedTuple):
-    """What is projected, in the dtypes of the kernels.
+    """The arguments of a projection in the kernels' dtypes.
 
     Attributes:
         features: `(N, H)`, float32 or bfloat16, contiguous.
@@ -28,7 +28,7 @@ class Projection(NamedTuple):
 
     @staticmethod
     def of(features: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Projection:
-        """Returns it with products in `dtype`."""
+        """Converts tensors for products in `dtype`."""
         return Projection(
             features.detach().to(dtype).contiguous(),
             weight.detach().contiguous(),
@@ -37,7 +37,7 @@ class Projection(NamedTuple):
 
 
 def is_native(features: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> bool:
-    """Whether the kernels take it: float32 weights on the CPU, products in float32 or bfloat16."""
+    """Whether the kernels run it: float32 weights on the CPU, float32 or bfloat16 products."""
     if torch.compiler.is_compiling() or features.device.type != "cpu" or 0 in features.shape:
         return False
     if torch.autograd.forward_ad._current_level >= 0:  # the kernels would lose the tangent
@@ -56,7 +56,7 @@ def logits_gradient(p: Projection) -> Tensor:
 
 
 def nats_of(p: Projection, targets: Tensor, d: Tensor | None = None) -> Tensor:
-    """Returns the cross-entropy of every row, `(N,)` float32; its gradient goes to `d`."""
+    """Returns the cross-entropy of every row, `(N,)`; writes the logits' gradient to `d`."""
     nats = empty((p.features.shape[0],))
     _call(p, targets, nats, d, 1.0, (None, None, None))
     return nats
@@ -65,9 +65,9 @@ def nats_of(p: Projection, targets: Tensor, d: Tensor | None = None) -> Tensor:
 def gradients_of(
     p: Projection, d: Tensor, scale: float, needs: tuple[bool, bool, bool]
 ) -> tuple[Tensor | None, ...]:
-    """Returns the gradients of features, weight and bias, `scale` times, where needed.
+    """Returns the needed gradients of features, weight and bias, times `scale`.
 
-    `d` is what `nats_of` filled.
+    `nats_of` filled `d`.
     """
     gradients = _gradients(p, needs)
     _call(p, None, None, d, scale, gradients)
@@ -77,7 +77,7 @@ def gradients_of(
 def nats_and_gradients(
     p: Projection, targets: Tensor, needs: tuple[bool, bool, bool]
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-    """Returns both at once, in the memory of one chunk of rows."""
+    """Returns losses and gradients at once, in the memory of one chunk of rows."""
     nats, gradients = empty((p.features.shape[0],)), _gradients(p, needs)
     _call(p, targets, nats, None, 1.0, gradients)
     return nats, gradients

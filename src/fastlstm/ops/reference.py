@@ -1,4 +1,4 @@
-"""The obvious loop. It defines what "correct" means; run it in float64 to check a kernel."""
+"""The reference: a plain loop that defines correct results; in float64 it checks the kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fastlstm.ops.cell_options import CellOptions
 
 _PLAIN = CellCall()
 Keep = Tensor | float
-"""Which units keep their old value `(B, H)` bool, or the probability that they do."""
+"""Units that keep their old value, `(B, H)` bool, or the probability."""
 
 
 def lstm_step_reference(
@@ -24,9 +24,9 @@ def lstm_step_reference(
     cell: CellCall = _PLAIN,
     keep: tuple[Keep, Keep] = (0.0, 0.0),
 ) -> tuple[Tensor, Tensor]:
-    """One step: `x` `(B, I)`, `h` and `c` `(B, H)`; returns the new `h` and `c`.
+    """Runs one step on `x` `(B, I)`, `h` and `c` `(B, H)`; returns the new `h` and `c`.
 
-    `keep` is zoneout's, of `h` and of `c`.
+    `keep` is zoneout's for `h` and for `c`.
     """
     options, norm = cell.options, cell.norm
     recurrent = h if cell.mask is None else h * cell.mask
@@ -56,8 +56,8 @@ def lstm_reference(
 ) -> LSTMOutput:
     """Runs one layer over `x` `(T, B, I)` from `h0`, `c0` `(B, H)`.
 
-    `begins` and `ends` `(B,)` are the first step and one past the last step of each lane; outside
-    of it a lane keeps its state and its output is zero. Give both or none.
+    `begins` and `ends` `(B,)`, both or none, are the first step and one past the last step of each
+    lane; outside, a lane keeps its state and its output is zero.
 
     Source: Hochreiter & Schmidhuber 1997 with the forget gate of Gers et al. 2000; gate order and
         the two biases are torch's. Layer norm as in Ba et al. 2016, recurrent dropout as in Gal &
@@ -94,7 +94,6 @@ def run_reference(args: LSTMArgs, options: CellOptions, dtype: torch.dtype) -> L
 
 
 def _normalised(x: Tensor) -> Tensor:
-    """Every row of `x` with mean 0 and variance 1."""
     centred = x - x.mean(-1, keepdim=True)
     return centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + EPSILON)
 

@@ -20,18 +20,18 @@ BACKENDS: tuple[Backend, ...] = (
     AtenBackend(),
     ReferenceBackend(),
 )
-"""Fastest first; the last runs everything. A backend that is listed here takes part everywhere."""
+"""Fastest first; the last one runs every call. A new backend needs a place here only."""
 
 _BY_NAME = {backend.name: backend for backend in BACKENDS}
 
 
 class Selection(NamedTuple):
-    """What `select` chose.
+    """The result of `select`.
 
     Attributes:
-        call: what is to be run.
-        backend: the one that runs it.
-        refusals: `(backend name, reason)` of every faster backend that cannot.
+        call: description of the call.
+        backend: runs the call.
+        refusals: `(backend name, reason)` of every faster backend.
     """
 
     call: LSTMCall
@@ -40,12 +40,12 @@ class Selection(NamedTuple):
 
     @property
     def kernel(self) -> Kernel:
-        """What the backend will run."""
+        """The kernel that will run."""
         return self.backend.describe(self.call)
 
     @property
     def why(self) -> str:
-        """Why not something faster; empty when nothing is."""
+        """Why no faster kernel runs; empty if there is none."""
         reasons = [f"{name}: {reason}" for name, reason in self.refusals]
         why = self.kernel.why
         return "; ".join([*reasons, why] if why else reasons)
@@ -64,7 +64,7 @@ def select(call: LSTMCall, *, backend: str | None = None, strict: bool = False) 
         reason = candidate.supports(call)
         if reason is None:
             selection = Selection(call, candidate, _for_device(refusals, call.device))
-            # What this CPU is cannot be asked within a trace; our own kernels are taken for fast.
+            # A trace cannot query the CPU: our kernels count as fast.
             is_taken_for_fast = candidate.is_own and torch.compiler.is_compiling()
             if strict and not is_taken_for_fast and not selection.kernel.is_fast:
                 raise KernelError(
@@ -79,7 +79,7 @@ def select(call: LSTMCall, *, backend: str | None = None, strict: bool = False) 
 
 
 def own_refusal(call: LSTMCall) -> str | None:
-    """Returns why none of fastlstm's own kernels can run `call`, or None where one can."""
+    """Returns why none of fastlstm's kernels can run `call`, or None if one can."""
     refusals: list[tuple[str, str]] = []  # in a form that torch.compile traces
     for backend in BACKENDS:
         if backend.is_own:
@@ -92,7 +92,7 @@ def own_refusal(call: LSTMCall) -> str | None:
 
 
 def _for_device(refusals: Iterable[tuple[str, str]], device: str) -> tuple[tuple[str, str], ...]:
-    """Returns the refusals without backends of another device."""
+    """Drops the refusals of backends for other devices."""
     return tuple(r for r in refusals if _BY_NAME[r[0]].device in (None, device))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os.path
 import shlex
+from collections.abc import Sequence
 from functools import partial
 
 from fastlstm.errors import counted
@@ -309,8 +310,24 @@ def test_rows(event: Event) -> list[Row]:
         for who, errors in _part_of(event, "scores").items()
     ]
     if rows and number(event, "windows") is not None:
-        rows.insert(0, ("test", f"{windows_text(event)}, errors in units of the table"))
+        targets = event.get("targets") or []
+        units = "units of the table"
+        if len(targets) > 1:
+            units = f"the units of {len(targets):,} targets together; rel_mae and mase have no unit"
+            rows += _target_rows(targets)
+        rows.insert(0, ("test", f"{windows_text(event)}, errors in {units}"))
     return rows + series_rows(_part_of(event, "series"))
+
+
+def _target_rows(targets: Sequence[Event]) -> list[Row]:
+    """Returns a row of the MAE of each target, beside the seasonal naive forecast's."""
+    named = [
+        f"{visible(row['target'])} {row['mae']:.4g} ({row['seasonal_naive_mae']:.4g})"
+        for row in targets
+        if row.get("mae") is not None and row.get("seasonal_naive_mae") is not None
+    ]
+    text = ", ".join(named[:_MAX_NAMED]) + (", …" if len(named) > _MAX_NAMED else "")
+    return [("mae by target (seasonal naive)", text)]
 
 
 def forecast_name(who: str, event: Event) -> str:

@@ -1,1 +1,1 @@
-"""Run directories: what is in them, and how it gets there whole."""
+"""Run directories: their files, and how each is written whole."""

@@ -1,4 +1,4 @@
-"""Events of a run, and their outputs besides the screen: metrics.jsonl and TensorBoard."""
+"""Events of a run, and their files: metrics.jsonl and TensorBoard's."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ class MetricsFile:
 
 
 class TensorBoardWriter:
-    """Writes step and eval events as TensorBoard scalars, samples as text.
+    """Writes `step` and `eval` events as TensorBoard scalars, samples as text.
 
-    Writes in the calling thread: tensorboardX's writer thread dies silently on a full disk and
-    then blocks. Steps of earlier starts after `first_step` are purged.
+    Hides steps after `first_step` of earlier starts. Writes in the calling thread: tensorboardX's
+    thread dies silently on a full disk and then blocks.
     """
 
     def __init__(self, directory: Path, first_step: int) -> None:

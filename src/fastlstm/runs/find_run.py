@@ -1,4 +1,4 @@
-"""Checks that a path is a run, and of which kind, before anything heavy is imported."""
+"""Checks that a path is a run of some kind, without heavy imports."""
 
 from __future__ import annotations
 
@@ -23,18 +23,17 @@ _OPENED_BY: dict[Kind, tuple[str, str]] = {
         "`fastlstm.SequenceRegressor.load` or `fastlstm.SequenceClassifier.load`",
     ),
 }
-"""What a run of each kind holds, and what opens it."""
-
+"""The model of each kind of run, and what opens it."""
 _MODEL_FILES = (".keras", ".h5", ".onnx", ".pt", ".safetensors")
-"""Of other frameworks, which `fastlstm import` reads."""
+"""Files of other frameworks that `fastlstm import` reads."""
 
 
 def require_run(path: str | os.PathLike[str], wanted: Kind | None = None) -> None:
-    """Checks that a path is a run or a checkpoint, of the wanted kind; not its files.
+    """Checks that a path is a run or checkpoint of the wanted kind, without reading its model.
 
     Raises:
         RunDirectoryError: not a run.
-        FormatError: a model of another kind.
+        FormatError: a run of another kind.
     """
     place = RunDirectory(path).path
     if not os.path.exists(path):
@@ -74,7 +73,7 @@ def require_run(path: str | os.PathLike[str], wanted: Kind | None = None) -> Non
 
 
 def read_model(path: str | Path, kind: Kind, names: Sequence[str]) -> dict[str, bytes]:
-    """Reads files of the model published in a run, each checked by its SHA-256.
+    """Reads files of the published model of a run, each checked by its SHA-256.
 
     Args:
         path: the run.
@@ -82,9 +81,9 @@ def read_model(path: str | Path, kind: Kind, names: Sequence[str]) -> dict[str, 
         names: required files.
 
     Raises:
-        CorruptFileError: a file is damaged; it is named.
+        CorruptFileError: names the damaged file.
         FormatError: a model of another kind, or a checkpoint.
-        RunDirectoryError: not a run, or nothing is published there.
+        RunDirectoryError: not a run, or it has no published model.
     """
     require_run(path, kind)
     run, what = RunDirectory(path), _OPENED_BY[kind][0]
@@ -106,7 +105,7 @@ def read_model(path: str | Path, kind: Kind, names: Sequence[str]) -> dict[str, 
 
 
 def _training(wanted: Kind | None, source: str | None = None, run: str | None = None) -> str:
-    """Returns how to train a run."""
+    """Returns the command or call that trains a run."""
     if wanted == "sequence":
         return (
             f"`fastlstm.SequenceRegressor().fit(X, y, out={'RUN' if run is None else repr(run)})`"

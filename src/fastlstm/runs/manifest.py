@@ -1,4 +1,4 @@
-"""Manifests: sizes and SHA-256 of a set of files, written last and checked before use."""
+"""Manifests: size and SHA-256 of each file of a directory, written last and checked before use."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The list of a set's files, written last.
+    """The files of a directory.
 
-    Stored as canonical JSON with its own SHA-256, so that a change of any byte is detected. Later
-    format versions keep this envelope, to tell newer files from damaged ones.
+    Stored as canonical JSON with its own SHA-256, so that any changed byte is detected. Later
+    versions keep this envelope, which tells newer manifests from damaged ones.
 
     Attributes:
-        files: record by name of a file beside the manifest.
-        finite: False if a weight in the set is NaN or Inf.
-        extra: further JSON values of the writer.
+        files: records by file name.
+        finite: False if a weight is NaN or Inf.
+        extra: further JSON values.
     """
 
     files: dict[str, FileRecord]
@@ -64,11 +64,11 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, data: bytes, origin: Path) -> Manifest:
-        """Parses and checks a manifest.
+        """Parses a manifest.
 
         Raises:
             CorruptFileError: changed or invalid.
-            FormatError: written by a newer fastlstm.
+            FormatError: of a newer fastlstm.
         """
         body = storage.parse_json(data, origin)
         if not isinstance(body, dict) or body.get("format") != MANIFEST_FORMAT:
@@ -94,7 +94,7 @@ def _seal(body: dict[str, Any]) -> bytes:
 
 
 def _records(body: dict[str, Any], origin: Path) -> dict[str, FileRecord]:
-    """Checks the types of a manifest's fields and returns its records."""
+    """Returns the records of a manifest; checks the types of all fields."""
     good = set(body) == {"format", "format_version", "files", "finite", "extra"}
     good = good and body["format_version"] == MANIFEST_VERSION and isinstance(body["finite"], bool)
     if not good or not isinstance(body["files"], dict) or not isinstance(body["extra"], dict):
@@ -139,22 +139,20 @@ def read_manifest(directory: Path) -> Manifest:
     return Manifest.from_bytes(storage.read_bytes(path, limit=storage.MAX_JSON_BYTES), path)
 
 
-def verify_manifest(directory: Path, *, strict: bool = False, from_disk: bool = False) -> Manifest:
-    """Checks size and SHA-256 of every listed file.
+def verify_manifest(directory: Path, *, from_disk: bool = False) -> Manifest:
+    """Checks size and SHA-256 of every listed file; refuses unlisted ones, except hidden ones.
 
     Args:
         directory: of manifest.json and the files.
-        strict: also refuse unlisted files, except hidden ones.
-        from_disk: drop cached pages first, to read the disk itself.
+        from_disk: read the disk, not the page cache.
 
     Raises:
         CorruptFileError: names the file and the reason.
-        FormatError: the manifest is of a newer format.
+        FormatError: the manifest is of a newer fastlstm.
         StorageError: a file is not readable.
     """
     manifest = read_manifest(directory)
-    if strict:
-        refuse_unlisted(directory, manifest)
+    refuse_unlisted(directory, manifest)
     for name, record in manifest.files.items():
         path = directory / name
         with storage.open_regular(path) as (descriptor, size):
@@ -210,11 +208,7 @@ def write_directory(directory: Path, files: Mapping[str, bytes], manifest: Manif
 
 
 def metrics_mark(path: Path) -> dict[str, Any]:
-    """Makes metrics.jsonl durable and returns its size and SHA-256 for a checkpoint.
-
-    Raises:
-        StorageError: fsync failed.
-    """
+    """Syncs metrics.jsonl; returns its size and SHA-256. Raises StorageError."""
     with storage.storage_errors(path, "fsync"):
         record = FileRecord.of(b"")
         if path.exists():
@@ -225,11 +219,7 @@ def metrics_mark(path: Path) -> dict[str, Any]:
 
 
 def verify_metrics_mark(path: Path, mark: object) -> None:
-    """Checks that metrics.jsonl still begins as when its checkpoint was written.
-
-    Raises:
-        CorruptFileError: it is shorter or differs, or the mark is invalid.
-    """
+    """Raises CorruptFileError unless metrics.jsonl begins with the content of a `metrics_mark`."""
     size, digest = (
         (mark.get("size"), mark.get("sha256")) if isinstance(mark, dict) else (None, None)
     )
@@ -252,10 +242,10 @@ def verify_metrics_mark(path: Path, mark: object) -> None:
 
 
 def truncate_metrics(path: Path, mark: Mapping[str, Any]) -> None:
-    """Cuts off the lines written after a checkpoint, which the resumed run writes again.
+    """Cuts off the lines after a `metrics_mark`: the resumed run writes them again.
 
     Raises:
-        CorruptFileError: the part to keep is damaged; nothing was cut.
+        CorruptFileError: the part to keep is damaged; nothing is cut.
         StorageError: cutting failed.
     """
     verify_metrics_mark(path, mark)

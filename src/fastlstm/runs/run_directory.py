@@ -1,4 +1,4 @@
-"""The run directory: layout, lock, cleanup after kills, published model, checkpoints.
+"""The run directory: layout, lock, clean-up after kills, published model, checkpoints.
 
 ::
 
@@ -7,7 +7,7 @@
     ├── manifest.json        sizes and SHA-256 of these, the published model
     ├── metrics.jsonl · report.html · tensorboard/
     ├── checkpoint-<step>/   a complete state with the same four files: usable in place of RUN
-    ├── .publish/            a published set on its way to the top level, see `publication`
+    ├── .publish/            files that move to the top level, see `RunDirectory.publish`
     └── .lock                held by the writing process
 """
 
@@ -32,29 +32,33 @@ from fastlstm.errors import (
     RunDirectoryError,
     kind_of_value,
 )
-from fastlstm.runs import publication
 from fastlstm.runs.manifest import (
     MANIFEST,
+    FileRecord,
     Manifest,
+    check_name,
     metrics_mark,
     read_file,
     read_manifest,
     verify_manifest,
     verify_metrics_mark,
+    write_directory,
 )
 from fastlstm.system import storage
 
 TRAINER_FILE = "trainer.json"
 FORECASTER = "forecaster"
 SEQUENCE = "sequence"
-"""`kind` in config.json of forecasters and sequence models; language models have none."""
+"""`kind` in config.json; language models have none."""
 TEXT_RUN = "fastlstm-run"
 """`format` in config.json of a language model."""
 METRICS_KEY = "metrics"
+JOURNAL = ".publish"
+_READ_ATTEMPTS = 4
 _CHECKPOINT = re.compile(r"checkpoint-(0|[1-9][0-9]{0,17})")
 _MARK_BYTES = 40
 _WORD = secrets.token_hex(8)
-"""Tells this process from processes of the same number on other machines."""
+"""Tells this process from one with the same number on another machine."""
 _SET_ASIDE = re.compile(r"(checkpoint-(?:0|[1-9][0-9]{0,17}))\.old-[0-9a-f-]+")
 _LEFT_OVER = re.compile(r"(checkpoint-[0-9]+(\.old-[0-9a-f-]+)?|\.publish)\.(tmp|del)-[0-9a-f-]+")
 _LEFT_OVER_FILE = re.compile(r"\..+\.tmp-[0-9]+-[0-9a-f]{8}")
@@ -68,13 +72,13 @@ class RunLock:
         _held.add(self)
 
     def release(self) -> None:
-        """Releases the lock, also for forked children; can be repeated."""
+        """Releases the lock, also of forked children; can be repeated."""
         if self._descriptor >= 0:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             self.forget()
 
     def forget(self) -> None:
-        """Closes the descriptor without releasing the lock of other processes."""
+        """Closes the descriptor without releasing the parent's lock."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -91,16 +95,16 @@ _held: weakref.WeakSet[RunLock] = weakref.WeakSet()
 
 def _forget_in_child() -> None:
     for lock in list(_held):
-        lock.forget()  # a worker that outlives its parent must not keep the run locked
+        lock.forget()  # a child that outlives its parent must not keep the run locked
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def _lock_now(descriptor: int) -> None:
-    """Locks a file for this process; raises BlockingIOError where another process has it.
+    """Locks a file; raises BlockingIOError if another process keeps the lock.
 
-    `is_locked` has it for an instant while it looks, so a refusal is tried again.
+    Tries again: `is_locked` takes the lock for an instant.
     """
     for wait_s in (0.01, 0.05):
         with contextlib.suppress(BlockingIOError):
@@ -138,11 +142,7 @@ class RunDirectory:
         self._mark = b""
 
     def create(self) -> None:
-        """Creates the directory and its parents, and checks that it is writable.
-
-        Raises:
-            RunDirectoryError: it is a file, or not writable.
-        """
+        """Creates the directory; raises RunDirectoryError if it is a file or not writable."""
         if os.path.exists(self.path) and not os.path.isdir(self.path):
             raise RunDirectoryError(
                 f"{self.path} is a file, expected a directory; choose another `out`"
@@ -159,7 +159,7 @@ class RunDirectory:
             ) from error
 
     def remove_if_empty(self) -> None:
-        """Removes the directory if it has nothing but the lock, after a refused start."""
+        """Removes the directory if it holds only the lock, after a refused start."""
         names = {path.name for path in self.path.iterdir()} if os.path.isdir(self.path) else {""}
         if names <= {self._lock_path.name}:
             with contextlib.suppress(OSError):
@@ -167,10 +167,10 @@ class RunDirectory:
                 self.path.rmdir()
 
     def lock(self) -> RunLock:
-        """Takes the lock and cleans up after killed processes; use it in a `with` block.
+        """Takes the lock and cleans up after killed processes; for a `with` block.
 
         Raises:
-            RunDirectoryError: another process holds the lock; names its pid.
+            RunDirectoryError: another process, whose number it names, holds the lock.
             StorageError: the clean-up failed.
         """
         lock = RunLock(self._acquire())
@@ -201,21 +201,18 @@ class RunDirectory:
                 " place on a local disk"
             ) from error
         mark = f"{os.getpid()} {_WORD}\n".encode()
-        with contextlib.suppress(OSError):  # without it a message lacks the process
+        with contextlib.suppress(OSError):  # only messages need it
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, mark, 0)
             self._mark = mark
         return descriptor
 
     def require_owned(self) -> None:
-        """Checks that no other process has locked the run since: some shared disks let two.
-
-        Raises:
-            RunDirectoryError: one has. This one must not write any more.
-        """
+        """Raises RunDirectoryError if another process has locked the run since: some shared disks
+        let two lock."""
         with storage.storage_errors(self._lock_path, "read"):
             if not self._lock_path.exists():
-                return  # somebody has removed it
+                return  # removed by hand
             now = self._lock_path.read_bytes()[:_MARK_BYTES]
         if self._mark and now != self._mark:
             raise RunDirectoryError(
@@ -230,14 +227,11 @@ class RunDirectory:
     def sweep(self) -> None:
         """Cleans up after killed processes; only for the holder of the lock.
 
-        Completes a committed publication, restores a checkpoint set aside unless its replacement
-        is intact, and removes temporaries.
-
-        Raises:
-            StorageError: the clean-up failed.
+        Completes a publication, restores a checkpoint set aside unless its replacement is intact,
+        and removes temporary files. Raises StorageError.
         """
         with storage.storage_errors(self.path, "clean up"):
-            publication.finish(self.path)
+            self.finish_publication()
             for path in sorted(self.path.iterdir()):
                 if _SET_ASIDE.fullmatch(path.name):
                     self._settle(path)
@@ -250,18 +244,14 @@ class RunDirectory:
         """Keeps a checkpoint set aside, or its replacement if that is intact."""
         successor = self.path / aside.name.split(".")[0]
         if successor.exists():
-            if not _damage(partial(verify_manifest, successor, strict=True)):
+            if not _damage(partial(verify_manifest, successor)):
                 storage.discard(aside)
                 return
             storage.discard(successor)
         storage.rename(aside, successor)
 
     def checkpoints(self) -> list[Path]:
-        """Returns the checkpoint directories, largest step first, unverified.
-
-        Raises:
-            StorageError: the directory cannot be read.
-        """
+        """Returns the checkpoint directories, largest step first. Raises StorageError."""
         by_name: dict[str, Path] = {}
         with storage.storage_errors(self.path, "read"):
             places = sorted(self.path.iterdir()) if os.path.isdir(self.path) else []
@@ -274,7 +264,7 @@ class RunDirectory:
         return sorted(by_name.values(), key=checkpoint_step, reverse=True)
 
     def intact_checkpoint(self, besides: Path | None = None) -> Path | None:
-        """Returns an intact, finite checkpoint to fall back to, the next older one if any."""
+        """Returns an intact, finite checkpoint, if possible the next older one than `besides`."""
         candidates = [p for p in self.checkpoints() if besides is None or p.name != besides.name]
         if besides is not None and _CHECKPOINT.match(besides.name):
             step = checkpoint_step(besides)
@@ -283,52 +273,133 @@ class RunDirectory:
             )
         for path in candidates:
             with contextlib.suppress(FastLSTMError):
-                if verify_manifest(path, strict=True).finite:
+                if verify_manifest(path).finite:
                     return path
         return None
 
     def with_offer(self, error: CorruptFileError, besides: Path | None = None) -> CorruptFileError:
-        """Returns the error with an intact checkpoint to use instead."""
+        """Returns the error with the name of an intact checkpoint to use instead."""
         intact = self.intact_checkpoint(besides)
         if intact is None:
             return CorruptFileError(f"{error}. {self.path} has no intact checkpoint to use instead")
         return CorruptFileError(f"{error}. Use {intact} instead, which is intact")
 
+    # the published model ------------------------------------------------------------------------
+
     def publish(self, files: Mapping[str, bytes], extra: Mapping[str, Any] | None = None) -> None:
-        """Replaces top-level files as one set; see `publication.publish`, `require_owned`."""
+        """Replaces top-level files at once; other published files stay.
+
+        The files are written to `.publish.tmp-<pid>/`; renaming that to `.publish/` commits them,
+        like a write-ahead log. Then they move into place, the manifest last. After a kill or power
+        cut at any instant, readers find all old files or all new ones.
+
+        Raises:
+            StorageError: a write failed; the old files are intact.
+            RunDirectoryError: another process writes the run now.
+        """
         self.require_owned()
-        publication.publish(self.path, files, extra or {})
+        storage.require_space(self.path, sum(map(len, files.values())))
+        staged = self.path / f"{JOURNAL}.tmp-{os.getpid()}"
+        with storage.storage_errors(self.path, "publish the model"):
+            self.finish_publication()
+            records = self._published_records()
+            for name, data in files.items():
+                check_name(name, self.manifest_path)
+                records[name] = FileRecord.of(data)
+            try:
+                write_directory(staged, files, Manifest(records, extra=dict(extra or {})))
+                storage.rename(staged, self.path / JOURNAL)  # the commit
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    storage.remove_tree(staged)
+                raise
+            self.finish_publication()
+
+    def _published_records(self) -> dict[str, FileRecord]:
+        try:
+            return dict(read_manifest(self.path).files)
+        except CorruptFileError:
+            return {}  # none yet, or damaged and replaced now
+
+    def finish_publication(self) -> None:
+        """Moves committed files into place; can be repeated at any point. Raises OSError."""
+        journal = self.path / JOURNAL
+        if journal.is_symlink():
+            storage.remove_file(journal)  # not made by a publication
+        if not journal.is_dir():
+            return
+        try:
+            names = [name for name in read_manifest(journal).files if (journal / name).exists()]
+        except CorruptFileError:
+            storage.discard(journal)  # damaged on disk: the top-level manifest decides
+            return
+        for name in (*names, MANIFEST):
+            storage.place(journal / name, self.path / name)
+        storage.fsync_dir(self.path)
+        storage.discard(journal)
 
     def has_published(self) -> bool:
         """Returns whether files are published here, intact or damaged."""
-        return publication.is_published(self.path)
+        return self.manifest_path.exists() or (self.path / JOURNAL).exists()
 
     def read_published(
         self, names: Collection[str] | None = None
     ) -> tuple[Manifest, dict[str, bytes]]:
-        """Reads and checks published files; see `publication.read_published`."""
-        return publication.read_published(self.path, names)
+        """Reads published files of one publication, even while another process publishes.
+
+        Args:
+            names: files to read, if the manifest lists them; default all.
+
+        Returns:
+            The manifest and the content of the files.
+
+        Raises:
+            CorruptFileError: names the damaged or missing file.
+            FormatError: published by a newer fastlstm.
+            StorageError: a file is not readable.
+        """
+        for _ in range(_READ_ATTEMPTS):
+            base = self._base()
+            before = _identity(base)
+            try:
+                return self._read_set(base, names)
+            except CorruptFileError:
+                if self._base() == base and _identity(base) == before:
+                    raise  # nothing was published meanwhile: this is damage
+        return self._read_set(self._base(), names)
+
+    def _read_set(
+        self, base: Path, names: Collection[str] | None
+    ) -> tuple[Manifest, dict[str, bytes]]:
+        manifest = read_manifest(base)
+        files = {}
+        for name, record in manifest.files.items():
+            if names is None or name in names:
+                path = base / name
+                files[name] = read_file(path if path.exists() else self.path / name, record)
+        return manifest, files
+
+    def _base(self) -> Path:
+        journal = self.path / JOURNAL
+        return journal if journal.is_dir() and not journal.is_symlink() else self.path
 
     def verify(self) -> list[CorruptFileError]:
-        """Checks published files, checkpoints and metrics; returns all damage.
-
-        metrics.jsonl is compared with the marks (`manifest.metrics_mark`) in `extra["metrics"]` of
-        the published manifest and `meta["metrics"]` of the newest checkpoint.
-        """
+        """Returns all damage of published files, checkpoints and metrics.jsonl, whose marks are in
+        the published manifest and the newest checkpoint."""
         damage = []
         if self.has_published() or self.model_path.exists():
             damage += _damage(self.read_published)
         for path in self.checkpoints():
-            damage += _damage(partial(verify_manifest, path, strict=True))
+            damage += _damage(partial(verify_manifest, path))
         return damage + _damage(self._verify_metrics)
 
     def seal_metrics(self) -> None:
-        """Records the state of metrics.jsonl in the published manifest, to detect damage."""
+        """Adds a mark of metrics.jsonl to the published manifest, to detect damage."""
         if self.has_published():
             self.publish({}, extra={METRICS_KEY: metrics_mark(self.metrics_path)})
 
     def unseal_metrics(self) -> None:
-        """Removes the record of `seal_metrics`, for a run that continues."""
+        """Removes the mark of `seal_metrics`, for a run that continues."""
         if self.has_published():
             self.publish({})
 
@@ -352,7 +423,7 @@ Kind = Literal["text", "forecaster", "sequence"]
 
 
 def kind_of_run(path: str | os.PathLike[str]) -> Kind | None:
-    """Returns the kind in config.json of a run or a checkpoint; None if it is not one."""
+    """Returns the kind in config.json of a run or checkpoint, or None."""
     run = RunDirectory(path)
     for directory in (run.path, *run.checkpoints()):
         try:
@@ -369,6 +440,14 @@ def kind_of_run(path: str | os.PathLike[str]) -> Kind | None:
     return None
 
 
+def _identity(base: Path) -> tuple[int, int, int] | None:
+    try:
+        info = (base / MANIFEST).stat()
+    except OSError:
+        return None
+    return info.st_ino, info.st_mtime_ns, info.st_size
+
+
 def _damage(check: Callable[[], object]) -> list[CorruptFileError]:
     try:
         check()
@@ -383,3 +462,49 @@ def checkpoint_step(path: Path) -> int:
     if match is None:
         raise ValueError(f"{path} is not named checkpoint-<step>")
     return int(match[1])
+
+
+def held_locks() -> set[int]:
+    """Returns the inodes of the locked files on this machine."""
+    found = set[int]()
+    try:
+        for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
+            words = line.split()
+            if words[1] == "FLOCK" and "->" not in words:
+                found.add(int(words[5].rpartition(":")[2]))
+    except (OSError, ValueError, IndexError):
+        return found
+    return found
+
+
+def is_locked(lock: Path, held: Collection[int] | None = None) -> bool | None:
+    """Returns whether a process holds a lock; None if unknown, such as for a missing file.
+
+    Reads /proc/locks before it tries the lock, which a starting run could find taken.
+
+    Args:
+        lock: the lock file.
+        held: a recent result of `held_locks`, to look at many runs.
+    """
+    if held is not None:
+        try:
+            if os.lstat(lock).st_ino in held:
+                return True
+        except OSError:
+            return None
+    try:
+        descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        if os.fstat(descriptor).st_ino in held_locks():
+            return True
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # seen from another container
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return False

@@ -19,7 +19,7 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 @contextmanager
 def checked_values(origin: Path) -> Iterator[None]:
-    """Turns errors of invalid values in a file into CorruptFileError."""
+    """Turns errors about values of a file into CorruptFileError."""
     try:
         yield
     except KeyError as error:
@@ -30,7 +30,7 @@ def checked_values(origin: Path) -> Iterator[None]:
 
 
 def json_object(data: bytes, origin: Path, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """Parses a JSON object of at most `limit` bytes; raises CorruptFileError for anything else."""
+    """Parses a JSON object of at most `limit` bytes; else raises CorruptFileError."""
     value = parse_json(data, origin, limit)
     if not isinstance(value, dict):
         raise CorruptFileError(f"{origin}: holds {type(value).__name__}, expected a JSON object")
@@ -38,7 +38,7 @@ def json_object(data: bytes, origin: Path, limit: int = MAX_JSON_BYTES) -> dict[
 
 
 def stored_text(value: Any, name: str) -> str:
-    """Returns the text that a value is; raises TypeError, which names it, for anything else."""
+    """Returns a value that is a text; else raises TypeError with its name."""
     if not isinstance(value, str):
         raise TypeError(f"{name} is {value!r:.80}, expected a text")
     return value
@@ -47,18 +47,15 @@ def stored_text(value: Any, name: str) -> str:
 def stored_options(
     config: Mapping[str, Any], kind: type[ConfigT], origin: Path
 ) -> tuple[ConfigT, ConfigT, str]:
-    """Returns the options of config.json, resolved and as given, and the key of the data.
-
-    Raises:
-        CorruptFileError: an invalid value; `origin` is named.
-    """
+    """Returns the options of config.json, resolved and as given, and the key of the data; raises
+    CorruptFileError for an invalid value."""
     with checked_values(origin):
         resolved, given = (built(kind, config[name], f"'{name}'") for name in ("train", "given"))
         return resolved, given, stored_text(config["data"]["key"], "data.key")
 
 
 def require_same(config: Any, sizes: Any, names: Iterable[str]) -> None:
-    """Raises ValueError where fields of the options and of the network differ."""
+    """Raises ValueError if fields of the options and of the network differ."""
     for name in names:
         if getattr(config, name) != getattr(sizes, name):
             raise ValueError(f"{name} of 'train' and of 'network' differ")
@@ -67,12 +64,10 @@ def require_same(config: Any, sizes: Any, names: Iterable[str]) -> None:
 def described_state(
     build: Callable[[], nn.Module], num_tensors: int, described_by: Path, num_parts: int
 ) -> dict[str, torch.Tensor]:
-    """Returns the state of a described network, without memory for its weights.
-
-    A network of more parts with weights, such as layers, than the file has tensors is refused.
+    """Returns the shapes of a described network as a state on the meta device.
 
     Raises:
-        CorruptFileError: no such network.
+        CorruptFileError: no such network, or it has more parts, such as layers, than tensors.
     """
     if num_parts > num_tensors:  # each would take time
         raise CorruptFileError(f"{described_by}: no such network ({num_parts} parts)")
@@ -85,7 +80,7 @@ def described_state(
 
 
 def require_finite(weights: Mapping[str, torch.Tensor], origin: Path) -> None:
-    """Raises NonFiniteError where a weight is NaN or Inf."""
+    """Raises NonFiniteError if a weight is NaN or Inf."""
     for name in sorted(weights):
         if not bool(torch.isfinite(weights[name]).all()):
             raise NonFiniteError(f"{origin}: {name} is NaN or Inf; train it again")
@@ -101,14 +96,14 @@ def restored_network(
     """Returns a network with stored weights, in evaluation mode; shapes are compared first.
 
     Args:
-        build: makes the described network.
-        weights: its state by name.
+        build: makes the network.
+        weights: its state.
         origin: file of the weights.
         described_by: file that describes the network.
-        num_parts: number of its parts with weights, such as layers.
+        num_parts: parts with weights, such as layers.
 
     Raises:
-        CorruptFileError: the weights are of another network.
+        CorruptFileError: weights of another network.
         NonFiniteError: a weight is NaN or Inf.
     """
     described = described_state(build, len(weights), described_by, num_parts)

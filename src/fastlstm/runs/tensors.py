@@ -12,18 +12,14 @@ from fastlstm.errors import CorruptFileError
 
 
 def encode_tensors(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """Returns named tensors of any device and layout as one safetensors file."""
-    # Copied: the format has no shared storage, and tied or sliced tensors share theirs.
+    """Returns tensors of any device and layout as a safetensors file."""
+    # Copies: the format has no shared storage, as tied and sliced tensors do.
     packed = {n: t.detach().to("cpu", copy=True).contiguous() for n, t in tensors.items()}
     return safetensors.torch.save(packed)
 
 
 def decode_tensors(data: bytes, origin: Path) -> dict[str, torch.Tensor]:
-    """Parses a safetensors file; memory is bounded by the file's size.
-
-    Raises:
-        CorruptFileError: names `origin` and the reason.
-    """
+    """Parses a safetensors file, within memory of its size; raises CorruptFileError."""
     # The library raises AssertionError and KeyError for an odd shape or an unknown dtype.
     bad = (safetensors.SafetensorError, ValueError, TypeError, KeyError, AssertionError)
     try:

@@ -22,6 +22,7 @@ import safetensors
 import safetensors.numpy
 
 from fastlstm.errors import ConfigError, CorruptFileError, FormatError, NonFiniteError, nearest_hint
+from fastlstm.system.fields import is_number
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 FORMATS_IN_FILES = ("fp32", "fp16", "int8", "int4")
 GROUP = 64
-"""Consecutive values of a row that share an int4 scale."""
+"""Successive values of a row that share an int4 scale."""
 BLOCK_ROWS, BLOCK_COLUMNS = 16, 4
 _LARGEST_CODE = {"int8": 127, "int4": 7}
 _FLOAT16_NORMAL, _FLOAT16_SMALLEST = 2.0**-14, 2.0**-24
@@ -40,13 +41,14 @@ _NUMPY_DTYPES = {
     **{"F32": np.float32, "F16": np.float16, "I8": np.int8, "U8": np.uint8},
     **{"U16": np.uint16, "I32": np.int32},
 }
+_STRUCTURES = ("none", "blocks", "units")
 _FREE_BYTES, _MAX_GROWTH = 64 << 20, 2000
-"""A block-sparse file may describe so many bytes, or so many times its own size."""
+"""Bytes, and times its own size, that a block-sparse file may describe."""
 
 
 @dataclass(frozen=True, eq=False)
 class QuantizedMatrix:
-    """A matrix as whole numbers and scales.
+    """A matrix as integers and scales.
 
     Attributes:
         codes: int8 `(rows, columns)`, in [-127, 127] or [-7, 7].
@@ -69,12 +71,12 @@ class QuantizedMatrix:
         return 2
 
     def dequantized(self) -> NDArray[np.float32]:
-        """Returns the float32 `(rows, columns)` that codes and scales stand for."""
+        """Returns the matrix as float32 `(rows, columns)`."""
         return self.codes * _by_value(self.scales, self.shape[1])
 
 
 def check_file_format(weight_format: Any) -> None:
-    """Raises ConfigError unless files can hold weights in this format."""
+    """Raises ConfigError for an unknown format."""
     if weight_format not in FORMATS_IN_FILES:
         raise ConfigError(
             f"weights are {weight_format!r}{nearest_hint(weight_format, FORMATS_IN_FILES)},"
@@ -85,10 +87,9 @@ def check_file_format(weight_format: Any) -> None:
 def quantize(w: NDArray[Any], weight_format: str) -> QuantizedMatrix:
     """Rounds a matrix `(rows, columns)` to int8 or int4.
 
-    int8 has one scale per row, max / 127; int4 one per 64 values of a row, max / 7 rounded to
-    fp16 (below fp16's normal range up to a power of two). What was rounded once gives the same
-    int4 codes and scales again. Rows or groups with NaN, or with values that no scale reaches, get
-    the scale NaN.
+    int8 has one scale per row, max / 127. int4 has one per 64 values of a row, max / 7 rounded to
+    fp16, below fp16's normal range up to a power of two: rounding again gives the same codes and
+    scales. Rows or groups with NaN, or values beyond every scale, get the scale NaN.
     """
     w = np.asarray(w, np.float32)
     largest = _LARGEST_CODE[weight_format]
@@ -101,7 +102,7 @@ def quantize(w: NDArray[Any], weight_format: str) -> QuantizedMatrix:
         by_value = np.broadcast_to(_by_value(scales, w.shape[1]), w.shape)
         codes = np.divide(w, by_value, out=np.zeros_like(w), where=by_value > 0)
     codes = np.clip(np.rint(codes), -largest, largest).astype(np.int8)
-    if weight_format == "int4":  # values so small that all are rounded to 0
+    if weight_format == "int4":  # groups of tiny values, which all become 0
         scales[np.isfinite(scales) & ~_grouped(codes).any(axis=2)] = 0
     return QuantizedMatrix(codes, scales, weight_format)
 
@@ -128,7 +129,7 @@ def _by_value(scales: NDArray[Any], columns: int) -> NDArray[np.float32]:
 
 
 def as_floats(weights: Mapping[str, Any]) -> dict[str, NDArray[np.float32]]:
-    """Returns weights with every `QuantizedMatrix` as the float32 matrix it stands for."""
+    """Returns all weights as float32."""
     return {
         name: w.dequantized() if isinstance(w, QuantizedMatrix) else np.asarray(w, np.float32)
         for name, w in weights.items()
@@ -136,15 +137,15 @@ def as_floats(weights: Mapping[str, Any]) -> dict[str, NDArray[np.float32]]:
 
 
 def rounded(weights: Mapping[str, Any], weight_format: str) -> dict[str, NDArray[np.float32]]:
-    """Returns the float32 weights that a file in this format gives back."""
+    """Returns the weights after rounding to a format, as float32."""
     return as_floats(in_format(weights, weight_format))
 
 
 def in_format(weights: Mapping[str, Any], weight_format: str) -> dict[str, Any]:
-    """Weights as a file holds them: float32, float16 or QuantizedMatrix; finite.
+    """Returns weights as a file holds them: float32, float16 or QuantizedMatrix.
 
     Raises:
-        ConfigError: an unknown format, or a value that it cannot hold.
+        ConfigError: an unknown format, or a value beyond its range.
         NonFiniteError: a weight is NaN or Inf.
     """
     check_file_format(weight_format)
@@ -183,12 +184,12 @@ def encode_weights(
     """Returns a safetensors file of weights in a format.
 
     Args:
-        weights: float arrays or `QuantizedMatrix`; one of this format is stored as it is.
+        weights: float arrays or `QuantizedMatrix`.
         weight_format: of `FORMATS_IN_FILES`.
-        block_sparse: names of matrices of which only blocks that are not all zero are stored.
+        block_sparse: names of matrices whose zero blocks are left out.
 
     Raises:
-        ConfigError: an unknown format, block-sparse int4, or a value that the format cannot hold.
+        ConfigError: an unknown format, block-sparse int4, or a value beyond the format's range.
         NonFiniteError: a weight is NaN or Inf.
     """
     if block_sparse and weight_format == "int4":
@@ -222,7 +223,7 @@ def _unpack_nibbles(packed: NDArray[np.uint8]) -> NDArray[np.int8]:
 
 
 def num_gates(name: str, rows: int) -> int:
-    """Returns in how many equal parts, which no block crosses, a matrix's rows are."""
+    """Returns the number of equal parts of a matrix's rows that no block crosses."""
     is_lstm = "weight_ih" in name or "weight_hh" in name
     return 4 if is_lstm and rows % 4 == 0 else 1
 
@@ -239,14 +240,14 @@ def block_grid(values: NDArray[Any], gates: int) -> NDArray[Any]:
 
 
 def may_be_blocks(values: NDArray[Any]) -> bool:
-    """Returns whether an array can be stored as blocks, whose columns are numbered in 16 bits."""
+    """Returns whether an array can be stored as blocks: their columns have 16-bit numbers."""
     return values.ndim == 2 and values.shape[1] <= BLOCK_COLUMNS << 16
 
 
 def to_blocks(
     values: NDArray[Any], gates: int
 ) -> tuple[NDArray[Any], NDArray[np.uint16], NDArray[np.int32]]:
-    """Returns the blocks of a matrix that are not all zero, their columns and rows' starts."""
+    """Returns the blocks of a matrix that are not all zero, their columns and the rows' starts."""
     grid = block_grid(values, gates)
     is_kept = (grid != 0).any(axis=(2, 3))
     starts = np.concatenate([[0], is_kept.sum(axis=1).cumsum()]).astype(np.int32)
@@ -260,7 +261,7 @@ def from_blocks(
     shape: tuple[int, ...],
     gates: int,
 ) -> NDArray[Any]:
-    """Returns the matrix of `shape` that consists of these blocks and zeros."""
+    """Returns the matrix of `shape` of these blocks and zeros."""
     grid = block_grid(np.zeros(shape, blocks.dtype), gates)
     grid[np.repeat(np.arange(len(starts) - 1), np.diff(starts)), columns] = blocks
     padded = grid.swapaxes(1, 2).reshape(gates, -1, grid.shape[1] * BLOCK_COLUMNS)
@@ -268,26 +269,21 @@ def from_blocks(
 
 
 def decode_weights(
-    data: bytes,
-    shapes: Mapping[str, tuple[int, ...]],
-    weight_format: str,
-    origin: Path,
-    ignored: Collection[str] = (),
+    data: bytes, shapes: Mapping[str, tuple[int, ...]], weight_format: str, origin: Path
 ) -> dict[str, NDArray[np.float32] | QuantizedMatrix]:
-    """Parses a file of weights in a format; every code, scale and index is checked.
+    """Parses a file of weights and checks every code, scale and index.
 
     Args:
         data: content of a safetensors file.
         shapes: of every weight, by name.
         weight_format: of `FORMATS_IN_FILES`.
         origin: the file, for messages.
-        ignored: names of tensors that may be there, too.
 
     Returns:
-        float32 arrays; a `QuantizedMatrix` for each matrix of an int8 or int4 file.
+        float32 arrays; for int8 and int4 a `QuantizedMatrix` for each matrix.
 
     Raises:
-        CorruptFileError: not a safetensors file, or values that no fastlstm writes.
+        CorruptFileError: not a safetensors file, or values that fastlstm never writes.
         FormatError: other tensors, shapes or dtypes.
     """
     check_file_format(weight_format)
@@ -295,8 +291,6 @@ def decode_weights(
         tensors = dict(safetensors.deserialize(data))  # type: ignore[no-untyped-call]
     except (safetensors.SafetensorError, ValueError, OverflowError) as error:
         raise CorruptFileError(f"{origin}: not a valid safetensors file ({error})") from None
-    for name in ignored:
-        tensors.pop(name, None)
     reader = _WeightReader(tensors, weight_format, origin)
     dense = sum(
         4 * int(np.prod(shape)) for name, shape in shapes.items() if f"{name}.blocks" in tensors
@@ -315,7 +309,7 @@ def decode_weights(
 
 @dataclass
 class _WeightReader:
-    """Takes checked tensors out of a parsed file."""
+    """Takes and checks the tensors of a parsed file."""
 
     tensors: dict[str, Any]
     weight_format: str
@@ -384,3 +378,34 @@ class _WeightReader:
     def _check(self, is_good: Any, name: str, problem: str) -> None:
         if not is_good:
             raise CorruptFileError(f"{self.origin}: '{name}' {problem}")
+
+
+def checked_compression(value: Any) -> dict[str, Any]:
+    """Returns the valid value of `compression` in config.json; else raises ValueError."""
+    about = _object(value, "compression")
+    weights, share, structured = (about.get(n) for n in ("weights", "prune", "structured"))
+    if weights not in FORMATS_IN_FILES:
+        raise ValueError(
+            f"compression.weights is {weights!r:.80}, expected one of {', '.join(FORMATS_IN_FILES)}"
+        )
+    is_share = isinstance(share, float) and 0 < share < 1
+    if not ((share is None and structured is None) or (is_share and structured in _STRUCTURES)):
+        raise ValueError(
+            f"compression.prune is {share!r:.80} and compression.structured {structured!r:.80},"
+            f" expected a share and one of {', '.join(_STRUCTURES)}"
+        )
+    _object(about.get("options"), "compression.options")
+    source = _object(about.get("source"), "compression.source")
+    for name in ("path", "model_sha256"):
+        if not isinstance(text := source.get(name), str):
+            raise ValueError(f"compression.source.{name} is {text!r:.80}, expected a text")
+    rate = source.get("learning_rate")
+    if rate is not None and not (is_number(rate) and 0 <= rate < 1e3):
+        raise ValueError(f"compression.source.learning_rate is {rate!r:.80}, expected a number")
+    return about
+
+
+def _object(value: Any, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} is {value!r:.80}, expected a JSON object")
+    return value

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 _SAMPLE_BYTES = 1 << 16
-_FEWEST = 2
-"""Invalid bytes from which a text may be of another encoding."""
 _UNICODE = ("utf_8", "ascii")
 _USUAL = {"gb2312": "gb18030", "gbk": "gb18030", "mac_cyrillic": "cp1251"}
 """Encodings that read the same bytes and more, or that are far more usual."""
+_COMMON = [
+    *("utf_16", "utf_16_le", "utf_16_be", "cp1252", "iso8859_15", "cp1250", "cp1251", "cp1253"),
+    *("cp1254", "cp1255", "cp1256", "cp1257", "koi8_r", "tis_620", "gb18030", "big5", "cp932"),
+    *("shift_jis", "euc_jp", "euc_kr", "cp949"),
+]
+"""Tried first: a short text often fits a code page of DOS as well."""
+_OLD = ["cp850", "cp852", "cp866", "mac_roman"]
 _LATIN = ("latin_1", "iso8859_", "cp125", "mac_", "cp437", "cp85", "cp1140")
 _WITH_ONE_OF_ITS_OWN = {
     *("Polish", "Czech", "Hungarian", "Slovak", "Slovene", "Croatian", "Romanian"),
@@ -30,15 +37,22 @@ def encoding_of(data: bytes) -> str | None:
     sample = data[begin - begin % 4 : begin + _SAMPLE_BYTES]
     num_others = len(sample) - len(sample.decode("ascii", "ignore"))
     num_invalid = sample.decode("utf-8", "replace").count("\ufffd")
-    if num_invalid < max(_FEWEST, num_others / 4):  # damaged UTF-8
+    if num_invalid < num_others / 4:  # damaged UTF-8
         return None
     from charset_normalizer import from_bytes
 
-    best = from_bytes(sample).best()
+    lists = _COMMON, _OLD, None
+    best = next(filter(None, (from_bytes(sample, cp_isolation=few).best() for few in lists)), None)
     if best is None or best.encoding in _UNICODE:
         return None
-    is_latin = best.encoding.startswith(_LATIN) and best.language not in _WITH_ONE_OF_ITS_OWN
-    return "cp1252" if is_latin else _USUAL.get(best.encoding, best.encoding)
+    is_latin = best.encoding.startswith(_LATIN) or not re.search(rb"[\x80-\xff]{2}|\0", sample)
+    if not is_latin or best.language in _WITH_ONE_OF_ITS_OWN:
+        return _USUAL.get(best.encoding, best.encoding)
+    has_euro = b"\xa4" in sample and not re.search(rb"[\x80-\x9f]", sample)
+    latin = "iso8859-15" if has_euro else "cp1252"
+    if len(sample.decode(latin, "ignore")) == len(sample):
+        return latin
+    return best.encoding if best.encoding.startswith(_LATIN) else _OLD[0]
 
 
 def _cut(data: bytes) -> int:

@@ -102,7 +102,7 @@ def keep_freed_memory() -> bool:
 def cores() -> int:
     """Returns the cores available to this process, by affinity mask and control-group quota."""
     limit = quota()
-    # Rounded down; `training/quota_threads.py` times what another thread gains.
+    # Rounded down; `training/device.py` times what another thread gains.
     return allowed_cores() if limit is None else max(1, int(limit))
 
 

@@ -15,10 +15,9 @@ from fastlstm.training.options import BOUNDS, OptimizerName, TrainingOptions
 Vocab = Literal["char", "byte", "bpe"]
 Preset = Literal["tiny", "small", "medium", "large"]
 Order = Literal["lanes", "windows"]
-Initializer = Literal["xavier_orthogonal", "xavier", "orthogonal", "torch"]
 
 PARTS = {"valid": "validation", "test": "test"}
-"""Parts that are shares of the text, or texts of their own in the options of these names."""
+"""Parts of the data: shares of the text, unless the option of this name gives a text."""
 
 FORMAT_VERSION = 2
 """Of config.json."""
@@ -32,11 +31,11 @@ _OF_TABLES = """
     quotes units
 """
 OPTIONS_OF_TABLES = frozenset(_OF_TABLES.split())
-"""Fields of ForecastConfig that TrainConfig lacks: who gives one of them wants a forecaster."""
+"""Fields of ForecastConfig that TrainConfig lacks: they ask for a forecaster."""
 WHY_NOT_OF_TEXTS = {
     "bidirectional": "a language model reads forward only: backward it would see what comes next"
 }
-"""Reasons why one of these has no meaning for a text."""
+"""Why some of these mean nothing for a text."""
 
 PRESETS: dict[str, dict[str, int]] = {
     "tiny": {"rnn_size": 128, "embed_size": 64, "num_layers": 1},
@@ -50,9 +49,9 @@ PRESETS: dict[str, dict[str, int]] = {
 class ModelConfig(CellOptions):
     """Architecture of a language model, with the options of its cells; stored in config.json.
 
-    The fields of `TrainConfig`, with V, the number of tokens, as `vocab_size`; E is
-    `embed_size`, H `rnn_size`, L `num_layers`, R `output_rank`. ConfigError: a rank that is too
-    large, or of tied weights; tied weights of two widths.
+    The fields of `TrainConfig`; `vocab_size` is V, the number of tokens, `embed_size` E, `rnn_size`
+    H, `num_layers` L, `output_rank` R. ConfigError: the rank is too large, or the weights are tied
+    and have a rank or two widths.
     """
 
     vocab_size: int
@@ -122,7 +121,7 @@ class TrainConfig(TrainingOptions, CellOptions):
         text_field: field with the text in JSON-lines sources.
         keep_crlf: keep CRLF line ends instead of converting them to LF.
         invalid_utf8: error stops at the first invalid byte; replace substitutes U+FFFD.
-        encoding: of the text, such as cp1252 or gb18030.
+        encoding: encoding of the text, such as cp1252 or gb18030.
         missing_text: JSON lines without a text are an error, or skipped and counted.
         split: train/validation/test shares of the text in percent, contiguous; of its characters
             for BPE, else of its tokens.
@@ -130,8 +129,8 @@ class TrainConfig(TrainingOptions, CellOptions):
             is otherwise added to the training split.
         test: test text, scored with the best model at the end; default is a share of SOURCE.
         cache_dir: cache of encoded texts (default ~/.cache/fastlstm).
-        preset: model size; where no size is given, a budget chooses it, one layer or two, with
-            batch and optimizer if those are not given either, by timed steps; else small.
+        preset: model size; without a given size, a budget chooses one layer or two, batch and
+            optimizer by timed steps, other runs are small.
         rnn_size: hidden units per layer, H.
         num_layers: number of LSTM layers.
         embed_size: width of the token embedding, E.
@@ -142,13 +141,10 @@ class TrainConfig(TrainingOptions, CellOptions):
         output_norm: layer normalization of the output of every layer.
         residual: add the input of a layer to its output if the sizes match.
         tie_weights: share the weights of embedding and output projection.
-        output_rank: width of a projection before the output matrix, which becomes smaller: for
-            large vocabularies; 0 is none.
-        zoneout: probability that a unit keeps its previous value for a step; X,Y gives separate
-            ones for output and cell.
-        initializer: of the LSTM weights: xavier_orthogonal (input weights Xavier, recurrent ones
-            orthogonal, each gate by itself), xavier, orthogonal, or torch (uniform up to
-            1/sqrt(H)); forget-gate biases are 1.
+        output_rank: width of a projection before the output matrix, which makes a large
+            vocabulary cheaper; 0 for no projection.
+        zoneout: probability that a unit keeps its previous value for a step; X,Y sets output and
+            cell separately.
         budget: wall-clock time of the whole command, e.g. 90s, 5m, 1h30m, with setup, evaluations
             and the report; default 5m without --steps or --epochs.
         batch_size: lanes (rows of contiguous text) per forward pass, B.
@@ -160,8 +156,8 @@ class TrainConfig(TrainingOptions, CellOptions):
         learning_rate: peak learning rate; default depends on the optimizer.
         eval_every: steps between evaluations; default keeps them under 5 % of the time.
         sample_every: evaluations between text samples; 0 disables samples.
-        pipeline: divide the layers, not the batch, among the processes, and cut the rows of a batch
-            into so many parts, which pass through them; 0 divides the batch.
+        pipeline: divide the layers among the processes, and pass a batch through them in so many
+            parts; 0 divides the batch instead.
     """
 
     vocab: Vocab = "char"
@@ -188,7 +184,6 @@ class TrainConfig(TrainingOptions, CellOptions):
     tie_weights: bool = False
     output_rank: int = 0
     zoneout: float | tuple[float, float] = 0.0  # type: ignore[assignment]
-    initializer: Initializer = "xavier_orthogonal"
 
     seq_length: int | None = None
     order: Order = "lanes"

@@ -9,23 +9,28 @@ from __future__ import annotations
 import hashlib
 import time
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import ConfigError, KernelError, counted, nearest_hint
+from fastlstm.errors import ConfigError, KernelError, NonFiniteError, counted, nearest_hint
 from fastlstm.ops.cell_options import ACTIVATIONS
-from fastlstm.runs.weight_formats import QuantizedMatrix, as_floats, quantize
+from fastlstm.runs.weight_formats import (
+    QuantizedMatrix,
+    as_floats,
+    block_grid,
+    may_be_blocks,
+    quantize,
+)
 from fastlstm.system import hardware
-from fastlstm.text.block_sparse import BlockSparse, block_sparse
-from fastlstm.text.decode_stream import Stream
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from fastlstm.text.config import ModelConfig
     from fastlstm.text.model import LanguageModel
+    from fastlstm.text.sampling import Sampling
 
 FORMATS = ("fp32", "bf16", "int8", "int4")
 """Formats of the weights; the kernels know each by its place in this tuple."""
@@ -42,6 +47,10 @@ _MIN_MACS_PER_THREAD = 1 << 16
 """Multiplications per token below which a second thread costs more than it saves."""
 _UNBOUNDED = {"relu", "linear"}
 """Activations with which outputs leave [-1, 1], as int8 and int4 store them."""
+
+NOT_FINITE = "the model's output is not finite; its weights are damaged"
+_PANEL = 4
+"""Rows of blocks that the kernels take at once."""
 
 
 def check_format(weight_format: Any) -> None:
@@ -64,8 +73,6 @@ class Decoder:
             vocabulary; activations in 8 bits) or "int4" (one scale per 64 values of these).
 
     Attributes:
-        config: as given.
-        weight_format: as given.
         output_bias: `(V,)`, added to the logits; can be written to.
         nbytes: bytes of all weights in memory.
         bytes_per_token: bytes of weights that one step of one stream reads.
@@ -108,10 +115,8 @@ class Decoder:
         if rank:
             projection = self._pack(weights["projection.weight"], is_gates=False)
         w_out = weights.get("output.weight", weights["embedding.weight"])
-        output, bias = (
-            self._pack(w_out, is_gates=False),
-            self._by_strips(arrays["output.bias"], -np.inf),
-        )
+        output = self._pack(w_out, is_gates=False)
+        bias = self._by_strips(arrays["output.bias"], -np.inf)
         self.output_bias = bias[:V]
         by_token = [array for array in (table, rows) if array is not None]
         self._arrays += [*by_token, bias]
@@ -135,7 +140,7 @@ class Decoder:
     ) -> Decoder:
         """Copies a model's weights as they are now, wherever it lives; raises as `make_decoder`.
 
-        A weight that is still what one of `stored` stands for is decoded with its codes and scales.
+        A weight that still equals a matrix of `stored` is decoded with its codes and scales.
         """
         floats = float_weights(model)
         whole = (stored or {}).items()
@@ -151,11 +156,9 @@ class Decoder:
     def describe(self, num_streams: int = 1, threads: int | None = None) -> str:
         """Describes what a call runs on."""
         where = counted(self.num_threads(num_streams) if threads is None else threads, "thread")
-        size = f"{self.nbytes / 1e6:.1f} MB of weights"
-        weights = self.weight_format
-        if (share := self.zero_blocks) > 0:
-            weights += f", block-sparse {100 * share:.0f} %"
-        return f"native decode, {weights} ({self.isa}, {where}), {size}"
+        sparse = f", block-sparse {100 * self.zero_blocks:.0f} %" if self.zero_blocks > 0 else ""
+        weights = f"{self.weight_format}{sparse} ({self.isa}, {where})"
+        return f"native decode, {weights}, {self.nbytes / 1e6:.1f} MB of weights"
 
     @property
     def zero_blocks(self) -> float:
@@ -172,10 +175,10 @@ class Decoder:
         return Stream(self)
 
     def run(self, streams: Sequence[Stream], steps: int, threads: int | None = None) -> None:
-        """Has every running stream read up to `steps` tokens, and write after the last it was fed.
+        """Advances every running stream by up to `steps` tokens: it reads its prompt, then writes.
 
         A stream's text does not depend on the others, on `steps` or on `threads`. Without
-        `threads`, the recently fastest number is chosen: one, where other work keeps cores busy.
+        `threads`, the number that was fastest lately runs: one, if other work keeps cores busy.
 
         Raises:
             RuntimeError: another call has one of the streams, or it is given twice.
@@ -195,12 +198,12 @@ class Decoder:
     def _pack(self, w: Weight, *, is_gates: bool) -> Any:
         """Returns the native DecodeMatrix of a matrix."""
         if self.weight_format != "int4":
-            sparse = block_sparse(w, self.weight_format, MIN_ZERO_SHARE, is_gates=is_gates)
+            sparse = block_sparse(w, self.weight_format, is_gates=is_gates)
             if sparse is not None:
                 return self._sparse_matrix(w, sparse, is_gates=is_gates)
         columns, inner = w.shape
-        kernels, is_int8 = self._kernels, self.weight_format == "int8"
-        padded = kernels.padded_columns(columns, is_gates) if is_int8 else 0
+        kernels = self._kernels
+        padded = kernels.padded_columns(columns, is_gates) if self.weight_format == "int8" else 0
         arrays = [
             _empty(kernels.matrix_bytes(columns, inner, is_gates), np.uint8),
             _empty(padded, np.float32),
@@ -235,31 +238,28 @@ class Decoder:
     def _layer(
         self,
         matrices: Mapping[str, Weight],
-        arrays: dict[str, NDArray[np.float32]],
+        arrays: dict[str, NDArray[Any]],
         k: int,
         has_table: bool,
     ) -> Any:
         """Returns the native DecodeLayer of layer `k`."""
-        native, prefix = hardware.native(), f"layers.{k}."
-        recurrent = self._pack(matrices[f"{prefix}weight_hh_l0"], is_gates=True)
+        native = hardware.native()
+        recurrent = self._pack(matrices[f"layers.{k}.weight_hh_l0"], is_gates=True)
         w_in, bias = native.DecodeMatrix(), None
-        norm: list[Any] = [None, None]
         if k > 0 or not has_table:
-            w_in = self._pack(matrices[f"{prefix}weight_ih_l0"], is_gates=True)
+            w_in = self._pack(matrices[f"layers.{k}.weight_ih_l0"], is_gates=True)
             bias = self._by_group(_bias(arrays, k)[None])
-        if self.config.output_norm:
-            norm = [arrays[f"norms.{k}.weight"], arrays[f"norms.{k}.bias"]]
-        kept = (bias, *norm)
+        kept = [bias, *(arrays.get(f"norms.{k}.{name}") for name in ("weight", "bias"))]
         self._arrays += [array for array in kept if array is not None]
         return native.DecodeLayer(w_in, recurrent, *map(_address, kept))
 
     def _table(self, weights: dict[str, NDArray[np.float32]]) -> NDArray[np.float32]:
-        """Embedding times the first layer's input weights, plus its biases."""
+        """Returns the embedding times the first layer's input weights, plus its biases."""
         product = weights["embedding.weight"] @ weights["layers.0.weight_ih_l0"].T
         return self._by_group(product + _bias(weights, 0))
 
     def _by_group(self, gates: NDArray[Any]) -> NDArray[Any]:
-        """Rows of 4H gates as [group][gate][lane], padded with zeros."""
+        """Returns rows of 4H gates as [group][gate][lane], padded with zeros."""
         H, lanes, units = self.config.rnn_size, self._lanes, self._units
         padded = np.zeros((len(gates), 4, units * lanes), gates.dtype)
         padded[:, :, :H] = gates.reshape(-1, 4, H)
@@ -268,7 +268,7 @@ class Decoder:
         return out
 
     def _by_strips(self, values: NDArray[Any], padding: float = 0) -> NDArray[Any]:
-        """Values of the output `(1, V)`, padded to four strips."""
+        """Returns values of the output `(1, V)`, padded to four strips."""
         V, whole = values.size, 4 * self._lanes
         padded = _empty(-(-V // whole) * whole, values.dtype)
         padded[:] = padding
@@ -282,7 +282,7 @@ def float_weights(model: LanguageModel) -> dict[str, NDArray[np.float32]]:
 
 
 def _quantized(w: Weight, weight_format: str) -> Weight:
-    """A matrix in whole numbers; one that is already in the format keeps its own."""
+    """Returns a matrix as codes and scales; one in this format already keeps its own."""
     if w.ndim != 2 or (isinstance(w, QuantizedMatrix) and w.weight_format == weight_format):
         return w
     return quantize(w.dequantized() if isinstance(w, QuantizedMatrix) else w, weight_format)
@@ -293,7 +293,7 @@ def _bias(weights: dict[str, NDArray[np.float32]], k: int) -> NDArray[np.float32
 
 
 def default_format(stored_format: str, config: ModelConfig) -> str:
-    """Returns the format in which weights are decoded that a file holds in `stored_format`."""
+    """Returns the default format to decode weights in that are stored in `stored_format`."""
     is_known = stored_format in FORMATS and native_refusal(config) is None
     return stored_format if is_known else "fp32"
 
@@ -363,7 +363,7 @@ def model_hash(weights: Mapping[str, Weight], config: ModelConfig, weight_format
 
 
 def _empty(size: int, dtype: Any) -> NDArray[Any]:
-    """An array that starts at a cache line."""
+    """Returns an array that starts at a cache line."""
     itemsize = np.dtype(dtype).itemsize
     memory = np.empty(size * itemsize + 64, np.uint8)
     first = -memory.ctypes.data % 64
@@ -377,16 +377,16 @@ def _address(array: NDArray[Any] | None) -> int:
 class ThreadTuner:
     """Chooses one thread or `limit`, whichever was faster, and tries the other now and then.
 
-    The threads of NumPy's BLAS spin for 0.1 s after a model was prepared, and threads that have
-    slept take some ms to get a core: a token on two threads takes 10 times as long then. So a
-    change lasts some calls, and more threads that have lost are tried again soon, then less and
-    less often.
+    After a model was prepared, BLAS threads spin for 0.1 s, and threads that have slept take
+    some ms to get a core: a token then takes 10 times as long on two threads. So a choice lasts
+    some calls, and `limit` threads that lost are tried again soon, then less and less often.
     """
 
     TRY_S = 0.01
     FIRST_RETRY_S, RETRY_S = 0.1, 1.0
-    """Age of an estimate from which it is measured again: of more threads at first, then twice as
-    long each time; at most, and of one thread, `RETRY_S` times the other's speed over its own."""
+    """Age at which the estimate of the slower number is measured again. That of `limit` threads
+    starts at `FIRST_RETRY_S` and doubles each time. The limit, and the age for one thread, is
+    `RETRY_S` times the ratio of the two speeds."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -426,3 +426,139 @@ class ThreadTuner:
         self._seconds[threads] = 0.7 * before + 0.3 * seconds if seconds > before else seconds
         self._tried_s[threads] = time.perf_counter()
         self._is_new = False
+
+
+class Stream:
+    """One text being written: what the model has read, what it is to read, how it chooses.
+
+    While `Decoder.run` has it in one thread, other threads may ask for `status` and `is_running`
+    only; everything else raises a RuntimeError.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        config = decoder.config
+        self.decoder = decoder
+        sizes = config.vocab_size, config.rnn_size, config.num_layers
+        self._record = hardware.native().DecodeStream(*sizes)
+
+    @property
+    def native(self) -> Any:
+        """The stream of the kernels."""
+        return self._record
+
+    def set(
+        self,
+        sampling: Sampling,
+        *,
+        stops: Iterable[Sequence[int]] = (),
+        num_top: int | None = None,
+        scores_given: bool = False,
+    ) -> None:
+        """Sets how to choose from now on; a seed of None is drawn, `stop` is left to the caller.
+
+        `stops` are sequences of up to 64 tokens that end the text. With `num_top`, 0 to 20, the log
+        probability of every token written and of so many likeliest is reported; with
+        `scores_given` also those of the tokens fed, after the first.
+        """
+        settings = sampling.native(self.decoder.config.vocab_size, stops)
+        settings.num_top = -1 if num_top is None else num_top
+        settings.scores_given = scores_given
+        self._use(settings)
+
+    def _use(self, settings: Any) -> None:
+        self.native.set(settings)
+
+    def feed(self, tokens: Sequence[int] | NDArray[Any]) -> None:
+        """Adds tokens to be read; frequency and presence penalties count from here."""
+        self.native.feed([int(token) for token in tokens])
+
+    def begin(self, max_tokens: int) -> None:
+        """Lets it write so many tokens from now on; with 0 it only reads."""
+        self.native.begin(max_tokens)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has more to do."""
+        return bool(self.native.status == "running")
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of tokens that are to be read."""
+        return int(self.native.num_waiting)
+
+    @property
+    def status(self) -> str:
+        """ "running", or why not: "length", "stop", "not finite", "bad token"."""
+        return str(self.native.status)
+
+    def take(self) -> list[int]:
+        if self.native.status == "not finite":
+            raise NonFiniteError(NOT_FINITE)
+        return list(self.native.take())
+
+    def take_scores(self) -> tuple[list[float], list[int], list[float]]:
+        """Returns the log probabilities of the tokens since the last call, then the likeliest
+        tokens at their places and the log probabilities of these."""
+        log_probs, top_tokens, top_log_probs = self.native.take_scores()
+        return log_probs, top_tokens, top_log_probs
+
+    def save(self) -> bytes:
+        """Returns everything that decides what comes next, except the settings."""
+        return bytes(self.native.save())
+
+    def restore(self, blob: bytes) -> None:
+        """Takes over what `save` returned for a model of these sizes; else a ValueError."""
+        self.native.restore(blob)
+
+    def mark(self) -> Any:
+        """Returns what `go_back` takes after the next call of the decoder; cheaper than `save`."""
+        return self.save()
+
+    def go_back(self, mark: Any) -> None:
+        """Restores the stream to where it stood at `mark`."""
+        self.restore(mark)
+
+
+class BlockSparse(NamedTuple):
+    """A weight matrix without its zero blocks (csrc/cpu/block_sparse.h), for every instruction set.
+
+    A block is 16 hidden units of one gate, or 16 tokens, x 4 inner values. Blocks follow row by row
+    of blocks; the gates of 16 units follow each other.
+    """
+
+    lines: NDArray[Any]  # (n, 64) of float32, bf16 bits or int8: each block as the kernels read it
+    starts: NDArray[np.int32]  # (rows of blocks + 1,) first line of each, then the end
+    indices: NDArray[np.uint16]  # (n,) inner index / 4
+    num_blocks: int  # of the matrix, zeros included
+
+
+def block_sparse(w: Weight, weight_format: str, *, is_gates: bool) -> BlockSparse | None:
+    """Returns the blocks of a matrix; None if less than `MIN_ZERO_SHARE` of them are zero."""
+    values: NDArray[Any] = w.codes if isinstance(w, QuantizedMatrix) else np.asarray(w, np.float32)
+    most = 1 - MIN_ZERO_SHARE
+    if not may_be_blocks(values) or np.count_nonzero(values) > most * values.size:
+        return None
+    if weight_format == "bf16":
+        values = _bf16_bits(values)
+    grid = block_grid(values, 4 if is_gates else 1)
+    num_rows, across = grid.shape[:2]
+    if is_gates:
+        grid = grid.reshape(4, -1, *grid.shape[1:]).swapaxes(0, 1).reshape(grid.shape)
+    is_stored = (grid != 0).any(axis=(2, 3))
+    if is_stored.mean() > most:
+        return None
+    pair = 4 // grid.itemsize  # inner values that stand side by side
+    lines = grid[is_stored].reshape(-1, 16, 4 // pair, pair).swapaxes(1, 2).reshape(-1, 64)
+    starts = np.zeros(-(-num_rows // _PANEL) * _PANEL + 1, np.int32)
+    starts[1 : num_rows + 1] = is_stored.sum(axis=1).cumsum()
+    starts[num_rows + 1 :] = starts[num_rows]
+    indices = np.nonzero(is_stored)[1].astype(np.uint16)
+    return BlockSparse(lines, starts, indices, num_rows * across)
+
+
+def _bf16_bits(w: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Returns the bits of the nearest bf16; a NaN stays one, -0 becomes 0."""
+    bits = np.ascontiguousarray(w).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    rounded[rounded == 0x8000] = 0
+    return np.where(np.isnan(w), (bits >> 16) | 0x40, rounded).astype(np.uint16)

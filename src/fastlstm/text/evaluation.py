@@ -16,6 +16,7 @@ import torch
 from fastlstm.errors import ConfigError, DataError, Stopped, counted
 from fastlstm.system.devices import check_device, has_gpu
 from fastlstm.system.fields import Device, is_whole
+from fastlstm.text.data.text import token_counts
 from fastlstm.training.precision import allow_tf32, tf32_kept
 
 if TYPE_CHECKING:
@@ -24,13 +25,10 @@ if TYPE_CHECKING:
     from fastlstm.text.data.tokenizer import Tokenizer
     from fastlstm.text.model import LanguageModel, State
 
-LANES, PRIME = 32, 256
-"""Defaults of `evaluate`."""
-AUTOCAST = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-WINDOW_BATCH = 128
-CHUNK = 256
-"""Default of `evaluate`."""
-LANES_ON_GPU = 256
+PRIME = 256
+"""Tokens that warm the state of a lane before its first score: an LSTM forgets its start."""
+LANES, LANES_ON_GPU, CHUNK = 32, 256, 256
+_WINDOWS_AT_ONCE = 128
 _FEWEST_STEPS = 8
 _UNICODE = 0x110000 - 0x800
 """Characters that Unicode can hold: its code points without the surrogates."""
@@ -40,8 +38,8 @@ _UNICODE = 0x110000 - 0x800
 class ScoredLanes:
     """Lanes to run side by side: lane `k` predicts `length[k]` tokens from index `start[k]`.
 
-    `prime` tokens before each `start` warm the state of every lane but that at the start of the
-    text, which is the first where there is one (`has_first`).
+    `prime` tokens before its start warm the state of a lane. With `has_first`, the first lane is
+    at the start of the text and has none.
     """
 
     start: NDArray[np.int64]
@@ -54,18 +52,18 @@ class ScoredLanes:
         return ScoredLanes(self.start[own], self.length[own], self.prime, lanes.start == 0)
 
 
-def num_lanes(num_ids: int, lanes: int = LANES, prime: int = PRIME) -> int:
-    """Returns the lanes that a text of so many tokens is evaluated in."""
-    return max(1, min(lanes, (num_ids - 1) // max(prime, 1)))
+def num_lanes(num_ids: int, lanes: int = LANES) -> int:
+    """Returns how many lanes a text of so many tokens is evaluated in, at most `lanes`."""
+    return max(1, min(lanes, (num_ids - 1) // PRIME))
 
 
-def lanes_of(num_ids: int, lanes: int, prime: int = PRIME) -> ScoredLanes:
+def lanes_of(num_ids: int, lanes: int) -> ScoredLanes:
     """Returns lanes that score every token of a text but the first."""
     targets = num_ids - 1
     length = np.full(lanes, targets // lanes, dtype=np.int64)
     length[: targets % lanes] += 1
     start = 1 + np.concatenate([[0], np.cumsum(length)[:-1]])
-    return ScoredLanes(start, length, prime if lanes > 1 else 0)
+    return ScoredLanes(start, length, PRIME if lanes > 1 else 0)
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,7 @@ class Evaluation:
         seconds: wall clock.
         num_unknown: characters of the text that are not in the vocabulary. They are left out of
             the context and of the figures above.
-        unknown_share: of the characters of the text.
+        unknown_share: `num_unknown` over all characters of the text.
         first_unknown: up to ten of them, with the first position of each.
         bits_per_char_with_unknown: bits per character of the whole text, see `with_unknown`; the
             same as `bits_per_char` where no character is unknown.
@@ -144,12 +142,10 @@ def evaluate(
     tokenizer: Tokenizer,
     *,
     lanes: int = LANES,
-    prime: int = PRIME,
     chunk: int = CHUNK,
     zero_state_window: int | None = None,
     max_tokens: int | None = None,
     should_stop: Callable[[], bool] | None = None,
-    precision: str = "fp32",
     watch: Callable[[int, int], object] | None = None,
 ) -> Evaluation:
     """Scores every token of `ids` but the first, with the state carried through the text.
@@ -158,15 +154,13 @@ def evaluate(
         model: put into evaluation mode meanwhile; its mode is restored. No randomness is used.
         ids: 1-d token ids; a memory map is read piece by piece.
         tokenizer: characters and bytes per token.
-        lanes: contiguous parts evaluated side by side; 1 is exact. Fewer are taken when the text
-            has fewer than `prime` tokens per lane.
-        prime: tokens before each lane but the first that warm its state, unscored.
+        lanes: contiguous parts evaluated side by side; 1 is exact. The 256 tokens before each lane
+            but the first warm its state, unscored; a text with fewer per lane gets fewer lanes.
         chunk: steps per forward pass.
         zero_state_window: instead, cut the text into windows of this many predictions, each from
             a zero state, without the remainder: how models without carried state are evaluated.
         max_tokens: score at most this many.
         should_stop: polled between forward passes.
-        precision: fp32, or bf16, fp16 under autocast.
         watch: called after every forward pass with the tokens scored so far and in all.
 
     Returns:
@@ -178,11 +172,13 @@ def evaluate(
         Stopped: `should_stop` returned True.
 
     Numerics:
-        Sums in float64. With 16 lanes and 256 tokens of priming the result is within 1e-3 bits of
-        one lane: an LSTM forgets its start within some hundred tokens.
+        float32, sums in float64. With 16 lanes the result is within 1e-3 bits of one lane.
     """
-    numbers = {"lanes": lanes, "prime": prime, "chunk": chunk, "max_tokens": max_tokens}
-    _check({**numbers, "zero_state_window": zero_state_window}, precision)
+    numbers = {"lanes": lanes, "chunk": chunk, "max_tokens": max_tokens}
+    for name, value in {**numbers, "zero_state_window": zero_state_window}.items():
+        is_left_out = value is None and name in ("zero_state_window", "max_tokens")
+        if not is_left_out and (not is_whole(value) or value < 1):  # type: ignore[operator]
+            raise ConfigError(f"`{name}` is {value!r}, expected a whole number, at least 1")
     started = time.perf_counter()
     if max_tokens is not None:
         ids = ids[: max_tokens + 1]
@@ -191,12 +187,13 @@ def evaluate(
     if zero_state_window is not None:
         pieces = _windows(len(ids), zero_state_window)
     else:
-        pieces = [lanes_of(len(ids), num_lanes(len(ids), lanes, prime), prime)]
-    counts = np.zeros(len(tokenizer.token_chars), dtype=np.int64)
-    nats = _nats_of(model, ids, pieces, chunk, precision, should_stop, watch)
+        pieces = [lanes_of(len(ids), num_lanes(len(ids), lanes))]
+    V = len(tokenizer.token_chars)
+    counts = np.zeros(V, dtype=np.int64)
+    nats = _nats_of(model, ids, pieces, chunk, should_stop, watch)
     for piece in pieces:
         for start, length in zip(piece.start, piece.length, strict=True):
-            counts += token_counts(ids[start - 1 : start + length], tokenizer)
+            counts += token_counts(ids[start : start + length], V)
     seconds = time.perf_counter() - started
     return evaluation_of(math.fsum(nats.tolist()), counts, tokenizer, seconds)
 
@@ -227,7 +224,7 @@ def evaluate_on(
     while True:
         try:
             with tf32_kept():
-                allow_tf32(settings.get("precision", "fp32"))
+                allow_tf32("fp32")
                 copied = copy.deepcopy(model).to("cuda")
                 return evaluate(copied, ids, tokenizer, lanes=lanes, chunk=chunk, **settings)
         except torch.OutOfMemoryError:
@@ -248,18 +245,13 @@ def lane_nats(
     should_stop: Callable[[], bool] | None = None,
     watch: Callable[[int, int], object] | None = None,
 ) -> NDArray[np.float64]:
-    """Returns the nats that some of the lanes of `evaluate` cost, with its defaults.
+    """Returns the nats of some of the lanes of `evaluate`, with its defaults.
 
-    A lane costs the same, to the last bit, whichever others are computed with it. `watch` is called
-    with the tokens scored so far and the tokens of these lanes.
+    A lane's nats do not depend, to the last bit, on the others. `watch` is called with the tokens
+    scored so far and the tokens of these lanes.
     """
-    piece = lanes_of(len(ids), num_lanes(len(ids)), PRIME).part(lanes)
-    return _nats_of(model, ids, [piece], CHUNK, "fp32", should_stop, watch)
-
-
-def token_counts(ids: NDArray[Any], tokenizer: Tokenizer) -> NDArray[np.int64]:
-    """Returns how often each token is scored, `(V,)`: all but the first."""
-    return np.bincount(np.asarray(ids[1:]), minlength=len(tokenizer.token_chars))
+    piece = lanes_of(len(ids), num_lanes(len(ids))).part(lanes)
+    return _nats_of(model, ids, [piece], CHUNK, should_stop, watch)
 
 
 def _windows(num_ids: int, window: int) -> list[ScoredLanes]:
@@ -270,7 +262,7 @@ def _windows(num_ids: int, window: int) -> list[ScoredLanes]:
             " give a longer text or a smaller `zero_state_window`"
         )
     starts = 1 + np.arange(num_windows, dtype=np.int64) * (window + 1)
-    parts = [starts[k : k + WINDOW_BATCH] for k in range(0, num_windows, WINDOW_BATCH)]
+    parts = [starts[k : k + _WINDOWS_AT_ONCE] for k in range(0, num_windows, _WINDOWS_AT_ONCE)]
     return [ScoredLanes(part, np.full(len(part), window, dtype=np.int64)) for part in parts]
 
 
@@ -299,13 +291,12 @@ def _nats_of(
     ids: NDArray[Any],
     pieces: Sequence[ScoredLanes],
     chunk: int,
-    precision: str,
     should_stop: Callable[[], bool] | None,
     watch: Callable[[int, int], object] | None,
 ) -> NDArray[np.float64]:
     """Returns the nats of each lane; each sum is rounded once a chunk, whatever its order."""
     parts, done, total = [], 0, sum(int(piece.length.sum()) for piece in pieces)
-    with _evaluating(model, precision):
+    with _evaluating(model):
         for piece in pieces:
             sums, longest = np.zeros(len(piece.start)), int(piece.length.max(initial=0))
             state = _primed_state(model, ids, piece, chunk, should_stop) if longest else None
@@ -368,23 +359,11 @@ def _gather(
 
 
 @contextmanager
-def _evaluating(model: LanguageModel, precision: str) -> Iterator[None]:
+def _evaluating(model: LanguageModel) -> Iterator[None]:
     was_training = model.training
-    dtype, device = AUTOCAST[precision], model.output.bias.device.type
     model.eval()
     try:
-        with torch.autocast(device, dtype or torch.bfloat16, enabled=dtype is not None):
+        with torch.autocast(model.output.bias.device.type, enabled=False):
             yield
     finally:
         model.train(was_training)
-
-
-def _check(numbers: dict[str, int | None], precision: str) -> None:
-    for name, value in numbers.items():
-        low = 0 if name == "prime" else 1
-        if value is None and name in ("zero_state_window", "max_tokens"):
-            continue
-        if not is_whole(value) or value < low:  # type: ignore[operator]
-            raise ConfigError(f"`{name}` is {value!r}, expected a whole number, at least {low}")
-    if precision not in list(AUTOCAST):
-        raise ConfigError(f"`precision` is {precision!r}, expected one of {', '.join(AUTOCAST)}")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fastlstm.text.config import ModelConfig
-    from fastlstm.text.decode_stream import Stream
+    from fastlstm.text.decoder import Stream
 
 Placed = list[tuple[GpuStream, int]]
 """Streams with the numbers of their rows."""
@@ -87,9 +87,9 @@ class _Choose(ctypes.Structure):
 class GpuDecoder(Decoder):
     """A `Decoder` whose model runs on a GPU, with fp16, bf16 or fp32 weights.
 
-    A text does not depend on its neighbours. Its random numbers are its own (seed and count), the
-    same as on the CPU; products of other numbers of rows may round in another way. What needs the
-    CPU decoder is written by one, with a warning.
+    A text does not depend on its neighbours. Its random numbers follow from its seed alone, as on
+    the CPU; matrix products of another number of rows may round differently. A text that the GPU
+    cannot write goes to a CPU decoder, with a warning.
 
     Raises:
         ConfigError: another format.
@@ -132,7 +132,7 @@ class GpuDecoder(Decoder):
         self._has_given = False
 
     def _lay_out(self, weights: dict[str, Tensor]) -> None:
-        """Puts the weights into GPU memory, as the products and kernels read them."""
+        """Puts the weights into GPU memory in the layout of the products and kernels."""
         config = self.config
 
         def matrix(*names: str) -> Tensor:
@@ -271,8 +271,7 @@ class GpuDecoder(Decoder):
         blobs = [stream.leave_home() for stream in new]
         for stream, number in zip(new, free, strict=True):
             stream.row, self._streams[number] = number, stream
-        rows.load(free, blobs, [stream.settings for stream in new])
-        rows.set_rooms(free, [stream.room for stream in new])
+        rows.load(free, blobs, new)
         return rows
 
     def _rows_for(self, num: int) -> Rows:

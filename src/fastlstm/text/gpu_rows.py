@@ -12,7 +12,7 @@ import torch
 
 from fastlstm.errors import NonFiniteError
 from fastlstm.system import hardware
-from fastlstm.text.decode_stream import NOT_FINITE, Stream
+from fastlstm.text.decoder import NOT_FINITE, Stream
 from fastlstm.text.sampling import PENALTY_WINDOW
 
 if TYPE_CHECKING:
@@ -109,8 +109,10 @@ class Rows:
         for kept, tensor in zip(self._before, self._memory(), strict=True):
             kept.index_copy_(0, at, tensor.index_select(0, at))
 
-    def load(self, rows: Sequence[int], blobs: Sequence[bytes], settings: Sequence[Any]) -> None:
-        """Sets rows to what `Stream.save` returned, and to settings of the kernels."""
+    def load(
+        self, rows: Sequence[int], blobs: Sequence[bytes], streams: Sequence[GpuStream]
+    ) -> None:
+        """Sets rows to what `Stream.save` returned for streams, with their settings and rooms."""
         L, H, V = self.config.num_layers, self.config.rnn_size, self.config.vocab_size
         heads = np.stack([np.frombuffer(blob, HEADER, 1)[0] for blob in blobs])
         start = HEADER.itemsize
@@ -119,12 +121,13 @@ class Rows:
         fields = np.zeros((len(rows), len(FIELDS)), np.int64)
         counts, biases = np.zeros((len(rows), V), np.int32), np.zeros((len(rows), V), np.float32)
         stops = np.zeros((len(rows), MAX_STOPS, 1 + PENALTY_WINDOW), np.int32)
+        settings = [stream.settings for stream in streams]
         for k, (blob, head, chosen) in enumerate(zip(blobs, heads, settings, strict=True)):
             newest = head["recent"][(head["num_recent"] - 1) % PENALTY_WINDOW]
             memory = [head[name] for name in ("num_drawn", "num_recent", "num_written")]
             fields[k] = [
-                np.uint64(chosen.seed).astype(np.int64), *memory, 0, newest, chosen.top_k,
-                len(chosen.stops), head["has_counts"], len(chosen.biases) > 0,
+                np.uint64(chosen.seed).astype(np.int64), *memory, streams[k].room, newest,
+                chosen.top_k, len(chosen.stops), head["has_counts"], len(chosen.biases) > 0,
             ]  # fmt: skip
             if head["has_counts"]:
                 counts[k] = np.frombuffer(blob[-2 * V :], np.uint16)
@@ -141,10 +144,6 @@ class Rows:
         for k in range(L):
             self._set(rows, self.operands[k][:, -H:], states[:, k, 0])
             self._set(rows, self.cells[k], states[:, k, 1])
-
-    def set_rooms(self, rows: Sequence[int], rooms: Sequence[int]) -> None:
-        """Sets how many tokens rows may write."""
-        self._set(rows, self.fields[:, FIELDS.index("room")], np.array(rooms, np.int64))
 
     def blobs(
         self,
@@ -205,9 +204,9 @@ class GpuStream(Stream):
     Whatever asks for `native` brings the state to the CPU; the next run takes it back.
 
     Attributes:
-        row: of `GpuDecoder.rows`, or None: all lies in the native stream.
+        row: number of its row; None while the native stream holds the state.
         refusal: why the CPU must write the text, or None.
-        unread: tokens that the row has not read; `knows_first`: the first of these was written.
+        unread: tokens that the row has not read; with `knows_first` it wrote the first of them.
         room: tokens that may still be written.
         is_marked: the next run keeps the row as it is before it.
     """
@@ -305,8 +304,8 @@ class GpuStream(Stream):
         return len(self.unread) > (1 if self.knows_first else 0)
 
     def next_given(self, num: int) -> tuple[NDArray[Any], bool, bool]:
-        """Returns up to `num` tokens that the next launch is to be given; whether the first was
-        written before, and whether more remain."""
+        """Returns up to `num` tokens for the next launch, whether the row wrote the first of them,
+        and whether more remain."""
         if not self.has_unread:
             return self.unread[:0], False, False
         knows_first = self.knows_first
@@ -317,7 +316,7 @@ class GpuStream(Stream):
         return given, knows_first, len(self.unread) > last
 
     def add(self, tokens: list[int], status: int) -> None:
-        """Takes what a launch has written, and how it left the row."""
+        """Takes the tokens that a launch wrote, and the row's status after it."""
         if tokens:
             self._written += tokens
             self.room -= len(tokens)
@@ -325,5 +324,5 @@ class GpuStream(Stream):
         self._status = STATUS[status]
 
     def end(self) -> None:
-        """Ends a stream that has read all it is to read."""
+        """Ends a stream that has read all its tokens and may write none."""
         self._status = "length"

@@ -29,7 +29,7 @@ _MIN_TOKENS = 2
 
 
 def open_held_out(config: TrainConfig, source: InputText) -> dict[str, InputText]:
-    """Returns the texts that the options `valid` and `test` name, by part; reads none of them.
+    """Finds the texts of the options `valid` and `test`, by part, without reading them.
 
     Raises:
         DataError: a text is missing, or two of source, validation and test share a file.
@@ -113,8 +113,7 @@ class RunText:
 def read_text(
     config: Mapping[str, Any], tokenizer: Tokenizer, source: Any, unknown: UnknownPolicy = "refuse"
 ) -> TextDataset:
-    """Encodes a text, anything that `train` takes, as the run with this config.json read its
-    own."""
+    """Encodes a text with the vocabulary and the reading options of a run (its config.json)."""
     train = config.get("train", {})
     read_as = {name: train[name] for name in READING if name in train}
     return prepare_text(source, tokenizer=tokenizer, unknown=unknown, **read_as)

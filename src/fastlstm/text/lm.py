@@ -57,7 +57,7 @@ class LM:
         generation: the run's sampling defaults, generation_config.json.
         note: what to tell the user about the choice of weights, or None.
         weights: format the text is written in, "fp32", "bf16", "int8" or "int4"; can be set.
-        stored: of an int8 or int4 run, the matrices as its file holds them.
+        stored: the matrices of an int8 or int4 run as its file holds them.
         device: where text is written and scored: "cpu", "cuda", or "auto", by the number of texts.
             A GPU writes in fp16 unless fp32 or bf16 was asked for.
     """
@@ -136,10 +136,10 @@ class LM:
         return self.decoder_for(1)
 
     def decoder_for(self, num_streams: int) -> Decoder:
-        """Returns the weights as the loop reads them that writes so many texts at a time.
+        """Returns the decoder that writes so many texts at a time.
 
-        In `weights`, on `device`; a copy of the model's, made when first asked for, and again when
-        anything was written to the model's weights.
+        It holds a copy of the model's weights, in `weights` and on `device`. The copy is made on
+        first use, and again after a write to the model's weights.
         """
         asked = self.weights if self._is_given or self.weights != self._default else None
         where = device_for(self.device, self.model.config, asked, num_streams)
@@ -224,9 +224,8 @@ class LM:
 
         Args:
             text: the text itself, or a `pathlib.Path` of a file, directory or archive of texts.
-            unknown: characters that are not in the vocabulary: ``count`` leaves them out, with a
-                warning, and counts them in the result (`text.evaluation.with_unknown`); ``refuse``
-                raises.
+            unknown: ``count`` leaves out characters that the vocabulary lacks, with a warning, and
+                counts them in the result (`text.evaluation.with_unknown`); ``refuse`` raises.
             **settings: of `text.evaluation.evaluate`: `lanes`, `zero_state_window`, ….
 
         Returns:

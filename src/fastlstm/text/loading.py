@@ -29,7 +29,7 @@ FEWEST_STREAMS = 64
 def device_for(
     device: Device, config: ModelConfig, weight_format: str | None, num_streams: int
 ) -> Literal["cpu", "cuda"]:
-    """Returns where so many texts at a time are written.
+    """Returns the device that writes so many texts at a time.
 
     Warns:
         UserWarning: a GPU was asked for and cannot write with this model, and why.
@@ -44,22 +44,6 @@ def device_for(
             warnings.warn(f"{why}: text is written on the CPU", stacklevel=4)
         return "cpu"
     return "cuda" if device == "cuda" or num_streams >= FEWEST_STREAMS else "cpu"
-
-
-def placed_decoder(
-    weights: Mapping[str, Weight],
-    config: ModelConfig,
-    device: Device,
-    weight_format: str | None,
-    cpu_format: str,
-    num_streams: int,
-) -> Decoder:
-    """Returns the decoder for so many texts at a time; `cpu_format` is the weights' on a CPU."""
-    if device_for(device, config, weight_format, num_streams) == "cuda":
-        decoder = gpu_decoder(weights, config, weight_format, is_required=device == "cuda")
-        if decoder is not None:
-            return decoder
-    return make_decoder(weights, config, cpu_format)
 
 
 def gpu_decoder(
@@ -120,9 +104,11 @@ def load_decoder(
     if weight_format is None and "compression" in stored.config:
         weight_format = default_format(stored.weight_format, stored.model_config)
     weight_format = weight_format or otherwise
-    decoder = placed_decoder(
-        stored.weights, stored.model_config, device, given, weight_format, num_streams
-    )
+    config, decoder = stored.model_config, None
+    if device_for(device, config, given, num_streams) == "cuda":
+        decoder = gpu_decoder(stored.weights, config, given, is_required=device == "cuda")
+    if decoder is None:
+        decoder = make_decoder(stored.weights, config, weight_format)
     notes = [stored.note, format_note(stored.weight_format, decoder.weight_format)]
     return InferenceModel(
         decoder,

@@ -1,9 +1,10 @@
-"""The language model: embedding, LSTM layers, output projection with the loss in chunks."""
+"""The language model: embedding, LSTM layers, output with a chunked loss; initialization."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -17,14 +18,13 @@ from fastlstm.ops.cell_options import CellOptions
 from fastlstm.ops.cuda.embedding import embedding
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from fastlstm.text.config import ModelConfig
 
 EMBEDDING_SHARE = 1 / 3
 """Dropout on embeddings over dropout elsewhere: a lost character costs more than a lost feature."""
-
-_MAX_VOCABULARY_BYTES = 512 << 20
 
 State = tuple[torch.Tensor, torch.Tensor]
 """`(h, c)`, each `(L, B, H)` float32."""
@@ -50,9 +50,8 @@ class LanguageModel(nn.Module):
     Parameters: `embedding.weight` `(V, E)`; `layers.<k>.weight_ih_l0`, `weight_hh_l0`,
     `bias_ih_l0`, `bias_hh_l0` and what options of the cell add (`fastlstm.LSTM`);
     `norms.<k>.weight`, `.bias` with output norm; `projection.weight` `(R, H)` with an output rank;
-    `output.weight` `(V, F)` (absent when tied: the embedding serves), where F is R or H;
-    `output.bias` `(V,)`. Built with torch's random initialisation;
-    `text.initialization.initialize` gives the one that trains well.
+    `output.weight` `(V, F)`, where F is R or H (tied: the embedding serves); `output.bias` `(V,)`.
+    Built with torch's random weights; `initialize` draws the ones that train well.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -209,3 +208,56 @@ def _check(tokens: Tensor, state: State, config: ModelConfig) -> None:
                 f"state {name} has shape {tuple(value.shape)}, tokens {tuple(tokens.shape)} need"
                 f" (L, B, H) = {expected}; start from initial_state({tokens.shape[1]})"
             )
+
+
+@torch.no_grad()
+def initialize(
+    model: LanguageModel,
+    token_counts: NDArray[np.integer] | None = None,
+    seed: int = 0,
+) -> None:
+    """Fills every parameter, from `seed` alone; the global random generator is not touched.
+
+    Embeddings are N(0, 1), tied ones N(0, 1/H). Each gate is drawn by itself: input weights Xavier,
+    recurrent ones orthogonal. The forget bias is 1, other biases 0. Output weights are N(0, 1/H),
+    with an output rank N(0, 1/R) behind a projection N(0, 1/H). The output bias is the log of the
+    smoothed frequencies of the tokens (`token_counts` `(V,)` in the training text), so that the
+    first loss is the unigram entropy and not log V.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    H = model.config.rnn_size
+    _fill_normal(model.embedding.weight, H**-0.5 if model.config.tie_weights else 1.0, generator)
+    for layer in model.layers:
+        assert isinstance(layer, LSTM)
+        _initialize_layer(layer, generator)
+    for norm in model.norms:
+        assert isinstance(norm, nn.LayerNorm)
+        norm.reset_parameters()
+    if model.output.weight is not None:
+        _fill_normal(model.output.weight, model.config.output_width**-0.5, generator)
+    if model.projection is not None:
+        _fill_normal(model.projection.weight, H**-0.5, generator)
+    model.output.bias.zero_()
+    if token_counts is not None:
+        counts = np.asarray(token_counts, dtype=np.float64)
+        share = (counts + 1.0) / (counts.sum() + model.config.vocab_size)
+        model.output.bias.copy_(torch.from_numpy(np.log(share)).float())
+
+
+def _initialize_layer(layer: LSTM, generator: torch.Generator) -> None:
+    H = layer.hidden_size
+    for start in range(0, 4 * H, H):
+        for weight, fill in (
+            (layer.weight_ih_l0, nn.init.xavier_uniform_),
+            (layer.weight_hh_l0, nn.init.orthogonal_),
+        ):
+            drawn = torch.empty(H, weight.shape[1])
+            weight[start : start + H].copy_(fill(drawn, generator=generator))
+    layer.bias_ih_l0.zero_()
+    layer.bias_ih_l0[H : 2 * H] = 1.0  # the forget gate
+    layer.bias_hh_l0.zero_()
+    layer.reset_norms()
+
+
+def _fill_normal(weight: torch.Tensor, std: float, generator: torch.Generator) -> None:
+    weight.copy_(torch.empty(weight.shape).normal_(0.0, std, generator=generator))

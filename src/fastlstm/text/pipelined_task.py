@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -22,12 +22,13 @@ from fastlstm.text.config import ModelConfig, TrainConfig
 from fastlstm.text.data.lanes import Batch
 from fastlstm.text.model import State, reset_state
 from fastlstm.text.task import TextTask
-from fastlstm.training.data_parallel import draw_anew
 from fastlstm.training.precision import autocast
+from fastlstm.training.stepper import draw_anew
 from fastlstm.training.task import even_parts
 
 if TYPE_CHECKING:
-    from fastlstm.training.trainer import Trainer
+    from fastlstm.training.plan import TrainingPlan
+    from fastlstm.training.state import TrainingState
 
 
 @dataclass(eq=False)
@@ -51,14 +52,11 @@ class PipelinedTextTask(TextTask):
         is_bf16 = self.config.precision == "bf16" and not is_wide
         self._dtype, self._is_apart = torch.bfloat16 if is_bf16 else torch.float32, False
 
-    def passes(self, batch: Batch, trainer: Trainer) -> float:
+    def passes(self, batch: Batch, plan: TrainingPlan, step: int) -> float:
         """Leaves the gradient of the mean loss in the parameters; returns the mean loss."""
-        started, world, begin = (
-            time.perf_counter(),
-            self.world,
-            reset_state(self._state, batch.reset),
-        )
-        draw_anew(trainer)
+        started, world = time.perf_counter(), self.world
+        begin = reset_state(self._state, batch.reset)
+        draw_anew(plan, step)
         parts, works, waited_s, loss = [], [], 0.0, 0.0
         with world.naming():
             for rows in even_parts(self.num_rows(batch), self.config.pipeline):
@@ -121,12 +119,12 @@ class PipelinedTextTask(TextTask):
         self.norm = told[1].sqrt().float()
         return float(told[0])
 
-    def gather(self, trainer: Trainer) -> None:
+    def gather(self, state: TrainingState) -> None:
         """Brings all weights, their averages and the carried state to every process, where a step
         was taken since."""
         if not self._is_apart:
             return
-        self._is_apart, average = False, trainer.state.average
+        self._is_apart, average = False, state.average
         averages = {} if average is None else average.tensors()
         with self.world.naming():
             for name, parameter in self.model.named_parameters():
@@ -137,11 +135,11 @@ class PipelinedTextTask(TextTask):
                 for k, of_layer in enumerate(whole):
                     dist.broadcast(of_layer, self._owner(f"layers.{k}"))
 
-    def optimizer_tensors(self, trainer: Trainer) -> dict[str, Tensor]:
+    def optimizer_tensors(self, state: TrainingState) -> dict[str, Tensor]:
         """Returns the state of the optimizers of all processes."""
         own = {
             name: tensor
-            for name, tensor in trainer.optimizers.tensors().items()
+            for name, tensor in state.optimizers.tensors().items()
             if self._owner(name.partition(":")[0]) == self.world.rank
         }
         parts = self.world.gathered_tensors(own)
@@ -168,13 +166,6 @@ def layers_of(config: ModelConfig, num_stages: int) -> list[range]:
     """Returns the layers of each process, nearly equal numbers."""
     layers = range(config.num_layers)
     return [layers[Share(rank, num_stages).rows(config.num_layers)] for rank in range(num_stages)]
-
-
-def text_task(world: World, config: TrainConfig, **parts: Any) -> TextTask:
-    """Returns what a process trains; `parts` are the other fields of `TextTask`."""
-    if config.pipeline and world.size > 1:
-        return PipelinedTextTask(config=config, world=world, **parts)
-    return TextTask(config=config, **parts)
 
 
 def check_pipeline(

@@ -12,14 +12,13 @@ from fastlstm.distributed.share import Share
 from fastlstm.errors import DataError, counted
 from fastlstm.system.fields import Precision
 from fastlstm.text.config import PRESETS, TrainConfig
-from fastlstm.text.data.lanes import LaneBatches, WindowBatches
+from fastlstm.text.data.lanes import TextBatches
 from fastlstm.text.data.tokenizer import Ids
-from fastlstm.training.evaluations import EVALUATION_SHARE
 from fastlstm.training.precision import PrecisionChoice
-from fastlstm.training.schedule import StopCriterion
+from fastlstm.training.schedule import EVALUATION_SHARE, StopCriterion
 
 _EVALUATION_COST = 0.7
-"""Cost of scoring a token in float32 over training on one in bf16 (three times as fast)."""
+"""Cost of scoring a token in float32 relative to training on it in bf16."""
 LONG, SHORT = 128, 64
 """Default sequence lengths. On our kernels LONG reads 1.45 times as many characters per second (the
 optimizer's share of a step halves) and wins from 20 s on; at equal characters SHORT learns more
@@ -30,19 +29,19 @@ _SMALL_MODEL = 500_000
 """Parameters up to which dropout is 0.3 at most: measured with 214,000 and with 1.4 million."""
 _DROPOUTS = ((3.5, 0.0), (5.5, 0.1), (7.0, 0.2), (17.0, 0.3), (40.0, 0.4), (80.0, 0.5),
     (math.inf, 0.6))  # fmt: skip
-"""Up to so many epochs times parameters per token, the dropout of one layer. At 38 a model with 0.4
-was best at two thirds of its steps; beyond, values are provisional."""
+"""Limits of epochs times parameters per token, and the dropout of one layer below each. At 38 a
+model with 0.4 was best at two thirds of its steps; values beyond are provisional."""
 _SHARES_OF_DEEP = ((17.0, 1 / 3), (40.0, 1 / 2), (math.inf, 2 / 3))
-"""Of the dropout of one layer, up to so many epochs times parameters per token: with more layers it
-acts on the output of each. Measured below 17 and, with 2 x 192 units, at 51."""
+"""The same limits, and the share of that dropout for models with more layers, where it acts on the
+output of each. Measured below 17 and, with 2 x 192 units, at 51."""
 _FRESH_EPOCHS = 1.5
 """A text that is read once is not memorised, however large the model."""
 _TRAINING_SHARE = 0.9
-"""Of what is left of a budget, when evaluations, checkpoints and the report are done."""
+"""Share of the remaining budget for steps; evaluations, checkpoints and report take the rest."""
 
 
 def training_s(config: TrainConfig, started: float) -> float:
-    """Returns about how long a run with a budget will take steps; 0 of others."""
+    """Returns about how many seconds a run with a budget will take steps; 0 without a budget."""
     budget_s = StopCriterion.of(config, 1).budget_s
     if budget_s is None:
         return 0.0
@@ -50,7 +49,7 @@ def training_s(config: TrainConfig, started: float) -> float:
 
 
 def tokens_of_budget(config: TrainConfig, precision: PrecisionChoice, started: float) -> float:
-    """Returns about how many tokens a run with a budget will train on; 0 of others.
+    """Returns about how many tokens a run with a budget will train on; 0 without a budget.
 
     The step of `precision` was timed with the configured sequence length, or LONG.
     """
@@ -102,17 +101,14 @@ def fit_batch(config: TrainConfig, train_tokens: int) -> tuple[TrainConfig, tupl
     return replace(config, batch_size=batch, seq_length=length, accumulate=accumulate), (note,)
 
 
-def open_batches(
-    config: TrainConfig, ids: Ids, share: Share | None = None
-) -> LaneBatches | WindowBatches:
-    """Returns the batches of the training split in the configured order; of several processes the
-    lanes of this one."""
+def open_batches(config: TrainConfig, ids: Ids, share: Share | None = None) -> TextBatches:
+    """Returns the batches of the training split; of several processes the lanes of this one."""
     assert config.seq_length is not None
     num = config.batch_size * config.accumulate
-    lanes = None if share is None else share.rows(num)
-    if config.order == "windows":
-        return WindowBatches(ids, num, config.seq_length, config.seed, lanes=lanes)
-    return LaneBatches(ids, num, config.seq_length, config.seed, config.lane_reset, lanes=lanes)
+    return TextBatches(
+        ids, num, config.seq_length, config.seed, config.order, config.lane_reset,
+        None if share is None else share.rows(num),
+    )  # fmt: skip
 
 
 def resolve(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fastlstm.system import hardware, measurements
-from fastlstm.text.data.loader import TextLoader
+from fastlstm.text.data.lanes import TextLoader
 from fastlstm.text.model import LanguageModel
 from fastlstm.text.plan import (
     LONG,
@@ -57,31 +57,27 @@ EMBED_SIZES = {96: 64, 128: 64, 192: 64, 256: 128, 384: 128, 512: 128, 768: 256,
 FIRST_SIZE = 256
 _GPU_SIZES, _FIRST_GPU_SIZE = (128, 256, 512, 1024), 512
 _BATCHES = {"cpu": (64, 16), "cuda": (64, 128, 256)}
-"""Tried beside the default."""
+"""Batch sizes that are tried beside the default."""
 _MIN_STEPS_OF_SMALL = 900
 """Below it a batch under the default loses at the default learning rate (benchmarks/log)."""
 PLANNING_SHARE = 0.05
-"""Of the budget; the search ends when the next timing may not fit."""
+"""Share of the budget; the search ends when the next timing may not fit."""
 _GPU_PLANNING_S = 1.2
-"""At most, after the first timing, which loads libraries and compiles kernels."""
+"""Limit on a GPU, after the first timing, which loads libraries and compiles kernels."""
 _GPU_TIMING_S = 0.4
-"""Of a timing on a GPU, about, while none but the first was made."""
+"""Expected seconds of the second timing on a GPU."""
 MIN_BUDGET_S = 10.0
 _SETUP_S = 0.1
-"""Of a timing: the model and its first step beside its own time."""
+"""Seconds to build a model and take its first step, before it is timed."""
 _MIN_STEPS_PER_EPOCH = 8
-_SIZES = (
-    "preset",
-    "rnn_size",
-    "num_layers",
-    "embed_size",
-    "tie_weights",
-    "output_rank",
-    "residual",
-)
+_SIZES = {
+    *("preset", "rnn_size", "num_layers", "embed_size"),
+    *("tie_weights", "output_rank", "residual"),
+}
+"""Options that fix the size: where one is given, the budget does not choose it."""
 _QUIET_SHARE = 0.7
 _CLEAR_GAIN = 0.01
-"""Of the prediction, which a second layer, another batch or another optimizer must have."""
+"""Predicted gain from which a second layer, another batch or another optimizer is chosen."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +91,6 @@ class SizeCandidate:
     @property
     def name(self) -> str:
         config = self.config
-        assert config.num_layers is not None
         layers = "" if config.num_layers == 1 else f"{config.num_layers} layers of "
         return f"{layers}{config.rnn_size} units, batch {config.batch_size}, {config.optimizer}"
 
@@ -108,7 +103,7 @@ def can_choose_size(
     return (
         stop.budget_s is not None
         and stop.budget_s >= MIN_BUDGET_S
-        and not any(name in chosen for name in _SIZES)
+        and _SIZES.isdisjoint(chosen)
         and config.vocab != "bpe"
         and not config.pipeline
         and config.order == "lanes"
@@ -158,13 +153,12 @@ class SizePlan:
             if not self._fits(1.0):
                 break
             best = _clearly_better(self._try(replace(best.config, **change)), best)
-        others = [c for c in sorted(self._tried, key=lambda c: c.bits) if c is not best][:4]
-        others = [c for c in others if math.isfinite(c.bits)]
+        others = [c for c in self._tried if c is not best and math.isfinite(c.bits)]
+        others = sorted(others, key=lambda c: c.bits)[:4]
         text = "; ".join(f"{c.name} {100 * (c.bits / best.bits - 1):+.1f} %" for c in others)
         precision = f" in {best.config.precision}" if self._device.type == "cuda" else ""
-        rate = f"{best.tokens_per_s:,.0f} tokens/s{precision}"
-        about = f"the budget is best used by {best.name}: {rate}"
-        return best, about + (f"; bits/char predicted of others: {text}" if text else "")
+        why = f"chose {best.name} ({best.tokens_per_s:,.0f} tokens/s{precision})"
+        return best, why + (f"; predicted bits/char of others: {text}" if text else "")
 
     def precision(
         self, best: SizeCandidate, asked: str, first: PrecisionChoice | None = None
@@ -177,17 +171,14 @@ class SizePlan:
             is_of_other = " ms" in first.why and config.rnn_size != self._first
             why = f"{first.why}, with {self._first} units" if is_of_other else first.why
             return replace(first, why=why, step_s=step_s)
-        names = ("rnn_size", "num_layers", "seq_length", "batch_size")
-        rates = {
-            own.precision: tried.tokens_per_s
-            for tried in self._tried
-            if all(getattr(own := tried.config, n) == getattr(config, n) for n in names)
-        }
         why = "as asked"
         if asked == "auto":
-            others = [f"{rate:,.0f} in {n}" for n, rate in rates.items() if n != config.precision]
-            why = f"{best.tokens_per_s:,.0f} tokens/s"
-            why += f", {', '.join(others)}" if others else ""
+            others = [
+                f"{tried.tokens_per_s:,.0f} in {tried.config.precision}"
+                for tried in self._tried
+                if tried is not best and replace(tried.config, precision=config.precision) == config
+            ]
+            why = ", ".join([f"{best.tokens_per_s:,.0f} tokens/s", *others])
         allow_tf32(config.precision)
         return PrecisionChoice(config.precision, why, step_s, self.is_recalled)
 
@@ -248,8 +239,7 @@ class SizePlan:
             yield from ({"optimizer": name} for name in OPTIMIZERS if name != config.optimizer)
 
     def _fits(self, growth: float) -> bool:
-        """Returns whether a timing fits into planning, of steps `growth` times as long as the last
-        ones."""
+        """Returns whether planning has time for steps `growth` times as long as the last ones."""
         if self._device.type == "cuda":
             return time.perf_counter() + self._last_timing_s < self._until
         steps_s = growth * self._last_step_s
@@ -340,10 +330,7 @@ def step_seconds(
         sizes = config.model_config(tokenizer.vocab_size, config.dropout or 0.0)
         model = LanguageModel(sizes).to(device)
         loader = TextLoader(open_batches(config, ids))
-        task = TextTask(
-            config=config, model=model, loader=loader, valid_ids=ids[:2], tokenizer=tokenizer,
-            device=device, model_files={}, publish_weights=ignore, report_s=0.0, final_test=None,
-        )  # fmt: skip
+        task = TextTask(config, model, loader, ids[:2], tokenizer, device)
         plan = TrainingPlan(config, StopCriterion.of(config, loader.steps_per_epoch), device)
         return fastest_step_s(Trainer(task, plan, emit=ignore))
 
@@ -399,8 +386,8 @@ def budget_plan(
 def _precision(
     config: TrainConfig, device: torch.device, ids: Ids, tokenizer: Tokenizer
 ) -> PrecisionChoice:
-    """Returns the precision to train in; `auto` times the candidates: passes of the real model on
-    a CPU, whole steps on a GPU, where the host may take longer to start kernels than they run."""
+    """Returns the precision to train in; `auto` times passes of the real model on a CPU and whole
+    steps on a GPU, where starting kernels may take longer than running them."""
     sizes = config.model_config(tokenizer.vocab_size, config.dropout or 0.0)
     shape = (config.seq_length or LONG, config.batch_size)
     about: dict[str, Any] = {"model": sizes.to_dict(), "batch": list(shape)}

@@ -7,7 +7,6 @@ them, and parsed from the same bytes.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,14 +20,12 @@ from fastlstm.errors import (
     NonFiniteError,
     RunDirectoryError,
     counted,
-    nearest_hint,
 )
-from fastlstm.runs.compression_record import checked_compression
 from fastlstm.runs.find_run import require_run
 from fastlstm.runs.manifest import MANIFEST, FileRecord, read_manifest
 from fastlstm.runs.run_directory import TEXT_RUN, RunDirectory
-from fastlstm.runs.weight_formats import QuantizedMatrix, decode_weights
-from fastlstm.system.fields import BELOW_1, check_values
+from fastlstm.runs.weight_formats import QuantizedMatrix, checked_compression, decode_weights
+from fastlstm.system.fields import BELOW_1, built, check_values
 from fastlstm.system.storage import parse_json
 from fastlstm.text.config import ModelConfig, require_format
 
@@ -46,8 +43,6 @@ AVERAGE_FILE = "average.safetensors"
 TOKENIZER_FILE = "tokenizer.json"
 GENERATION_FILE = "generation_config.json"
 GENERATION_DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
-MATCHER = "matcher"
-"""Part of a model in training that compares features with a teacher's; in checkpoints only."""
 _FILES = (CONFIG_FILE, MODEL_FILE, AVERAGE_FILE, TOKENIZER_FILE, GENERATION_FILE)
 MODEL_BOUNDS: dict[str, tuple[float, float]] = {
     **{"vocab_size": (1, 2**24), "embed_size": (1, 65_536), "rnn_size": (1, 65_536)},
@@ -142,8 +137,7 @@ def _assemble(directory: Path, files: dict[str, bytes], note: str | None) -> Sto
             f" {model.vocab_size}; put the right file back"
         )
     name, shapes = AVERAGE_FILE if AVERAGE_FILE in files else MODEL_FILE, parameter_shapes(model)
-    ignored = (f"{MATCHER}.projection",)
-    weights = decode_weights(files[name], shapes, format_of(config), directory / name, ignored)
+    weights = decode_weights(files[name], shapes, format_of(config), directory / name)
     data = files.get(GENERATION_FILE)
     generation = parse_json(data, directory / GENERATION_FILE) if data is not None else {}
     if not isinstance(generation, dict):
@@ -152,7 +146,7 @@ def _assemble(directory: Path, files: dict[str, bytes], note: str | None) -> Sto
 
 
 def weights_record(directory: Path) -> FileRecord:
-    """Returns size and SHA-256 of the weights that were read in a directory, `StoredModel.path`."""
+    """Returns size and SHA-256 of the weights file in a directory, `StoredModel.path`."""
     records = read_manifest(directory).files
     return records.get(AVERAGE_FILE, records[MODEL_FILE])
 
@@ -203,18 +197,11 @@ def parse_config(data: bytes, origin: Path) -> tuple[dict[str, Any], ModelConfig
 
 
 def _model_config(values: dict[str, Any], origin: Path) -> ModelConfig:
-    fields = {field.name for field in dataclasses.fields(ModelConfig)}
-    unknown = next((name for name in values if name not in fields), None)
-    if unknown is not None:
-        raise FormatError(
-            f"{origin}: unknown key 'model.{unknown}'{nearest_hint(unknown, fields)}; a newer"
-            " fastlstm may have written it"
-        )
     try:
-        config = ModelConfig(**values)
+        config = built(ModelConfig, values, "model")
         check_values(config, MODEL_BOUNDS)
     except TypeError as error:
         raise FormatError(f"{origin}: 'model' is incomplete ({error})") from None
     except ConfigError as error:
-        raise FormatError(f"{origin}: model: {error!s:.200}") from None
+        raise FormatError(f"{origin}: {error!s:.200}") from None
     return config

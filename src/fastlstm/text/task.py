@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,8 +14,8 @@ from torch import Tensor
 from fastlstm.errors import CorruptFileError
 from fastlstm.runs.events import Event
 from fastlstm.text.config import ModelConfig, TrainConfig
-from fastlstm.text.data.lanes import Batch
-from fastlstm.text.data.loader import TextLoader
+from fastlstm.text.data.lanes import Batch, TextLoader
+from fastlstm.text.data.text import token_counts
 from fastlstm.text.data.tokenizer import Ids, Tokenizer
 from fastlstm.text.evaluation import (
     Evaluation,
@@ -23,24 +23,33 @@ from fastlstm.text.evaluation import (
     evaluation_of,
     lane_nats,
     num_lanes,
-    token_counts,
 )
+from fastlstm.text.files import weights_file
 from fastlstm.text.lm import sample_text
 from fastlstm.text.model import LanguageModel, State, reset_state
 from fastlstm.text.plan import open_batches
+from fastlstm.text.quality_law import Length, QualityPrediction
+from fastlstm.text.stored_model import MODEL_FILE
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.precision import autocast
 from fastlstm.training.state import Progress, require_like
 from fastlstm.training.task import Score, Task, Watch
 
 if TYPE_CHECKING:
+    from fastlstm.runs.run_directory import RunDirectory
     from fastlstm.training.trainer import Trainer
 
 _SAMPLE_LENGTH = 200
 _COUNTED_TOKENS = 65_536
 _TEST_SHARE = 0.1
-"""Of a budget, for scoring a test text, at most."""
+"""Largest share of a budget for scoring a test text."""
 _MIN_TESTED = 1_000
+_DROP, _DROP_SD, _POWER, _NOISE_SD = 0.21, 0.06, 1.5, 0.01
+"""Of `expected_end`: the fit with its standard deviation, and the noise of a run's end."""
+_MEASURED_COOLDOWN = 0.7
+_FIRST_OUTLOOK, _LAST_OUTLOOK = 0.12, 0.97
+"""Shares of a run between which its end is predicted."""
+_Z90, _HOUR_S = 1.645, 3600.0
 
 
 @dataclass(frozen=True)
@@ -73,7 +82,7 @@ class FinalTest:
 
 @dataclass(eq=False)
 class TextTask(Task):
-    """A language model with its text; `publish_weights` writes the run's model.
+    """A language model with its text, which publishes models to `run`, if there is one.
 
     `report_s` of a budget is reserved for the report; `tested` is the result of `final_test`.
     """
@@ -90,10 +99,10 @@ class TextTask(Task):
     valid_ids: Ids
     tokenizer: Tokenizer
     device: torch.device
-    model_files: dict[str, bytes]
-    publish_weights: Callable[[Mapping[str, Tensor]], None]
-    report_s: float
-    final_test: FinalTest | None
+    model_files: dict[str, bytes] = field(default_factory=dict)
+    run: RunDirectory | None = None
+    report_s: float = 0.0
+    final_test: FinalTest | None = None
     tested: Evaluation | None = None
 
     def __post_init__(self) -> None:
@@ -162,7 +171,8 @@ class TextTask(Task):
 
     def score(self, limit: int, sums: Tensor, seconds: float) -> Score:
         ids, nats = self.valid_ids[: limit + 1], math.fsum(sums[:, 0].tolist())
-        result = evaluation_of(nats, token_counts(ids, self.tokenizer), self.tokenizer, seconds)
+        counts = token_counts(ids[1:], self.tokenizer.vocab_size)
+        result = evaluation_of(nats, counts, self.tokenizer, seconds)
         self._token_s = result.seconds / result.num_tokens
         return Score(result.nats_per_token, result.num_tokens, _metrics(result), result)
 
@@ -170,7 +180,8 @@ class TextTask(Task):
         return self.model_files
 
     def publish(self, weights: Mapping[str, Tensor], trainer: Trainer) -> None:
-        self.publish_weights(weights)
+        if self.run is not None:
+            self.run.publish({**self.model_files, MODEL_FILE: weights_file(weights)})
 
     def reset_state(self) -> None:
         for tensor in self._state:
@@ -251,3 +262,50 @@ def tokens_per_char(ids: Ids, tokenizer: Tokenizer) -> float:
             f" {tokenizer.vocab_size}; delete the cache directory"
         )
     return float(counts.sum()) / max(float(counts @ tokenizer.token_chars), 1.0)
+
+
+def expected_end(share: float, loss: float) -> tuple[float, float]:
+    """Returns the loss at the end of a run and half the width of its 90 % interval.
+
+    Most of what a run gains late comes with the falling learning rate. With the default schedule
+    the logarithm of the validation loss exceeds its end by ``0.21 (1 - p)^1.5``, where p is the
+    share of the run that is done (runs of 45 s to 20 min on three texts, benchmarks/log).
+    """
+    left = (1.0 - share) ** _POWER
+    end = loss * math.exp(-_DROP * left)
+    return end, end * math.expm1(_Z90 * math.hypot(_NOISE_SD, _DROP_SD * left))
+
+
+class Outlook(Callback):
+    """Emits after an evaluation an `outlook`: the end expected, and the one an hour later."""
+
+    def __init__(self, model: ModelConfig, train_tokens: int) -> None:
+        self._size = model.rnn_size, model.num_layers
+        self._train_tokens = train_tokens
+
+    def on_event(self, trainer: Trainer, event: Event) -> None:
+        if event["event"] != "eval" or event.get("split") != "valid":
+            return
+        share = trainer.done()
+        if not _FIRST_OUTLOOK <= share <= _LAST_OUTLOOK:
+            return
+        bits, error = expected_end(share, event["bits_per_char"])
+        trainer.emit({
+            "event": "outlook", "step": trainer.progress.step, "bits_per_char": bits,
+            "error": error, "hour_more_bits_per_char": self._hour_more(trainer, share, bits),
+        })  # fmt: skip
+
+    def _hour_more(self, trainer: Trainer, share: float, bits: float) -> float:
+        """Returns what a run that is an hour longer would end at."""
+        progress, options = trainer.progress, trainer.plan.options
+        end = Length(progress.tokens / share, progress.step / share)
+        law = QualityPrediction(
+            *self._size, options.optimizer, self._train_tokens, end, bits,
+            progress.tokens / progress.train_s, 0.0,
+        )  # fmt: skip
+        return law.after(law.length_in(law.seconds_for(end) + _HOUR_S)).bits
+
+
+def has_outlook(cooldown: float, patience: int, vocab: str) -> bool:
+    """Returns whether the curve was measured for such runs."""
+    return cooldown == _MEASURED_COOLDOWN and patience == 0 and vocab != "bpe"

@@ -15,9 +15,9 @@ from fastlstm.errors import ConfigError, counted
 from fastlstm.runs.weight_formats import as_floats
 from fastlstm.system import hardware
 from fastlstm.text.config import ModelConfig
-from fastlstm.text.decode_stream import Stream
-from fastlstm.text.decoder import Decoder, Weight, check_format, model_hash, native_refusal
+from fastlstm.text.decoder import Decoder, Stream, Weight, check_format, model_hash, native_refusal
 from fastlstm.text.files import build_model
+from fastlstm.text.stored_model import parameter_shapes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,15 +42,9 @@ class TorchDecoder(Decoder):
             )
         arrays = as_floats(weights)
         self.model = build_model(arrays, config).eval()
-        self._chooser = Decoder(
-            {
-                "embedding.weight": np.zeros((config.vocab_size, 1), np.float32),
-                "output.bias": np.zeros(config.vocab_size, np.float32),
-                **{f"layers.0.weight_{n}_l0": np.zeros((4, 1), np.float32) for n in ("ih", "hh")},
-                **{f"layers.0.bias_{n}_l0": np.zeros(4, np.float32) for n in ("ih", "hh")},
-            },
-            ModelConfig(config.vocab_size, 1, 1),
-        )
+        least = ModelConfig(config.vocab_size, embed_size=1, rnn_size=1)
+        shapes = parameter_shapes(least)
+        self._chooser = Decoder({n: np.zeros(s, np.float32) for n, s in shapes.items()}, least)
         self.config, self.weight_format = config, weight_format
         self.model_hash = model_hash(weights, config, weight_format)
         self.nbytes = sum(w.nbytes for w in arrays.values())

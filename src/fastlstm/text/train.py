@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -35,10 +35,9 @@ from fastlstm.text.config import (
     TrainConfig,
     require_format,
 )
-from fastlstm.text.data.loader import TextLoader
+from fastlstm.text.data.lanes import TextLoader
 from fastlstm.text.data.source_kind import kind_of_source
-from fastlstm.text.data.sources import InputText as Documents
-from fastlstm.text.data.sources import open_source
+from fastlstm.text.data.sources import InputText, open_source
 from fastlstm.text.data.text import (
     READING,
     Splits,
@@ -49,15 +48,18 @@ from fastlstm.text.data.text import (
 )
 from fastlstm.text.data.tokenizer import Ids, Tokenizer, load_tokenizer
 from fastlstm.text.evaluation import Evaluation
-from fastlstm.text.files import load_language_model, settings_files, weights_file
+from fastlstm.text.files import load_language_model, settings_files
 from fastlstm.text.held_out import RunText, another_text, open_held_out
-from fastlstm.text.initialization import initialize
-from fastlstm.text.model import LanguageModel
-from fastlstm.text.outlook import Outlook, has_outlook
-from fastlstm.text.pipelined_task import check_pipeline, pipeline_notes, stage_names, text_task
+from fastlstm.text.model import LanguageModel, initialize
+from fastlstm.text.pipelined_task import (
+    PipelinedTextTask,
+    check_pipeline,
+    pipeline_notes,
+    stage_names,
+)
 from fastlstm.text.plan import LONG, choose_seq_length, fit_batch, open_batches, resolve
 from fastlstm.text.size_plan import budget_plan
-from fastlstm.text.task import FinalTest, Samples, TextTask
+from fastlstm.text.task import FinalTest, Outlook, Samples, TextTask, has_outlook
 from fastlstm.text.warm_start import WarmStart, refuse_other_start
 from fastlstm.training.callbacks import Callback, checked_callbacks
 from fastlstm.training.checkpoint import Checkpoint, reading
@@ -123,13 +125,12 @@ def train(
             by default progress is shown on standard output, `()` is silent.
         callbacks: see `fastlstm.Callback`.
         stop: polled; by default the first SIGTERM or Ctrl-C sets it.
-        given: the fields of `config` that were chosen and are no defaults; a resumed run compares
-            them with those it was started with.
+        given: names of the fields of `config` that the caller set; a resumed run compares them
+            with its first start.
         began: `time.perf_counter()` from which a budget counts; default now.
         as_text: train on the characters of a table; else a table is refused.
-        start: a run, such as an imported one, to train on: its sizes, vocabulary and weights are
-            those that this run starts with, and settings that contradict them are refused. A run
-            that is resumed takes the same one, or none.
+        start: a run, such as an imported one, whose sizes, vocabulary and weights this run starts
+            with; contradicting settings are refused. To resume, give the same run or none.
         **fields: fields of TrainConfig.
 
     Returns:
@@ -186,7 +187,7 @@ class TextSession(RunSession):
     tokenizer: Tokenizer | None = None
     unknown: UnknownPolicy = "refuse"
     chosen: Collection[str] | None = None
-    """Names of the options that were given; with None a budget does not choose the others."""
+    """Names of the given options; with None a budget chooses no size."""
     place = Path()
     _first_model: LanguageModel | None = None
     _started_with: dict[str, str] | None = None
@@ -216,7 +217,7 @@ class TextSession(RunSession):
         return stored_configs(checkpoint)
 
     def train(
-        self, source: Documents, start: Start[TrainConfig], callbacks: Sequence[Callback]
+        self, source: InputText, start: Start[TrainConfig], callbacks: Sequence[Callback]
     ) -> Run:
         config, device, checkpoint = start.options, start.device, start.checkpoint
         require_fast_kernels(config, _layer_call(config, device))
@@ -248,8 +249,7 @@ class TextSession(RunSession):
         files = self.model_files(model.config, config, texts, start.first)
         task = self.make_task(
             config=config, model=model, loader=loader, valid_ids=splits.valid,
-            tokenizer=text.tokenizer, device=device, model_files=files,
-            publish_weights=lambda weights: self._publish(files, weights),
+            tokenizer=text.tokenizer, device=device, model_files=files, run=self.run,
             report_s=self.report_s(), final_test=self.final_test(texts, plan),
         )  # fmt: skip
         about = _about(text, splits, config, model, plan, start.why(precision))
@@ -271,7 +271,7 @@ class TextSession(RunSession):
 
     def set_weights(self, model: LanguageModel, texts: RunText, config: TrainConfig) -> None:
         if self._first_model is None:
-            initialize(model, texts.train_counts(), config.seed, config.initializer)
+            initialize(model, texts.train_counts(), config.seed)
         else:
             model.load_state_dict(self._first_model.state_dict())
 
@@ -289,7 +289,9 @@ class TextSession(RunSession):
 
     def make_task(self, **parts: Any) -> TextTask:
         """Returns what is trained; `parts` are the fields of `TextTask`."""
-        return text_task(self.world, **parts)
+        if parts["config"].pipeline and self.world.size > 1:
+            return PipelinedTextTask(world=self.world, **parts)
+        return TextTask(**parts)
 
     def final_test(self, texts: RunText, plan: TrainingPlan) -> FinalTest | None:
         """Returns what the best model is scored on at the end, or None."""
@@ -302,12 +304,8 @@ class TextSession(RunSession):
             self.watch("scoring the test text", "tokens"),
         )  # fmt: skip
 
-    def _publish(self, files: Mapping[str, bytes], weights: Mapping[str, torch.Tensor]) -> None:
-        if self.run is not None:
-            self.run.publish({**files, "model.safetensors": weights_file(weights)})
-
     def _prepared(
-        self, source: Documents, config: TrainConfig, checkpoint: Checkpoint | None
+        self, source: InputText, config: TrainConfig, checkpoint: Checkpoint | None
     ) -> RunText:
         """Returns the text, which other processes read after rank 0, with its vocabulary."""
         if self.world.is_leader:
@@ -324,7 +322,7 @@ class TextSession(RunSession):
         return texts
 
     def _prepare(
-        self, source: Documents, config: TrainConfig, checkpoint: Checkpoint | None
+        self, source: InputText, config: TrainConfig, checkpoint: Checkpoint | None
     ) -> RunText:
         opened = open_held_out(config, source)
         tokenizer, stored, unknown = self.tokenizer, None, self.unknown
@@ -354,7 +352,7 @@ class TextSession(RunSession):
 
     def _encode(
         self,
-        source: Documents,
+        source: InputText,
         config: TrainConfig,
         tokenizer: Tokenizer | None,
         unknown: UnknownPolicy,

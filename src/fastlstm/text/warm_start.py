@@ -18,7 +18,7 @@ from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
 CONTINUED_RATE = 0.3
 """Peak learning rate of a run that starts with a trained model, over the default."""
 _OF_TRAINING = {"dropout", "dropout_kind", "weight_drop", "recurrent_dropout", "zoneout"}
-"""Options of a model that another run may have differently: the weights do not depend on them."""
+"""Options of a model that do not change its weights: the new run may set others."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class WarmStart:
     def options(self, config: TrainConfig, given: Collection[str]) -> TrainConfig:
         """Returns the options of the run, with the sizes and the vocabulary of the model.
 
-        Without a learning rate that is `CONTINUED_RATE` of the default. ConfigError: one of the
+        The default learning rate is `CONTINUED_RATE` times the usual one. ConfigError: one of the
         `given` options contradicts the model.
         """
         values = self._values()
@@ -68,11 +68,6 @@ class WarmStart:
 
     def _refuse_other(self, name: str, config: TrainConfig, values: Mapping[str, Any]) -> None:
         value, first = getattr(config, name), self.loaded.config.get("train", {})
-        if name == "initializer" and value != first.get(name):
-            raise ConfigError(
-                f"`{name}={value!r}` draws new weights, and the run in `start` gives its own;"
-                " leave it out"
-            )
         has = values.get(name)
         is_other = value not in (None, has)
         if name == "preset":

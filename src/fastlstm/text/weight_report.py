@@ -65,8 +65,7 @@ def score(decoder: Decoder, tokenizer: Tokenizer, ids: NDArray[Any]) -> tuple[fl
 
 
 class TokenScores(NamedTuple):
-    """Scores of n tokens by the decoding kernels: minus log probabilities, and the likeliest
-    tokens."""
+    """Scores of n tokens by the decoding kernels: `nats` are minus their log probabilities."""
 
     targets: NDArray[np.int64]
     nats: NDArray[np.float64]

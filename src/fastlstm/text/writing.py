@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fastlstm.text.data.tokenizer import StreamDecoder, Tokenizer
-    from fastlstm.text.decode_stream import Stream
-    from fastlstm.text.decoder import Decoder
+    from fastlstm.text.decoder import Decoder, Stream
 
 _CALL_S = 0.01
 """Target time of a call: text comes smoothly, and the overhead of calls is small."""

@@ -1,4 +1,4 @@
-"""Alerts as a callback: NaN, a loss that jumps or rises, an end that slips, a run that stalls."""
+"""Alerts as a callback: NaN, a jump or rise of the loss, a late end, a stall."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
 
 _COMMAND_S = 30.0
-"""Time that a command has, and that all have together at the end of a run."""
+"""Limit for one command, and for all together at the end of a run."""
 _GOOD_STEPS = 30
 _NORMAL, _WINDOW, _JUMP = 20, 50, 6.0
-"""Losses before a jump is looked for, losses kept, and a jump in robust deviations."""
+"""Losses before the first check, losses kept, and a jump in robust deviations."""
 _SLIP, _SLIP_S = 0.2, 45.0
 _RISE_EVALUATIONS, _RISE = 3, 0.03
 _STALL_S, _STALL_TIMES, _LOOK_S = 60.0, 10.0, 1.0
-"""Least time without an event, times the longest one before, and time between looks."""
+"""Least time without an event, the same over the longest one before, and time between checks."""
 
 Rule = Callable[[Event], str | None]
-"""Returns what is wrong, an empty text where all is well again, None where nothing is known."""
+"""Returns what is wrong, an empty text if all is well again, None if it cannot tell."""
 
 
 class Alerts(Callback):
-    """Warns once when something is wrong with a run, and again when it comes back.
+    """Warns once if something is wrong with a run, and again if it returns.
 
     `nan`: a step was skipped because of NaN or Inf. `spike`: the training loss is six robust
     deviations above its last values. `rise`: the median validation loss since the best evaluation
-    is 3 % above it, after three evaluations. `slip`: the run will take 20 % longer than it first
-    said. `stall`: no event for a minute, and for ten times as long as ever before.
+    is 3 % above it, after three evaluations. `slip`: the run will take 20 % longer than predicted
+    at first. `stall`: no event for a minute and for ten times as long as ever before.
 
     Args:
         command: run by `sh -c` for each alert, with FASTLSTM_ALERT_RULE, _TEXT, _ADVICE, _RUN and
-            _STEP in its environment; ended after 30 s. Training does not wait for it.
+            _STEP in its environment, for at most 30 s. Training does not wait for it.
 
     Example:
         ::
@@ -99,7 +99,7 @@ class Alerts(Callback):
         self._say(trainer)
 
     def _beat(self, event: Event) -> None:
-        """Notes that the run goes on; from its first `step` event on it may stall."""
+        """Notes an event; a run can stall from its first `step` event on."""
         now = time.monotonic()
         if self._beat_s is not None:
             self._longest_s = max(self._longest_s, now - self._beat_s)
@@ -112,7 +112,7 @@ class Alerts(Callback):
             trainer.say("warning", self._said.get())
 
     def _note(self, rule: str, text: str | None, advice: str) -> None:
-        """Takes what a rule has found."""
+        """Notes the result of a rule."""
         if text == "":
             self._active.discard(rule)
         if not text or rule in self._active:
@@ -149,7 +149,7 @@ class Alerts(Callback):
                 env=with_variables(values),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                start_new_session=True,  # so that what it starts can be ended with it
+                start_new_session=True,  # to end its children with it
             )
             code = process.wait(_COMMAND_S)
             failed = f"ended with exit status {code}" if code else ""
@@ -170,7 +170,7 @@ def _kill(process: subprocess.Popen[bytes] | None) -> None:
 
 
 def not_finite() -> Rule:
-    """Steps that were skipped; over after 30 good `step` events."""
+    """Skipped steps, until 30 good `step` events."""
     good = 0
 
     def update(event: Event) -> str | None:
@@ -193,7 +193,7 @@ def not_finite() -> Rule:
 def spike() -> Rule:
     """A training loss far above its last 15 values, twice in a row or five times as far.
 
-    The deviation is between neighbours among 50 values: a loss that falls fast does not widen it.
+    The deviation is between successive ones of 50 values: a falling loss does not widen it.
     """
     losses: deque[float] = deque(maxlen=_WINDOW)
     high = low = 0
@@ -210,7 +210,7 @@ def spike() -> Rule:
         spread = 1.05 * median(abs(after - before) for before, after in pairwise(losses))
         z = (loss - middle) / max(spread, 0.02 * abs(middle), 1e-9)
         high, low = (high + 1, 0) if z > _JUMP else (0, low + (z < _JUMP / 2))
-        if not high or high > _NORMAL:  # a level that stays is the new one
+        if not high or high > _NORMAL:  # a lasting level is the new one
             losses.append(loss)
         if high >= 2 or z > 5 * _JUMP:
             return f"step {text_of(event, 'step')}: the loss is {loss:.4g}, it was {middle:.4g}"
@@ -220,7 +220,7 @@ def spike() -> Rule:
 
 
 def rise() -> Rule:
-    """A validation loss whose median since the best evaluation is clearly above that."""
+    """A median validation loss since the best evaluation clearly above the best."""
     best, since = float("inf"), list[float]()
 
     def update(event: Event) -> str | None:
@@ -243,7 +243,7 @@ def rise() -> Rule:
 
 
 def slip() -> Rule:
-    """A run whose predicted length, the median of 45 s, has grown."""
+    """A predicted length of the run, the median over 45 s, that has grown."""
     totals: deque[tuple[float, float]] = deque(maxlen=200)
     first: float | None = None
 
@@ -259,10 +259,10 @@ def slip() -> Rule:
             return None
         total = median(total for _, total in totals)
         first = total if first is None else first
-        first += 0.05 * min(total - first, 0.0)  # one quiet minute is no promise
+        first += 0.05 * min(total - first, 0.0)  # slowly down: one fast minute is no promise
         share = total / max(first, 1.0) - 1.0
         if share > _SLIP:
-            told = f"{clock(total)} in all, it first said {clock(first)}"
+            told = f"{clock(total)} in all, predicted {clock(first)} at first"
             return f"the run will take {percent(share)} longer: {told}"
         return "" if share < _SLIP / 2 else None
 

@@ -1,4 +1,4 @@
-"""Callbacks: code of the user's that a trainer calls at fixed places."""
+"""Callbacks: user code that a trainer calls at fixed points."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 _STEM = "callback-"
 _RISE_EVALUATIONS, _RISE_SHARE, _CLEAR_RISE = 3, 0.25, 0.03
-"""Evaluations and share of the run since the best one, and by how much their median is above it."""
+"""Evaluations and share of the run since the best one, and the rise of their median above it."""
 
 
 class Callback:
-    """Base class: override what you need. What a callback raises ends the run.
+    """Base class: override what you need. An exception ends the run.
 
-    A callback sees the whole trainer: `trainer.model`, `trainer.progress`, `trainer.optimizers`,
-    `trainer.emit(event)`, `trainer.end(reason)`. For a function that only reads events,
-    `observers=[…]` is enough.
+    Callbacks may use `trainer.model`, `trainer.progress`, `trainer.optimizers`,
+    `trainer.emit(event)` and `trainer.end(reason)`. A function that only reads events needs no
+    class: `observers=[…]`.
 
     Example:
         ::
@@ -41,23 +41,23 @@ class Callback:
     """
 
     def on_begin(self, trainer: Trainer) -> None:
-        """Called once before the first step, after a checkpoint was restored."""
+        """Called before the first step, after a checkpoint was restored."""
 
     def on_gradients(self, trainer: Trainer) -> None:
-        """Called when the gradients of a step are complete, unscaled and not clipped yet."""
+        """Called with complete, unscaled gradients, before they are clipped."""
 
     def on_update(self, trainer: Trainer) -> None:
-        """Called after the optimizer has changed the weights, before they are averaged."""
+        """Called after the optimizer has changed the weights, before they enter the average."""
 
     def on_evaluate(self, trainer: Trainer, metrics: Event) -> Event | None:
-        """Called after an evaluation while the model holds the weights that were evaluated.
+        """Called after an evaluation, while the model holds the evaluated weights.
 
         Args:
             trainer: the trainer.
             metrics: the `eval` event so far.
 
         Returns:
-            Further metrics for the event by new names, numbers or texts, or None.
+            Further metrics for the event, numbers or texts by new names, or None.
         """
         return None
 
@@ -65,36 +65,34 @@ class Callback:
         """Called with every event, a plain dict."""
 
     def on_end(self, trainer: Trainer) -> None:
-        """Called once when training is over or was stopped."""
+        """Called when training is over or was stopped."""
 
     def accepts(self, trainer: Trainer) -> bool:
         """Returns whether an evaluation now may be the best one of the run.
 
-        While a callback returns False, evaluations are made and reported, but none is the best, and
-        patience does not count them. What was the best before is forgotten: the first evaluation
-        that all callbacks accept is the best so far.
+        While a callback returns False, evaluations are reported, but none is the best, patience
+        does not count them, and the best one before is forgotten.
         """
         return True
 
     def weights_in_use(self, trainer: Trainer) -> AbstractContextManager[None]:
-        """Returns a block within which the model holds the weights that it is used with.
+        """Returns a block within which the model holds the weights to use, such as rounded ones.
 
-        The passes of a step and whole evaluations run within it. Its end must put back the weights
-        that it found: the optimizer updates those, and checkpoints hold them. The best weights are
-        what the model holds within it.
+        The passes of a step and whole evaluations run within it, and the best weights are copied.
+        Its end must restore the weights, which the optimizer updates and checkpoints hold.
         """
         return nullcontext()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a resumed run needs: tensors, and plain values that JSON can hold."""
+        """Returns the state for checkpoints: tensors and JSON values by name."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Puts what `state_dict` returned back."""
+        """Restores a state of `state_dict`."""
 
 
 class EarlyStopping(Callback):
-    """Ends training after `patience` evaluations without a better loss (Prechelt 1998)."""
+    """Ends training after `patience` evaluations without a better loss."""
 
     def __init__(self, patience: int) -> None:
         self._patience = patience
@@ -111,9 +109,9 @@ class EarlyStopping(Callback):
 
 
 class RiseStopping(Callback):
-    """Ends training whose validation loss has been clearly above its best for a quarter of the run.
+    """Ends training if the validation loss is clearly above its best for a quarter of the run.
 
-    A run that overfits does not come back when its learning rate falls (benchmarks/log).
+    A lower learning rate does not cure overfitting (benchmarks/log).
     """
 
     def __init__(self) -> None:
@@ -155,8 +153,7 @@ class RiseStopping(Callback):
 
 
 def checked_callbacks(callbacks: Any) -> list[Callback]:
-    """Returns the callbacks as a list; raises ConfigError for what is no `Callback` and for methods
-    named like hooks that are none."""
+    """Returns the callbacks as a list; raises ConfigError for other objects and misspelt hooks."""
     if isinstance(callbacks, Callback) or not isinstance(callbacks, Sequence):
         raise ConfigError(f"callbacks is {kind_of_value(callbacks)}, expected a list of Callback")
     hooks = [name for name in vars(Callback) if name.startswith("on_")]
@@ -180,7 +177,7 @@ def checked_callbacks(callbacks: Any) -> list[Callback]:
 
 
 def _added(callback: Callback, returned: Any, metrics: Event) -> Event:
-    """Returns what `on_evaluate` returned as plain values; refuses what is no new metric."""
+    """Returns the result of `on_evaluate` as plain values; raises ConfigError for other ones."""
     hook, expected = f"{type(callback).__name__}.on_evaluate", "expected a dict of numbers or None"
     if returned is None:
         return {}
@@ -200,11 +197,10 @@ def _added(callback: Callback, returned: Any, metrics: Event) -> Event:
 
 
 class CallbackList:
-    """The callbacks of a run, called in their order."""
+    """The callbacks of a run, called in order."""
 
     def __init__(self, trainer: Trainer, callbacks: Sequence[Callback]) -> None:
-        self._trainer, self._callbacks = trainer, list(callbacks)
-        self.all = tuple(callbacks)
+        self._trainer, self.all = trainer, tuple(callbacks)
         for callback in callbacks:
             own = type(callback).weights_in_use is not Callback.weights_in_use
             if trainer.world.size > 1 and own:
@@ -214,33 +210,33 @@ class CallbackList:
                 )
 
     def call(self, method: str, *args: object) -> None:
-        """Calls a method of every callback, with the trainer first."""
-        for callback in self._callbacks:
+        """Calls a hook of every callback."""
+        for callback in self.all:
             getattr(callback, method)(self._trainer, *args)
 
     def evaluate(self, metrics: Event) -> Event:
-        """Returns the metrics and what callbacks add."""
-        for callback in self._callbacks:
+        """Returns the metrics with those that callbacks add."""
+        for callback in self.all:
             returned = callback.on_evaluate(self._trainer, dict(metrics))
             metrics = {**metrics, **_added(callback, returned, metrics)}
         return metrics
 
     def refusing(self) -> list[str]:
-        """Returns the classes of the callbacks that accept no evaluation now."""
-        return [type(c).__name__ for c in self._callbacks if not c.accepts(self._trainer)]
+        """Returns the class names of the callbacks that accept no evaluation now."""
+        return [type(c).__name__ for c in self.all if not c.accepts(self._trainer)]
 
     @contextmanager
     def weights_in_use(self) -> Iterator[None]:
-        """The blocks of all callbacks, the first callback's outermost."""
+        """Enters the blocks of all callbacks, the first one's outermost."""
         with ExitStack() as stack:
-            for callback in self._callbacks:
+            for callback in self.all:
                 stack.enter_context(callback.weights_in_use(self._trainer))
             yield
 
     def _named(self) -> dict[str, Callback]:
-        """Returns the callbacks by class; of several of one class, numbered."""
+        """Returns the callbacks by class name, numbered if it repeats."""
         named: dict[str, Callback] = {}
-        for callback in self._callbacks:
+        for callback in self.all:
             name = type(callback).__name__
             number = sum(key.split("-")[0] == name for key in named)
             named[f"{name}-{number + 1}" if number else name] = callback
@@ -260,7 +256,7 @@ class CallbackList:
         return tensors, plain
 
     def restore(self, tensors: Tensors, plain: dict[str, Any]) -> None:
-        """Puts back what `capture` returned; a callback that was not there before stays new."""
+        """Restores what `capture` returned; a callback without a state stays new."""
         for name, callback in self._named().items():
             state = {**plain.get(name, {}), **tensors.get(_STEM + name, {})}
             if state:

@@ -10,14 +10,17 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
-from fastlstm.errors import ConfigError, CorruptFileError, FastLSTMError, FormatError, StorageError
+from fastlstm.distributed.world import World
+from fastlstm.errors import ConfigError, CorruptFileError, FormatError, StorageError
 from fastlstm.runs.events import Event
 from fastlstm.runs.manifest import (
     MANIFEST,
@@ -34,45 +37,56 @@ from fastlstm.runs.manifest import (
 from fastlstm.runs.run_directory import METRICS_KEY, TRAINER_FILE, RunDirectory, checkpoint_step
 from fastlstm.runs.tensors import decode_tensors, encode_tensors
 from fastlstm.system import storage
-from fastlstm.training.guard import first_non_finite
+from fastlstm.training.state import Progress, Tensors, first_non_finite, require_like, weights_of
+
+if TYPE_CHECKING:
+    from fastlstm.training.trainer import Trainer
 
 FORMAT = "fastlstm-checkpoint"
 FORMAT_VERSION = 1
 _TENSORS = ".safetensors"
 _BAD_VALUE = (TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError)
+BEST = "best"
+"""File stem of the best weights."""
+COUNTERS = ("best_step", "best_loss", "best_bits_per_char")
+"""Counters of `Progress` about the best weights."""
+_FINITE = ("model", "optimizer", "average", "carried")
+"""File stems whose tensors must be finite for a roll-back to them."""
+_FIRST_SAVE_S, _SAVE_S = 15.0, 60.0
+"""Seconds to the first checkpoint after the start, and between later ones."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint, verified and read.
+    """A training state, as a checkpoint holds it.
 
     Attributes:
-        path: its directory.
+        path: directory of the checkpoint, or words for a state that is in memory.
         step: optimizer steps done.
-        tensors: named tensors by file stem ("model", "optimizer", "state"), on the CPU.
-        meta: plain values of the trainer.
-        files: content of its other files (config.json, tokenizer.json, generation_config.json).
-        finite: False when a weight is NaN or Inf.
+        tensors: named tensors by file stem: "model", "optimizer", "state", ….
+        meta: plain values.
+        files: content of other files: config.json, tokenizer.json, ….
+        finite: False if a weight is NaN or Inf.
     """
 
     path: Path
     step: int
-    tensors: dict[str, dict[str, torch.Tensor]]
+    tensors: Tensors
     meta: dict[str, Any]
     files: dict[str, bytes]
     finite: bool
 
 
 def save_checkpoint(run: RunDirectory, state: Checkpoint, keep: int) -> Path:
-    """Writes `checkpoint-<step>`, reads it back, then removes the checkpoints beyond `keep`.
+    """Writes `checkpoint-<step>`, reads it back, then removes all but `keep` checkpoints.
 
-    A checkpoint of the same step is replaced. Checkpoints of later steps, which a roll-back or a
-    resume past damage left behind, are removed. The newest finite checkpoint always stays.
+    Replaces a checkpoint of the same step. Removes later ones, which a roll-back or a resume past
+    damage left behind. The newest finite checkpoint always stays.
 
     Args:
         run: the run directory, locked.
-        state: its tensors may be on any device; its path is not used.
-        keep: how many checkpoints to keep, at least 1.
+        state: with tensors on any device.
+        keep: at least 1.
 
     Raises:
         StorageError: the disk refused or returned other bytes; older checkpoints are intact.
@@ -85,14 +99,13 @@ def save_checkpoint(run: RunDirectory, state: Checkpoint, keep: int) -> Path:
     for name in contents:
         check_name(name, Path(name))
     records = {name: FileRecord.of(data) for name, data in contents.items()}
-    finite = state.finite and first_non_finite(state.tensors.get("model", {}).items()) is None
     path = run.path / f"checkpoint-{state.step}"
     storage.require_space(run.path, sum(map(len, contents.values())))
     with storage.storage_errors(path, "write the checkpoint"):
-        _write(run, path, contents, Manifest(records, finite, {"step": state.step}))
-    run.require_owned()  # later checkpoints are another process's, if there is one
-    with contextlib.suppress(OSError):  # what cannot be removed now is swept at the next start
-        _rotate(run, path, finite, keep)
+        _write(run, path, contents, Manifest(records, state.finite, {"step": state.step}))
+    run.require_owned()  # else later checkpoints belong to another process
+    with contextlib.suppress(OSError):  # the next start sweeps what cannot be removed now
+        _rotate(run, path, state.finite, keep)
     return path
 
 
@@ -109,7 +122,7 @@ def _write(
                 storage.discard(aside)
             storage.rename(path, aside)
         storage.rename(staged, path)
-        verify_manifest(path, strict=True, from_disk=True)
+        verify_manifest(path, from_disk=True)
     except BaseException as error:
         with contextlib.suppress(OSError):
             _undo(path, staged, aside, bad=isinstance(error, CorruptFileError))
@@ -125,12 +138,12 @@ def _write(
 
 
 def _undo(path: Path, staged: Path, aside: Path, *, bad: bool) -> None:
-    """Removes what a failed save left and puts the checkpoint it was to replace back."""
+    """Removes what a failed save left; puts the checkpoint of the same step back."""
     if staged.exists():
         storage.remove_tree(staged)
     if bad and path.exists():
         storage.discard(path)
-    if aside.exists() and not path.exists():  # where both exist, the next sweep looks at both
+    if aside.exists() and not path.exists():  # if both exist, the next sweep decides
         storage.rename(aside, path)
 
 
@@ -140,27 +153,17 @@ def _rotate(run: RunDirectory, newest: Path, finite: bool, keep: int) -> None:
     earlier = [path for path in others if checkpoint_step(path) < step]
     keepers = {newest, *earlier[: max(keep, 1) - 1]}
     if not finite:
-        good = next((path for path in others if _is_good(path)), None)
+        good = run.intact_checkpoint(besides=newest)
         keepers |= {good} if good is not None else set(others)
     for path in others:
         if path not in keepers:
             storage.discard(path)
 
 
-def _is_good(path: Path) -> bool:
-    try:
-        return verify_manifest(path, strict=True).finite
-    except FastLSTMError:
-        return False
-
-
 @contextlib.contextmanager
 def reading(checkpoint: Checkpoint) -> Iterator[None]:
-    """Turns errors from impossible values of a checkpoint into one that names the checkpoint.
-
-    Raises:
-        CorruptFileError: in place of what Python, torch or a configuration raised.
-    """
+    """Turns errors of Python, torch or a configuration about values of a checkpoint into a
+    CorruptFileError that names it."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -170,17 +173,17 @@ def reading(checkpoint: Checkpoint) -> Iterator[None]:
     except (ConfigError, *_BAD_VALUE) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise CorruptFileError(
-            f"{checkpoint.path}: its content makes no sense ({reason}); continue from another"
+            f"{checkpoint.path}: it holds invalid values ({reason}); continue from another"
             " checkpoint or start a new run"
         ) from error
 
 
 def load_checkpoint(directory: Path) -> Checkpoint:
-    """Reads a checkpoint; every byte is checked against its manifest before it is used.
+    """Reads a checkpoint and checks every byte against its manifest.
 
     Raises:
         CorruptFileError: names the damaged file.
-        FormatError: no checkpoint, or written by a newer fastlstm.
+        FormatError: no checkpoint, or of a newer fastlstm.
     """
     manifest = read_manifest(directory)
     refuse_unlisted(directory, manifest)
@@ -218,7 +221,7 @@ def find_checkpoint(
     """Returns the newest intact checkpoint, finite if asked, and the damage of newer ones.
 
     Raises:
-        FormatError: the newest is of a newer format; going back silently would lose work.
+        FormatError: the newest is of a newer fastlstm; an older one would silently lose work.
     """
     checkpoint: Checkpoint | None = None
     damage: list[CorruptFileError] = []
@@ -230,20 +233,20 @@ def find_checkpoint(
             break
         except CorruptFileError as error:
             damage.append(error)
-    end = f"No intact one is in {run.path}"
+    end = f"{run.path} has no intact checkpoint"
     if checkpoint is not None:
         end = f"Using {checkpoint.path}, which is intact"
     return checkpoint, [CorruptFileError(f"{error}. {end}") for error in damage]
 
 
 class RunSnapshots:
-    """The newest `keep` checkpoints of a locked run directory."""
+    """Stores states as the newest `keep` checkpoints of a locked run directory."""
 
     def __init__(self, run: RunDirectory, keep: int) -> None:
         self._run, self._keep = run, keep
 
     def save(self, state: Checkpoint) -> Event:
-        """Writes a state; returns more of the `checkpoint` event."""
+        """Writes a state; returns its part of the `checkpoint` event."""
         mark = metrics_mark(self._run.metrics_path)
         marked = replace(state, meta={**state.meta, METRICS_KEY: mark})
         path = save_checkpoint(self._run, marked, self._keep)
@@ -255,7 +258,7 @@ class RunSnapshots:
 
 
 class MemorySnapshots:
-    """The newest finite state of a run without a directory."""
+    """Stores the newest finite state of a run without a directory."""
 
     def __init__(self) -> None:
         self._newest: Checkpoint | None = None
@@ -275,4 +278,237 @@ class MemorySnapshots:
 
 
 Snapshots = RunSnapshots | MemorySnapshots
-"""Where a run keeps its state to go back to."""
+"""Where a run stores its state, to go back to it."""
+
+
+class BestWeights:
+    """The weights of the best evaluation.
+
+    A task that publishes at once has them in the run directory; memory and checkpoints hold them
+    only until they are published. Other tasks need them at the end.
+
+    Attributes:
+        weights: by name; empty if there are none to publish.
+        published_step: step of the last publication, -1 before the first.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self.weights: dict[str, Tensor] = {}
+        self.published_step = -1
+        self._refusal: StorageError | None = None
+
+    def keep(self) -> None:
+        """Copies the weights of the model."""
+        own = weights_of(self._trainer.model)
+        self.weights = {name: tensor.detach().clone() for name, tensor in own.items()}
+        self.published_step = -1  # a roll-back may find a better model at an earlier step
+        if self._trainer.task.publishes_at_once:
+            self.publish_if_possible()
+
+    def forget(self) -> None:
+        """Starts anew: no evaluation is the best so far. Published files stay."""
+        progress, first = self._trainer.progress, Progress()
+        for name in COUNTERS:
+            setattr(progress, name, getattr(first, name))
+        self.weights, self.published_step, self._refusal = {}, -1, None
+
+    def restore(self, stored: Mapping[str, Tensor], published_step: int) -> None:
+        """Restores the weights of a checkpoint; raises ValueError if they do not fit the model."""
+        if stored:
+            require_like(weights_of(self._trainer.model), stored, BEST)
+        self.weights = {name: tensor.clone() for name, tensor in stored.items()}
+        self.published_step = published_step
+
+    def into_model(self) -> None:
+        """Loads the weights, if any, into the model."""
+        if self.weights:
+            self._trainer.model.load_state_dict(self.weights, strict=False)
+
+    def publish(self) -> None:
+        """Publishes the weights unless they are published; raises StorageError."""
+        trainer, step = self._trainer, self._trainer.progress.best_step
+        if self.weights and step != self.published_step:
+            trainer.task.publish(self.weights, trainer)
+            self.set_published()
+
+    def set_published(self) -> None:
+        """Notes that the weights are published."""
+        self.published_step, self._refusal = self._trainer.progress.best_step, None
+        if self._trainer.task.publishes_at_once:
+            self.weights = {}
+
+    def publish_if_possible(self) -> None:
+        """Publishes the weights; warns if the disk refuses, and the next checkpoint tries again."""
+        try:
+            self.publish()
+        except StorageError as error:
+            self._refusal = error
+            self._trainer.say("warning", f"the best model is not published yet: {error}")
+
+    def require_published(self, saved_step: int) -> None:
+        """Raises StorageError if the weights are still not published."""
+        if self._refusal is not None:
+            raise StorageError(
+                f"{self._refusal} The best model (step {self._trainer.progress.best_step}) is not"
+                f" published; checkpoint-{saved_step} keeps it, start the run again with"
+                " `resume=True` to publish it.",
+            ) from self._refusal
+
+
+def _told(world: World, own: Checkpoint | None) -> Checkpoint:
+    """Returns the checkpoint of rank 0 in every process."""
+    if world.size == 1 and own is not None:
+        return own
+    groups: Tensors = {} if own is None else own.tensors
+    flat = {f"{stem}/{name}": t for stem, group in groups.items() for name, t in group.items()}
+    told, flat = world.told(None if own is None else [own.step, own.meta]), world.told_tensors(flat)
+    if own is not None:
+        return own
+    for full_name, tensor in flat.items():
+        stem, _, name = full_name.partition("/")
+        groups.setdefault(stem, {})[name] = tensor
+    return Checkpoint(Path(f"step {told[0]} of rank 0"), told[0], groups, told[1], {}, True)
+
+
+class Saver:
+    """Saves the state of a trainer when it is due, and restores it.
+
+    Attributes:
+        saved_step: step of the saved state, -1 if it must be saved again.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer, self.saved_step = trainer, -1
+        self._every, self._tried_step = trainer.plan.options.checkpoint_every, -1
+        self._interval_s, self._tried_s = _FIRST_SAVE_S, time.perf_counter()
+
+    def capture(self) -> tuple[Tensors, dict[str, Any]]:
+        """Returns (tensors by file stem, plain values) for a checkpoint."""
+        trainer = self._trainer
+        trainer.stepper.gather()
+        if trainer.plan.is_local:
+            self._average_optimizers()
+        trainer.progress.elapsed_s = trainer.elapsed_s()
+        tensors, meta = trainer.state.capture(trainer.task.loader.state_dict())
+        tensors["optimizer"] = trainer.stepper.optimizer_tensors()
+        own, meta["callbacks"] = trainer.callbacks.capture()
+        groups = {**own, BEST: trainer.best.weights}
+        tensors.update({stem: group for stem, group in groups.items() if group})
+        meta["published_step"] = trainer.best.published_step
+        if carried := self._carried():
+            tensors["carried"] = carried
+        return tensors, meta
+
+    def _average_optimizers(self) -> None:
+        """Moves the optimizers' state to its mean over the processes: a checkpoint holds one."""
+        world, named = self._trainer.world, self._trainer.optimizers.tensors()
+        own = [named[name] for name in sorted(named) if named[name].dim() > 0]  # no counters
+        num = world.summed(torch.tensor([float(len(own))]))
+        if own and float(num) == len(own) * world.size:  # else a process has taken no step yet
+            world.average(own)
+
+    def _carried(self) -> dict[str, Tensor]:
+        """Returns the carried state of the rows of all processes."""
+        own, axis = self._trainer.task.carried(), self._trainer.task.row_axis
+        if self._trainer.plan.share.size == 1:
+            return own
+        parts = self._trainer.world.gathered_tensors(own)
+        return {name: torch.cat([part[name] for part in parts], axis[name]) for name in own}
+
+    def _own_rows(self, carried: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Returns the carried state of the rows of this process."""
+        share, task = self._trainer.plan.share, self._trainer.task
+        if share.size == 1:
+            return carried
+        own, axis = dict[str, Tensor](), task.row_axis
+        num_rows = min((t.shape[axis[name]] for name, t in carried.items()), default=0)
+        rows = range(num_rows)[share.rows(task.num_lanes)]
+        for name, tensor in carried.items():
+            each = tensor.shape[axis[name]] // num_rows  # a row may have several cells
+            own[name] = tensor.narrow(axis[name], rows.start * each, len(rows) * each).contiguous()
+        return own
+
+    def restore(self, own: Checkpoint | None, is_roll_back: bool) -> None:
+        """Restores the checkpoint of rank 0; a roll-back keeps the present guard and best weights.
+
+        Raises:
+            CorruptFileError: the checkpoint holds invalid values.
+        """
+        trainer, checkpoint = self._trainer, _told(self._trainer.world, own)
+        tensors, meta = checkpoint.tensors, checkpoint.meta
+        with reading(checkpoint):
+            trainer.task.loader.load_state_dict(trainer.state.restore(tensors, meta, is_roll_back))
+            trainer.task.restore_carried(self._own_rows(tensors.get("carried", {})))
+            if not is_roll_back:
+                trainer.best.restore(tensors.get(BEST, {}), int(meta.get("published_step", -1)))
+            if not isinstance(callbacks := meta.get("callbacks", {}), dict):
+                raise TypeError("callbacks is no object")
+            if not all(isinstance(state, dict) for state in callbacks.values()):
+                raise TypeError("the state of a callback is no object")
+        if trainer.world.is_leader:
+            trainer.callbacks.restore(tensors, callbacks)
+        self.saved_step = trainer.progress.step
+        if is_roll_back:  # the next state has half the learning rate
+            self.saved_step = -1
+            self._tried_step = -1
+
+    def is_due(self) -> bool:
+        """Returns whether to save the state at this step."""
+        step = self._trainer.progress.step
+        if step == self.saved_step:
+            return False
+        if self._every is not None:
+            return step % self._every == 0 and step != self._tried_step
+        return time.perf_counter() - self._tried_s > self._interval_s
+
+    def _note_attempt(self) -> None:
+        self._tried_step, self._tried_s = self._trainer.progress.step, time.perf_counter()
+        self._interval_s = _SAVE_S if self._tried_step else _FIRST_SAVE_S
+
+    def save_if_possible(self) -> None:
+        """Saves the state; warns if the disk refuses, and tries again later."""
+        try:
+            self.save()
+        except (StorageError, CorruptFileError) as error:
+            self._note_attempt()
+            self._trainer.say("warning", f"checkpoint not written, training continues: {error}")
+
+    def save(self) -> None:
+        """Saves the state and publishes the best weights, if not done. Raises StorageError."""
+        trainer = self._trainer
+        if trainer.task.publishes_at_once:  # first: the checkpoint need not hold the weights then
+            trainer.best.publish_if_possible()
+        if trainer.world.decided(self.saved_step != trainer.progress.step)[0]:
+            self._save()
+        if not trainer.task.publishes_at_once:  # last: it may take long
+            with trainer.progress.counted("saving"):
+                trainer.best.publish_if_possible()
+
+    def save_last(self) -> None:
+        """Saves the state at the end; a task that does not publish at once does so in `finish`."""
+        best, at_once = self._trainer.best, self._trainer.task.publishes_at_once
+        if at_once:
+            best.publish_if_possible()
+        self._save()  # with the last evaluation, even if this step is saved
+        if at_once:
+            best.require_published(self.saved_step)
+
+    def _save(self) -> None:
+        trainer, step = self._trainer, self._trainer.progress.step
+        started = time.perf_counter()
+        tensors, meta = self.capture()
+        if not trainer.world.is_leader:
+            self.saved_step = step
+            return
+        named = (item for stem in _FINITE for item in tensors.get(stem, {}).items())
+        bad = first_non_finite(item for item in named if item[0] not in trainer.task.may_be_nan)
+        place = Path(f"the state of step {step}")
+        state = Checkpoint(place, step, tensors, meta, trainer.task.files(), bad is None)
+        about = trainer.snapshots.save(state)
+        self.saved_step = step
+        self._note_attempt()
+        seconds = trainer.meter.save_s = time.perf_counter() - started
+        trainer.progress.add("saving", seconds)
+        if about is not None:
+            trainer.emit({"event": "checkpoint", "step": step, "seconds": seconds, **about})

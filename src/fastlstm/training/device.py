@@ -1,28 +1,36 @@
-"""Where a run computes."""
+"""Where a run computes: its device, and its threads where a container has a CPU quota."""
 
 from __future__ import annotations
 
 import gc
+import math
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
-from fastlstm.errors import ConfigError, DeviceMemoryError
-from fastlstm.system import hardware
+from fastlstm.errors import ConfigError, DeviceMemoryError, counted
+from fastlstm.system import hardware, measurements
 from fastlstm.system.devices import no_gpu
+from fastlstm.system.measurements import CpuTimer
 from fastlstm.training.options import TrainingOptions
 
 _CONTEXT_BYTES = 1 << 30
-"""Of a process beside torch's allocations, at most: CUDA's context, libraries, graphs."""
+"""Largest GPU memory of a process outside torch's allocator: CUDA's context, libraries, graphs."""
 _LEAST_OTHERS_GB = 1.0
+_TURN_S = 0.35
+"""More than three periods of Linux' scheduler, which holds nothing back in the first."""
+_ROUNDS = 2
+_ROWS, _UNITS = 256, 512
+_QUIET_SHARE = 0.9
 
 
 def set_up_device(options: TrainingOptions) -> torch.device:
-    """Returns the device of a run, its memory bounded; `auto` takes the GPU when there is one.
+    """Returns the device of a run and limits its memory; `auto` takes a GPU if there is one.
 
     Raises:
-        ConfigError: there is no such device, or it has no memory limit.
+        ConfigError: there is no such device, or its memory cannot be limited so.
     """
     hardware.keep_freed_memory()
     refusal = "not asked for" if options.device == "cpu" else hardware.gpu_refusal()
@@ -36,7 +44,7 @@ def set_up_device(options: TrainingOptions) -> torch.device:
         raise ConfigError(
             "`memory_limit_gb` bounds GPU memory and this run is on the CPU; leave it out"
         )
-    number = torch.cuda.current_device()  # torch takes no device without a number here
+    number = torch.cuda.current_device()  # torch needs a number here
     about = torch.cuda.get_device_properties(number)
     share = limit * 2**30 / about.total_memory
     if share > 1.0:
@@ -45,15 +53,14 @@ def set_up_device(options: TrainingOptions) -> torch.device:
             f"`memory_limit_gb={limit!r}`: this GPU ({about.name}) has {total_gb:.1f} GB; give"
             " less, or leave it out"
         )
-    gc.collect()  # of earlier runs of this process, which would count
+    gc.collect()  # memory of earlier runs of this process would count
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(share, number)
     return device
 
 
 def notes_on_device(options: TrainingOptions, device: torch.device) -> list[str]:
-    """Returns what to say of the GPU: that it is not used though there is one, that other processes
-    hold part of its memory."""
+    """Returns notes on a GPU that is not used, or whose memory other processes hold."""
     if device.type == "cpu":
         refusal = None if options.device == "cpu" else hardware.gpu_refusal()
         is_there = refusal is not None and refusal not in hardware.NO_GPU
@@ -65,7 +72,7 @@ def notes_on_device(options: TrainingOptions, device: torch.device) -> list[str]
 
 
 def others_gb(device: torch.device) -> float:
-    """Returns about how much memory of a GPU other processes hold, GB."""
+    """Returns about how many GB of a GPU other processes hold."""
     free, total = torch.cuda.mem_get_info(device)
     own = torch.cuda.memory_reserved(device) + _CONTEXT_BYTES
     return max(0.0, (total - free - own) / 2**30)
@@ -77,12 +84,8 @@ def _total_gb(device: torch.device) -> float:
 
 @contextmanager
 def memory_told(options: TrainingOptions, device: torch.device) -> Iterator[None]:
-    """Turns an error of GPU memory, where nothing can be split any more, into one line. The limit
-    of `set_up_device` ends with the block.
-
-    Raises:
-        DeviceMemoryError: there is too little for what the block does.
-    """
+    """Turns torch's OutOfMemoryError into DeviceMemoryError with the figures; ends the limit of
+    `set_up_device`."""
     try:
         yield
     except torch.cuda.OutOfMemoryError as error:
@@ -105,6 +108,58 @@ def _memory_text(options: TrainingOptions, device: torch.device) -> str:
 
 
 def random_numbers_kept(device: torch.device) -> AbstractContextManager[object]:
-    """Returns a block after which the random numbers of the CPU and of `device` go on as before."""
+    """Returns a block that restores the random numbers of the CPU and of `device`."""
     gpus = [torch.cuda.current_device()] if device.type == "cuda" else []
     return torch.random.fork_rng(gpus)
+
+
+def set_seed(seed: int, device: torch.device) -> None:
+    """Seeds the random numbers of the CPU and of `device`, and of no other GPU."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+
+
+def threads_within_quota() -> tuple[int, str] | None:
+    """Returns a number of threads and the reason, or None without a CPU quota.
+
+    With a quota of 1.5 cores it depends on the machine whether one thread or two throttled ones are
+    faster: both are timed, once per machine.
+    """
+    if (quota := hardware.quota()) is None:
+        return None
+    low, high = hardware.cores(), min(math.ceil(quota), hardware.allowed_cores())
+    told = f"the CPU quota is {quota:.3g} cores of {hardware.allowed_cores()}"
+    if low == high:
+        return low, f"{told}: {counted(low, 'thread')}"
+    about = {"quota": quota, "cpu": hardware.cpu().model, "threads": [low, high]}
+    found = measurements.recall("quota", about)
+    if found is None:
+        gain, is_quiet = _gain(low, high)
+        if is_quiet:
+            measurements.remember("quota", about, {"gain": gain})
+    else:
+        gain = float(found["gain"])
+    best = high if gain > 1 else low
+    compared = f"{counted(high, 'thread')} compute {gain:.2f} times as much as {low}, measured"
+    return best, f"{told}: {counted(best, 'thread')} ({compared})"
+
+
+def _gain(low: int, high: int) -> tuple[float, bool]:
+    """Returns how many times as much `high` threads compute as `low`, and whether the machine was
+    quiet: the quota does not hold the fewer threads back."""
+    before, done, is_quiet = torch.get_num_threads(), dict.fromkeys((low, high), 0.0), True
+    x, weight = torch.zeros(_ROWS, _UNITS), torch.zeros(_UNITS, 4 * _UNITS)
+    try:
+        for threads in (low, high) * _ROUNDS:
+            torch.set_num_threads(threads)
+            count, end_s = 0, time.perf_counter() + _TURN_S
+            with CpuTimer(threads) as timer:
+                while time.perf_counter() < end_s:
+                    torch.mm(x, weight)
+                    count += 1
+            done[threads] += count / timer.wall_s
+            is_quiet &= threads == high or not timer.was_busy(_QUIET_SHARE)
+    finally:
+        torch.set_num_threads(before)
+    return done[high] / done[low], is_quiet

@@ -1,15 +1,16 @@
-"""The events of a run, whatever it trains: start, step, end, phase and machine."""
+"""The events of a run, whatever it trains, and the times and rates in them."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fastlstm.errors import counted
 from fastlstm.runs.events import Event
+from fastlstm.system import hardware
 from fastlstm.system.gpu_usage import gpu_usage
 from fastlstm.system.hardware import machine_name, peak_memory_bytes
 from fastlstm.system.machine_usage import (
@@ -26,14 +27,15 @@ if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
 
 INTERVAL_S = 10.0
-"""Between two `phase` events, and two `machine` events."""
+"""Between `phase` events, and between `machine` events."""
+_LOG_INTERVAL_S = 1.0
 _OPTIONS = ("batch_size", "accumulate", "optimizer", "learning_rate", "precision", "seed")
 
 
 def start_event(
     task: Task, plan: TrainingPlan, run_path: str | None, checkpoint: Checkpoint | None
 ) -> Event:
-    """Returns what is known before the first step; `checkpoint` is the one to continue from."""
+    """Returns what is known before the first step, or before the first one after `checkpoint`."""
     resumed_s = None
     if checkpoint is not None:
         with reading(checkpoint):
@@ -54,18 +56,16 @@ def start_event(
         **{name: getattr(plan.options, name) for name in _OPTIONS},
         "threads": torch.get_num_threads(),
         **(gpu_usage() if plan.device.type == "cuda" else {}),
-        **({"processes": about} if (about := _processes(plan)) else {}),
+        **({"processes": _processes(plan)} if plan.world.size > 1 else {}),
         "resumed_from": None if checkpoint is None else checkpoint.step,
         "resumed_s": resumed_s,
     }
 
 
 def _processes(plan: TrainingPlan) -> Event:
-    """Returns which processes train; nothing of one alone."""
+    """Returns what several processes train with."""
     world, options = plan.world, plan.options
-    if world.size == 1:
-        return {}
-    # Without --threads each process has as many as its own machine.
+    # Without --threads the number depends on the machine.
     is_same = options.threads is not None or world.num_machines == 1
     return {
         "num": world.size,
@@ -78,7 +78,7 @@ def _processes(plan: TrainingPlan) -> Event:
 
 
 def step_event(trainer: Trainer, rate: float, evaluations_left: int) -> Event:
-    """Returns what the steps since the last such event did, at a learning rate of `rate`."""
+    """Returns what the steps since the last `step` event did; `rate` is the learning rate."""
     progress, task, meter = trainer.progress, trainer.task, trainer.meter
     stop_criterion, elapsed_s = trainer.plan.stop_criterion, trainer.elapsed_s()
     if stop_criterion.budget_s is not None:
@@ -102,8 +102,8 @@ def step_event(trainer: Trainer, rate: float, evaluations_left: int) -> Event:
     }
 
 
-def end_event(trainer: Trainer, reason: str, run_path: str | None) -> Event:
-    """Returns what the run did in all."""
+def end_event(trainer: Trainer, reason: str) -> Event:
+    """Returns what the whole run did."""
     progress = trainer.progress
     return {
         "event": "end",
@@ -117,7 +117,7 @@ def end_event(trainer: Trainer, reason: str, run_path: str | None) -> Event:
         "best_step": progress.best_step,
         "best_loss": progress.best_loss,
         "peak_memory_bytes": peak_memory_bytes(trainer.plan.device),
-        "run": run_path,
+        "run": trainer.run_path,
         **trainer.task.totals(progress),
     }
 
@@ -125,8 +125,7 @@ def end_event(trainer: Trainer, reason: str, run_path: str | None) -> Event:
 class PhaseTimes:
     """The seconds of each phase of training since the last `phase` event.
 
-    They are differences of counters that the loader, the stepper and `Progress` keep anyway. On a
-    GPU the update runs on while the next step begins, so a part of it is counted there.
+    On a GPU an update runs into the next step, which then counts a part of it.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -138,11 +137,11 @@ class PhaseTimes:
         self._since, self._before = time.monotonic(), self._counters()
 
     def is_due(self) -> bool:
-        """Returns whether to emit an event: about every 10 s."""
+        """Returns whether the last event is 10 s old."""
         return time.monotonic() - self._since >= INTERVAL_S
 
     def take(self) -> dict[str, float]:
-        """Returns the seconds of each phase since the last call; `other` is the rest."""
+        """Returns the seconds of each phase since the last call, and of all else as `other`."""
         wall_s = time.monotonic() - self._since
         before, now = self._before, self._counters()
         spent = {name: max(now[name] - before[name], 0.0) for name in now}
@@ -150,7 +149,7 @@ class PhaseTimes:
         return {**spent, "other": max(wall_s - sum(spent.values()), 0.0)}
 
     def event(self) -> Event:
-        """Returns the `phase` event of the time since the last one."""
+        """Returns the next `phase` event."""
         return {"event": "phase", "step": self._trainer.progress.step, "seconds": self.take()}
 
     def _counters(self) -> dict[str, float]:
@@ -165,17 +164,16 @@ class PhaseTimes:
 
 
 class MachineEvents:
-    """Emits `machine` events of a trainer, between its steps and within evaluations; the disk that
-    they are about is that of the run directory, if there is one."""
+    """Emits `machine` events between steps and within evaluations."""
 
-    def __init__(self, trainer: Trainer, run_path: str | None) -> None:
+    def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self._usage = MachineUsage(None if run_path is None else Path(run_path))
+        self._usage = MachineUsage(None if trainer.run_path is None else Path(trainer.run_path))
         self._due_s = time.monotonic() + INTERVAL_S
         self._is_told = False
 
     def emit_if_due(self) -> None:
-        """Emits an event when the last one is 10 s old."""
+        """Emits an event if the last one is 10 s old."""
         if time.monotonic() < self._due_s:
             return
         self._due_s = time.monotonic() + INTERVAL_S
@@ -195,21 +193,21 @@ class MachineEvents:
         self._tell_of_waits(used.get("waiting_threads", 0.0), used.get("others_share", 1.0))
 
     def _tell_of_waits(self, waiting: float, others_share: float) -> None:
-        """Says once that steps wait for threads without a core, where others have the cores."""
+        """Warns once if threads wait for cores that other processes use."""
         if waiting <= CORE_WAIT or others_share < LEAST_OTHERS or self._is_told:
             return
         self._is_told = True
         threads = torch.get_num_threads()
-        waiting = min(waiting, float(threads))  # a process may have other threads that wait
+        waiting = min(waiting, float(threads))  # other threads of the process may wait too
         fewer = threads_with_cores(threads, waiting)
-        advice = "end them for full speed"
+        advice = "end those processes for full speed"
         advice += f", or give the run --threads {fewer}" if fewer < threads else ""
         verb = "waits" if threads == 1 else "wait"
         text = f"{waiting:.1f} of {counted(threads, 'thread')} {verb} for a core"
         self._trainer.say("warning", f"other processes use the CPU: {text}; {advice}")
 
     def watching(self, watch: Watch | None) -> Watch:
-        """Returns a function for the progress of an evaluation that also emits what is due."""
+        """Returns a watch of an evaluation that emits due events and calls `watch`."""
 
         def tell(done: int, total: int) -> None:
             self.emit_if_due()
@@ -217,3 +215,72 @@ class MachineEvents:
                 watch(done, total)
 
         return tell
+
+
+class ThroughputMeter:
+    """Collects the loss and speed of the steps between two `step` events.
+
+    Attributes:
+        evaluation_s: seconds of the newest evaluation, 0 before the first.
+        save_s: seconds of the newest checkpoint.
+        seconds_per_step: moving mean, 0 before the first step.
+        is_ceiling_wrong: whether steps were faster than the ceiling, which is ignored then.
+    """
+
+    def __init__(self, task: Task, ceiling_gflops: float) -> None:
+        self._task, self._ceiling_gflops = task, ceiling_gflops
+        self.evaluation_s, self.save_s, self.seconds_per_step = 0.0, 0.5, 0.0
+        self._scored, self._wait_s, self.is_ceiling_wrong = 0, 0.0, False
+        self._clear()
+
+    def _clear(self) -> None:
+        self._loss = self._norm = self._seconds = 0.0
+        self._units = self._steps = 0
+        self._since = time.perf_counter()
+
+    @property
+    def unit_s(self) -> float:
+        """Returns the seconds of scoring a validation unit; before an evaluation an estimate."""
+        if self._scored:
+            return self.evaluation_s / self._scored
+        return self._task.forward_share * self.seconds_per_step / self._task.step_units
+
+    def add_step(self, loss: float, norm: float, units: int, seconds: float) -> None:
+        """Records an optimizer step with its mean loss and gradient norm."""
+        self._loss += loss * units
+        self._norm += norm
+        self._units += units
+        self._steps += 1
+        self._seconds += seconds
+        mean = self.seconds_per_step
+        self.seconds_per_step = seconds if not mean else 0.9 * mean + 0.1 * seconds
+
+    def add_evaluation(self, seconds: float, units: int) -> None:
+        """Records an evaluation."""
+        self.evaluation_s, self._scored = seconds, units
+
+    def log_due(self, every: int | None, step: int) -> bool:
+        """Returns whether to emit a `step` event: each `every` steps, or once a second."""
+        if every is not None:
+            return step % every == 0
+        return time.perf_counter() - self._since >= _LOG_INTERVAL_S
+
+    def take(self, wait_s: float) -> dict[str, Any]:
+        """Returns the figures since the last call; `wait_s` is the present `Loader.wait_s`."""
+        units, seconds = max(self._units, 1), max(self._seconds, 1e-9)
+        gflops = units / seconds * self._task.flop_per_unit / 1e9
+        share = hardware.ceiling_share(gflops, self._ceiling_gflops)
+        if share is None and self._ceiling_gflops:
+            self._ceiling_gflops, self.is_ceiling_wrong = 0.0, True
+        rates = {
+            "loss": self._loss / units,
+            "grad_norm": self._norm / max(self._steps, 1),
+            "units_per_s": units / seconds,
+            "gflops": gflops,
+            "ceiling_share": share,
+            # Skipped steps wait too, but their seconds are not counted.
+            "input_wait_share": min(max(wait_s - self._wait_s, 0.0) / seconds, 1.0),
+        }
+        self._wait_s = wait_s
+        self._clear()
+        return rates

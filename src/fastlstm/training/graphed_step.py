@@ -1,9 +1,8 @@
 """The whole training step on a GPU as one CUDA graph: passes, clipping, update, average.
 
-Launched one by one, the kernels of a small model wait for the host nine tenths of the time. A graph
-holds all kernels of a step and takes one launch. Inputs are copied into tensors that stay in place;
-loss and norm are read while the next step runs. A step that is not finite changes nothing, which
-the graph decides by itself.
+Launched one by one, the kernels of a small model wait for the host nine tenths of the time; a graph
+of all kernels takes one launch. Inputs are copied into tensors that stay in place. Loss and norm
+are read while the next step runs. The graph itself skips the update if a step is not finite.
 """
 
 from __future__ import annotations
@@ -12,42 +11,35 @@ import gc
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fastlstm.ops.cuda.training import StepEnd
-from fastlstm.training.callbacks import Callback
-from fastlstm.training.task import even_parts
-
-if TYPE_CHECKING:
-    from fastlstm.training.trainer import Trainer
+from fastlstm.training.callbacks import Callback, CallbackList
+from fastlstm.training.plan import TrainingPlan
+from fastlstm.training.state import TrainingState
+from fastlstm.training.task import Task, even_parts
 
 NO_GPU = "only a GPU has them"
 _MAX_SHAPES = 3
-"""Shapes of batches that have a graph: whole ones, and the last of an epoch."""
+"""Shapes of batches that get a graph, such as whole ones and the last of an epoch."""
 _ALIGNMENT = 256
 _CAPTURED = frozenset({"muon", "adam", "adamw"})
 _SEEING = ("on_gradients", "on_update", "weights_in_use")
-"""Hooks of callbacks that see a step from inside."""
+"""Hooks of callbacks that run within a step."""
 
 
 class StepResult(NamedTuple):
-    """What a step has found.
-
-    Attributes:
-        loss: mean over the batch.
-        norm: of the gradient before clipping.
-        gradient: name of the first gradient that is not finite, or None.
-    """
+    """The mean loss and the gradient norm before clipping of a step."""
 
     loss: float
     norm: float
-    gradient: str | None = None
+    gradient: str | None = None  # the name of the first one that is not finite
 
     @property
     def is_finite(self) -> bool:
@@ -55,16 +47,16 @@ class StepResult(NamedTuple):
         return math.isfinite(self.loss) and math.isfinite(self.norm)
 
 
-def graph_refusal(trainer: Trainer) -> str | None:
-    """Returns why the steps of a run cannot be one CUDA graph each, or None."""
-    plan, options = trainer.plan, trainer.plan.options
+def graph_refusal(plan: TrainingPlan, callbacks: CallbackList) -> str | None:
+    """Returns why steps of this plan cannot be CUDA graphs, or None."""
+    options = plan.options
     if plan.device.type != "cuda":
         return NO_GPU
     if plan.world.size > 1:
         return "several processes share a step"
     if options.optimizer not in _CAPTURED:
         return f"the optimizer {options.optimizer} is not recorded"
-    for callback in trainer.callbacks.all:
+    for callback in callbacks.all:
         for hook in _SEEING:
             if getattr(type(callback), hook) is not getattr(Callback, hook):
                 return f"the callback {type(callback).__name__} has {hook}"
@@ -72,25 +64,21 @@ def graph_refusal(trainer: Trainer) -> str | None:
 
 
 _RECORDING = threading.RLock()
-"""torch records one graph at a time in a process."""
+"""torch records one graph at a time."""
 
 
 class Recorder:
-    """Records work on a GPU as a CUDA graph; tests replace it by one that runs anywhere.
-
-    Args:
-        device: the GPU.
-    """
+    """Records work on a GPU as a CUDA graph; tests replace it by one that runs anywhere."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def record(self, work: Callable[[], object]) -> Callable[[], None]:
-        """Returns a function that does `work` again, on the same memory."""
+        """Returns a function that repeats `work` on the same memory."""
         with _RECORDING:
             gc.collect()
-            # Beside it torch finds room for the state of random numbers: a CUDAGraph that has no
-            # memory for that ends the process.
+            # Reserves memory for the state of random numbers: without it CUDAGraph ends the
+            # process.
             spare = torch.empty(1, device=self._device)
             torch.cuda.empty_cache()
             graph, stream = torch.cuda.CUDAGraph(), _stream(self._device, "recording")
@@ -99,16 +87,22 @@ class Recorder:
             del spare
         return graph.replay
 
-    def apart(self) -> AbstractContextManager[object]:
-        """Returns a block on a stream of its own, as work needs it before it is recorded."""
-        return _ordered_stream(self._device)
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Runs the block on another stream, as work must before it is recorded; after all earlier
+        work and before all later work."""
+        current, own = torch.cuda.current_stream(self._device), _stream(self._device, "warm-up")
+        own.wait_stream(current)
+        with torch.cuda.stream(own):
+            yield
+        current.wait_stream(own)
 
     def event(self) -> torch.cuda.Event:
-        """Returns an event, not recorded yet."""
+        """Returns a new event."""
         return torch.cuda.Event()
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Returns host memory that the GPU reads and writes by itself."""
+        """Returns host memory that the GPU can read and write."""
         return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
     def random_state(self) -> Tensor:
@@ -116,23 +110,13 @@ class Recorder:
         return torch.cuda.get_rng_state(self._device)
 
     def set_random_state(self, state: Tensor) -> None:
-        """Puts what `random_state` returned back."""
+        """Restores a state of `random_state`."""
         torch.cuda.set_rng_state(state, self._device)
 
 
-@contextmanager
-def _ordered_stream(device: torch.device) -> Iterator[None]:
-    """A stream that runs after all work before the block, and before all work behind it."""
-    current, own = torch.cuda.current_stream(device), _stream(device, "warm-up")
-    own.wait_stream(current)
-    with torch.cuda.stream(own):
-        yield
-    current.wait_stream(own)
-
-
 def _stream(device: torch.device, use: str) -> torch.cuda.Stream:
-    """Returns always the same stream for one use: for each cuBLAS keeps a workspace of 32 MiB, and
-    a stream that one thread records must not get another thread's warm-up."""
+    """Returns the same stream each time for one use: cuBLAS keeps 32 MiB for each stream, and no
+    warm-up of another thread may get into a recording."""
     number = torch.cuda.current_device() if device.index is None else device.index
     return _stream_of(number, use)
 
@@ -144,11 +128,7 @@ def _stream_of(number: int, use: str) -> torch.cuda.Stream:
 
 
 class _Inputs:
-    """Tensors on a GPU that get new values by one copy; in turns from two places of the host.
-
-    Attributes:
-        tensors: on the GPU.
-    """
+    """Tensors on a GPU that one copy fills, in turns from two buffers of the host."""
 
     def __init__(self, like: Sequence[Tensor], device: torch.device, recorder: Recorder) -> None:
         starts, size = list[int](), 0
@@ -168,7 +148,7 @@ class _Inputs:
         self._staging = [views(host) for host in self._host]
 
     def fill(self, turn: int, values: Sequence[Tensor]) -> None:
-        """Starts the copy; `turn`, 0 or 1, is a place that no copy is reading."""
+        """Starts the copy from buffer `turn`, 0 or 1, which no copy may be reading."""
         for own, value in zip(self._staging[turn], values, strict=True):
             own.copy_(value)
         self._device.copy_(self._host[turn], non_blocking=True)
@@ -176,7 +156,7 @@ class _Inputs:
 
 @dataclass
 class _Recorded:
-    """A recorded step, with the tensors that it reads and where all lies that it changes."""
+    """A recorded step, the tensors that it reads and the addresses of those that it changes."""
 
     replay: Callable[[], None]
     inputs: _Inputs
@@ -184,49 +164,42 @@ class _Recorded:
 
 
 class GraphedStep:
-    """Records the step of a trainer once for each shape of a batch, and replays it.
+    """Records the step of a run once for each shape of a batch, and replays it.
 
-    Args:
-        trainer: whose steps `graph_refusal` accepts.
-        num_parts: parts that a batch runs in.
+    `num_parts` are the parts that a batch runs in.
     """
 
-    def __init__(self, trainer: Trainer, num_parts: int, recorder: Recorder | None = None) -> None:
-        self._trainer, self._num_parts = trainer, num_parts
-        self._device = device = trainer.plan.device
-        self._recorder = recorder = Recorder(device) if recorder is None else recorder
-        named = [(n, p) for n, p in trainer.model.named_parameters() if p.requires_grad]
+    def __init__(
+        self, task: Task, plan: TrainingPlan, state: TrainingState, num_parts: int
+    ) -> None:
+        self._task, self._state, self._num_parts = task, state, num_parts
+        self._device, self._max_norm = plan.device, plan.options.grad_clip
+        self._recorder = recorder = Recorder(plan.device)
+        named = [(n, p) for n, p in task.model.named_parameters() if p.requires_grad]
         self._names = [name for name, _ in named]
         self._parameters = [p for _, p in named]
-        members = trainer.optimizers.members
+        members = state.optimizers.members
         ratios = [g.get("lr_ratio", 1.0) for o in members for g in o.param_groups]
-        base = [trainer.optimizers.learning_rate * ratio for ratio in ratios]
-        self._end = StepEnd(len(named), base, device)
+        base = [state.optimizers.learning_rate * ratio for ratio in ratios]
+        self._end = StepEnd(len(named), base, plan.device)
         self._host = [recorder.pinned((2 + len(named),), torch.float32) for _ in range(2)]
         self._events = [recorder.event() for _ in range(2)]
         self._recorded = dict[Any, _Recorded]()
         self._turn, self._waiting = 0, list[int]()
 
     def refusal(self, inputs: Sequence[Tensor]) -> str | None:
-        """Returns why a batch of these tensors gets no graph, or None."""
+        """Returns why a batch of these tensors has no graph, or None."""
         if _shape(inputs) in self._recorded or len(self._recorded) < _MAX_SHAPES:
             return None
         return f"batches have more than {_MAX_SHAPES} shapes"
 
     def launch(self, batch: Any, inputs: Sequence[Tensor], factor: float, after_bad: float) -> None:
-        """Starts a step; `result` waits for it.
-
-        Args:
-            batch: of the loader.
-            inputs: its tensors, of `Task.graph_inputs`.
-            factor: share of the peak learning rate.
-            after_bad: the same if the step before has changed nothing.
-        """
+        """Starts a step on a batch with these `Task.graph_inputs`; see `Stepper.launch`."""
         key, in_use = _shape(inputs), self._tensors_in_use()
         recorded = self._recorded.get(key)
         if recorded is not None and recorded.in_use != in_use:
             recorded = None
-            self._recorded.clear()  # all are stale; torch frees with them what a new one would use
+            self._recorded.clear()  # all are stale; this frees their memory for the new one
         if recorded is None:
             recorded = self._recorded[key] = self._record(batch, inputs)
         turn = self._turn = 1 - self._turn
@@ -238,27 +211,26 @@ class GraphedStep:
         self._waiting.append(turn)
 
     def results(self, num: int = 2) -> Iterator[StepResult]:
-        """Waits for the oldest steps that were started and not asked for yet; yields what each
-        has found."""
+        """Waits for the oldest launched steps and yields their results."""
         for turn in self._waiting[:num]:
             self._events[turn].synchronize()
             loss, norm, *norms = self._host[turn].tolist()
             bad = (n for n, size in zip(self._names, norms, strict=True) if not math.isfinite(size))
             result = StepResult(loss, norm, next(bad, None))
-            if self._trainer.state.average is not None:
-                self._trainer.state.average.updates -= not result.is_finite
+            if self._state.average is not None:
+                self._state.average.updates -= not result.is_finite
             yield result
         del self._waiting[:num]
 
     # recording ----------------------------------------------------------------------------------
 
     def _record(self, batch: Any, inputs: Sequence[Tensor]) -> _Recorded:
-        """Records a step; weights, state and random numbers stay as they are."""
+        """Records a step without changing weights, state or random numbers."""
         own = _Inputs([*inputs, torch.zeros(4)], self._device, self._recorder)
         own.fill(0, [*inputs, torch.zeros(4)])
         *tensors, scalars = own.tensors
-        static = self._trainer.task.graph_batch(batch, tensors)
-        self._trainer.optimizers.prepare(self._end.rates)
+        static = self._task.graph_batch(batch, tensors)
+        self._state.optimizers.prepare(self._end.rates)
         with self._unchanged():
             self._warm_up(static)
             replay = self._recorder.record(lambda: self._step(static, scalars))
@@ -266,9 +238,9 @@ class GraphedStep:
 
     @contextmanager
     def _unchanged(self) -> Iterator[None]:
-        """Puts carried state and random numbers back, and leaves no gradients: those of a graph are
-        in its own memory, and an eager step would add to them."""
-        random, carried = self._recorder.random_state(), self._trainer.task.carried()
+        """Restores carried state and random numbers, and drops the gradients, which are in the
+        graph's memory: an eager step would add to them."""
+        random, carried = self._recorder.random_state(), self._task.carried()
         kept = {name: tensor.clone() for name, tensor in carried.items()}
         try:
             yield
@@ -276,23 +248,19 @@ class GraphedStep:
             self._recorder.set_random_state(random)
             for name, tensor in carried.items():
                 tensor.copy_(kept[name])
-            self._trainer.optimizers.zero_grad()
+            self._state.optimizers.zero_grad()
 
     def _warm_up(self, batch: Any) -> None:
-        """Runs passes whose gradients are thrown away: libraries load, memory is there or is not.
-
-        Raises:
-            torch.cuda.OutOfMemoryError: there is too little.
-        """
+        """Runs passes that load libraries and raise OutOfMemoryError if memory is short."""
         with self._recorder.apart():
             for _ in range(2):
-                self._trainer.optimizers.zero_grad()
+                self._state.optimizers.zero_grad()
                 self._passes(batch)
-            self._trainer.optimizers.zero_grad()
+            self._state.optimizers.zero_grad()
 
     def _passes(self, batch: Any) -> Tensor:
-        """Forms the gradients, times the loss scale; returns the mean loss."""
-        task, scale, losses = self._trainer.task, self._scale(), []
+        """Computes the gradients, times the loss scale; returns the mean loss."""
+        task, scale, losses = self._task, self._scale(), []
         parts = even_parts(task.num_rows(batch), self._num_parts)
         for loss in task.losses(batch, parts):
             (loss if scale is None else loss * scale).backward()
@@ -300,36 +268,35 @@ class GraphedStep:
         return torch.stack(losses).sum()
 
     def _step(self, batch: Any, scalars: Tensor) -> None:
-        state, scale = self._trainer.state, self._scale()
+        state, scale = self._state, self._scale()
         loss = self._passes(batch)
         with torch.no_grad():
             gradients = [p.grad for p in self._parameters if p.grad is not None]
             norms, end = torch.stack(torch._foreach_norm(gradients)), self._end
-            max_norm = self._trainer.plan.options.grad_clip
-            end.decide(loss.float(), self._by_name(norms), scalars, scale, max_norm)
-            self._trainer.optimizers.step_recorded(end.inverse, end.is_bad)
+            end.decide(loss.float(), self._by_name(norms), scalars, scale, self._max_norm)
+            self._state.optimizers.step_recorded(end.inverse, end.is_bad)
             if state.average is not None:
                 state.average.update_recorded(end.average)
-            for tensor in self._trainer.task.carried().values():
+            for tensor in self._task.carried().values():
                 tensor.masked_fill_(end.resets, 0.0)
             if state.scaler is not None:
                 state.scaler.update_recorded(end.is_bad)
 
     def _by_name(self, norms: Tensor) -> Tensor:
-        """Returns the norm of every parameter's gradient; 0 where it has none."""
+        """Returns the gradient norm of every parameter, 0 without a gradient."""
         if all(p.grad is not None for p in self._parameters):
             return norms
         found, zero = iter(norms.unbind()), norms.new_zeros(())
         return torch.stack([zero if p.grad is None else next(found) for p in self._parameters])
 
     def _scale(self) -> Tensor | None:
-        scaler = self._trainer.state.scaler
+        scaler = self._state.scaler
         return None if scaler is None else scaler.on(self._device)
 
     def _average_weights(self) -> tuple[float, float]:
-        """Counts an update of the average; returns the weight of the new values in it, and the same
-        if the step before, of unknown result yet, has changed nothing."""
-        average = self._trainer.state.average
+        """Counts an update of the average; returns the weight of the new values, and that weight if
+        the previous step, still running, changes nothing."""
+        average = self._state.average
         if average is None:
             return 0.0, 0.0
         average.updates += 1
@@ -337,9 +304,9 @@ class GraphedStep:
         return average.weight_of(update), average.weight_of(update - len(self._waiting))
 
     def _tensors_in_use(self) -> tuple[object, ...]:
-        """Returns where each tensor lies that a step changes: a graph is for these places."""
-        trainer, average = self._trainer, self._trainer.state.average
-        groups = [trainer.task.carried(), trainer.optimizers.tensors()]
+        """Returns the addresses of the tensors that a step changes, which a graph is bound to."""
+        average = self._state.average
+        groups = [self._task.carried(), self._state.optimizers.tensors()]
         groups += [] if average is None else [average.tensors()]
         places = [sorted((name, t.data_ptr()) for name, t in group.items()) for group in groups]
         weights = [p.data_ptr() for p in self._parameters]

@@ -1,4 +1,4 @@
-"""Trackers as callbacks: W&B, MLflow and Trackio get the figures of a run while it trains."""
+"""Trackers as callbacks: W&B, MLflow and Trackio receive the figures of a run."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 Row = dict[str, float | str]
 _MAX_WAITING = 10_000
 _CLOSE_S = 30.0
-"""Time that a tracker has at the end of a run for the rows that wait."""
+"""Limit for sending the waiting rows at the end of a run."""
 _INIT_S = 60.0
-"""Time that W&B's server has to answer; W&B waits for it at the end of the process too."""
+"""Limit for the answer of W&B's server, also at the end of the process."""
 _TAG = "fastlstm.id"
 _MAX_PARAMS, _MAX_KEY, _MAX_VALUE = 100, 250, 500
-"""Params of one request, and characters of a key and a value, that every MLflow store accepts."""
+"""Params per request and characters of a key and a value: limits of MLflow's stores."""
 
 
 class TrackerLogger(Callback):
     """Base of the loggers: a thread sends rows to the tracker, so that training never waits.
 
-    A row holds the figures of a `step`, `eval` or `end` event, or a sample. A tracker that fails,
-    or has 10,000 rows waiting, gets no more of the run, and one warning says so. A run that
-    continues from a checkpoint continues under the same id.
+    A row holds the figures of a `step`, `eval` or `end` event, or a sample. After an error of the
+    tracker, or with 10,000 waiting rows, the logger warns once and stops. Resumed runs keep their
+    id.
 
     Args:
         project: project of W&B and Trackio, experiment of MLflow; default is WANDB_PROJECT or
@@ -134,19 +134,19 @@ class TrackerLogger(Callback):
         self._failure = f"stopped: {why}; the run continues without it"
 
     def _open(self, library: Any, project: str, name: str | None, configuration: Row) -> str:
-        """Begins or continues the run; returns where it is, or the command that shows it."""
+        """Starts or continues the run; returns its place, or the command that shows it."""
         raise NotImplementedError
 
     def _log(self, step: int, row: Row) -> None:
         raise NotImplementedError
 
     def _close(self) -> None:
-        """Completes the run; `_end` has the reason of its end, empty after an error."""
+        """Ends the run; `_end` is the reason, empty after an error."""
         raise NotImplementedError
 
 
 class WandbLogger(TrackerLogger):
-    """Logs a run to W&B: online where a key is configured, else to files for `wandb sync`.
+    """Logs a run to W&B: online if a key is configured, else to files for `wandb sync`.
 
     Example:
         ::
@@ -182,7 +182,7 @@ class WandbLogger(TrackerLogger):
 
 
 class MlflowLogger(TrackerLogger):
-    """Logs a run to MLflow: to MLFLOW_TRACKING_URI, else to MLflow's local store."""
+    """Logs a run to MLflow, at MLFLOW_TRACKING_URI or in its local store."""
 
     package = "mlflow"
 
@@ -197,7 +197,7 @@ class MlflowLogger(TrackerLogger):
         )  # fmt: skip
         self._run = one.info.run_id
         where = f"{library.get_tracking_uri()}, experiment {project}, run {self._run}"
-        if found:  # its params stay: MLflow refuses to change one
+        if found:  # keep its params, which MLflow does not change
             self._client.update_run(self._run, "RUNNING")
             return where
         pairs = [(key, str(value)[:_MAX_VALUE]) for key, value in configuration.items()]
@@ -223,13 +223,13 @@ class MlflowLogger(TrackerLogger):
 
 
 class TrackioLogger(TrackerLogger):
-    """Logs a run to Trackio: to its local database, or where TRACKIO_SPACE_ID says."""
+    """Logs a run to Trackio, in its local database or at TRACKIO_SPACE_ID."""
 
     package = "trackio"
 
     def _open(self, library: Any, project: str, name: str | None, configuration: Row) -> str:
         self._run = library.init(
-            project=project, name=f"{name or 'run'}-{self._id[:6]}",  # it finds runs by their name
+            project=project, name=f"{name or 'run'}-{self._id[:6]}",  # Trackio finds runs by name
             config=configuration, resume="allow", embed=False, auto_log_cpu=False,
             auto_log_gpu=False,
         )  # fmt: skip
@@ -247,11 +247,11 @@ LOGGERS = {kind.package: kind for kind in (WandbLogger, MlflowLogger, TrackioLog
 
 
 def _package(name: str) -> Any:
-    """Imports the package of a tracker, which then leaves standard output alone."""
+    """Imports the package of a tracker and keeps it from writing to standard output."""
     environment.quiet_mlflow()
     try:
         library = importlib.import_module(name)
-        if library.__file__ is None:  # such as the ./wandb that W&B writes
+        if library.__file__ is None:  # such as the directory ./wandb of earlier runs
             raise ImportError(f"{', '.join(library.__path__)} is only a folder of that name")
     except ImportError as error:
         raise MissingExtraError(
@@ -264,7 +264,7 @@ def _package(name: str) -> Any:
 
 
 def _configuration(trainer: Trainer) -> Row:
-    """Returns the options of a run, its directory and its number of parameters."""
+    """Returns the options of a run, its directory and number of parameters."""
     options = dataclasses.asdict(trainer.plan.options)
     options |= {"run": trainer.run_path, "task": trainer.task.name}
     options["num_parameters"] = sum(weight.numel() for weight in trainer.model.parameters())
@@ -276,7 +276,7 @@ def _configuration(trainer: Trainer) -> Row:
 
 
 def _row(event: Event) -> Row:
-    """Returns what a tracker gets of an event, without secrets."""
+    """Returns the row of an event, without secrets."""
     kind = event.get("event")
     if kind == "sample":
         return {"sample": redacted(str(event.get("text")))}

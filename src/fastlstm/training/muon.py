@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, overload
+from typing import Any
 
 import torch
 
@@ -18,37 +18,37 @@ from fastlstm.ops.cuda.training import MuonStep, refusal
 from fastlstm.system import hardware
 
 _POLYNOMIALS = ((8.0934, -23.6204, 17.4462), (3.6366, -2.7219, 0.5365), (2.6613, -1.9772, 0.4526))
-"""Coefficients of x, x^3, x^5. Each is the odd quintic nearest to 1 over what the one before leaves
-of singular values from 0.01 to 1 (linear programming): 0.73 to 1.27 in the end."""
+"""Coefficients of x, x^3, x^5. Each is the odd quintic nearest to 1 on the range to which earlier
+ones map singular values of 0.01 to 1 (by linear programming); the last one maps to 0.73 to 1.27."""
 _SAFETY = 1.01
-"""bf16 rounds a singular value of 1 to more than 1, where the first polynomial rises steeply."""
+"""bf16 may round a singular value of 1 up, to where the first polynomial rises steeply."""
 _NUM_STREAMS = 4
 
 
 def product_dtype(device: torch.device) -> torch.dtype:
-    """Returns bfloat16 where the device multiplies it fast, else float32 (bf16 emulated: 40x)."""
+    """Returns bfloat16 if the device multiplies it fast, else float32: emulation is 40x slower."""
     fast = device.type == "cuda" or hardware.bf16_instructions() is not None
     return torch.bfloat16 if fast else torch.float32
 
 
 def orthogonalise(update: torch.Tensor) -> torch.Tensor:
-    """Returns the nearest semi-orthogonal matrices, roughly: singular values in 0.7..1.3.
+    """Returns about the nearest semi-orthogonal matrices, with singular values in 0.7..1.3.
 
     Args:
-        update: `(N, rows, columns)`; the products run in `product_dtype` of its device.
+        update: `(N, rows, columns)`.
 
     Returns:
-        The same shape, in that dtype.
+        The same shape, in `product_dtype` of its device.
 
     Numerics: the polynomials take singular values in 0..1, so each matrix is divided by its
-    Frobenius norm first; those below a hundredth of it stay smaller, a zero matrix stays zero.
+    Frobenius norm first. Values below a hundredth of it stay smaller, a zero matrix stays zero.
     """
     x = update.to(product_dtype(update.device))
     return _orthogonalised(x / (_SAFETY * x.norm(dim=(-2, -1), keepdim=True) + 1e-7))
 
 
 def _orthogonalised(x: torch.Tensor) -> torch.Tensor:
-    """As `orthogonalise`, of matrices with singular values up to 1."""
+    """`orthogonalise` for matrices with singular values up to 1."""
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
     for a, b, c in _POLYNOMIALS:
@@ -59,10 +59,10 @@ def _orthogonalised(x: torch.Tensor) -> torch.Tensor:
 
 
 class Branches:
-    """Blocks of GPU work that run beside each other, on streams of their own; on a CPU in turn.
+    """Blocks of GPU work that run concurrently, each on a stream; on a CPU in turn.
 
-    What a block allocates must not be used outside of it. The streams are always the same few: for
-    each one cuBLAS keeps a workspace of 32 MiB.
+    Memory that a block allocates must not be used outside. The streams are reused: cuBLAS keeps a
+    workspace of 32 MiB for each.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -100,11 +100,11 @@ class Muon(torch.optim.Optimizer):
     """Nesterov momentum with orthogonalised updates.
 
     A recurrent weight `(4H, K)` holds four independent matrices, one per gate; each `(H, K)` block
-    is orthogonalised by itself, so no gate's update can crowd out another's.
+    is orthogonalised alone, so that no gate's update dominates another's.
 
     Args:
         params: two-dimensional parameters of shape `(4H, K)`.
-        lr: step length: the spectral norm of an update, times sqrt(H / K) where H > K.
+        lr: spectral norm of an update, times sqrt(H / K) if H > K.
         momentum: decay of the running gradient.
         weight_decay: decoupled.
     """
@@ -119,15 +119,9 @@ class Muon(torch.optim.Optimizer):
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
         super().__init__(params, defaults)
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Applies one update to every parameter that has a gradient."""
-        loss = closure() if closure is not None else None
         moved = [
             (parameter, group)
             for group in self.param_groups
@@ -136,7 +130,7 @@ class Muon(torch.optim.Optimizer):
         ]
         if moved and isinstance(moved[0][1]["lr"], torch.Tensor):
             self._step_recorded(moved)
-            return loss
+            return
         running = deque[torch.Tensor]()
         updates = (
             self._update(parameter, group["momentum"], running) for parameter, group in moved
@@ -144,7 +138,7 @@ class Muon(torch.optim.Optimizer):
         # One weight at a time: memory for one.
         for (parameter, group), direction in zip(moved, map(orthogonalise, updates), strict=True):
             kept = self.state[parameter].get("momentum")
-            if group.get("capturable") and kept is not None:  # a CUDA graph has it where it lies
+            if group.get("capturable") and kept is not None:  # a CUDA graph has its address
                 kept.copy_(running.popleft())
             else:
                 self.state[parameter]["momentum"] = running.popleft()
@@ -153,13 +147,12 @@ class Muon(torch.optim.Optimizer):
             scale = max(1.0, direction.shape[1] / direction.shape[2]) ** 0.5
             direction = direction.to(parameter.dtype).reshape(parameter.shape)
             parameter.add_(direction, alpha=-group["lr"] * scale)
-        return loss
 
     def _step_recorded(self, moved: list[tuple[torch.Tensor, dict[str, Any]]]) -> None:
-        """An update within a CUDA graph: all stays in its place.
+        """An update within a CUDA graph, in place.
 
-        As of torch's fused optimizers, the gradient is divided by the attribute `grad_scale`, and
-        nothing changes where `found_inf` is 1. Weights of one shape are orthogonalised together.
+        As in torch's fused optimizers, `grad_scale` divides the gradients, and nothing changes if
+        `found_inf` is 1. Weights of one shape are orthogonalised together.
         """
         device = moved[0][0].device
         if not _has_kernels(device):
@@ -196,7 +189,7 @@ class Muon(torch.optim.Optimizer):
         )  # fmt: skip
 
     def _move_recorded(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
-        """The same by torch's operators, of one weight."""
+        """The same for one weight, by torch's operators."""
         found_inf, inverse = self.found_inf, self.grad_scale  # type: ignore[attr-defined]
         kept, rate, decay = self.state[parameter]["momentum"], group["lr"], group["weight_decay"]
         assert parameter.grad is not None
@@ -214,8 +207,8 @@ class Muon(torch.optim.Optimizer):
     def _update(
         self, parameter: torch.Tensor, momentum: float, running: deque[torch.Tensor]
     ) -> torch.Tensor:
-        """Returns the running gradient, looked ahead, as a block per gate ``(4, H, K)``; `running`
-        gets it as it is to be kept."""
+        """Returns Nesterov's update as a block per gate `(4, H, K)`; adds the running gradient to
+        `running`."""
         gradient = parameter.grad
         assert gradient is not None
         before = self.state[parameter].get("momentum")

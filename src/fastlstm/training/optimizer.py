@@ -17,12 +17,10 @@ from fastlstm.training.options import TrainingOptions
 
 BETAS = (0.9, 0.99)
 MUON_RATIO = 2.5
-"""Muon's learning rate on the recurrent matrices over Adam's on everything else."""
+"""Muon's learning rate over Adam's."""
 DEFAULT_LEARNING_RATE = {"muon": 0.01, "adam": 8e-3, "adamw": 8e-3, "nadam": 4e-3, "sgd": 1.0}
-"""Peak learning rates of texts: of Muon measured at H = 512 and 4096 tokens a step, of Adam and
-AdamW at H = 128 to 512 and 2048 or 4096 tokens (benchmarks/log)."""
-
-
+"""Peak learning rates of texts: Muon's measured with 512 units and 4096 tokens a step, Adam's and
+AdamW's with 128 to 512 units and 2048 or 4096 tokens (benchmarks/log)."""
 _COUNTERS = frozenset({"step", "mu_product"})
 _STATES = {
     Muon: {"momentum"},
@@ -31,23 +29,19 @@ _STATES = {
     torch.optim.NAdam: {"step", "exp_avg", "exp_avg_sq", "mu_product"},
     torch.optim.SGD: {"momentum_buffer"},
 }
-"""What each optimizer keeps of a parameter; counters are one float32 each."""
+"""State of each optimizer for a parameter; a counter is one float32."""
 
 
 class OptimizerSet:
-    """One or two torch optimizers behind one `step`, addressed by parameter names."""
+    """One or two torch optimizers with one `step` and a state by parameter names."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        options: TrainingOptions,
-        learning_rate: float,
-    ) -> None:
-        self.learning_rate = learning_rate
+    def __init__(self, model: nn.Module, options: TrainingOptions) -> None:
+        assert options.learning_rate is not None
+        self.learning_rate = options.learning_rate
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self._names = {id(p): name for name, p in named}
         with _compiler_left_out():
-            self.members = _build(named, options, learning_rate)
+            self.members = _build(named, options, self.learning_rate)
         self._rates: tuple[torch.Tensor, ...] = ()
 
     def step(self, factor: float, scaler: torch.amp.GradScaler | None = None) -> None:
@@ -61,10 +55,7 @@ class OptimizerSet:
                 _update(optimizer)
 
     def prepare(self, rates: torch.Tensor) -> None:
-        """Makes all state that steps will change, and has every group read its rate from a tensor.
-
-        A CUDA graph then finds everything in its place (`step_recorded`).
-        """
+        """Allocates the state and has every group read its rate from a tensor, for CUDA graphs."""
         self._rates = rates.unbind()
         for optimizer, group in self._groups_at_rates():
             group["capturable"] = True
@@ -78,19 +69,18 @@ class OptimizerSet:
                     )
 
     def _groups_at_rates(self) -> list[tuple[torch.optim.Optimizer, dict[str, Any]]]:
-        """Returns all groups, which read their rates from tensors again after an eager step."""
+        """Returns all groups, with their rates in tensors again after an eager step."""
         groups = [(o, group) for o in self.members for group in o.param_groups]
         for rate, (_, group) in zip(self._rates, groups, strict=True):
             group["lr"] = rate
         return groups
 
     def step_recorded(self, inverse: torch.Tensor, is_bad: torch.Tensor) -> None:
-        """As `step`, at the rates given to `prepare`, with nothing for the host to decide; for
-        this package's Muon and torch's fused Adam.
+        """`step` within a CUDA graph, at the rates of `prepare`, for Muon and torch's fused Adam.
 
         Args:
-            inverse: what gradients are divided by first.
-            is_bad: 1.0 where nothing may change, else 0.0.
+            inverse: divisor of the gradients.
+            is_bad: 1.0 if nothing may change, else 0.0.
         """
         self._groups_at_rates()
         for optimizer in self.members:
@@ -120,11 +110,7 @@ class OptimizerSet:
         }
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Restores what `tensors` returned.
-
-        Raises:
-            FormatError: the state belongs to another model or optimizer.
-        """
+        """Restores a state of `tensors`; raises FormatError for another model or optimizer."""
         parameters = {
             self._names[id(p)]: (optimizer, p)
             for optimizer in self.members
@@ -141,7 +127,7 @@ class OptimizerSet:
                     " resume with the options of the first start"
                 )
             optimizer, parameter = parameters[name]
-            # The fused updates read and write as many numbers as the parameter has.
+            # Fused updates read and write as many numbers as the parameter has.
             is_counter = key in _COUNTERS
             shape = torch.Size() if is_counter else parameter.shape
             dtype = torch.float32 if is_counter else parameter.dtype
@@ -150,7 +136,7 @@ class OptimizerSet:
                     f"the optimizer state has '{full_name}' of {tuple(value.shape)} {value.dtype},"
                     f" expected {tuple(shape)} {dtype}; use another checkpoint"
                 )
-            # Where torch keeps counters: fused updates read them beside the parameter.
+            # Fused updates need counters on the device of the parameter, others on the CPU.
             is_beside = not is_counter or optimizer.defaults.get("fused")
             device = parameter.device if is_beside else torch.device("cpu")
             optimizer.state[parameter][key] = value.to(device, copy=True)
@@ -165,10 +151,10 @@ class OptimizerSet:
 
 @contextmanager
 def _compiler_left_out() -> Iterator[None]:
-    """Keeps torch from loading its compiler, seconds of a start, where optimizers are made.
+    """Keeps torch from loading its compiler, which takes seconds, for a new optimizer.
 
-    torch excludes `add_param_group` from compilation when it is first called; a function that has
-    this attribute is excluded already.
+    torch loads it to exclude `add_param_group` from compilation, unless the function has the
+    attribute of an excluded one.
     """
     function, name = inspect.unwrap(torch.optim.Optimizer.add_param_group), "__dynamo_disable"
     is_open = "torch._dynamo" not in sys.modules and not hasattr(function, name)
@@ -182,10 +168,10 @@ def _compiler_left_out() -> Iterator[None]:
 
 
 def _update(optimizer: torch.optim.Optimizer) -> None:
-    """As `optimizer.step()`, hooks too, without the wrapper of torch that loads its compiler."""
+    """`optimizer.step()` with its hooks, without torch's wrapper, which loads the compiler."""
     of_all = sys.modules[torch.optim.Optimizer.__module__]
     if optimizer._optimizer_step_pre_hooks or of_all._global_optimizer_pre_hooks:
-        optimizer.step()  # such a hook may change the arguments
+        optimizer.step()  # these hooks may change the arguments
         return
     with torch.no_grad():
         inspect.unwrap(type(optimizer).step)(optimizer)
@@ -221,5 +207,5 @@ def _build(
 
 
 def is_recurrent_matrix(name: str) -> bool:
-    """True for the `(4H, ·)` matrices of the LSTM layers."""
+    """Returns whether a parameter is a `(4H, …)` matrix of an LSTM layer."""
     return ".weight_hh" in name or ".weight_ih" in name

@@ -1,4 +1,4 @@
-"""How a run trains, whatever it trains: the options that texts, tables and sequences share."""
+"""The options of training that texts, tables and sequences share."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class TrainingOptions:
         optimizer: optimizer; muon updates the recurrent matrices, Adam the rest.
         learning_rate: peak learning rate.
         weight_decay: weight decay, decoupled; adam and sgd add it to the gradient.
-        warmup: share of the run in which the learning rate rises from zero.
-        cooldown: share of the run, at its end, in which it falls to zero.
+        warmup: first share of the run, in which the learning rate rises from zero.
+        cooldown: last share of the run, in which the learning rate falls to zero.
         grad_clip: maximum global gradient norm.
         ema: decay of the moving average of weights that is evaluated and kept; 0 disables it.
         patience: stop after this many evaluations without improvement; 0 is off.
@@ -41,9 +41,9 @@ class TrainingOptions:
         threads: CPU threads; default is one per core of this process, without a run directory
             torch's own number.
         memory_limit_gb: limit of GPU memory in GB.
-        wire: numbers in which several processes send each other gradients: bf16 halves the bytes.
-        sync_every: steps that each of several processes takes on its own rows before all average
-            their weights, for slow links; 1 adds the gradients of every step.
+        wire: number format of the gradients that processes exchange; bf16 halves the bytes.
+        sync_every: steps of each process on its own rows between averages of the weights, for slow
+            links; 1 sums the gradients of every step.
         strict_kernels: fail instead of using a slow kernel.
         seed: random seed of initialization, order and dropout.
     """
@@ -83,7 +83,7 @@ class TrainingOptions:
         return True
 
     def check_schedule(self) -> None:
-        """Raises ConfigError where warm-up and cool-down are longer than the run."""
+        """Raises ConfigError if warm-up and cool-down are longer than the run."""
         if self.warmup + self.cooldown > 1:
             raise ConfigError(
                 f"`warmup={self.warmup!r}` plus `cooldown={self.cooldown!r}` is more than the"
@@ -121,5 +121,5 @@ MAY_CHANGE = frozenset(
 
 
 def chosen_names(options: TrainingOptions) -> set[str]:
-    """Returns the fields that are no defaults."""
+    """Returns the names of the fields with values other than the defaults."""
     return {f.name for f in fields(options) if getattr(options, f.name) != f.default}

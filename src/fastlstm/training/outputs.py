@@ -1,4 +1,4 @@
-"""What a run leaves in its directory: metrics.jsonl, TensorBoard's files, report.html."""
+"""The outputs of a run: observers, metrics.jsonl, TensorBoard's files, report.html."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from fastlstm.system.redaction import redacted
 from fastlstm.training.checkpoint import Checkpoint
 
 _CLEAR_GAIN = 0.005
-"""Of the loss, in the last tenth of the steps."""
+"""Least relative gain of the loss in the last tenth of the steps."""
 
 
 class EventHub:
     """Hands the events of a run to its observers and files.
 
     Args:
-        run: the run directory, or None: there are no files.
-        observers: called with every event. One whose disk or pipe fails gets no more.
+        run: the run directory, or None for no files.
+        observers: called with every event; an OSError of one, such as a closed pipe, removes it.
     """
 
     def __init__(self, run: RunDirectory | None, observers: list[Observer]) -> None:
@@ -36,10 +36,7 @@ class EventHub:
         self._losses: list[tuple[float, float]] = []
 
     def emit(self, event: Event) -> None:
-        """Hands out an event.
-
-        The end is shown when the report is written; until then only files get it.
-        """
+        """Hands out an event; only files get the end until the report is written."""
         if event["event"] == "eval":
             self._add_loss(event)
         if event["event"] == "end" and self.run is not None:
@@ -50,14 +47,14 @@ class EventHub:
             self._hand_out(event, self._observers)
 
     def say(self, level: str, text: str) -> None:
-        """Hands out a message; level is info or warning. The files get it once they are open."""
+        """Hands out a message; level is info or warning. Files get it once they are open."""
         event = {"event": "message", "level": level, "text": text}
         self.emit(event)
         if not self._files:
             self._early.append(event)
 
     def _hand_out(self, event: Event, observers: Sequence[Observer]) -> None:
-        event = {name: _without_secrets(value) for name, value in event.items()}
+        event = {n: redacted(v) if isinstance(v, str) else v for n, v in event.items()}
         for observer in list(observers):
             try:
                 observer(event)
@@ -110,7 +107,7 @@ class EventHub:
             self._show_end()
 
     def _show_end(self) -> None:
-        """Shows the end with the time that the report took and what there is to look at."""
+        """Shows the end with the time of the report and the paths of the files."""
         if self._end is None or self.run is None:
             return
         at, event = self._end
@@ -123,7 +120,7 @@ class EventHub:
         self._hand_out({**event, **shown}, self._observers)
 
     def _try(self, finish: Callable[[], object]) -> None:
-        """Does what a run can end without: its own outcome counts for more."""
+        """Calls `finish`; a failure is a warning, so that the outcome of the run stays."""
         try:
             finish()
         except (FastLSTMError, OSError) as error:
@@ -141,7 +138,7 @@ class EventHub:
             self._add_loss(event)
 
     def _add_loss(self, event: Event) -> None:
-        """Notes an evaluation; one that callbacks do not accept starts anew."""
+        """Notes an evaluation; forgets all if callbacks do not accept it."""
         step, loss = number(event, "step"), number(event, "loss")
         if event.get("is_accepted") is False:
             self._losses.clear()
@@ -150,8 +147,8 @@ class EventHub:
 
 
 def is_still_improving(losses: Sequence[tuple[float, float]]) -> bool:
-    """Returns whether the last evaluation is the best, well below all in the first 9/10 of the way;
-    each is (step, validation loss), of all starts in order."""
+    """Returns whether the last evaluation is the best, and clearly better than all in the first
+    9/10 of the steps; `losses` are (step, validation loss)."""
     if not losses:
         return False
     last_step, last = losses[-1]
@@ -159,7 +156,3 @@ def is_still_improving(losses: Sequence[tuple[float, float]]) -> bool:
     if last > min(loss for _, loss in losses):
         return False
     return not earlier or min(earlier) - last > _CLEAR_GAIN * abs(last)
-
-
-def _without_secrets(value: object) -> object:
-    return redacted(value) if isinstance(value, str) else value

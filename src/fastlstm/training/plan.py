@@ -1,7 +1,8 @@
-"""How a run goes, and its result."""
+"""The plan of a run, and its result."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -16,17 +17,17 @@ from fastlstm.training.task import Score
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """How a run goes, with every open choice made.
+    """How a run trains, with every choice made.
 
     Attributes:
         options: resolved; the learning rate is not None.
-        stop_criterion: when the run stops.
+        stop_criterion: when the run ends.
         device: where it runs.
-        eval_every: steps between evaluations; None spreads `evaluations` evenly over the run.
-        evaluations: in the run.
-        ceiling_gflops: measured GEMM rate of the device in this precision, 0 if unmeasured.
-        ceiling_how: how it was measured, empty if unmeasured.
-        started: `time.perf_counter()` when the wall clock of this start began.
+        eval_every: steps between evaluations; None spreads `evaluations` over the run.
+        evaluations: number of them.
+        ceiling_gflops: measured GEMM rate of the device in this precision, or 0.
+        ceiling_how: how it was measured.
+        started: `time.perf_counter()` at the start of the wall clock; default is the trainer's.
         world: the processes that train together.
     """
 
@@ -42,30 +43,39 @@ class TrainingPlan:
 
     @property
     def is_local(self) -> bool:
-        """Whether each of several processes steps on its own rows, and weights are averaged."""
+        """Whether processes take steps of their own, and average weights every `sync_every`."""
         return self.world.size > 1 and self.options.sync_every > 1
 
     @property
     def share(self) -> Share:
-        """The rows of every batch that this process has."""
+        """The rows of every batch in this process."""
         return self.world.share if self.options.divides_batch else Share()
+
+    def round_steps(self, step: int, done: float, each: float) -> int:
+        """Returns the local steps until weights are averaged, at the latest at an evaluation, a
+        checkpoint and the end; `done` of the run is done, a step is `each` of it."""
+        every = [self.options.sync_every, self.eval_every, self.options.checkpoint_every]
+        steps = min(number - step % number for number in every if number is not None)
+        if each > 0.0:
+            steps = min(steps, max(1, math.ceil((1.0 - done) / each - 1e-6)))
+        return steps
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """Result of training.
+    """Result of training; see `Progress`.
 
     Attributes:
         steps: optimizer steps taken.
         epochs: passes over the training part.
-        best_step: step of the best evaluation; -1 where callbacks accepted none.
+        best_step: step of the best evaluation, -1 if callbacks accepted none.
         best_loss: its validation loss.
         last: the last evaluation.
         reason: why training ended.
         units: tokens, windows or sequences trained on.
-        seconds: wall clock in all.
-        train_s: the part of it spent in steps.
-        spent: seconds of the other parts, see `Progress`.
+        seconds: wall clock.
+        train_s: seconds in steps.
+        spent: seconds of other parts.
         input_wait_share: share of the steps' time spent waiting for batches.
     """
 

@@ -1,4 +1,4 @@
-"""The number format of the steps: as asked, or the fastest measured on this machine."""
+"""The number format of the steps: the given one, or the fastest on this machine."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from fastlstm.training.options import TrainingOptions
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 MIN_GAIN = 1.1
-"""Times as fast a less exact precision must be."""
+"""Least speed-up of a less exact precision that `auto` chooses."""
 _FIRST_WITH_FP16, _FIRST_WITH_BF16 = 7, 8
-"""Compute capabilities whose matrix products are faster in it; from 8 on there is TF32, too."""
+"""Least compute capabilities with faster matrix products in it; from 8 on there is TF32 too."""
 _QUIET_SHARE = 0.7
-"""Share of the threads' time spent computing on an otherwise idle machine; Python takes some."""
+"""Least share of the threads' time spent computing on a quiet machine."""
 _PASSES = {"cpu": (1, 2), "cuda": (4, 12)}
-"""That warm up, and that are timed. On a GPU kernels are loaded with the first ones."""
+"""Passes that warm up and passes that are timed. A GPU loads kernels in the first ones."""
 AS_ASKED = "as asked"
 STEP_OVER_PASS = 1.3
-"""Time of a whole step with clipping and Muon over its forward and backward pass, on a CPU."""
+"""Time of a step, with clipping and Muon, over its forward and backward pass on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class PrecisionChoice:
 
     Attributes:
         name: fp32, bf16, fp16 or tf32.
-        why: one sentence with the measurement behind it.
-        step_s: seconds of a training step in it, of one pass of several that it accumulates; 0
-            when not measured.
-        is_recalled: the seconds were measured earlier on this machine.
+        why: the reason, with the measurement.
+        step_s: seconds of a training step, or of one of its passes if it accumulates several; 0 if
+            not measured.
+        is_recalled: whether the seconds were measured earlier on this machine.
     """
 
     name: Precision
@@ -57,14 +57,14 @@ class LossScaler(torch.amp.GradScaler):
     """The loss scale of fp16, which a CUDA graph can read and update."""
 
     def on(self, device: torch.device) -> torch.Tensor:
-        """Returns the scale, a scalar on the device that stays in its place."""
+        """Returns the scale, a scalar at a fixed address on the device."""
         if self._scale is None:
             self._lazy_init_scale_growth_tracker(device)
         assert self._scale is not None
         return self._scale
 
     def update_recorded(self, is_bad: torch.Tensor) -> None:
-        """As `update`, after a step that is bad where the scalar is 1.0."""
+        """`update` within a CUDA graph; the step is bad if the scalar is 1.0."""
         assert self._scale is not None
         assert self._growth_tracker is not None
         torch._amp_update_scale_(
@@ -74,8 +74,8 @@ class LossScaler(torch.amp.GradScaler):
 
 
 def notes_on(name: str, device: torch.device, call: LSTMCall | None = None) -> list[str]:
-    """Returns what to say of a precision for a model that is an nn.LSTM to torch; `call` of its
-    layer, in any dtype, is one that kernels of this package may run in bf16."""
+    """Returns notes on a precision for an LSTM that torch may run; `call` is a call of its layer,
+    in any dtype."""
     if device.type == "cpu" or name != "bf16":
         return []
     if call is not None and own_refusal(call._replace(dtype=torch.bfloat16)) is None:
@@ -85,7 +85,7 @@ def notes_on(name: str, device: torch.device, call: LSTMCall | None = None) -> l
 
 
 def autocast(name: str, device: torch.device) -> AbstractContextManager[object]:
-    """Returns the context in which forward passes of this precision run."""
+    """Returns the context for forward passes in this precision."""
     dtype = _AUTOCAST.get(name)
     if dtype is None:
         return nullcontext()
@@ -102,12 +102,12 @@ def choose_precision(
     """Returns the precision to train in; `auto` times the candidates.
 
     Args:
-        asked: what the configuration says.
+        asked: the option.
         device: where the steps run.
-        about: the model and the batch, which the seconds are remembered for.
-        time_pass: returns the seconds of a forward and backward pass in the precision of that
-            name; may switch TF32 on or off. None leaves a precision that is asked for untimed.
-        timed: what `time_pass` times: a pass, or a whole step.
+        about: model and batch, the key under which times are remembered.
+        time_pass: returns the seconds of a pass in a precision, and may switch TF32; None leaves a
+            given precision untimed.
+        timed: whether `time_pass` times a forward and backward pass or a whole step.
 
     Raises:
         ConfigError: this device cannot train in the asked precision.
@@ -120,8 +120,7 @@ def choose_precision(
         allow_tf32(asked)
         return PrecisionChoice(asked, AS_ASKED)
     threads, measured = torch.get_num_threads(), list[str]()
-    # Earlier versions remembered times of a busy machine, without "quiet".
-    machine = {**hardware.machine(device.type, threads), **about, "quiet": True}
+    machine = {**hardware.machine(device.type, threads), **about}
 
     def seconds_of(name: str) -> float:
         of = {**machine, "precision": name}
@@ -148,7 +147,7 @@ def choose_precision(
 
 
 def precisions_of(device: torch.device) -> tuple[Precision, ...]:
-    """Returns the precisions that `auto` times on a device, the most exact one first."""
+    """Returns the precisions that `auto` times on a device, the most exact first."""
     if device.type == "cpu":
         return ("fp32", "bf16")
     major, _ = torch.cuda.get_device_capability(device)
@@ -164,7 +163,7 @@ def _choose(
     measured: Sequence[str],
     timed: str,
 ) -> PrecisionChoice:
-    """Returns the choice; `measured` are the precisions that `seconds_of` has timed so far."""
+    """Returns the choice; `seconds_of` adds the precisions that it times to `measured`."""
     if asked != "auto":
         return PrecisionChoice(asked, AS_ASKED, seconds_of(asked))
     if device.type == "cpu" and not hardware.may_gain_by_bf16():
@@ -193,12 +192,8 @@ def _choose(
 
 
 def require_fast_kernels(options: TrainingOptions, call: LSTMCall) -> None:
-    """Refuses `strict_kernels` where every precision that may be chosen has only slow kernels
-    for a layer's call, whose dtype is not looked at.
-
-    Raises:
-        KernelError: no kernel is fast.
-    """
+    """Raises KernelError with `strict_kernels` if no precision that may be chosen has a fast kernel
+    for the call; its dtype is ignored."""
     if not options.strict_kernels:
         return
     device = torch.device(call.device)
@@ -217,9 +212,9 @@ def require_fast_kernels(options: TrainingOptions, call: LSTMCall) -> None:
 def pass_seconds(
     model: nn.Module, forward: Callable[[], torch.Tensor], name: str, device: torch.device
 ) -> float:
-    """Returns the median seconds of a forward and backward pass; `forward` returns its loss.
+    """Returns the median seconds of a forward and backward pass; `forward` returns the loss.
 
-    Weights and random numbers are left alone, gradients are cleared.
+    Keeps weights and random numbers, clears gradients.
     """
     allow_tf32(name)
     seconds = []
@@ -238,7 +233,7 @@ def pass_seconds(
 
 
 def allow_tf32(name: str) -> None:
-    """Switches TF32 matrix products on for precision tf32 and off for every other."""
+    """Switches TF32 matrix products on for precision tf32, else off."""
     torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
     torch.backends.cudnn.allow_tf32 = name == "tf32"
 

@@ -1,7 +1,7 @@
-"""Remembers what a run with a budget chose, so that the same command chooses the same again.
+"""Remembers the plan of a run with a budget, so that the same command plans the same again.
 
-Timings differ from run to run on a busy machine, and the first run of a text spends a part of its
-budget on encoding it. Two runs of one command would train models of different sizes.
+Timings differ between runs, and the first run of a text also encodes it: two runs of one command
+would train models of different sizes.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from fastlstm.training.schedule import StopCriterion
 _PLANNED = frozenset(
     {"rnn_size", "num_layers", "embed_size", "batch_size", "seq_length", "optimizer", "hidden_size"}
 )
-"""Options that a plan chooses."""
+"""Options that a plan may choose."""
 _MORE_TIME = 1.25
-"""Times the seconds that were left for training, from which a plan is made anew."""
+"""A plan is made anew for more than so many times its seconds."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class ChosenPlan:
     """What a run with a budget chose by timing its steps.
 
     Attributes:
-        changes: values of the options that were chosen, by name.
-        why: one sentence with the measurements behind them; empty if none was chosen.
-        precision: of the steps, where it was chosen along.
-        tokens: that the budget has time for, about; only of texts.
+        changes: values of the chosen options, by name.
+        why: the measurements behind them; empty if none was chosen.
+        precision: of the steps, if it was chosen too.
+        tokens: about how many the budget has time for; texts only.
     """
 
     changes: dict[str, Any] = field(default_factory=dict)
@@ -57,13 +57,17 @@ def remembered_plan(
     left_s: float,
     make: Callable[[], ChosenPlan],
 ) -> ChosenPlan:
-    """Returns the plan of an earlier run with the same options on this machine, else a new one.
+    """Returns the remembered plan for these options on this machine, else a new one.
 
-    A plan is made anew once the machine is quiet, if it was busy, and where clearly more of the
-    budget is left than there was. Plans for a GPU are not kept: what fits its memory changes.
+    A plan of a busy machine is made anew on a quiet one, and any plan if clearly more time is left.
+    Runs without a budget, and on a GPU, whose free memory changes, remember nothing.
 
-    `data` are the sizes that the plan depends on, `left_s` the seconds of the budget that are left
-    for training. A run without a budget plans nothing that is worth keeping.
+    Args:
+        options: of the run.
+        data: sizes that the plan depends on.
+        device: where the run trains.
+        left_s: seconds of the budget that are left for training.
+        make: returns a new plan.
     """
     if StopCriterion.of(options, 1).budget_s is None or device.type != "cpu":
         return make()
@@ -88,8 +92,7 @@ def remembered_plan(
 def _decoded(
     value: Mapping[str, Any], options: TrainingOptions, left_s: float
 ) -> ChosenPlan | None:
-    """Returns a plan that was stored for these options; None if there is clearly more time now, or
-    if its file is damaged."""
+    """Returns a stored plan; None if its file is damaged or there is clearly more time now."""
     try:
         choice, changes, why = value["precision"], value["changes"], value["why"]
         precision = None if choice is None else PrecisionChoice(**choice)

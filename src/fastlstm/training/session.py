@@ -1,4 +1,4 @@
-"""One start of a run: its directory, its options, its device, its observers."""
+"""One start of a run: directory, options, device, observers; and what a resumed run continues."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
@@ -19,35 +19,30 @@ from fastlstm.errors import (
     ConfigError,
     DataError,
     KernelError,
+    RunDirectoryError,
     UsageError,
     counted,
 )
+from fastlstm.report.history import read_history
 from fastlstm.runs.events import Event, Observer
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import environment, hardware
 from fastlstm.system.ceilings import GEMM_SHAPE, ceiling_dtype, measured_ceilings
 from fastlstm.system.machine_usage import first_words
 from fastlstm.training.callbacks import Callback
-from fastlstm.training.checkpoint import Checkpoint, RunSnapshots, reading
+from fastlstm.training.checkpoint import Checkpoint, RunSnapshots, find_checkpoint, reading
 from fastlstm.training.device import (
     memory_told,
     notes_on_device,
     random_numbers_kept,
     set_up_device,
+    threads_within_quota,
 )
 from fastlstm.training.events import start_event
 from fastlstm.training.options import TrainingOptions, chosen_names
 from fastlstm.training.outputs import EventHub
 from fastlstm.training.plan import TrainingPlan, TrainingResult
 from fastlstm.training.precision import AS_ASKED, PrecisionChoice, allow_tf32, tf32_kept
-from fastlstm.training.quota_threads import threads_within_quota
-from fastlstm.training.resuming import (
-    OptionsT,
-    checkpoint_to_resume,
-    notes_of_changes,
-    remaining,
-    resumed_config,
-)
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.task import Task
 from fastlstm.training.trainer import Trainer
@@ -56,16 +51,19 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 ValueT = TypeVar("ValueT", bound="DataclassInstance")
+OptionsT = TypeVar("OptionsT", bound=TrainingOptions)
+ConfigT = TypeVar("ConfigT", bound="DataclassInstance")
+_ENDS = frozenset({"steps", "epochs", "budget"})
 _REPORT_CPU_S = 2.5
-"""What the report takes of one core, with matplotlib's import and the end of the process."""
+"""CPU seconds for the report, including the matplotlib import and the end of the process."""
 _MAX_BUSY = 3.0
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
-"""Nanoseconds that a thread has run, and has waited for a core."""
+"""Nanoseconds that a thread has run and has waited for a core."""
 _SHOW_EVERY_S = 0.5
 _MAX_SETUP = 0.1
-"""Share of a budget that set-up takes without a word."""
+"""Share of a budget above which a note explains the set-up time."""
 _LEAST_PART_S, _QUIET_SHARE = 0.1, 0.8
-"""Of a set-up: seconds of a part that is named, and share that a quiet machine computes."""
+"""Seconds from which the note names a part; CPU share of the time below which it names waiting."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +71,11 @@ class Start(Generic[OptionsT]):
     """How a run starts, or continues.
 
     Attributes:
-        options: resolved where the run continues, else as the user set them.
+        options: resolved if the run continues, else as the user set them.
         first: options of the first start, as the user set them.
         device: where it runs.
         checkpoint: the checkpoint that it continues from, or None.
-        given: names of the options that are no defaults in this start.
+        given: names of the options with values other than the defaults in this start.
     """
 
     options: OptionsT
@@ -94,20 +92,19 @@ class Start(Generic[OptionsT]):
 
 
 class RunSession(EventHub):
-    """One start of a run, which hands out its events and writes its files as an `EventHub` does.
+    """One start of a run.
 
     Args:
         run: the locked run directory, or None: nothing is written.
         observers: called with every event.
         stop: polled; see `Trainer`.
-        started: `time.perf_counter()` when the wall clock of this start began; default now.
-        world: the processes that train together; rank 0 alone has a run, observers and callbacks.
+        started: `time.perf_counter()` at the start of the wall clock; default now.
+        world: the processes that train together; only rank 0 has a run, observers and callbacks.
 
     Attributes:
-        started: as given, or now.
         notes: messages that follow the `start` event.
-        needs_steps: whether a run that has used its budget is refused; else what follows training
-            is done again.
+        needs_steps: whether to refuse a run that has used its budget; else the work after training
+            is repeated.
     """
 
     needs_steps = True
@@ -130,7 +127,7 @@ class RunSession(EventHub):
 
     @contextmanager
     def part_of_setup(self, name: str) -> Iterator[None]:
-        """Counts the time of the block as a part of the set-up, which a long set-up names."""
+        """Counts the time of the block as a named part of the set-up."""
         began = time.perf_counter()
         yield
         spent_s = self._setup_parts.get(name, 0.0) + time.perf_counter() - began
@@ -145,15 +142,19 @@ class RunSession(EventHub):
         stored: Callable[[Checkpoint], tuple[OptionsT, OptionsT]],
         may_change: frozenset[str],
     ) -> Iterator[Start[OptionsT]]:
-        """Sets up threads and device for the length of the block; random numbers outside stay.
+        """Sets up threads and device for the block, which leaves outside random numbers alone.
 
-        Of the options `names` are set, the others are defaults. A checkpoint's options are what
-        `stored` returns: resolved, and as given at the first start.
+        Args:
+            options: of this start.
+            names: the options that the user has set.
+            resume: whether to continue the run.
+            stored: returns the options of a checkpoint, resolved and as first given.
+            may_change: names of options that a resumed run may change.
         """
         first, checkpoint, before = options, None, None
         given = chosen_names(options)
         if self.run is not None:
-            is_resumed = resume or self.world.attempt > 0  # torchrun has started all again
+            is_resumed = resume or self.world.attempt > 0  # restarted by torchrun
             checkpoint = checkpoint_to_resume(self.run, is_resumed, self.say)
         elif resume and self.world.is_leader:
             raise ConfigError("`resume=True` continues a run directory; give `out`")
@@ -179,10 +180,10 @@ class RunSession(EventHub):
         steps_per_epoch: int,
         eval_every: int | None,
     ) -> TrainingPlan:
-        """Returns how the run goes; with a run directory the ceiling of the device is measured.
+        """Returns the plan; measures the ceiling of the device if the run has a directory.
 
         Raises:
-            BudgetError: it is resumed, ended by this very budget before, and needs steps.
+            BudgetError: the resumed run has used this budget before, and `needs_steps`.
         """
         end, ceiling = StopCriterion.of(options, steps_per_epoch), Event()
         if self.run is not None:
@@ -194,7 +195,7 @@ class RunSession(EventHub):
         )
 
     def set_threads(self, threads: int | None) -> None:
-        """Sets the threads of torch, by default one per core; warns of more than cores."""
+        """Sets torch's threads, by default one per core; warns of more threads than cores."""
         is_open = threads is None and self.world.size == 1 and environment.thread_limit() is None
         if is_open and (found := threads_within_quota()) is not None:
             threads, why = found
@@ -214,9 +215,9 @@ class RunSession(EventHub):
         about: Event,
         warning: str | None = None,
     ) -> TrainingResult:
-        """Trains a task from its start, or from a checkpoint, and reports; see `Trainer.fit`.
+        """Trains a task and writes the files of the run; see `Trainer.fit`.
 
-        The `start` event has the further keys of `about`; the notes and `warning` follow it.
+        `about` are further keys of the `start` event; the notes and `warning` follow it.
         """
         path = None if self.run is None else str(self.run.path)
         with self.files(checkpoint, plan.options.tensorboard):
@@ -237,7 +238,7 @@ class RunSession(EventHub):
             return trainer.fit(checkpoint)
 
     def of_leader(self, kind: type[ValueT], make: Callable[[], ValueT]) -> ValueT:
-        """Returns what rank 0 makes in every process: a dataclass whose fields JSON can hold."""
+        """Returns rank 0's value, a dataclass of JSON values, in every process."""
         if not self.world.is_leader:
             return kind(**self.world.told())
         value = make()
@@ -246,21 +247,21 @@ class RunSession(EventHub):
         return value
 
     def require_same(self, key: object, what: str) -> None:
-        """Raises DataError where a process has read something else than rank 0."""
+        """Raises DataError if a process has read other data than rank 0."""
         told = self.world.told(key)
         with self.world.together():
             if told != key:
                 raise DataError(f"{what} than rank 0's; copy the same files to all machines")
 
     def agreed(self, options: OptionsT) -> OptionsT:
-        """Returns the options of rank 0, but for the ones that may differ."""
+        """Returns the options of rank 0, except those that may differ between processes."""
         if self.world.is_leader:
             return self.of_leader(type(options), lambda: options)
         own = {name: value for name, value in vars(options).items() if name in MAY_DIFFER}
         return dataclasses.replace(self.of_leader(type(options), lambda: options), **own)
 
     def check_processes(self, options: TrainingOptions) -> None:
-        """Raises ConfigError where the processes cannot train together with these options."""
+        """Raises ConfigError if several processes cannot train with these options."""
         size, rows = self.world.size, options.batch_size * options.accumulate
         if options.divides_batch and rows < size:
             raise ConfigError(
@@ -282,11 +283,10 @@ class RunSession(EventHub):
             )
 
     def with_rate(self, options: OptionsT, rates: Mapping[str, float]) -> OptionsT:
-        """Returns the options with a peak learning rate: the optimizer's where none is given.
+        """Returns the options with a peak learning rate, by default the optimizer's in `rates`.
 
-        With local steps of an optimizer whose steps have a length of their own, whatever that of
-        the gradient, it is sqrt(W) times as high: the mean of W steps, each from a W-th of the
-        batch, is shorter than one from the whole (benchmarks/log, local steps).
+        For local steps of W processes the default is sqrt(W) times as high, but for SGD: the mean
+        of W normalized steps is shorter than one step of the whole batch (benchmarks/log).
         """
         if options.learning_rate is not None:
             return options
@@ -301,11 +301,11 @@ class RunSession(EventHub):
 
     @property
     def loader_stop(self) -> Callable[[], bool] | None:
-        """What a loader polls. Of several processes none may stop within a step of all."""
+        """What a loader polls; None if other processes wait for this one within a step."""
         return self.stop if self.world.size == 1 else None
 
     def _notes_on_setup(self, plan: TrainingPlan) -> list[str]:
-        """Returns what to say of a set-up that takes much of a budget."""
+        """Returns a note on a set-up that takes much of a budget, or nothing."""
         budget_s = plan.stop_criterion.budget_s
         wall_s, own_s = time.perf_counter() - self.started, time.process_time() - self._own_s
         if budget_s is None or wall_s <= _MAX_SETUP * budget_s:
@@ -315,22 +315,22 @@ class RunSession(EventHub):
         text = f"set-up took {wall_s:.1f} s of the budget of {budget_s:g} s"
         text += f": {shown}" if shown else ""
         if own_s < _QUIET_SHARE * wall_s:
-            text += f"; this process computed for {own_s:.1f} s of it and waited otherwise"
+            text += f"; this process computed for {own_s:.1f} s of it and waited for the rest"
         return [text]
 
     def mark(self) -> None:
-        """Begins the measurement of how busy the machine is; see `report_s`."""
+        """Starts the measurement of how busy the machine is, for `report_s`."""
         self._mark = _thread_s()
 
     def report_s(self) -> float:
-        """Returns about how long the report will take: as busy as the machine was since `mark`."""
+        """Returns about how long the report will take on a machine as busy as since `mark`."""
         if self.run is None:
             return 0.0
         ready_s, ran_s = (now - then for now, then in zip(_thread_s(), self._mark, strict=True))
         return _REPORT_CPU_S * min(max(ready_s / max(ran_s, 1e-3), 1.0), _MAX_BUSY)
 
     def ceiling(self, precision: str, device: str = "cpu") -> Event:
-        """Returns ceiling_gflops, of all processes together, and ceiling_how of a start event."""
+        """Returns `ceiling_gflops`, of all processes together, and `ceiling_how`."""
         threads, size = torch.get_num_threads(), self.world.size
         with self.part_of_setup("the ceiling"):
             ceilings = measured_ceilings(precision, threads, device=device)
@@ -348,7 +348,7 @@ class RunSession(EventHub):
         return {"ceiling_gflops": ceilings.gemm_gflops * size, "ceiling_how": how}
 
     def watch(self, doing: str, unit: str) -> Callable[[int, int], None]:
-        """Returns what to call with (done, total): from half a second on it shows how far it is."""
+        """Returns a function of (done, total) that emits `progress` events twice a second."""
         shown_s, is_shown = time.perf_counter(), False
 
         def show(done: int, total: int) -> None:
@@ -359,16 +359,127 @@ class RunSession(EventHub):
                 self.emit({"event": "progress", **about})
                 shown_s, is_shown = time.perf_counter(), not is_over
             elif is_over:
-                shown_s = time.perf_counter()  # the next round of the same begins
+                shown_s = time.perf_counter()  # the next round begins
 
         return show
+
+
+def checkpoint_to_resume(
+    run: RunDirectory, resume: bool, say: Callable[[str, str], None]
+) -> Checkpoint | None:
+    """Returns the newest intact checkpoint, or None for a new run.
+
+    Raises:
+        RunDirectoryError: the directory has a run, and `resume` is False.
+        CorruptFileError: all checkpoints are damaged.
+    """
+    checkpoint, damage = find_checkpoint(run) if run.checkpoints() else (None, [])
+    if checkpoint is not None and not resume:
+        raise RunDirectoryError(
+            f"'{run.path}' already contains a run (step {checkpoint.step}); give `resume=True` to"
+            " continue it, or another `out` to start a new one"
+        )
+    if not run.checkpoints() and run.has_published():
+        raise RunDirectoryError(
+            f"'{run.path}' contains a model without a checkpoint to continue from; give another"
+            " `out`"
+        )
+    for error in damage:
+        if checkpoint is None:
+            raise error
+        say("warning", f"{error}; continuing from {checkpoint.path.name}")
+    return checkpoint
+
+
+def remaining(
+    run: RunDirectory,
+    checkpoint: Checkpoint,
+    stop_criterion: StopCriterion,
+    notes: list[str],
+    needs_steps: bool = True,
+) -> StopCriterion:
+    """Returns when a resumed run ends; adds a note if nothing is left to train.
+
+    Raises:
+        BudgetError: the run has used this budget before, and `needs_steps`.
+    """
+    if stop_criterion.total_steps is not None and checkpoint.step >= stop_criterion.total_steps:
+        notes.append(
+            f"already complete: it ends after {stop_criterion.text} and has trained"
+            f" {checkpoint.step:,}; nothing is left to train, give more"
+            f" `{stop_criterion.kind}`"
+        )
+    end = read_history(run.metrics_path).end or {}
+    reason = str(end.get("reason"))
+    by_budget = reason.startswith(("budget", "trained 0"))
+    if stop_criterion.budget_s is None or not by_budget or end.get("step") != checkpoint.step:
+        return stop_criterion
+    if not needs_steps:
+        if reason != stop_criterion.text:
+            return stop_criterion
+        notes.append(
+            f"already complete: it has used its {stop_criterion.text}; nothing is left to"
+            " train, give a larger `budget`"
+        )
+        return dataclasses.replace(stop_criterion, total_steps=checkpoint.step)
+    stop_criterion = dataclasses.replace(stop_criterion, over_at=checkpoint.step)
+    if reason == stop_criterion.text:
+        stop_criterion.require_steps(checkpoint.step, 0.0)
+    return stop_criterion
+
+
+def resumed_config(
+    new: ConfigT,
+    names: Collection[str],
+    resolved: ConfigT,
+    first: ConfigT,
+    may_change: frozenset[str],
+) -> ConfigT:
+    """Returns the options of a run that continues.
+
+    Args:
+        new: options of this start.
+        names: those that the user has set.
+        resolved: options of the run.
+        first: options of its first start, as the user set them.
+        may_change: names of the options that are taken from `new`.
+
+    Raises:
+        ConfigError: another option differs.
+    """
+    changes: dict[str, Any] = {}
+    for name in names:
+        value, before = getattr(new, name), getattr(resolved, name)
+        if name in may_change:
+            if value != before:
+                changes[name] = value
+        elif value not in (getattr(first, name), before):
+            raise ConfigError(
+                f"`{name}={value!r}`: this run was started"
+                f" {'without it' if before is None else f'with {before}'}; leave it out to resume,"
+                " or start a new run with another `out`"
+            )
+    if changes.keys() & _ENDS:
+        changes = {**dict.fromkeys(_ENDS), **changes}
+    return dataclasses.replace(resolved, **changes)
+
+
+def notes_of_changes(before: TrainingOptions, now: TrainingOptions) -> list[str]:
+    """Returns notes on changed options that change the weights of a resumed run."""
+    return [
+        (
+            f"`{name}={new!r}`: the run had {old} before; from here on its weights differ from"
+            " those without this change"
+        )
+        for name in ("sync_every", "pipeline")
+        if (old := getattr(before, name, 0)) != (new := getattr(now, name, 0))
+    ]
 
 
 def _thread_s() -> tuple[float, float]:
     """Returns the seconds in which this thread had work for a core, and in which it had a core.
 
-    Where Linux does not tell, all seconds count as the first: also those in which it waited for
-    other threads or a GPU.
+    Without Linux's schedstat the first are all seconds, with waits for other threads or a GPU.
     """
     words = first_words(_SCHEDSTAT, 2)
     if len(words) < 2:
@@ -379,7 +490,7 @@ def _thread_s() -> tuple[float, float]:
 
 @contextmanager
 def locked_run(path: str | Path | None) -> Iterator[RunDirectory | None]:
-    """Creates and locks a run directory, if any; one that was not used is removed again."""
+    """Creates and locks a run directory, if any; removes it again if it stays empty."""
     if path is None:
         yield None
         return

@@ -1,4 +1,4 @@
-"""SIGTERM, SIGHUP and Ctrl-C as a flag that the run polls, so that it can save before it goes."""
+"""SIGTERM, SIGHUP and Ctrl-C as a flag that a run polls, so that it can save before it ends."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from fastlstm.system.signal_handlers import (
 
 @contextlib.contextmanager
 def ended_like_ctrl_c(*, within_stop_flag: bool = False) -> Iterator[None]:
-    """Has SIGTERM and SIGHUP raise SystemExit, so that what was started is ended and temporary
-    files are removed; in the main thread, and where nobody handles or ignores them.
+    """Has SIGTERM and SIGHUP raise SystemExit in the main thread, unless they have a handler or are
+    ignored.
 
     Args:
-        within_stop_flag: the block is within a `StopFlag` and has nothing to save: Ctrl-C too ends
-            it at once, and not when the flag is polled.
+        within_stop_flag: the block is within a `StopFlag` but has nothing to save: all three
+            signals end it at once.
     """
     handlers: dict[int, Any] = {signal.SIGTERM: _exit, signal.SIGHUP: _exit}
     if within_stop_flag:
@@ -48,14 +48,12 @@ def _exit(number: int, frame: FrameType | None) -> NoReturn:
 class StopFlag:
     """Context manager: the first signal sets the flag, the second ends the process at once.
 
-    The first one is acknowledged at once, on standard error: what it stops may take a while. After
-    the second what was stored before stays whole; the exit code is 128 plus the signal's number.
+    A line on standard error acknowledges the first signal, as saving may take a while. The second
+    leaves stored files intact; the exit code is 128 plus its number.
 
-    A signal that is ignored stays ignored: shells have the background processes of a script ignore
-    Ctrl-C, and `nohup` SIGHUP. Of several processes each may get a signal twice, from a scheduler
-    and from its agent: a second one within a second counts as the first, and a second SIGHUP
-    always. Outside the main thread Python allows no handlers; there the flag can still be set by
-    `set()`.
+    Ignored signals stay ignored, as under `nohup`. With several processes a second signal within a
+    second counts as the first: a scheduler and an agent may send one each. So does any second
+    SIGHUP. Outside the main thread, where Python allows no handlers, only `set()` sets the flag.
     """
 
     def __init__(self) -> None:
@@ -94,7 +92,7 @@ class StopFlag:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.name is not None:
-            if number == signal.SIGHUP:  # a terminal that closes and its shell send one each
+            if number == signal.SIGHUP:  # a closing terminal and its shell send one each
                 return
             if self._arrivals is not None:
                 came_at = time.monotonic() - self._arrivals.age_s()
@@ -108,6 +106,6 @@ class StopFlag:
         if environment.local_rank() > 0:  # another process says it
             return
         text = f"fastlstm: {self.name}: saving, then stopping; {again} at once without saving\n"
-        # A print could meet a print that this handler interrupts.
+        # `print` is not reentrant: this handler may interrupt one.
         with contextlib.suppress(OSError):
             os.write(2, (("\r\x1b[2K" if os.isatty(2) else "") + text).encode())

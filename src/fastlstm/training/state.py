@@ -1,20 +1,21 @@
-"""All that a run needs to continue exactly where it stopped, as tensors and plain values."""
+"""The state of a run, with which it continues exactly where it stopped."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
-from fastlstm.training.averaging import WeightAverage
-from fastlstm.training.guard import NonFiniteGuard
 from fastlstm.training.optimizer import OptimizerSet
 from fastlstm.training.precision import LossScaler
 
+SKIPS_BEFORE_ROLLBACK = 5
+ROLLBACKS_BEFORE_STOP = 3
 Tensors = dict[str, dict[str, torch.Tensor]]
 BuiltT = TypeVar("BuiltT")
 _NUMBER = (int, float)
@@ -24,7 +25,7 @@ _TYPES: dict[str, tuple[Any, ...]] = {
     "list[str]": (list, str),
     "dict[str, float]": (dict, _NUMBER),
 }
-"""Types of a counter, and of what it holds, by how its field is annotated."""
+"""Types of a counter, and of its elements, by the annotation of its field."""
 
 
 @dataclass
@@ -33,20 +34,19 @@ class Progress:
 
     Attributes:
         step: optimizer steps done.
-        tokens: training tokens seen; of a forecaster, windows.
-        elapsed_s: wall clock of the run over all its starts.
-        train_s: the part of it spent in steps.
-        spent: seconds of the other parts: setup (before the first step of each start),
-            evaluations, saving.
+        tokens: training units seen: tokens, windows or sequences.
+        elapsed_s: wall-clock seconds over all starts.
+        train_s: seconds spent in steps.
+        spent: other seconds: setup (before the first step of each start), evaluations, saving.
         best_step: step of the best evaluation, -1 before the first.
-        best_loss: its loss, of a language model nats per token.
-        best_bits_per_char: the same in bits per character; of a forecaster nothing.
+        best_loss: its loss.
+        best_bits_per_char: its loss in bits per character, for texts.
         evaluated_step: step of the newest evaluation, -1 before the first.
         evaluations: number of evaluations.
         without_gain: evaluations since the best one.
-        lr_scale: lowered by roll-backs.
-        scored: validation units that each evaluation scores; 0 before the first.
-        slot: of evaluations spread evenly over a run, how many were due at the last one.
+        lr_scale: factor of the learning rate, which roll-backs halve.
+        scored: validation units per evaluation, 0 before the first.
+        slot: evaluations due by the last one, if they are spread evenly over the run.
     """
 
     step: int = 0
@@ -66,17 +66,17 @@ class Progress:
 
     @property
     def setup_s(self) -> float:
-        """Returns the seconds before the first step, of all starts together."""
+        """Seconds before the first step, over all starts."""
         return self.spent.get("setup", 0.0)
 
     def count(self, units: int) -> None:
-        """Counts a step of so many units; negative takes one back."""
+        """Counts a step; negative units take one back."""
         self.step += 1 if units > 0 else -1
         self.tokens += units
 
     @contextmanager
     def counted(self, part: str) -> Iterator[None]:
-        """Adds the seconds that the block takes to a part of `spent`."""
+        """Adds the seconds of the block to a part of `spent`."""
         started = time.perf_counter()
         try:
             yield
@@ -88,18 +88,97 @@ class Progress:
         self.spent[part] = self.spent.get(part, 0.0) + seconds
 
     def to_meta(self) -> dict[str, Any]:
-        """Returns the counters that have a value; JSON knows no infinity."""
+        """Returns the counters for JSON, which has no infinity: infinite ones are left out."""
         return {name: value for name, value in asdict(self).items() if value != float("inf")}
+
+
+@dataclass
+class NonFiniteGuard:
+    """Counts skipped steps: five in a row ask for a roll-back, a fourth roll-back for a stop."""
+
+    skipped: int = 0
+    in_a_row: int = 0
+    rollbacks: int = 0
+    culprits: list[str] = field(default_factory=list)  # "step 7: gradient of layers.0.weight_hh_l0"
+
+    def good_step(self) -> None:
+        self.in_a_row = 0
+
+    def bad_step(self, step: int, culprit: str) -> bool:
+        """Records a skipped step; returns whether to roll back."""
+        self.skipped += 1
+        self.in_a_row += 1
+        self.culprits.append(f"step {step}: {culprit}")
+        return self.in_a_row >= SKIPS_BEFORE_ROLLBACK
+
+    def roll_back(self) -> bool:
+        """Records a roll-back; returns whether the run must stop instead."""
+        self.rollbacks += 1
+        self.in_a_row = 0
+        return self.rollbacks > ROLLBACKS_BEFORE_STOP
+
+
+class WeightAverage:
+    """Exponential moving average of the weights (EMA): `decay * average + (1 - decay) * weight`.
+
+    The decay is at most (1 + n) / (10 + n) in update n: early averages forget the initial weights.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.updates = 0
+        self._weights = dict(model.named_parameters())
+        self._average = {name: p.detach().clone() for name, p in self._weights.items()}
+
+    @torch.no_grad()
+    def update(self) -> None:
+        self.updates += 1
+        averages, weight = list(self._average.values()), self.weight_of(self.updates)
+        torch._foreach_lerp_(averages, [p.detach() for p in self._weights.values()], weight)
+
+    def weight_of(self, update: int) -> float:
+        """Returns the weight of the new values in update 1, 2, …."""
+        return 1 - min(self.decay, (1 + update) / (10 + update))
+
+    @torch.no_grad()
+    def update_recorded(self, weight: torch.Tensor) -> None:
+        """`update` with the weight of the new values in a scalar on the GPU."""
+        averages = list(self._average.values())
+        moves = torch._foreach_sub([p.detach() for p in self._weights.values()], averages)
+        torch._foreach_mul_(moves, weight)
+        torch._foreach_add_(averages, moves)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Has the model use the averaged weights within the block."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        # In place: cuDNN and CUDA graphs need the addresses.
+        for name, parameter in self._weights.items():
+            kept = parameter.detach().clone()
+            parameter.copy_(self._average[name])
+            self._average[name].copy_(kept)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return dict(self._average)
+
+    def load(self, tensors: dict[str, torch.Tensor], updates: int) -> None:
+        self.updates = updates
+        for name, value in tensors.items():
+            self._average[name].copy_(value)
 
 
 def require_like(
     own: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor], stem: str
 ) -> None:
-    """Checks the shapes of stored tensors by name; torch would broadcast some.
-
-    Raises:
-        ValueError: one is missing, or of another shape or kind of number.
-    """
+    """Raises ValueError if a stored tensor is missing or has another shape or kind of number: torch
+    would broadcast some."""
     for name, tensor in own.items():
         value, expected = stored.get(name), f"expected {tuple(tensor.shape)} {tensor.dtype}"
         if value is None:
@@ -111,7 +190,7 @@ def require_like(
 
 
 def _built(kind: type[BuiltT], values: dict[str, Any]) -> BuiltT:
-    """Returns counters from a checkpoint's values; raises TypeError where one is of another type"""
+    """Returns a dataclass of counters; raises TypeError if a value has another type."""
     built = kind(**values)
     for each in fields(built):  # type: ignore[arg-type]
         value, allowed = getattr(built, each.name), _TYPES[str(each.type)]
@@ -126,19 +205,12 @@ def _built(kind: type[BuiltT], values: dict[str, Any]) -> BuiltT:
 
 @dataclass
 class TrainingState:
-    """The mutable parts of a run.
-
-    Attributes:
-        model: the model.
-        optimizers: its optimizers.
-        average: its averaged weights, or None.
-        scaler: fp16 loss scaler, or None.
-    """
+    """The parts of a run that training changes."""
 
     model: torch.nn.Module
     optimizers: OptimizerSet
     average: WeightAverage | None
-    scaler: LossScaler | None = None
+    scaler: LossScaler | None = None  # for fp16
     progress: Progress = field(default_factory=Progress)
     guard: NonFiniteGuard = field(default_factory=NonFiniteGuard)
 
@@ -168,12 +240,12 @@ class TrainingState:
     def restore(
         self, tensors: Tensors, meta: dict[str, Any], keep_guard: bool = False
     ) -> dict[str, int]:
-        """Puts what `capture` returned back and returns the loader's position.
+        """Restores what `capture` returned; returns the loader's position.
 
-        A roll-back keeps the counters of `guard`, or it would be repeated for ever.
+        A roll-back keeps the guard: it could repeat for ever otherwise.
         """
         require_like(dict(self.model.named_parameters()), tensors["model"], "model")
-        # Not strict: of tied weights one is stored.
+        # Not strict: tied weights are stored once.
         self.model.load_state_dict(tensors["model"], strict=False)
         self.optimizers.load(tensors["optimizer"])
         torch.set_rng_state(tensors["state"]["rng_cpu"].clone())
@@ -193,5 +265,25 @@ class TrainingState:
 
 
 def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Returns parameters and buffers by name; of tied weights one."""
+    """Returns parameters and buffers by name; tied weights once."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def first_non_finite(tensors: Iterable[tuple[str, torch.Tensor]]) -> str | None:
+    """Returns the name of the first tensor that holds NaN or Inf, or None."""
+    for name, tensor in tensors:
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            return name
+    return None
+
+
+def bad_weight(model: nn.Module) -> str | None:
+    """Returns the name of the first weight that holds NaN or Inf, or None."""
+    return first_non_finite((name, p.detach()) for name, p in model.named_parameters())
+
+
+def bad_gradient(model: nn.Module) -> str | None:
+    """Returns the name of the first gradient that holds NaN or Inf, or None."""
+    return first_non_finite(
+        (name, p.grad) for name, p in model.named_parameters() if p.grad is not None
+    )

@@ -1,4 +1,4 @@
-"""How long a training step takes: the fastest of a few; on a GPU, of a few turns of steps."""
+"""The time of a training step: the fastest of a few, on a GPU of a few series of steps."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ if TYPE_CHECKING:
 
 StepT = TypeVar("StepT")
 TIMED_S, MIN_TIMED = 0.2, 3
-"""Seconds of the steps that are timed, and the fewest of them."""
+"""Least seconds and number of the timed steps."""
 LONG_STEP_S = 1.0
-"""The first step of a model is a little slower than others; one this long is the only one timed."""
+"""A first step this long is the only one, though it is a little slower than later ones."""
 _MAX_TIMED = 8
 _TURN_S, _TURNS = 0.015, 3
-"""Of a GPU: steps of so many seconds are timed together, so often; the fastest turn counts."""
+"""On a GPU: seconds and number of series; the fastest counts."""
 _MAX_OF_TURN = 64
 _MADE_AHEAD = 5
-"""One more than the batches that a loader makes ahead."""
+"""One more than the batches that a loader prepares."""
 _WAITED_S = 0.02
-"""A batch that is there takes less, even on a busy machine."""
+"""More than a prepared batch takes, even on a busy machine."""
 
 
 def fastest_step_s(trainer: Trainer) -> float:
-    """Returns the seconds of the fastest of a few steps, with loader and optimizer, of a model to
-    throw away; its loader is closed."""
+    """Returns the seconds of the fastest step, with loader and optimizer; closes the loader and
+    changes the model."""
     loader, seconds = trainer.task.loader, list[float]()
     trainer.task.model.train()
     with closing(loader):
         first_s = _seconds(lambda: trainer.step(loader.next(), 0.0))
         if first_s >= LONG_STEP_S and trainer.plan.device.type == "cpu":
             seconds.append(first_s)
-        if trainer.plan.device.type == "cuda":  # the first one has compiled and recorded
+        if trainer.plan.device.type == "cuda":  # the first step has compiled and recorded
             try:
                 return _fastest_turn_s(trainer)
             finally:
@@ -49,7 +49,7 @@ def fastest_step_s(trainer: Trainer) -> float:
 
 
 def _fastest_turn_s(trainer: Trainer) -> float:
-    """Returns the seconds of a step of a GPU, which computes one while the next is prepared."""
+    """Returns the seconds of a step on a GPU, which overlaps with the preparation of the next."""
     step_s = steps_in_turn_s(trainer, 2) / 2
     num = max(1, min(_MAX_OF_TURN, round(_TURN_S / max(step_s, 1e-6))))
     if step_s >= LONG_STEP_S:
@@ -58,8 +58,7 @@ def _fastest_turn_s(trainer: Trainer) -> float:
 
 
 def steps_in_turn_s(trainer: Trainer, num: int) -> float:
-    """Returns the seconds of `num` steps that follow each other as in a run, of a model to
-    throw away that has taken a step."""
+    """Returns the seconds of `num` consecutive steps, after a first one; changes the model."""
     stepper, loader = trainer.stepper, trainer.task.loader
 
     def take() -> None:
@@ -85,11 +84,8 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 def use_up_batches(loader: Loader) -> None:
-    """Takes the batches that a loader made ahead, up to the first one that it has to be waited for.
-
-    Steps that are timed after a pause would else find batches that were made within it, and a run
-    that waits for its loader would seem faster than it is.
-    """
+    """Takes the prepared batches of a loader: they would hide its time from steps timed after a
+    pause."""
     for _ in range(_MADE_AHEAD):
         before_s = loader.wait_s
         loader.next()
@@ -98,12 +94,9 @@ def use_up_batches(loader: Loader) -> None:
 
 
 def settled(steps: Sequence[StepT]) -> Sequence[StepT]:
-    """Returns the steps of a turn without its first quarter.
-
-    Threads that slept while others computed take some steps to share the cores again.
-    """
+    """Returns the steps of a turn without the first quarter, in which threads wake up."""
     return steps[(len(steps) + 1) // 4 :]
 
 
 def ignore(*_: object) -> None:
-    """Takes events and weights of steps that are only timed."""
+    """An observer of steps that are only timed."""

@@ -1,4 +1,4 @@
-"""What a trainer trains: `Task`, the one interface between the loop and the three jobs."""
+"""`Task`, the interface between the training loop and its jobs: text, tables, sequences."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from fastlstm.errors import UsageError
 
 if TYPE_CHECKING:
     from fastlstm.runs.events import Event
-    from fastlstm.training.state import Progress
+    from fastlstm.training.plan import TrainingPlan
+    from fastlstm.training.state import Progress, TrainingState
     from fastlstm.training.trainer import Trainer
 
 Watch = Callable[[int, int], object]
-"""Called with the units done so far and in all."""
+"""Receives the units done so far and in all."""
 
 
 class Loader(Protocol):
-    """Hands out training batches in an order that follows from a seed and a position alone."""
+    """Training batches, whose order depends on a seed and a position only."""
 
     @property
     def wait_s(self) -> float:
-        """Seconds that `next` has waited in all."""
+        """Seconds that `next` has waited so far."""
         ...
 
     @property
@@ -35,7 +36,7 @@ class Loader(Protocol):
     def next(self) -> Any: ...
 
     def state_dict(self) -> dict[str, int]:
-        """Returns the position behind the last batch handed out."""
+        """Returns the position after the last batch."""
         ...
 
     def load_state_dict(self, state: dict[str, int]) -> None: ...
@@ -48,10 +49,10 @@ class Score:
     """Result of an evaluation.
 
     Attributes:
-        loss: mean loss of the validation part; what early stopping compares.
-        num_units: tokens, windows or sequences that were scored.
-        metrics: further figures, as they stand in the `eval` event.
-        detail: the evaluation as the task's own type, or None.
+        loss: mean over the validation part; early stopping compares it.
+        num_units: scored tokens, windows or sequences.
+        metrics: further figures of the `eval` event.
+        detail: the evaluation as the task's type, or None.
     """
 
     loss: float
@@ -61,7 +62,7 @@ class Score:
 
 
 def even_parts(num_rows: int, num_parts: int) -> list[slice]:
-    """Returns the rows of each of `num_parts` parts, or of as many as there are rows."""
+    """Returns the rows of each of `num_parts` parts, of fewer if there are fewer rows."""
     if num_rows == 0:
         return []
     size, longer = divmod(num_rows, num := min(num_parts, num_rows))
@@ -70,26 +71,26 @@ def even_parts(num_rows: int, num_parts: int) -> list[slice]:
 
 
 class Task(ABC):
-    """A model with its data: what differs between texts, tables and sequences.
+    """A model with its data.
 
     Attributes:
-        name: of the job, as events call it: text, forecast or sequence.
-        unit: what a batch is counted in, such as "tokens".
-        publishes_at_once: the best weights are published whenever they are found, and no copy is
-            kept; else they are published with each checkpoint and are in the model at the end.
-        min_scored: units that an evaluation scores in any case, where there are as many.
-        max_scored: units that an evaluation scores at most; None has no such limit.
-        forward_share: time of scoring a unit over training on it, until an evaluation was timed.
+        name: of the job in events: text, forecast or sequence.
+        unit: what batches are counted in, such as "tokens".
+        publishes_at_once: whether each best model is published when it is found, without a copy in
+            memory; else with the next checkpoint, and the model has the best weights at the end.
+        min_scored: units that an evaluation scores at least, if there are as many.
+        max_scored: units that an evaluation scores at most, or None.
+        forward_share: estimated time of scoring a unit over training on it.
         may_be_nan: names of carried tensors in which NaN has a meaning.
-        row_axis: axis of the rows of a batch in each carried tensor.
-        num_lanes: places for rows of a batch whose state is carried, in all processes.
-        num_sums: numbers that an evaluation has of each block.
+        row_axis: axis of the batch's rows in each carried tensor.
+        num_lanes: rows with a carried state, in all processes.
+        num_sums: numbers per block of an evaluation.
         model: on its device.
         loader: of the training batches.
         flop_per_unit: floating-point operations of a training step per unit.
         num_valid: units of the validation part.
-        step_units: validation units that are read like this process's part of a training step.
-        is_pipelined: whether it is a `PipelinedTask`: processes share the layers, not the rows.
+        step_units: validation units that cost as much reading as one step of this process.
+        is_pipelined: whether it is a `PipelinedTask`, whose processes share layers, not rows.
     """
 
     name: ClassVar[str]
@@ -120,39 +121,39 @@ class Task(ABC):
     ) -> Iterator[Tensor]:
         """Yields the loss of each part of a batch: its sum over the targets, divided by `count`.
 
-        The caller runs the backward pass of a part before it asks for the next. State that is
-        carried from batch to batch moves on only after the last part.
+        The caller runs the backward pass of a part before it asks for the next. The carried state
+        advances after the last part.
 
         Args:
             batch: of the loader.
-            parts: rows of each part, consecutive and not empty; together all of the batch.
-            count: None divides by `num_targets`, so that the losses add up to the mean.
+            parts: consecutive rows that make up the batch, none empty.
+            count: default `num_targets`, so that the losses add up to the mean.
         """
 
     def graph_inputs(self, batch: Any) -> list[Tensor] | None:
-        """Returns the tensors of a batch that `losses` reads on a GPU, or None where a step on it
-        cannot be recorded as a CUDA graph.
+        """Returns the tensors of a batch that `losses` reads on a GPU, or None if its step cannot
+        be a CUDA graph.
 
-        Batches whose tensors have the same shapes have the same graph. A carried state must stay
-        in its place (`carried`), and nothing in `losses` may wait for the GPU.
+        Batches of the same shapes share a graph: carried tensors must keep their addresses, and
+        `losses` must not wait for the GPU.
         """
         return None
 
     def graph_batch(self, batch: Any, inputs: Sequence[Tensor]) -> Any:
-        """Returns the batch with other tensors in place of its `graph_inputs`."""
+        """Returns the batch with `inputs` in place of its `graph_inputs`."""
         raise NotImplementedError
 
     @abstractmethod
     def num_rows(self, batch: Any) -> int:
-        """Returns the number of rows of a batch that this process has."""
+        """Returns the rows of a batch in this process."""
 
     @abstractmethod
     def num_targets(self, batch: Any) -> int:
-        """Returns the targets of a batch, missing values left out: what a mean loss is over."""
+        """Returns the number of targets of a batch, without missing values."""
 
     @abstractmethod
     def num_blocks(self, limit: int) -> int:
-        """Returns the blocks in which an evaluation of `limit` units is computed."""
+        """Returns the number of blocks in an evaluation of `limit` units."""
 
     @abstractmethod
     def evaluate_blocks(
@@ -161,14 +162,13 @@ class Task(ABC):
         """Scores some blocks of the validation part.
 
         Args:
-            limit: units to score in all, at most `num_valid`.
-            blocks: which of `num_blocks`, consecutive.
+            limit: units of the whole evaluation, at most `num_valid`.
+            blocks: consecutive ones of `num_blocks`.
             stop: polled.
             watch: called with the units scored so far and the units of these blocks.
 
         Returns:
-            Float64 `(len(blocks), num_sums)`: the same bits for a block whichever others are
-            computed with it.
+            Float64 `(len(blocks), num_sums)`; the bits of a block do not depend on the others.
 
         Raises:
             Stopped: `stop` returned True.
@@ -176,80 +176,64 @@ class Task(ABC):
 
     @abstractmethod
     def score(self, limit: int, sums: Tensor, seconds: float) -> Score:
-        """Returns the result of all blocks; `sums` as `evaluate_blocks` returns them."""
+        """Returns the result of the evaluation; `sums` are of `evaluate_blocks`, for all blocks."""
 
     @abstractmethod
     def files(self) -> dict[str, bytes]:
-        """Returns the files that describe the model, for every checkpoint."""
+        """Returns the files beside the weights in checkpoints, such as config.json."""
 
     @abstractmethod
     def publish(self, weights: Mapping[str, Tensor], trainer: Trainer) -> None:
-        """Makes the weights the model of the run directory.
-
-        Raises:
-            StorageError: the disk refused.
-        """
+        """Writes the weights as the model of the run directory. Raises StorageError."""
 
     def changed(self, options: Any, stop: Callable[[], bool] | None = None) -> Task:
-        """Returns the task with other options: the same model and data, with a loader and carried
-        state of its own.
+        """Returns a task with other options on the same model and data, with another loader and
+        carried state.
 
         Args:
-            options: of the same kind as this task's; sizes of the model are not looked at.
+            options: of this task's type; sizes of the model are ignored.
             stop: polled by the loader.
 
         Raises:
-            UsageError: the task cannot be changed so.
+            UsageError: these options cannot be changed.
         """
         raise UsageError(f"the options of a task of {self.name}s cannot be changed")
 
     def reset_state(self) -> None:  # noqa: B027
-        """Sets the state that is carried from batch to batch to zero."""
+        """Sets the carried state to zero."""
 
     def carried(self) -> dict[str, Tensor]:
         """Returns the state that is carried from batch to batch, by name."""
         return {}
 
     def restore_carried(self, carried: Mapping[str, Tensor]) -> None:  # noqa: B027
-        """Puts the state of `carried` back.
-
-        Raises:
-            ValueError: it does not fit the model.
-        """
+        """Restores a state of `carried`; raises ValueError if it does not fit the model."""
 
     def step_metrics(self, loss: float) -> Event:
-        """Returns what a `step` event holds beside the loss."""
+        """Returns further figures of a `step` event."""
         return {}
 
     def finish_s(self, unit_s: float) -> float:
-        """Returns about how many seconds of a budget the work after training takes.
-
-        Args:
-            unit_s: seconds of scoring one unit.
-        """
+        """Returns about how many seconds `finish` takes; `unit_s` are seconds of scoring a unit."""
         return 0.0
 
     def finish(self, trainer: Trainer) -> Event:
-        """Does what follows training, and returns what the `end` event holds of it.
-
-        Raises:
-            Stopped: the trainer's `stop` returned True.
-        """
+        """Does the work after training; returns its part of the `end` event. May raise Stopped."""
         return {}
 
     def totals(self, progress: Progress) -> Event:
-        """Returns what an `end` event holds beside the counters that all tasks share."""
+        """Returns further counters of the `end` event."""
         return {}
 
 
 class PipelinedTask(Protocol):
-    """What a task does itself where processes share the layers: see `PipelinedTextTask`."""
+    """A task whose processes share the layers; see `PipelinedTextTask`."""
 
     @property
     def norm(self) -> Tensor: ...
 
-    def passes(self, batch: Any, trainer: Trainer) -> float: ...
+    def passes(self, batch: Any, plan: TrainingPlan, step: int) -> float: ...
 
-    def gather(self, trainer: Trainer) -> None: ...
+    def gather(self, state: TrainingState) -> None: ...
 
-    def optimizer_tensors(self, trainer: Trainer) -> dict[str, Tensor]: ...
+    def optimizer_tensors(self, state: TrainingState) -> dict[str, Tensor]: ...

@@ -15,44 +15,53 @@ from torch import Tensor
 from fastlstm.errors import Dismissed, FastLSTMError, NonFiniteError, Stopped, counted
 from fastlstm.runs.events import Event, Observer
 from fastlstm.system.ceilings import doubt_ceilings
-from fastlstm.training.averaging import WeightAverage
 from fastlstm.training.callbacks import Callback, CallbackList, EarlyStopping
-from fastlstm.training.checkpoint import Checkpoint, MemorySnapshots, Snapshots
-from fastlstm.training.data_parallel import broadcast, finish_round, round_steps
-from fastlstm.training.evaluations import EvaluationSchedule
-from fastlstm.training.events import MachineEvents, PhaseTimes, end_event, step_event
-from fastlstm.training.guard import bad_gradient, bad_weight, first_non_finite
+from fastlstm.training.checkpoint import (
+    COUNTERS,
+    BestWeights,
+    Checkpoint,
+    MemorySnapshots,
+    Saver,
+    Snapshots,
+)
+from fastlstm.training.device import set_seed
+from fastlstm.training.events import (
+    MachineEvents,
+    PhaseTimes,
+    ThroughputMeter,
+    end_event,
+    step_event,
+)
 from fastlstm.training.optimizer import OptimizerSet
 from fastlstm.training.plan import TrainingPlan, TrainingResult
 from fastlstm.training.precision import LossScaler
-from fastlstm.training.saver import COUNTERS, BestWeights, Saver
-from fastlstm.training.schedule import learning_rate_factor
-from fastlstm.training.state import Progress, TrainingState
+from fastlstm.training.schedule import EvaluationSchedule, learning_rate_factor
+from fastlstm.training.state import (
+    Progress,
+    TrainingState,
+    WeightAverage,
+    bad_gradient,
+    bad_weight,
+    first_non_finite,
+)
 from fastlstm.training.stepper import Stepper
 from fastlstm.training.task import Score, Task, Watch
-from fastlstm.training.throughput import ThroughputMeter
 
 CLOSING_S = 0.5
-"""Kept of a budget beside what the evaluation, the checkpoint and the task need at its end."""
+"""Seconds of a budget for its end, besides the evaluation, the checkpoint and the task's work."""
 _KEPT = (*COUNTERS, "spent", "scored", "train_s")
-"""Counters that a roll-back leaves as they are."""
+"""Counters that a roll-back does not change."""
 
 
 class _Turn(NamedTuple):
-    """What follows a step: numbers, as they are broadcast.
-
-    Attributes:
-        is_stopped, is_evaluated, is_over, is_saved: 1 for yes.
-        done: share of the run that is done.
-        each: share of the run that a step is; 0 unless steps are local.
-    """
+    """What to do next, as rank 0 broadcasts it: numbers, 1 for yes."""
 
     is_stopped: float
     is_evaluated: float
     is_over: float
     is_saved: float
-    done: float
-    each: float
+    done: float  # share of the run
+    step_share: float  # share of the run that one step is; 0 unless steps are local
 
 
 class Trainer:
@@ -60,24 +69,19 @@ class Trainer:
 
     Args:
         task: the model with its data.
-        plan: how.
+        plan: options, length and device of the run.
         emit: receives every event, a plain dict.
-        stop: polled; when set, the state is saved and Stopped is raised. Its `name`, if it has
-            one, is the reason.
-        snapshots: keeps the state; default in memory, for roll-backs only.
-        callbacks: see `Callback`.
-        run_path: of the run directory, for the `end` event; None where there is none.
+        stop: polled; once it returns True the state is saved and Stopped is raised. Its attribute
+            `name`, if any, is the reason.
+        snapshots: stores the state; default in memory, for roll-backs only.
+        callbacks: called in this order.
+        run_path: the run directory, for events and callbacks.
         watch: called with the units of an evaluation scored so far and in all.
 
     Attributes:
-        model: the model that is trained.
-        optimizers: its optimizers.
-        state: both with averaged weights, counters and what else a checkpoint holds.
-        best: the best weights.
-        saver: saves the state.
-        stepper: takes the optimizer steps.
-        meter: how fast the run is.
-        culprit: of local steps, what all go back for at the end of the round; or None.
+        model, optimizers, progress: of `state`.
+        state: what a checkpoint holds.
+        reason: why training ends, or has ended.
     """
 
     def __init__(
@@ -92,11 +96,10 @@ class Trainer:
         watch: Watch | None = None,
     ) -> None:
         options = plan.options
-        assert options.learning_rate is not None
         self.task, self.plan, self.stop, self.model = task, plan, stop, task.model
         self.world = plan.world
         self.snapshots: Snapshots = MemorySnapshots() if snapshots is None else snapshots
-        self.optimizers = OptimizerSet(task.model, options, options.learning_rate)
+        self.optimizers = OptimizerSet(task.model, options)
         self.state = TrainingState(
             model=task.model,
             optimizers=self.optimizers,
@@ -105,50 +108,42 @@ class Trainer:
         )
         patience = [EarlyStopping(options.patience)] if options.patience else []
         self.callbacks = CallbackList(self, [*callbacks, *patience])
-        self.best, self.saver, self.stepper = BestWeights(self), Saver(self), Stepper(self)
-        self.culprit: str | None = None
+        self.best, self.saver = BestWeights(self), Saver(self)
+        self.stepper = Stepper(task, plan, self.state, self.callbacks, self.say)
+        self._culprit: str | None = None  # why all processes go back after a round of local steps
         self.meter = ThroughputMeter(task, plan.ceiling_gflops)
         self._phases = PhaseTimes(self)
         self._evaluations = EvaluationSchedule(
             plan.eval_every, plan.evaluations, plan.stop_criterion
         )
         self._emit, self.run_path = emit, run_path
-        self._machine = MachineEvents(self, run_path)
+        self._machine = MachineEvents(self)
         self._watch = self._machine.watching(watch)
         self._started = time.perf_counter() if plan.started is None else plan.started
         self._last: Score | None = None
         self._last_event: Event = {}
-        self._reason = plan.stop_criterion.text
+        self.reason = plan.stop_criterion.text
         self._is_ended = self._has_warned = False
         self._launched, self._since = deque[int](), 0.0  # units of steps that a GPU is computing
 
     @property
     def progress(self) -> Progress:
-        """Counters of the run."""
+        """The counters of the run."""
         return self.state.progress
 
-    @property
-    def reason(self) -> str:
-        """Why training ends, or has ended."""
-        return self._reason
-
     def fit(self, checkpoint: Checkpoint | None = None) -> TrainingResult:
-        """Runs to the end. A task that does not publish at once has the best weights in its model
-        afterwards.
+        """Trains to the end, from the start or from a checkpoint.
 
-        Args:
-            checkpoint: a verified checkpoint to continue from, or None to start.
+        Afterwards the model has the best weights, unless the task publishes them at once.
 
         Raises:
             Stopped: `stop` returned True; the state is saved.
-            NonFiniteError: NaN or Inf that roll-backs could not cure.
+            NonFiniteError: roll-backs did not cure NaN or Inf.
             StorageError: the last checkpoint or the best model could not be written.
             BudgetError: the budget was over before the first step.
         """
-        torch.default_generator.manual_seed(self.plan.options.seed)
-        if self.plan.device.type == "cuda":
-            torch.cuda.manual_seed(self.plan.options.seed)
-        broadcast(self)
+        set_seed(self.plan.options.seed, self.plan.device)
+        self.world.broadcast([*self.model.parameters(), *self.model.buffers()])
         if self.world.decided(checkpoint is not None)[0]:
             self.restore(checkpoint)
         progress = self.progress
@@ -185,17 +180,13 @@ class Trainer:
         if self.meter.is_ceiling_wrong:
             threads, device = torch.get_num_threads(), self.plan.device.type
             doubt_ceilings(self.plan.options.precision, threads, device=device)
-        self._warn_without_best()
-        self.best.into_model()
-        finish = self.task.finish(self)
-        end = end_event(self, self._reason, self.run_path)
-        self.emit({**end, "final": self._last_event, **finish})
-
-    def _warn_without_best(self) -> None:
         if self.progress.best_step < 0:
             names = " and ".join(self.callbacks.refusing()) or "callbacks"
             text = "the run ended before an evaluation counted, so there is no best model"
             self.say("warning", f"{text} (waiting for: {names})")
+        self.best.into_model()
+        finish = self.task.finish(self)
+        self.emit({**end_event(self, self.reason), "final": self._last_event, **finish})
 
     def _result(self, earlier_s: float) -> TrainingResult:
         progress = self.progress
@@ -203,30 +194,25 @@ class Trainer:
         wait_s = self.task.loader.wait_s
         return TrainingResult(
             progress.step, progress.step / self.task.loader.steps_per_epoch, progress.best_step,
-            progress.best_loss, self._last, self._reason, progress.tokens, self.elapsed_s(),
+            progress.best_loss, self._last, self.reason, progress.tokens, self.elapsed_s(),
             progress.train_s, dict(progress.spent),
             wait_s / max(progress.train_s - earlier_s, 1e-9),
         )  # fmt: skip
 
     def restore(self, checkpoint: Checkpoint | None, is_roll_back: bool = False) -> None:
-        """Continues from a state of rank 0; a roll-back keeps the trouble counters and best weights
-        of now.
-
-        Raises:
-            CorruptFileError: the checkpoint's values make no sense.
-        """
-        self._is_ended, self._reason, self._last = False, self.plan.stop_criterion.text, None
+        """Continues from the checkpoint of rank 0; see `Saver.restore`."""
+        self._is_ended, self.reason, self._last = False, self.plan.stop_criterion.text, None
         self.stepper.forget()
         self._launched.clear()
         self.saver.restore(checkpoint, is_roll_back)
 
     def _train(self) -> None:
-        """Steps and evaluates to the end; the last step is evaluated."""
+        """Steps and evaluates to the end; evaluates the last step."""
         self._loop()
-        if self._reason == self.plan.stop_criterion.text:  # and no callback's
+        if self.reason == self.plan.stop_criterion.text:  # no callback has ended the run
             self.plan.stop_criterion.require_steps(self.progress.step, self.progress.setup_s)
         while self._last is None or self.progress.evaluated_step != self.progress.step:
-            if not self.evaluate():  # rolled back: the steps since are taken again
+            if not self.evaluate():  # rolled back: later steps are taken again
                 self._loop()
 
     def _loop(self) -> None:
@@ -236,7 +222,7 @@ class Trainer:
                 self.settle()
                 raise Stopped
             if turn.is_evaluated:
-                if not self.settle():  # else looked at again, with all results known
+                if not self.settle():  # else decided again, with all results known
                     self.evaluate()
                 continue
             if turn.is_over:
@@ -249,32 +235,45 @@ class Trainer:
                     continue
                 self.saver.save_if_possible()
             if self.plan.is_local:
-                self._take_round(turn.done, turn.each)
+                self._take_round(turn)
             else:
                 self.take_step(turn.done)
             self._machine.emit_if_due()
 
     def _turn(self) -> _Turn:
-        """Returns what to do next, as rank 0 decides; every process may stop the run."""
+        """Returns what rank 0 decides; every process may stop the run."""
         done, is_stopped = self.done(), self.stop is not None and self.stop()
         is_due = self._evaluations.is_due(self.progress, done, self.elapsed_s())
         is_over, is_saved = self._is_ended or done >= 1.0, self.saver.is_due()
-        each = self.done(later=1) - done if self.plan.is_local else 0.0
-        own = torch.tensor([is_stopped, is_due, is_over, is_saved, done, each], dtype=torch.float64)
+        share = self.done(later=1) - done if self.plan.is_local else 0.0
+        turn = _Turn(is_stopped, is_due, is_over, is_saved, done, share)
+        own = torch.tensor(turn, dtype=torch.float64)
         if not self.world.is_leader:
             own[1:] = 0.0
         return _Turn(*self.world.summed(own).tolist())
 
-    def _take_round(self, done: float, each: float) -> None:
-        """Takes local steps and averages the weights of all processes."""
-        first, num = self.progress.step, round_steps(self, done, each)
+    def _take_round(self, turn: _Turn) -> None:
+        """Takes local steps, then moves all processes to their mean weights or all of them back."""
+        first = self.progress.step
+        num = self.plan.round_steps(first, turn.done, turn.step_share)
         while self.progress.step < first + num:
-            self.take_step(min(done + each * (self.progress.step - first), 1.0))
-        finish_round(self)
+            done = turn.done + turn.step_share * (self.progress.step - first)
+            self.take_step(min(done, 1.0))
+        told = torch.zeros(1 + self.world.size, dtype=torch.float64)
+        told[0] = self._culprit is not None
+        told[1 + self.world.rank] = self.meter.seconds_per_step
+        self.world.heard(self.world.summed(told)[1:])
+        if told[0]:
+            culprit, self._culprit = self._culprit or "a tensor of another process", None
+            self.roll_back(culprit)
+            return
+        average = self.state.average
+        weights = [p for p in self.model.parameters() if p.requires_grad]
+        self.world.average([*weights, *(() if average is None else average.tensors().values())])
 
     def _stopped(self) -> NoReturn:
         """Saves the state after a stop and raises Stopped."""
-        self.emit(self._phases.event())  # first: what is written later is cut by a resumed run
+        self.emit(self._phases.event())  # before saving: a resumed run cuts off later events
         self.saver.save()
         self.world.told()  # the agent ends all processes when the first one has ended
         if not self.world.is_leader:
@@ -284,25 +283,25 @@ class Trainer:
         name = getattr(self.stop, "name", None) or "request"
         if self.world.size > 1 and self.stop is not None and not self.stop():
             name = "a signal to another process"
-        self.emit(end_event(self, f"stopped by {name}", self.run_path))
+        self.emit(end_event(self, f"stopped by {name}"))
         saved = f"stopped by {name}; checkpoint-{self.saver.saved_step} is saved"
         raise Stopped(f"{saved}, start the run again with `resume=True` to continue") from None
 
     def end(self, reason: str) -> None:
-        """Ends training after the present step; the run is evaluated, saved and published.
+        """Ends training after this step; the run is evaluated, saved and published.
 
         Args:
-            reason: for the `end` event. Once training is over another one changes nothing.
+            reason: for the `end` event; the first one counts.
         """
         if not self._is_ended:
-            self._is_ended, self._reason = True, reason
+            self._is_ended, self.reason = True, reason
 
     def elapsed_s(self) -> float:
-        """Returns the seconds of wall clock of this run, over all its starts."""
+        """Returns the wall-clock seconds of the run, over all its starts."""
         return time.perf_counter() - self._started
 
     def done(self, later: int = 0) -> float:
-        """Returns how much of the training is done, 0..1; `later` is so many steps from now."""
+        """Returns the share of the training that is done, 0..1, `later` steps from now."""
         progress, reserve_s = self.progress, 0.0
         if self.plan.stop_criterion.budget_s is not None:
             unit_s = self.meter.unit_s
@@ -314,7 +313,7 @@ class Trainer:
         )  # fmt: skip
 
     def emit(self, event: Event) -> None:
-        """Hands an event to the display, the files and the callbacks."""
+        """Hands an event to the screen, the files and the callbacks."""
         self._emit(event)
         self.callbacks.call("on_event", event)
 
@@ -325,10 +324,10 @@ class Trainer:
     # one step -----------------------------------------------------------------------------------
 
     def take_step(self, done: float | None = None) -> None:
-        """Takes the next step of the run: a batch of the loader, at the learning rate of now.
+        """Takes the next step of the run.
 
         Args:
-            done: share of the run that is done; default is what the clock says.
+            done: share of the run that is done, for the learning rate; default is by the clock.
         """
         started = time.perf_counter()
         factor = self._rate_factor(self.done() if done is None else done)
@@ -342,21 +341,21 @@ class Trainer:
                 self._since = started
             self.progress.count(units)
             self._launched.append(units)
-            # The step before has ended while this one was prepared.
+            # The previous step has ended while the host prepared this one.
             if not is_first and not self._settle_one():
                 factor = after_bad
-            if self._launched:  # the state has not gone back
+            if self._launched:  # not rolled back
                 self.tell_of_steps(factor)
             return
         rollbacks = self.state.guard.rollbacks
-        if self.settle():  # a step of another shape, or the first that is no graph
+        if self.settle():  # the first step that is no graph, such as one of another shape
             if self.state.guard.rollbacks > rollbacks:
-                return  # the batch is from behind the state of now
+                return  # rolled back: this batch comes later
             factor = self._rate_factor(self.done())
         loss, norm = self.step(batch, factor)
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self._bad_step(loss)
-            if self.plan.is_local:  # a step of the others
+            if self.plan.is_local:  # the other processes count it too
                 self.progress.count(units)
             return
         seconds = time.perf_counter() - started
@@ -373,17 +372,15 @@ class Trainer:
         return factor * self.progress.lr_scale
 
     def settle(self) -> bool:
-        """Waits for the steps that a GPU is still computing; returns whether there was one.
-
-        They were counted as good when they were launched; only now is their loss known.
-        """
+        """Waits for the launched steps, whose loss is known only then; returns whether there were
+        any."""
         was_any = bool(self._launched)
         while self._launched:
             self._settle_one()
         return was_any
 
     def _settle_one(self) -> bool:
-        """Waits for the oldest step; returns whether it has changed the weights."""
+        """Waits for the oldest launched step; returns whether it has changed the weights."""
         units, result, progress = self._launched.popleft(), self.stepper.result(), self.progress
         assert result is not None
         seconds, self._since = time.perf_counter() - self._since, time.perf_counter()
@@ -401,13 +398,12 @@ class Trainer:
         return True
 
     def tell_of_steps(self, factor: float) -> None:
-        """Emits what is due after a step; `factor` is the share of the peak learning rate that it
-        had."""
+        """Emits the events that are due after a step at `factor` times the peak learning rate."""
         progress = self.progress
         if self.meter.log_due(self.plan.options.log_every, progress.step):
             step = progress.step
             self.settle()
-            if self.progress.step == step:  # else it has changed nothing
+            if self.progress.step == step:  # else the step has changed nothing
                 left = self._evaluations.left(progress)
                 self.emit(step_event(self, factor * self.optimizers.learning_rate, left))
                 self._warn_of_straggler()
@@ -416,21 +412,17 @@ class Trainer:
 
     def _warn_of_straggler(self) -> None:
         if self.task.is_pipelined:
-            return  # stages are seldom equal
+            return  # stages differ by design
         line = self.world.straggler()
         if line is not None and not self._has_warned:
             self._has_warned = True
             self.say("warning", line)
 
     def step(self, batch: Any, factor: float = 1.0) -> tuple[float, float]:
-        """Takes one optimizer step; the counters of the run stay.
-
-        Args:
-            batch: of the task's loader.
-            factor: share of the peak learning rate.
+        """Takes one optimizer step at `factor` times the peak learning rate, without counting it.
 
         Returns:
-            Mean loss and the gradient norm before clipping.
+            The mean loss and the gradient norm before clipping.
         """
         if not self.model.training:
             self.model.train()
@@ -441,15 +433,15 @@ class Trainer:
     def _bad_step(
         self, loss: float, gradient: str | None = None, *, is_reset: bool = False
     ) -> None:
-        """Skips a step whose loss or gradient is not finite; rolls back when that does not help.
+        """Skips a step whose loss or gradient is not finite; rolls back when skips do not help.
 
-        A CUDA graph knows which `gradient` it was, and has reset the carried state.
-
-        Raises:
-            NonFiniteError: roll-backs did not help.
+        Args:
+            loss: of the step.
+            gradient: the name of the first bad one, if known.
+            is_reset: whether the carried state is reset already, as a CUDA graph does.
         """
         state, task = self.state, self.task
-        self.stepper.gather()  # so that all processes see the same weights
+        self.stepper.gather()  # all processes must see the same weights
         weight, gradient = bad_weight(task.model), gradient or bad_gradient(task.model)
         if weight is not None:
             culprit = f"weight {weight}"
@@ -460,16 +452,16 @@ class Trainer:
         else:
             culprit = f"gradient of {gradient or 'another rank'}"
         state.optimizers.zero_grad()
-        # The scaler has halved its scale since: below 1 a smaller one cannot help.
+        # The scaler has halved its scale: below 1 a smaller one cannot help.
         is_scaled = state.scaler is not None and state.scaler.get_scale() >= 1.0
         if weight is None and math.isfinite(loss) and is_scaled:
-            return  # fp16 overflowed; the next batch is tried with the smaller scale
+            return  # fp16 overflowed: the next batch has the smaller scale
         if not is_reset:
             task.reset_state()
         if not (state.guard.bad_step(state.progress.step, culprit) or weight is not None):
             self._emit_skip(culprit, "step skipped, state reset")
         elif self.plan.is_local:
-            self.culprit = culprit  # all go back at the end of the round
+            self._culprit = culprit
         else:
             self.roll_back(culprit)
 
@@ -477,7 +469,7 @@ class Trainer:
         """Goes back to the last good state, with half the learning rate.
 
         Raises:
-            NonFiniteError: there is none, or it happened too often.
+            NonFiniteError: there is none, or this is one roll-back too many.
         """
         self._emit_skip(culprit, "rolled back to the last good checkpoint")
         guard, before = self.state.guard, self.progress
@@ -506,7 +498,7 @@ class Trainer:
         return self._evaluations.limit(self.task, self.progress, self.meter.unit_s)
 
     def evaluate(self) -> bool:
-        """Evaluates; returns False where the loss was not finite and the run was rolled back."""
+        """Evaluates; returns False if the loss was not finite and the run was rolled back."""
         started, progress = time.perf_counter(), self.progress
         self.stepper.gather()
         if not progress.scored:
@@ -525,17 +517,17 @@ class Trainer:
                 culprit = f"validation loss (weight {bad_weight(self.model)})"
         seconds = time.perf_counter() - started
         self.progress.add("evaluations", seconds)
-        if not is_finite:  # only now: within the block the model holds the averaged weights
+        if not is_finite:  # after the block, in which the model holds the averaged weights
             self.roll_back(culprit)
             return False
         self.meter.add_evaluation(seconds, score.num_units)
         return True
 
     def score(self, limit: int) -> Score:
-        """Scores the validation part; each process computes some of the blocks, and has the result.
+        """Scores the validation part; the processes share its blocks, and all get the result.
 
         Raises:
-            Stopped: `stop` returned True, in one of the processes.
+            Stopped: `stop` returned True in one of the processes.
         """
         task, world, watch, started = self.task, self.world, self._watch, time.perf_counter()
         num = task.num_blocks(limit)
@@ -550,14 +542,13 @@ class Trainer:
                     limit, own, lambda done, part: watch(done * limit // part, limit)
                 )
         except Stopped:
-            sums[num] = 1.0  # the others hear of it
+            sums[num] = 1.0  # tells the others
         if float(world.summed(sums)[num, 0]):
             raise Stopped("stopped while evaluating")
         return task.score(limit, sums[:num], time.perf_counter() - started)
 
     def _sums(self, limit: int, blocks: range, watch: Watch | None) -> Tensor:
-        """Returns `Task.evaluate_blocks`, in halves where a GPU has too little memory for all at
-        once: each block has the same bits whichever others are computed with it."""
+        """Returns `Task.evaluate_blocks`; if GPU memory runs out, in halves with the same bits."""
         try:
             return self.task.evaluate_blocks(limit, blocks, self.stop, watch)
         except torch.cuda.OutOfMemoryError:
@@ -569,7 +560,7 @@ class Trainer:
         return torch.cat([self._sums(limit, half, None) for half in halves])
 
     def _record(self, score: Score, started: float) -> None:
-        """Records an evaluation; the model holds the weights that were evaluated."""
+        """Records an evaluation while the model holds the evaluated weights."""
         progress, seconds = self.progress, time.perf_counter() - started
         is_accepted = bool(self.world.decided(not self.callbacks.refusing())[0])
         if not is_accepted and progress.best_step < progress.step:  # else a roll-back kept it

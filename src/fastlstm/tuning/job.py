@@ -1,41 +1,42 @@
-"""What `tune` needs to know of what is trained: a text model or a forecaster."""
+"""The kinds of training that `tune` searches settings for: their axes, limits and figures."""
 
 from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from fastlstm.errors import UsageError
+from fastlstm.report.terminal import short_bytes
 from fastlstm.system import hardware
-from fastlstm.tuning.size_limits import sizes_within_limits
 
 if TYPE_CHECKING:
     from fastlstm.runs.events import Event
     from fastlstm.training.trainer import Trainer
-    from fastlstm.tuning.size_limits import ModelCost
+    from fastlstm.tuning.size_limits import ModelCost, SizeLimits
     from fastlstm.tuning.tune import Search
 
 Changes = Mapping[str, Any]
 """Value by axis, of the axes that differ from the default."""
 Show = Callable[[str, str], None]
-"""Called with a label and a text of everything that is found."""
+"""Shows a label and a text."""
 MIN_STEPS_PER_EPOCH = 8
 
 
 @dataclass(frozen=True)
 class Space:
-    """The settings that a run would have, and what is tried in their place.
+    """The default settings and the values to try.
 
     Attributes:
-        options: of the default, by field; all that the axes may change.
-        values: of every axis, the default's first; learning rates are any around them.
-        first: changes that are tried first, the most promising first.
-        sizes: of every size: its latency and bytes, and why it was refused.
-        units_per_s: speed of the default; 0 where it was not timed.
+        options: options of the default that the axes may change.
+        values: values by axis, the default first; any learning rate around them may be tried.
+        first: changes to try first, the most promising first.
+        sizes: latency, bytes and refusal of every size.
+        units_per_s: speed of the default; 0 if not measured.
     """
 
     options: dict[str, Any]
@@ -50,12 +51,12 @@ class Job(ABC):
     """A kind of training.
 
     Attributes:
-        stop: polled while runs train; when true, they are stopped.
-        fields: by axis, the option that it changes and the others that fix it when they are given.
-        names: by axis, what a label says of a value.
-        more: further options that changes of an axis may set.
+        stop: polled in training; ends it when true.
+        fields: by axis, the option that it changes, then options that fix the axis too.
+        names: by axis, the format of a value in a label.
+        more: further options that an axis may change.
         size: the option of the number of hidden units.
-        per: what latency is the time of.
+        per: the unit of latency.
     """
 
     stop: Callable[[], bool] | None = None
@@ -67,30 +68,28 @@ class Job(ABC):
 
     @property
     def ending(self) -> str:
-        """Words behind the figure of the best settings."""
+        """Words after the figure of the best settings."""
         return " of its longest run"
 
     @abstractmethod
     def train(self, source: Any, config: Any, **options: Any) -> None:
-        """Trains a run as `fastlstm train` does, for comparison with others of the search."""
+        """Trains a run as `fastlstm train` does, comparable with other runs of the search."""
 
     @abstractmethod
-    def prepare(
-        self, trainer: Trainer, given: Collection[str], search: Search, show: Show
-    ) -> Space:
-        """Returns the settings of a run that was set up, and those to try."""
+    def prepare(self, trainer: Trainer, search: Search, show: Show) -> Space:
+        """Returns the default of a planned run, and the values to try."""
 
     @abstractmethod
     def result(
         self, start: Event, end: Event, options: Mapping[str, Any], space: Space, seconds: float,
         budget_s: float,
     ) -> tuple[float, float]:  # fmt: skip
-        """Returns what a short run of so many seconds ended at, and what the whole run is expected
-        to end at, by the events that the short one began and ended with."""
+        """Returns the result of a short run of so many seconds, and the expected result of the
+        whole run; `start` and `end` are events of the short run."""
 
     @abstractmethod
     def figure(self, value: float, has_unit: bool = True) -> str:
-        """Returns one figure as words."""
+        """Returns a result as text."""
 
     def options_of(self, default: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
         """Returns the default options with some changes."""
@@ -104,27 +103,27 @@ class Job(ABC):
         return ", ".join(self.names[a].format(v) for a, v in changes.items()) or "default"
 
     def open_axes(self, axes: Collection[str], given: Collection[str]) -> list[str]:
-        """Returns the axes of which no option was given."""
+        """Returns the axes that no given option fixes."""
         return [axis for axis in axes if not set(self.fields[axis]) & set(given)]
 
     def space_around(
-        self, config: Any, axes: Collection[str], ladder: Sequence[int],
-        cost: Callable[[Any], ModelCost], around: Callable[[Any], Mapping[str, Sequence[Any]]],
-        search: Search, show: Show,
+        self, config: Any, ladder: Sequence[int], cost: Callable[[Any], ModelCost],
+        around: Callable[[Any], Mapping[str, Sequence[Any]]], search: Search, show: Show,
     ) -> tuple[Any, Space]:  # fmt: skip
-        """Returns the default, of the nearest size within the limits, and what is tried around it.
+        """Returns the default, of the nearest size within the limits, and the values around it.
 
         `cost` measures the model of a configuration; `around` returns the values of every axis but
         size, threads and precision.
         """
-        size, limits = getattr(config, self.size), search.limits
+        axes, limits = self.open_axes(search.axes, search.given), search.limits
+        size = getattr(config, self.size)
         wanted = sizes_around(size, ladder, limits.has_any) if "size" in axes else [size]
 
         def of_size(other: int) -> Any:
             changes = {} if other == size else self.options_of({}, {"size": other})
             return replace(config, **changes)
 
-        sizes = sizes_within_limits(self, wanted, lambda each: cost(of_size(each)), limits, show)
+        sizes = self._sizes(wanted, lambda each: cost(of_size(each)), limits, show)
         fit = [each[self.size] for each in sizes if each["refusal"] is None]
         nearest = min(fit, key=lambda each: abs(each - size))
         config = of_size(nearest)
@@ -142,9 +141,35 @@ class Job(ABC):
         default = {name: value for name, value in resolved.items() if value is not None}
         return config, Space(default, values, single_changes(values), sizes)
 
+    def _sizes(
+        self, wanted: Iterable[int], cost: Callable[[int], ModelCost], limits: SizeLimits,
+        show: Show,
+    ) -> list[dict[str, Any]]:  # fmt: skip
+        """Returns `Space.sizes`; UsageError if every size is over a limit."""
+        sizes = list[dict[str, Any]]()
+        for units in wanted:
+            measured = cost(units)
+            refusal = limits.refusal(measured, self.per)
+            sizes.append({
+                self.size: units, "latency_s": measured.latency_s,
+                "latency_high_s": measured.high_s, "num_bytes": measured.num_bytes,
+                "refusal": refusal,
+            })  # fmt: skip
+            limit = limits.max_latency_s
+            within = "" if limit is None else f", limit {1e6 * limit:.1f} us"
+            about = f"{measured.latency_text(self.per)}{within}, {short_bytes(measured.num_bytes)}"
+            show(f"{units} units", f"refused: {refusal}" if refusal else about)
+        if all(size["refusal"] for size in sizes):
+            fastest = min(sizes, key=lambda size: float(size["latency_s"]))
+            raise UsageError(
+                f"no size keeps the limits; the fastest has {fastest[self.size]} units:"
+                f" {fastest['refusal']}"
+            )
+        return sizes
+
 
 def single_changes(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Returns the single changes: the first of every axis, then the second ones."""
+    """Returns changes of one axis: the first of every axis, then the second ones."""
     columns = itertools.zip_longest(
         *([(axis, v) for v in found[1:]] for axis, found in values.items())
     )
@@ -152,8 +177,8 @@ def single_changes(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 
 def sizes_around(size: int, ladder: Sequence[int], has_limits: bool) -> list[int]:
-    """Returns a size, its two neighbours on each side, nearest first, and with limits all smaller
-    ones."""
+    """Returns a size, then its two neighbours on each side, nearest first; with limits also all
+    smaller sizes."""
     at = ladder.index(size) if size in ladder else None
     near = [] if at is None else [n for i, n in enumerate(ladder) if 0 < abs(i - at) <= 2]
     near.sort(key=lambda n: abs(ladder.index(n) - (at or 0)))

@@ -1,4 +1,4 @@
-"""Where the time of a training step goes, operation by operation, by torch's profiler."""
+"""The time of a training step by operation, from torch's profiler."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
 
 _STEPS, _LONG_S, _TRIES = 3, 2.0, 3
-"""Steps that are recorded, fewer where they take this long; recordings until torch returns one."""
+"""Steps to record, and seconds after which no further step is recorded; tries to record."""
 _KERNELS = {
     "fastlstm::lstm": "LSTM forward",
     "fastlstm::lstm_backward": "LSTM backward",
@@ -29,7 +29,7 @@ _KERNELS = {
     "_ProjectedCrossEntropyBackward": "output and loss backward",
 }
 _GZIP = b"\x1f\x8b"
-"""A trace that is named .gz is compressed."""
+"""The start of a compressed trace, with a name in .gz."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,10 @@ class OpTime:
     """An operation of a training step.
 
     Attributes:
-        calls: per step.
-        seconds: of a step, in the operation itself; `share` of the seconds of all operations.
-        gflops: 1e9 floating-point operations a second; None where they are not counted.
+        calls: calls per step.
+        seconds: seconds per step, without the operations that it calls.
+        share: share of the seconds of all operations.
+        gflops: 1e9 floating-point operations a second; None if not counted.
         ceiling_share: `gflops` over the measured ceiling of the machine, or None.
     """
 
@@ -52,8 +53,8 @@ class OpTime:
 
 
 def op_times(trainer: Trainer, trace: Path | None = None) -> list[OpTime]:
-    """Records a few training steps with torch's profiler; returns their operations, longest first.
-    The `trace` is Chrome's trace JSON; StorageError is raised where it cannot be written."""
+    """Records a few training steps; returns their operations, longest first. Writes the `trace` as
+    Chrome's trace JSON, or raises StorageError."""
     environment.quiet_profiler()
     for _ in range(_TRIES):  # on a busy machine torch's profiler sometimes returns nothing
         if found := _recorded(trainer, trace):
@@ -68,7 +69,7 @@ def _recorded(trainer: Trainer, trace: Path | None) -> list[OpTime]:
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     with torch.profiler.profile(
         activities=activities, record_shapes=True, with_flops=True, acc_events=True
-    ) as seen:  # of one cycle, without acc_events some versions of torch warn of more
+    ) as seen:  # without acc_events some versions of torch warn
         while steps < _STEPS and time.perf_counter() - began < _LONG_S:
             trainer.take_step()
             steps += 1
@@ -79,7 +80,7 @@ def _recorded(trainer: Trainer, trace: Path | None) -> list[OpTime]:
 
 
 def check_trace(trace: Path) -> None:
-    """Raises StorageError for a file of events that cannot be written, or is something else."""
+    """Raises StorageError for a path that is not writable, or holds something else than a trace."""
     if not trace.parent.is_dir():
         raise StorageError(f"cannot write {trace}: there is no directory {trace.parent}")
     if not os.access(trace.parent, os.W_OK):
@@ -88,31 +89,31 @@ def check_trace(trace: Path) -> None:
         with open_regular(trace) as (descriptor, size):
             head = os.pread(descriptor, 64, 0)
         if size and not head.startswith(_GZIP) and b"schemaVersion" not in head:
-            raise StorageError(f"{trace} is there and is no trace; choose another, or remove it")
+            raise StorageError(f"{trace} exists and is no trace; choose another, or remove it")
 
 
 def _write_trace(seen: Any, trace: Path) -> None:
     try:
-        trace.unlink(missing_ok=True)  # an older one must not pass for this one
+        trace.unlink(missing_ok=True)  # an older trace must not pass for this one
         seen.export_chrome_trace(str(trace))
     except (OSError, RuntimeError) as error:
         raise StorageError(f"cannot write {trace}: {error}") from None
-    if not trace.is_file():  # torch says why on standard error, or not at all
+    if not trace.is_file():  # torch prints the reason on standard error, if at all
         Path(f"{trace}.tmp").unlink(missing_ok=True)
         raise StorageError(f"cannot write {trace}; the disk may be full")
 
 
 def _by_name(events: Any, steps: int, device: str, ceiling_gflops: float) -> list[OpTime]:
-    """Returns the operations of a step, all shapes of a name together."""
+    """Returns the operations of a step; adds up all shapes of an operation."""
     seconds, calls, flop = Counter[str](), Counter[str](), Counter[str]()
     for event in events:
         own_us = event.self_device_time_total if device == "cuda" else event.self_cpu_time_total
-        # A kernel of a GPU, or a span of them, has the time that its operation has, too.
+        # The time of a GPU kernel is in its operation too.
         if event.device_type.name == "CPU" and own_us > 0.0:
             seconds[event.key] += own_us / 1e6
             calls[event.key] += event.count
             flop[event.key] += event.flops or event.count * _flop(event.key, event.input_shapes)
-    projection = "_ProjectedCrossEntropy"  # its backward pass has no shapes, and twice the work
+    projection = "_ProjectedCrossEntropy"  # backward has no shapes, and twice the work
     flop[f"{projection}Backward"] = 2 * flop[projection]
     found, total_s = list[OpTime](), sum(seconds.values())
     for name, own_s in seconds.most_common():
@@ -124,10 +125,10 @@ def _by_name(events: Any, steps: int, device: str, ceiling_gflops: float) -> lis
 
 
 def _flop(name: str, shapes: list[list[int]]) -> int:
-    """Returns the operations of one call of this project's kernels, 0 for any other.
+    """Returns the floating-point operations of one call of this project's kernels, else 0.
 
-    The tensors of a layer are its input `(T, B, I)`, or the `(V, I)` rows that tokens name, two
-    weights and the output `(T, B, H)`; the output layer multiplies `(rows, H)` by `(V, H)`.
+    A layer has an input `(T, B, I)` or a table `(V, I)` of its rows, two weights and the output
+    `(T, B, H)`; the output layer multiplies `(rows, H)` by `(V, H)`.
     """
     if name in ("fastlstm::lstm", "fastlstm::lstm_backward") and len(shapes) >= 4:
         rows, (T, B, H) = shapes[0], shapes[3]

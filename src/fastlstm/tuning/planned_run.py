@@ -1,4 +1,4 @@
-"""Runs of which nothing is kept: one that is only set up, and a short one that is trained."""
+"""Runs whose files are thrown away: one that is only set up, and a short one that is trained."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ from fastlstm.training.callbacks import Callback
 from fastlstm.training.signals import ended_like_ctrl_c
 
 if TYPE_CHECKING:
-    from fastlstm.runs.events import Event, Observer
+    from fastlstm.runs.events import Event
     from fastlstm.training.trainer import Trainer
+
+_Start = Callable[..., object] | None
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run as it would be: its options with everything chosen, the event that it begins with, and
-    the steps of an epoch."""
+    """A run that was set up: its options with every choice made, its start event, and the steps of
+    an epoch."""
 
     options: Any
     start: Event
@@ -37,58 +39,54 @@ class PlannedRun:
 
 def plan_run(
     source: Any, config: Any, given: Collection[str],
-    look: Callable[[Trainer], None] = lambda _: None, start: Callable[..., object] | None = None,
+    look: Callable[[Trainer], None] = lambda _: None, start: _Start = None,
 ) -> PlannedRun:  # fmt: skip
-    """Sets a run up as `train` does, and returns what it found and chose.
+    """Sets a run up as `train` does, and ends it before its first step.
 
     Args:
         source: as of `train`.
-        config: the options of a text or a table.
+        config: options of a text or a table.
         given: names of the options that were chosen.
-        look: called with the trainer before the run is ended.
-        start: trains it; default is `train`, or `train_forecaster`.
+        look: called with the trainer.
+        start: `train`, `train_forecaster` (the default by `config`), or a function like them.
 
     Raises:
         UsageError: as `train`.
-        KeyboardInterrupt: Ctrl-C, while it is set up or looked at.
+        KeyboardInterrupt: Ctrl-C.
     """
     planner = _Planner(look)
     events: list[Event] = []
     with suppress(_Planned):
-        _run_in_passing(source, config, given, [events.append], start, [planner])
+        _run_and_remove(source, config, given, events, start, [planner])
     return PlannedRun(planner.options, _first(events, "start"), planner.steps_per_epoch)
 
 
-def end_of_run(
-    source: Any, config: Any, given: Collection[str], observers: Sequence[Observer],
-    start: Callable[..., object] | None = None,
-) -> Event:  # fmt: skip
-    """Trains a run of which nothing is kept, and returns the event that it ended with; arguments as
-    of `plan_run`.
+def end_of_run(source: Any, config: Any, given: Collection[str], start: _Start = None) -> Event:
+    """Trains a run and returns its end event; arguments as of `plan_run`.
 
     Raises:
         Stopped: SIGTERM or Ctrl-C.
     """
     events: list[Event] = []
     try:
-        _run_in_passing(source, config, given, [*observers, events.append], start)
-    except Stopped:  # what it saved is gone
-        raise Stopped("stopped: of a short run that was not finished nothing follows") from None
+        _run_and_remove(source, config, given, events, start)
+    except Stopped:  # its message names a checkpoint, which is removed
+        raise Stopped("stopped: an unfinished short run gives no result") from None
     return _first(events, "end")
 
 
-def _run_in_passing(
-    source: Any, config: Any, given: Collection[str], observers: Sequence[Observer],
-    start: Callable[..., object] | None, callbacks: Sequence[Callback] = (),
+def _run_and_remove(
+    source: Any, config: Any, given: Collection[str], events: list[Event], start: _Start,
+    callbacks: Sequence[Callback] = (),
 ) -> None:  # fmt: skip
-    """Trains a run in a directory that is removed afterwards."""
+    """Trains a run in a temporary directory; appends its events."""
     if start is None:
         is_table = isinstance(config, ForecastConfig)
         start = train_forecaster if is_table else partial(train, as_text=True)
     with tempfile.TemporaryDirectory(prefix="fastlstm-short-") as folder:
         start(
-            source, out=Path(folder, "run"), config=config, given=given, observers=observers,
-            callbacks=callbacks,
+            source, out=Path(folder, "run"), config=config, given=given,
+            observers=[events.append], callbacks=callbacks,
         )  # fmt: skip
 
 
@@ -97,8 +95,8 @@ def _first(events: Sequence[Event], kind: str) -> Event:
 
 
 def chosen_sizes(given: Any, used: Any) -> dict[str, Any]:
-    """Returns what a budget chose for the run, so that another command trains the same model, from
-    the configuration that the user set and the one that the run has."""
+    """Returns the sizes that a budget chose, for a command that trains the same model; `given` is
+    the configuration of the user, `used` the one of the run."""
     is_table = isinstance(given, ForecastConfig)
     names: tuple[str, ...] = ("hidden_size",)
     if not is_table:
@@ -118,7 +116,7 @@ def describe_machine() -> dict[str, object]:
 
 
 class _Planned(BudgetError):
-    """Ends a run that was set up to be looked at."""
+    """Ends a run before its first step."""
 
 
 class _Planner(Callback):
@@ -138,4 +136,4 @@ class _Planner(Callback):
                 self._look(trainer)
         finally:
             trainer.task.loader.close()
-        raise _Planned("planned")
+        raise _Planned

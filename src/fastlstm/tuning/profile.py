@@ -1,7 +1,8 @@
-"""`fastlstm profile`: what holds a training run back, found by changing it."""
+"""`fastlstm profile`: finds the bottlenecks of a training run by changing it."""
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from dataclasses import asdict, dataclass, replace
@@ -11,49 +12,75 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fastlstm.forecast.plan import LEARNING_RATES
-from fastlstm.system import hardware
+from fastlstm.system import environment, hardware
 from fastlstm.system.machine_usage import MachineUsage
+from fastlstm.text.quality_law import (
+    MOST_LAYERS,
+    OPTIMIZERS,
+    Length,
+    QualityPrediction,
+    relative_bits,
+)
 from fastlstm.text.task import TextTask
 from fastlstm.training.events import PhaseTimes
 from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
 from fastlstm.tuning.op_times import OpTime, op_times
 from fastlstm.tuning.planned_run import describe_machine, plan_run
-from fastlstm.tuning.quality_gain import lower_rate, quality_gain
 from fastlstm.tuning.turns import TURN_S, Candidate, Timed, time_in_turns, time_until
-from fastlstm.tuning.variants import CHANGES_LEARNING, Variant, as_it_is, candidates, without_loader
-from fastlstm.tuning.verdicts import Verdict, between_steps, is_known, of_pairs, ranked
+from fastlstm.tuning.variants import (
+    CHANGES_LEARNING,
+    Variant,
+    as_it_is,
+    candidates,
+    changed_run,
+    without_loader,
+)
+from fastlstm.tuning.verdicts import (
+    Verdict,
+    between_steps,
+    is_known,
+    of_pairs,
+    ranked,
+    training_seconds,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
 
     from fastlstm.training.trainer import Trainer
 
 _FIRST_TURNS = 3
 _RANKING_SHARE, _LATE_SHARE = 0.5, 1.2
-"""Of the time: for all variants, the rest is for the one that is timed alone; and for those that
-have too few pairs for an interval."""
+"""Shares of the time: all variants are timed until the first (the rest is for one variant alone),
+those with too few pairs for an interval until the second."""
 _LONG_TURN_S, _ALONE_S = 0.25, 4.0
-"""Of the one that is timed alone: seconds of its turns, and of all of them at least."""
+"""Of the variant that is timed alone: seconds of a turn, and least seconds of all turns."""
 _RATE_SHARE = 0.3
-"""Of the time, for a learning rate that looks too high."""
+"""Share of the time for a learning rate that looks too high."""
 _MIN_WAIT = 0.02
-"""Share of the time of steps spent outside passes and optimizer, from which the loader is timed."""
+"""Share of steps outside passes and optimizer, above which the loader is timed."""
+
+_LAW_ERROR = 0.012
+"""Relative error of the bits per character of the law (benchmarks/log)."""
+_HIGH_RATE = 2.0
+"""Ratio to the default learning rate from which a lower one is tried."""
+_PROBE_STEPS, _MIN_PROBE_STEPS = 48, 24
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What was found about a run.
+    """The profile of a run.
 
     Attributes:
-        unit: what a batch is counted in.
-        units_per_s: speed of its steps.
+        unit: unit of a batch, such as "tokens".
+        units_per_s: speed of the steps.
         ceiling_share: floating-point operations per second over the measured ceiling, or None.
-        phases: share of each phase of the time of the run.
-        verdicts: one on each cause: the recommended ones first, by what they are worth.
+        phases: share of each phase in the time of the run.
+        verdicts: one on each cause, recommended ones first, by worth.
         not_timed: variants that could not be timed, with the reason.
-        others: share of the machine's cores that other processes used, or None.
-        ops: operations of a step, longest first; empty where they were not asked for.
-        kernels: what each layer runs on.
+        others: share of the cores that other processes used, or None.
+        ops: operations of a step, longest first; may be empty.
+        kernels: the kernels of each layer.
     """
 
     unit: str
@@ -71,26 +98,21 @@ class Profile:
 
     @property
     def recommended(self) -> list[Verdict]:
-        """The verdicts with a gain of at least 5 % that surely is one."""
+        """The verdicts with a significant gain of at least 5 %."""
         return [verdict for verdict in self.verdicts if verdict.is_recommended]
 
     @property
     def is_undecided(self) -> bool:
-        """Whether nothing is recommended, but other processes forbid the verdict on a change."""
+        """Whether nothing is recommended, and other processes prevent a verdict."""
         return not self.recommended and any(verdict.is_undecided for verdict in self.verdicts)
 
     @property
     def to_try(self) -> list[Verdict]:
-        """The verdicts that are faster, with a quality that `fastlstm tune` finds out."""
+        """The verdicts on faster changes with a quality that `fastlstm tune` can find."""
         return [verdict for verdict in self.verdicts if verdict.is_to_try]
 
-    @property
-    def step_share(self) -> float:
-        """The share of the time of the run that its steps take."""
-        return 1.0 - self.phases.get("evaluation", 0.0) - self.phases.get("checkpoint", 0.0)
-
     def to_dict(self) -> dict[str, object]:
-        """Returns all of it for JSON."""
+        """Returns the profile for JSON."""
         verdicts = [verdict.to_dict() for verdict in self.verdicts]
         return {**asdict(self), "verdicts": verdicts, "is_undecided": self.is_undecided}
 
@@ -99,11 +121,11 @@ def profile_run(
     source: Any, config: Any, given: Collection[str], seconds: float = 12.0,
     with_ops: bool = False, trace: Path | None = None,
 ) -> tuple[Profile, Any]:  # fmt: skip
-    """Profiles a run in place of its training, for about so many seconds; nothing of it is kept.
+    """Profiles a run instead of training it, for about so many seconds, and throws it away.
 
-    The source, the options and the names of the given ones are as of `train`. A few steps
-    are recorded for the operations, or for a `trace` as Chrome's JSON. Returns the profile, and the
-    options with everything chosen.
+    Source, options and names of the given options are as of `train`. A few steps are recorded for
+    the operations, or for a `trace` as Chrome's JSON. Returns the profile, and the options with
+    every choice made.
     """
     found = list[Profile]()
 
@@ -119,8 +141,8 @@ def profile_run(
 
 
 def profile_steps(trainer: Trainer, seconds: float) -> Profile:
-    """Times the steps of a run, before its first one, in turns with variants of it, for about so
-    many seconds in all; its weights change."""
+    """Times the steps of a run that was set up, in turns with its variants, for about so many
+    seconds in all; changes its weights."""
     started, usage = time.perf_counter(), MachineUsage()
     rates = DEFAULT_LEARNING_RATE if isinstance(trainer.task, TextTask) else LEARNING_RATES
     default_rate = rates[trainer.plan.options.optimizer]
@@ -148,6 +170,10 @@ def profile_steps(trainer: Trainer, seconds: float) -> Profile:
         )  # fmt: skip
     finally:
         torch.set_num_threads(base.threads)  # the last turn may have been a variant's
+    forced, widest = environment.forced_isa(), hardware.widest_isa()
+    if forced not in (None, widest):
+        kernels = f"FASTLSTM_ISA limits the kernels to {forced}"
+        not_timed.append(f"instruction set: {kernels}, this CPU has {widest}; unset it")
     return Profile(
         trainer.task.unit, units_per_s, hardware.ceiling_share(gflops, trainer.plan.ceiling_gflops),
         phases, tuple(ranked(verdicts)), tuple(not_timed), time.perf_counter() - started,
@@ -159,11 +185,11 @@ def _verdicts_by_turns(
     base: Variant, makers: list[Candidate], others: list[Verdict],
     verdict_on: Callable[[Timed], Verdict], started: float, seconds: float,
 ) -> tuple[list[Verdict], list[str]]:  # fmt: skip
-    """Times all variants, then one alone, whose gain is the second measurement's: the first
-    one had it chosen. It is the one that is recommended first, else the best undecided one.
+    """Times all variants, then the first recommended one alone, else the best undecided one.
 
-    There is no second measurement where slow steps took all `seconds` since `started`. Returns all
-    verdicts with the `others`, which need no turns, and why some variants were not timed.
+    The gain of the latter is the one of the second measurement, as it was chosen by the first. Slow
+    steps that take all `seconds` since `started` leave no time for it. Returns all verdicts, with
+    the `others` (which need no turns), and why some variants were not timed.
     """
     rng, end = random.Random(0), started + seconds
     ranked_at, late = started + _RANKING_SHARE * seconds, started + _LATE_SHARE * seconds
@@ -184,7 +210,7 @@ def _verdicts_by_turns(
 
 
 def _phases_of_steps(trainer: Trainer, base: Variant) -> tuple[dict[str, float], float]:
-    """Returns the seconds of each phase of a few turns, and the seconds of a step."""
+    """Returns the seconds of each phase in a few turns, and the seconds of a step."""
     phases = PhaseTimes(trainer)
     unit_s = min(base.turn(TURN_S) for _ in range(_FIRST_TURNS))
     found = phases.take()
@@ -195,7 +221,7 @@ def _phases_of_steps(trainer: Trainer, base: Variant) -> tuple[dict[str, float],
 def _verdict(
     trainer: Trainer, timed: Timed, units_per_s: float, step_share: float, threads: int
 ) -> Verdict:
-    """Returns the verdict on a variant; if it changes learning, with the time to equal quality."""
+    """Returns the verdict on a variant; for a change of learning with the time to equal quality."""
     variant = timed.variant
     assert isinstance(variant, Variant)
     verdict = of_pairs(variant, timed.base, timed.other, trainer.task.unit, step_share)
@@ -208,3 +234,102 @@ def _verdict(
     if gains is not None:
         return replace(verdict, quality_gain=gains[0], quality_low=gains[1])
     return replace(verdict, axis="output-rank" if verdict.cause == "output layer" else "")
+
+
+def quality_gain(
+    trainer: Trainer, units_per_s: float, options: Mapping[str, Any], ratios: tuple[float, float]
+) -> tuple[float, float] | None:
+    """Returns how much sooner a run with other options reaches the final quality of this run:
+    expected, and at least; None if not known.
+
+    For texts the law of quality predicts it. For tables the options move towards their defaults,
+    and the gain of speed counts. `ratios` are the relative speed of the variant: expected, and at
+    least.
+    """
+    task, run = trainer.task, trainer.plan.options
+    if not isinstance(task, TextTask):
+        return ratios[0] - 1.0, ratios[1] - 1.0
+    model, text, own_step = task.model.config, len(task.loader.ids), task.step_units
+    has_law = task.config.vocab != "bpe" and model.num_layers <= MOST_LAYERS
+    optimizer = options.get("optimizer", run.optimizer)
+    if not has_law or not {run.optimizer, optimizer} <= OPTIMIZERS.keys():
+        return None
+    if "output_rank" in options:
+        return None
+    sizes = [n for n in ("batch_size", "seq_length") if n in options]
+    step = own_step * math.prod(options[name] / getattr(task.config, name) for name in sizes)
+
+    run_s = training_seconds(trainer, own_step / units_per_s)
+
+    def law(rate: float, step: float, optimizer: str) -> QualityPrediction:
+        size, length = (model.rnn_size, model.num_layers), Length(rate * run_s, rate * run_s / step)
+        bits = relative_bits(*size, length.tokens, length.steps, optimizer, text)
+        return QualityPrediction(*size, optimizer, text, length, bits, rate, setup_s=0.0)
+
+    own = law(units_per_s, own_step, run.optimizer).measured_bits
+
+    def gain(ratio: float, error: float) -> float:
+        changed = law(max(ratio, 1e-3) * units_per_s, step, optimizer)
+        needed_s = changed.seconds_to(own / (1.0 + error))
+        return -1.0 if needed_s is None else run_s / needed_s - 1.0
+
+    return gain(ratios[0], 0.0), gain(ratios[1], _LAW_ERROR)
+
+
+def lower_rate(trainer: Trainer, default_rate: float, seconds: float) -> Verdict | None:
+    """Returns the verdict on a quarter of the learning rate, for a rate far above the default.
+
+    Both rates take the same steps from the same weights; a rate that is too high ends with the
+    higher loss. Restores the weights. Returns None if too few steps of both fit into `seconds`.
+    """
+    rate = trainer.plan.options.learning_rate
+    if rate is None or rate < _HIGH_RATE * default_rate:
+        return None
+    start = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    losses, lower = dict[float, list[float]](), rate / 4.0
+    count, threads = _PROBE_STEPS, torch.get_num_threads()
+    for value in (rate, lower):
+        trainer.model.load_state_dict(start)
+        options = {"learning_rate": value}
+        variant = changed_run(trainer, "learning rate", CHANGES_LEARNING, options, threads)
+        try:
+            if value == rate:
+                variant.warm_up()
+                trainer.model.load_state_dict(start)
+                count = min(count, int(seconds / 2.0 / max(variant.step_s, 1e-6)))
+                if count < _MIN_PROBE_STEPS:
+                    return None
+            losses[value] = _losses(variant.trainer, count)
+        finally:
+            variant.close()
+    trainer.model.load_state_dict(start)
+    return _of_losses(losses[rate], losses[lower], lower)
+
+
+def _losses(trainer: Trainer, count: int) -> list[float]:
+    """Returns the losses of steps at the peak learning rate; the first infinite one is the last."""
+    found = list[float]()
+    for _ in range(count):
+        loss, _ = trainer.step(trainer.task.loader.next())
+        if not math.isfinite(loss):
+            return [*found, *[math.inf] * (count - len(found))]
+        found.append(loss)
+    return found
+
+
+def _of_losses(own: list[float], other: list[float], rate: float) -> Verdict:
+    """Returns the verdict: how much sooner the lower rate reaches the loss of the higher one."""
+    window = max(4, len(own) // 6)
+    ends = [sum(losses[-window:]) / window for losses in (own, other)]
+    means = [sum(other[i : i + window]) / window for i in range(len(other) - window + 1)]
+    reached = next((i + window for i, mean in enumerate(means) if mean <= ends[0]), None)
+    gain = -1.0 if reached is None else len(own) / reached - 1.0
+    evidence = (
+        f"loss after {len(own)} steps from the same weights: {ends[0]:.3f} ->"
+        f" {ends[1]:.3f} at a quarter of the rate"
+    )
+    share = max(0.0, 1.0 - 1.0 / (1.0 + gain)) if gain > -1.0 else 0.0
+    return Verdict(
+        "learning rate", share, 0.0, 0.0, 0.0, CHANGES_LEARNING, {"learning_rate": rate},
+        evidence, False, gain, gain,
+    )  # fmt: skip

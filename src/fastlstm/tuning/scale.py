@@ -1,9 +1,9 @@
-"""`fastlstm scale`: what data parallelism over more machines would make of a run.
+"""`fastlstm scale`: predicts the speed of data parallelism over more machines.
 
-Of n numbers of b bytes a ring of W processes sends, over links of β bytes a second and τ seconds a
-message, in every k-th step::
+The seconds of a sum of n numbers of b bytes over a ring of W processes, with links of β bytes a
+second and τ seconds a message::
 
-    2 (W-1)/W n b / β  +  2 (W-1) (τ + m)         m: what Python, gloo and the kernel cost
+    2 (W-1)/W n b / β  +  2 (W-1) (τ + m)         m: Python, gloo and the operating system
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
 
 WIRE_BYTES = {"fp32": 4, "bf16": 2}
 PAYLOAD = 2 * 1448 / (2 * 1514 + 66)
-"""Of the bytes on a link that carries as much each way: the rest are headers and answers."""
+"""Share of data in the bytes on a link, with equal traffic in both directions."""
 MESSAGE_S = 0.35e-3
-"""m, fitted to replays on shaped links (docs/log.md)."""
+"""m, fitted to measurements on shaped links (benchmarks/log)."""
 _WAYS = (("fp32", 1), ("bf16", 1), ("fp32", 8), ("fp32", 25))
 WORTH_IT = 1.05
-"""Times the speed of one node, below which more are not advised."""
+"""Least speedup at which more nodes are advised."""
 _SAME, _CLEARLY = 0.98, 1.1
-"""Share of the fastest exact way's speed from which fp32 is preferred to bf16; times its speed from
+"""Share of the best exact speed from which fp32 is preferred to bf16; multiple of that speed from
 which local steps are advised."""
 LOCAL_LOSS = {8: "at most 0.01 bits/char worse", 25: "0.01 to 0.03 bits/char worse"}
 _TIMED_S, _MIN_TIMED, _MAX_TIMED = 0.5, 3, 12
 _DIVISORS = (1, 2, 4, 8)
-"""Of the batch, that are timed."""
+"""Divisors of the batch that are timed."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """What joins two nodes: bytes a second in each direction, and seconds of a message one way."""
+    """A link of two nodes: bytes a second in each direction, and seconds of a message one way."""
 
     bytes_per_s: float
     latency_s: float = 0.0
@@ -54,11 +54,11 @@ class Link:
 
 @dataclass(frozen=True)
 class StepCost:
-    """What a step takes on one machine.
+    """The cost of a step on one machine.
 
     Attributes:
-        unit: what a batch is counted in, such as "tokens".
-        rows: of the batch with its accumulation.
+        unit: unit of a batch, such as "tokens".
+        rows: rows of a batch with its accumulation.
         passes: (rows, seconds) of forward and backward passes, rows descending.
         update_s: seconds of clipping and update.
         numbers: trained parameters.
@@ -73,8 +73,8 @@ class StepCost:
     description: str
 
     def step_s(self, rows: float) -> float:
-        """Returns the seconds of a step of so many rows: on the line through the two nearest that
-        were timed, and never less than in proportion to the fewest."""
+        """Returns the seconds of a step of so many rows: on the line through the two nearest
+        measurements, and at least in proportion to the smallest one."""
         if len(self.passes) == 1:
             only, seconds = self.passes[0]
             return seconds * rows / only + self.update_s
@@ -91,9 +91,9 @@ class ScalingWay:
 
     Attributes:
         every: steps between sums.
-        used: nodes that have rows.
-        compute_s, exposed_s: of a step; in the second nodes wait for the network.
-        speedup: over one node, in units a second.
+        used: nodes with rows.
+        compute_s, exposed_s: seconds of a step for computing, and waiting for the network.
+        speedup: units a second relative to one node.
         formula: `exposed_s` with its numbers.
     """
 
@@ -113,8 +113,8 @@ class ScalingWay:
 
 @dataclass(frozen=True)
 class ScalingPrediction:
-    """All ways to train on a number of nodes: `strong` with the batch of the run divided, `weak`
-    with the same batch on every node; and the `best` one, None where one node is as fast."""
+    """All ways to train on a number of nodes: `strong` divides the batch of the run, `weak` has the
+    same batch on every node; `best` is None if one node is as fast."""
 
     nodes: int
     strong: list[ScalingWay]
@@ -126,11 +126,11 @@ class ScalingPrediction:
 def predict_scale(
     cost: StepCost, nodes: int, link: Link, wire: str | None = None, every: int | None = None
 ) -> ScalingPrediction:
-    """Predicts training on `nodes` machines like the one timed; without `wire` and `every`,
-    the steps between sums, their values are compared."""
+    """Predicts training on `nodes` machines like this one; compares all values of `wire` and of
+    `every`, the steps between sums, that are None."""
     ways = [way for way in _WAYS if wire in (None, way[0]) and every in (None, way[1])]
     ways = ways or [(wire or "fp32", every or 1)]
-    used = min(nodes, cost.rows)  # each has a row
+    used = min(nodes, cost.rows)  # each needs a row
     strong = [_way(cost, used, cost.rows / used, link, *way) for way in ways]
     weak = [_way(cost, nodes, cost.rows, link, *way) for way in ways]
     return ScalingPrediction(nodes, strong, weak, *_chosen(cost, strong))
@@ -150,7 +150,7 @@ def _way(cost: StepCost, used: int, rows: float, link: Link, wire: str, every: i
 
 
 def _chosen(cost: StepCost, ways: Sequence[ScalingWay]) -> tuple[ScalingWay | None, str]:
-    """Returns the way that is advised, and why."""
+    """Returns the recommended way, and the reason."""
     fastest = max(ways, key=lambda way: way.speedup)
     exact = [way for way in ways if way.every == 1]
     best = next((w for w in exact if w.speedup > _SAME * max(e.speedup for e in exact)), fastest)
@@ -171,7 +171,7 @@ def _chosen(cost: StepCost, ways: Sequence[ScalingWay]) -> tuple[ScalingWay | No
 
 
 def measured_cost(trainer: Trainer) -> StepCost:
-    """Times steps of a run to throw away, with its batch and with a half, a quarter, an eighth."""
+    """Times steps with the batch of a run, and with a half, a quarter and an eighth of it."""
     task, options = trainer.task, trainer.plan.options
     passes, update_s, units = list[tuple[int, float]](), 0.0, 0.0
     for divisor in _DIVISORS:
@@ -183,7 +183,7 @@ def measured_cost(trainer: Trainer) -> StepCost:
             rows = size * options.accumulate
             passes_s, other_update_s, taken = _fastest(other.trainer)
             fewest_s = passes[-1][1] if passes else passes_s
-            passes.append((rows, min(passes_s, fewest_s)))  # what is slower was disturbed
+            passes.append((rows, min(passes_s, fewest_s)))  # a slower one was disturbed
             if divisor == 1:
                 update_s, units = other_update_s, taken / rows
         finally:
@@ -198,14 +198,14 @@ def measured_cost(trainer: Trainer) -> StepCost:
 
 
 def _fastest(trainer: Trainer) -> tuple[float, float, int]:
-    """Returns the least seconds of passes and of updates of a few steps, and a step's units."""
+    """Returns the least seconds of passes and of updates in a few steps, and the units per step."""
     passes, updates, units = list[float](), list[float](), 0
     spent, until = trainer.stepper.seconds, time.perf_counter() + _TIMED_S
     for number in range(_MAX_TIMED):
         batch, before = trainer.task.loader.next(), dict(spent)
         units = max(units, trainer.task.size(batch))
         trainer.step(batch, 0.0)
-        if number > 0 or time.perf_counter() > until:  # the first one is a little slower
+        if number > 0 or time.perf_counter() > until:  # the first step is a little slower
             passes.append(spent["forward_backward"] - before["forward_backward"])
             updates.append(spent["optimizer"] - before["optimizer"])
         if len(passes) >= _MIN_TIMED and time.perf_counter() > until:

@@ -1,14 +1,13 @@
-"""Hard limits of a model, checked on random weights before any training."""
+"""Limits of latency and bytes, checked on models with random weights before any training."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fastlstm.errors import UsageError
 from fastlstm.report.terminal import short_bytes
 from fastlstm.runs.weight_formats import encode_weights
 from fastlstm.text.decoder import FORMATS, Decoder
@@ -17,23 +16,21 @@ from fastlstm.text.weight_report import writing_speed
 
 if TYPE_CHECKING:
     from fastlstm.text.config import ModelConfig
-    from fastlstm.tuning.job import Job, Show
 
 _NUM_TIMED, _TIMED_S = 5, 0.07
 _LEAST_NOISE = 1.1
-"""The upper end is at least so many times the median: a busy moment is slower than all that was
-measured at one moment."""
+"""Least ratio of the upper end to the median: later moments may be busier than the measured one."""
 
 
 @dataclass(frozen=True)
 class ModelCost:
-    """What a model takes when it is used.
+    """Latency and bytes of a model in use.
 
     Attributes:
-        latency_s: seconds per token of one stream, or per forecast of one window: the median.
-        num_bytes: of the file of weights.
-        low_s, high_s: the second fastest measurement and the second slowest one, which is at least
-            a tenth above the median, and above what a token takes when a text begins.
+        latency_s: median seconds per token of one stream, or per forecast of one window.
+        num_bytes: size of the file of weights.
+        low_s, high_s: the second fastest and the second slowest measurement; `high_s` is at least a
+            tenth above the median, and above a token at the beginning of a text.
     """
 
     latency_s: float
@@ -49,12 +46,12 @@ class ModelCost:
 
 @dataclass(frozen=True)
 class SizeLimits:
-    """What a model may take; None is no limit.
+    """Limits of a model; None is no limit.
 
     Attributes:
-        max_latency_s: seconds per token of one stream, of a forecaster per window.
-        max_bytes: of the file of weights.
-        weights: format of the weights in the file and in use.
+        max_latency_s: seconds per token of one stream, or per window of a forecaster.
+        max_bytes: size of the file of weights.
+        weights: format of the weights, in the file and in use.
     """
 
     max_latency_s: float | None = None
@@ -69,7 +66,7 @@ class SizeLimits:
         """Measures a text model with random weights."""
         model = LanguageModel(config)
         floats = {n: p.detach().numpy() for n, p in model.named_parameters()}
-        # The file of fp16 is decoded as fp32.
+        # A file of fp16 is decoded as fp32.
         decoder = Decoder.of(model, self.weights if self.weights in FORMATS else "fp32")
         num_bytes = len(encode_weights(floats, self.weights))
 
@@ -81,10 +78,10 @@ class SizeLimits:
     def measured(
         self, num_bytes: int, time: Callable[[], float], at_first_s: float = 0.0
     ) -> ModelCost:
-        """Returns what a model takes, by `time`, which measures its latency once.
+        """Returns the cost of a model; `time` measures its latency once.
 
-        One outlier does not count, and no more is measured than decides. A text that begins takes
-        `at_first_s`, on one thread, until more are found faster.
+        One outlier does not count. Measuring ends as soon as the limits decide. A text begins on
+        one thread, with `at_first_s` per token, before more threads are found faster.
         """
         limit_s = math.inf if self.max_latency_s is None else self.max_latency_s
         is_over = self.max_bytes is not None and num_bytes > self.max_bytes
@@ -98,8 +95,8 @@ class SizeLimits:
         return ModelCost(median, num_bytes, min(ends), high_s)
 
     def refusal(self, cost: ModelCost, per: str = "token") -> str | None:
-        """Returns why a model is over a limit, or None; the upper end of its latency must keep it,
-        as the limit holds at other moments too."""
+        """Returns why a model is over a limit, or None. The upper end of its latency counts, as
+        other moments may be busier."""
         if self.max_latency_s is not None and cost.high_s > self.max_latency_s:
             limit_us = 1e6 * self.max_latency_s
             limit = f"the upper end is over the limit of {limit_us:.1f} us"
@@ -110,33 +107,3 @@ class SizeLimits:
                 f" {short_bytes(self.max_bytes)}"
             )
         return None
-
-
-def sizes_within_limits(
-    job: Job, wanted: Iterable[int], cost: Callable[[int], ModelCost], limits: SizeLimits,
-    show: Show,
-) -> list[dict[str, Any]]:  # fmt: skip
-    """Returns every size with its latency and bytes, and `refusal`: why it is over a limit.
-
-    Raises:
-        UsageError: no size keeps the limits.
-    """
-    sizes = list[dict[str, Any]]()
-    for units in wanted:
-        measured = cost(units)
-        refusal = limits.refusal(measured, job.per)
-        sizes.append({
-            job.size: units, "latency_s": measured.latency_s, "latency_high_s": measured.high_s,
-            "num_bytes": measured.num_bytes, "refusal": refusal,
-        })  # fmt: skip
-        limit = limits.max_latency_s
-        within = "" if limit is None else f", limit {1e6 * limit:.1f} us"
-        about = f"{measured.latency_text(job.per)}{within}, {short_bytes(measured.num_bytes)}"
-        show(f"{units} units", f"refused: {refusal}" if refusal else about)
-    if all(size["refusal"] for size in sizes):
-        smallest = min(sizes, key=lambda size: float(size["latency_s"]))
-        raise UsageError(
-            f"no size keeps the limits; the fastest has {smallest[job.size]} units:"
-            f" {smallest['refusal']}"
-        )
-    return sizes

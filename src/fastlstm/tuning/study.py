@@ -1,8 +1,8 @@
-"""The Optuna study of `tune`: its storage, its trials, what it has found.
+"""The Optuna study of `tune`: storage, trials, results.
 
-A trial has settings that TPE suggests, and complete short runs that grow longer; Hyperband says
-which trials get longer ones. Runs are compared by what the whole run is expected to end at, so that
-a large model is not dropped for starting slowly.
+TPE suggests the settings of a trial. A trial trains complete short runs, each longer than the one
+before; Hyperband chooses the trials that get the longer runs. Runs are compared by the expected
+result of the whole run, so a large model is not dropped for a slow start.
 """
 
 from __future__ import annotations
@@ -45,26 +45,26 @@ STUDY_FILE = "study.db"
 _TRIALS = "trials"
 MIN_TRIAL_S = 10.0
 _MIN_SHARE = 1 / 12
-"""Of the budget: shorter runs say too little about the whole one (docs/predict.md)."""
+"""Of the budget: shorter runs predict the whole run too badly (docs/predict.md)."""
 _LEAST_RUNS, _LONGEST_SHARE = 9, 1 / 8
-"""Shortest runs that the shortest search has time for; of its time, what the longest run takes."""
+"""Shortest runs in the shortest search; share of the longest run in the time of a search."""
 _REDUCTION = 3
-"""How much longer the runs of the next rung are; a third of the trials gets there."""
+"""Ratio of the lengths of two rungs; a third of the trials gets to the next rung."""
 _STARTUP_TRIALS = 4
-"""Random ones before TPE, in each bracket of Hyperband; the ones tried first count."""
+"""Random trials before TPE in each bracket of Hyperband, with the enqueued ones."""
 _RATE_MARGIN = 1.4
-"""The highest learning rate over the highest one that is tried first."""
+"""Largest learning rate over the largest value of the axis; likewise for the smallest."""
 _MAX_KNOWN = 12
-"""Suggestions in a row that are not new, after which the search is over."""
+"""Known suggestions in a row that end the search."""
 _CLEAR_GAIN = 0.002
-"""Share of the result that changes must gain to be taken over the default."""
+"""Relative gain from which changes are preferred to the default."""
 _MIN_IMPORTANCE = 6
-"""Trials from which on Optuna is asked what the axes are worth."""
+"""Fewest trials for the importance of axes."""
 _STORAGE_ERRORS = (SQLAlchemyError, sqlite3.Error, optuna.exceptions.OptunaError)
 
 Train = Callable[[Mapping[str, Any], float, int, Path], tuple[float, float]]
-"""Trains with options for so many seconds with a seed in a directory; returns what the run ended
-at, and what the whole run is expected to."""
+"""Trains with options, for seconds, with a seed, in a directory; returns the result of the run and
+the expected result of the whole run."""
 _NO_FLAGS = {"source", "limits", "machine"}
 
 
@@ -87,12 +87,10 @@ def rungs_of(time_s: float, budget_s: float) -> list[float]:
 
 
 def open_study(path: Path, about: Mapping[str, Any], resume: bool) -> optuna.Study:
-    """Returns the study in a directory, a new one where there is none.
-
-    A search is continued with `resume`, and if it was asked for the same `about` only.
+    """Returns the study in a directory; makes one in an empty directory.
 
     Raises:
-        UsageError: a search is there and is not to be continued, or was asked for something else.
+        UsageError: the study exists, and `resume` is False or `about` differs.
         RunDirectoryError: the directory holds something else.
         FormatError: the file is no study of this fastlstm.
     """
@@ -118,19 +116,15 @@ def open_study(path: Path, about: Mapping[str, Any], resume: bool) -> optuna.Stu
 
 
 def load_study(path: Path, seed: int = 0) -> optuna.Study:
-    """Returns the study in a directory; the file is made where it is missing.
-
-    Raises:
-        FormatError: the file is no study.
-    """
+    """Returns the study in a directory, a new one without a file; FormatError for another file."""
     optuna.logging.set_verbosity(optuna.logging.CRITICAL)
     file = path / STUDY_FILE
-    # A connection of our own takes a path with any characters. Its transactions lock before they
-    # read: else two processes take the same waiting trial.
+    # An own connection allows any character in the path. Transactions lock before they read, else
+    # two processes take the same waiting trial.
     connect = partial(
         sqlite3.connect, file, timeout=60.0, check_same_thread=False, isolation_level=None
     )
-    try:  # what is damaged raises all kinds of errors
+    try:  # a damaged file raises all kinds of errors
         stored = optuna.storages.RDBStorage(
             f"sqlite:///{STUDY_FILE}", engine_kwargs={"creator": connect}
         )
@@ -156,7 +150,7 @@ def _foreign(path: Path) -> FormatError:
 
 @contextlib.contextmanager
 def study_errors(path: Path) -> Iterator[None]:
-    """Turns errors of the storage inside the block into a StorageError."""
+    """Turns errors of the storage in the block into a StorageError."""
     try:
         yield
     except _STORAGE_ERRORS as error:
@@ -165,11 +159,7 @@ def study_errors(path: Path) -> Iterator[None]:
 
 
 def stored_space(study: optuna.Study, path: Path) -> Space | None:
-    """Returns the settings that were prepared when the search was started, if they are there.
-
-    Raises:
-        FormatError: they are damaged.
-    """
+    """Returns the settings to try that a study stores, or None; FormatError for damaged ones."""
     stored = study.user_attrs.get("space")
     try:
         return None if stored is None else Space(**stored)
@@ -179,8 +169,8 @@ def stored_space(study: optuna.Study, path: Path) -> Space | None:
 
 @dataclass(frozen=True)
 class Objective:
-    """What a trial ends at: complete short runs of so many seconds, the `rungs`, with each of the
-    seeds. They lie below `path`; `show` gets a line for each."""
+    """The result of a trial: complete short runs of the `rungs` (seconds) with each of the seeds,
+    in directories below `path`; `show` gets a line for each run."""
 
     job: Job
     space: Space
@@ -191,8 +181,8 @@ class Objective:
     show: Show
 
     def optimize(self, study: optuna.Study, timeout_s: float) -> None:
-        """Runs trials until the time is used up, or nothing new is suggested."""
-        # One bracket fewer than Hyperband would have: in the last one nothing is pruned.
+        """Runs trials until the time is over, or nothing new is suggested."""
+        # One bracket fewer than by default: the last one never prunes.
         longest = max(1, _REDUCTION ** (len(self.rungs) - 1) - 1)
         study.pruner = optuna.pruners.HyperbandPruner(1, longest, _REDUCTION)
         with warnings.catch_warnings():
@@ -201,8 +191,8 @@ class Objective:
                 study.optimize(self, timeout=timeout_s, callbacks=[_end_without_news])
 
     def enqueue(self, study: optuna.Study) -> None:
-        """Has the study try the default and the most promising changes first, and again what was
-        trained when it was stopped."""
+        """Enqueues the default and the most promising changes, or the trials that a stopped search
+        did not finish."""
         trials = study.get_trials(deepcopy=False)
         retried = {trial.user_attrs.get("retry_of") for trial in trials}
         for changes in () if trials else ({}, *self.space.first):
@@ -272,7 +262,7 @@ class Objective:
         self, name: str, options: Mapping[str, Any], seconds: float, seed: int
     ) -> dict[str, Any]:
         out = self.path / _TRIALS / name
-        if out.exists():  # of a search that was killed within this run
+        if out.exists():  # the search was killed in this run
             with storage.storage_errors(out, "remove an unfinished run"):
                 shutil.rmtree(out)
         try:
@@ -283,12 +273,12 @@ class Objective:
 
 
 def _expected(run: Mapping[str, Any]) -> float:
-    """Returns what the whole run is expected to end at; infinite where a short run failed."""
+    """Returns the expected result of the whole run; infinite for a failed run."""
     return math.inf if run["expected"] is None else float(run["expected"])
 
 
 def _end_without_news(study: optuna.Study, trial: FrozenTrial) -> None:
-    """Ends a search whose settings were all tried."""
+    """Ends a search after too many known suggestions."""
     trials = study.get_trials(deepcopy=False)
     labels = [each.user_attrs["label"] for each in trials if "label" in each.user_attrs]
     if set(labels[-_MAX_KNOWN:]) <= set(labels[:-_MAX_KNOWN]):
@@ -296,7 +286,7 @@ def _end_without_news(study: optuna.Study, trial: FrozenTrial) -> None:
 
 
 def runs_of(study: optuna.Study) -> list[dict[str, Any]]:
-    """Returns all short runs of a study, each with the label and the options of its trial."""
+    """Returns all short runs of a study, with label and options of their trials."""
     found = dict[str, dict[str, Any]]()
     for trial in study.get_trials(deepcopy=False):
         about = {name: trial.user_attrs.get(name) for name in ("label", "options")}
@@ -306,17 +296,16 @@ def runs_of(study: optuna.Study) -> list[dict[str, Any]]:
 
 
 def spent_s(study: optuna.Study) -> float:
-    """Returns the seconds of all trials that have ended."""
+    """Returns the seconds of all finished trials."""
     trials = study.get_trials(deepcopy=False)
     return sum(trial.duration.total_seconds() for trial in trials if trial.duration is not None)
 
 
 def best_trial(study: optuna.Study) -> tuple[FrozenTrial, float, float]:
-    """Returns the best trial with what it and the default are expected to reach: the default
-    unless another one clearly gains.
+    """Returns the best trial, its expected result, and the one of the default.
 
-    Raises:
-        UsageError: every run failed.
+    The default is the best trial unless another one is clearly better. UsageError: every run
+    failed.
     """
 
     def expected(trial: FrozenTrial) -> float:
@@ -341,8 +330,8 @@ def best_trial(study: optuna.Study) -> tuple[FrozenTrial, float, float]:
 
 
 def importance(study: optuna.Study) -> dict[str, float]:
-    """Returns what each axis is worth by Optuna, of the first run of every trial: they have the
-    same length. Empty where there are too few."""
+    """Returns the importance of each axis by Optuna, from the first run of every trial, which have
+    the same length; empty for too few trials."""
     first = optuna.create_study()
     for trial in study.get_trials(deepcopy=False):
         if math.isfinite(value := trial.intermediate_values.get(1, math.inf)):
@@ -360,32 +349,19 @@ def importance(study: optuna.Study) -> dict[str, float]:
 
 
 def _require_same_start(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Compares what a command was asked for with what the first start was, both JSON values.
-
-    Raises:
-        UsageError: an option differs, of those on top and those under `options`.
-    """
+    """Raises UsageError if an option differs from the first start of a search."""
     first, asked = _flat(before), _flat(now)
     for name in dict.fromkeys([*asked, *first]):
         old, new = first.get(name), asked.get(name)
         if old == new:
             continue
-        if name == "files":
-            raise UsageError(
-                f"'{path}' was started with another table, or it was changed since; give another"
-                " `out`"
-            )
         if name in _NO_FLAGS:
-            raise UsageError(
-                f"'{path}' was started with another {name}: {old!s:.200}, not {new!s:.200}; give"
-                " another `out`"
-            )
-        if old is None:
-            raise UsageError(
-                f"'{path}' was started without `{name}`; leave it out, or give another `out`"
-            )
-        wrong = "not without it" if new is None else f"not {new!r:.200}"
-        raise UsageError(f"'{path}' was started with `{name}={old!r}`, {wrong}; give another `out`")
+            started = f"with another {name}: {old!s:.200}, not {new!s:.200}"
+        elif old is None:
+            started = f"without `{name}`"
+        else:
+            started = f"with `{name}={old!r:.200}`, not {new!r:.200}"
+        raise UsageError(f"'{path}' was started {started}; give another `out`")
 
 
 def _flat(about: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""Forecasters as `tune` sees them."""
+"""The settings of forecasters for `tune`."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,10 +30,7 @@ _COMPARED = 2048
 
 
 class TrialTask(ForecastTask):
-    """A forecaster that is trained to be compared: every one is scored on the same windows.
-
-    The test part is not looked at, and quantiles are calibrated on few windows.
-    """
+    """A forecaster in a search: all are scored on the same windows, and not on the test part."""
 
     min_scored = max_scored = _COMPARED
 
@@ -47,10 +44,10 @@ class TrialTask(ForecastTask):
 
 
 class TableJob(Job):
-    """Forecasters of equal time are compared by the validation loss that they ended at.
+    """Compares forecasters of equal training time by their validation loss.
 
-    No law says what a longer run of a table gives (docs/predict.md). The axes are in the order in
-    which their first changes are tried.
+    No law predicts a longer run of a table (docs/predict.md). The first changes are tried in the
+    order of the axes.
     """
 
     fields = {  # noqa: RUF012
@@ -74,9 +71,7 @@ class TableJob(Job):
     def train(self, source: Any, config: ForecastConfig, **options: Any) -> None:
         train_forecaster(source, config, make_task=TrialTask, stop=self.stop, **options)
 
-    def prepare(
-        self, trainer: Trainer, given: Collection[str], search: Search, show: Show
-    ) -> Space:
+    def prepare(self, trainer: Trainer, search: Search, show: Show) -> Space:
         task = trainer.task
         assert isinstance(task, ForecastTask)
         network = task.model.config
@@ -86,7 +81,7 @@ class TableJob(Job):
             return values_around(config, task.loader.num_windows, longest - config.horizon)
 
         _, space = self.space_around(
-            task.stored.config, self.open_axes(search.axes, given), HIDDEN_SIZES,
+            task.stored.config, HIDDEN_SIZES,
             lambda each: forecast_cost(
                 replace(network, hidden_size=each.hidden_size), search.limits
             ),
@@ -98,7 +93,7 @@ class TableJob(Job):
         options = super().options_of(default, changes)
         if "patch" not in options:
             return options
-        # Two changes may not divide each other.
+        # The input must be a multiple of the patch.
         patches = max(1, options["input_size"] // options["patch"])
         return {**options, "input_size": patches * options["patch"]}
 
@@ -115,8 +110,8 @@ class TableJob(Job):
 def values_around(
     config: ForecastConfig, num_windows: int, longest_input: int
 ) -> dict[str, list[Any]]:
-    """Returns the values to try of every axis but size, the default's first; a batch is at most an
-    eighth of the training part, of `num_windows`."""
+    """Returns the values of every axis but size, the default first; a batch is at most an eighth of
+    the `num_windows` of the training part."""
     batch, length, patch = config.batch_size, config.input_size, config.patch
     assert length is not None
     assert patch is not None
@@ -139,7 +134,7 @@ def values_around(
 
 @torch.no_grad()
 def forecast_cost(config: ForecasterConfig, limits: SizeLimits) -> ModelCost:
-    """Measures a forecaster with random weights: one window at a time, float32."""
+    """Measures a forecaster with random weights, one window at a time in float32."""
     network = ForecastNetwork(config).eval()
     columns = config.num_targets + config.num_past + config.num_future
     window = torch.zeros(1, config.input_size + config.horizon, columns)

@@ -1,16 +1,15 @@
-"""Text models as `tune` sees them."""
+"""The settings of text models for `tune`."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.text.config import TrainConfig
-from fastlstm.text.quality_law import OPTIMIZERS
-from fastlstm.text.quality_prediction import Length
+from fastlstm.text.quality_law import OPTIMIZERS, Length
 from fastlstm.text.size_plan import EMBED_SIZES, expected_bits, step_seconds
 from fastlstm.text.task import TextTask
 from fastlstm.text.train import train
@@ -28,22 +27,21 @@ if TYPE_CHECKING:
 _SEQ_LENGTHS = (64, 512)
 """Shorter ones ended worse at equal time (benchmarks/log)."""
 _RANKS = (4, 2)
-"""Hidden units over the width of a projection before the output matrix."""
+"""Ratios of the hidden units to the width of a projection before the output matrix."""
 _LAW_AXES = ("batch", "seq-length", "size", "optimizer")
-"""Axes of which the law of quality says what they are worth."""
+"""Axes of the law of quality."""
 _NUM_PROMISING, _NUM_WITH_RATE = 5, 2
-"""Changes that the law puts first, and how many of them are tried with a higher rate too."""
+"""Best changes by the law, and how many of them are also tried with a higher learning rate."""
 _RATE_SHIFT = 0.029
-"""What twice the learning rate gains falls by 2 points in a run e times as long."""
+"""The gain of twice the learning rate falls by 2 points in a run e times as long."""
 
 
 @dataclass(frozen=True)
 class TextJob(Job):
-    """Runs of a text are compared by what the law of quality expects of the whole run.
+    """Compares runs of a text by the result of the whole run that the law of quality predicts.
 
-    Attributes:
-        has_law: whether the law was measured for such tokens; runs of others, which have the same
-            time, are compared by what they ended at.
+    Without the law (`has_law` is False: BPE tokens), runs of equal time are compared by their own
+    result.
     """
 
     has_law: bool = True
@@ -53,7 +51,7 @@ class TextJob(Job):
         "seq-length": ("seq_length",),
         "optimizer": ("optimizer", "learning_rate"),
         "lr": ("learning_rate",),
-        "output-rank": (),  # open where the output matrix is wide, whatever was given
+        "output-rank": (),  # open for a wide output matrix, whatever is given
         "size": ("rnn_size", "preset", "embed_size", "num_layers", "tie_weights", "output_rank"),
         "threads": ("threads",),
         "precision": ("precision",),
@@ -74,16 +72,14 @@ class TextJob(Job):
         stop: Any = self.stop
         train(source, config=config, as_text=True, stop=stop, **options)
 
-    def prepare(
-        self, trainer: Trainer, given: Collection[str], search: Search, show: Show
-    ) -> Space:
+    def prepare(self, trainer: Trainer, search: Search, show: Show) -> Space:
         task, config = trainer.task, trainer.plan.options
         assert isinstance(task, TextTask)
         assert isinstance(config, TrainConfig)
         model, train_tokens = task.model.config, len(task.loader.ids)
         size = {name: getattr(model, name) for name in ("rnn_size", "num_layers", "embed_size")}
         config, space = self.space_around(
-            replace(config, **size), self.open_axes(search.axes, given), list(EMBED_SIZES),
+            replace(config, **size), list(EMBED_SIZES),
             lambda each: search.limits.cost(each.model_config(task.tokenizer.vocab_size, 0.0)),
             lambda each: values_around(each, train_tokens, has_wide_output(task)), search, show,
         )  # fmt: skip
@@ -96,7 +92,7 @@ class TextJob(Job):
             tokens = timed.batch_size * timed.accumulate * (timed.seq_length or 1)
             return float(step_seconds(timed, task.loader.ids, task.tokenizer) / tokens)
 
-        # The time of a step is close to a product of one factor for each axis.
+        # The time of a step is about a product of one factor for each axis.
         base_s = token_s({})
         law = {axis: v for axis, v in values.items() if axis in _LAW_AXES}
         factors = {(a, v): token_s({a: v}) / base_s for a, tried in law.items() for v in tried[1:]}
@@ -112,8 +108,8 @@ class TextJob(Job):
         pairs = [list(zip(law, cell, strict=True)) for cell in every]
         combined = [{a: v for a, v in each if v != law[a][0]} for each in pairs]
         best = sorted(filter(None, combined), key=bits)[:_NUM_PROMISING]
-        show("speed", f"{1.0 / base_s:,.0f} tokens/s; the law of quality expects most of"
-             f" {self.label_of(best[0]) if best else 'the default'}")  # fmt: skip
+        label = self.label_of(best[0]) if best else "the default"
+        show("speed", f"{1.0 / base_s:,.0f} tokens/s; best by the law of quality: {label}")
         rates = {axis: values[axis][1] for axis in ("lr",) if axis in values}
         with_rate = [{**changes, **rates} for changes in best[:_NUM_WITH_RATE] if rates]
         promising = itertools.zip_longest(best, with_rate)
@@ -148,8 +144,8 @@ class TextJob(Job):
 def values_around(
     options: TrainConfig, train_tokens: int, has_wide_output: bool = False
 ) -> dict[str, list[Any]]:
-    """Returns the values to try of every axis but size, the default's first; a batch is at most an
-    eighth of the training split, of `train_tokens`."""
+    """Returns the values of every axis but size, the default first; a batch is at most an eighth of
+    the `train_tokens` of the training part."""
     batch, length, optimizer = options.batch_size, options.seq_length, options.optimizer
     assert length is not None
     room = train_tokens // MIN_STEPS_PER_EPOCH // options.accumulate
@@ -168,11 +164,11 @@ def whole_run_bits(
     start: Event, end: Event, options: Mapping[str, Any], space: Space,
     lengths_s: tuple[float, float],
 ) -> float:  # fmt: skip
-    """Returns what the whole run is expected to end at, from a complete short one.
+    """Returns the expected result of the whole run, from a complete short run.
 
-    What the law says of the settings is halfway corrected to what it says of the default: it errs
-    by 2 to 4 % between optimizers and batches. It is the law of the default learning rate; a higher
-    one gains less in a longer run. `lengths_s` are the seconds of training of both runs.
+    The law errs by 2 to 4 % between optimizers and batches, so its ratio for the settings is moved
+    halfway to its ratio for the default. The law holds for the default learning rate; a higher rate
+    gains less in a longer run. `lengths_s` are the seconds of training of both runs.
     """
     times, optimizer = lengths_s[1] / lengths_s[0], options["optimizer"]
     law = law_of(start, end, optimizer)

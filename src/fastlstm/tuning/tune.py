@@ -1,7 +1,7 @@
-"""Finds the settings that end best within a budget, by complete short runs.
+"""Finds the settings with the best result within a budget, by complete short runs.
 
 Limits of latency and bytes are measured on random weights, before any training; then an Optuna
-study trains short runs (`study`). What a `Job` is tells texts from tables.
+study (`study.py`) trains short runs. A `Job` is a text or a table.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _Config = TrainConfig | ForecastConfig
 
 
 def job_of(config: _Config) -> Job:
-    """Returns the kind of training that a configuration is for."""
+    """Returns the kind of training of a configuration."""
     if isinstance(config, ForecastConfig):
         return TableJob()
     return TextJob(has_law=config.vocab != "bpe")
@@ -51,18 +51,24 @@ def job_of(config: _Config) -> Job:
 
 @dataclass(frozen=True)
 class Search:
-    """What a search was asked for.
+    """A search for the settings of a run.
 
     Attributes:
+        source: as of `fastlstm.train`.
+        config: options of the run.
+        given: names of the given options, which stay as they are.
         out: directory of the search.
-        time_s: for the short runs; default is twice the budget, or the least that is enough.
-        axes: of the job; empty means all but threads and precision.
-        limits: that every model must keep.
-        num_seeds: runs of every rung of a trial.
+        time_s: time of all short runs; default is twice the budget, or the least possible time.
+        axes: axes of the job; empty means all but threads and precision.
+        limits: limits of every model.
+        num_seeds: runs in every rung of a trial.
         resume: continue the search in `out`.
-        jobs: trials at a time, each in a process of its own; they share the cores.
+        jobs: trials at a time, in as many processes that share the cores.
     """
 
+    source: Any
+    config: _Config
+    given: Collection[str]
     out: Path
     time_s: float | None = None
     axes: tuple[str, ...] = ()
@@ -71,144 +77,118 @@ class Search:
     resume: bool = False
     jobs: int = 1
 
+    @property
+    def budget_s(self) -> float:
+        """The budget of the run; UsageError without one."""
+        budget_s = StopCriterion.of(self.config, 1).budget_s
+        if budget_s is None:
+            raise UsageError("tune needs a budget: give --budget instead of --steps or --epochs")
+        return budget_s
 
-@dataclass(frozen=True)
-class Tuned:
-    """What a search found: the best settings, by field beside the given ones, and what a run
-    of the budget is expected to end at with them and by default. `facts` are all of it."""
-
-    options: dict[str, Any]
-    label: str
-    expected: float
-    default_expected: float
-    facts: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class _Work:
-    """What every process of a search needs."""
-
-    source: Any
-    config: _Config
-    given: frozenset[str]
-    search: Search
-    time_s: float
-    budget_s: float
+    def resolved(self, job: Job) -> Search:
+        """Returns the search with its time and axes; UsageError for too little time."""
+        axes = tuple(axis for axis in job.fields if axis not in ("threads", "precision"))
+        least_s = studies.least_time_s(self.budget_s)
+        time_s = self.time_s or max(2.0 * self.budget_s, least_s)
+        if time_s < least_s:
+            raise UsageError(
+                f"the search has {clock(time_s)}, expected at least {clock(least_s)} for a run of"
+                f" {clock(self.budget_s)}; give a longer --tune-time"
+            )
+        return replace(self, time_s=time_s, axes=self.axes or axes)
 
     def objective(self, job: Job, space: Space, show: Show) -> studies.Objective:
-        seeds = range(self.config.seed, self.config.seed + self.search.num_seeds)
+        """Returns the objective of the study of a resolved search."""
+        assert self.time_s is not None
+        seeds = range(self.config.seed, self.config.seed + self.num_seeds)
         rungs = studies.rungs_of(self.time_s, self.budget_s)
         train = partial(_train, job, self, space)
-        return studies.Objective(job, space, seeds, rungs, train, self.search.out, show)
+        return studies.Objective(job, space, seeds, rungs, train, self.out, show)
 
 
-def tune_run(
-    source: Any, config: _Config, given: Collection[str], search: Search,
-    show: Show = lambda label, text: None,
-) -> Tuned:  # fmt: skip
-    """Finds the best settings for a budget.
+def tune_run(search: Search, show: Show = lambda label, text: None) -> dict[str, Any]:
+    """Finds the best settings for a budget; `show` gets a label and a text for every result.
 
-    Args:
-        source: as of `fastlstm.train`.
-        config: the options.
-        given: names of the options given, which stay.
-        search: what to search.
-        show: called with a label and a text of everything that was found.
+    Returns:
+        "best" with options, label, expected and default_expected; "default", the `Space`; "trials",
+        all short runs; "importance" of the axes; "about", the options of the search.
 
     Raises:
         UsageError: no budget, nothing to try, too little time, or no size within the limits.
         Stopped: SIGTERM or Ctrl-C; finished runs are kept.
     """
-    budget_s = StopCriterion.of(config, 1).budget_s
-    if budget_s is None:
-        raise UsageError("tune needs a budget: give --budget instead of --steps or --epochs")
-    job = job_of(config)
-    if not search.axes:
-        axes = tuple(axis for axis in job.fields if axis not in ("threads", "precision"))
-        search = replace(search, axes=axes)
-    least_s = studies.least_time_s(budget_s)
-    time_s = search.time_s or max(2.0 * budget_s, least_s)
-    if time_s < least_s:
-        raise UsageError(
-            f"the search has {clock(time_s)}, expected at least {clock(least_s)} for a run of"
-            f" {clock(budget_s)}; give a longer --tune-time"
-        )
+    job = job_of(search.config)
+    search = search.resolved(job)
     had_lock = (search.out / _LOCK).exists()
-    work = _Work(source, config, frozenset(given), search, time_s, budget_s)
     with StopFlag() as stop, locked_run(search.out):
         try:
-            study = studies.open_study(search.out, _about(work), search.resume)
+            study = studies.open_study(search.out, _about(search), search.resume)
         except FastLSTMError:
-            if not had_lock:  # a directory that is refused keeps no file of ours
+            if not had_lock:  # leave no file in a refused directory
                 (search.out / _LOCK).unlink(missing_ok=True)
             raise
         try:
             with studies.study_errors(search.out):
-                return _searched(work, study, replace(job, stop=stop), show)
-        except (Stopped, KeyboardInterrupt, SystemExit):  # the last by a signal while it times
+                return _searched(search, study, replace(job, stop=stop), show)
+        except (Stopped, KeyboardInterrupt, SystemExit):  # SystemExit: a signal during timing
             done = counted(len(studies.runs_of(study)), "finished short run")
             raise Stopped(
                 f"stopped; {done} kept in {search.out}, continue with `resume=True`"
             ) from None
 
 
-def _about(work: _Work) -> dict[str, Any]:
-    """Returns what a search that continues must have in common with the first start."""
-    machine, search = describe_machine(), work.search
+def _about(search: Search) -> dict[str, Any]:
+    """Returns the options that a continued search must have in common with its first start."""
+    machine = describe_machine()
     return {
-        "source": str(work.source),
-        "options": {name: getattr(work.config, name) for name in sorted(work.given)},
-        "tune_time": work.time_s, "axes": search.axes, "limits": asdict(search.limits),
+        "source": str(search.source),
+        "options": {name: getattr(search.config, name) for name in sorted(search.given)},
+        "tune_time": search.time_s, "axes": search.axes, "limits": asdict(search.limits),
         "seeds": search.num_seeds, "jobs": search.jobs,
         "machine": {name: machine[name] for name in ("cpu", "isa", "cores")},
     }  # fmt: skip
 
 
-def _searched(work: _Work, study: Study, job: Job, show: Show) -> Tuned:
-    """Returns what the search finds."""
-    space = studies.stored_space(study, work.search.out)
+def _searched(search: Search, study: Study, job: Job, show: Show) -> dict[str, Any]:
+    space = studies.stored_space(study, search.out)
     if space is None:
-        space = _prepared(work, job, show)
+        space = _prepared(search, job, show)
         study.set_user_attr("space", asdict(space))
 
-    objective = work.objective(job, space, show)
+    objective = search.objective(job, space, show)
     objective.enqueue(study)
-    left_s = work.time_s - studies.spent_s(study) / work.search.jobs
-    if work.search.jobs > 1:
-        _run_in_processes(work, job, space, left_s, show)
+    left_s = (search.time_s or 0.0) - studies.spent_s(study) / search.jobs
+    if search.jobs > 1:
+        _run_in_processes(search, job, space, left_s, show)
     else:
-        study.sampler = studies.sampler_of(work.config.seed + len(study.trials))
+        study.sampler = studies.sampler_of(search.config.seed + len(study.trials))
         objective.optimize(study, left_s)
     best, expected, of_default = studies.best_trial(study)
-    label, options = best.user_attrs["label"], best.user_attrs["options"]
-    facts = {
-        "about": _about(work), "default": asdict(space), "trials": studies.runs_of(study),
-        "best": {
-            "options": options, "label": label, "expected": expected,
-            "default_expected": of_default,
-        },
+    found = {name: best.user_attrs[name] for name in ("options", "label")}
+    return {
+        "about": _about(search), "default": asdict(space), "trials": studies.runs_of(study),
+        "best": {**found, "expected": expected, "default_expected": of_default},
         "importance": studies.importance(study),
     }  # fmt: skip
-    return Tuned(options, label, expected, of_default, facts)
 
 
-def _prepared(work: _Work, job: Job, show: Show) -> Space:
-    """Returns the settings to try, with their limits measured."""
+def _prepared(search: Search, job: Job, show: Show) -> Space:
+    """Returns the settings to try, within the limits."""
     found = list[Space]()
     plan_run(
-        work.source, work.config, work.given,
-        look=lambda trainer: found.append(job.prepare(trainer, work.given, work.search, show)),
+        search.source, search.config, search.given,
+        look=lambda trainer: found.append(job.prepare(trainer, search, show)),
         start=job.train,
     )  # fmt: skip
     if not found[0].values:
         raise UsageError(
-            f"--axes {','.join(work.search.axes)} leaves nothing to try: the options given fix it,"
-            " or nothing beside the default makes sense; give other `axes`"
+            f"--axes {','.join(search.axes)} leaves nothing to try: given options fix it, or"
+            " only the default fits; give other `axes`"
         )
     return found[0]
 
 
-def _run_in_processes(work: _Work, job: Job, space: Space, left_s: float, show: Show) -> None:
+def _run_in_processes(search: Search, job: Job, space: Space, left_s: float, show: Show) -> None:
     """Runs the trials of a study in several processes.
 
     Raises:
@@ -220,11 +200,13 @@ def _run_in_processes(work: _Work, job: Job, space: Space, left_s: float, show: 
     ended, (lines, end) = context.Event(), context.Pipe(duplex=False)
     shared, failure = (ended, end, os.getpid()), None
     processes = [
-        context.Process(target=_worker, args=(work, plain, space, left_s, n, *shared), daemon=True)
-        for n in range(work.search.jobs)
+        context.Process(
+            target=_worker, args=(search, plain, space, left_s, n, *shared), daemon=True
+        )
+        for n in range(search.jobs)
     ]
     try:
-        # The processes inherit the mask: this one says when they end.
+        # Processes inherit the mask: only this process ends them.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
         try:
             for process in processes:
@@ -253,15 +235,15 @@ def _run_in_processes(work: _Work, job: Job, space: Space, left_s: float, show: 
 
 
 def _worker(
-    work: _Work, job: Job, space: Space, left_s: float, number: int, ended: ProcessEvent,
+    search: Search, job: Job, space: Space, left_s: float, number: int, ended: ProcessEvent,
     lines: Connection, parent: int,
 ) -> None:  # fmt: skip
-    """A process that runs trials until the search is over, or its parent is gone."""
+    """Runs trials in a process until the search is over, or the parent process is gone."""
     job = replace(job, stop=lambda: ended.is_set() or os.getppid() != parent)
     try:
-        study = studies.load_study(work.search.out, work.config.seed + number)
-        objective = work.objective(job, space, lambda label, text: lines.send((label, text)))
-        with studies.study_errors(work.search.out):
+        study = studies.load_study(search.out, search.config.seed + number)
+        objective = search.objective(job, space, lambda label, text: lines.send((label, text)))
+        with studies.study_errors(search.out):
             objective.optimize(study, left_s)
     except Stopped:
         pass
@@ -272,10 +254,10 @@ def _worker(
 
 
 def _train(
-    job: Job, work: _Work, space: Space, options: Mapping[str, Any], seconds: float, seed: int,
+    job: Job, search: Search, space: Space, options: Mapping[str, Any], seconds: float, seed: int,
     out: Path,
 ) -> tuple[float, float]:  # fmt: skip
-    """Trains a complete short run; returns what it ended at, and what the whole run would."""
+    """Trains a complete short run; returns its result, and the expected one of the whole run."""
     if job.stop is not None and job.stop():
         raise Stopped("stopped between two short runs")
     kept = dict[str, Any]()
@@ -284,12 +266,12 @@ def _train(
         kept[event["event"]] = event
 
     short = replace(
-        work.config, **options, budget=f"{seconds:g}s", steps=None, epochs=None, seed=seed,
+        search.config, **options, budget=f"{seconds:g}s", steps=None, epochs=None, seed=seed,
         keep_checkpoints=1,
     )  # fmt: skip
-    if work.search.jobs > 1:
-        threads = (options.get("threads") or hardware.cores()) // work.search.jobs
+    if search.jobs > 1:
+        threads = (options.get("threads") or hardware.cores()) // search.jobs
         short = replace(short, threads=max(1, threads))
-    names = {*work.given, *options, "budget", "seed"}
-    job.train(work.source, short, given=names, out=out, observers=[keep])
-    return job.result(kept["start"], kept["end"], options, space, seconds, work.budget_s)
+    names = {*search.given, *options, "budget", "seed"}
+    job.train(search.source, short, given=names, out=out, observers=[keep])
+    return job.result(kept["start"], kept["end"], options, space, seconds, search.budget_s)

@@ -1,48 +1,37 @@
-"""Paired turns: variants of the same work timed in turns, and the ratio of their times.
+"""Paired turns: times variants of the same work in turns, and compares their times.
 
-Two sides take turns, so that what disturbs the machine for longer than a turn slows both. A pair is
-a time of one side beside a time of the other. `TurnWorker` is a side in a process of its own.
+A disturbance of the machine that is longer than a turn slows both sides. A pair is a time of one
+side and a time of the other, measured after each other.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
 import random
 import statistics
-import subprocess
-import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
-from fastlstm.errors import CommandError, FastLSTMError
-from fastlstm.training.step_time import settled
+from fastlstm.errors import FastLSTMError
 
 MIN_PAIRS = 6
 """Fewer pairs give no interval."""
 _ERROR = 0.05
 TURN_S = 0.15
 _MAX_PAIRS, _MAX_PAIRS_OF_ONE = 16, 48
-"""More pairs say little that is new; the second number is for a variant timed alone."""
+"""More pairs add little; the second number is for a variant that is timed alone."""
 _WORTH_GOING_ON = 1.05
-"""Speed over the base's from which the next value of the same option is tried, and below
-which a variant that surely stays there has no more turns."""
-_MIN_STEPS, _EXIT_S = 3, 5.0
-_TAIL_BYTES, _TAIL_LINES = 4_000, 8
-"""Of standard error, kept for the message of a worker that failed."""
+"""Relative speed above which the next value of an option is tried. A variant that is surely slower
+gets no more turns."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The ratio of the times of B to the times of A: the median over pairs; above 1 B is slower.
+    """The median ratio of the times of B to the times of A; B is slower above 1.
 
-    Attributes:
-        low, high: the 95 % interval, 0 and infinity where there are fewer than six pairs.
+    `low` and `high` are the 95 % interval: 0 and infinity for fewer than six pairs.
     """
 
     ratio: float
@@ -54,9 +43,9 @@ class Estimate:
 def estimate(a: Sequence[float], b: Sequence[float]) -> Estimate:
     """Returns the ratio B / A of paired times with the interval of the sign test.
 
-    The number of pairs below the true median is binomial with probability 1/2, whatever the noise
-    is, so the k-th smallest and the k-th largest ratio hold it with a known probability. Of six
-    pairs they are the smallest and the largest one.
+    The number of pairs below the true median is binomial with probability 1/2 for any noise, so the
+    k-th smallest and the k-th largest ratio enclose it with a known probability. For six pairs they
+    are the smallest and the largest ratio.
     """
     ratios, count = sorted(y / x for x, y in zip(a, b, strict=True)), len(a)
     middle = statistics.median(ratios)
@@ -69,8 +58,8 @@ def estimate(a: Sequence[float], b: Sequence[float]) -> Estimate:
 
 
 class TimedVariant(Protocol):
-    """Work with one thing changed: it does work that does not count, then takes turns of about so
-    many seconds, which return the seconds per unit of work, then gives up what it holds."""
+    """Work with one change. `turn` works for about so many seconds and returns the seconds per unit
+    of work; `warm_up` comes before the turns, `close` after them."""
 
     def warm_up(self) -> None: ...
     def turn(self, seconds: float) -> float: ...
@@ -82,10 +71,10 @@ class Candidate:
     """A variant to time.
 
     Attributes:
-        make: makes it; an error of fastlstm leaves it out.
-        base: what it is compared with, if not the base of the others.
-        then: a further value of the same option, timed if this one is clearly faster.
-        may_be_slower: it may be worth it though it is slower, so it is timed on all the same.
+        make: makes the variant; after an error of fastlstm it is not timed.
+        base: the variant to compare with, if not the common base.
+        then: the next value of the same option, timed if this one is clearly faster.
+        may_be_slower: the variant may be better though slower, so it always gets all turns.
     """
 
     make: Callable[[], TimedVariant]
@@ -96,7 +85,7 @@ class Candidate:
 
 @dataclass
 class Timed:
-    """A variant with the seconds per unit of its base and, beside each, its own."""
+    """A variant with paired seconds per unit: of its base and of itself."""
 
     variant: TimedVariant
     candidate: Candidate
@@ -105,13 +94,13 @@ class Timed:
 
     @property
     def speed(self) -> Estimate:
-        """The speed over the base's."""
+        """The speed relative to the base."""
         return estimate(self.other, self.base)
 
     def is_over(self) -> bool:
-        """Returns whether more turns would change nothing: the interval excludes a gain.
+        """Returns whether more turns are useless: the interval excludes a gain.
 
-        A few slow pairs exclude none: what else runs slows threads for seconds.
+        Fewer than six slow pairs exclude none: other processes slow threads for seconds.
         """
         if len(self.base) < MIN_PAIRS or self.candidate.may_be_slower:
             return len(self.base) >= _MAX_PAIRS
@@ -122,12 +111,11 @@ def time_in_turns(
     base: TimedVariant, candidates: Iterable[Candidate], end: float, late: float,
     rng: random.Random, turn_s: float,
 ) -> tuple[list[Timed], list[str]]:  # fmt: skip
-    """Returns the times of all variants beside the base's, and why some were not timed.
+    """Returns the times of all variants and of the base, and why some were not timed.
 
-    In each round every variant has one turn. Two variants of random order have a turn of the base
-    between them, which both are compared with. A variant that surely gains nothing is left out of
-    further rounds. The measurement ends at `end`, as `time.perf_counter`, that of variants that
-    have too few pairs for an interval at `late`.
+    In each round every variant has one turn. Two variants in random order share a turn of the base
+    between them. A variant that surely gains nothing gets no further rounds. The measurement ends
+    at `end` (`time.perf_counter`), or at `late` for variants with too few pairs for an interval.
     """
     live, found, not_timed = list[Timed](), list[Timed](), list[str]()
     waiting = list(candidates)
@@ -155,8 +143,8 @@ def time_until(
     base: TimedVariant, candidate: Candidate, is_enough: Callable[[Timed], bool], end: float,
     rng: random.Random, turn_s: float,
 ) -> Timed:  # fmt: skip
-    """Returns the times of one variant beside its base's: at least six pairs, then until
-    `is_enough`, or the `end` as `time.perf_counter`; turns take `turn_s`."""
+    """Returns the times of one variant and its base: at least six pairs, then more until
+    `is_enough`, or `end` (`time.perf_counter`); turns take `turn_s`."""
     timed = Timed(_warmed_up(candidate), candidate)
     try:
         while len(timed.base) < MIN_PAIRS or not (
@@ -179,7 +167,7 @@ def _warmed_up(candidate: Candidate) -> TimedVariant:
 
 
 def _round(base: TimedVariant, live: Sequence[Timed], rng: random.Random, turn_s: float) -> None:
-    """Gives every variant a turn beside one of its base; neither comes first more often."""
+    """Gives every variant a turn next to a turn of its base, in random order."""
     alone = [timed for timed in live if timed.candidate.base is not None]
     shared = [timed for timed in live if timed.candidate.base is None]
     rng.shuffle(shared)
@@ -195,95 +183,3 @@ def _round(base: TimedVariant, live: Sequence[Timed], rng: random.Random, turn_s
         before.base.append(base_s)
         after.base.append(base_s)
         after.other.append(after.variant.turn(turn_s))
-
-
-class TurnWorker:
-    """A side in a process of its own, which takes steps on demand.
-
-    The process says "ready", then answers each line with a number of steps with the JSON list of
-    their seconds (per unit of work). It ends when its standard input does. Setting up, and each
-    answer, may take `limit_s`.
-    """
-
-    def __init__(
-        self, name: str, command: Sequence[str], folder: Path | None = None, limit_s: float = 120.0
-    ) -> None:
-        self.name, self.command, self._folder = name, list(command), folder
-        self._limit_s, self._step_s = limit_s, 0.0
-        self._process: subprocess.Popen[str] | None = None
-
-    def start(self) -> None:
-        """Starts the process; `ready` waits for it."""
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
-        try:
-            self._process = subprocess.Popen(
-                self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
-                cwd=self._folder, start_new_session=True, text=True,
-            )  # fmt: skip
-        except OSError as error:
-            self._errors.close()
-            raise CommandError(f"{self.name} cannot be started: {error}") from None
-
-    def ready(self) -> None:
-        """Waits until the process has set up its work.
-
-        Raises:
-            CommandError: it failed, or took too long.
-        """
-        if self._process is None:
-            self.start()
-        if (word := self._ask("")) != "ready":
-            raise CommandError(f"{self.name} answered {word[:40]!r}, expected 'ready'")
-
-    def run(self, steps: int) -> list[float]:
-        """Returns the seconds of so many steps; the process fails as in `ready`."""
-        began = time.perf_counter()
-        found: list[float] = json.loads(self._ask(f"{steps}\n"))
-        self._step_s = (time.perf_counter() - began) / steps
-        if not found:
-            raise CommandError(f"{self.name}: no step had a finite loss")
-        return found
-
-    def warm_up(self) -> None:
-        self.ready()
-        self.run(_MIN_STEPS)
-        self.run(_MIN_STEPS)
-
-    def turn(self, seconds: float) -> float:
-        """Returns the mean seconds of the settled steps of a turn."""
-        count = max(_MIN_STEPS, round(seconds / max(self._step_s, 1e-6)))
-        return statistics.fmean(settled(self.run(count)))
-
-    def close(self) -> None:
-        """Ends the process: by the end of its input, after a few seconds by a signal."""
-        if self._process is None:
-            return
-        try:
-            self._process.communicate(timeout=_EXIT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.communicate()
-        self._errors.close()
-        self._process = None
-
-    def _ask(self, line: str) -> str:
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
-        assert process.stdout is not None
-        timer = threading.Timer(self._limit_s, process.kill)
-        timer.daemon = True
-        timer.start()
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(line)
-            process.stdin.flush()
-        answer = process.stdout.readline().strip()
-        timer.cancel()
-        if answer:
-            return answer
-        status = process.wait()
-        self._errors.seek(0)
-        said = self._errors.read()[-_TAIL_BYTES:].decode(errors="replace").split("\n")
-        lines = [text.rstrip() for text in said if text.strip()][-_TAIL_LINES:]
-        what = f"was killed by signal {-status}" if status < 0 else f"failed with status {status}"
-        raise CommandError(f"{self.name} {what}: {' '.join(self.command)}", *lines)

@@ -1,4 +1,4 @@
-"""The same training run with one thing changed, whose steps can be timed beside it."""
+"""Variants of a training run with one option changed, to time their steps in turns."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ EXACT = "exact"
 SAME_QUALITY = "same quality expected"
 CHANGES_LEARNING = "changes learning"
 _LONG_STEP_S = 0.5
-"""One step of this length is warming up enough."""
+"""A step of this length is enough to warm up."""
 _WIDE_OUTPUT = 0.3
-"""Share of the operations of a step, in the output matrix, from which a narrower one is tried."""
+"""Share of the output matrix in the operations of a step, above which a narrower one is tried."""
 
 
 @dataclass
@@ -38,13 +38,13 @@ class Variant:
     """A training run with one option changed.
 
     Attributes:
-        cause: what would hold the run back if the variant is faster.
-        effect: on learning: `EXACT`, `SAME_QUALITY` or `CHANGES_LEARNING`.
-        options: changed, by name of the field.
+        cause: the bottleneck of the run if the variant is faster.
+        effect: effect on learning: `EXACT`, `SAME_QUALITY` or `CHANGES_LEARNING`.
+        options: changed options by name.
         step: takes one step and returns its units.
-        step_s: seconds of one step, about.
+        step_s: approximate seconds of a step.
         has_loader: whether batches come from its loader.
-        waits: its threads that had no core, in the mean of each turn.
+        waits: mean number of threads that waited for a core, by turn.
     """
 
     cause: str
@@ -59,11 +59,11 @@ class Variant:
 
     @property
     def is_held_back(self) -> bool:
-        """Whether its threads waited for cores that other processes had."""
+        """Whether its threads waited for cores that other processes used."""
         return bool(self.waits) and statistics.fmean(self.waits) > CORE_WAIT
 
     def warm_up(self, count: int = 2) -> None:
-        """Takes steps that do not count; the last one says how long a step takes."""
+        """Takes steps that do not count, and sets `step_s`."""
         torch.set_num_threads(self.threads)
         for _ in range(count):
             started = time.perf_counter()
@@ -73,18 +73,18 @@ class Variant:
                 break
 
     def turn(self, seconds: float) -> float:
-        """Returns the seconds per unit of a turn; no batch was made ahead of its first step.
+        """Returns the mean seconds per unit of a turn of at least one step.
 
-        All settled steps count, as in a run: a wait in every fifth one, and slow steps of threads
-        that share a core. At least one step is taken.
+        No batch is made before the first step. All settled steps count, as in a run: also a wait in
+        every fifth step, and slow steps of threads that share a core.
         """
         usage = MachineUsage()
         if (before := torch.get_num_threads()) != self.threads:
             torch.set_num_threads(self.threads)
             if before > hardware.cores():
-                # They waited for each other: no sign that other processes need the cores.
+                # These threads waited for each other, not for other processes.
                 hardware.native().note_core_wait(0.0, self.threads)
-            self.step()  # threads that have slept take up to 10 ms to get a core
+            self.step()  # sleeping threads take up to 10 ms to get a core
         if self.has_loader:
             use_up_batches(self.trainer.task.loader)
         times, end = list[float](), time.perf_counter() + seconds
@@ -93,7 +93,7 @@ class Variant:
             units = self.step()
             times.append((time.perf_counter() - started) / units)
         used = usage.read()
-        if "waiting_threads" in used:  # where nobody else computes, own threads share the cores
+        if "waiting_threads" in used:  # without other processes, own threads share the cores
             is_beside_others = used.get("others_share", 1.0) >= LEAST_OTHERS
             self.waits.append(used["waiting_threads"] if is_beside_others else 0.0)
         return statistics.fmean(settled(times))
@@ -104,26 +104,25 @@ class Variant:
 
 
 def steps_of(trainer: Trainer) -> Callable[[], int]:
-    """Returns what takes the next step of a run and returns its units."""
+    """Returns a function that takes the next step of a run and returns its units."""
 
     def step() -> int:
         before = trainer.progress.tokens
         trainer.take_step()
         taken = trainer.progress.tokens - before
-        # A step that was skipped, as its loss is not finite, counts no units but did the work.
+        # A step with a non-finite loss is skipped: it counts no units, but takes its time.
         return taken or max(1, round(trainer.task.step_units))
 
     return step
 
 
 def as_it_is(trainer: Trainer) -> Variant:
-    """Returns the run with nothing changed."""
+    """Returns the run without a change."""
     return Variant("", EXACT, {}, trainer, _threads(trainer.plan.options), steps_of(trainer))
 
 
 def without_loader(trainer: Trainer) -> Candidate:
-    """Returns the run with one batch in memory instead of the loader, to be compared with the
-    run."""
+    """Returns the run with one batch in memory instead of the loader."""
     task, base = trainer.task, as_it_is(trainer)
     batch = task.loader.next()
 
@@ -137,18 +136,18 @@ def without_loader(trainer: Trainer) -> Candidate:
 
 
 def candidates(trainer: Trainer) -> list[Candidate]:
-    """Returns what makes the variants of a run that are worth timing.
+    """Returns the variants of a run to time.
 
-    Batch, accumulation and sequence length move towards the defaults of the job, which were
-    measured (benchmarks/log), and no further.
+    Batch, accumulation and sequence length move towards their defaults, which were measured
+    (benchmarks/log), and no further.
     """
     task, options = trainer.task, trainer.plan.options
-    now = _threads(options)  # variants are made later, while another number may be set
+    now = _threads(options)  # variants are made later, when torch may have another number
 
     def chain(cause: str, effect: str, values: list[dict[str, Any]]) -> list[Candidate]:
         following: Candidate | None = None
         for changed in reversed(values):
-            # A smaller batch has slower steps, but more of them.
+            # A smaller batch makes more steps, each of less speed.
             is_smaller = changed.get("batch_size", math.inf) < options.batch_size
             make = partial(changed_run, trainer, cause, effect, changed, now)
             may_be_slower = "optimizer" in changed or is_smaller
@@ -181,7 +180,7 @@ def _threads(options: TrainingOptions) -> int:
 
 
 def _towards_default(task: Any, options: TrainingOptions) -> dict[str, list[dict[str, Any]]]:
-    """Returns values between an option and its default, nearest first, by cause."""
+    """Returns values from an option towards its default, nearest first, by cause."""
     default = type(options)()
     found: dict[str, list[dict[str, Any]]] = {"batch size": [], "sequence length": []}
     batch = 2 * options.batch_size
@@ -204,13 +203,13 @@ def _towards_default(task: Any, options: TrainingOptions) -> dict[str, list[dict
 
 
 def narrow_rank(rnn_size: int, part: int = 4) -> int:
-    """Returns the width of a projection that is a part of the hidden units."""
+    """Returns the width of a projection: a part of the hidden units."""
     return max(8, rnn_size // part)
 
 
 def has_wide_output(task: TextTask) -> bool:
-    """Returns whether the output matrix of a text model, one that can be made narrower, takes a
-    large share of the operations of a step."""
+    """Returns whether the output matrix of a text model takes a large share of the operations of a
+    step, and can be made narrower."""
     config = task.model.config
     if config.output_rank or config.tie_weights:
         return False
@@ -221,11 +220,10 @@ def has_wide_output(task: TextTask) -> bool:
 def changed_run(
     trainer: Trainer, cause: str, effect: str, options: dict[str, Any], threads: int
 ) -> Variant:
-    """Returns a variant with a loader, carried state and optimizers of its own, on the same model.
+    """Returns a variant with its own loader, carried state and optimizers, on the same model.
 
-    The model is shared: what is timed does not depend on its values, and nothing of it is kept.
-    Where an option changes the model, the variant has a new one. `threads` are of torch, unless
-    the options change them.
+    Times do not depend on the values of the model, which is thrown away. An option that changes the
+    model gives the variant a new one. `threads` are those of torch, unless the options change them.
     """
     changed = replace(trainer.plan.options, **options)
     task = trainer.task.changed(changed, trainer.stop)

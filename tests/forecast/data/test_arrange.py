@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from fastlstm.forecast.data.arrange import Policy
-from fastlstm.forecast.data.dataset import PrepareOptions, prepare_table
+from fastlstm.forecast.data.dataset import prepare_table
+from fastlstm.forecast.read_options import ReadOptions
 
 
 def plainly(
@@ -59,8 +59,8 @@ def test_any_rows(seed: int, kept: Any, gaps: Any, monkeypatch: pytest.MonkeyPat
     values = rng.normal(size=len(rows)).astype(np.float32)
     names = np.array([f"n{k}" for k in rows[:, 0]])
     table = pa.table({"unique_id": names, "ds": rows[:, 1], "y": values})
-    policy = Policy(disorder="sort", duplicates=kept, gaps=gaps)
-    found = prepare_table(table, PrepareOptions(policy=policy))
+    policy = ReadOptions(disorder="sort", duplicates=kept, gaps=gaps)
+    found = prepare_table(table, policy)
     which, segments, wanted = plainly(names, rows[:, 1], values, kept, gaps == "fill")
     assert found.table.segments.series.tolist() == which
     assert found.table.segments.start_times.tolist() == [start for start, _ in segments]

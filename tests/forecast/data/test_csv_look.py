@@ -13,6 +13,7 @@ import numpy as np
 import pandas
 import pyarrow as pa
 import pytest
+from pyarrow import csv
 
 from fastlstm.cli.command import parse
 from fastlstm.cli.options import TABLE_OPTIONS
@@ -23,6 +24,7 @@ from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.preparation import prepare
 from fastlstm.forecast.data.time_text import formats_of
+from fastlstm.system.charset import encoding_of
 from fastlstm.system.fields import built
 
 START = datetime(2024, 1, 1)
@@ -236,6 +238,34 @@ CASES: dict[str, tuple[list[str], str, int]] = {
         "--skip-headers",
         3000,
     ),
+    "the station of a logger above the names": (
+        ['"TOA5","Hill","CR1000","12345"', '"TIMESTAMP","RECORD","Air_Avg","RH"',
+         '"TS","RN","Deg C","%"', '"","","Avg","Smp"',
+         *rows('"{t:%Y-%m-%d %H:%M:%S}",{k},{x},"NAN"', 3, 1),
+         *rows('"{t:%Y-%m-%d %H:%M:%S}",{k},{x},7{n}', 60, 1)[3:]],
+        "--skip-rows 1 --skip-below 2 --na NAN",
+        60,
+    ),
+    "quotes behind a backslash": (
+        ['"id","ds","shop","y","note"',
+         *(f'"{2 * n + k}","{START + timedelta(days=n)}","{shop}",{v},"it\'s \\"ok\\", fine"'
+           for n in range(40) for k, shop in enumerate(("a", 'b \\"old\\"'))
+           for v in ["\\N" if n == 7 else f'"{n}.5"'])],
+        "--escape '\\' --series shop",
+        80,
+    ),
+    "a date and an hour": (
+        ["Date,Hour,y", *rows("{t:%d/%m/%Y},{t.hour},{n}", 600, 1)],
+        "--time Date,Hour --time-format '%d/%m/%Y %H'",
+        600,
+    ),
+    "values below a limit": (["ds,y", *rows(DAY + ",<{n}"), ], "--units", 60),
+    "letters among few numbers": (
+        ["ds,y,holiday", *rows(DAY + ",{x},0", 60)[:30], *rows(DAY + ",{x},a", 60)[30:34],
+         *rows(DAY + ",{x},0", 60)[34:]],
+        "--categorical holiday",
+        60,
+    ),
     "an hour that comes twice": (
         ["ds,y", *rows("{t:%Y-%m-%d %H:%M},{n}", 7203, 1)[7000:], "2024-10-27 02:00,1",
          *rows("{t:%Y-%m-%d %H:%M},{n}", 7300, 1)[7203:]],
@@ -428,6 +458,38 @@ def test_months_follow_each_other_over_the_years(read: Any) -> None:
     assert (dataset.series, dataset.roles.series) == (("",), None)
 
 
+def test_months_without_values_are_cut_at_the_end_of_the_last_file_alone(tmp_path: Path) -> None:
+    table = pa.table(
+        {"Year": [2001, 2002], **{m: [float(k), k + 12.0] for k, m in enumerate(MONTHS)}}
+    )
+    for name, part in (("a", table[:1]), ("b", table[1:])):
+        csv.write_csv(
+            part.set_column(12, "Dec", pa.array([None], pa.float64())), tmp_path / f"{name}.csv"
+        )
+    config = ForecastConfig(wide=True, cache_dir=str(tmp_path / "cache"))
+    dataset = prepare(str(tmp_path / "*.csv"), config)
+    values = dataset.table.whole_rows(0, 23)[:, 0]
+    np.testing.assert_array_equal(values, [*range(11), np.nan, *range(12, 23)])
+    assert (dataset.table.num_rows, len(dataset.table.segments)) == (23, 1)
+
+
+def test_half_of_a_limit_is_read(read: Any) -> None:
+    values = read(["ds,y", *rows(DAY + ",<{n}")], "--units").table.whole_rows(0, 3)
+    assert values[:, 0].tolist() == [0.0, 0.5, 1.0]
+
+
+def test_the_name_of_a_series_has_its_quotes(read: Any) -> None:
+    dataset = read(CASES["quotes behind a backslash"][0], "--escape '\\' --series shop")
+    assert dataset.series == ("a", 'b "old"')
+    assert np.isnan(dataset.table.whole_rows(0, 80)[:, 0]).sum() == 2
+    assert "ignored columns (row counters): 'id'" in dataset.notes
+
+
+@pytest.mark.parametrize("cell", ['"C:\\data\\"', '"a\\b"', '"say ""a\\"" once"'])
+def test_a_backslash_in_a_path_is_no_escape(cell: str, read: Any) -> None:
+    assert len(read(["ds,path,y", *rows(DAY + f",{cell},{{n}}")]).notes) > 0
+
+
 def test_a_wide_parquet_is_asked_about_as_a_csv_is(tmp_path: Path) -> None:
     months = {m: [1.0, 2.0] for m in MONTHS}
     table = pa.table({"Year": [2001, 2002], **months})
@@ -445,7 +507,8 @@ def test_a_counter_within_the_days_of_excel_is_no_time(read: Any) -> None:
 
 
 def test_damaged_bytes_in_a_guessed_encoding_are_no_crash(tmp_path: Path) -> None:
-    lines = [f"2024-01-{n:02},Logro\xf1o \x81\x8d,{n}" for n in range(1, 29)]
+    lines = [f"{1000 + n}-01-01,Logro\xf1o,{n}" for n in range(5000)]
+    lines.append("6000-01-01,\x81\x8d,5000")
     (tmp_path / "a.csv").write_bytes("\n".join(["ds,city,y", *lines]).encode("latin-1"))
     with pytest.raises(DataError, match=r"Logroño.* then: byte 0x81 is no character in"):
         prepare(str(tmp_path / "a.csv"), ForecastConfig(cache_dir=str(tmp_path)))
@@ -459,7 +522,11 @@ def test_days_of_excel_are_read_with_their_clock(read: Any) -> None:
 
 @pytest.mark.parametrize(
     ("word", "encoding", "others"),
-    [("Logroño", "cp1252", "cp1250 reads 'Logrońo'"), ("Łódź", "cp1250", "cp1252 reads '£ódŸ'")],
+    [
+        ("Logroño", "cp1252", "cp1250 reads 'Logrońo'"),
+        ("Łódź", "cp1250", "cp1252 reads '£ódŸ'"),
+        ("Ø", "cp1252", "cp1250 reads 'Ř'"),
+    ],
 )
 def test_the_guess_of_an_encoding_is_shown_by_a_word(
     word: str, encoding: str, others: str, read: Any
@@ -481,3 +548,20 @@ def test_several_errors_end_with_all_options(read: Any) -> None:
         lines[place] = lines[place][:11] + cell
     with pytest.raises(DataError, match=r"(?s)row 1500, .* for all of these add `na='-,M'`$"):
         read(lines)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "line"),
+    [
+        ("cp1252", "{t:%d.%m.%Y};München;Ø {n},50"), ("cp1252", "{t:%d.%m.%Y};a;{n},50"),
+        ("iso8859-15", "{t:%d.%m.%Y};a;{n},50"), ("cp850", "{t:%d.%m.%Y};München;{n},50"),
+        ("cp1251", "{t:%d.%m.%Y};Москва, улица;{n},50"),
+    ],
+)  # fmt: skip
+def test_common_encodings_are_guessed_first(encoding: str, line: str) -> None:
+    """Also where the header alone has a letter beyond ASCII."""
+    head = "Datum;Grün;Umsatz" if encoding == "cp850" else "Datum;Filiale;Umsatz (€)"
+    if encoding == "cp1251":
+        head = "Дата;Город;Сумма"
+    data = "\r\n".join([head, *rows(line)]).encode(encoding)
+    assert encoding_of(data) == encoding

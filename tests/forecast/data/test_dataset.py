@@ -17,12 +17,11 @@ from pyarrow import csv, feather
 from pyarrow import parquet as pq
 
 from fastlstm.errors import DataError
-from fastlstm.forecast.data.arrange import Policy
-from fastlstm.forecast.data.dataset import PrepareOptions, SeriesDataset, prepare_table
-from fastlstm.forecast.data.ingest import Codes
+from fastlstm.forecast.data.dataset import SeriesDataset, prepare_table
 from fastlstm.forecast.data.roles import RoleRequest
 from fastlstm.forecast.data.timeline import Frequency, show_time
-from series_frames import START, long_table, replaced
+from fastlstm.forecast.read_options import ReadOptions
+from series_frames import START, long_table, prepared, replaced
 
 REGIONS = ["north", "south", "north"]
 ASKED = RoleRequest(static=("region",), categorical=("region", "kind"), future=("kind",))
@@ -31,10 +30,6 @@ ASKED = RoleRequest(static=("region",), categorical=("region", "kind"), future=(
 def full_table() -> pa.Table:
     kinds = np.array(["work", "rest"])[np.arange(150) % 7 // 5]
     return long_table(region=np.repeat(REGIONS, 50), kind=kinds)
-
-
-def prepared(source: Any, **options: Any) -> SeriesDataset:
-    return prepare_table(source, PrepareOptions(**options))
 
 
 def same_rows(a: SeriesDataset, b: SeriesDataset) -> bool:
@@ -202,7 +197,7 @@ def test_disorder_is_refused_or_sorted() -> None:
     order = np.r_[0:60, 61, 60, 62:150]
     with pytest.raises(DataError, match=r"series 's1': row 62, 2020-01-01 10:00:00, is earlier"):
         prepared(table.take(order))
-    found = prepared(table.take(order), policy=Policy(disorder="sort"))
+    found = prepared(table.take(order), disorder="sort")
     np.testing.assert_array_equal(found.table.values, prepared(table).table.values)
     assert "2 rows out of order: sorted by time" in found.notes
 
@@ -232,7 +227,7 @@ def test_duplicates_are_refused_or_one_counts(kept: Any, value: float) -> None:
         DataError, match=r"series 's0': row 12, .* has the same time as the row before"
     ):
         prepared(doubled)
-    found = prepared(doubled, policy=Policy(duplicates=kept))
+    found = prepared(doubled, duplicates=kept)
     wanted = np.arange(150.0)
     wanted[10] = value
     np.testing.assert_array_equal(found.table.values[:, 0], wanted)
@@ -247,7 +242,7 @@ def test_many_duplicates_over_stretches(monkeypatch: pytest.MonkeyPatch) -> None
     last = np.flatnonzero(np.diff(times, append=-1))
     first = np.flatnonzero(np.diff(times, prepend=-1))
     for kept, rows in (("first", first), ("last", last)):
-        found = prepared(table, policy=Policy(duplicates=kept))  # type: ignore[arg-type]
+        found = prepared(table, duplicates=kept)  # type: ignore[arg-type]
         np.testing.assert_array_equal(found.table.values[:, 0], values[rows])
 
 
@@ -255,16 +250,28 @@ def test_gaps_split_or_are_filled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastlstm.forecast.data.arrange._BLOCK_ROWS", 13)
     table = long_table()
     with_gaps = table.take(np.r_[0:20, 23:60, 61:149])
-    found = prepared(with_gaps)
+    found = prepared(with_gaps, gaps="split")
     assert found.table.segments.series.tolist() == [0, 0, 1, 1, 2]
     assert found.table.segments.num_rows.tolist() == [20, 27, 10, 39, 49]
     assert "2 gaps in time: windows do not cross them" in found.notes
-    filled = prepared(with_gaps, policy=Policy(gaps="fill"))
+    filled = prepared(with_gaps, gaps="fill")
     assert filled.table.segments.num_rows.tolist() == [50, 50, 49]
     wanted = prepared(table).table.values[:149].copy()
     wanted[[20, 21, 22, 60]] = np.nan
     np.testing.assert_array_equal(filled.table.values, wanted)
-    assert "2 gaps in time: filled with 4 empty rows" in filled.notes
+    assert "2 gaps in time: filled with 4 empty rows" in filled.repairs
+    chosen = prepared(with_gaps)
+    np.testing.assert_array_equal(chosen.table.values, wanted)
+    note = "2 gaps in time: filled with 4 empty rows; `gaps='split'` cuts there"
+    assert note in chosen.repairs
+
+
+@pytest.mark.parametrize(("kept", "is_filled"), [(6, True), (2, False)])
+def test_gaps_are_filled_by_default_up_to_a_quarter_of_the_rows(kept: int, is_filled: bool) -> None:
+    """A shop is closed on Sundays; a sensor that is off most days is not filled."""
+    days = [day for day in range(700) if day % 7 < kept or (kept == 2 and day % 70 < 30)]
+    found = prepared(long_table(700, 1).take(days))
+    assert found.table.num_rows == (699 if is_filled else len(days))
 
 
 @pytest.mark.parametrize(
@@ -293,16 +300,6 @@ def test_a_time_zone_is_kept_and_times_without_a_clock_are_counted() -> None:
     assert not counted.has_clock
 
 
-def test_times_as_text_are_read_by_a_format() -> None:
-    table = long_table(num_rows=20, num_series=1)
-    text = [t.strftime("%d.%m.%Y %H:%M") for t in table["ds"].to_pylist()]
-    german = table.set_column(1, "ds", pa.array(text))
-    with pytest.raises(DataError, match=r"times in 'ds' cannot be read: .* '01.01.2020 00:00'"):
-        prepared(german)
-    found = prepared(german, time_format="%d.%m.%Y %H:%M")
-    assert show_time(int(found.table.segments.start_times[0])) == "2020-01-01"
-
-
 # values ------------------------------------------------------------------------------------------
 
 
@@ -313,20 +310,6 @@ def test_the_smallest_safe_dtype() -> None:
     np.testing.assert_array_equal(found.table.rows(0, 150)[:, 0], whole)
     assert prepared(long_table(y=whole * 1000, temp=None)).table.values.dtype == np.float32
     assert prepared(long_table(y=whole + 0.5, temp=None)).table.values.dtype == np.float32
-
-
-def test_sentinels_and_missing_values_are_told() -> None:
-    y = long_table()["y"].to_numpy() * 4000
-    y[[3, 77]] = -9999
-    table = replaced(long_table(y=y), "temp", 5, None)
-    notes = prepared(table).notes
-    assert (
-        "column 'y' is -9999 in 2 rows: if that means no value, give `missing_value=-9999`" in notes
-    )
-    assert "column 'temp' has missing values in 1 row (0.67%)" in notes
-    found = prepared(table, codes=Codes((-9999.0,)))
-    assert np.flatnonzero(np.isnan(found.table.values[:, 0])).tolist() == [3, 77]
-    assert not any("-9999" in note for note in found.notes)
 
 
 BAD: list[tuple[str, Callable[[], Any], dict[str, Any], str]] = [
@@ -457,7 +440,7 @@ def test_nothing_there_is_said(tmp_path: Path) -> None:
 def test_an_entry_is_plain_data(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(full_table(), path)
-    found = prepare_table(path, PrepareOptions(roles=ASKED), cache_dir=tmp_path)
+    found = prepare_table(path, request=ASKED, cache_dir=tmp_path)
     entry = tmp_path / "series" / "entries" / found.key
     assert sorted(p.name for p in entry.iterdir()) == [
         *("origins.npy", "schema.json", "segments.npy", "series.json", "sums.json", "values.bin"),
@@ -493,14 +476,6 @@ def test_an_empty_line_of_one_column_is_a_missing_value(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("y\n1\n\n3\n")
     np.testing.assert_array_equal(prepared(path).table.rows(0, 3)[:, 0], [1, np.nan, 3])
-
-
-def test_dates_as_whole_numbers_are_read_by_a_format() -> None:
-    days = [20200130, 20200131, 20200201, 20200202]
-    table = pa.table({"ds": days, "y": [1.0, 2.0, 4.0, 3.0]})
-    found = prepared(table, time_format="%Y%m%d")
-    assert str(found.frequency) == "1 day"
-    assert len(found.table.segments) == 1
 
 
 def test_true_and_false_are_numbers(tmp_path: Path) -> None:
@@ -545,7 +520,7 @@ def test_a_column_that_counts_rows_is_no_feature(tmp_path: Path) -> None:
     path.write_text(",ds,y\n0,1,1.5\n1,2,2.5\n2,3,3.5\n")
     found = prepared(path)
     assert found.table.columns == ("y",)
-    assert "ignored columns (row counters by their names): ''" in found.notes
+    assert "ignored columns (row counters): ''" in found.notes
     assert not found.repairs
 
 
@@ -579,12 +554,12 @@ def test_segments_that_lead_outside_the_table_are_read_anew(
 ) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(full_table(), path)
-    found = prepare_table(path, PrepareOptions(roles=ASKED), cache_dir=tmp_path)
+    found = prepare_table(path, request=ASKED, cache_dir=tmp_path)
     segments = tmp_path / "series" / "entries" / found.key / "segments.npy"
     rows = np.load(segments)
     rows[row, column] = value
     np.save(segments, rows)
-    again = prepare_table(path, PrepareOptions(roles=ASKED), cache_dir=tmp_path)
+    again = prepare_table(path, request=ASKED, cache_dir=tmp_path)
     assert not again.from_cache
     assert again.table.segments.first_rows.tolist() == found.table.segments.first_rows.tolist()
 
@@ -593,11 +568,11 @@ def test_segments_that_lead_outside_the_table_are_read_anew(
 def test_a_claimed_number_of_segments_is_read_anew(tmp_path: Path, shape: tuple[int, int]) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(full_table(), path)
-    found = prepare_table(path, PrepareOptions(roles=ASKED), cache_dir=tmp_path)
+    found = prepare_table(path, request=ASKED, cache_dir=tmp_path)
     segments = tmp_path / "series" / "entries" / found.key / "segments.npy"
     text = f"{{'descr': '<i8', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
     segments.write_bytes(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode())
-    assert not prepare_table(path, PrepareOptions(roles=ASKED), cache_dir=tmp_path).from_cache
+    assert not prepare_table(path, request=ASKED, cache_dir=tmp_path).from_cache
 
 
 def clock_rows(*lost: int, zone: str | None = None) -> Any:
@@ -621,13 +596,13 @@ def clock_rows(*lost: int, zone: str | None = None) -> Any:
     ],
 )
 def test_an_hour_that_clocks_skip_in_spring_hints_at_the_zone(table: Any, is_hinted: bool) -> None:
-    notes = [note for note in prepared(table).notes if "windows do not cross" in note]
+    notes = [note for note in prepared(table).notes if "in time: filled" in note]
     assert len(notes) == 1
     hint = "an hour is missing at night on a Sunday, as where clocks are put forward: for local"
     assert (hint in notes[0]) == is_hinted
     if is_hinted:
         assert "tz='Europe/Berlin'" in notes[0]
         zone = "Europe/London" if table["ds"][49].as_py().hour == 2 else "Europe/Berlin"
-        options = PrepareOptions(tz=zone)
+        options = ReadOptions(tz=zone)
         repaired = prepare_table(table, options)
-        assert not [note for note in repaired.notes if "windows do not cross" in note]
+        assert not [note for note in repaired.notes if "in time: filled" in note]

@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 
 from fastlstm.errors import DataError
-from fastlstm.forecast.data.ingest import Codes, TableIngest, without_views
+from fastlstm.forecast.data.ingest import TableIngest, without_views
 from fastlstm.forecast.data.problems import Problems
 from fastlstm.forecast.data.records import FrameRecords
 from fastlstm.forecast.data.roles import Roles
-from fastlstm.forecast.data.time_reader import Clock
+from fastlstm.forecast.read_options import ReadOptions
 
 
 def ingested(
@@ -29,7 +29,9 @@ def ingested(
     problems = Problems("t")
     batches = records._table.to_batches(max_chunksize=2)
     records.batches = lambda types: iter([b.select(list(types)) for b in batches])  # type: ignore
-    found = TableIngest(work, records, roles, problems, Clock(), Codes(missing), None, {})
+    found = TableIngest(
+        work, records, roles, problems, ReadOptions(missing_value=missing), None, {}
+    )
     found.run(None)
     problems.raise_all()
     return found

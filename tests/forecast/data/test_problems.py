@@ -8,10 +8,10 @@ import pytest
 
 from fastlstm.cli.main import main
 from fastlstm.errors import DataError, DataErrors
-from fastlstm.forecast.csv_format import CsvFormat
-from fastlstm.forecast.data.dataset import PrepareOptions, prepare_table
+from fastlstm.forecast.data.dataset import prepare_table
 from fastlstm.forecast.data.problems import Problems
 from fastlstm.forecast.data.roles import RoleRequest
+from fastlstm.forecast.read_options import ReadOptions
 
 
 def table(path: Path, days: list[int]) -> Path:
@@ -26,7 +26,7 @@ def table(path: Path, days: list[int]) -> Path:
 
 def problems(path: Path, **roles: tuple[str, ...]) -> tuple[str, ...]:
     with pytest.raises(DataErrors) as caught:
-        prepare_table(path, PrepareOptions(RoleRequest(**roles), csv=CsvFormat(look=False)))
+        prepare_table(path, ReadOptions(look=False), RoleRequest(**roles))
     return tuple(map(str, caught.value.args))
 
 
@@ -49,7 +49,7 @@ def test_everything_that_can_be_known_is_said(tmp_path: Path) -> None:
 def test_a_single_problem_is_itself(tmp_path: Path) -> None:
     path = table(tmp_path / "a.csv", [*range(8, 29), 28])
     with pytest.raises(DataError, match="has the same time as the row before") as caught:
-        prepare_table(path, PrepareOptions(RoleRequest(target=("y",), past=("x",))))
+        prepare_table(path, request=RoleRequest(target=("y",), past=("x",)))
     assert not isinstance(caught.value, DataErrors)
 
 
@@ -100,4 +100,4 @@ def test_a_missing_column_is_said_once_with_all_it_was_asked_for(tmp_path: Path)
     path = table(tmp_path / "a.csv", list(range(8, 29)))
     roles = RoleRequest(target=("y",), past=("x",), future=("plan",), categorical=("plan",))
     with pytest.raises(DataError, match=r"'plan' \(given as future and categorical\)"):
-        prepare_table(path, PrepareOptions(roles))
+        prepare_table(path, request=roles)

@@ -14,12 +14,12 @@ import pytest
 from pyarrow import ipc
 
 from fastlstm.errors import DataError
-from fastlstm.forecast.data.dataset import PrepareOptions, prepare_table
+from fastlstm.forecast.data.dataset import prepare_table
 from fastlstm.forecast.data.opening import open_records
 from fastlstm.forecast.data.roles import RoleRequest
 
 ROWS = 600
-OPTIONS = PrepareOptions(RoleRequest(series="store", target=("y",), categorical=("kind",)))
+ROLES = RoleRequest(series="store", target=("y",), categorical=("kind",))
 
 
 def content() -> bytes:
@@ -56,7 +56,7 @@ def test_an_offset_beyond_the_memory_is_refused(
     if has_table:
         source = ipc.open_file(pa.py_buffer(bytes(data))).read_all()
     with pytest.raises(DataError, match=r"cannot be read .*; is it complete"):
-        prepare_table(source, OPTIONS, tmp_path / "cache")
+        prepare_table(source, request=ROLES, cache_dir=tmp_path / "cache")
 
 
 def test_mutated_arrow_files_crash_nothing(tmp_path: Path) -> None:
@@ -66,12 +66,12 @@ import sys
 from pathlib import Path
 import numpy as np
 from fastlstm.errors import FastLSTMError
-from fastlstm.forecast.data.dataset import PrepareOptions, prepare_table
+from fastlstm.forecast.data.dataset import prepare_table
 from fastlstm.forecast.data.roles import RoleRequest
 
 folder, rng, refused = Path(sys.argv[1]), np.random.default_rng(0), 0
 good = (folder / "good.arrow").read_bytes()
-options = PrepareOptions(RoleRequest(series="store", target=("y",), categorical=("kind",)))
+roles = RoleRequest(series="store", target=("y",), categorical=("kind",))
 for number in range(300):
     data = bytearray(good)
     for _ in range(rng.integers(1, 4)):
@@ -84,7 +84,7 @@ for number in range(300):
     path = folder / f"{number}.arrow"
     path.write_bytes(data)
     try:
-        prepare_table(path, options, folder / "cache")
+        prepare_table(path, request=roles, cache_dir=folder / "cache")
     except FastLSTMError:
         refused += 1
 print(refused)
@@ -100,7 +100,7 @@ def test_times_beyond_the_year_9999_are_shown(tmp_path: Path) -> None:
     seconds = [2**40 + 3600 * k for k in (0, 1, 3, 2, 4)]
     table = pa.table({"time": pa.array(seconds, pa.timestamp("s")), "y": np.arange(5) * 0.5})
     with pytest.raises(DataError, match="row 4, 36812-02-20 02:36:16"):
-        prepare_table(table, PrepareOptions(RoleRequest(target=("y",))), tmp_path / "cache")
+        prepare_table(table, request=RoleRequest(target=("y",)), cache_dir=tmp_path / "cache")
 
 
 def header(shape: str) -> bytes:
@@ -184,7 +184,7 @@ def test_a_column_of_an_odd_type_is_named(
 ) -> None:
     table = pa.table({"y": [1.0, 2.0], "x": column})
     with pytest.raises(DataError, match=message):
-        prepare_table(table, PrepareOptions(RoleRequest(**roles)), tmp_path)
+        prepare_table(table, request=RoleRequest(**roles), cache_dir=tmp_path)
 
 
 def test_a_wide_table_is_read_in_few_rows_at_a_time() -> None:

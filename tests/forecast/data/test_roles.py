@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -94,6 +95,26 @@ def test_columns_without_a_role_are_refused(
 def test_a_table_of_future_covariates_has_no_target() -> None:
     found = roles(["ds", "plan"], ["plan"], future=("plan",), past=(), has_target=False)
     assert (found.target, found.future) == ((), ("plan",))
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "is_counter"),
+    [
+        ("RECORD", range(1000, 1040), True), ("id", range(40, 0, -1), True),
+        ("Record No", [*range(20), *range(30, 50)], True), ("row", [0, 0, 1, 1] * 10, False),
+        ("row_id", np.repeat(range(20), 2), True), ("id", np.arange(40) * 2, False),
+        ("day", range(40), False), ("id", [n + 2**63 for n in range(40)], False),
+    ],
+)  # fmt: skip
+def test_a_column_that_counts_rows_has_no_role(name: str, values: Any, is_counter: bool) -> None:
+    """Of each series too: row_id counts the rows of two series that take turns."""
+    kind = pa.uint64() if max(values) >= 2**63 else None
+    columns = {"unique_id": ["a", "b"] * 20, "y": [0.5] * 40, name: pa.array(list(values), kind)}
+    records = FrameRecords(pa.table(columns))
+    found = find_roles(records, RoleRequest(), Problems("t"))
+    assert found.past == (() if is_counter else (name,))
+    assert (f"ignored columns (row counters): '{name}'" in found.notes) == is_counter
+    assert find_roles(records, RoleRequest(past=(name,)), Problems("t")).past == (name,)
 
 
 def test_of_many_names_the_first_are_listed() -> None:

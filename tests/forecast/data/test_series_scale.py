@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 import torch
 
-from fastlstm.forecast.data.dataset import PrepareOptions, SeriesDataset, prepare_table
-from fastlstm.forecast.data.series_scale import CONSTANT, SeriesScale, scale_of_windows
+from fastlstm.forecast.data.dataset import SeriesDataset, prepare_table
+from fastlstm.forecast.data.series_scale import CONSTANT, SeriesScale
 from fastlstm.forecast.data.table import table_from_array
 
 DEFAULT = np.array([3.0]), np.array([2.0])
@@ -29,7 +29,7 @@ def table(made: dict[str, np.ndarray], cache: Path, is_mixed: bool = False) -> S
     values = np.concatenate(list(made.values()))
     order = np.argsort(times, kind="stable") if is_mixed else np.arange(len(times))
     columns = {"unique_id": names[order], "ds": times[order], "y": values[order]}
-    return prepare_table(pa.table(columns), PrepareOptions(), cache)
+    return prepare_table(pa.table(columns), cache_dir=cache)
 
 
 @pytest.mark.parametrize("is_mixed", [False, True], ids=["grouped", "mixed"])
@@ -77,7 +77,8 @@ def test_windows_alone_have_the_scale_of_their_rows() -> None:
     windows[1, ::2] = np.nan
     windows[2] = 4.0
     windows[3] = np.nan
-    mean, std = (scale.numpy() for scale in scale_of_windows(torch.from_numpy(windows)))
+    scale = SeriesScale((), *(np.zeros((0, 2)),) * 2)
+    mean, std = (of.numpy() for of in scale.of_windows(torch.from_numpy(windows), None))
     np.testing.assert_allclose(mean[:3], np.nanmean(windows[:3], 1))
     np.testing.assert_allclose(std[:2], np.nanstd(windows[:2], 1))
     assert (std[2:] == [[4 * CONSTANT] * 2, [CONSTANT] * 2]).all()

@@ -13,21 +13,16 @@ from pyarrow import parquet as pq
 
 from fastlstm import Forecaster
 from fastlstm.errors import ConfigError, DataError
-from fastlstm.forecast.csv_format import CsvFormat
-from fastlstm.forecast.data.arrange import Policy
-from fastlstm.forecast.data.dataset import PrepareOptions, SeriesDataset, prepare_table
+from fastlstm.forecast.data.dataset import prepare_table
 from fastlstm.forecast.data.ingest import TableIngest
 from fastlstm.forecast.data.roles import RoleRequest
 from fastlstm.forecast.data.timeline import BUSINESS_DAYS, DAYS, Frequency, Timeline
+from series_frames import prepared
 
 pandas = pytest.importorskip("pandas")
 TINY: dict[str, Any] = {
     "horizon": 4, "input_size": 6, "patch": 2, "hidden_size": 4, "steps": 1, "dropout": 0.0,
 }  # fmt: skip
-
-
-def prepared(source: Any, **options: Any) -> SeriesDataset:
-    return prepare_table(source, PrepareOptions(**options))
 
 
 def frame(ds: Any, **columns: Any) -> Any:
@@ -54,7 +49,7 @@ def test_hours_are_no_days_though_every_batch_shows_one_hour_of_the_day(tmp_path
     hours = pandas.date_range("2020-03-28", periods=72, freq="h", tz="Europe/Berlin")
     for hour in range(24):
         frame(hours[hours.hour == hour]).to_parquet(tmp_path / f"{hour:02}.parquet")
-    found = prepared(tmp_path, policy=Policy(disorder="sort"))
+    found = prepared(tmp_path, disorder="sort")
     assert not found.is_wall
     assert str(found.frequency) == "1 hour"
     assert len(found.table.segments) == 1
@@ -252,10 +247,10 @@ def test_a_holiday_is_a_missing_row() -> None:
     days = pandas.bdate_range("2020-01-01", periods=60)
     holidays = days[[10, 30, 31]]
     table = frame(days.difference(holidays))
-    found = prepared(table)
+    found = prepared(table, gaps="split")
     assert found.frequency == BUSINESS_DAYS
     assert found.table.segments.num_rows.tolist() == [10, 19, 28]
-    filled = prepared(table, policy=Policy(gaps="fill"))
+    filled = prepared(table)
     assert np.flatnonzero(np.isnan(filled.table.values[:, 0])).tolist() == [10, 30, 31]
 
 
@@ -293,7 +288,7 @@ def test_a_week_of_a_table_of_business_days_is_one_too() -> None:
     assert prepared(week, like=like).frequency == BUSINESS_DAYS
     assert prepared(frame(pandas.date_range("2020-01-06", periods=9)), like=like).frequency == DAYS
     business = frame(pandas.bdate_range("2020-01-06", periods=9))
-    found = prepared(business, like=Timeline(DAYS, None, None))
+    found = prepared(business, like=Timeline(DAYS, None, None, may_miss=False))
     assert found.frequency == DAYS
     assert found.table.segments.num_rows.tolist() == [5, 4]
 
@@ -387,7 +382,7 @@ def test_column_names_that_are_not_utf_8_are_refused_in_one_line(tmp_path: Path)
     path = tmp_path / "a.csv"
     path.write_bytes("ds,größe\n1,1.5\n2,2.5\n".encode("latin-1"))
     with pytest.raises(DataError, match=r"names are not UTF-8 .*; save the file as UTF-8"):
-        prepared(path, csv=CsvFormat(look=False))
+        prepared(path, look=False)
 
 
 # clocks, intervals, jitter ------------------------------------------------------------------------

@@ -11,11 +11,9 @@ import pyarrow as pa
 import pytest
 
 from fastlstm.errors import DataError
-from fastlstm.forecast.csv_format import CsvFormat
-from fastlstm.forecast.data.arrange import Policy
-from fastlstm.forecast.data.dataset import PrepareOptions, SeriesDataset, prepare_table
 from fastlstm.forecast.data.roles import RoleRequest
 from fastlstm.forecast.data.time_text import is_like_time, micro_of_floats, read_times
+from series_frames import prepared
 
 pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
 
@@ -28,10 +26,6 @@ def table(path: Path, times: list[str], header: str = "date,y") -> Path:
     rows = [f"{time},{k}" for k, time in enumerate(times)]
     path.write_text("\n".join([header, *rows]) + "\n")
     return path
-
-
-def prepared(source: Any, **options: Any) -> SeriesDataset:
-    return prepare_table(source, PrepareOptions(**options))
 
 
 def micro(time: datetime.datetime) -> int:
@@ -206,7 +200,7 @@ def test_texts_of_a_frame_are_the_time_column_as_in_a_csv(form: str, tmp_path: P
     for source in (path, *frames({"when": texts})):
         with pytest.raises(DataError, match="is earlier than the row before"):
             prepared(source)
-        found = prepared(source, policy=Policy(disorder="sort"))
+        found = prepared(source, disorder="sort")
         assert (found.roles.time, str(found.frequency)) == ("when", "1 hour")
         assert found.table.segments.start_times[0] == micro(START)
 
@@ -229,7 +223,7 @@ def test_texts_that_are_like_dates_are_refused(form: str, tmp_path: Path) -> Non
     texts = [f"{time:{form}}" for time in HOURS]
     for source in (table(tmp_path / "a.csv", texts, "when,y"), *frames({"when": texts})):
         with pytest.raises(DataError) as refused:
-            prepared(source, csv=CsvFormat(look=False))
+            prepared(source, look=False)
         # of three days any may come first; this one is no form that is tried
         others = {"%m/%d/%Y": "%d/%m/%Y", "%B %d %Y %I:%M %p": "%d.%m.%Y %H:%M"}
         likely = others.get(form, form)

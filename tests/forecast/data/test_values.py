@@ -17,20 +17,15 @@ from fastlstm import Forecaster
 from fastlstm.cli.main import main
 from fastlstm.errors import ConfigError, DataError
 from fastlstm.forecast.config import ForecastConfig
-from fastlstm.forecast.data.dataset import PrepareOptions, SeriesDataset, prepare_table
-from fastlstm.forecast.data.ingest import Codes
+from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.preparation import prepare
 from fastlstm.forecast.data.roles import RoleRequest
-from series_frames import long_table
+from series_frames import long_table, prepared
 
 QUICK: dict[str, Any] = {
     "horizon": 4, "input_size": 12, "patch": 4, "hidden_size": 16, "steps": 60, "dropout": 0.0,
     "learning_rate": 0.01,
 }  # fmt: skip
-
-
-def prepared(source: Any, **options: Any) -> SeriesDataset:
-    return prepare_table(source, PrepareOptions(**options))
 
 
 def configured(source: Any, **options: Any) -> SeriesDataset:
@@ -108,12 +103,73 @@ def test_values_missing_in_several_batches_are_all_counted(monkeypatch: pytest.M
     assert "column 'y' has missing values in 2 rows (1.33%)" in prepared(long_table(y=values)).notes
 
 
+def frost() -> pa.Table:
+    """-1 is a temperature, and no humidity."""
+    humidity = np.random.default_rng(0).uniform(50, 70, 150).round()
+    humidity[[3, 50, 51]] = -1
+    temperature = np.tile([-2.0, -1.0, 3.0], 50)
+    return long_table(150, 1, y=None, temp=temperature, humidity=humidity)
+
+
+@pytest.mark.parametrize("kind", ["arrow", "pandas", "polars", "csv", "parquet"])
+@pytest.mark.parametrize("given", [{"humidity": -1}, "humidity=-1", ["humidity=-1.0"]])
+def test_a_code_may_hold_for_one_column(kind: str, given: Any, tmp_path: Path) -> None:
+    table: Any = frost()
+    if kind == "pandas":
+        table = table.to_pandas()
+    elif kind == "polars":
+        table = pytest.importorskip("polars").from_arrow(table)
+    elif kind != "arrow":
+        path = str(tmp_path / f"a.{kind}")
+        (csv.write_csv if kind == "csv" else pq.write_table)(table, path)
+        table = path
+    with pytest.raises(DataError, match="give `missing_value='humidity=-1'` if it is one, or `k"):
+        configured(table, target="temp")
+    found = configured(table, target="temp", missing_value=given)
+    assert np.isnan(found.table.whole_rows(0, 150)).sum(0).tolist() == [0, 3]
+    note = (
+        "column 'humidity' has missing values in 3 rows (2.00%), 3 of them given by `missing_value`"
+    )
+    assert note in found.notes
+
+
+def test_a_code_of_all_columns_says_where_it_is_within_the_values() -> None:
+    notes = configured(frost(), target="temp", missing_value=-1).notes
+    more = "-1 is within its other values, -2 to 3: for one column give `missing_value='COLUMN=-1'`"
+    assert any(f"50 of them given by `missing_value`; {more}" in note for note in notes)
+    with pytest.raises(
+        DataError, match=r"no column 'humid' .given as 'humid=-1'. .did you mean 'h"
+    ):
+        configured(frost(), target="temp", missing_value="humid=-1")
+
+
+@pytest.mark.parametrize(
+    ("given", "codes"),
+    [
+        ("-1,a=-9", (-1.0, "a=-9")), ("a, b=-1e3,-9", ("a, b=-1e3", -9.0)), (None, ()),
+        ({"a": [-1, -2.5], "b": 0}, ("a=-1", "a=-2.5", "b=0")),
+        ([-9999.0, "a=1"], (-9999.0, "a=1")),
+    ],
+)  # fmt: skip
+def test_codes_are_read_from_texts_lists_and_mappings(given: Any, codes: Any) -> None:
+    assert ForecastConfig(missing_value=given).missing_value == codes
+
+
+def test_a_target_that_was_not_named_changes() -> None:
+    """A constant column is left out, and a stream of Arrow is read once."""
+    table = long_table(50, 1, site=np.full(50, 16.0), y=None, unique_id=None)
+    found = configured(pa.RecordBatchReader.from_batches(table.schema, table.to_batches()))
+    assert found.roles.values == ("temp",)
+    assert "ignored columns (the same in every row): site" in found.repairs
+    assert configured(table, target="temp,site").roles.target == ("temp", "site")
+
+
 def test_advice_goes_with_the_codes_already_given() -> None:
-    given = Codes((-1.0,), (9999.0,))
+    given: Any = {"missing_value": (-1.0,), "keep_value": (9999.0,)}
     message = "`missing_value='-1,-9999'` if it is one, or `keep_value='9999,-9999'` if"
     with pytest.raises(DataError, match=message):
-        prepared(with_codes(0, 9, -9999), codes=given)
-    notes = prepared(with_codes(-9000, 9000, -9999), codes=given).notes
+        prepared(with_codes(0, 9, -9999), **given)
+    notes = prepared(with_codes(-9000, 9000, -9999), **given).notes
     assert any("give `missing_value='-1,-9999'`" in note for note in notes)
 
 

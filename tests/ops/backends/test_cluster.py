@@ -56,7 +56,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     ],
 )
 @pytest.mark.usefixtures("gpu")
-def test_what_is_supported(changes: dict[str, Any], reason: str | None) -> None:
+def test_supported_calls(changes: dict[str, Any], reason: str | None) -> None:
     assert ClusterBackend().supports(CALL._replace(**changes)) == reason
 
 
@@ -67,7 +67,7 @@ def test_an_older_gpu_is_refused_before_anything_is_compiled(gpu: dict[str, Any]
 
 
 @pytest.mark.parametrize("why", ["cuda.bindings is missing, …", "NVRTC cannot be loaded (…)"])
-def test_what_is_missing_is_the_reason(gpu: dict[str, Any], why: str) -> None:
+def test_a_missing_library_is_the_reason(gpu: dict[str, Any], why: str) -> None:
     gpu[512] = KernelError(why)
     assert ClusterBackend().supports(CALL) == why
 
@@ -155,7 +155,7 @@ class Launches:
 
 
 @pytest.mark.usefixtures("gpu")
-def test_kernels_get_strided_tokens_and_lengths_in_their_own_order(
+def test_strided_tokens_and_lengths_are_read_in_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     T, B, I, H, V = 5, 3, 4, 128, 7  # noqa: E741

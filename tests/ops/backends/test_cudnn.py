@@ -5,6 +5,7 @@ import torch
 
 from fastlstm.ops.backends import cudnn
 from fastlstm.ops.call import LSTMArgs, LSTMCall
+from native_run import lstm
 
 CALL = LSTMCall(T=64, B=32, I=128, H=512, dtype=torch.float16, device="cuda", requires_grad=True)
 
@@ -36,7 +37,7 @@ def test_rules_of_the_persistent_kernel(changes, reason):
     assert cudnn.persistent_refusal(CALL._replace(**changes)) == reason
 
 
-def test_padding_where_it_admits_the_persistent_kernel_and_is_cheap():
+def test_cheap_padding_for_the_persistent_kernel():
     odd = CALL._replace(B=30, I=100, H=500)
     assert cudnn.padded_call(odd) == CALL._replace(B=32, I=128, H=512)
     assert cudnn.padded_call(CALL) == CALL
@@ -59,7 +60,7 @@ def test_kernel_lines_name_the_kernel_and_why():
     assert standard.is_fast
 
 
-def test_without_cudnn_it_is_the_loop(monkeypatch):
+def test_without_cudnn_torch_runs_the_loop(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: False)
     kernel = cudnn.cudnn_kernel(CALL)
     assert (kernel.name, kernel.is_fast) == ("ATen per-step loop", False)
@@ -106,7 +107,6 @@ def test_weights_of_the_caller_stay_where_they_are(ops):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("sizes", [(6, 3, 5, 7), (50, 32, 128, 256), (50, 30, 100, 250)], ids=str)
 def test_on_a_gpu(ops, monkeypatch, dtype, sizes):
-    from fastlstm.ops.lstm import lstm
 
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # torch's default is True
     args = ops.make(*sizes)

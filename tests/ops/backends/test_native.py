@@ -9,9 +9,8 @@ from fastlstm.errors import KernelError, ShapeError
 from fastlstm.ops import kernels
 from fastlstm.ops.backends.native import NativeBackend
 from fastlstm.ops.call import LSTMArgs, LSTMCall
-from fastlstm.ops.lstm import lstm
 from fastlstm.system import environment, hardware
-from native_run import lstm_tokens, run_native
+from native_run import lstm, lstm_tokens, run_native
 
 ISAS = environment.ISA_NAMES[: environment.ISA_NAMES.index(hardware.cpu().isa) + 1]
 DTYPES = (torch.float32, torch.bfloat16)
@@ -290,7 +289,7 @@ def test_tiny_and_huge_inputs(ops, isa, scale):
 
 
 @pytest.mark.isa
-def test_a_mask_that_wants_a_gradient_is_a_clear_error(ops):
+def test_a_mask_that_requires_a_gradient_is_an_error(ops):
     x, h0, c0, *weights = ops.make(3, 2, 4, 8).copy(torch.float32).list()
     mask = torch.ones(2, 8, requires_grad=True)
     y = run_native(LSTMArgs(x, None, h0, c0, *weights, mask), torch.float32).y
@@ -306,7 +305,7 @@ def test_a_mask_that_wants_a_gradient_is_a_clear_error(ops):
         ("avx2", ["FASTLSTM_ISA allows no more than avx2", "without bf16 instructions"]),
     ],
 )
-def test_what_makes_a_kernel_slower_is_said(monkeypatch, name, reasons):
+def test_reasons_for_a_slow_kernel_are_reported(monkeypatch, name, reasons):
     if name not in ISAS:
         pytest.skip(f"this CPU has no {name}")
     monkeypatch.setenv("FASTLSTM_ISA", name)
@@ -319,10 +318,10 @@ def test_what_makes_a_kernel_slower_is_said(monkeypatch, name, reasons):
 
 
 @pytest.mark.isa
-def test_threads_beside_torchs_are_said(monkeypatch, threads):
+def test_threads_beside_torchs_are_reported(monkeypatch, threads):
     monkeypatch.setattr(hardware, "join_openmp", lambda: False)
     call = LSTMCall(8, 64, 64, 64, torch.float32, "cpu", requires_grad=True)
-    assert ("threads stand beside torch's" in NativeBackend().describe(call).why) == (threads > 1)
+    assert ("threads compete with torch's" in NativeBackend().describe(call).why) == (threads > 1)
 
 
 @pytest.mark.isa

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fastlstm.ops.lstm import lstm
+from native_run import lstm
 
 WEIGHTS = ("w_ih", "w_hh", "b_ih", "b_hh")
 

@@ -5,9 +5,9 @@ import torch
 
 from fastlstm.ops.backends import onednn
 from fastlstm.ops.call import LSTMArgs, LSTMCall, describe_call
-from fastlstm.ops.lstm import lstm
 from fastlstm.ops.registry import select
 from fastlstm.system import hardware
+from native_run import lstm
 
 pytestmark = pytest.mark.isa
 
@@ -24,7 +24,7 @@ def run(ops, args, grads):
 @pytest.mark.parametrize("sizes", [(6, 3, 8, 16), (1, 1, 1, 1), (1, 4, 7, 63)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("train", [True, False])
-def test_the_kernel_that_is_announced_is_the_one_that_runs(ops, sizes, dtype, train):
+def test_the_reported_kernel_runs(ops, sizes, dtype, train):
     grads = ops.names if train else ()
     args = ops.make(*sizes).copy(dtype, grads)
     x, h0, c0, *weights = args.list()

@@ -134,7 +134,7 @@ def test_a_cache_that_cannot_be_written_costs_one_compilation(
     assert len(calls) == 2
 
 
-def test_an_error_of_the_source_is_told_once(
+def test_a_compilation_error_is_remembered(
     calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any) -> Any:
@@ -147,16 +147,15 @@ def test_an_error_of_the_source_is_told_once(
     assert calls == ["refused"]
 
 
-def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def without(name: str) -> Any:
         raise ImportError(name)
 
     compiler._version.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(compiler, "import_module", without)
-        told = compiler.nvrtc_refusal()
-    assert told is not None
-    assert told.startswith("cuda.bindings is missing")
+        with pytest.raises(KernelError, match=r"cuda\.bindings is missing"):
+            compiler._version()
 
     class NoLibrary:
         @staticmethod
@@ -164,5 +163,6 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
             raise RuntimeError("libnvrtc.so.13 not found")
 
     monkeypatch.setattr(compiler, "bindings", lambda name: NoLibrary())
-    assert compiler.nvrtc_refusal() == "NVRTC cannot be loaded (libnvrtc.so.13 not found)"
+    with pytest.raises(KernelError, match=r"cannot be loaded \(libnvrtc\.so\.13 not found\)"):
+        compiler._version()
     compiler._version.cache_clear()

@@ -275,14 +275,14 @@ def test_every_cell_of_a_group_has_one_thread() -> None:
 @pytest.mark.parametrize(
     ("zoneout", "norm_size", "size"), [(0, 0, 3072), (2, 0, 4096), (0, 100, 5120), (1, 128, 6144)]
 )
-def test_what_is_allocated_is_what_a_block_saves(zoneout: int, norm_size: int, size: int) -> None:
+def test_blocks_save_as_many_bytes_as_allocated(zoneout: int, norm_size: int, size: int) -> None:
     """256 cells of 8 bytes of gates and 4 of c, with options c before zoneout and 8 bytes more."""
     of = (torch.bfloat16, 128, True, False, False, False, zoneout, TORCHS_CELL, norm_size)
     assert KernelVariant(*of).saved_bytes == size
 
 
 @pytest.mark.parametrize(("B", "clusters", "H"), [(1, 1, 128), (128, 6, 512), (250, 7, 256)])
-def test_what_is_saved_of_a_step_lies_side_by_side(B: int, clusters: int, H: int) -> None:
+def test_saved_values_of_a_step_are_adjacent(B: int, clusters: int, H: int) -> None:
     """Places of the groups of all blocks, in units of what one saves."""
     groups, blocks = -(-B // 8), H // UNITS
     places = [
@@ -294,7 +294,7 @@ def test_what_is_saved_of_a_step_lies_side_by_side(B: int, clusters: int, H: int
     assert sorted(places) == list(range(groups * blocks))
 
 
-def test_the_formulas_are_those_of_the_source() -> None:
+def test_the_formulas_equal_the_source() -> None:
     source = re.sub(r"\s+", " ", source_text("lstm_cluster"))
     for formula in (
         "return Q * 64 + ((n ^ (((Q >> 1) & 1) << 2)) << 3);",

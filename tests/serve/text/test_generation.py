@@ -20,7 +20,7 @@ from fastlstm.serve.text.generation import (
 from fastlstm.serve.text.prefix_cache import Prefix
 from fastlstm.text.loading import InferenceModel
 from fastlstm.text.sampling import Sampling
-from fastlstm.text.seal import Seal
+from fastlstm.text.session import Seal
 from fastlstm.text.writing import prompt_ids, token_stops
 from running_server import solo
 

@@ -10,7 +10,7 @@ import pytest
 
 from fastlstm.serve.http.errors import ApiError
 from fastlstm.serve.text.generation import State
-from fastlstm.text.seal import Seal
+from fastlstm.text.session import Seal
 from running_server import Running, make_lm, solo
 
 

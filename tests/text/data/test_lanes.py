@@ -1,5 +1,7 @@
 """Lanes: every target once, state goes on, any position can be gone to."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -7,40 +9,40 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastlstm.errors import CorruptFileError, DataError
-from fastlstm.text.data.lanes import Batches, LaneBatches, WindowBatches
+from fastlstm.text.data.lanes import TextBatches
 
 SIZES = st.tuples(st.integers(1, 5), st.integers(1, 7), st.integers(0, 40))
-KINDS = [LaneBatches, WindowBatches]
+ORDERS = ["lanes", "windows"]
 
 
-def make(kind: type[Batches], sizes: tuple[int, int, int], seed: int = 3) -> Batches:
+def make(order: Any, sizes: tuple[int, int, int], seed: int = 3) -> TextBatches:
     """Ids are their own positions, so a token says where it came from."""
     B, T, extra = sizes
-    return kind(np.arange(2 * B * T + extra, dtype=np.uint16), B, T, seed)
+    return TextBatches(np.arange(2 * B * T + extra, dtype=np.uint16), B, T, seed, order)
 
 
-def epoch_of(batches: Batches) -> list[torch.Tensor]:
+def epoch_of(batches: TextBatches) -> list[torch.Tensor]:
     return [next(batches).y for _ in range(batches.steps_per_epoch)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_says_where_its_tokens_are_in_the_text(kind: type[Batches]) -> None:
-    batches = make(kind, (3, 4, 13))
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_batch_says_where_its_tokens_are_in_the_text(order: Any) -> None:
+    batches = make(order, (3, 4, 13))
     for batch in (next(batches) for _ in range(3 * batches.steps_per_epoch)):
         assert torch.equal(batch.positions(), batch.x)
-    first = next(make(kind, (3, 4, 13)))
+    first = next(make(order, (3, 4, 13)))
     assert torch.equal(next(batches.from_start()).x, first.x)
     assert next(batches).epoch == 3
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("order", ORDERS)
 @settings(max_examples=100, deadline=None)
 @given(sizes=SIZES)
 def test_an_epoch_has_every_target_of_one_stretch_exactly_once(
-    kind: type[Batches], sizes: tuple[int, int, int]
+    order: Any, sizes: tuple[int, int, int]
 ) -> None:
     B, T, extra = sizes
-    batches = make(kind, sizes)
+    batches = make(order, sizes)
     for _ in range(3):
         targets = torch.cat([y.flatten() for y in epoch_of(batches)]).sort().values
         first = int(targets[0])
@@ -51,14 +53,14 @@ def test_an_epoch_has_every_target_of_one_stretch_exactly_once(
         assert 2 * B * T + extra - 1 - len(targets) < (B + 1) * T
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("order", ORDERS)
 @settings(max_examples=50, deadline=None)
 @given(sizes=SIZES)
 def test_shapes_types_and_the_target_is_the_next_token(
-    kind: type[Batches], sizes: tuple[int, int, int]
+    order: Any, sizes: tuple[int, int, int]
 ) -> None:
     B, T, _ = sizes
-    batches = make(kind, sizes)
+    batches = make(order, sizes)
     for index in range(batches.steps_per_epoch):
         batch = next(batches)
         assert batch.x.shape == batch.y.shape == (T, B)
@@ -71,7 +73,7 @@ def test_shapes_types_and_the_target_is_the_next_token(
 
 
 def test_lanes_go_on_where_they_ended_and_reset_at_an_epoch() -> None:
-    batches = LaneBatches(np.arange(1000, dtype=np.uint16), 4, 10, seed=1)
+    batches = TextBatches(np.arange(1000, dtype=np.uint16), 4, 10, seed=1)
     last = None
     for _ in range(3 * batches.steps_per_epoch):
         batch = next(batches)
@@ -83,7 +85,7 @@ def test_lanes_go_on_where_they_ended_and_reset_at_an_epoch() -> None:
 
 
 def test_offsets_differ_between_epochs_and_reach_the_end() -> None:
-    batches = LaneBatches(np.arange(1000, dtype=np.uint16), 2, 16, seed=0)
+    batches = TextBatches(np.arange(1000, dtype=np.uint16), 2, 16, seed=0)
     starts, ends = set(), set()
     for _ in range(200):
         targets = epoch_of(batches)
@@ -95,7 +97,7 @@ def test_offsets_differ_between_epochs_and_reach_the_end() -> None:
 
 
 def test_windows_are_shuffled_and_always_reset() -> None:
-    batches = WindowBatches(np.arange(4000, dtype=np.uint16), 4, 10, seed=5)
+    batches = TextBatches(np.arange(4000, dtype=np.uint16), 4, 10, seed=5, order="windows")
     orders = []
     for _ in range(2):
         starts = []
@@ -108,13 +110,13 @@ def test_windows_are_shuffled_and_always_reset() -> None:
     assert orders[0] != orders[1]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("order", ORDERS)
 @settings(max_examples=50, deadline=None)
 @given(sizes=SIZES, steps=st.integers(0, 30), seed=st.integers(0, 2**63 - 1))
 def test_resume_anywhere_gives_the_same_batches(
-    kind: type[Batches], sizes: tuple[int, int, int], steps: int, seed: int
+    order: Any, sizes: tuple[int, int, int], steps: int, seed: int
 ) -> None:
-    straight, resumed = make(kind, sizes, seed), make(kind, sizes, seed)
+    straight, resumed = make(order, sizes, seed), make(order, sizes, seed)
     for _ in range(steps):
         next(straight)
     resumed.load_state_dict(straight.state_dict())
@@ -128,7 +130,7 @@ def test_resume_anywhere_gives_the_same_batches(
 
 def test_lane_resets_come_at_the_given_rate_and_only_from_the_position() -> None:
     def resets(seed: int, start: int = 0) -> torch.Tensor:
-        batches = LaneBatches(np.zeros(100_000, np.uint8), 20, 5, seed, lane_reset=0.1)
+        batches = TextBatches(np.zeros(100_000, np.uint8), 20, 5, seed, lane_reset=0.1)
         batches.load_state_dict({"epoch": 0, "index": start})
         return torch.stack([next(batches).reset for _ in range(500)])
 
@@ -139,7 +141,7 @@ def test_lane_resets_come_at_the_given_rate_and_only_from_the_position() -> None
     assert not torch.equal(resets(2), drawn)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(
     ("num", "advice"),
     [
@@ -148,16 +150,16 @@ def test_lane_resets_come_at_the_given_rate_and_only_from_the_position() -> None
         (63, "give more text"),
     ],
 )
-def test_a_text_that_is_too_short_is_refused(kind: type[Batches], num: int, advice: str) -> None:
+def test_a_text_that_is_too_short_is_refused(order: Any, num: int, advice: str) -> None:
     with pytest.raises(DataError) as caught:
-        kind(np.zeros(num, np.uint8), 32, 128, 0)
+        TextBatches(np.zeros(num, np.uint8), 32, 128, 0, order)
     assert str(caught.value) == (
         f"the training text has {num:,} tokens, `batch_size=32` with `seq_length=128` needs at"
         f" least 8,192; {advice}"
     )
-    next(kind(np.zeros(8192, np.uint8), 32, 128, 0))
-    next(kind(np.zeros(8191, np.uint8), 31, 128, 0))
-    next(kind(np.zeros(255, np.uint8), 32, 3, 0))
+    next(TextBatches(np.zeros(8192, np.uint8), 32, 128, 0, order))
+    next(TextBatches(np.zeros(8191, np.uint8), 31, 128, 0, order))
+    next(TextBatches(np.zeros(255, np.uint8), 32, 3, 0, order))
 
 
 @pytest.mark.parametrize(
@@ -165,7 +167,7 @@ def test_a_text_that_is_too_short_is_refused(kind: type[Batches], num: int, advi
     [{}, {"epoch": -1, "index": 0}, {"epoch": 0, "index": 24}, {"epoch": 0, "index": 1.0}],
 )
 def test_an_impossible_position_is_refused(state: dict[str, int]) -> None:
-    batches = LaneBatches(np.zeros(1000, np.uint8), 4, 10, 0)
+    batches = TextBatches(np.zeros(1000, np.uint8), 4, 10, 0)
     assert batches.steps_per_epoch == 24
     with pytest.raises(CorruptFileError, match="was the text or the batch size changed"):
         batches.load_state_dict(state)
@@ -175,7 +177,7 @@ def test_mapped_pages_are_released(tmp_path: object, monkeypatch: pytest.MonkeyP
     calls = []
     monkeypatch.setattr("fastlstm.text.data.lanes._RELEASE_EVERY", 3)
     monkeypatch.setattr("fastlstm.text.data.lanes.release_pages", calls.append)
-    batches = LaneBatches(np.zeros(1000, np.uint8), 4, 10, 0)
+    batches = TextBatches(np.zeros(1000, np.uint8), 4, 10, 0)
     for _ in range(7):
         next(batches)
     assert len(calls) == 2

@@ -64,8 +64,9 @@ def test_prose_with_equally_many_delimiters_is_a_text(lines: list[str]) -> None:
         ["day;sold;price", "Mon;1,5;2,5", "Tue;2,5;1,5"],
         ["y", "1e-3", "-2.5"],
         ["1 | 2", "3 | 4", "5 | 6"],
+        ["# site", "agency\tdate\tflow", "5s\t20d\t14n", *(f"US\t2024\t{n}" for n in range(9))],
     ],
-    ids=["decimal commas", "times", "missing values", "names", "one column", "no header"],
+    ids=["decimal commas", "times", "missing", "names", "one column", "no header", "comments"],
 )
 def test_rows_with_a_number_or_a_time_are_a_table(lines: list[str]) -> None:
     Path("rows.txt").write_text("\n".join(lines))
@@ -88,6 +89,6 @@ def test_what_many_files_are_is_looked_up_once_each(monkeypatch: pytest.MonkeyPa
             return super().__hash__()
 
     paths = [Counted(f"{n}.csv") for n in range(500)]
-    monkeypatch.setattr(source_kind, "_walk", lambda path: paths)
+    monkeypatch.setattr(source_kind, "walk", lambda path: paths)
     assert files_of("tables") == (paths, [])
     assert len(hashed) <= len(paths)

@@ -1,6 +1,7 @@
 """prepare_text: the right ids, the cache, bad input, stops, kills and crowds."""
 
 import gzip
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from fastlstm.errors import ConfigError, DataError, Stopped
 from fastlstm.text.data import text as text_module
+from fastlstm.text.data.blocks import BLOCK_BYTES
 from fastlstm.text.data.sources import Document, InputText
 from fastlstm.text.data.text import TextDataset, prepare_text, token_counts
 from fastlstm.text.data.tokenizer import CharTokenizer
@@ -45,8 +47,12 @@ def kept(cache: Path) -> list[str]:
     return [path.name for kind in ("entries/*", "work-*") for path in (cache / "text").glob(kind)]
 
 
-def prepare(source: object, cache: Path, **settings: object) -> TextDataset:
-    return prepare_text(source, cache_dir=cache, **settings)  # type: ignore[arg-type]
+def prepare(
+    source: object, cache: Path, block_bytes: int = BLOCK_BYTES, **settings: object
+) -> TextDataset:
+    with pytest.MonkeyPatch.context() as context:
+        context.setattr(text_module, "BLOCK_BYTES", block_bytes)
+        return prepare_text(source, cache_dir=cache, **settings)  # type: ignore[arg-type]
 
 
 def test_char_ids_and_counts(book: Path, cache: Path) -> None:
@@ -212,11 +218,36 @@ def test_split_is_contiguous_and_complete(book: Path, cache: Path) -> None:
     assert len(data.split("90/10/0").test) == 0
 
 
-def test_train_counts_are_of_the_training_part(book: Path, cache: Path) -> None:
-    data = prepare(book, cache)
-    wanted = token_counts(data.split("50/25/25").train, data.tokenizer.vocab_size)
-    assert data.train_counts("50/25/25").tolist() == wanted.tolist()
-    assert data.train_counts("90/5/5").sum() == len(data.split().train)
+@pytest.mark.parametrize("vocab", ["char", "bpe"])
+def test_a_second_start_counts_nothing_and_another_split_is_counted(
+    vocab: str, book: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if vocab == "bpe":
+        pytest.importorskip("tokenizers")
+    first = prepare(book, cache, vocab=vocab, vocab_size=300)
+    counts, lengths = first.train_counts("80/10/10"), [len(p) for p in vars(first.split()).values()]
+    with monkeypatch.context() as context:
+        context.setattr(text_module, "release_pages", None)  # every pass over the ids calls it
+        again = prepare(book, cache, vocab=vocab, vocab_size=300)
+        assert again.train_counts("80/10/10").tolist() == counts.tolist()
+        assert [len(part) for part in vars(again.split()).values()] == lengths
+        with pytest.raises(TypeError):
+            again.train_counts("70/20/10")
+    other = again.train_counts("70/20/10")
+    end = len(again.split("70/20/10").train)
+    assert other.tolist() == token_counts(again.ids[:end], again.tokenizer.vocab_size).tolist()
+    assert other.sum() < counts.sum()
+
+
+@pytest.mark.parametrize("damaged", [None, -1, [5], [0.5], "text", {"a": 1}, 10**9])
+def test_a_damaged_memo_is_counted_again(damaged: object, book: Path, cache: Path) -> None:
+    pytest.importorskip("tokenizers")
+    data = prepare(book, cache, vocab="bpe", vocab_size=300)
+    before = set((cache / "text" / "memo").iterdir())
+    counts = data.train_counts()
+    for memo in set((cache / "text" / "memo").iterdir()) - before:
+        memo.write_text(json.dumps(damaged))
+    assert data.train_counts().tolist() == counts.tolist()
 
 
 def test_bpe_is_learned_from_the_training_split_only(
@@ -314,14 +345,15 @@ def test_an_unwritable_cache_is_a_usage_error(book: Path) -> None:
 
 KILLED = """
 import os, signal, sys
-from fastlstm.text.data.text import prepare_text
+from fastlstm.text.data import text
 calls = 0
 def stop():
     global calls
     calls += 1
     if calls == int(sys.argv[3]):
         os.kill(os.getpid(), signal.SIGKILL)
-prepare_text(sys.argv[1], cache_dir=sys.argv[2], block_bytes=400, should_stop=stop)
+text.BLOCK_BYTES = 400
+text.prepare_text(sys.argv[1], cache_dir=sys.argv[2], should_stop=stop)
 """
 
 

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastlstm.errors import DataError, counted
-from fastlstm.forecast.config import Disorder, Duplicates, Gaps
 from fastlstm.forecast.data.ingest import TableIngest
 from fastlstm.forecast.data.problems import CurableError, Finding, settings
 from fastlstm.forecast.data.table import Segments, row_blocks
@@ -31,6 +29,9 @@ from fastlstm.forecast.data.timeline import (
 from fastlstm.system.storage import allocate
 
 _BLOCK_ROWS = 1 << 20
+_MOST_FILLED = 1.25
+"""Rows with the filled ones over rows, up to which gaps are filled by default: every Sunday may be
+missing, but not every night."""
 _DAY = 86_400_000_000
 """In microseconds."""
 
@@ -45,47 +46,30 @@ _SPRING_HOURS = frozenset(range(72, 76))
 """Of the hours from a Thursday on, as 1970 began: the first ones of Sunday."""
 
 
-@dataclass(frozen=True)
-class Policy:
-    """How to treat irregular times.
-
-    Attributes:
-        disorder: rows of a series out of time order raise an error, or are sorted.
-        duplicates: rows of one series and time raise an error, or the first or last is kept.
-        gaps: split a series, so that no window crosses them, or are filled with empty rows.
-    """
-
-    disorder: Disorder = "error"
-    duplicates: Duplicates = "error"
-    gaps: Gaps = "split"
-
-
 class Arrangement:
     """Puts the rows of a table in order.
 
     Args:
         ingested: result of the first pass; its files are rearranged.
-        policy: for disorder, duplicates and gaps.
         origin: name of the table in messages.
         like: timeline of another table, whose frequency is used if the times fit it; or None.
-        find_key: returns columns, joined by commas, in whose combinations no time comes twice; "".
+        find_key: returns the columns that tell series apart, for the message of a fault.
 
     Attributes:
-        num_rows: N; after `run` without duplicates and with filled gaps.
-        counts: numbers of "sorted" rows, dropped "duplicates", "gaps" and "filled" rows.
-        frequency: of the times; rows are counted until `run` has found it.
+        num_rows: may differ from those ingested.
+        counts: rows that were sorted, duplicates, gaps, and rows that were filled in.
+        frequency: of the rows; rows are counted until `run` has found it.
     """
 
     def __init__(
         self,
         ingested: TableIngest,
-        policy: Policy,
         origin: str,
         like: Timeline | None,
         find_key: Callable[[], str],
     ) -> None:
         self._find_key = find_key
-        self._in, self._policy, self._origin = ingested, policy, origin
+        self._in, self._options, self._origin = ingested, ingested.options, origin
         self._like, self.frequency, self.num_rows = like, ROWS, ingested.num_rows
         self.counts = {"sorted": 0, "duplicates": 0, "gaps": 0, "filled": 0}
         self._gap_hours = set[int]()
@@ -110,9 +94,7 @@ class Arrangement:
         self._remove_duplicates()
         self.frequency = self._find_frequency()
         segments = self._cut()
-        if self._policy.gaps == "fill" and self.counts["gaps"]:
-            segments = self._fill(segments)
-        return segments
+        return self._fill(segments) if self.counts["gaps"] else segments
 
     def _map(self, name: str, mode: Literal["r", "r+"] = "r") -> NDArray[Any]:
         is_values = name == "values"
@@ -187,7 +169,7 @@ class Arrangement:
         """Checks that times increase within each series, or sorts them."""
         for first, times, same in self._neighbours():
             if len(back := np.flatnonzero((np.diff(times) < 0) & same)):
-                if self._policy.disorder == "error":
+                if self._options.disorder == "error":
                     found = ("rows out of order", {"disorder": "sort"})
                     raise self._fault(first + int(back[0]), "is earlier than the row before", found)
                 return self._sort()
@@ -209,7 +191,7 @@ class Arrangement:
         num_duplicates = 0
         for first, times, same in self._neighbours():
             double = np.flatnonzero((np.diff(times) == 0) & same)
-            if len(double) and self._policy.duplicates == "error":
+            if len(double) and self._options.duplicates == "error":
                 zone = self._zone_of(times[double]) if self._is_local else None
                 found, more = ("rows of one time", {"duplicates": "last"}), " (or first)"
                 if zone is not None:
@@ -224,7 +206,7 @@ class Arrangement:
         self.counts["duplicates"] = num_duplicates
         times = self._map("times")
         gone_in_series = np.zeros_like(self._num_in_series)
-        shift = 0 if self._policy.duplicates == "first" else 1
+        shift = 0 if self._options.duplicates == "first" else 1
         done = 0
 
         def places(first: int, last: int) -> NDArray[np.int64]:
@@ -339,15 +321,19 @@ class Arrangement:
             )
 
     def _fill(self, segments: Segments) -> Segments:
-        """Adds empty rows at gaps, so that every series is one segment."""
+        """Adds empty rows at gaps, so that every series is one segment, if the policy says so."""
         same = np.diff(segments.series) == 0
         ends = segments.first_rows + segments.num_rows - 1
         last_ticks = self.frequency.ticks(self._map("times")[ends])
         first_ticks = self.frequency.ticks(segments.start_times)
         missing = np.where(same, first_ticks[1:] - last_ticks[:-1] - 1, 0)
         before = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(missing)])
+        new_rows, gaps = self.num_rows + int(before[-1]), self._options.gaps
+        if gaps is None and (self._like is None or self._like.may_miss):
+            gaps = "fill" if new_rows <= _MOST_FILLED * self.num_rows else "split"
+        if gaps != "fill":
+            return segments
         self.counts["filled"] = int(before[-1])
-        new_rows = self.num_rows + self.counts["filled"]
         if new_rows > 4 * self.num_rows:
             raise DataError(
                 f"{self._origin}: filling {counted(self.counts['gaps'], 'gap')} would grow the"

@@ -42,12 +42,9 @@ def calendar_names(parts: Sequence[str]) -> tuple[str, ...]:
 def calendar_parts(
     dataset: SeriesDataset, train_ends: NDArray[np.int64]
 ) -> tuple[tuple[str, ...], list[str]]:
-    """Returns the parts that training rows can teach, two periods or more of four steps or more,
-    and the columns of the table that have names of the calendar: their parts are left out.
+    """Returns the parts that training rows can teach, two periods or more of four steps or more.
 
-    Args:
-        dataset: a table.
-        train_ends: end of the training rows in every segment.
+    Also returns the columns of the table that have names of the calendar: their parts are left out.
     """
     if not dataset.has_clock:
         return (), []

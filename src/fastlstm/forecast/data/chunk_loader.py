@@ -72,10 +72,7 @@ class ChunkLoader(LoaderPosition):
         share: the part of every batch to hand out; default is all of it.
 
     Attributes:
-        num_chunks: in every epoch.
-        num_windows: forecasts in every epoch.
-        share: as given, or all.
-        steps_per_epoch: batches in every epoch.
+        num_chunks, num_windows, steps_per_epoch: chunks, forecasts and batches in every epoch.
         num_places: chunks of the largest batch; others have one fewer.
         wait_s: seconds spent copying batches, which is not done ahead.
 

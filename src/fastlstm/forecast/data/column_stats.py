@@ -25,13 +25,11 @@ _MAX_RATIO = 1024
 
 @dataclass
 class _End:
-    """The smallest value of a column, or of the negated values, and the values next to it.
+    """The smallest value of a column (`sign` -1: of the negated values) and the values next to it.
 
     Attributes:
-        sign: -1 for the negated values.
         value: the smallest.
-        count: its number of rows; not counted once `next` is near.
-        runs: of such rows, one after the other.
+        count: its rows, in `runs` of adjacent ones; not counted once `next` is near.
         next: the smallest of the others.
         highest: the largest of all.
     """
@@ -96,11 +94,8 @@ class ColumnStats:
     def stored(
         self, values: NDArray[np.floating], series: NDArray[np.int32] | None = None
     ) -> NDArray[np.float32]:
-        """Returns values minus the origin as float32; infinite beyond its range.
-
-        Args:
-            values: shape ``(N,)``.
-            series: number of each value's series; needed for origins of series.
+        """Returns values minus the origin as float32, infinite beyond its range; origins of series
+        need the series number of each value.
         """
         with np.errstate(over="ignore"):
             if isinstance(self.origin, np.ndarray):

@@ -10,25 +10,25 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import pyarrow as pa
 
 from fastlstm.errors import DataError, counted
-from fastlstm.forecast.csv_format import CsvFormat
 from fastlstm.forecast.data.csv_records import (
     DELIMITERS,
-    Quoting,
     delimiter_of,
+    null_words_of,
     open_text,
-    quoting_of,
+    split_lines,
     without_unit,
 )
 from fastlstm.forecast.data.problems import Finding, looks_like
-from fastlstm.forecast.data.records import NULL_WORDS, NUMBER
+from fastlstm.forecast.data.records import NUMBER
 from fastlstm.forecast.data.table_files import TableFile, open_input
 from fastlstm.forecast.data.time_text import is_like_time
+from fastlstm.forecast.read_options import ReadOptions
 from fastlstm.system.charset import encoding_of
 from fastlstm.system.object_store import RemoteFile
 
@@ -57,67 +57,53 @@ _MARKS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 _KINDS = 200
 """Rows that are looked at to see what a column holds."""
 _FEW_WORDS = 3
-"""Different texts among numbers, each so often, that are taken to mean "no value"."""
+"""Different texts among numbers, each so often, that are taken to mean "no value"; or so many
+numbers among letters that are categories."""
 _PLACEHOLDERS = (*("-", "--", "---", ".", "..", "..."), *":?*/x", "n.a.", "none", "missing")
 """Those that are taken so where they occur once."""
 LOOK_HINT = "; if it is not so, add `look=False`"
+_TIME_NAME = re.compile("date|time|datetime|timestamp", re.I)
 _COUNTED = re.compile(r"([A-Za-z]+[_ ]?)(\d+)")
 _FEWEST_STEPS = 10
 _FEWEST_DATES = 3
 """Columns named by dates from which a table is wide."""
 
 
-def require_expected(file: TableFile, form: CsvFormat, others: Sequence[str]) -> None:
+def require_expected(file: TableFile, form: ReadOptions, others: Sequence[str]) -> None:
     """Raises DataError if a file looks unlike the format it is read with; names the options.
 
-    Args:
-        file: the CSV.
-        form: that it is read with.
-        others: columns that are left out, and columns of names.
+    `others` are columns that are left out, and columns of names.
     """
     sample = _sample(file, form)
-    if found := [*sample.findings, *_numbers(sample, form, others)]:
+    if sample and (found := [*sample.findings, *_numbers(sample, others)]):
         raise looks_like(str(file), found, LOOK_HINT)
 
 
 @dataclass(frozen=True)
 class _Sample:
-    """The first and last rows of a file.
+    """The first and last rows of a file: cells that are not empty by column, what was found about
+    encoding, delimiter, header and footer, and how lines were divided into cells."""
 
-    Attributes:
-        names: of the columns.
-        body: rows below the header, as long as `names`.
-        findings: about encoding, delimiter, header and footer.
-        delimiter: between columns.
-    """
-
-    names: list[str]
-    body: list[list[str]]
+    columns: dict[str, list[str]]
     findings: list[Finding]
     delimiter: str
-
-    def column(self, name: str) -> list[str]:
-        """Returns the values of a column that are not empty."""
-        place = self.names.index(name)
-        return [row[place].strip() for row in self.body if row[place].strip()]
+    form: ReadOptions
 
 
-def _sample(file: TableFile, form: CsvFormat) -> _Sample:
+def _sample(file: TableFile, form: ReadOptions) -> _Sample | None:
     found = list[Finding]()
     try:
         head, tail, encoding = _lines(file, form)
-        quoting = _quoting(file, form, [*head, *tail], found)
-        mark = form.delimiter or _delimiter(head, quoting)
-        rows, last = (
-            list(csv.reader(lines, delimiter=mark, quoting=quoting)) for lines in (head, tail)
-        )
+        form = _quoting(file, form, [*head, *tail], found)
+        mark = form.delimiter or _delimiter(head, form)
+        rows, last = (split_lines(lines, form, mark) for lines in (head, tail))
     except (pa.ArrowException, OSError, csv.Error):  # whoever reads it says why
-        return _Sample([], [], [], "")
+        return None
     if encoding != form.encoding:
         found.append(_encoding(encoding, head))
     widths = Counter(len(row) for row in rows if any(row))
     if not widths:
-        return _Sample([], [], [], "")
+        return None
     width = widths.most_common(1)[0][0]
     is_row = _row_test([row for row in (rows or last) if len(row) == width])
     first = next((k for k, row in enumerate(rows) if is_row(row)), 0)
@@ -148,10 +134,12 @@ def _sample(file: TableFile, form: CsvFormat) -> _Sample:
         found.append((what, {"skip_footer": kept}))
     rows = rows[begin : len(rows) - (0 if last else end)]
     body = [row for row in rows if len(row) == len(names) and (not repeats or is_row(row))]
-    return _Sample(names, body, found, mark)
+    cells = {name: [row[k].strip() for row in body] for k, name in enumerate(names)}
+    columns = {name: list(filter(None, values)) for name, values in cells.items()}
+    return _Sample(columns, found, mark, form)
 
 
-def _lines(file: TableFile, form: CsvFormat) -> tuple[list[str], list[str], str]:
+def _lines(file: TableFile, form: ReadOptions) -> tuple[list[str], list[str], str]:
     """Returns the first lines, the last ones of a longer file, and the encoding of both."""
     raw, text = open_text(file, form)
     data = text.read(_BYTES).removeprefix(b"\xef\xbb\xbf")
@@ -194,11 +182,19 @@ def _encoding(guess: str, lines: list[str]) -> Finding:
     }
 
 
-def _quoting(file: TableFile, form: CsvFormat, lines: list[str], found: list[Finding]) -> Quoting:
-    """Returns how quotes are read; a single quote in a file without any pair is none."""
+def _quoting(
+    file: TableFile, form: ReadOptions, lines: list[str], found: list[Finding]
+) -> ReadOptions:
+    """Returns the format with its quotes; a single quote in a file without any pair is none."""
+    marks = re.escape(form.delimiter or DELIMITERS)
+    escaped = re.compile(rf'\\"[^"{marks}\s]')  # a path in quotes may end with a backslash
+    escapes = [match for line in lines if (match := escaped.search(line))]
+    if form.quotes and not form.escape and escapes:
+        found.append((f"quotes behind a backslash ({escapes[0][0]})", {"escape": "\\"}))
+        return replace(form, escape="\\")
     odd = [n for n, line in enumerate(lines) if line.count('"') % 2 and _opens_quote(line, form)]
-    if not form.quotes or not odd:
-        return quoting_of(form)
+    if not form.quotes or form.escape or not odd:
+        return form
     where = f"a quote that is not closed ({lines[odd[0]]:.60})"
     mark = form.delimiter or delimiter_of(lines[odd[0]])
     usual = Counter(line.count(mark) for line in lines).most_common(1)[0][0]
@@ -209,14 +205,14 @@ def _quoting(file: TableFile, form: CsvFormat, lines: list[str], found: list[Fin
             " or give `quotes=False` if quotes are characters like others"
         )
     found.append((where, {"quotes": False}))
-    return csv.QUOTE_NONE
+    return replace(form, quotes=False)
 
 
-def _delimiter(lines: Sequence[str], quoting: Quoting) -> str:
+def _delimiter(lines: Sequence[str], form: ReadOptions) -> str:
     """Returns the delimiter with which most lines have equally many columns."""
 
     def agreement(mark: str) -> tuple[float, int]:
-        rows = [row for row in csv.reader(lines, delimiter=mark, quoting=quoting) if any(row)]
+        rows = [row for row in split_lines(lines, form, mark) if any(row)]
         common = Counter(map(len, rows)).most_common(1)
         width, count = common[0] if common else (1, 0)
         return (count / len(rows), width) if width > 1 else (0.0, 1)
@@ -257,6 +253,14 @@ def _row_test(rows: list[list[str]]) -> Callable[[list[str]], bool]:
     return is_row
 
 
+def are_categories(cells: Sequence[str]) -> bool:
+    """Returns whether cells are few codes, some of them letters: 0, a and b."""
+    codes = {cell.strip() for cell in cells}
+    letters = {code for code in codes if len(code) == 1 and code.isalpha()}
+    numbers = codes - letters
+    return bool(letters) and len(numbers) <= _FEW_WORDS and all(map(str.isdecimal, numbers))
+
+
 def usual_kind(cells: Sequence[str]) -> str:
     """Returns the kind of most cells, "" without any."""
     kinds = Counter(kind for kind in map(kind_of, cells) if kind)
@@ -294,7 +298,8 @@ def is_date(name: str) -> bool:
 def _header_line(rows: list[list[str]], width: int) -> int:
     """Returns the line of the column names: the first one with a different name for each column,
     of those above the first row without a line of another width between them; else one of which a
-    name is empty, else the last one; that row if there is none."""
+    name is empty, else the last one; that row if there is none. A line that names a time is
+    preferred: station data may stand above it."""
     before = len(rows) - 1
     while before and len(rows[before - 1]) != width and any(len(r) == width for r in rows[:before]):
         before -= 1
@@ -305,8 +310,9 @@ def _header_line(rows: list[list[str]], width: int) -> int:
         return len(rows) - 1
     names = [{cell.strip() for cell in row} for row in rows[begin:before]]
     whole = [k for k, cells in enumerate(names) if len(cells) == width]
-    first = next((k for k in whole if "" not in names[k]), next(iter(whole), before - begin - 1))
-    return begin + first
+    likely = [k for k in whole if "" not in names[k]] or whole or [before - begin - 1]
+    of_time = (k for k in likely if any(map(_TIME_NAME.fullmatch, names[k])))
+    return begin + next(of_time, likely[0])
 
 
 def _footer(rows: list[list[str]], is_row: Callable[[list[str]], bool]) -> int:
@@ -315,24 +321,32 @@ def _footer(rows: list[list[str]], is_row: Callable[[list[str]], bool]) -> int:
     return ends[0] if ends else 0
 
 
-def _opens_quote(line: str, form: CsvFormat) -> bool:
+def _opens_quote(line: str, form: ReadOptions) -> bool:
     """Whether a field begins with a quote: within one (3" pipe) it is a character."""
     mark = re.escape(form.delimiter or delimiter_of(line))
     return re.search(rf'(?:^|{mark})\s*"', line) is not None
 
 
-def _numbers(sample: _Sample, form: CsvFormat, others: Sequence[str]) -> list[Finding]:
+def _numbers(sample: _Sample, others: Sequence[str]) -> list[Finding]:
     """Looks for marks in numbers, and for words that mean "no value"."""
-    found, cells, nulls = list[Finding](), list[str](), {*NULL_WORDS, *form.na}
-    for name in sample.names:
-        values = [cell for cell in sample.column(name) if cell not in nulls]
-        if name not in others and usual_kind(values[-_KINDS:]) == "number":
+    form, found, cells, nulls = (
+        sample.form,
+        list[Finding](),
+        list[str](),
+        {*null_words_of(sample.form)},
+    )
+    for name, texts in sample.columns.items():
+        values = [cell for cell in texts if cell not in nulls]
+        is_usual = name not in others and usual_kind(values[-_KINDS:]) == "number"
+        if is_usual and not are_categories(values):
             cells += values
     words = Counter(cell for cell in cells if kind_of(cell) != "number")
     numbers = [cell for cell in cells if cell not in words and not _NUMBER.fullmatch(cell)]
     plain = list(map(without_unit, numbers))
     if plain != numbers and not form.units:
-        shown = next(cell for cell, number in zip(numbers, plain, strict=True) if cell != number)
+        odd = [cell for cell, number in zip(numbers, plain, strict=True) if cell != number]
+        below = [cell for cell in odd if cell.startswith("<")]
+        shown = f"{below[0]}, read as half of it" if below else odd[0]
         found.append((f"numbers with signs and units ({shown})", {"units": True}))
     numbers = [cell for cell in plain if not _NUMBER.fullmatch(cell)]
     matches = [match for match in map(_GROUPS.fullmatch, numbers) if match]

@@ -6,7 +6,7 @@ import codecs
 import csv
 import io
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Literal
 
@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
 from fastlstm.errors import DataError, counted
-from fastlstm.forecast.csv_format import CsvFormat
 from fastlstm.forecast.data.records import (
     NULL_WORDS,
     FileRecords,
@@ -25,6 +24,7 @@ from fastlstm.forecast.data.records import (
     with_nulls,
 )
 from fastlstm.forecast.data.table_files import TableFile, open_input
+from fastlstm.forecast.read_options import ReadOptions
 
 DELIMITERS = ",;\t|"
 _BLOCK_BYTES = 8 << 20
@@ -34,7 +34,7 @@ _SPACES = " \u00a0\u202f"
 """Marks of thousands that a space stands for: also no-break and narrow no-break spaces."""
 _CURRENCY = r"(?:USD|EUR|GBP|CHF|JPY|CNY|INR|[$€£¥₹])"
 _UNITS = (
-    rf"^\s*(?P<open>\(?)(?P<sign>[+-]?){_CURRENCY}?\s*(?P<minus>[+-]?)(?P<number>~)"
+    rf"^\s*(?P<below><?)\s*(?P<open>\(?)(?P<sign>[+-]?){_CURRENCY}?\s*(?P<minus>[+-]?)(?P<number>~)"
     rf"(?P<scale>K|k|M|B|bn)?\s*(?:%|{_CURRENCY}|\s[bcdefnprsuz]{{1,3}})?(?P<close>\)?)(?P<behind>-?)\s*$"
 )
 """A number, in place of ~, with signs and units that may stand beside it, or Eurostat's flags."""
@@ -53,16 +53,13 @@ _NO_ROWS = {
 """Explanations of Arrow's messages."""
 
 
-Quoting = Literal[0, 3]
-"""Of Python's csv module: with quotes where needed, or none."""
+def split_lines(lines: Sequence[str], form: ReadOptions, delimiter: str) -> list[list[str]]:
+    """Returns the cells of lines; raises csv.Error for one of more than 128 KiB."""
+    quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if form.quotes else csv.QUOTE_NONE
+    return list(csv.reader(lines, delimiter=delimiter, quoting=quoting, escapechar=form.escape))
 
 
-def quoting_of(form: CsvFormat) -> Quoting:
-    """Returns how Python's csv module reads quotes."""
-    return csv.QUOTE_MINIMAL if form.quotes else csv.QUOTE_NONE
-
-
-def open_text(file: TableFile, form: CsvFormat) -> tuple[Any, Any]:
+def open_text(file: TableFile, form: ReadOptions) -> tuple[Any, Any]:
     """Opens a CSV; returns its bytes on disk, and its text in UTF-8 decompressed."""
     raw = open_input(file)
     compression = {".gz": "gzip", ".zst": "zstd"}.get(file.suffix)
@@ -72,14 +69,19 @@ def open_text(file: TableFile, form: CsvFormat) -> tuple[Any, Any]:
     return raw, text
 
 
+def null_words_of(form: ReadOptions) -> tuple[str, ...]:
+    """Returns the texts that mean "no value"; with an escape also N: MySQL's NULL."""
+    return (*NULL_WORDS, *form.na, *(["N"] if form.escape else []))
+
+
 class CsvRecords(FileRecords):
     """A CSV file, plain or compressed."""
 
     is_parsed = True
 
-    def __init__(self, file: TableFile, form: CsvFormat) -> None:
+    def __init__(self, file: TableFile, form: ReadOptions) -> None:
         self.form = form
-        self.null_words = (*NULL_WORDS, *form.na)
+        self.null_words = null_words_of(form)
         super().__init__(file)
 
     def _read_schema(self) -> pa.Schema:
@@ -96,8 +98,7 @@ class CsvRecords(FileRecords):
         self._header, self.delimiter = header, form.delimiter or delimiter_of(line)
         self._has_one_column = self.delimiter not in line
         try:
-            lines, quoting = [line.rstrip("\r")], quoting_of(form)
-            [columns] = csv.reader(lines, delimiter=self.delimiter, quoting=quoting)
+            [columns] = split_lines([line.rstrip("\r")], form, self.delimiter)
         except csv.Error:  # a name of more than 128 KiB
             columns = [line]
         self._names: list[str] | None = None
@@ -189,7 +190,8 @@ class CsvRecords(FileRecords):
             numbers = numbers_of(text, self.name, name, row, is_csv=True)
             if "scale" in group:
                 scales = [_SCALES.get(scale, 1.0) for scale in group["scale"].to_pylist()]
-                numbers = pc.multiply(numbers, pa.array(scales))
+                halves = pc.if_else(pc.equal(group["below"], "<"), 0.5, 1.0)
+                numbers = pc.multiply(pc.multiply(numbers, pa.array(scales)), halves)
             batch = batch.set_column(batch.schema.get_field_index(name), name, numbers)
         return batch
 
@@ -216,6 +218,7 @@ class CsvRecords(FileRecords):
             arrow_csv.ParseOptions(
                 delimiter=self.delimiter,
                 quote_char='"' if form.quotes else False,
+                escape_char=form.escape or False,
                 ignore_empty_lines=not self._has_one_column,  # or an empty line is a value
             ),
             convert,

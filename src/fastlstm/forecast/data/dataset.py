@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -21,18 +21,17 @@ from fastlstm.errors import (
     FastLSTMError,
     counted,
 )
-from fastlstm.forecast.csv_format import CsvFormat
-from fastlstm.forecast.data.arrange import Arrangement, Policy
+from fastlstm.forecast.data.arrange import Arrangement
 from fastlstm.forecast.data.column_stats import ColumnStats, shown
-from fastlstm.forecast.data.ingest import Codes, TableIngest
+from fastlstm.forecast.data.ingest import TableIngest, require_columns
 from fastlstm.forecast.data.opening import look_at, open_records
 from fastlstm.forecast.data.problems import CurableError, Problems, settings
 from fastlstm.forecast.data.records import Records
 from fastlstm.forecast.data.reshaped import HEAD_ROWS, Head, reshaped
 from fastlstm.forecast.data.roles import RoleRequest, Roles, find_roles, listed, series_key
 from fastlstm.forecast.data.table import DTYPES, MISSING_INT16, Segments, Table, row_blocks
-from fastlstm.forecast.data.time_reader import Clock
 from fastlstm.forecast.data.timeline import ROWS, Frequency, Timeline
+from fastlstm.forecast.read_options import READING, ReadOptions
 from fastlstm.system import environment
 from fastlstm.system.cache import Cache, is_intact, make_key
 from fastlstm.system.storage import append, fsync_file, read_json, write_file, write_json
@@ -43,58 +42,21 @@ _EXACT = 1 << 24
 
 
 @dataclass(frozen=True)
-class PrepareOptions:
-    """How a table is read.
-
-    Attributes:
-        roles: of the columns.
-        policy: for disorder, duplicates and gaps.
-        time_format: strptime format of times stored as text or whole numbers; or s, ms, us, ns:
-            whole numbers count such units since 1970; or excel: days since 1900.
-        codes: numbers that mean "no value", and look-alikes that are values.
-        like: timeline of a table that this one must match, or None.
-        csv: format of its CSV files.
-        wide: a column per time or per series; see `reshaped`.
-        tz: time zone of times without one.
-        snap: times are rounded to multiples of this duration.
-    """
-
-    roles: RoleRequest = field(default_factory=RoleRequest)
-    policy: Policy = field(default_factory=Policy)
-    time_format: str | None = None
-    codes: Codes = field(default_factory=Codes)
-    like: Timeline | None = None
-    csv: CsvFormat = field(default_factory=CsvFormat)
-    wide: bool = False
-    tz: str | None = None
-    snap: str | None = None
-
-    @property
-    def clock(self) -> Clock:
-        """How its times are read."""
-        return Clock(self.time_format, self.tz, self.snap)
-
-
-@dataclass(frozen=True)
 class SeriesDataset:
     """A prepared table; see also `TableIngest`.
 
     Attributes:
         table: memory-mapped rows.
-        roles: of the columns.
-        frequency: of the rows.
-        series: names, by number.
+        series: names, by number; `categories` has those of categorical columns.
         statics: one number per series, by static column.
-        categories: names by number, by categorical column.
         has_missing: some value is missing.
         constant: columns with one value in every row.
         notes: findings and decisions, a line each.
-        repairs: the `notes` about rows that were moved, dropped, added or changed, and about
-            columns that were left out.
+        repairs: the `notes` on rows that were moved, dropped, added or changed, and on columns
+            that were left out.
         name: of the table in messages.
         key: of the cache entry; frames have no entry.
-        from_cache: nothing had to be read.
-        seconds: taken to prepare.
+        seconds: taken to prepare, which read nothing if `from_cache`.
     """
 
     table: Table
@@ -118,12 +80,14 @@ class SeriesDataset:
     @property
     def timeline(self) -> Timeline:
         """What another table's times must match."""
-        return Timeline(self.frequency, self.time_zone, self.is_wall)
+        return Timeline(self.frequency, self.time_zone, self.is_wall, may_miss=False)
 
 
 def prepare_table(
     source: Any,
-    options: PrepareOptions | None = None,
+    options: ReadOptions | None = None,
+    request: RoleRequest | None = None,
+    like: Timeline | None = None,
     cache_dir: str | Path | None = None,
     on_progress: Callable[[int, int | None], None] | None = None,
     is_trial: bool = False,
@@ -133,6 +97,8 @@ def prepare_table(
     Args:
         source: see `fastlstm.forecast.data.opening.open_records`.
         options: how to read it.
+        request: roles of its columns.
+        like: timeline of a table that this one must match, or None.
         cache_dir: default `environment.cache_dir()`.
         on_progress: called with bytes done and the total in bytes, or None.
         is_trial: read the first rows only, to try the options.
@@ -141,32 +107,33 @@ def prepare_table(
         DataError: the table cannot be used; says where and why.
         StorageError: a write failed.
 
-    Cost:
-        One pass over the source and one over the times; another over the values if rows move or
-        the dtype changes. Opening a cached table reads it once, to compare
-        its hashes: about 1 GB/s on each core.
+    Cost: a pass over the source and one over the times; another over the values if rows move or the
+    dtype changes. Opening a cached table compares its hashes: about 1 GB/s on each core.
     """
     started = time.monotonic()
-    options = options or PrepareOptions()
-    request = options.roles
+    options, request = options or ReadOptions(), request or RoleRequest()
     others = (*request.ignore, *request.categorical, *request.static)
-    records = open_records(source, options.csv, others)
+    records = open_records(source, options, others)
     cache = Cache(Path(cache_dir) if cache_dir is not None else environment.cache_dir(), "series")
     signature = None if is_trial else records.signature
-    key = make_key(FORMAT_VERSION, "series", asdict(options), signature)
+    reading = {name: getattr(options, name) for name in READING}
+    timeline = None if like is None else asdict(like)
+    key = make_key(FORMAT_VERSION, "series", reading, asdict(request), timeline, signature)
     opened = partial(_open, key=key, name=records.name, started=started)
     if signature is not None and (dataset := opened(cache.path(key), from_cache=True)) is not None:
         return dataset
     look_at(records, others)
     records = Head(records) if is_trial else records
-    records, request = reshaped(records, request, options.wide, options.csv.look)
+    records, request = reshaped(records, request, options.wide, options.look)
     problems = Problems(records.name)
     with problems.fatal():
         roles = find_roles(records, request, problems)
-    key_of = partial(series_key, records, request, roles, options.clock)
+        if request.has_target:
+            require_columns(options, records.schema.names, records.name)
+    key_of = partial(series_key, records, request, roles, options)
     with cache.work_directory() as work:
         with problems.fatal():
-            _prepare(work, records, roles, options, problems, on_progress, key_of)
+            _prepare(work, records, roles, options, like, problems, on_progress, key_of)
         records.require_unchanged()
         if signature is not None:
             return cache.place(key, work, lambda: opened(cache.path(key), from_cache=False))
@@ -180,35 +147,34 @@ def _prepare(
     work: Path,
     records: Records,
     roles: Roles,
-    options: PrepareOptions,
+    options: ReadOptions,
+    like: Timeline | None,
     problems: Problems,
     on_progress: Callable[[int, int | None], None] | None,
     find_key: Callable[[], str],
 ) -> None:
     """Writes an entry's files into `work`; raises DataError of all errors that can be found."""
-    like, codes = options.like, options.codes
 
     def read(origins: dict[str, Any]) -> TableIngest:
-        ingested = TableIngest(work, records, roles, problems, options.clock, codes, like, origins)
+        ingested = TableIngest(work, records, roles, problems, options, like, origins)
         ingested.run(on_progress)
         return ingested
 
     ingested = read({})
     if ingested.num_rows == 0:
         raise DataError(f"{records.name} has column names but no rows")
-    _refuse_sentinels(ingested, codes, records.name, problems)
+    _refuse_sentinels(ingested, records.name, problems)
     origins = _best_origins(ingested)
     if origins and not problems:  # far from 0: read again, minus the origin
         ingested = read(origins)
-    notes = [*roles.notes, *_column_notes(ingested, roles, records, codes.missing, problems)]
-    notes += ingested.notes
-    arrangement = Arrangement(ingested, options.policy, records.name, like, find_key)
+    notes = [*roles.notes, *_column_notes(ingested, records, problems), *ingested.notes]
+    arrangement = Arrangement(ingested, records.name, like, find_key)
     segments = arrangement.run()
     problems.raise_all()
     columns = [ingested.columns[name] for name in roles.values]
     dtype = _store_values(work, arrangement.num_rows, columns)
-    repairs = [*ingested.repairs, *_repairs(arrangement, options.policy), *_drops(records, roles)]
-    notes += [*_time_notes(arrangement, ingested, options.policy), *repairs]
+    repairs = [*ingested.repairs, *_repairs(arrangement, options, records, roles)]
+    notes += [*_time_notes(arrangement, ingested), *repairs]
     notes += ["values stored as int16: lossless"] * (dtype == "int16")
     rows = [segments.series, segments.first_rows, segments.num_rows, segments.start_times]
     _save(work / "segments.npy", np.stack(rows))
@@ -339,20 +305,14 @@ def _open(
         return None
 
 
-def _column_notes(
-    ingested: TableIngest,
-    roles: Roles,
-    records: Records,
-    codes: Sequence[float],
-    problems: Problems,
-) -> list[str]:
+def _column_notes(ingested: TableIngest, records: Records, problems: Problems) -> list[str]:
     """Returns notes on the columns; a column without any value is an error, unless only the first
     rows were read."""
     is_part = isinstance(records, Head) and ingested.num_rows >= HEAD_ROWS
-    origin = records.name
+    origin, codes = records.name, ingested.options.missing_value
     notes = []
     for name, column in ingested.columns.items():
-        if name in roles.categorical or name in problems:
+        if column.is_category or name in problems:
             continue
         low, high = column.low, column.high
         if column.missing == ingested.num_rows:
@@ -367,7 +327,15 @@ def _column_notes(
         if column.missing:
             share = column.missing / ingested.num_rows
             rows = counted(column.missing, "row")
-            notes.append(f"column '{name}' has missing values in {rows} ({share:.2%})")
+            taken = ingested.num_taken[name]
+            more = f", {taken:,} of them given by `missing_value`" if taken else ""
+            inside = [c for c in codes if isinstance(c, float) and low < c < high]
+            if taken and inside:
+                more += (
+                    f"; {shown(inside[0])} is within its other values, {low:g} to {high:g}: for one"
+                    f" column give `missing_value='COLUMN={shown(inside[0])}'`"
+                )
+            notes.append(f"column '{name}' has missing values in {rows} ({share:.2%}){more}")
         largest = max(map(abs, column.range))
         if largest > _EXACT:
             notes.append(
@@ -378,32 +346,40 @@ def _column_notes(
         for code in column.near_sentinels():
             count = counted(column.sentinels[code], "row")
             is_code = f"column '{name}' is {shown(code)} in {count}: if that means no value, give "
-            notes.append(f"{is_code}{_codes('missing_value', *codes, code)}")
+            own = _code_of(name, code, ingested)
+            notes.append(f"{is_code}{settings({'missing_value': (*codes, own)})}")
     return notes
 
 
-def _refuse_sentinels(ingested: TableIngest, codes: Codes, origin: str, problems: Problems) -> None:
+def _refuse_sentinels(ingested: TableIngest, origin: str, problems: Problems) -> None:
+    options = ingested.options
     for name, column in (ingested.columns | ingested.static_columns).items():
         if far := column.far_values():
             low, high = column.others_than(far)
             what = "row" if name in ingested.columns else "series"
             count = counted(sum(far.values()), what)
             what = f"column '{name}' is {' and '.join(map(shown, far))} in {count}"
+            own = tuple(_code_of(name, code, ingested) for code in far)
+            missing, kept = (*options.missing_value, *own), (*options.keep_value, *own)
             error = CurableError(
                 f"{origin}: {what} and between {low:g} and {high:g} in all others, which looks like"
-                f" a code for no value; give {_codes('missing_value', *codes.missing, *far)} if it"
-                f" is one, or {_codes('keep_value', *codes.kept, *far)} if it is a value",
-                (what, {"missing_value": tuple(far)}),
+                f" a code for no value; give {settings({'missing_value': missing})}"
+                f" if it is one, or {settings({'keep_value': kept})} if it is a"
+                " value",
+                (what, {"missing_value": own}),
             )
             problems.add(error, name)
 
 
-def _codes(name: str, *values: float) -> str:
-    codes = ",".join(map(shown, values))
-    return f"`{name}={codes if len(values) == 1 else repr(codes)}`"
+def _code_of(name: str, code: float, ingested: TableIngest) -> float | str:
+    """Returns a code of a column; "COLUMN=CODE" if it may be a value of another column."""
+    stats = ingested.columns | ingested.static_columns
+    others = [s for other, s in stats.items() if other != name and not s.is_category]
+    is_value = any(s.low <= code <= s.high and code not in s.far_values() for s in others)
+    return f"{name}={shown(code)}" if is_value else code
 
 
-def _time_notes(arrangement: Arrangement, ingested: TableIngest, policy: Policy) -> list[str]:
+def _time_notes(arrangement: Arrangement, ingested: TableIngest) -> list[str]:
     counts, notes = arrangement.counts, []
     what = counted(arrangement.num_rows, "row")
     if len(ingested.series) > 1:
@@ -412,36 +388,34 @@ def _time_notes(arrangement: Arrangement, ingested: TableIngest, policy: Policy)
     notes.append(f"{what}, one row every {arrangement.frequency}" if is_step else what)
     if not ingested.is_grouped:
         notes.append("rows of different series were interleaved: grouped by series")
-    if counts["gaps"] and policy.gaps == "split":
+    if counts["gaps"] and not counts["filled"]:
         gaps = f"{counted(counts['gaps'], 'gap')} in time: windows do not cross them"
         notes.append(gaps + arrangement.spring_hint)
     return notes
 
 
-def _repairs(arrangement: Arrangement, policy: Policy) -> list[str]:
-    """Returns notes on rows that were moved, dropped or added."""
+def _repairs(
+    arrangement: Arrangement, options: ReadOptions, records: Records, roles: Roles
+) -> list[str]:
+    """Returns notes on rows that were moved, dropped or added, and on columns that do not count."""
     counts, repairs = arrangement.counts, []
     if counts["sorted"]:
         repairs.append(f"{counted(counts['sorted'], 'row')} out of order: sorted by time")
     if counts["duplicates"]:
         rows = counted(counts["duplicates"], "row")
-        repairs.append(f"duplicate timestamps: kept the {policy.duplicates}, dropped {rows}")
-    if counts["gaps"] and policy.gaps == "fill":
+        repairs.append(f"duplicate timestamps: kept the {options.duplicates}, dropped {rows}")
+    if counts["filled"]:
         rows = counted(counts["filled"], "empty row")
-        repairs.append(f"{counted(counts['gaps'], 'gap')} in time: filled with {rows}")
-    return repairs
-
-
-def _drops(records: Records, roles: Roles) -> list[str]:
-    """Returns notes on columns and times that do not count."""
-    drops = []
+        more = "" if options.gaps else "; `gaps='split'` cuts there"
+        gaps = f"{counted(counts['gaps'], 'gap')} in time: filled with {rows}{more}"
+        repairs.append(gaps + arrangement.spring_hint)
     if roles.dropped:
         names = listed(roles.dropped)
-        drops.append(f"ignored columns (not numbers and without a role): {names}")
+        repairs.append(f"ignored columns (not numbers and without a role): {names}")
     if records.jumps and roles.time is None and roles.series is None:
-        drops.append(
+        repairs.append(
             f"{records.jumps}, but rows are counted as steps in time: give a column of times, or"
             " reset_index(drop=True) if they follow each other; scikit-learn divides rows in time"
             " by TimeSeriesSplit, not by KFold"
         )
-    return drops
+    return repairs

@@ -111,12 +111,8 @@ class StepErrors:
         self._sums += [(~np.isnan(error)).sum(0), np.nansum(error, 0), np.nansum(error**2, 0)]
 
     def result(self, target: int, first: int = 1, last: int | None = None) -> dict[str, float]:
-        """Returns num_values of one target, and mse and mae if there are values.
-
-        Args:
-            target: its number.
-            first: first step ahead, from 1.
-            last: last step ahead, inclusive; None for the horizon.
+        """Returns num_values of a target, by its number, and mse and mae if there are values, from
+        the step `first` to `last` ahead, inclusive; default the horizon.
         """
         count, absolute, squared = self._sums[:, first - 1 : last, target].sum(1).tolist()
         if not count:
@@ -175,13 +171,11 @@ class QuantileScores:
         self._inside = dict.fromkeys(self._intervals, 0)
 
     def add(self, forecast: Values, actual: Values, scale: Values | float = 1.0) -> None:
-        """Adds a batch.
+        """Adds a batch of quantiles ``(…, len(levels))``, increasing, and values ``(…)``, NaN where
+        missing.
 
-        Args:
-            forecast: shape ``(…, len(levels))``, increasing. An infinite quantile has the loss of
-                the outermost finite percentile, and its interval contains every value.
-            actual: shape ``(…)``; NaN where missing.
-            scale: factor of the errors; broadcast to ``actual``.
+        An infinite quantile has the loss of the outermost finite percentile, and its interval
+        contains every value. Errors are multiplied by `scale`, broadcast to ``actual``.
         """
         is_there = ~np.isnan(actual)
         self.num_values += int(is_there.sum())

@@ -6,9 +6,8 @@ of series and categories are kept in memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fastlstm.errors import DataError
+from fastlstm.errors import DataError, nearest_hint
 from fastlstm.forecast.data.column_stats import ColumnStats, SeriesRanges
 from fastlstm.forecast.data.names import Names, without_nan
 from fastlstm.forecast.data.problems import Problems
@@ -28,25 +27,32 @@ from fastlstm.forecast.data.records import (
     numbers_of,
     with_nulls,
 )
-from fastlstm.forecast.data.roles import Roles
+from fastlstm.forecast.data.roles import Roles, listed, named_columns
 from fastlstm.forecast.data.table import row_blocks
-from fastlstm.forecast.data.time_reader import EPOCH_UNITS, EXCEL, Clock, TimeReader
+from fastlstm.forecast.data.time_reader import EPOCH_UNITS, EXCEL, TimeReader
 from fastlstm.forecast.data.timeline import Timeline
+from fastlstm.forecast.read_options import ReadOptions
 from fastlstm.system.prefetch import Prefetcher
 from fastlstm.system.storage import append
 
 
-@dataclass(frozen=True)
-class Codes:
-    """Sentinel values.
+def require_columns(options: ReadOptions, names: Sequence[str], origin: str) -> None:
+    """Raises DataError if a code such as "humidity=-1" is for a column that is not in `names`."""
+    for code in (*options.missing_value, *options.keep_value):
+        column = code.rpartition("=")[0] if isinstance(code, str) else ""
+        if column and not named_columns(column, names):
+            raise DataError(
+                f"{origin} has no column '{column}' (given as {code!r})"
+                f"{nearest_hint(column, names)}; its columns: {listed(names)}"
+            )
 
-    Attributes:
-        missing: numbers that mean "no value".
-        kept: numbers that look like sentinels but are values.
-    """
 
-    missing: tuple[float, ...] = ()
-    kept: tuple[float, ...] = ()
+def codes_of(column: str, codes: Sequence[float | str], names: Sequence[str]) -> tuple[float, ...]:
+    """Returns the codes that hold for a column of a table with the columns `names`."""
+    pairs = [(c if isinstance(c, str) else f"={c}").rpartition("=") for c in codes]
+    return tuple(
+        float(code) for name, _, code in pairs if name == "" or column in named_columns(name, names)
+    )
 
 
 class TableIngest:
@@ -57,29 +63,24 @@ class TableIngest:
         records: source of the batches.
         roles: of its columns.
         problems: collects errors of columns, whose values are then stored as missing.
-        clock: how times are read.
-        codes: sentinel values.
+        options: how times and codes are read.
         like: timeline of a table that this one must match, or None.
-        origins: subtracted from the values, by column: one, or one of each series; default 0.
+        origins: subtracted from the values, by column: one number, or one of each series.
 
     Attributes:
         values: file of (N, C) float32.
         times: file of (N,) int64: microseconds or whole numbers; None without a time column.
-        codes: file of (N,) int32: each row's series number; empty if `is_grouped`.
+        codes: file of (N,) int32: the series number of each row; empty if `is_grouped`.
         num_rows: N.
         is_grouped: the rows of every series are adjacent.
-        columns: statistics by column.
+        columns: statistics by column; `static_columns` by static column, of one number per series.
         ranges: of every series, by column; empty without a column of series.
-        static_columns: statistics by static column, over one number per series.
-        statics: one number per series, by static column; categories as their number.
-        series: names of the series in order of first appearance; these and the next after `run`.
-        counts: rows of each series, shape ``(S,)``.
+        statics: one number per series, by static column.
+        series: names of the series by number; `counts` has their rows.
         categories: names by number, by categorical column.
-        time_zone: of the times, or None.
-        has_clock: times are dates and times; else whole numbers.
         is_wall: times are local times of the zone, else UTC.
-        notes: findings about times and names.
-        repairs: notes on times that were changed.
+        repairs: notes on times that were changed; `notes` has the other findings.
+        num_taken: values that are missing because they are codes, by column.
     """
 
     def __init__(
@@ -88,21 +89,25 @@ class TableIngest:
         records: Records,
         roles: Roles,
         problems: Problems,
-        clock: Clock,
-        codes: Codes,
+        options: ReadOptions,
         like: Timeline | None,
         origins: Mapping[str, float | NDArray[np.float64]],
     ) -> None:
-        self._roles, self._records, self._problems = roles, records, problems
+        self.roles, self._records, self._problems = roles, records, problems
         self._name, self._is_parsed = records.name, records.is_parsed
-        self._clock, self._like = clock, like
-        self._missing = sorted({float(m) for v in codes.missing for m in (v, np.float32(v))})
+        self.options, self._like = options, like
+        names, own = records.schema.names, (*roles.values, *roles.static)
+        self._missing = {name: codes_of(name, options.missing_value, names) for name in own}
+        self.num_taken = dict.fromkeys(own, 0)
         self.values, self.codes = work / "values.f32", work / "codes.i32"
         self.times = None if roles.time is None else work / "times.i64"
         self.num_rows, self.is_grouped, self._last_code = 0, True, -1
         self.columns, self.static_columns = (
-            {name: ColumnStats(codes.kept, origins.get(name, 0.0)) for name in names}
-            for names in (roles.values, roles.static)
+            {
+                n: ColumnStats(codes_of(n, options.keep_value, names), origins.get(n, 0.0))
+                for n in some
+            }
+            for some in (roles.values, roles.static)
         )
         numbers = () if roles.series is None else roles.values
         self.ranges = {n: SeriesRanges() for n in numbers if n not in roles.categorical}
@@ -120,7 +125,7 @@ class TableIngest:
         self._series = self._names(roles.series)
         self._categories = {name: self._names(name) for name in roles.categorical}
         time, name = roles.time, records.name
-        self._reader = None if time is None else TimeReader(time, name, clock)
+        self._reader = None if time is None else TimeReader(time, name, options)
         self._files: dict[Path, FileIO] = {}
 
     def _names(self, column: str | None) -> Names:
@@ -128,10 +133,7 @@ class TableIngest:
         return Names(schema.field(column).type if column and self._is_parsed else None)
 
     def run(self, on_progress: Callable[[int, int | None], None] | None) -> None:
-        """Writes all rows; a thread reads the next batch meanwhile.
-
-        Args:
-            on_progress: called with bytes done and the total in bytes, or None.
+        """Writes all rows; `on_progress` is called with bytes done and the total in bytes.
 
         Raises:
             DataError: a row without series or time, or a damaged file.
@@ -155,7 +157,7 @@ class TableIngest:
 
     def _types(self) -> dict[str, pa.DataType]:
         """Returns the columns to read, and the types that a CSV's are parsed as."""
-        roles, types = self._roles, {}
+        roles, types = self.roles, {}
         kinds = {field.name: field.type for field in self._records.schema}
         for name in (*roles.values, *roles.static):
             kind = kinds[name]
@@ -165,7 +167,7 @@ class TableIngest:
                 is_kept = is_text(kind) or pa.types.is_boolean(kind)
                 types[name] = kind if is_kept else pa.float64()
         if roles.time is not None:
-            is_number = self._clock.format in (None, EXCEL, *EPOCH_UNITS)
+            is_number = self.options.time_format in (None, EXCEL, *EPOCH_UNITS)
             types[roles.time] = kinds[roles.time] if is_number else pa.string()
         if roles.series is not None:  # 007 is not 7
             types[roles.series] = pa.string() if self._is_parsed else kinds[roles.series]
@@ -174,8 +176,8 @@ class TableIngest:
     def _add(self, batch: pa.RecordBatch) -> None:
         num, batch = batch.num_rows, without_views(batch)
         codes = self._codes(batch)
-        rows = np.empty((num, len(self._roles.values)), dtype=np.float32)
-        for position, name in enumerate(self._roles.values):
+        rows = np.empty((num, len(self.roles.values)), dtype=np.float32)
+        for position, name in enumerate(self.roles.values):
             values, stats = self._numbers(name, batch.column(name)), self.columns[name]
             stored = stats.stored(values, codes)
             rows[:, position] = stored
@@ -211,9 +213,9 @@ class TableIngest:
             self.notes += self._reader.notes()
             self.repairs += self._reader.repairs()
         named = dict(self._categories)
-        if self._roles.series is not None:
+        if self.roles.series is not None:
             self.series = self._series.plain()
-            named = {self._roles.series: self._series} | named
+            named = {self.roles.series: self._series} | named
         self.categories = {name: names.plain() for name, names in self._categories.items()}
         for column, names in named.items():
             self.notes += names.notes(column)
@@ -223,12 +225,12 @@ class TableIngest:
         self._series, self._categories = Names(), {}  # of millions of names, once is enough
 
     def _codes(self, batch: pa.RecordBatch) -> NDArray[np.int32]:
-        if self._roles.series is None:
+        if self.roles.series is None:
             self._counts = [self.num_rows + batch.num_rows]
             return np.zeros(batch.num_rows, dtype=np.int32)
-        column = without_nan(batch.column(self._roles.series))
-        self._refuse_nulls(column, self._roles.series, "series")
-        codes = self._numbered(self._series, self._roles.series, column).astype(np.int32)
+        column = without_nan(batch.column(self.roles.series))
+        self._refuse_nulls(column, self.roles.series, "series")
+        codes = self._numbered(self._series, self.roles.series, column).astype(np.int32)
         is_grouped = int(codes[0]) >= self._last_code and bool((np.diff(codes) >= 0).all())
         if self.is_grouped and not is_grouped:
             self._write_codes()
@@ -259,7 +261,7 @@ class TableIngest:
 
     def _numbers(self, name: str, column: pa.Array) -> NDArray[np.floating]:
         """Returns a column as float64, or float32 if it has that type."""
-        if name in self._roles.categorical:
+        if name in self.roles.categorical:
             column = without_nan(column)
             numbers = self._numbered(self._categories[name], name, column).astype(np.float64)
             if column.null_count:
@@ -270,8 +272,10 @@ class TableIngest:
         except DataError as error:
             self._problems.add(error, name)
             return np.full(len(column), np.nan)
-        if self._missing and (is_missing := np.isin(values, self._missing)).any():
+        codes = [v for code in self._missing[name] for v in (code, float(np.float32(code)))]
+        if codes and (is_missing := np.isin(values, codes)).any():
             values = np.where(is_missing, np.nan, values)
+            self.num_taken[name] += int(is_missing.sum())
         return values
 
     def _floats(self, name: str, column: pa.Array) -> NDArray[np.floating]:
@@ -305,7 +309,7 @@ class TableIngest:
             differs = (values != expected) & ~(np.isnan(values) & np.isnan(expected))
             if differs.any():
                 row = int(differs.argmax())
-                series = "" if self._roles.series is None else self._series[codes[row]]
+                series = "" if self.roles.series is None else self._series[codes[row]]
                 error = DataError(
                     f"{self._name}: static column '{name}' changes within series '{series}', in"
                     f" row {self.num_rows + row + 1}; expected one value per series"

@@ -36,11 +36,8 @@ class SeasonalNaive:
         ]
 
     def forecast(self, origins: NDArray[np.int64], horizon: int) -> NDArray[np.float32]:
-        """Returns forecasts, shape ``(N, horizon, C)``; NaN for series without earlier values.
-
-        Args:
-            origins: row of each first step to forecast; not the first row of a segment.
-            horizon: steps.
+        """Returns forecasts from `origins`, the rows of the first steps to forecast, of which none
+        is the first of a segment: shape ``(N, horizon, C)``; NaN for series without earlier values.
         """
         segments = self._segments.of_rows(origins - 1)
         forecast = np.empty((len(origins), horizon, self._num_targets), dtype=np.float32)
@@ -101,12 +98,8 @@ class _FilledRows:
 
 
 def last_present(table: Table, row: int, num_targets: int) -> NDArray[np.float32]:
-    """Returns the last present values of a series before a row, as stored, ``(C,)``; NaN without.
-
-    Args:
-        table: the rows.
-        row: of the series.
-        num_targets: C, number of leading columns.
+    """Returns the last present values of the leading columns of a series before a row, as stored,
+    ``(num_targets,)``; NaN without any.
     """
     series, firsts = table.segments.series, table.segments.first_rows
     number = series[table.segments.of_rows(np.array([row]))[0]]
@@ -129,17 +122,9 @@ def seasonal_error(
 ) -> NDArray[np.float64]:
     """Returns the mean of ``|y[t] - y[t - season]|`` over the training rows of every series.
 
-    This is the denominator of MASE (Hyndman & Koehler 2006). Pairs with a missing value or across
-    a gap are skipped.
-
-    Args:
-        table: the rows.
-        ends: end (exclusive) of the training rows of each segment.
-        num_targets: C, number of leading columns.
-        season: in rows.
-
-    Returns:
-        Shape ``(num_series, C)``; NaN for a series without pairs.
+    The denominator of MASE (Hyndman & Koehler 2006), shape ``(num_series, C)``; NaN for a series
+    without pairs. Pairs with a missing value or across a gap are skipped. `ends` (exclusive) are of
+    the training rows of each segment.
     """
     segments = table.segments
     num_series = int(segments.series.max()) + 1

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from fastlstm.errors import DataError
-from fastlstm.forecast.csv_format import CsvFormat
 from fastlstm.forecast.data.csv_look import require_expected
 from fastlstm.forecast.data.csv_records import CsvRecords
 from fastlstm.forecast.data.records import (
@@ -20,6 +19,7 @@ from fastlstm.forecast.data.records import (
     Records,
 )
 from fastlstm.forecast.data.table_files import SUFFIXES, TableFile, require_files
+from fastlstm.forecast.read_options import ReadOptions
 
 _KINDS: dict[str, type[FileRecords]] = {
     **dict.fromkeys((".parquet", ".pq"), ParquetRecords),
@@ -31,16 +31,15 @@ _MAX_LOOKS = 8
 
 
 def open_records(
-    source: Any, form: CsvFormat | None = None, others: Sequence[str] | None = None
+    source: Any, form: ReadOptions | None = None, others: Sequence[str] | None = None
 ) -> Records:
     """Opens a source of rows; reads only its columns.
 
     Args:
         source: a path, a directory, a glob, a URL, several of them, or a frame; records are
             returned as they are.
-        form: of CSV files.
-        others: columns that a look at a CSV leaves out; a CSV without columns that can be read is
-            then looked at.
+        form: how CSV files are read.
+        others: columns that a look at a CSV without readable columns leaves out; None: no look.
 
     Raises:
         DataError: there is no such file, or no table in it.
@@ -63,7 +62,7 @@ def look_at(records: Records, others: Sequence[str]) -> None:
 
 
 def open_file(
-    file: TableFile, form: CsvFormat | None = None, others: Sequence[str] | None = None
+    file: TableFile, form: ReadOptions | None = None, others: Sequence[str] | None = None
 ) -> Records:
     """Opens one file of a table; see `open_records`."""
     if isinstance(file, Path) and not file.is_file():
@@ -71,7 +70,7 @@ def open_file(
     suffix = next((end for end in SUFFIXES if file.name.lower().endswith(end)), None)
     if suffix is None:
         raise DataError(f"{file} is not a table; expected a name ending in {', '.join(SUFFIXES)}")
-    form, kind = form or CsvFormat(), _KINDS.get(suffix)
+    form, kind = form or ReadOptions(), _KINDS.get(suffix)
     try:
         return CsvRecords(file, form) if kind is None else kind(file)
     except DataError:

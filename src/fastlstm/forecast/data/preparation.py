@@ -9,13 +9,10 @@ from typing import Any
 import numpy as np
 
 from fastlstm.errors import ConfigError, DataError, DataErrors
-from fastlstm.forecast.config import READING, ForecastConfig
-from fastlstm.forecast.csv_format import CSV_OPTIONS, CsvFormat
-from fastlstm.forecast.data.arrange import Policy
+from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.calendar import with_calendar
 from fastlstm.forecast.data.csv_look import LOOK_HINT
-from fastlstm.forecast.data.dataset import PrepareOptions, SeriesDataset, prepare_table
-from fastlstm.forecast.data.ingest import Codes
+from fastlstm.forecast.data.dataset import SeriesDataset, prepare_table
 from fastlstm.forecast.data.problems import (
     Finding,
     findings,
@@ -24,18 +21,14 @@ from fastlstm.forecast.data.problems import (
     merged,
     settings,
 )
-from fastlstm.forecast.data.roles import RoleRequest
+from fastlstm.forecast.data.roles import RoleRequest, listed
 from fastlstm.forecast.data.table import row_blocks
 from fastlstm.forecast.data.timeline import Timeline
+from fastlstm.forecast.read_options import READING
 
 ROLES = ("target", "time", "series", "past", "future", "static", "categorical", "ignore")
 _MAX_TRIALS = 8
 Progress = Callable[[int, int | None], None]
-
-
-def role_request(config: ForecastConfig) -> RoleRequest:
-    """Returns the roles that a configuration gives to columns."""
-    return RoleRequest(**{name: getattr(config, name) for name in ROLES})
 
 
 def prepare(
@@ -54,9 +47,18 @@ def prepare(
         like: timeline of a table that this one must match, or None.
         roles: of the columns; default the ones of `config`, whose calendar is added.
     """
-    options = prepare_options(config, like, roles)
+    if hasattr(frame, "read_all"):  # a stream of Arrow can be read once
+        frame = frame.read_all()
     try:
-        dataset = _read(frame, options, config, on_progress)
+        dataset = _read(frame, config, roles, like, on_progress)
+        target = tuple(n for n in dataset.roles.target if n not in dataset.constant)
+        if roles is None and not config.target and 0 < len(target) < len(dataset.roles.target):
+            constant = tuple(n for n in dataset.roles.target if n in dataset.constant)
+            named = replace(config, target=target, ignore=(*config.ignore, *constant))
+            repair = f"ignored columns (the same in every row): {listed(constant)}"
+            dataset = _read(frame, named, None, like, on_progress)
+            notes = (f"target: all numbers that change, {listed(target)}", *dataset.notes, repair)
+            dataset = replace(dataset, notes=notes, repairs=(*dataset.repairs, repair))
     except DataError as error:
         if roles is None and (found := findings(error)):
             raise _with_all_options(error, found, frame, config) from None
@@ -66,17 +68,19 @@ def prepare(
 
 def _read(
     frame: Any,
-    options: PrepareOptions,
     config: ForecastConfig,
+    roles: RoleRequest | None = None,
+    like: Timeline | None = None,
     on_progress: Progress | None = None,
     is_trial: bool = False,
 ) -> SeriesDataset:
     try:
-        return prepare_table(frame, options, config.cache_dir, on_progress, is_trial)
+        roles = roles or RoleRequest(**{name: getattr(config, name) for name in ROLES})
+        return prepare_table(frame, config, roles, like, config.cache_dir, on_progress, is_trial)
     except UnicodeDecodeError as error:
         raise DataError(
             f"byte {error.object[error.start]:#x} is no character in"
-            f" `encoding={options.csv.encoding!r}`; give another, or correct the file"
+            f" `encoding={config.encoding!r}`; give another, or correct the file"
         ) from error
 
 
@@ -89,7 +93,7 @@ def _with_all_options(
     for _ in range(_MAX_TRIALS):
         try:
             tried = replace(config, **merged(every, own))
-            _read(frame, prepare_options(tried), config, is_trial=True)
+            _read(frame, tried, is_trial=True)
             break
         except DataError as next_error:
             more = [one for one in findings(next_error) if one not in every]
@@ -112,29 +116,10 @@ def _with_all_options(
     )
 
 
-def prepare_options(
-    config: ForecastConfig,
-    like: Timeline | None = None,
-    roles: RoleRequest | None = None,
-) -> PrepareOptions:
-    """Returns how a table is read; see `prepare`."""
-    policy = Policy(config.disorder, config.duplicates, config.gaps)
-    codes = Codes(config.missing_value, config.keep_value)
-    roles = roles or role_request(config)
-    csv = CsvFormat(**{name: getattr(config, name) for name in CSV_OPTIONS})
-    return PrepareOptions(
-        roles, policy, config.time_format, codes, like, csv,
-        config.wide, config.tz, config.snap,
-    )  # fmt: skip
-
-
 def prepare_future(frame: Any, config: ForecastConfig, like: SeriesDataset) -> SeriesDataset:
     """Prepares a table of future covariates: series, time and the future columns.
 
-    Args:
-        frame: the table.
-        config: of the forecaster.
-        like: the past of the series; its columns of series and time are expected.
+    `like` is the past of the series; its columns of series and time are expected.
 
     Raises:
         DataError: times of another kind than in `like`, and errors of `prepare`.

@@ -239,10 +239,6 @@ class JoinedRecords(Records):
         }
         self.schema = pa.schema(kinds)
 
-    def require_unchanged(self) -> None:
-        for part in self.parts:
-            part.require_unchanged()
-
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
         done = 0
         for part in self.parts:

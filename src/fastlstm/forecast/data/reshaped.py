@@ -42,11 +42,7 @@ def reshaped(
 ) -> tuple[Records, RoleRequest]:
     """Returns a table with one column of times and one of targets, and the roles of its columns.
 
-    Args:
-        records: the table.
-        request: roles of its columns; its time may be several columns with commas between them.
-        wide: the table has a column per time or per series.
-        may_ask: refuse a table that looks wide and is not said to be.
+    `may_ask`: a table that looks wide without the option `wide` is refused.
 
     Raises:
         DataError: a wide table without such columns.
@@ -170,7 +166,7 @@ class _TimeColumns(_Reshaped):
         schema = self._records.schema
         asked = {n: pa.string() if self.is_parsed else schema.field(n).type for n in self._names}
         asked |= {n: schema.field(n).type for n in (*self._times, self._year) if n}
-        row, num = 0, len(self._times)
+        row, num, held = 0, len(self._times), list[pa.RecordBatch]()
         for batch in self._records.batches(asked):
             names = [pc.fill_null(batch.column(n).cast(pa.string()), "") for n in self._names]
             which = np.repeat(np.arange(len(batch), dtype=np.int32), num)
@@ -189,9 +185,13 @@ class _TimeColumns(_Reshaped):
             }
             row += len(batch)
             end = len(numbers)
-            if self._year and not self._names:  # months of the last year that are still to come
+            if self._year and not self._names:  # months of the last year may be still to come
                 end = int(np.flatnonzero(~np.isnan(numbers)).max(initial=-1)) + 1
-            yield self._select(columns, list(types)).slice(0, end)
+            found = self._select(columns, list(types))
+            if end:
+                yield from (*held, found.slice(0, end))
+                held = []
+            held += [found.slice(end)]
 
 
 def _repeats(records: Records, name: str) -> bool:

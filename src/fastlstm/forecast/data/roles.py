@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fastlstm.errors import DataError, nearest_hint
-from fastlstm.forecast.data.csv_look import usual_kind
+from fastlstm.forecast.data.csv_look import are_categories, usual_kind
 from fastlstm.forecast.data.problems import (
     CurableError,
     Problems,
@@ -25,7 +25,6 @@ from fastlstm.forecast.data.problems import (
 )
 from fastlstm.forecast.data.records import NUMBER, Records, is_text, require_distinct, with_nulls
 from fastlstm.forecast.data.time_reader import (
-    Clock,
     TimeReader,
     refuse_unread_time,
 )
@@ -37,6 +36,7 @@ from fastlstm.forecast.data.time_text import (
     formats_of,
     parts_of,
 )
+from fastlstm.forecast.read_options import ReadOptions
 
 TIME_NAMES = ("ds", "date", "datetime", "timestamp", "time")
 SERIES_NAMES = ("unique_id", "series_id", "item_id")
@@ -46,6 +46,14 @@ _PLACE = re.compile("^(lat|lon|elev|alt|id$|index|year|month|day|code|num)|(_id|
 TARGET_NAMES = ("y", "target")
 COUNTERS = ("", "Unnamed: 0", "__index_level_0__")
 """Row counters that tools write; ignored unless named."""
+_COUNTER = re.compile(
+    r"unnamed.*|(.*[_ ])?id|index|idx|#|no\.?|nr\.?|s\.? ?no\.?"
+    r"|(row|record|rec|line|obs|seq)[_ ]?(no|nr|num|number)?\.?",
+    re.I,
+)
+"""Names of columns that are ignored if they count rows."""
+_FEWEST_COUNTED, _COUNTED = 3, 0.95
+"""Rows from which a column may count them, and the share of steps of one: loggers skip records."""
 RESERVED = ("cutoff", "forecast", "segment")
 """Columns that forecasts and backtests add to their tables."""
 _LISTS = ("target", "past", "future", "static", "categorical", "ignore")
@@ -115,17 +123,13 @@ class Roles:
 
 
 def find_roles(records: Records, request: RoleRequest, problems: Problems) -> Roles:
-    """Chooses the role of every column.
+    """Chooses the role of every column; `problems` collects errors of missing columns.
 
-    Args:
-        records: the table; the first values of texts without a role are read if no column is
-            called or typed a time.
-        request: roles given by the user.
-        problems: collects errors of missing columns.
+    Reads the first rows if no column is called or typed a time, or one may count rows.
 
     Raises:
-        DataError: two roles for one column, no target, a missing column of target, time or
-            series, too many columns, or texts that look like times in an unknown format.
+        DataError: two roles for one column, no target, a missing column of target, time or series,
+            too many columns, or texts that look like times in an unknown format.
     """
     schema, origin = records.schema, records.name
     names = schema.names
@@ -135,12 +139,12 @@ def find_roles(records: Records, request: RoleRequest, problems: Problems) -> Ro
             " expected a row per time and a column per quantity: is the table transposed?"
         )
     request = _existing(names, request, origin, problems)
-    usable_numbers = {f.name for f in schema if is_number(f.type)}.difference(COUNTERS)
     assigned = {name for role in _LISTS for name in _columns(request, role)}
     free = [name for name in names if name not in assigned and name != request.time]
     series = request.series or _first(SERIES_NAMES, free)
-    free = [name for name in free if name != series]
-    time = request.time or find_time(records, free)
+    time = request.time or find_time(records, [name for name in free if name != series])
+    counters = _counters(records, [name for name in free if name not in (series, time)], series)
+    usable_numbers = {f.name for f in schema if is_number(f.type)} - counters
     taken = {time, series, *assigned.difference(request.target)}
     target, notes = request.target, []
     if not target and request.has_target:
@@ -168,17 +172,40 @@ def find_roles(records: Records, request: RoleRequest, problems: Problems) -> Ro
             _refuse_numbers(records, ignored, problems)
         if unused := [name for name in ignored if name in usable_numbers]:
             notes.append(f"ignored columns (not among the past covariates given): {listed(unused)}")
-        if counters := [repr(name) for name in ignored if name in COUNTERS]:
-            notes.append(f"ignored columns (row counters by their names): {', '.join(counters)}")
+        if counting := [repr(name) for name in ignored if name in counters]:
+            notes.append(f"ignored columns (row counters): {', '.join(counting)}")
     roles = Roles(
         target, time, series, past, request.future, request.static, request.categorical,
-        tuple(notes), tuple(n for n in ignored if n not in {*COUNTERS, *usable_numbers}),
+        tuple(notes), tuple(n for n in ignored if n not in counters | usable_numbers),
     )  # fmt: skip
     _check_roles(roles, origin)
     return roles
 
 
-def series_key(records: Records, request: RoleRequest, roles: Roles, clock: Clock) -> str:
+def _counters(records: Records, names: Sequence[str], series: str | None) -> set[str]:
+    """Returns `COUNTERS` and the columns of such names that count rows by one, in all or of each
+    series."""
+    kinds = {name: records.schema.field(name).type for name in names if _COUNTER.fullmatch(name)}
+    types = {n: k for n, k in kinds.items() if pa.types.is_integer(k) or pa.types.is_floating(k)}
+    own = [] if series is None else [series]
+    if not types:
+        return {*COUNTERS}
+    batch = next(records.batches(types | {n: records.schema.field(n).type for n in own}), None)
+    if batch is None or len(batch) < _FEWEST_COUNTED:
+        return {*COUNTERS}
+    orders = [slice(None), *(np.argsort(_codes(batch.column(n)), kind="stable") for n in own)]
+    values = {n: batch.column(n).to_numpy(zero_copy_only=False).astype(float) for n in types}
+    steps = {n: [np.diff(values[n][order]) for order in orders] for n in types}
+    signs = (-1, 1)
+    counting = (
+        name
+        for name in types
+        if any(np.mean(step == sign) > _COUNTED for step in steps[name] for sign in signs)
+    )
+    return {*COUNTERS, *counting}
+
+
+def series_key(records: Records, request: RoleRequest, roles: Roles, options: ReadOptions) -> str:
     """Returns the fewest columns, joined by commas, in whose combinations no time comes twice and
     most times are one step apart, as the first rows show; "" without any."""
     if roles.time is None:
@@ -194,7 +221,7 @@ def series_key(records: Records, request: RoleRequest, roles: Roles, clock: Cloc
     batch = next(records.batches(types)).slice(0, _KEY_ROWS)
     texts = batch.column(roles.time)
     texts = with_nulls(texts, records.null_words) if is_text(texts.type) else texts
-    times = TimeReader(roles.time, records.name, clock).read(texts, 0)
+    times = TimeReader(roles.time, records.name, options).read(texts, 0)
     codes = {name: _codes(batch.column(name)) for name in (*own, *likely)}
     likely = [name for name in likely if 1 < len(np.unique(codes[name])) <= len(times) / 2][
         :_KEY_CHOICES
@@ -267,12 +294,14 @@ def find_time(records: Records, free: Sequence[str]) -> str | None:
 
 
 def _parts_of_time(texts: Mapping[str, pa.Array], named: str | None) -> list[str]:
-    """Returns the columns that hold the times together: a date and a clock, or year, month …"""
+    """Returns the columns that hold the times together: date and clock or hour, or year, month …"""
     usual = {name: usual_kind(values.to_pylist()) for name, values in texts.items()}
     dates, clocks = ([n for n in texts if usual[n] == kind] for kind in ("date", "clock"))
     if dates:
         date = named if named in dates else dates[0]
         is_repeated = len(pc.unique(texts[date])) < len(texts[date])
+        hours = [n for n in texts if n.lower() in _PARTS[3] and usual[n] == "number"]
+        clocks = clocks or hours
         return [date, *(clocks if is_repeated and len(clocks) == 1 else [])]
     parts = [next((n for n in texts if n.lower() in names), None) for names in _PARTS]
     given = [name for name in parts if name is not None and usual[name] == "number"]
@@ -305,20 +334,27 @@ def _refuse_numbers(records: Records, names: Sequence[str], problems: Problems) 
 
 def _other_word(records: Records, name: str) -> CurableError:
     """Returns the error for a column of numbers and a word: the first text that is no number."""
-    word = ""
+    word, is_code = "", False
     for batch in records.batches({name: pa.string()}):
         column = with_nulls(batch.column(name), records.null_words).drop_null()
         words = column.filter(pc.invert(pc.match_substring_regex(column, _NUMBER)))
         if len(words):
             word = str(words[0].as_py()).strip()[:_MAX_WORD]
+            is_code = are_categories(pc.unique(column).to_pylist())
             break
     if word == name.strip():
         return looks_like(records.name, [("a header that rows repeat", {"skip_headers": True})], "")
-    what, cure = f"column '{name}' holds numbers and {word!r}", {"na": (word,)}
+    what = f"column '{name}' holds numbers and {word!r}"
+    cures = [
+        ("that means no value", {"na": (word,)}),
+        ("these are names", {"categorical": (name,)}),
+    ]
+    ways = [
+        f"if {why}, give {settings(cure)}, " for why, cure in (cures[::-1] if is_code else cures)
+    ]
     return CurableError(
-        f"{records.name}: {what}; if that means no value, give {settings(cure)}, or leave the"
-        f" column out with `ignore={name!r}`",
-        (what, cure),
+        f"{records.name}: {what}; {''.join(ways)}or leave the column out with `ignore={name!r}`",
+        (what, cures[is_code][1]),
     )
 
 

@@ -40,11 +40,7 @@ class ScaledWindows:
     series: SeriesOfTable | None = None
 
     def scales(self, segments: NDArray[np.int64]) -> tuple[NDArray[np.float64], ...]:
-        """Returns mean and spread of the columns of windows, ``(B, columns)`` or ``(1, columns)``.
-
-        Args:
-            segments: number of each window's segment.
-        """
+        """Returns mean and spread of the columns of windows of `segments`, ``(B or 1, C)``."""
         scales = self.scaler.mean[None], self.scaler.std[None]
         if self.series is None:
             return scales
@@ -91,14 +87,10 @@ class ScaledWindows:
             yield self.prepare(values, self.table.segments.of_rows(part))
 
     def add_level(self, values: Tensor, rows: NDArray[np.int64], sizes: ForecasterConfig) -> None:
-        """Puts the last value before a window without any present target into its first step.
+        """Gives windows ``(B, L or more, C)`` as stored, of which a target has no input value, the
+        last value before them.
 
-        Such a window would have no level, and the forecast would be the mean of the training rows.
-
-        Args:
-            values: windows as stored, ``(B, L or more, columns)``; changed.
-            rows: their first rows.
-            sizes: of the network.
+        Without it such a window has no level, and its forecast is the mean of the training rows.
         """
         if not sizes.has_missing:
             return

@@ -45,14 +45,9 @@ class SeriesScale:
     ) -> SeriesScale:
         """Returns means and standard deviations over the training rows of every series.
 
-        A series that is constant there has the spread of all its rows; one that is constant in all
-        of them as good as none.
-
-        Args:
-            table: the rows.
-            series: names, by number.
-            ends: end (exclusive) of the training rows of each segment.
-            default: mean and spread, ``(C,)``, of a series without values in its training rows.
+        These end (exclusive) at `ends` in each segment. A series that is constant there has the
+        spread of all its rows; one that is constant in all of them as good as none; one without
+        values the `default`, mean and spread ``(C,)``.
         """
         firsts, num = table.segments.first_rows, len(default[0])
         mean, variance = _moments(table, len(series), num, ends)
@@ -87,14 +82,14 @@ class SeriesScale:
     def of_windows(
         self, targets: Tensor, places: NDArray[np.int64] | None
     ) -> tuple[Tensor, Tensor]:
-        """Returns mean and spread, ``(B, C)``, of windows alone.
+        """Returns mean and spread, ``(B, C)``, of windows of targets ``(B, L, C)``, float64.
 
-        Args:
-            targets: float64, shape ``(B, L, C)``; NaN where missing.
-            places: number of each window's series, -1 of an unknown one, which is scaled by the
-                window; None: all are unknown.
+        A window of an unknown series, of place -1 or without `places`, is scaled by itself.
         """
-        mean, std = scale_of_windows(targets)
+        mean = targets.nanmean(1).nan_to_num(0.0)
+        variance = ((targets - mean[:, None]) ** 2).nanmean(1).nan_to_num(0.0)
+        level = torch.where(mean == 0, 1.0, mean.abs())
+        std = torch.maximum(variance.sqrt(), CONSTANT * level)
         if places is None:
             return mean, std
         known = torch.from_numpy(places >= 0)[:, None]
@@ -132,14 +127,6 @@ class SeriesOfTable(NamedTuple):
     std: NDArray[np.float64]
     places: NDArray[np.int64]
     num_at_fit: int
-
-
-def scale_of_windows(targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns mean and spread, ``(B, C)``, of windows ``(B, L, C)`` of unknown series."""
-    mean = targets.nanmean(1).nan_to_num(0.0)
-    variance = ((targets - mean[:, None]) ** 2).nanmean(1).nan_to_num(0.0)
-    level = torch.where(mean == 0, 1.0, mean.abs())
-    return mean, torch.maximum(variance.sqrt(), CONSTANT * level)
 
 
 def _scales(

@@ -27,17 +27,10 @@ class Split:
     def windows(
         self, table: Table, part: str, input_size: int, horizon: int, stride: int = 1
     ) -> WindowIndex:
-        """Returns the windows whose horizon lies in a part.
+        """Returns the windows whose horizon lies in the part train, valid or test.
 
         The input of validation and test windows may reach back into the part before; training
         windows lie within the training rows.
-
-        Args:
-            table: that was split.
-            part: train, valid or test.
-            input_size: L, steps of input.
-            horizon: h, steps to forecast.
-            stride: rows from one window to the next.
 
         Raises:
             DataError: the part is too short for a window.
@@ -64,12 +57,7 @@ class Split:
 def split_table(
     table: Table, frequency: Frequency, split: str | Sequence[int] = "70/10/20"
 ) -> Split:
-    """Splits a table by time.
-
-    Args:
-        table: the rows.
-        frequency: of the rows.
-        split: shares of the rows in percent, or counts of steps from the earliest time.
+    """Splits a table by time, by shares of the rows in percent or counts of steps from the start.
 
     Raises:
         ConfigError: an invalid split.
@@ -126,12 +114,8 @@ class Scaler:
 
 
 def fit_scaler(table: Table, ends: NDArray[np.int64], categorical: Sequence[int] = ()) -> Scaler:
-    """Computes mean and standard deviation of every column, in one pass.
-
-    Args:
-        table: the rows.
-        ends: end (exclusive) of the training rows of each segment; later rows are not read.
-        categorical: positions of columns that are not scaled.
+    """Computes mean and standard deviation of every column over the training rows of each segment,
+    which end (exclusive) at `ends`; the columns at the positions `categorical` are not scaled.
 
     Raises:
         DataError: no training rows.

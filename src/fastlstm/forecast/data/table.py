@@ -142,11 +142,11 @@ class Table:
 
 
 def table_from_array(values: Any) -> Table:
-    """Makes a table of one series from an array, without a copy where possible.
+    """Makes a table of one series from an array ``(N,)`` or ``(N, C)``, without a copy where
+    possible.
 
-    Args:
-        values: shape ``(N,)`` or ``(N, C)``; float16, float32 and int16 are kept, other numbers
-            become float32. The columns are called "0", "1" ….
+    float16, float32 and int16 are kept, other numbers become float32. The columns are called "0",
+    "1" ….
 
     Raises:
         DataError: not numbers of such a shape.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +23,7 @@ from fastlstm.forecast.data.time_text import (
     starts_of,
 )
 from fastlstm.forecast.data.timeline import Frequency, Timeline, most_frequent, show_time
+from fastlstm.forecast.read_options import ReadOptions
 from fastlstm.system.fields import parse_duration
 
 EPOCH_UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -69,39 +69,18 @@ def refuse_unread_time(records: Records, names: Sequence[str]) -> None:
             )
 
 
-@dataclass(frozen=True)
-class Clock:
-    """How times are read.
-
-    Attributes:
-        format: strptime format, or the unit of whole numbers since 1970; None: the year first.
-        zone: time zone of times without one; None leaves them without.
-        snap: duration that times are rounded to multiples of, such as 1h.
-    """
-
-    format: str | None = None
-    zone: str | None = None
-    snap: str | None = None
-
-
 class TimeReader:
-    """Reads the times of a table, batch by batch.
-
-    Args:
-        name: of the column.
-        origin: name of the table in messages.
-        clock: how they are read.
+    """Reads the times of the column `name`, batch by batch.
 
     Attributes:
-        name: of the column.
         time_zone: of the times, or None.
         has_clock: times are dates and times; else whole numbers.
     """
 
-    def __init__(self, name: str, origin: str, clock: Clock = Clock()) -> None:
-        self.name, self._origin, self._format = name, origin, clock.format
-        self._zone = clock.zone
-        self._snap = 0 if clock.snap is None else round(parse_duration(clock.snap, "snap") * 1e6)
+    def __init__(self, name: str, origin: str, options: ReadOptions) -> None:
+        self.name, self._origin, self._format = name, origin, options.time_format
+        self._zone, snap = options.tz, options.snap
+        self._snap = 0 if snap is None else round(parse_duration(snap, "snap") * 1e6)
         self._twice = set[tuple[int, int]]()
         self._num_moved, self._has_intervals = 0, False
         self._where = f"{origin}: the times in '{name}'"
@@ -117,12 +96,9 @@ class TimeReader:
     def read(
         self, column: pa.Array, first_row: int, series: NDArray[np.int32] | None = None
     ) -> NDArray[np.int64]:
-        """Returns the times of a batch, in UTC if they have a zone.
+        """Returns the times of a batch without nulls, in UTC if they have a zone.
 
-        Args:
-            column: without nulls.
-            first_row: row number of its first entry, from 0.
-            series: number of each row's series; None: all are of one.
+        `first_row` is the row number of its first entry, `series` the series number of each row.
 
         Raises:
             DataError: not times, or of another kind than in earlier batches.
@@ -151,17 +127,11 @@ class TimeReader:
         return values
 
     def finish(self, path: Path, like: Timeline | None) -> bool:
-        """Converts the times of a zone to local times if these are regular.
+        """Converts the UTC times of a file to local times if these are regular; returns whether it
+        did.
 
         Days and months are regular in local time, hours in UTC. Local times are used if all rows
         have the same local time of day; a table with a single time follows `like`.
-
-        Args:
-            path: file of all times, int64, in UTC.
-            like: timeline of a table that this one must match, or None.
-
-        Returns:
-            Whether the times are now local times.
 
         Raises:
             DataError: whole numbers that look like dates.

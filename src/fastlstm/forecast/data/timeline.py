@@ -88,9 +88,7 @@ class Frequency:
     def fits(self, times: NDArray[np.int64], is_same: NDArray[np.bool_]) -> bool:
         """Returns whether rows of each series are whole steps apart, most of them one step.
 
-        Args:
-            times: shape ``(N,)``, int64, increasing within a series.
-            is_same: whether a row has the series of the row before, shape ``(N - 1,)``.
+        See `find_frequency` for times and is_same.
         """
         if not self.are_whole_steps(times)[is_same].all():
             return False
@@ -145,14 +143,14 @@ class Timeline:
     """Properties of a table's times that another table must match.
 
     Attributes:
-        frequency: of the rows.
-        time_zone: of the times, or None.
         is_wall: times are local times of the zone, else UTC; None if unknown.
+        may_miss: values may be missing, so that gaps may be filled.
     """
 
     frequency: Frequency
     time_zone: str | None
     is_wall: bool | None
+    may_miss: bool = True
 
 
 def _weeks_and_days(times: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -23,7 +23,6 @@ class WindowIndex:
     """All windows, as runs of windows within segments; arrays are int64 of shape ``(S,)``.
 
     Attributes:
-        segments: segment of each run.
         first_rows: first row of each run's first window.
         ends: number of windows in this run and all before it; increasing.
         length: rows of a window.
@@ -52,11 +51,9 @@ class WindowIndex:
     def locate(
         self, numbers: NDArray[np.int64], key: int | None = None
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns first rows and segments of windows.
+        """Returns first rows and segments of windows by their numbers, int64, contiguous.
 
-        Args:
-            numbers: from 0 to ``len(self) - 1``, int64, contiguous.
-            key: of a permutation applied to the numbers first; below 2**64.
+        `key`, below 2**64, is of a permutation applied to the numbers first.
         """
         if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < len(self):
             raise ValueError(f"window numbers are 0 to {len(self) - 1}")
@@ -84,14 +81,10 @@ def index_windows(
     begins: NDArray[np.int64] | None = None,
     ends: NDArray[np.int64] | None = None,
 ) -> WindowIndex:
-    """Finds the windows of a table.
+    """Finds the windows of a table: `length` rows each, `stride` rows apart within a segment.
 
-    Args:
-        table: the rows.
-        length: rows of a window.
-        stride: rows from one window to the next of the same segment.
-        begins: first usable row of each segment, shape ``(S,)``; default all.
-        ends: end (exclusive) of the usable rows of each segment.
+    `begins` and `ends` (exclusive) of the usable rows of each segment have shape ``(S,)``; default
+    all.
 
     Raises:
         DataError: all segments are shorter than a window.
@@ -136,11 +129,7 @@ def native_source(
 ) -> Any:
     """Returns the native description of a table and its windows; both must outlive it.
 
-    Args:
-        table: the rows.
-        index: its windows.
-        groups: of `series_ends`, to draw all series equally often.
-        seed: of the orders of their windows; below 2**64.
+    `groups` of `series_ends` draw all series equally often, in orders of `seed`.
     """
     return hardware.native().WindowSource(
         *index.addresses, table.values.ctypes.data, DTYPES.index(table.values.dtype.name),

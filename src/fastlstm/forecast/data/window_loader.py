@@ -94,19 +94,11 @@ class WindowLoader(LoaderPosition):
         balance: draw series equally often instead of every window once; same epoch length.
 
     Attributes:
-        share: as given, or all.
         steps_per_epoch: batches in every epoch.
         num_windows: windows in every epoch over all ranks.
         wait_s: seconds that `next` has waited in total.
 
     Cost: 0.1 us per window of 50 rows of 5 float32; memory of a few chunks of 2 MB.
-
-    Example:
-        ::
-
-            with WindowLoader(array, length=50, batch_size=64) as loader:
-                for batch in loader.epoch():
-                    model(batch.values)
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """torch's own LSTM: oneDNN's fused layer on a CPU, cuDNN on CUDA, a per-step loop for the rest.
 
-torch chooses among these by itself and silently. Here the same conditions are asked first, so that
-the choice is known before the call, printed, and refused with `--strict-kernels`.
+torch chooses among these silently. This backend checks the same conditions before the call, so that
+reports show the choice and `--strict-kernels` can refuse it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class AtenBackend:
         return None
 
     def describe(self, call: LSTMCall) -> Kernel:
-        """Returns what torch runs: fused where its conditions hold, else the loop and why."""
+        """Returns torch's kernel: fused if the conditions hold, else the loop and the reason."""
         if call.device == "cuda":
             return cudnn_kernel(call)
         reason = onednn.refusal(call)

@@ -1,4 +1,4 @@
-"""cuDNN's LSTM on CUDA: sizes padded where that admits its persistent kernel.
+"""cuDNN's LSTM on CUDA, with sizes padded for its persistent kernel.
 
 torch (ATen/native/cudnn/RNN.cpp) asks for a persistent kernel, which keeps the weights on the chip
 through all steps, for fp16, one layer, one direction, `H <= 1024`, `H` and `I` multiples of 128,
@@ -61,7 +61,7 @@ def persistent_refusal(call: LSTMCall) -> str | None:
 
 
 def padded_call(call: LSTMCall) -> LSTMCall:
-    """Returns `call` with sizes raised to the persistent kernel's, where that pays."""
+    """Returns `call` padded to sizes of the persistent kernel, if that is faster."""
     if persistent_refusal(call) is None:
         return call
     padded = call._replace(B=_up(call.B, 8), I=_up(call.I, 128), H=_up(call.H, 128))
@@ -79,8 +79,8 @@ def _up(size: int, step: int) -> int:
 def pad_arguments(call: LSTMCall, to: LSTMCall, args: LSTMArgs) -> LSTMArgs:
     """Returns the arguments of `call` zero-padded to the sizes of `to`, differentiably.
 
-    A cell of zero weights stays 0: its candidate is activation(0), which is 0 of every one but
-    sigmoid and hard_sigmoid, whose columns of w_hh are zero too.
+    A cell of zero weights stays 0 because activation(0) is 0; sigmoid and hard_sigmoid are the
+    exceptions, but their columns of w_hh are zero too.
     """
     rows, units, inputs = to.B - call.B, to.H - call.H, to.I - call.I
 
@@ -106,7 +106,7 @@ def pad_arguments(call: LSTMCall, to: LSTMCall, args: LSTMArgs) -> LSTMArgs:
 
 
 def cudnn_lstm(call: LSTMCall, args: LSTMArgs) -> LSTMOutput:
-    """Runs one layer through `torch.lstm` in `call.dtype`, padded where that pays."""
+    """Runs one layer through `torch.lstm` in `call.dtype`, padded if that is faster."""
     to, given = padded_call(call), args
     args = args.cast(call.dtype)
     if to != call:
@@ -121,7 +121,7 @@ def cudnn_lstm(call: LSTMCall, args: LSTMArgs) -> LSTMOutput:
 
 
 def torch_lstm(call: LSTMCall, args: LSTMArgs) -> LSTMOutput:
-    """Runs one layer through `torch.lstm`, which chooses what runs it."""
+    """Runs one layer through `torch.lstm`, which chooses the kernel."""
     weights = [w for w in args.weights if w is not None]
     state = args.h0.unsqueeze(0), args.c0.unsqueeze(0)
     is_training = call.requires_grad
@@ -137,9 +137,9 @@ def lie_apart(weights: Iterable[Tensor | None]) -> bool:
 
 
 def own_weights(args: LSTMArgs, given: LSTMArgs) -> LSTMArgs:
-    """Returns `args` with copies, differentiably, of weights that are tensors of the caller.
+    """Returns `args` with differentiable copies of the caller's weights.
 
-    Those stay where they are: others may share them, or have saved them for a backward pass.
+    The caller's tensors keep their memory: others may share them or need them for backward.
     """
     theirs = [id(w) for w in given.weights if w is not None]
     copies = {

@@ -1,4 +1,4 @@
-"""Our own fused kernels (csrc): the whole sequence in one call, weights packed, gates in cache."""
+"""fastlstm's fused kernels (csrc): a whole sequence per call, packed weights, gates in cache."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class NativeBackend:
         table = kernels.fastest_kernels(is_bf16)
         threads = kernels.num_threads(call.B, call.I, call.H)
         split = "1 thread"
-        if threads > 1:  # sums over the lanes of a layer norm keep one order
+        if threads > 1:  # a layer norm sums over lanes in one order
             by_lanes = not call.options.layer_norm and table.splits_lanes(call.B, call.H, threads)
             split = f"{counted(threads, 'thread')} by {'lanes' if by_lanes else 'units'}"
         name = (
@@ -61,11 +61,11 @@ class NativeBackend:
     def run(self, call: LSTMCall, args: LSTMArgs) -> LSTMOutput:
         """Runs a supported call.
 
-        Tokens of a small embedding are gathered by the kernel: it multiplies the V rows of the
-        embedding instead of the T * B rows of the input.
+        For tokens of a small embedding the kernel multiplies the V rows of the embedding instead
+        of the T * B rows of the input, and gathers.
 
         Raises:
-            ShapeError: a token that is no row of the embedding.
+            ShapeError: a token outside of the embedding.
         """
         if call.has_tokens and not gathers_tokens(args.rows.shape[0], call.T, call.B):
             args = args.embedded()
@@ -86,15 +86,15 @@ class NativeBackend:
 
 
 def gathers_tokens(V: int, T: int, B: int) -> bool:
-    """Whether the kernel multiplies the V rows of an embedding, and not the T * B rows of tokens.
+    """Whether the kernel multiplies the V rows of an embedding, which is cheaper than T * B rows.
 
-    It is cheaper, and the gradients differ in their last bits.
+    The gradients then differ in the last bits.
     """
     return V < T * B
 
 
 def _slower(table: Any, threads: int) -> Iterator[str]:
-    """Yields every reason why these kernels could be faster than they are here."""
+    """Yields the reasons why these kernels are slower than they could be."""
     if (forced := environment.forced_isa()) is not None:
         yield f"FASTLSTM_ISA allows no more than {forced}"
     elif table.isa == "scalar":
@@ -105,6 +105,6 @@ def _slower(table: Any, threads: int) -> Iterator[str]:
         yield f"{which} bf16 instructions it multiplies at the speed of fp32"
     if threads > 1 and not hardware.join_openmp():
         yield (
-            "its threads stand beside torch's: there is no OpenMP runtime to share (after a fork"
-            " none can be shared)"
+            "its threads compete with torch's: there is no OpenMP runtime to share (there is none"
+            " after a fork)"
         )

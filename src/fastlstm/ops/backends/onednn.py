@@ -1,4 +1,4 @@
-"""oneDNN's fused LSTM layer as `torch.lstm` chooses it: whether it does, and what it is called."""
+"""oneDNN's fused LSTM layer in `torch.lstm`: when torch uses it, and the kernel's name."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def refusal(call: LSTMCall) -> str | None:
 
 
 def kernel(call: LSTMCall) -> Kernel:
-    """Returns the printable kernel of a call that `refusal` lets pass."""
+    """Returns the kernel of a call without `refusal`."""
     if call.dtype == torch.bfloat16:
         unit = hardware.bf16_instructions()
         if unit is None:
@@ -55,7 +55,7 @@ def kernel(call: LSTMCall) -> Kernel:
 def hidden_from(dtype: torch.dtype, device: str) -> Iterator[None]:
     """Hides oneDNN from torch's LSTM in bf16 on a CPU where oneDNN has none.
 
-    torch asks oneDNN all the same, which raises "could not create a primitive descriptor"; without
+    Otherwise torch calls oneDNN, which raises "could not create a primitive descriptor". Without
     oneDNN torch runs its loop over the steps.
     """
     is_hidden = dtype is torch.bfloat16 and device == "cpu" and hardware.has_onednn()

@@ -1,4 +1,4 @@
-"""The reference as a backend: runs everything, slowly, and says so."""
+"""The reference as a backend: it runs every call, slowly."""
 
 from __future__ import annotations
 

@@ -22,15 +22,6 @@ _HASH_BYTES = 32
 _MAX_BYTES = 64 << 20
 
 
-def nvrtc_refusal() -> str | None:
-    """Returns why nothing can be compiled here, or None."""
-    try:
-        _version()
-    except KernelError as error:
-        return str(error)
-    return None
-
-
 @lru_cache
 def source_text(name: str) -> str:
     """Returns the CUDA source `ops/cuda/<name>.cu`."""

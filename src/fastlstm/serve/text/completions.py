@@ -19,7 +19,7 @@ from fastlstm.serve.text.engine import Channel, TextEngine
 from fastlstm.serve.text.generation import GenerationRequest, OutputChunk, ScoredToken
 from fastlstm.serve.text.requests import CompletionRequest
 from fastlstm.text.data.tokenizer import Tokenizer
-from fastlstm.text.seal import Seal
+from fastlstm.text.session import Seal
 
 Parts = list[bytes | bytearray]
 

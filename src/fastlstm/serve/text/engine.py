@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from fastlstm.errors import PromptError, counted, in_words
+from fastlstm.errors import PromptError, counted
 from fastlstm.serve.admission import Engine, Places, Reservation
 from fastlstm.serve.http.errors import ApiError, Disconnected
 from fastlstm.serve.http.keys import NOBODY
@@ -21,7 +21,7 @@ from fastlstm.serve.text.requests import CompletionRequest, completion_decoder, 
 from fastlstm.serve.text.scheduler import Advanced, Scheduler
 from fastlstm.text.loading import InferenceModel
 from fastlstm.text.sampling import MAX_SEED
-from fastlstm.text.seal import Seal
+from fastlstm.text.session import Seal
 from fastlstm.text.writing import prompt_ids, token_stops
 
 Result = TypeVar("Result")
@@ -208,7 +208,7 @@ class TextEngine(Engine):
             try:
                 tokens = prompt_ids(tokenizer, tokens).tolist() if tokens else []
             except PromptError as error:
-                raise ApiError(400, in_words(*error.args), "prompt") from None
+                raise ApiError(400, str(error), "prompt") from None
         if len(tokens) > limit:
             raise _too_long(len(tokens), limit)
         return tokens

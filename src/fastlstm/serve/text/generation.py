@@ -16,10 +16,9 @@ if TYPE_CHECKING:
 
     from fastlstm.serve.text.engine import Channel
     from fastlstm.text.data.tokenizer import Tokenizer
-    from fastlstm.text.decode_stream import Stream
-    from fastlstm.text.decoder import Decoder
+    from fastlstm.text.decoder import Decoder, Stream
     from fastlstm.text.sampling import Sampling
-    from fastlstm.text.seal import Seal
+    from fastlstm.text.session import Seal
 
 
 class State(NamedTuple):

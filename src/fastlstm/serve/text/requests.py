@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct, structs
 
-from fastlstm.errors import PromptError, in_words
+from fastlstm.errors import PromptError
 from fastlstm.serve.http.errors import MAX_NUMBER, ApiError, decode, no_model, refused
 from fastlstm.text.sampling import SMALLEST, Sampling, sampling_of
 
@@ -173,4 +173,4 @@ def _sampling(given: dict[str, Any], defaults: Mapping[str, Any]) -> Sampling:
     try:
         return sampling_of(defaults, settings)
     except PromptError as error:  # a bound of the engine's that is not one of ours
-        raise ApiError(400, in_words(*error.args)) from None
+        raise ApiError(400, str(error)) from None

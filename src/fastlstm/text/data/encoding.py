@@ -26,9 +26,14 @@ from fastlstm.text.data.blocks import (
     find_invalid_byte,
     open_document,
 )
-from fastlstm.text.data.bpe import TRAINING_BYTES, BpeTokenizer, train_bpe
 from fastlstm.text.data.sources import InputText
-from fastlstm.text.data.tokenizer import Tokenizer, code_points
+from fastlstm.text.data.tokenizer import (
+    TRAINING_BYTES,
+    BpeTokenizer,
+    Tokenizer,
+    code_points,
+    train_bpe,
+)
 
 Result = TypeVar("Result")
 _NUM_CODE_POINTS = 0x110000
@@ -128,8 +133,7 @@ class Scan:
 
 
 def scan(work: Pass) -> Scan:
-    """Reads the source once: 6 ns of CPU time per byte (2-core Xeon), memory of a few dozen
-    blocks."""
+    """Reads the source once: 6 ns of CPU time per byte (2-core Xeon), a few dozen blocks held."""
     seen = np.zeros(_NUM_CODE_POINTS, dtype=np.bool_)
     digest = hashlib.sha256()
     num_bytes = num_chars = 0
@@ -161,8 +165,7 @@ def share_of(count: int, share: float) -> int:
 
 
 def learn_bpe(work: Pass, vocab_size: int, scanned: Scan, share: float) -> BpeTokenizer:
-    """Trains a BPE on the first `share` of the characters: blocks of at most `TRAINING_BYTES`,
-    spread evenly."""
+    """Trains a BPE on the first `share` of the characters, at most `TRAINING_BYTES` of them."""
     every = max(1, -(-share_of(scanned.num_bytes, share) // TRAINING_BYTES))
 
     def texts() -> Iterator[str]:

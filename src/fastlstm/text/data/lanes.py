@@ -6,15 +6,15 @@ Lanes, B = 2, T = 3, `o` the epoch's random offset, S steps::
               └── lane 0 ──┘└── lane 1 ──┘        x of step 1: d e f / j k l   y: e f g / k l ·
 
 A batch follows from (seed, epoch, index) alone, so a position is two numbers and a resumed run
-sees the same batches as an uninterrupted one.
+sees the same batches as an uninterrupted one. `TextLoader` reads them ahead in a thread.
 """
 
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -22,9 +22,9 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastlstm.errors import DataError, counted
+from fastlstm.errors import DataError, Stopped, counted
 from fastlstm.system.cache import release_pages
-from fastlstm.system.prefetch import LoaderPosition
+from fastlstm.system.prefetch import LoaderPosition, Prefetcher
 from fastlstm.text.data.tokenizer import Ids
 
 _RELEASE_EVERY = 4096
@@ -54,15 +54,22 @@ class Batch:
         return torch.arange(len(self.x)).unsqueeze(1) + self.start
 
 
-class Batches(LoaderPosition, ABC):
+class TextBatches(LoaderPosition):
     """Endless iterator over the epochs of 1-d token ids, usually memory-mapped; resumable anywhere.
 
-    `lanes` are those of the B that are handed out: all, or the part of one process. `is_in_order`:
-    a lane of one batch continues in the next.
+    An epoch has `steps_per_epoch * B * T` targets, each exactly once. Its random offset varies
+    which tokens (fewer than ``(B + 1) * T``) are left out.
+
+    With order "lanes", lane b of batch k + 1 continues lane b of batch k; with probability
+    `lane_reset` it starts from zero state instead. With order "windows", windows of T targets come
+    in random order, each from zero state, as most recipes do. `lanes` are the ones of the B that
+    are handed out: all, or the part of one process.
+
+    Cost of a batch: one strided copy: 11 us for B = 32, T = 128; 21 us for B = 128, T = 100 (2-core
+    Xeon); 15 us more with `lane_reset`.
     """
 
     _source = "text"
-    is_in_order: bool
 
     def __init__(
         self,
@@ -70,13 +77,15 @@ class Batches(LoaderPosition, ABC):
         batch_size: int,
         seq_length: int,
         seed: int = 0,
+        order: Literal["lanes", "windows"] = "lanes",
+        lane_reset: float = 0.0,
         lanes: slice | None = None,
     ) -> None:
         self.ids = np.asarray(ids)
         self.lanes = slice(0, batch_size) if lanes is None else lanes
-        self.batch_size = batch_size
-        self._seq_length = seq_length
-        self._seed = seed
+        self.is_in_order = order == "lanes"
+        self._B, self._T = batch_size, seq_length
+        self._seed, self._lane_reset = seed, lane_reset
         self._prepared = -1
         if len(ids) < 2 * batch_size * seq_length:
             raise DataError(self._too_short())
@@ -85,7 +94,7 @@ class Batches(LoaderPosition, ABC):
     def __iter__(self) -> Iterator[Batch]:
         return self
 
-    def from_start(self) -> Batches:
+    def from_start(self) -> TextBatches:
         """Returns the same batches, from the first one."""
         batches = copy.copy(self)
         batches._epoch, batches._index, batches._prepared = 0, 0, -1
@@ -93,23 +102,23 @@ class Batches(LoaderPosition, ABC):
 
     def __next__(self) -> Batch:
         if self._prepared != self._epoch:
-            self._start_epoch(self._epoch)
+            self._start_epoch()
             self._prepared = self._epoch
-        tokens = torch.from_numpy(self._gather(self._index))
-        reset = torch.from_numpy(self._reset(self._epoch, self._index)[self.lanes])
-        start = torch.from_numpy(self._start(self._index)[self.lanes])
+        tokens = torch.from_numpy(self._gather())
+        reset = torch.from_numpy(self._reset()[self.lanes])
+        start = torch.from_numpy(self._starts()[self.lanes])
         batch = Batch(tokens[:-1], tokens[1:], reset, start, self._epoch, self._index)
         self._advance()
         if self._index % _RELEASE_EVERY == 0:
             release_pages(self.ids)
         return batch
 
-    def _random(self, purpose: int, epoch: int, index: int = 0) -> np.random.Generator:
-        counter = [0, index, epoch, purpose]
+    def _random(self, purpose: int, index: int = 0) -> np.random.Generator:
+        counter = [0, index, self._epoch, purpose]
         return np.random.Generator(np.random.Philox(key=[self._seed, 0], counter=counter))
 
     def _too_short(self) -> str:
-        num, B, T = len(self.ids), self.batch_size, self._seq_length
+        num, B, T = len(self.ids), self._B, self._T
         fits = ""
         if num >= 2 * T:
             fits = f"give `batch_size={num // (2 * T)}` or "
@@ -120,101 +129,92 @@ class Batches(LoaderPosition, ABC):
             f" `seq_length={T}` needs at least {2 * B * T:,}; {fits}give more text"
         )
 
-    @abstractmethod
-    def _start_epoch(self, epoch: int) -> None:
-        """Draws the offset or order of an epoch."""
+    def _start_epoch(self) -> None:
+        """Draws the offset of the epoch, and the order of its windows."""
+        length = self.steps_per_epoch * self._T  # of a lane
+        slack = len(self.ids) - 1 - length * self._B
+        if self.is_in_order:
+            self._offset = int(self._random(_OFFSET).integers(slack + 1))
+            step, shape = self.ids.strides[0], (length + 1, self._B)
+            first = self.ids[self._offset :]
+            self._lanes = as_strided(first, shape, (step, length * step), writeable=False)
+            return
+        random = self._random(_ORDER)
+        offset = int(random.integers(slack + 1))
+        self._windows = random.permutation(self.steps_per_epoch * self._B) * self._T + offset
 
-    @abstractmethod
-    def _gather(self, index: int) -> NDArray[np.int64]:
-        """Returns the tokens of the own lanes of a batch and the next one, ``(T + 1, lanes)``."""
-
-    @abstractmethod
-    def _start(self, index: int) -> NDArray[np.int64]:
+    def _starts(self) -> NDArray[np.int64]:
         """Returns the position in the text of each lane's first token, shape ``(B,)``."""
+        if not self.is_in_order:
+            return self._windows[self._index * self._B : (self._index + 1) * self._B]
+        length = self.steps_per_epoch * self._T
+        return np.arange(self._B) * length + self._offset + self._index * self._T
 
-    @abstractmethod
-    def _reset(self, epoch: int, index: int) -> NDArray[np.bool_]:
-        """Returns the lanes to reset, shape ``(B,)``."""
+    def _gather(self) -> NDArray[np.int64]:
+        """Returns the tokens of the own lanes of a batch and the next one, ``(T + 1, lanes)``."""
+        first = self._index * self._T
+        if self.is_in_order:
+            tokens = self._lanes[first : first + self._T + 1, self.lanes]
+        else:
+            tokens = self.ids[np.arange(self._T + 1)[:, None] + self._starts()[self.lanes]]
+        return tokens.astype(np.int64, order="C")
+
+    def _reset(self) -> NDArray[np.bool_]:
+        """Returns which lanes start from zero state, shape ``(B,)``."""
+        if self._index == 0 or not self.is_in_order:
+            return np.ones(self._B, dtype=np.bool_)
+        if self._lane_reset == 0:
+            return np.zeros(self._B, dtype=np.bool_)
+        return np.asarray(self._random(_RESET, self._index).random(self._B) < self._lane_reset)
 
 
-class LaneBatches(Batches):
-    """B contiguous lanes; lane b of batch k + 1 continues lane b of batch k.
+class TextLoader:
+    """Hands out lanes or windows; the prefetching thread starts with the first batch.
 
-    An epoch has `steps_per_epoch * B * T` targets, each exactly once. Its random offset varies
-    which tokens (fewer than ``(B + 1) * T``) are left out.
-
-    `lane_reset` is the probability per lane and batch of starting from zero state.
-
-    Cost: one strided copy: 11 us per batch for B = 32, T = 128; 21 us for B = 128, T = 100
-    (2-core Xeon); 15 us more with `lane_reset`.
+    It owns the batches from now on, and polls `should_stop` while waiting. `num_lanes` is B; of
+    several processes, the lanes of this one.
     """
 
-    is_in_order = True
+    def __init__(self, batches: TextBatches, should_stop: Callable[[], bool] | None = None) -> None:
+        self._batches, self._should_stop = batches, should_stop
+        self._ahead: Prefetcher[Batch] | None = None
+        self._waited_s = 0.0
+        self.steps_per_epoch = batches.steps_per_epoch
+        self.ids, self.num_lanes = batches.ids, batches.lanes.stop - batches.lanes.start
+        self.is_in_order = batches.is_in_order
 
-    def __init__(
-        self,
-        ids: Ids,
-        batch_size: int,
-        seq_length: int,
-        seed: int = 0,
-        lane_reset: float = 0.0,
-        lanes: slice | None = None,
-    ) -> None:
-        super().__init__(ids, batch_size, seq_length, seed, lanes)
-        self._lane_reset = lane_reset
-        self._lanes: Ids = self.ids[:0]
-        self._offset = 0
+    @property
+    def wait_s(self) -> float:
+        """Seconds that `next` has waited in total."""
+        return self._waited_s + (0.0 if self._ahead is None else self._ahead.wait_s)
 
-    def _start_epoch(self, epoch: int) -> None:
-        length = self.steps_per_epoch * self._seq_length
-        slack = len(self.ids) - 1 - length * self.batch_size
-        self._offset = int(self._random(_OFFSET, epoch).integers(slack + 1))
-        step = self.ids.strides[0]
-        shape = (length + 1, self.batch_size)
-        self._lanes = as_strided(
-            self.ids[self._offset :], shape, (step, length * step), writeable=False
-        )
+    def next(self) -> Batch:
+        """Returns the next batch; raises Stopped where `should_stop` returned True."""
+        if self._ahead is None:
+            self._ahead = Prefetcher(self._batches, should_stop=self._should_stop)
+        return self._ahead.next()
 
-    def _gather(self, index: int) -> NDArray[np.int64]:
-        start = index * self._seq_length
-        lanes = self._lanes[start : start + self._seq_length + 1, self.lanes]
-        batch: NDArray[np.int64] = lanes.astype(np.int64, order="C")
-        return batch
+    def first_epoch(self) -> Iterator[Batch]:
+        """Yields the batches of the first epoch, beside `next`; raises Stopped as `next` does."""
+        batches = self._batches.from_start()
+        for _ in range(self.steps_per_epoch):
+            if self._should_stop is not None and self._should_stop():
+                raise Stopped("stopped while reading the first epoch again")
+            yield next(batches)
 
-    def _start(self, index: int) -> NDArray[np.int64]:
-        length = self.steps_per_epoch * self._seq_length
-        first = self._offset + index * self._seq_length
-        return np.arange(self.batch_size) * length + first
+    def state_dict(self) -> dict[str, int]:
+        """Returns the position after the last batch handed out."""
+        return (self._batches if self._ahead is None else self._ahead).state_dict()
 
-    def _reset(self, epoch: int, index: int) -> NDArray[np.bool_]:
-        if index == 0:
-            return np.ones(self.batch_size, dtype=np.bool_)
-        if self._lane_reset == 0:
-            return np.zeros(self.batch_size, dtype=np.bool_)
-        drawn = self._random(_RESET, epoch, index).random(self.batch_size)
-        return np.asarray(drawn < self._lane_reset)
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Continues at a position of `state_dict`; raises CorruptFileError for an invalid one."""
+        self.close()
+        self._batches.load_state_dict(state)
 
-
-class WindowBatches(Batches):
-    """Windows of T targets in random order, each from zero state, as most recipes do."""
-
-    is_in_order = False
-    _starts: NDArray[np.int64]
-
-    def _start_epoch(self, epoch: int) -> None:
-        T = self._seq_length
-        num_windows = self.steps_per_epoch * self.batch_size
-        random = self._random(_ORDER, epoch)
-        offset = int(random.integers(len(self.ids) - num_windows * T))
-        self._starts = random.permutation(num_windows) * T + offset
-
-    def _gather(self, index: int) -> NDArray[np.int64]:
-        positions = np.arange(self._seq_length + 1)[:, None] + self._start(index)[self.lanes]
-        batch: NDArray[np.int64] = self.ids[positions].astype(np.int64)
-        return batch
-
-    def _start(self, index: int) -> NDArray[np.int64]:
-        return self._starts[index * self.batch_size : (index + 1) * self.batch_size]
-
-    def _reset(self, epoch: int, index: int) -> NDArray[np.bool_]:
-        return np.ones(self.batch_size, dtype=np.bool_)
+    def close(self) -> None:
+        """Ends the thread; a later `next` continues from the position of `state_dict`."""
+        if self._ahead is not None:
+            position, self._waited_s = self._ahead.state_dict(), self.wait_s
+            self._ahead.close()
+            self._ahead = None
+            self._batches.load_state_dict(position)

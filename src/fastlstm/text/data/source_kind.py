@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fastlstm.system.object_store import is_url
-from fastlstm.text.data.sources import BUILT_IN, TEXT_SUFFIXES, text_suffix
+from fastlstm.text.data.sources import BUILT_IN, TEXT_SUFFIXES, text_suffix, walk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 _BINARY_TABLES = (".parquet", ".pq", ".arrow", ".feather", ".ipc", ".npy")
 _CSV = tuple(kind + packed for kind in (".csv", ".tsv") for packed in ("", ".gz", ".zst"))
@@ -55,7 +55,7 @@ def files_of(source: str) -> tuple[list[Path], list[Path]]:
     elif os.path.isdir(path):
         files = [
             p
-            for p in islice(_walk(path), _MAX_FILES)
+            for p in islice(walk(path), _MAX_FILES)
             if _is_binary(p) or text_suffix(p) in TEXT_SUFFIXES
         ]
     elif os.path.exists(path) or _is_binary(path):
@@ -70,12 +70,6 @@ def files_of(source: str) -> tuple[list[Path], list[Path]]:
     return tables, texts
 
 
-def _walk(directory: Path) -> Iterator[Path]:
-    for folder, names, files in os.walk(directory):
-        names[:] = sorted(name for name in names if not name.startswith((".", "__pycache__")))
-        yield from (Path(folder, name) for name in sorted(files) if not name.startswith("."))
-
-
 def _is_table(path: Path) -> bool:
     name = path.name.lower()
     is_named_so = name.endswith((*_BINARY_TABLES, *_CSV))
@@ -83,9 +77,10 @@ def _is_table(path: Path) -> bool:
 
 
 def _has_columns(path: Path) -> bool:
-    """Whether the first lines have equally many delimiters, and each row a number or a time.
+    """Whether the first lines have equally many delimiters, and nine of ten rows a number or time.
 
-    A row is every line but the first; one of its cells is nothing but that number or time.
+    A row is every line but the first and comments (#); one of its cells is nothing but that number
+    or time. Few rows may be something else, such as units.
     """
     try:
         if not path.is_file():
@@ -96,12 +91,14 @@ def _has_columns(path: Path) -> bool:
         text = start.decode("utf-16" if is_wide else "utf-8", "replace")
     except OSError:
         return False
-    lines = [line for line in text.splitlines()[:_SNIFFED_LINES] if line.strip()]
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    lines = lines[:_SNIFFED_LINES]
     lines = [_QUOTED.sub(lambda quoted: _DELIMITER.sub(" ", quoted[1]), line) for line in lines]
     tables = ([line.split(mark) for line in lines] for mark in ",;\t|")
     return len(lines) > 2 and any(
         len({len(row) for row in table}) == 1
-        and all(any(_VALUE.fullmatch(cell.strip()) for cell in row) for row in table[1:])
+        and sum(not any(_VALUE.fullmatch(c.strip()) for c in row) for row in table[1:])
+        <= len(table) // 10
         for table in tables
     )
 

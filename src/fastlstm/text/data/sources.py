@@ -7,7 +7,7 @@ import os
 import stat
 import sysconfig
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -215,7 +215,7 @@ def _open_glob(pattern: str) -> InputText:
 def _open_directory(root: Path) -> InputText:
     documents: list[Document] = []
     skipped: Counter[str] = Counter()
-    for path in _walk(root):
+    for path in sorted(walk(root, _refuse)):
         info = path.stat() if path.exists() else None
         if text_suffix(path) not in TEXT_SUFFIXES or info is None or not stat.S_ISREG(info.st_mode):
             skipped[path.suffix.lower() or "no suffix"] += 1
@@ -233,12 +233,12 @@ def _open_directory(root: Path) -> InputText:
     return InputText(str(root), tuple(documents), notes)
 
 
-def _walk(root: Path) -> list[Path]:
-    def refuse(error: OSError) -> None:
-        raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
-
-    paths: list[Path] = []
-    for directory, names, files in os.walk(root, onerror=refuse):
+def walk(root: Path, onerror: Callable[[OSError], object] | None = None) -> Iterator[Path]:
+    """Yields the files below a directory, without hidden ones and caches of Python."""
+    for directory, names, files in os.walk(root, onerror=onerror):
         names[:] = sorted(n for n in names if not n.startswith(".") and n != "__pycache__")
-        paths += [Path(directory, name) for name in sorted(files) if not name.startswith(".")]
-    return sorted(paths)
+        yield from (Path(directory, name) for name in sorted(files) if not name.startswith("."))
+
+
+def _refuse(error: OSError) -> None:
+    raise DataError(f"cannot read {error.filename}: {error.strerror}") from error

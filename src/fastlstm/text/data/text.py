@@ -69,6 +69,9 @@ class Splits:
 class TextDataset:
     """An encoded text of the cache, and where it came from.
 
+    Its key is a hash of the clean text, the reading rules and the tokenizer. What is remembered
+    under that key can therefore not become stale.
+
     Attributes:
         ids: all token ids, 1-d, memory-mapped, in the smallest unsigned dtype.
         num_bytes: UTF-8 bytes of the clean text.
@@ -85,6 +88,7 @@ class TextDataset:
     ids: Ids
     tokenizer: Tokenizer
     key: str
+    cache: Cache
     num_bytes: int
     num_chars: int
     unknown: tuple[tuple[str, int], ...]
@@ -106,9 +110,14 @@ class TextDataset:
         return Splits(self.ids[:first], self.ids[first:second], self.ids[second:])
 
     def train_counts(self, spec: str = "90/5/5", files: Collection[str] = ()) -> NDArray[np.int64]:
-        """Returns how often each token occurs in the training part, ``(V,)``."""
+        """Returns how often each token occurs in the training part, ``(V,)``; remembered."""
         end, _ = self._edges(spec, files)
-        return token_counts(self.ids[:end], self.tokenizer.vocab_size)
+        memo, size = make_key("counts", self.key, end), self.tokenizer.vocab_size
+        counts = self.cache.recall(memo)
+        if not _are_whole(counts) or len(counts) != size or sum(counts) != end:
+            counts = token_counts(self.ids[:end], size).tolist()
+            self.cache.remember(memo, counts)
+        return np.array(counts, dtype=np.int64)
 
     def _edges(self, spec: str, files: Collection[str]) -> tuple[int, int]:
         shares = split_shares(spec, files)
@@ -126,19 +135,29 @@ class TextDataset:
     def _edge(self, share: float) -> int:
         """Returns the number of tokens in the first share of the text.
 
-        Shares of a BPE text are shares of its characters, as merges are learned from the characters
-        of the training split.
+        BPE merges are learned from the characters of the training split, so a share of a BPE text
+        is a share of its characters. Its edge is remembered: finding it reads all ids before it.
         """
         if self.tokenizer.kind != "bpe":
             return share_of(len(self.ids), share)
         num_chars = share_of(self.num_chars, share)
+        memo = make_key("edge", self.key, num_chars)
+        known = self.cache.recall(memo)
+        if _are_whole([known]) and known <= len(self.ids):
+            return int(known)
         edge, chars, sizes = 0, 0.0, self.tokenizer.token_chars
         while edge < len(self.ids) and chars < num_chars:
             ends = chars + np.cumsum(sizes[self.ids[edge : edge + _COUNT_BLOCK]])
             count = min(len(ends), int(np.searchsorted(ends, num_chars)) + 1)
             edge, chars = edge + count, float(ends[count - 1])
             release_pages(self.ids)
+        self.cache.remember(memo, edge)
         return edge
+
+
+def _are_whole(numbers: Any) -> bool:
+    """Returns whether a remembered value is a list of whole numbers of at least 0."""
+    return isinstance(numbers, list) and all(type(n) is int and n >= 0 for n in numbers)
 
 
 class TextCache(Cache):
@@ -163,7 +182,7 @@ class TextCache(Cache):
             return None
         if meta != expected or any(type(number) is not int for number in counts.values()):
             return None
-        return TextDataset(ids, tokenizer, key, unknown=unknown, **counts)
+        return TextDataset(ids, tokenizer, key, self, unknown=unknown, **counts)
 
     def store(
         self,
@@ -175,9 +194,9 @@ class TextCache(Cache):
         **counts: int,
     ) -> TextDataset:
         """Turns a work directory with ids.bin into the entry `key`; counts as in `TextDataset`."""
-        about = {"num_tokens": num_tokens, "fingerprint": tokenizer.fingerprint}
+        about = {"num_tokens": num_tokens, "fingerprint": tokenizer.fingerprint, **counts}
         write_file(work / "tokenizer.json", tokenizer.to_json())
-        write_json(work / "meta.json", {**about, "unknown": list(unknown), **counts})
+        write_json(work / "meta.json", {**about, "unknown": list(unknown)})
         return self.place(key, work, lambda: self.find(key))
 
 
@@ -224,17 +243,14 @@ def prepare_text(
     unknown: UnknownPolicy = "refuse",
     on_progress: Progress | None = None,
     should_stop: Callable[[], bool] | None = None,
-    block_bytes: int = BLOCK_BYTES,
-    workers: int | None = None,
 ) -> TextDataset:
     """Encodes a text into the cache, or opens it from there.
 
     The options of `TrainConfig`. A BPE is learned from the first `train_share` of the
     characters, the training split. An existing `tokenizer`, to resume a run or to evaluate
     another text, replaces `vocab`; characters that it lacks are an error (`unknown` ``refuse``), or
-    left out and reported (``count``). Results do not depend on `block_bytes` and `workers`
-    (threads; default every available core). `on_progress` is called with bytes done and the total
-    in bytes, or None; `should_stop` is polled every MB or 0.2 s.
+    left out and reported (``count``). `on_progress` is called with bytes done and the total in
+    bytes, or None; `should_stop` is polled every MB or 0.2 s.
 
     Raises:
         DataError: the text cannot be used; says where and why.
@@ -255,7 +271,7 @@ def prepare_text(
     )
     opened = source if isinstance(source, InputText) else open_source(source)
     cache = TextCache(Path(cache_dir) if cache_dir is not None else environment.cache_dir())
-    work = Pass(opened, rules, block_bytes, workers, should_stop, on_progress)
+    work = Pass(opened, rules, BLOCK_BYTES, None, should_stop, on_progress)
     job = _Job(cache, work, kind, vocab_size, train_share, tokenizer, unknown)
     entry = job.find_unchanged()
     from_cache = entry is not None
@@ -292,7 +308,7 @@ class _Job:
     def find_unchanged(self) -> TextDataset | None:
         """Returns the entry of the same files, if `stat` shows them unchanged."""
         signature = self.work.source.signature()
-        content = self.cache.recall(self._stat_key(signature)) if signature else None
+        content = self.cache.recall(self._key("stat", signature)) if signature else None
         return self._find(content) if isinstance(content, str) else None
 
     def encode(self, directory: Path) -> tuple[TextDataset, bool]:
@@ -310,7 +326,7 @@ class _Job:
         if before and before == source.signature():
             changed_at = max(int(time_ns) for row in before for time_ns in row[3:5])
             if read_at - changed_at >= _RACY_NS:
-                self.cache.remember(self._stat_key(before), scanned.content)
+                self.cache.remember(self._key("stat", before), scanned.content)
         return entry, from_cache
 
     def _encode(self, scanned: Scan, directory: Path) -> TextDataset:
@@ -319,14 +335,15 @@ class _Job:
         with storage_errors(target, "write"):
             target.mkdir()
         count = write_ids(self.work, tokenizer, scanned, target / "ids.bin")
-        key = self._entry_key(scanned.content, tokenizer.fingerprint, bool(unknown))
+        kind = "known ids" if unknown else "ids"
+        key = self._key(kind, scanned.content, tokenizer.fingerprint)
         entry = self.cache.store(
             key, target, tokenizer, count, unknown,
             num_bytes=scanned.num_bytes, num_chars=scanned.num_chars,
             num_replaced=self.work.repairs["replaced"], num_skipped=self.work.repairs["skipped"],
         )  # fmt: skip
         if self.tokenizer is None:
-            self.cache.remember(self._choice_key(scanned.content), tokenizer.fingerprint)
+            self.cache.remember(self._vocab_key(scanned.content), tokenizer.fingerprint)
         if self.work.on_progress is not None:
             total = self.work.source.total_bytes
             self.work.on_progress(scanned.num_bytes if total is None else total, total)
@@ -355,29 +372,22 @@ class _Job:
 
     def _find(self, content: str) -> TextDataset | None:
         if self.tokenizer is None:
-            fingerprint = self.cache.recall(self._choice_key(content))
+            fingerprint = self.cache.recall(self._vocab_key(content))
         else:
             fingerprint = self.tokenizer.fingerprint
         if not isinstance(fingerprint, str):
             return None
-        entry = self.cache.find(self._entry_key(content, fingerprint))
+        entry = self.cache.find(self._key("ids", content, fingerprint))
         if entry is None and self.unknown == "count":
-            entry = self.cache.find(self._entry_key(content, fingerprint, True))
+            entry = self.cache.find(self._key("known ids", content, fingerprint))
         return entry
 
-    def _stat_key(self, signature: list[list[str | int]]) -> str:
-        return make_key("stat", signature, self._rules())
-
-    def _choice_key(self, content: str) -> str:
+    def _vocab_key(self, content: str) -> str:
         learned = (self.vocab_size, self.train_share) if self.kind == "bpe" else None
-        return make_key("vocab", content, self._rules(), self.kind, learned)
+        return self._key("vocab", content, self.kind, learned)
 
-    def _entry_key(self, content: str, fingerprint: str, is_part: bool = False) -> str:
-        kind = "known ids" if is_part else "ids"
-        return make_key(kind, content, self._rules(), fingerprint)
-
-    def _rules(self) -> dict[str, Any]:
-        return asdict(self.work.rules)
+    def _key(self, name: str, of: Any, *more: Any) -> str:
+        return make_key(name, of, asdict(self.work.rules), *more)
 
 
 def _spool(work: Pass, directory: Path) -> InputText:

@@ -1,0 +1,36 @@
+"""Streams of a decoder for tests: started in one line, and run to their ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastlstm.text.sampling import Sampling
+
+
+def started(
+    decoder: Any,
+    prompt: Any,
+    room: int,
+    stops: Any = (),
+    *,
+    num_top: int | None = None,
+    scores_given: bool = False,
+    **settings: Any,
+) -> Any:
+    """Returns a stream that is to read a prompt and write `room` tokens; the default seed is 7."""
+    stream = decoder.stream()
+    sampling = Sampling(**{"seed": 7} | settings)
+    stream.set(sampling, stops=stops, num_top=num_top, scores_given=scores_given)
+    stream.feed(prompt)
+    stream.begin(room)
+    return stream
+
+
+def finish(decoder: Any, streams: list[Any], steps: int = 50) -> list[list[int]]:
+    """Runs streams to their ends; returns the tokens of each."""
+    written: list[list[int]] = [[] for _ in streams]
+    while any(stream.is_running for stream in streams):
+        decoder.run(streams, steps)
+        for stream, tokens in zip(streams, written, strict=True):
+            tokens += stream.take()
+    return written
