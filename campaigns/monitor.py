@@ -128,36 +128,30 @@ def live(root: Path, seconds: float, runs: int = 50) -> None:
 
 
 def follow(port: int | None, is_over: threading.Event) -> None:
-    """Does what the page's script does."""
+    """Asks for the body once a second, as the page's script does."""
     assert port is not None
-    events = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    events.request("GET", "/events")
-    answer = events.getresponse()
-    while not is_over.is_set():
-        body(answer)
-    events.close()
+    while not is_over.wait(1.0):
+        body(port)
 
 
-def body(answer: http.client.HTTPResponse) -> str:
-    """Returns the next body of the page."""
-    lines = iter(answer.readline, b"\n")
-    return b"".join(lines).decode()
+def body(port: int) -> str:
+    """Returns the newest body of the page."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection.request("GET", "/body")
+    text = connection.getresponse().read().decode()
+    connection.close()
+    return text
 
 
 def delay(port: int, path: Path) -> float:
     """Returns the seconds from a line in metrics.jsonl to the body that shows it."""
-    events = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    events.request("GET", "/events")
-    answer = events.getresponse()
-    body(answer)
     word = f"warning-{random.random()}"
     time.sleep(random.random())
     with open(path, "a", encoding="utf-8") as file:
         file.write(event_line({"event": "message", "level": "warning", "text": word}))
     began = time.perf_counter()
-    while word not in body(answer):
-        pass
-    events.close()
+    while word not in body(port):
+        time.sleep(1.0)
     return time.perf_counter() - began
 
 

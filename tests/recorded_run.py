@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -147,3 +149,9 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
     return Terminal()
+
+
+def add_event(run: Path, **event: Any) -> None:
+    """Adds an event to the metrics.jsonl of a run."""
+    with open(run / "metrics.jsonl", "a", encoding="utf-8") as file:
+        file.write(json.dumps(event) + "\n")

@@ -553,7 +553,7 @@ def test_a_failed_checkpoint_is_retried_later(
         return save(*args, **kwargs)
 
     monkeypatch.setattr(checkpoints, "save_checkpoint", full)
-    monkeypatch.setattr("fastlstm.training.schedule._FIRST_SAVE_S", 0.0)
+    monkeypatch.setattr("fastlstm.training.checkpoint._FIRST_SAVE_S", 0.0)
     config = ForecastConfig(**{**QUICK, "checkpoint_every": None})
     train_forecaster(path, config, out=tmp_path / "run")
     assert refused == [1], "after a minute, and not at every step"

@@ -10,6 +10,7 @@ import pytest
 from fastlstm.cli.main import main
 from fastlstm.errors import ConfigError, RunDirectoryError
 from fastlstm.monitor.comparison import compare_runs
+from recorded_run import add_event
 
 
 def test_quality_at_equal_seconds_and_at_equal_chars(write_run: Any) -> None:
@@ -21,7 +22,7 @@ def test_quality_at_equal_seconds_and_at_equal_chars(write_run: Any) -> None:
     assert (result.differences, result.notes) == ({}, [])
 
 
-def test_settings_kernels_and_machines_that_differ_are_said(write_run: Any) -> None:
+def test_different_settings_kernels_and_machines_are_listed(write_run: Any) -> None:
     other = write_run("b", kernels=["x"], batch_size=64, ceiling_gflops=90.0, model={"rnn_size": 5})
     result = compare_runs([write_run("a"), other])
     assert result.differences["batch_size"] == [32, 64]
@@ -30,13 +31,13 @@ def test_settings_kernels_and_machines_that_differ_are_said(write_run: Any) -> N
     assert any("different machines" in note for note in result.notes)
 
 
-def test_ceilings_of_other_threads_are_not_those_of_another_machine(write_run: Any) -> None:
+def test_another_number_of_threads_is_no_other_machine(write_run: Any) -> None:
     one = write_run("a", threads=1, ceiling_gflops=150.0)
     two = write_run("b", threads=2, ceiling_gflops=300.0)
     assert compare_runs([one, two]).notes == []
 
 
-def test_other_data_tasks_and_unfinished_runs_are_said(write_run: Any) -> None:
+def test_notes_name_other_data_tasks_and_unfinished_runs(write_run: Any) -> None:
     other = write_run("b", source="c.txt", task="forecast", is_ended=False)
     text = " ".join(compare_runs([write_run("a"), other]).notes)
     assert "different sources" in text
@@ -44,7 +45,7 @@ def test_other_data_tasks_and_unfinished_runs_are_said(write_run: Any) -> None:
     assert "b is dead" in text
 
 
-def test_runs_of_different_tasks_differ_in_what_both_have(write_run: Any) -> None:
+def test_runs_of_different_tasks_differ_in_common_settings(write_run: Any) -> None:
     one = write_run("a", time=1.5, seq_length=128, seed=1)
     two = write_run("b", time=2.5, task="forecast", horizon=24, seed=2)
     found = compare_runs([one, two]).differences
@@ -53,7 +54,7 @@ def test_runs_of_different_tasks_differ_in_what_both_have(write_run: Any) -> Non
     assert "horizon" in compare_runs([write_run("c"), write_run("d", horizon=24)]).differences
 
 
-def test_a_share_above_the_ceiling_is_said(write_run: Any) -> None:
+def test_a_note_names_a_share_above_the_ceiling(write_run: Any) -> None:
     run = write_run("b")
     path = run / "metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
@@ -131,14 +132,14 @@ def test_characters_that_are_not_known_are_not_guessed(write_run: Any) -> None:
     assert compare_runs([run, write_run("b")]).at["chars"] is None
 
 
-def test_runs_of_two_machines_and_beside_load_are_said(write_run: Any) -> None:
+def test_notes_name_two_machines_and_other_load(write_run: Any) -> None:
     one, two = write_run("a", machine="CPU X"), write_run("b", machine="CPU Y")
     event = {"event": "machine", "elapsed_s": 10.0, "cores": 2, "own_cores": 1.0}
-    with (two / "metrics.jsonl").open("a") as file:
-        file.writelines(json.dumps({**event, "others_share": s}) + "\n" for s in (0.3, 0.5))
+    for share in (0.3, 0.5):
+        add_event(two, **event, others_share=share)
     result = compare_runs([one, two])
     first, second = result.notes
     assert "different machines" in first
-    assert "b was trained beside others' load, 40% of the machine" in second
+    assert "b was trained beside other processes, which used 40% of the machine" in second
     assert compare_runs([one, write_run("old")]).notes == []
     assert [run["others_share"] for run in result.to_dict()["runs"]] == [None, pytest.approx(0.4)]

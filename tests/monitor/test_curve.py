@@ -33,7 +33,7 @@ def test_points_are_as_dense_at_the_beginning_as_at_the_end() -> None:
     assert max(gaps) <= 2 * 5000 / MAX_POINTS
 
 
-def test_what_a_resumed_run_repeats_is_cut() -> None:
+def test_steps_that_a_resumed_run_repeats_are_cut() -> None:
     curve = curve_of([5.0, 4.0, 3.0, 2.0])
     curve.cut_after(1)
     curve.add(CurvePoint(2, 9.0, 9.0, 3.5))

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from fastlstm.cli.main import main
 from fastlstm.monitor.overlay import _ticks, overlay
 from fastlstm.monitor.page import body, page
 from fastlstm.monitor.run_summary import RunSummary
+from recorded_run import add_event
 
 
 def read(*paths: Path) -> list[RunSummary]:
@@ -32,8 +32,7 @@ def test_runs_curves_and_differences_are_shown(write_run: Any, tmp_path: Path) -
 def test_names_and_texts_of_runs_are_escaped(write_run: Any, tmp_path: Path) -> None:
     evil = '<img src=x onerror="alert(1)">'
     run, other = write_run(evil.replace("/", ""), **{evil: evil}, source=evil), write_run("b")
-    with open(run / "metrics.jsonl", "a", encoding="utf-8") as file:
-        file.write(json.dumps({"event": "message", "level": "warning", "text": evil}) + "\n")
+    add_event(run, event="message", level="warning", text=evil)
     html = body(read(run, other), tmp_path)
     assert "<img" not in html
     assert "&lt;img" in html
@@ -46,8 +45,7 @@ def test_odd_values_do_not_break_the_page(write_run: Any, tmp_path: Path) -> Non
         path = write_run(f"odd{at}", **dict.fromkeys(keys, value))
         step = dict.fromkeys(("step", "elapsed_s", "units", "eta_s", "loss", "progress"), value)
         for event in ("step", "eval", "message", "skip", "end"):
-            with open(path / "metrics.jsonl", "a", encoding="utf-8") as file:
-                file.write(json.dumps({"event": event, **step, "bits_per_char": value}) + "\n")
+            add_event(path, event=event, **step, bits_per_char=value)
         paths.append(path)
     for chosen in (paths, paths[1:2], paths[-1:], []):
         page(body(read(*chosen), tmp_path), is_live=True)

@@ -12,6 +12,7 @@ from fastlstm.monitor.page import body
 from fastlstm.monitor.run_card import PROFILE_FILE, gpu_lines, profile_cards
 from fastlstm.monitor.run_summary import RunSummary
 from fastlstm.runs.run_directory import RunDirectory
+from recorded_run import add_event
 
 EVIL = '<img src=x onerror="alert(1)">'
 VERDICT = {
@@ -19,11 +20,6 @@ VERDICT = {
     "effect": "exact", "options": {"threads": 2}, "evidence": "1 -> 2", "is_recommended": True,
     "command": "fastlstm train a.txt --threads 2 --out 'b c'",
 }  # fmt: skip
-
-
-def add(run: Path, **event: Any) -> None:
-    with open(run / "metrics.jsonl", "a", encoding="utf-8") as file:
-        file.write(json.dumps(event) + "\n")
 
 
 def read(run: Path) -> RunSummary:
@@ -44,23 +40,23 @@ def machine(at: float, others: float) -> dict[str, Any]:
 def test_phases_machine_and_outlook_of_a_run(write_run: Any, tmp_path: Path) -> None:
     run = write_run("a", is_ended=False)
     for at in range(1, 11):
-        add(run, **machine(10.0 * at, 0.5 if at > 5 else 0.0))
-        add(run, event="phase", step=at, seconds={"forward_backward": 6.0, "optimizer": 2.0})
+        add_event(run, **machine(10.0 * at, 0.5 if at > 5 else 0.0))
+        add_event(run, event="phase", step=at, seconds={"forward_backward": 6.0, "optimizer": 2.0})
     more = {"error": 0.02, "hour_more_bits_per_char": 1.57}
-    add(run, event="outlook", step=9, bits_per_char=1.61, **more)
+    add_event(run, event="outlook", step=9, bits_per_char=1.61, **more)
     html = html_of(run, tmp_path)
     assert "forward backward 75%" in html
-    assert "more than a tenth of the machine in 45% of the time" in html
+    assert "more than a tenth of the machine for 45% of the time" in html
     assert "predicted final validation: 1.610 ± 0.020 bits/char; with one hour more 1.570" in html
-    add(run, event="end", reason="done")
+    add_event(run, event="end", reason="done")
     assert "ends at" not in html_of(run, tmp_path)
 
 
 def test_warnings_and_a_silent_run_are_shown(write_run: Any, tmp_path: Path) -> None:
     path = write_run("a", is_ended=False)
-    add(path, event="skip", step=1001, what="loss is NaN")
-    add(path, event="message", level="warning", text=f"alert (spike): {EVIL}")
-    add(path, event="message", level="info", text="nothing to see")
+    add_event(path, event="skip", step=1001, what="loss is NaN")
+    add_event(path, event="message", level="warning", text=f"alert (spike): {EVIL}")
+    add_event(path, event="message", level="info", text="nothing to see")
     with RunDirectory(path).lock():
         html = html_of(path, tmp_path)
         assert ">2</span>" in html
@@ -100,18 +96,18 @@ def test_a_damaged_profile_is_left_out(write_run: Any, content: str, tmp_path: P
     html_of(run, tmp_path)
 
 
-def test_texts_and_odd_values_of_new_events_are_escaped(write_run: Any, tmp_path: Path) -> None:
+def test_texts_and_odd_values_of_events_are_escaped(write_run: Any, tmp_path: Path) -> None:
     for value in (EVIL, None, [], {"a": [1]}, True, 10**400, -1, 0, 1e308, -1.7e308, 1e-300):
         run = write_run(f"a{abs(hash(str(value)))}", is_ended=False)
         names = ("time", "elapsed_s", "cores", "own_cores", "others_share", "steal_share")
         gpu = dict.fromkeys(("index", "busy_share", "used_bytes", "total_bytes", "power_w"), value)
         shown = {"gpus": [gpu, value], "cuda_visible_devices": value}
-        add(run, event="machine", **dict.fromkeys(names, value), **shown)
-        add(run, **{**machine(5.0, 0.1), **shown})
-        add(run, event="phase", seconds=value)
-        add(run, event="phase", seconds={EVIL: value, "b": 1.0, "c": value})
+        add_event(run, event="machine", **dict.fromkeys(names, value), **shown)
+        add_event(run, **{**machine(5.0, 0.1), **shown})
+        add_event(run, event="phase", seconds=value)
+        add_event(run, event="phase", seconds={EVIL: value, "b": 1.0, "c": value})
         figures = ("bits_per_char", "error", "hour_more_bits_per_char")
-        add(run, event="outlook", **dict.fromkeys(figures, value))
+        add_event(run, event="outlook", **dict.fromkeys(figures, value))
         verdict = {**dict.fromkeys(VERDICT, value), "is_recommended": True}
         (run / PROFILE_FILE).write_text(json.dumps({"verdicts": [verdict]}), "utf-8")
         html = html_of(run, tmp_path)
@@ -119,14 +115,14 @@ def test_texts_and_odd_values_of_new_events_are_escaped(write_run: Any, tmp_path
         assert "<h4>" in html
 
 
-def test_memory_of_others_and_visible_devices_are_said() -> None:
+def test_gpu_lines_name_memory_of_others_and_visible_devices() -> None:
     gpu = {
         "index": 0, "busy_share": 0.97, "used_bytes": 60_000_000_000, "power_w": 301.2,
         "others_bytes": 20_000_000_000, "total_bytes": 80_000_000_000, "is_held_back": True,
     }  # fmt: skip
     html = gpu_lines({"gpus": [gpu, {"index": 1}], "cuda_visible_devices": "0"})
     assert "GPU 0: 60.0 GB of 80.0 GB, others hold 20.0 GB, 97% busy, 301 W, slowed down" in html
-    assert "GPU 1: tells nothing" in html
+    assert "GPU 1: no figures" in html
     assert "CUDA_VISIBLE_DEVICES: 0" in html
     assert "CUDA_VISIBLE_DEVICES: not set" in gpu_lines({"gpus": [gpu]})
     assert gpu_lines({}) == ""

@@ -12,17 +12,13 @@ from fastlstm.monitor import run_summary
 from fastlstm.monitor.curve import MAX_POINTS
 from fastlstm.monitor.run_summary import RunIndex, RunSummary
 from fastlstm.runs.run_directory import RunDirectory, is_locked
+from recorded_run import add_event
 
 
 def read(run: Path) -> RunSummary:
     summary = RunSummary(run)
     summary.update()
     return summary
-
-
-def add(run: Path, **event: Any) -> None:
-    with open(run / "metrics.jsonl", "a", encoding="utf-8") as file:
-        file.write(json.dumps(event) + "\n")
 
 
 def test_a_finished_run(write_run: Any) -> None:
@@ -43,7 +39,7 @@ def test_running_dead_and_stopped(write_run: Any) -> None:
         assert run.state == "running"
         assert is_locked(path / ".lock")
     assert run.state == "dead"
-    add(path, event="end", reason="stopped by signal")
+    add_event(path, event="end", reason="stopped by signal")
     run.update()
     assert run.state == "stopped"
 
@@ -51,27 +47,27 @@ def test_running_dead_and_stopped(write_run: Any) -> None:
 def test_a_later_end_than_predicted_is_a_slip(write_run: Any) -> None:
     path = write_run("a", is_ended=False)
     run = read(path)
-    add(path, event="step", step=1001, elapsed_s=110.0, eta_s=40.0)
+    add_event(path, event="step", step=1001, elapsed_s=110.0, eta_s=40.0)
     run.update()
     assert run.slip == pytest.approx(0.5)
 
 
 def test_an_evaluation_before_the_first_line_of_progress_has_its_units(tmp_path: Path) -> None:
-    add(tmp_path, event="eval", step=5, elapsed_s=1.0, bits_per_char=4.0)
-    add(tmp_path, event="step", step=20, elapsed_s=2.0, bits_per_char=3.0, units=2000)
-    add(tmp_path, event="eval", step=30, elapsed_s=3.0, bits_per_char=2.0)
+    add_event(tmp_path, event="eval", step=5, elapsed_s=1.0, bits_per_char=4.0)
+    add_event(tmp_path, event="step", step=20, elapsed_s=2.0, bits_per_char=3.0, units=2000)
+    add_event(tmp_path, event="eval", step=30, elapsed_s=3.0, bits_per_char=2.0)
     assert list(read(tmp_path).validation.units) == [500.0, 3000.0]
 
 
 def test_the_steps_that_a_resumed_run_repeats_are_dropped(write_run: Any) -> None:
     path = write_run("a", is_ended=False)
     run = read(path)
-    add(path, event="start", resumed_from=300)
+    add_event(path, event="start", resumed_from=300)
     run.update()
     assert [point.step for point in run.validation] == [100, 200, 300]
 
 
-def test_a_cut_file_is_summarised_anew(write_run: Any) -> None:
+def test_a_cut_file_is_summarised_again(write_run: Any) -> None:
     path = write_run("a")
     run = read(path)
     os.truncate(path / "metrics.jsonl", 3000)
@@ -99,7 +95,7 @@ def test_a_long_run_read_at_once_is_as_one_read_line_by_line(
     path = write_run("a", is_ended=False)
     (path / "metrics.jsonl").write_text("", "utf-8")
     long_run(path, 4000)
-    add(path, event="skip", what="loss is NaN")
+    add_event(path, event="skip", what="loss is NaN")
     decoded: list[bytes] = []
     original = run_summary.decode_event
     monkeypatch.setattr(
@@ -122,10 +118,16 @@ def test_a_long_run_read_at_once_is_as_one_read_line_by_line(
 def test_values_of_other_kinds_are_ignored(tmp_path: Path) -> None:
     values: tuple[Any, ...] = ("1", None, [], {}, True, 10**400)
     for value in values:
-        add(tmp_path, event="step", step=value, elapsed_s=value, bits_per_char=value, eta_s=value)
-        add(tmp_path, event="eval", split="valid", step=1, elapsed_s=value, bits_per_char=value)
-        add(tmp_path, event="start", vocab=value, source=value, resumed_from=value, task="text")
-        add(tmp_path, event="end", reason=value, units=value, train_s=value, best_loss=value)
+        add_event(
+            tmp_path, event="step", step=value, elapsed_s=value, bits_per_char=value, eta_s=value
+        )
+        add_event(
+            tmp_path, event="eval", split="valid", step=1, elapsed_s=value, bits_per_char=value
+        )
+        add_event(
+            tmp_path, event="start", vocab=value, source=value, resumed_from=value, task="text"
+        )
+        add_event(tmp_path, event="end", reason=value, units=value, train_s=value, best_loss=value)
     run = read(tmp_path)
     figures = (run.best, run.rate, run.slip, run.units_per_char, run.reach("chars"))
     assert (figures, run.seconds, run.state) == ((None,) * 5, 0.0, "finished")

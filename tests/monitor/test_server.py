@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import socket
 import struct
 import threading
@@ -16,6 +15,7 @@ from fastlstm.monitor import server as server_module
 from fastlstm.monitor.run_summary import RunIndex
 from fastlstm.monitor.server import LivePage, MonitorServer
 from fastlstm.runs.run_directory import RunDirectory
+from recorded_run import add_event
 
 
 @pytest.fixture
@@ -61,9 +61,7 @@ def test_only_reading_and_only_for_this_host(server: MonitorServer) -> None:
 
 def test_an_event_reaches_the_page(server: MonitorServer, tmp_path: Path) -> None:
     assert "1 dead" in answer(server, "/body").read().decode()
-    end = {"event": "end", "reason": "stopped by a signal", "units": 1}
-    with open(tmp_path / "a" / "metrics.jsonl", "a", encoding="utf-8") as file:
-        file.write(json.dumps(end) + "\n")
+    add_event(tmp_path / "a", event="end", reason="stopped by a signal", units=1)
     assert "1 stopped" in answer(server, "/body").read().decode()
 
 
@@ -98,7 +96,7 @@ def test_a_port_that_is_taken_is_refused(server: MonitorServer) -> None:
             MonitorServer(server.live, port)
 
 
-def test_a_client_that_goes_away_is_no_traceback(
+def test_a_disconnect_prints_no_traceback(
     server: MonitorServer, capfd: pytest.CaptureFixture[str]
 ) -> None:
     others = threading.enumerate()  # those of kept connections do not end

@@ -10,51 +10,28 @@ from typing import Any
 import pytest
 
 from fastlstm.report.page import write_report
-from recorded_run import events, terminal  # noqa: F401
+from recorded_run import START, events, terminal  # noqa: F401
 
 NASTY = "<script>alert('x')</script>&\x1b[31m"
 
 
 def made_events(num_steps: int = 60) -> list[dict[str, Any]]:
     """What metrics.jsonl holds after a run of two minutes."""
-    made: list[dict[str, Any]] = [
-        {
-            "event": "start",
-            "source": f"{NASTY}book.txt",
-            "device": "cpu",
-            "precision": "bf16",
-            "precision_why": f"measured {NASTY}",
-            "num_parameters": 1_387_375,
-            "flop_per_unit": 10_233_700,
-            "ceiling_gflops": 412.3,
-            "vocab_size": 111,
-            "task": "text",
-            "unit": "tokens",
-            "num_units": {"train": 2_893_512},
-            "learning_rate": 0.0123,
-            "kernels": [f"layer 0: oneDNN {NASTY}"],
-            "end": "budget 2m",
-        },
-        {"event": "message", "level": "warning", "text": f"a note {NASTY}"},
-    ]
+    start = {
+        **START, "resumed_from": None, "source": f"{NASTY}book.txt", "flop_per_unit": 10_233_700,
+        "precision_why": f"measured {NASTY}", "learning_rate": 0.0123,
+        "kernels": [f"layer 0: oneDNN {NASTY}"],
+    }  # fmt: skip
+    warning = {"event": "message", "level": "warning", "text": f"a note {NASTY}"}
+    made: list[dict[str, Any]] = [start, warning]
     for index in range(1, num_steps + 1):
         share = index / num_steps
         bits = 1.6 + 5 * math.exp(-9 * share)
         moment = {"step": 10 * index, "elapsed_s": 120 * share}
-        made.append(
-            {
-                "event": "step",
-                **moment,
-                "units": 40_960 * index,
-                "progress": share,
-                "bits_per_char": bits,
-                "lr": 0.02 * share,
-                "grad_norm": 1 / index,
-                "units_per_s": 41_000.0,
-                "ceiling_share": 0.61,
-                "input_wait_share": 0.001,
-            }
-        )
+        figures = {"units": 40_960 * index, "progress": share, "bits_per_char": bits}
+        figures |= {"lr": 0.02 * share, "grad_norm": 1 / index, "units_per_s": 41_000.0}
+        shares = {"ceiling_share": 0.61, "input_wait_share": 0.001}
+        made.append({"event": "step", **moment, **figures, **shares})
         if index % 20 == 0:
             figures = {"bits_per_char": bits + 0.05, "perplexity": 3.2, "loss": 1.2}
             made.append({"event": "eval", "split": "valid", **moment, **figures})

@@ -50,7 +50,7 @@ def test_names_run_nothing_and_push_nothing_aside(browser: Any, run_dir: Path, w
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_the_policy_holds_where_escaping_would_not(browser: Any, run_dir: Path) -> None:
+def test_the_policy_holds_without_escaping(browser: Any, run_dir: Path) -> None:
     path = write_report(run_dir)
     attack = "<script>alert(1)</script><img src='x.png' onerror='alert(2)'>"
     path.write_text(path.read_text().replace("</main>", f"{attack}</main>"))

@@ -10,11 +10,7 @@ from typing import Any
 import pytest
 
 from compression_report import REPORT
-from fastlstm.report.compression import (
-    compression_charts,
-    compression_rows,
-    compression_table,
-)
+from fastlstm.report.compression import compression_charts, compression_rows
 from fastlstm.report.page import write_report
 from fastlstm.system.storage import encode_json
 
@@ -53,7 +49,7 @@ def test_a_difference_that_is_rounded_to_zero_has_no_minus() -> None:
     assert "(+0.0000, 95 % interval +0.0000 to +0.0000)" in text
 
 
-def test_rows_of_what_was_not_measured() -> None:
+def test_rows_without_measurements() -> None:
     report = dataclasses.replace(
         REPORT, change=None, not_measured="no text", outputs=None, training=None, lacks=[],
         notes=[], is_published=False,
@@ -63,7 +59,6 @@ def test_rows_of_what_was_not_measured() -> None:
     assert rows["result"] == "not published: the loss is above the limit"
     assert not rows.keys() & {"outputs", "training", "this CPU", "notes"}
     assert compression_charts(report) == []
-    assert all(row[0] != "bits/char" for row in compression_table(report))
 
 
 def test_too_few_blocks_have_no_interval() -> None:
@@ -77,16 +72,6 @@ def test_too_few_blocks_have_no_interval() -> None:
     charts = compression_charts(report)
     assert len(charts) == 3
     assert all(chart.svg and "95 % interval" not in chart.svg for chart in charts)
-
-
-def test_table() -> None:
-    table = compression_table(FACTS)
-    assert table[:3] == [
-        ["weights", "fp32", "int8", ""],
-        ["bits/char", "2.0000", "2.0100", "1.0050"],
-        ["parameters", "1,000,000", "1,000,000", "1.000"],
-    ]
-    assert table[-1] == ["characters/s, 64 streams", "50.0k", "200k", "4.00"]
 
 
 def test_charts() -> None:
@@ -110,7 +95,8 @@ def test_the_page_has_a_section(tmp_path: Path, place: str) -> None:
         (tmp_path / "metrics.jsonl").write_text(json.dumps(end) + "\n")
     page = write_report(tmp_path).read_text()
     assert "<h2>Compression</h2>" in page
-    assert "source: runs/book, model aaaaaaaaaaaa" in page
+    assert "source      runs/book, model aaaaaaaaaaaa" in page
+    assert "on disk     4.00 MB -&gt; 1.00 MB (25.0 %)" in page
     assert page.count("<svg") == 3
     assert "fastlstm compressed run" in page
     assert "No steps recorded yet" not in page

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from fastlstm.report.charts import draw_charts
-from fastlstm.report.drawing import Band, DrawnCurve, Panel, draw, tick_text
+from fastlstm.report.drawing import Band, DrawnCurve, Panel, draw
 from fastlstm.report.history import read_history
 
 
@@ -45,7 +45,7 @@ def test_a_logarithmic_axis_is_for_positive_values_far_apart(
     assert "y, log scale" not in texts(chart(curve))
 
 
-def test_ids_are_of_the_chart_and_every_reference_has_one() -> None:
+def test_ids_have_the_name_of_the_chart_and_references_resolve() -> None:
     svg = chart(bands=[Band([0, 1], [0.5, 1.0], [1.5, 3.0], "80 %")])
     root = ElementTree.fromstring(svg)
     ids = {element.get("id") for element in root.iter()} - {None}
@@ -56,7 +56,7 @@ def test_ids_are_of_the_chart_and_every_reference_has_one() -> None:
     assert set(references) <= ids
 
 
-def test_colours_are_variables_of_the_page_and_nothing_is_fetched() -> None:
+def test_colours_are_variables_of_the_page_and_nothing_is_loaded() -> None:
     curves = [
         DrawnCurve([0, 1], [1.0, 2.0], "one", "a"),
         DrawnCurve([0, 1], [2.0, 3.0], "two", "b"),
@@ -116,17 +116,8 @@ def test_losses_of_either_sign_are_drawn_on_a_plain_axis(run_dir: Path) -> None:
     assert "log scale" not in draw_charts(history)[0].svg
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.0, "0"),
-        (1.5, "1.5"),
-        (2018.0, "2018"),
-        (2017.5, "2017.5"),
-        (20_000, "20k"),
-        (2_500_000, "2.5M"),
-        (0.005, "0.005"),
-    ],
-)
-def test_tick_text(value: float, text: str) -> None:
-    assert tick_text(value) == text
+def test_years_on_an_axis_are_not_thousands() -> None:
+    years = DrawnCurve([0, 1], [2015.5, 2022.5], "a", "a")
+    shown = texts(chart(years))
+    assert {"2016", "2020", "2022"} <= set(shown)
+    assert not any(text.endswith("k") for text in shown)

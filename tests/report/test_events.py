@@ -66,7 +66,7 @@ def test_every_kind_of_run_is_shown_in_its_own_unit(task: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("value", [None, True, "1", [1], float("nan"), 10**400])
-def test_what_is_no_number_is_none(value: Any) -> None:
+def test_other_values_are_no_numbers(value: Any) -> None:
     assert number({"key": value}, "key") is None
     assert number({}, "key") is None
 

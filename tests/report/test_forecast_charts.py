@@ -62,10 +62,8 @@ def test_forecasts_are_drawn_though_no_step_was_logged() -> None:
     event = {"event": "forecast", "series": "a", "target": "y", **shown}
     curve = {"event": "calibration", "levels": [0.1, 0.9], "observed": [0.2, 0.8]}
     charts = draw_charts(History(forecasts=[event], calibration=curve))
-    assert [chart.title for chart in charts] == [
-        "Forecast of y of a",
-        "Calibration of the intervals",
-    ]
+    titles = [chart.title for chart in charts]
+    assert titles == ["Forecast of y of a", "Calibration of the intervals"]
     assert not draw_charts(History(forecasts=[{**event, "center": [1.0, 2.0]}]))
 
 
@@ -78,16 +76,8 @@ def test_names_are_drawn_as_they_are(name: str) -> None:
     assert chart.title == f"Forecast of {shown} of {shown}"
     assert svg.get("aria-label") == chart.title
     assert any(shown[:24].strip() == text[: len(shown[:24])].strip() for text in texts)
-    assert {child.tag for child in svg.iter()} <= {
-        "svg",
-        "g",
-        "defs",
-        "path",
-        "clipPath",
-        "rect",
-        "use",
-        "text",
-    }
+    known = {"svg", "g", "defs", "path", "clipPath", "rect", "use", "text"}
+    assert {child.tag for child in svg.iter()} <= known
 
 
 @pytest.mark.parametrize(

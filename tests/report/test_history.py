@@ -10,13 +10,7 @@ import pytest
 
 from fastlstm.report import history as history_module
 from fastlstm.report.events import number
-from fastlstm.report.history import (
-    MAX_EVENTS,
-    MAX_POINTS,
-    History,
-    read_history,
-    series,
-)
+from fastlstm.report.history import MAX_EVENTS, MAX_POINTS, History, read_history, series
 
 
 def written(tmp_path: Path, *events: Any, tail: bytes = b"") -> History:
@@ -41,19 +35,13 @@ def test_a_missing_file_is_an_empty_history(tmp_path: Path) -> None:
 
 
 def test_damaged_lines_are_left_out(tmp_path: Path) -> None:
-    bad = (
-        b"",
-        b"[1]",
-        b"\xff\x00",
-        b'{"event": "step"}',
-        b'{"event":"step","step":"1"}',
-        b"[" * 9999,
-    )
+    bad = [b"", b"[1]", b"\xff\x00", b'{"event":"step"}', b'{"event":"step","step":"1"}']
+    bad.append(b"[" * 9999)
     history = written(tmp_path, step(1), *bad, step(2), tail=b'{"event": "step", "st')
     assert [event["step"] for event in history.steps] == [1, 2]
 
 
-def test_what_a_resumed_run_did_anew_is_kept_once(tmp_path: Path) -> None:
+def test_steps_repeated_after_a_resume_are_kept_once(tmp_path: Path) -> None:
     history = written(
         tmp_path,
         {"event": "start", "resumed_from": None},
@@ -65,17 +53,14 @@ def test_what_a_resumed_run_did_anew_is_kept_once(tmp_path: Path) -> None:
         {"event": "start", "resumed_from": 2},
         step(3, lr="new"),
     )
-    assert [(event["step"], event.get("lr")) for event in history.steps] == [
-        (1, None),
-        (2, None),
-        (3, "new"),
-    ]
+    kept = [(event["step"], event.get("lr")) for event in history.steps]
+    assert kept == [(1, None), (2, None), (3, "new")]
     assert history.evals == []
     assert history.end is None
     assert len(history.starts) == 2
 
 
-def test_a_start_anew_forgets_what_was_there(tmp_path: Path) -> None:
+def test_a_new_start_replaces_earlier_events(tmp_path: Path) -> None:
     history = written(tmp_path, step(1), {"event": "start", "resumed_from": None}, step(5))
     assert [event["step"] for event in history.steps] == [5]
 
@@ -86,7 +71,7 @@ def test_best_is_the_lowest_validation(tmp_path: Path) -> None:
     assert history.best == valid(2, 1.5)
 
 
-def test_best_is_among_those_that_callbacks_accepted(tmp_path: Path) -> None:
+def test_best_is_an_evaluation_that_callbacks_accepted(tmp_path: Path) -> None:
     def refused(at: int, score: float) -> dict[str, Any]:
         return {**valid(at, score), "is_accepted": False}
 
@@ -178,7 +163,7 @@ def test_an_event_that_is_no_name_is_left_out(tmp_path: Path) -> None:
     assert written(tmp_path, {"event": ["step"], "step": 1}, {"event": {}}) == History()
 
 
-def test_what_was_evaluated_again_takes_the_place_of_the_old(tmp_path: Path) -> None:
+def test_a_new_test_replaces_the_old_one(tmp_path: Path) -> None:
     kinds = ("start", "test", "forecast", "forecast", "start", "test", "forecast")
     events = [{"event": kind, "number": number} for number, kind in enumerate(kinds)]
     history = written(tmp_path, *events)

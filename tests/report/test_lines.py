@@ -46,6 +46,10 @@ def test_the_start_of_a_text_run() -> None:
         "muon, learning rate 0.02, 32 lanes × 128 tokens × 4 per step, seed 0"
     )
     assert rows["machine"] == "cpu, 2 threads, ceiling 412 GFLOP/s (measured)"
+    how = "oneDNN, 2048x512x2048 in bf16, 2 threads, while the machine was busy"
+    assert rows_of({**START, "ceiling_how": how})["machine"].endswith(
+        f"ceiling 412 GFLOP/s ({how})"
+    )
     assert rows["ends"] == "after 2m of wall-clock time, including the report"
     assert rows["resumed"] == "from step 1,200, after 0:36 of wall-clock time"
 
@@ -130,6 +134,7 @@ def test_the_end_of_a_run() -> None:
         ({"forecaster": 1.0, "naive": 2.0, "seasonal_naive": 1.5}, []),
         ({"forecaster": 2.0, "naive": 1.0}, ["worse than the naive forecast"]),
         ({"forecaster": 1.0, "naive": 1.0}, ["no better than the naive forecast"]),
+        ({"forecaster": 1.50001, "naive": 1.5}, ["no better than the naive forecast"]),
         ({"forecaster": None, "naive": 1.0}, []),
     ],
 )
@@ -143,15 +148,16 @@ def test_a_forecaster_that_naive_forecasts_beat_has_a_warning(
     assert lines.end_notes({**end, "reason": "stopped by SIGTERM"}) == []
 
 
-def test_what_to_type_next() -> None:
+def test_next_commands() -> None:
     commands = lines.next_commands(END, START)
     assert commands == [
         "fastlstm generate 'runs/a book' --length 500", "fastlstm evaluate 'runs/a book' TEXT",
         "fastlstm info 'runs/a book'",
     ]  # fmt: skip
     stopped = {**END, "reason": "stopped by SIGINT", "best_step": -1, "tensorboard": "a b"}
-    assert lines.next_commands(stopped, START) == [
-        "the same command with --resume", "tensorboard --logdir 'a b'"
+    assert lines.next_commands({**stopped, "report": "a b/report.html"}, START) == [
+        "the same command with --resume", "a b/report.html (open it in a browser)",
+        "tensorboard --logdir 'a b'",
     ]  # fmt: skip
     assert lines.next_commands({**stopped, "best_step": 5, "has_model": False}, START)[1:] == [
         "tensorboard --logdir 'a b'"

@@ -36,7 +36,7 @@ def test_names_are_short_and_never_empty() -> None:
     assert len(name_text("\x1b" * 10_000)) == len(name_text("x" * 40_000))  # as it is shown
 
 
-def test_what_is_clipped_says_so() -> None:
+def test_a_cut_text_ends_with_its_length() -> None:
     assert clipped("abc", 3) == "abc"
     assert clipped("abcd", 3) == "abc… (4 characters)"
 

@@ -9,6 +9,7 @@ from fastlstm.report.terminal import (
     percent,
     short_bytes,
     short_count,
+    tick_texts,
     wrap,
 )
 
@@ -16,16 +17,8 @@ from fastlstm.report.terminal import (
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (0, "0"),
-        (950, "950"),
-        (999.4, "999"),
-        (999.9, "1.0k"),
-        (12_345, "12.3k"),
-        (182_345, "182k"),
-        (999_499, "999k"),
-        (999_900, "1.00M"),
-        (1_234_567, "1.23M"),
-        (45_600_000_000, "45.6G"),
+        *((0, "0"), (999.4, "999"), (999.9, "1.0k"), (12_345, "12.3k"), (182_345, "182k")),
+        *((999_499, "999k"), (999_900, "1.00M"), (1_234_567, "1.23M"), (45_600_000_000, "45.6G")),
     ],
 )
 def test_short_count_takes_at_most_five_characters(value: float, text: str) -> None:
@@ -46,6 +39,21 @@ def test_clock(seconds: float, text: str) -> None:
 )
 def test_percent(share: float, text: str) -> None:
     assert percent(share) == text
+
+
+@pytest.mark.parametrize(
+    ("values", "texts"),
+    [
+        ([0.0, 0.005, 1.5], ["0", "0.005", "1.5"]),
+        ([0, 20_000, 2_500_000], ["0", "20k", "2.5M"]),
+        ([2018, 2019], ["2018", "2019"]),
+        ([12_345.1, 12_345.2], ["12.3451k", "12.3452k"]),
+        ([0.16205, 0.162025, 0.162], ["0.16205", "0.162025", "0.162"]),
+        ([], []),
+    ],
+)
+def test_labels_of_an_axis_are_precise(values: list[float], texts: list[str]) -> None:
+    assert tick_texts(values) == texts
 
 
 def test_short_bytes() -> None:

@@ -45,7 +45,7 @@ def test_ceilings_are_measured_and_leave_threads_alone(quick: Path, dtype: str) 
 
 
 @pytest.mark.isa
-def test_every_way_to_multiply_gives_the_product() -> None:
+def test_every_product_is_right() -> None:
     x, weight = torch.randn(5, 7), torch.randn(3, 7)
     expected = x.double() @ weight.double().t()
     products = ceilings._cpu_products(x, weight)
@@ -55,6 +55,12 @@ def test_every_way_to_multiply_gives_the_product() -> None:
         result = product()
         assert isinstance(result, torch.Tensor)
         assert torch.allclose(result.double(), expected, atol=1e-5)
+
+
+def measuring(monkeypatch: pytest.MonkeyPatch, *results: tuple[float, bool]) -> None:
+    """Lets the next measurements find these GFLOP/s on a machine that is busy or not."""
+    found = iter([Ceilings(gflops, "oneDNN", 9.0, is_busy) for gflops, is_busy in results])
+    monkeypatch.setattr(ceilings, "_measure", lambda *_: next(found))
 
 
 def _never(*_: Any) -> Ceilings:
@@ -76,7 +82,7 @@ def test_ceilings_are_measured_once(quick: Path, monkeypatch: pytest.MonkeyPatch
         measured_ceilings("fp32", 1, shape=SMALL)
 
 
-def test_without_bf16_instructions_the_ceiling_is_that_of_fp32(
+def test_without_bf16_instructions_the_fp32_ceiling_counts(
     quick: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """oneDNN could not create a primitive descriptor, and torch.mm took minutes."""
@@ -110,9 +116,7 @@ def test_without_onednn_it_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None
 def test_fresh_measurement_keeps_the_better_one(
     quick: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    results = [Ceilings(100.0, "oneDNN", 9.0), Ceilings(60.0, "oneDNN", 9.0)]
-    results.append(Ceilings(120.0, "torch.mm", 9.0))
-    monkeypatch.setattr(ceilings, "_measure", lambda *_: results.pop(0))
+    measuring(monkeypatch, (100.0, False), (60.0, False), (120.0, False))
     seen = [measured_ceilings("fp32", 1, fresh=fresh).gemm_gflops for fresh in (False, True, True)]
     assert seen == [100.0, 100.0, 120.0]
     assert measured_ceilings("fp32", 1).gemm_gflops == 120.0
@@ -121,16 +125,10 @@ def test_fresh_measurement_keeps_the_better_one(
 def test_a_measurement_on_a_busy_machine_is_made_again(
     quick: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    figures = [(40.0, True), (30.0, True), (50.0, False), (99.0, False)]
-    results = [Ceilings(gflops, "oneDNN", 9.0, is_busy) for gflops, is_busy in figures]
-    monkeypatch.setattr(ceilings, "_measure", lambda *_: results.pop(0))
+    measuring(monkeypatch, (40.0, True), (30.0, True), (50.0, False))
     seen = [measured_ceilings("fp32", 1) for _ in range(4)]
-    assert [(c.gemm_gflops, c.is_busy) for c in seen] == [
-        (40.0, True),
-        (40.0, True),
-        (50.0, False),
-        (50.0, False),
-    ]
+    expected = [(40.0, True), (40.0, True), (50.0, False), (50.0, False)]
+    assert [(c.gemm_gflops, c.is_busy) for c in seen] == expected
 
 
 @pytest.mark.parametrize(("cpu_rate", "is_busy"), [(0.0, True), (1.7, True), (1.9, False)])
@@ -146,11 +144,10 @@ def test_busy_means_that_the_threads_lacked_cpu_time(
     assert measured_ceilings("fp32", 2, shape=SMALL).is_busy is is_busy
 
 
-def test_a_machine_that_is_always_busy_is_measured_three_times(
+def test_an_always_busy_machine_is_measured_three_times(
     quick: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    results = [Ceilings(gflops, "oneDNN", 9.0, is_busy=True) for gflops in (40.0, 30.0, 50.0, 99.0)]
-    monkeypatch.setattr(ceilings, "_measure", lambda *_: results.pop(0))
+    measuring(monkeypatch, (40.0, True), (30.0, True), (50.0, True), (99.0, True))
     seen = [measured_ceilings("fp32", 1) for _ in range(5)]
     assert [c.gemm_gflops for c in seen] == [40.0, 40.0, 50.0, 50.0, 50.0]
     assert [c.is_recalled for c in seen] == [False, False, False, True, True]
@@ -191,8 +188,7 @@ def test_a_gpu_is_measured(quick: Path) -> None:
 def test_a_doubted_ceiling_is_measured_again_and_the_best_is_kept(
     quick: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    results = [Ceilings(gflops, "oneDNN", 9.0) for gflops in (40.0, 90.0)]
-    monkeypatch.setattr(ceilings, "_measure", lambda *_: results.pop(0))
+    measuring(monkeypatch, (40.0, False), (90.0, False))
     doubt_ceilings("fp32", 1)  # of nothing
     assert measured_ceilings("fp32", 1).gemm_gflops == 40.0
     doubt_ceilings("fp32", 1)
@@ -200,7 +196,7 @@ def test_a_doubted_ceiling_is_measured_again_and_the_best_is_kept(
     assert [(c.gemm_gflops, c.is_recalled) for c in seen] == [(90.0, False), (90.0, True)]
 
 
-def test_what_another_process_measured_meanwhile_is_not_lost(
+def test_a_measurement_of_another_process_meanwhile_is_kept(
     quick: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def beside(*_: Any) -> Ceilings:

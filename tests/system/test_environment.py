@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+import fastlstm
 from fastlstm.errors import ConfigError
 from fastlstm.system import environment
 
@@ -14,26 +16,20 @@ def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_cache_dir_is_below_home_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("own", "xdg", "expected"),
+    [
+        ("", "", "/somewhere/.cache/fastlstm"),
+        ("", "/var/kept", "/var/kept/fastlstm"),
+        ("", "relative", "/somewhere/.cache/fastlstm"),
+        ("~/mine", "/var/kept", "/somewhere/mine"),
+    ],
+)
+def test_cache_dir(monkeypatch: pytest.MonkeyPatch, own: str, xdg: str, expected: str) -> None:
     monkeypatch.setenv("HOME", "/somewhere")
-    assert environment.cache_dir() == Path("/somewhere/.cache/fastlstm")
-
-
-def test_cache_dir_follows_xdg_when_absolute(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/somewhere")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/var/kept")
-    assert environment.cache_dir() == Path("/var/kept/fastlstm")
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert environment.cache_dir() == Path("/somewhere/.cache/fastlstm")
-
-
-def test_own_variable_wins_and_empty_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/somewhere")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/var/kept")
-    monkeypatch.setenv("FASTLSTM_CACHE", "~/mine")
-    assert environment.cache_dir() == Path("/somewhere/mine")
-    monkeypatch.setenv("FASTLSTM_CACHE", "")
-    assert environment.cache_dir() == Path("/var/kept/fastlstm")
+    monkeypatch.setenv("XDG_CACHE_HOME", xdg)
+    monkeypatch.setenv("FASTLSTM_CACHE", own)
+    assert environment.cache_dir() == Path(expected)
 
 
 def test_forced_isa(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,36 +62,9 @@ def test_bad_thread_limit_is_one_sentence(monkeypatch: pytest.MonkeyPatch, text:
     assert f"OMP_NUM_THREADS is '{text}'" in str(caught.value)
 
 
-@pytest.mark.parametrize(("text", "expected"), [("", False), ("0", False), ("1", True)])
-def test_is_debug(monkeypatch: pytest.MonkeyPatch, text: str, expected: bool) -> None:
-    monkeypatch.setenv("FASTLSTM_DEBUG", text)
-    assert environment.is_debug() is expected
-
-
-@pytest.mark.parametrize(("text", "expected"), [("", False), ("1", True), ("0", True)])
-def test_no_color(monkeypatch: pytest.MonkeyPatch, text: str, expected: bool) -> None:
-    monkeypatch.setenv("NO_COLOR", text)
-    assert environment.no_color() is expected
-
-
-def test_terminal_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "dumb")
-    assert environment.terminal_name() == "dumb"
-    monkeypatch.delenv("TERM")
-    assert environment.terminal_name() == ""
-
-
 def test_every_variable_read_is_documented() -> None:
-    import ast
-
-    tree = ast.parse(Path(environment.__file__).read_text(encoding="utf-8"))
-    read = {
-        node.args[0].value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and ast.unparse(node.func) == "os.environ.get"
-        and isinstance(node.args[0], ast.Constant)
-    }
-    assert {"FASTLSTM_CACHE", "FASTLSTM_ISA", "NO_COLOR"} <= read
+    code = [path.read_text("utf-8") for path in Path(fastlstm.__file__).parent.rglob("*.py")]
+    read = set(re.findall(r"""(?:environ\.get|environment\.value)\(\s*"(\w+)\"""", "".join(code)))
+    assert {"FASTLSTM_CACHE", "FASTLSTM_ISA", "NO_COLOR", "FASTLSTM_API_KEY"} <= read
     documentation = environment.__doc__ or ""
     assert [name for name in sorted(read) if f"``{name}``" not in documentation] == []

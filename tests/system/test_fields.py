@@ -13,7 +13,7 @@ from fastlstm.system.fields import parse_amount
     [("200000/s", 2e5), ("200000", 2e5), ("500k/s", 5e5), ("1.5M", 1.5e6), (" 2 G ", 2e9)],
 )
 def test_amounts(text: str, amount: float) -> None:
-    assert parse_amount("target", text, "/s") == amount
+    assert parse_amount(text, "target", "/s") == amount
 
 
 @pytest.mark.parametrize(
@@ -21,4 +21,4 @@ def test_amounts(text: str, amount: float) -> None:
 )
 def test_bad_amounts(text: str) -> None:
     with pytest.raises(ConfigError, match="expected a number above 0 such as 200000/s, 500k/s or"):
-        parse_amount("target", text, "/s")
+        parse_amount(text, "target", "/s")

@@ -149,7 +149,7 @@ def test_default_threads_obey_omp_num_threads(monkeypatch: pytest.MonkeyPatch) -
     assert hardware.default_threads() == 4
 
 
-def test_cache_sizes_are_those_of_the_data_caches(
+def test_cache_sizes_are_of_the_data_caches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5}, raising=False)

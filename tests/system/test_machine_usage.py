@@ -43,7 +43,7 @@ def _write(root: Path, files: dict[str, str]) -> None:
         path.write_text(text, encoding="ascii")
 
 
-def test_others_are_what_the_process_did_not_use(
+def test_shares_of_the_process_and_of_others(
     root: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.sysconf", {"SC_CLK_TCK": 100, "SC_PAGE_SIZE": 4096}.__getitem__)
@@ -65,7 +65,7 @@ def test_others_are_what_the_process_did_not_use(
     assert found["disk_free_bytes"] > 0
 
 
-def test_what_the_system_does_not_tell_is_left_out(tmp_path: Path) -> None:
+def test_figures_that_the_system_lacks_are_left_out(tmp_path: Path) -> None:
     assert MachineUsage(root=tmp_path).read().keys() == {"seconds", "cores"}
 
 
@@ -85,17 +85,11 @@ def test_a_limit_of_the_container_bounds_the_memory(root: Path) -> None:
     assert MachineUsage(root=root).read()["available_bytes"] == 13_000
 
 
-def test_a_quota_that_holds_back_is_seen(root: Path, clock: Clock) -> None:
+def test_the_throttled_share(root: Path, clock: Clock) -> None:
     mount = "35 23 0:29 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
     stat = "sys/fs/cgroup/job/cpu.stat"
-    _write(
-        root,
-        {
-            "proc/self/cgroup": "0::/job\n",
-            "proc/self/mountinfo": mount,
-            stat: "usage_usec 5\nthrottled_usec 1000\n",
-        },
-    )
+    _write(root, {"proc/self/cgroup": "0::/job\n", "proc/self/mountinfo": mount})
+    _write(root, {stat: "usage_usec 5\nthrottled_usec 1000\n"})
     usage = MachineUsage(root=root)
     clock.now = 1.0
     _write(root, {stat: "usage_usec 5\nthrottled_usec 900000000\n"})
@@ -115,7 +109,7 @@ def test_threads_without_a_core_are_counted(root: Path, clock: Clock) -> None:
     assert [threads_with_cores(2, waiting) for waiting in (0.0, 0.6, 1.2, 3.0)] == [2, 1, 1, 1]
 
 
-def test_of_a_moment_no_share_is_told(root: Path, clock: Clock) -> None:
+def test_no_share_is_known_after_a_moment(root: Path, clock: Clock) -> None:
     usage = MachineUsage(root, root=root)
     clock.now = 0.001
     found = usage.read()

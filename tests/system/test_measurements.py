@@ -1,4 +1,4 @@
-"""What was measured before is found again for exactly the same, and damage costs a measurement."""
+"""A stored measurement is found for equal conditions only; a damaged one is made again."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_measurement_is_found_again_for_the_same_only(cache: Path) -> None:
     "text",
     ["", "{", "[]", "[" * 10_000, "null", '{"format": 1}', "\0" * 100, '{"format": 1, "value": 3}'],
 )
-def test_a_damaged_file_counts_as_none(cache: Path, text: str) -> None:
+def test_a_damaged_file_is_measured_again(cache: Path, text: str) -> None:
     measurements.remember("pass", ABOUT, {"seconds": 0.25})
     (path,) = cache.iterdir()
     path.write_text(text)
@@ -46,7 +46,7 @@ def test_a_damaged_file_counts_as_none(cache: Path, text: str) -> None:
     assert measurements.recall("pass", ABOUT) == {"seconds": 0.5}
 
 
-def test_a_file_of_another_machine_or_format_counts_as_none(cache: Path) -> None:
+def test_a_file_of_another_machine_or_format_is_not_used(cache: Path) -> None:
     measurements.remember("pass", ABOUT, {"seconds": 0.25})
     (path,) = cache.iterdir()
     content = json.loads(path.read_text())
@@ -111,7 +111,7 @@ def test_missing_cpu_time_means_that_the_machine_was_busy(
 
 
 @pytest.mark.parametrize("is_busy", [True, False])
-def test_a_machine_is_busy_where_this_process_gets_too_little_cpu_time(
+def test_a_machine_is_busy_if_this_process_gets_too_little_cpu_time(
     monkeypatch: pytest.MonkeyPatch, is_busy: bool
 ) -> None:
     shares = list[float]()

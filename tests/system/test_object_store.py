@@ -9,8 +9,7 @@ import pytest
 
 from fastlstm.errors import DataError, StorageError
 from fastlstm.system import object_store
-from fastlstm.system.object_store import is_url, open_store, remote_files, store_error
-from fastlstm.system.whole_file import write_whole
+from fastlstm.system.object_store import is_url, open_store, remote_files, store_error, write_whole
 
 fsspec = pytest.importorskip("fsspec")
 pytest.importorskip("pyarrow")
@@ -34,7 +33,7 @@ def store() -> Iterator[Any]:
         ("C:/a.csv", False), ("/s3://a", False), (3, False), ("s3:/b", False),
     ],
 )  # fmt: skip
-def test_what_a_url_is(source: object, expected: bool) -> None:
+def test_urls_and_paths_are_told_apart(source: object, expected: bool) -> None:
     assert is_url(source) is expected
 
 
@@ -81,7 +80,7 @@ def test_a_signature_changes_with_the_file(store: Any) -> None:
         ("s3://a b/c.csv", "is not the URL of a store"),
     ],
 )
-def test_what_cannot_be_read_is_said(store: Any, url: str, told: str) -> None:
+def test_an_unreadable_url_is_an_error_with_its_cure(store: Any, url: str, told: str) -> None:
     with pytest.raises(DataError, match=told) as error:
         remote_files(url, CSV)
     assert "hidden" not in str(error.value)
@@ -98,13 +97,13 @@ def test_what_cannot_be_read_is_said(store: Any, url: str, told: str) -> None:
         ("AWS Error NETWORK_CONNECTION: curlCode: 7", "read", DataError, "check the address"),
     ],
 )  # fmt: skip
-def test_what_a_store_refuses(text: str, doing: str, kind: type, told: str) -> None:
+def test_refusals_of_a_store_have_a_cure(text: str, doing: str, kind: type, told: str) -> None:
     error = store_error("s3://b/k", doing, OSError(text))
     assert isinstance(error, kind)
     assert told in str(error)
 
 
-def test_a_pyarrow_without_s3_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pyarrow_without_s3_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     import pyarrow as pa
     from pyarrow import fs
 

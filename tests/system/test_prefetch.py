@@ -1,4 +1,4 @@
-"""Prefetch: same batches, honest position, measured waits, clean ends."""
+"""Prefetching keeps the batches and their position, and measures its waits."""
 
 import threading
 import time
@@ -39,7 +39,7 @@ def blank(index: int) -> Batch:
 
 
 @pytest.mark.parametrize("depth", [1, 4])
-def test_batches_come_in_order_and_the_position_is_of_those_handed_out(depth: int) -> None:
+def test_batches_come_in_order_and_the_position_follows_them(depth: int) -> None:
     plain = lanes()
     with Prefetcher(lanes(), depth) as loader:
         for _ in range(60):
@@ -95,7 +95,7 @@ def test_waiting_is_measured_and_should_stop_ends_it() -> None:
     loader.close()
 
 
-def test_close_ends_a_thread_that_waits_for_room_and_may_be_repeated() -> None:
+def test_close_ends_a_waiting_thread_and_may_be_repeated() -> None:
     loader = Prefetcher(Made(blank), depth=1)
     while not loader._queue.full():
         time.sleep(0.001)
@@ -106,7 +106,7 @@ def test_close_ends_a_thread_that_waits_for_room_and_may_be_repeated() -> None:
         loader.next()
 
 
-def test_depth_bounds_what_is_made_ahead() -> None:
+def test_depth_limits_the_batches_made_ahead() -> None:
     made = Made(blank)
     with Prefetcher(made, depth=3) as loader:
         for _ in range(10):

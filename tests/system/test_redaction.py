@@ -1,4 +1,4 @@
-"""Secrets are left out, and nothing else is."""
+"""Secrets are hidden, and nothing else is."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def nothing_hidden(monkeypatch):
         ("https://hooks.slack.com/services/T0/B0/xyz", "https://hooks.slack.com/services/***"),
     ],
 )  # fmt: skip
-def test_a_secret_is_left_out(text, shown):
+def test_a_secret_is_hidden(text, shown):
     assert redacted(text) == shown
 
 
@@ -44,11 +44,11 @@ def test_a_secret_is_left_out(text, shown):
         "basic LSTM layers", "2,560 tokens: 1 token per step", "s3://bucket/key?scheme=http",
     ],
 )  # fmt: skip
-def test_all_else_is_left_as_it_is(text):
+def test_other_text_is_unchanged(text):
     assert redacted(text) == text
 
 
-def test_what_the_process_was_given_is_left_out(monkeypatch):
+def test_secrets_of_the_process_and_of_its_environment_are_hidden(monkeypatch):
     assert redacted("zzq8-hidden is there") == "zzq8-hidden is there"
     hide(["zzq8-hidden", "a"])
     assert redacted("zzq8-hidden is there") == "*** is there"
@@ -57,7 +57,7 @@ def test_what_the_process_was_given_is_left_out(monkeypatch):
     assert redacted("it has 0123456789 of /home/me/keys.json") == "it has *** of /home/me/keys.json"
 
 
-def test_values_of_flags_are_left_out_here_and_in_what_follows():
+def test_values_of_secret_flags_are_hidden_from_then_on():
     words = ["serve", "RUN", "--api-key", "k1", "--session-key=abcdefgh", "--api-key-file", "keys"]
     words += ["--alert", "https://host/secret-path", "--port", "80"]
     shown = ["serve", "RUN", "--api-key", "***", "--session-key=***", "--api-key-file", "keys"]

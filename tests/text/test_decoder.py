@@ -449,7 +449,7 @@ def test_sizes_are_told(random_model):
     assert 1.0e6 < decoder.bytes_per_token < 1.3e6
     assert decoder.nbytes >= decoder.bytes_per_token + 99 * 4 * 2048
     assert "int8" in decoder.describe()
-    assert "MB of weights" in decoder.describe()
+    assert "B of weights" in decoder.describe()
 
 
 def test_memory_is_constant(random_model):

@@ -10,8 +10,7 @@ from fastlstm.cli.inputs import one_or_many, open_forecaster, refuse_swapped
 from fastlstm.cli.options import READ_OPTIONS, device_option, levels_of
 from fastlstm.errors import EXIT_OK, ConfigError, counted
 from fastlstm.report.picture import form_of
-from fastlstm.system.object_store import is_url
-from fastlstm.system.whole_file import write_whole
+from fastlstm.system.object_store import is_url, write_whole
 
 if TYPE_CHECKING:
     from fastlstm.forecast.forecast_table import Forecasts

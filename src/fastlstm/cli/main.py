@@ -234,7 +234,7 @@ def _internal_error(error: Exception, arguments: list[str]) -> int:
     head = f"internal error: {type(error).__name__}: {error}".removesuffix(": ")
     words = redacted_words(arguments)  # hides what the traceback may have too
     trace = redacted("".join(traceback.format_exception(error)))
-    if environment.is_debug():
+    if environment.value("FASTLSTM_DEBUG") not in ("", "0"):
         sys.stderr.write(trace)
         return _fail(head, EXIT_FAILED)
     about = f"fastlstm {_version()}, Python {sys.version}"

@@ -12,6 +12,7 @@ from fastlstm.cli.output import print_result, say
 from fastlstm.cli.training import TrainingRun, read_training, with_source_of_run
 from fastlstm.errors import EXIT_OK, StorageError
 from fastlstm.report.lines import labelled
+from fastlstm.report.terminal import short_bytes
 from fastlstm.runs.run_directory import TRAINER_FILE
 from fastlstm.system.fields import parse_duration
 from fastlstm.system.storage import finite, write_json
@@ -88,7 +89,7 @@ def run(argv: list[str]) -> int:
     facts = {**profile.to_dict(), "verdicts": verdicts}
     found = rows(profile, commands)
     if trace is not None:
-        found.append(("trace", f"{trace}, {trace.stat().st_size / 1e6:.1f} MB; Perfetto opens it"))
+        found.append(("trace", f"{trace}, {short_bytes(trace.stat().st_size)}; Perfetto opens it"))
     print_result(facts, found, parsed["json"])
     if run_path is not None and not (run_path / TRAINER_FILE).exists():  # a file more is damage
         try:

@@ -77,7 +77,7 @@ def _api_keys(parsed: Parsed) -> list[str]:
         if not lines:
             raise ConfigError(f"{path} has no key, expected one per line")
         keys += lines
-    if from_environment := environment.api_key():
+    if from_environment := environment.value("FASTLSTM_API_KEY"):
         keys.append(from_environment)
     for key in keys:
         if not key or not key.isprintable() or " " in key:
@@ -87,7 +87,7 @@ def _api_keys(parsed: Parsed) -> list[str]:
 
 
 def _session_key(parsed: Parsed) -> bytes | None:
-    path, text = parsed["session_key_file"], environment.session_key()
+    path, text = parsed["session_key_file"], environment.value("FASTLSTM_SESSION_KEY")
     key = _read(path).strip() if path is not None else os.fsencode(text) if text else None
     if key is not None and len(key) < _MIN_SESSION_KEY:
         length = counted(len(key), "byte")

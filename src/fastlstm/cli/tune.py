@@ -127,7 +127,7 @@ def _own(parsed: Parsed) -> tuple[tuple[str, ...], dict[str, Any], float | None]
     latency, size = parsed["max_latency"], parsed["max_bytes"]
     limits = {
         "max_latency_s": None if latency is None else parse_latency(latency, "max_latency"),
-        "max_bytes": None if size is None else parse_amount("max_bytes", size),
+        "max_bytes": None if size is None else parse_amount(size, "max_bytes"),
         "weights": parsed["weights"],
     }
     return axes, limits, None if time is None else parse_duration(time, "tune_time")

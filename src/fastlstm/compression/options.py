@@ -213,8 +213,8 @@ class CompressConfig:
     def goal(self) -> tuple[float | None, float | None]:
         """The least speed per second and the most bytes, both None without a limit."""
         return (
-            None if self.target is None else parse_amount("target", self.target, "/s"),
-            None if self.max_bytes is None else parse_amount("max_bytes", self.max_bytes),
+            None if self.target is None else parse_amount(self.target, "target", "/s"),
+            None if self.max_bytes is None else parse_amount(self.max_bytes, "max_bytes"),
         )
 
     @property

@@ -162,8 +162,8 @@ def forecast_graph(
     output = stored.network.config.output
     if len(levels) and output in ("student_t", "negative_binomial"):
         raise ConfigError(
-            f"an exported forecaster with `output={output!r}` gives the parameters of its"
-            " distribution, not quantiles; leave out `quantiles`"
+            f"an exported forecaster with `output={output!r}` has no quantiles: it gives the"
+            " parameters of its distribution; leave out `quantiles`"
         )
     require_known(levels)
     if large := float64_columns(stored):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fastlstm.errors import ConfigError
 from fastlstm.exchange.graph import Graph, Node
 from fastlstm.exchange.source import needed
-from fastlstm.system.environment import default_keras_backend, quiet_tensorflow
+from fastlstm.system.environment import default_keras_backend, quiet
 
 KERAS_VERSION = "3.5.0"
 """The oldest version that reads these files."""
@@ -110,7 +110,7 @@ class KerasRunner:
     """A .keras file in Keras, on its current backend."""
 
     def __init__(self, path: Path) -> None:
-        quiet_tensorflow()
+        quiet("tensorflow")
         default_keras_backend("torch")
         keras = needed("keras", "keras")
         self.version = f"keras {keras.__version__} on {keras.backend.backend()}"

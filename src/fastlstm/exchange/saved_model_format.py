@@ -16,7 +16,7 @@ from fastlstm.exchange.graph import CELL_EPSILON, Graph, Node, interpret, reshap
 from fastlstm.exchange.source import needed
 from fastlstm.ops.cell_options import CellOptions
 from fastlstm.runs.weight_formats import QuantizedMatrix
-from fastlstm.system.environment import quiet_tensorflow
+from fastlstm.system.environment import quiet
 
 SIGNATURE = "serving_default"
 
@@ -46,7 +46,7 @@ def write_saved_model(graph: Graph) -> dict[str, bytes]:
 def _tensorflow() -> Any:
     """Imports TensorFlow; sets one thread unless the program has imported it before."""
     is_first = "tensorflow" not in sys.modules
-    quiet_tensorflow()
+    quiet("tensorflow")
     tensorflow = needed("tensorflow", "saved-model")
     if is_first:
         tensorflow.config.threading.set_intra_op_parallelism_threads(1)

@@ -52,7 +52,7 @@ class TracedLength(str):
     __rmul__ = __mul__
 
     def __floordiv__(self, times: int) -> TracedLength:
-        if not self.endswith(f"*{times}"):
+        if times != 1 and not self.endswith(f"*{times}"):
             self._refuse()
         return TracedLength(self.removesuffix(f"*{times}"))
 

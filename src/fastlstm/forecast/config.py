@@ -159,7 +159,7 @@ def _calendar(parts: Names) -> Names:
 
 
 def _numbers(field: str, value: Any) -> Numbers:
-    """Returns numbers, and texts "COLUMN=NUMBER"; of a text those between commas."""
+    """Returns numbers and strings "COLUMN=NUMBER"; a string has commas in between."""
     text = value
     if isinstance(value, Mapping):
         pairs = {name: c if isinstance(c, list | tuple) else [c] for name, c in value.items()}

@@ -131,7 +131,7 @@ class StoredForecaster:
 
     @property
     def columns(self) -> dict[str, Any]:
-        """The target and the past covariates, which may have been chosen at fit."""
+        """Targets and past covariates, given or chosen at fit."""
         sizes, names = self.network.config, self.schema.columns
         num = sizes.num_targets
         return {"target": names[:num], "past": names[num : num + sizes.num_past]}

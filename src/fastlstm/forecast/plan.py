@@ -183,7 +183,7 @@ def note_of_short_series(
 
 
 def note_of_short_ends(dataset: SeriesDataset, input_size: int) -> str | None:
-    """Returns a line about series that end in too few rows to forecast from, if there are any."""
+    """Returns an error text about series with too few rows at their end, if there are any."""
     segments = dataset.table.segments
     last = np.flatnonzero(np.diff(segments.series, append=-1))
     short = last[segments.num_rows[last] < input_size]

@@ -349,7 +349,7 @@ class _ForecastSession(RunSession):
 def _warning(
     config: ForecastConfig, sizes: ForecasterConfig, dataset: SeriesDataset, split: Split
 ) -> str | None:
-    """Returns a line about series that cannot be trained on, or forecast, if there are any."""
+    """Returns a warning about series too short to train on or to forecast, if there are any."""
     refused = note_of_short_ends(dataset, sizes.input_size)
     notes = [note_of_short_series(config, sizes, dataset, split)]
     notes += [refused and f"forecasts of this table will be refused: {refused}"]

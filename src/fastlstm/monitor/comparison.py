@@ -1,4 +1,4 @@
-"""`fastlstm compare`: runs side by side at equal seconds or characters, also as an offline file."""
+"""`fastlstm compare`: runs side by side at equal seconds or characters, also as a page."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from fastlstm.errors import ConfigError, RunDirectoryError, counted
 from fastlstm.monitor.overlay import COLOURS
-from fastlstm.monitor.page import charts, difference_table, page
+from fastlstm.monitor.page import charts, difference_table, page, shown
 from fastlstm.monitor.run_summary import RunSummary, differences
 from fastlstm.report.events import number, text_of
+from fastlstm.report.html import Html, quiet, table
 from fastlstm.report.markup import to_html
 from fastlstm.report.terminal import clock, percent
 
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _CEILING_RATIO = 1.25
-"""Ceilings that differ by more are not of one quiet machine."""
+"""Larger ratios of ceilings mean another or a busy machine."""
 _MIN_OTHERS = 0.1
-"""Share of the machine that others took, from which it is said."""
+"""Least share of the machine used by others that gets a note."""
 _MOST_OF_CEILING = 1.1
-"""Above this share a ceiling was measured too low."""
+"""A larger share means that the ceiling was measured too low."""
 _HEADS = ("run", "state", "best", "at equal time", "at equal chars", "time", "units/s", "ceiling")
 
 
@@ -31,11 +32,10 @@ class RunComparison:
     """Runs side by side.
 
     Attributes:
-        runs: their summaries, in the order given.
-        at: the point at which they are compared, by seconds and by chars; None where a run has no
-            evaluation.
+        runs: summaries in the given order.
+        at: the point of comparison in "seconds" and in "chars"; None if a run has no evaluation.
         differences: settings, kernels and machine that differ: name -> one value per run.
-        notes: what to know before trusting the figures.
+        notes: reasons to distrust the figures.
     """
 
     runs: list[RunSummary]
@@ -93,13 +93,13 @@ def _summary(path: Path) -> RunSummary:
     if not run.start and not run.training and not run.validation:
         raise RunDirectoryError(
             f"{path}: has no events of a run (metrics.jsonl is missing, empty, damaged or not"
-            " readable); name the directory that a training wrote"
+            " readable); name a run directory"
         )
     return run
 
 
 def _common(runs: Sequence[RunSummary], by: str) -> float | None:
-    """Returns how far all runs have got, None where one has no evaluation."""
+    """Returns the point that all runs have reached, None if one has no evaluation."""
     reached = [run.reach(by) for run in runs]
     known = [value for value in reached if value is not None]
     return min(known) if len(known) == len(reached) else None
@@ -108,7 +108,7 @@ def _common(runs: Sequence[RunSummary], by: str) -> float | None:
 def _notes(runs: Sequence[RunSummary]) -> list[str]:
     notes = []
     if len({text_of(run.start, "task") or "text" for run in runs}) > 1:
-        notes.append("the runs are of different tasks: their figures cannot be compared")
+        notes.append("the runs have different tasks: their figures cannot be compared")
     if len({text_of(run.start, "source") for run in runs}) > 1:
         notes.append("the runs read different sources: their figures are of different data")
     notes += [note for note in (_machines(runs), *map(_load, runs)) if note]
@@ -127,45 +127,43 @@ def _notes(runs: Sequence[RunSummary]) -> list[str]:
 
 
 def _machines(runs: Sequence[RunSummary]) -> str:
-    """Returns what to say of runs of different machines; empty where they are of one."""
+    """Returns a note on runs of different machines; empty for one machine."""
     ceilings = [number(run.start, "ceiling_gflops") for run in runs]
     known = [ceiling for ceiling in ceilings if ceiling]
     devices = {text_of(run.start, "device") for run in runs}
-    machines = {text_of(run.start, "machine") for run in runs} - {""}  # older runs do not say it
-    # Of one machine too, each number of threads and each precision has a ceiling of its own.
+    machines = {text_of(run.start, "machine") for run in runs} - {""}  # older runs lack it
+    # Ceilings differ between numbers of threads and precisions on one machine too.
     settings = {f"{run.start.get('threads')} {run.start.get('precision')}" for run in runs}
     differ = len(settings) == 1 and known and max(known) > _CEILING_RATIO * min(known)
     if len(devices) == 1 and len(machines) < 2 and not differ:
         return ""
-    shown = ", ".join("unknown" if not c else f"{c:,.0f} GFLOP/s" for c in ceilings)
+    listed = ", ".join("unknown" if not c else f"{c:,.0f} GFLOP/s" for c in ceilings)
     return (
-        f"different machines, or one that was busy (ceilings: {shown}): seconds and rates say"
-        " more about them than about the settings; compare at equal chars"
+        f"different machines, or a busy one (ceilings: {listed}): seconds and rates depend on the"
+        " machine more than on the settings; compare at equal chars"
     )
 
 
 def _load(run: RunSummary) -> str:
-    """Returns what to say of a run that had not the machine for itself; empty where it had."""
+    """Returns a note on a run beside other load; empty without such load."""
     others = run.machine.mean_others
     if others is None or others < _MIN_OTHERS:
         return ""
     return (
-        f"{run.path} was trained beside others' load, {percent(others)} of the machine: its seconds"
-        " and rates say less; compare at equal chars"
+        f"{run.path} was trained beside other processes, which used {percent(others)} of the"
+        " machine: its seconds and rates are not comparable; compare at equal chars"
     )
 
 
 def comparison_page(result: RunComparison) -> bytes:
     """Returns the whole HTML of a comparison."""
     names = _names([run.path for run in result.runs])
-    heads = "".join(f"<th>{head}</th>" for head in _HEADS)
-    rows = "".join(_row(result, run, names[run.path]) for run in result.runs)
+    rows = [_row(result, run, names[run.path]) for run in result.runs]
     notes = "".join(f"<li>{to_html(note)}</li>" for note in result.notes)
     body = (
         '<p class="eyebrow">fastlstm compare</p>\n'
         f"<h1>{counted(len(result.runs), 'run')}</h1>\n"
-        f'<div class="scroll runs"><table><tr>{heads}</tr>{rows}</table></div>\n'
-        f'<p class="quiet">{to_html(_at(result))}</p>\n'
+        f"{table(_HEADS, rows, kind='runs')}{quiet(_at(result))}"
         + (f"<h2>Notes</h2>\n<ul>{notes}</ul>\n" if notes else "")
         + charts(result.runs[: len(COLOURS)], names)
         + difference_table(result.runs, names)
@@ -188,15 +186,13 @@ def _at(result: RunComparison) -> str:
     return f"best: lowest validation figure ({labels}); lower is better{at}."
 
 
-def _row(result: RunComparison, run: RunSummary, name: str) -> str:
-    share = run.last.get("ceiling_share")
+def _row(result: RunComparison, run: RunSummary, name: str) -> list[str]:
     figures = [run.best, result.figure(run, "seconds"), result.figure(run, "chars")]
-    cells = [
-        *("" if figure is None else f"{figure:.4f}" for figure in figures),
+    return [
+        name,
+        Html(f'<span class="{run.state}">{run.state}</span>'),
+        *(shown(figure, "{:.4f}".format) for figure in figures),
         clock(run.seconds),
-        "" if run.rate is None else f"{run.rate:,.0f}",
-        "" if share is None else percent(share),
+        shown(run.rate, "{:,.0f}".format),
+        shown(run.last.get("ceiling_share"), percent),
     ]
-    state = run.state
-    rest = "".join(f"<td>{cell}</td>" for cell in cells)
-    return f'<tr><td>{to_html(name)}</td><td class="{state}">{state}</td>{rest}</tr>\n'

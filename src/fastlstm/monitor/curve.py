@@ -1,4 +1,4 @@
-"""A figure of a run over its steps, in few points however long the run is."""
+"""A figure of a run over its steps, in a limited number of points."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAX_POINTS = 120
-"""Points kept of a curve; beyond twice as many every second one goes."""
+"""Least number of points of a long curve; above twice as many every second one is dropped."""
 
 
 class CurvePoint(NamedTuple):
@@ -22,11 +22,7 @@ class CurvePoint(NamedTuple):
 
 
 class Curve:
-    """Evenly thinned points, always with the newest and the lowest.
-
-    Attributes:
-        steps, seconds, units, values: the columns.
-    """
+    """Evenly thinned points, always with the newest and the lowest."""
 
     def __init__(self) -> None:
         self.steps, self.seconds = array("d"), array("d")
@@ -45,20 +41,20 @@ class Curve:
 
     @property
     def is_due(self) -> bool:
-        """Whether the next point stays; others make room for the one that follows them."""
+        """Whether the next point is kept; another is replaced by its successor."""
         return self._num_offered % self._stride == 0
 
     def skip(self) -> None:
-        """Counts a point that is not due, and is not added."""
+        """Counts a point that is not due and is not added."""
         self._num_offered += 1
 
     def make_room(self, count: int) -> None:
-        """Thins for so many points that are to be added or skipped."""
+        """Thins the curve for `count` points to be added or skipped."""
         while (self._num_offered + count) > 2 * MAX_POINTS * self._stride:
             self._thin()
 
     def add(self, point: CurvePoint) -> None:
-        """Adds the newest point; the one before goes unless it was due or is the lowest."""
+        """Adds the newest point; drops the one before unless it was due or is the lowest."""
         if not self._is_last_kept and (
             self.values[-1] > min(self.values) or point.value <= self.values[-1]
         ):
@@ -77,7 +73,7 @@ class Curve:
         self._keep(at for at in range(len(self)) if at % 2 == 0 or at in (last, lowest))
 
     def cut_after(self, step: float) -> None:
-        """Drops the points after a step, which a resumed run repeats."""
+        """Drops the points after a step; a resumed run repeats them."""
         self._keep(at for at, value in enumerate(self.steps) if value <= step)
         self._is_last_kept = True
 
@@ -87,6 +83,6 @@ class Curve:
             column[:] = array("d", [column[at] for at in kept])
 
     def lowest_until(self, limit: float, column: array[float]) -> float | None:
-        """Returns the lowest value where a column, `seconds` or `units`, is within a limit."""
+        """Returns the lowest value of points whose `seconds` or `units` are within a limit."""
         pairs = zip(column, self.values, strict=True)
         return min((value for at, value in pairs if at <= limit), default=None)

@@ -1,4 +1,4 @@
-"""The lines of a metrics.jsonl that another process is writing, as they are added."""
+"""New lines of a metrics.jsonl while another process writes it."""
 
 from __future__ import annotations
 
@@ -12,22 +12,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _MARK_BYTES = 64
-"""First bytes of a file, and bytes before the position: they differ in another run and in a file
-that was cut and written on."""
+"""Number of first bytes, and of bytes before the position, that identify a file's content."""
 
 
 class EventTail:
-    """Reads the lines that were added to a metrics.jsonl since the last call.
+    """Reads the lines added to a metrics.jsonl since the last call.
 
-    A file that was cut or replaced, as a resumed run does, is read again from its beginning;
-    `num_replaced` then counts one more. A missing file has no lines.
-
-    Args:
-        path: metrics.jsonl.
+    A file that was cut, as by a resumed run, or replaced is read again from its beginning. A
+    missing file has no lines.
 
     Attributes:
-        num_replaced: how often the file was read again from its beginning.
-        has_more: whether the last call stopped at its limit: call again.
+        num_replaced: number of new beginnings.
+        has_more: the last call stopped at its limit: call again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -41,8 +37,7 @@ class EventTail:
     def read(self) -> list[bytes]:
         """Returns the complete lines since the last call.
 
-        One call reads at most 16 MB; a longer line is skipped. A file that has not changed costs
-        one `stat`.
+        One call reads at most 16 MB; a longer line is skipped. An unchanged file costs one `stat`.
         """
         try:
             info = os.lstat(self._path)

@@ -1,4 +1,4 @@
-"""How busy the machine of a run was over its time: by the run itself, and by others."""
+"""Load of a run's machine over time: by the run itself and by others."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 
 MAX_BINS = 120
 _LEAST_S, _MOST_S = 10.0, 1e9
-"""Width of the narrowest bin, and a time that no run reaches."""
+"""Width of the narrowest bin, and the longest valid time."""
 _OTHERS = ("others_share", "steal_share", "throttled_share")
-"""Shares of the machine that a run does not get, whatever takes them."""
+"""Shares of the machine that a run cannot use."""
 _BUSY = 0.1
 _WIDTH, _HEIGHT = 600, 36
 
 
 class MachineUse:
-    """The shares of all cores that a run and others used, by its `machine` events."""
+    """The shares of all cores used by a run and by others, from its `machine` events."""
 
     def __init__(self) -> None:
         self._seconds, self._own, self._others = array("d"), array("d"), array("d")
 
     @property
     def mean_others(self) -> float | None:
-        """The share that others took over the whole run; None: nothing is known."""
+        """The mean share used by others; None if unknown."""
         return fmean(self._others) if self._others else None
 
     def add(self, event: Event) -> None:
@@ -45,13 +45,13 @@ class MachineUse:
         self._others.append(min(max(sum(share or 0.0 for share in others), 0.0), 1.0))
 
     def cut_after(self, seconds: float) -> None:
-        """Drops what a resumed run repeats."""
+        """Drops the events after a time; a resumed run repeats them."""
         kept = bisect_right(self._seconds, seconds)
         for column in (self._seconds, self._own, self._others):
             del column[kept:]
 
     def bins(self) -> list[tuple[float, float, float]]:
-        """Returns the begin of at most 120 equal parts of the time, and the mean shares in them."""
+        """Returns start, own mean share and others' of at most 120 equal parts of the time."""
         width = max(self._seconds[-1] / (MAX_BINS - 1), _LEAST_S) if self._seconds else 1.0
         found: dict[int, list[int]] = {}
         for place, at in enumerate(self._seconds):
@@ -62,7 +62,7 @@ class MachineUse:
         ]
 
     def drawing(self) -> str:
-        """Returns the cores used over time as SVG; parts in which others were busy are shaded."""
+        """Returns the used cores over time as SVG, shaded where others used a tenth or more."""
         bins = self.bins()
         if not bins:
             return ""
@@ -81,7 +81,7 @@ class MachineUse:
             f' role="img" aria-label="cores used over time">{drawn}</svg>'
             '<p class="key"><span><b class="own"></b>this run</span><span><b class="others"></b>'
             f"others</span><span>0:00 to {clock(end_s)}; others used more than a tenth of the"
-            f" machine in {busy} of the time</span></p>"
+            f" machine for {busy} of the time</span></p>"
         )
 
 

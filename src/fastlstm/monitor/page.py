@@ -1,14 +1,11 @@
 """The page of `fastlstm monitor`: a table of runs, their curves, what differs between them.
 
-All text of runs goes through `markup.to_html`. The policy of the page allows its own style and,
-live, its own script; an exported page has no script. Neither asks another host for anything.
+An exported page has no script.
 """
 
 from __future__ import annotations
 
-import base64
 import functools
-import hashlib
 import importlib.resources
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -17,12 +14,13 @@ from fastlstm.errors import counted
 from fastlstm.monitor.overlay import COLOURS, overlay, sparkline
 from fastlstm.monitor.run_card import run_card
 from fastlstm.monitor.run_summary import differences
+from fastlstm.report.html import Html, document, figure, quiet, table
 from fastlstm.report.markup import clipped, to_html
-from fastlstm.report.terminal import clock
+from fastlstm.report.terminal import clock, percent
 from fastlstm.runs.run_directory import held_locks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from fastlstm.monitor.run_summary import RunSummary
@@ -36,37 +34,21 @@ _HEADS = (
 )
 _COLUMNS = (
     "units/s: tokens, windows or sequences a second; ceiling: share of the arithmetic that this"
-    " machine can do; ETA: time left; slip: how much later the run ends than it first said"
+    " machine can do; ETA: time left; slip: delay of the end beyond the first prediction"
 )
-
-
-def _file(package: str, name: str) -> str:
-    return (importlib.resources.files(f"fastlstm.{package}") / name).read_text("utf-8")
+_WHAT_CURVES = "Validation; training for runs without an evaluation."
 
 
 def page(body: str, is_live: bool, title: str = "fastlstm monitor") -> bytes:
     """Returns a whole page; the live one asks for its body once a second."""
-    style = _file("report", "report.css") + _file("monitor", "monitor.css")
-    script = _file("monitor", "monitor.js") if is_live else ""
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
-    allowed = f"; script-src 'sha256-{digest}'; connect-src 'self'" if is_live else ""
-    policy = (
-        f"default-src 'none'; style-src 'unsafe-inline'; img-src data:{allowed}; base-uri 'none'"
-    )
-    html = (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}; form-action \'none\'">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<link rel="icon" href="data:,">\n<title>{title}</title>\n<style>\n{style}'
-        f"</style>\n</head>\n<body>\n<main>\n{body}</main>\n"
-        + (f"<script>{script}</script>\n" if is_live else "")
-        + "</body>\n</html>\n"
-    )
-    return html.encode("utf-8", "replace")
+    files = importlib.resources.files("fastlstm.monitor")
+    style = (files / "monitor.css").read_text("utf-8")
+    script = (files / "monitor.js").read_text("utf-8") if is_live else ""
+    return document(title, body, style, script)
 
 
 def body(runs: Sequence[RunSummary], root: Path) -> str:
-    """Returns the inner HTML for some runs, named by their paths below `root`."""
+    """Returns the HTML of the body; runs are named by their paths below `root`."""
     held = held_locks()
     states = {run.path: run.state_by(held) for run in runs}
     newest_first = sorted(runs, key=lambda run: -run.changed_at)
@@ -76,16 +58,14 @@ def body(runs: Sequence[RunSummary], root: Path) -> str:
     names = {run.path: _name(run.path, root) for run in runs}
     common_s = {measure: _common_s(runs, measure) for measure in {run.measure for run in runs}}
     rows = [_row(run, names[run.path], states[run.path], common_s[run.measure]) for run in ordered]
-    heads = "".join(f"<th>{head}</th>" for head in _HEADS)
-    table = f'<div class="scroll runs"><table><tr>{heads}</tr>{"".join(rows)}</table></div>\n'
-    shown = [run for run in ordered if run.training or run.validation][: len(COLOURS)]
+    runs_html = table(_HEADS, rows, kind="runs") + _remark(common_s) if rows else ""
+    charted = [run for run in ordered if run.training or run.validation][: len(COLOURS)]
     return (
         '<p class="eyebrow">fastlstm monitor</p>\n'
         f"<h1>{counted(len(runs), 'run')}</h1>\n"
-        f'<p class="lead">{to_html(lead)}</p>\n<h2>Runs</h2>\n{table if rows else ""}'
-        f"{_note(common_s) if rows else ''}"
-        f"{charts(shown, names)}{_cards(shown, names, states)}"
-        f"{difference_table(shown, names)}"
+        f'<p class="lead">{to_html(lead)}</p>\n<h2>Runs</h2>\n{runs_html}'
+        f"{charts(charted, names)}{_cards(charted, names, states)}"
+        f"{difference_table(charted, names)}"
     )
 
 
@@ -103,66 +83,59 @@ def _cards(runs: Sequence[RunSummary], names: dict[Path, str], states: dict[Path
 
 
 def _common_s(runs: Sequence[RunSummary], measure: Measure) -> float | None:
-    """Returns the median time of the last evaluation of the runs with a figure."""
+    """Returns the median time of the last evaluation of the runs with this figure."""
     reached = [run.reach("seconds") for run in runs if run.measure == measure]
     known = [seconds for seconds in reached if seconds is not None]
     return median(known) if known else None
 
 
-def _note(common_s: dict[Measure, float | None]) -> str:
+def _remark(common_s: dict[Measure, float | None]) -> str:
     times = [
         f"{measure.label} at {clock(at)}" for measure, at in common_s.items() if at is not None
     ]
     text = "best: lowest validation figure, lower is better"
     text += f"; at equal time: {', '.join(sorted(times))}" if times else ""
-    return f'<p class="quiet">{to_html(text)}; {_COLUMNS}.</p>\n'
+    return quiet(f"{text}; {_COLUMNS}.")
 
 
-def _row(run: RunSummary, name: str, state: str, common_s: float | None) -> str:
+def _row(run: RunSummary, name: str, state: str, common_s: float | None) -> list[str]:
     reached = run.reach("seconds")
     has_reached = None not in (reached, common_s) and reached >= common_s  # type: ignore[operator]
     at_equal = run.best_until(common_s or 0.0, "seconds") if has_reached else None
     left = run.last.get("eta_s") if state == "running" else None
     told = to_html("\n".join(run.warnings), keep="\n")
+    warned = f'<span class="dead" title="{told}">{run.num_warnings}</span>' if run.warnings else ""
     curve = run.validation if len(run.validation) > 1 else run.training
-    figure = _text(run.best, ".4f")
-    cells = (
-        f'<span title="{to_html(run.measure.label)}">{figure}</span>' if figure else "",
-        _text(at_equal, ".4f"),
-        _text(run.rate, ",.0f"),
-        _text(run.last.get("ceiling_share"), ".0%"),
+    best = shown(run.best, "{:.4f}".format)
+    return [
+        clipped(name, 200),
+        Html(f'<span class="{state}">{state}</span>'),
+        Html(f'<span title="{to_html(run.measure.label)}">{best}</span>') if best else "",
+        shown(at_equal, "{:.4f}".format),
+        shown(run.rate, "{:,.0f}".format),
+        shown(run.last.get("ceiling_share"), percent),
         clock(run.seconds),
-        "" if left is None else clock(left),
-        _text(run.slip, "+.0%"),
-        f'<span class="dead" title="{told}">{run.num_warnings}</span>' if run.warnings else "",
-        sparkline(curve.values),
-    )
-    rest = "".join(f"<td>{cell}</td>" for cell in cells)
-    return (
-        f'<tr><td>{to_html(clipped(name, 200))}</td><td class="{state}">{state}</td>{rest}</tr>\n'
-    )
+        shown(left, clock),
+        shown(run.slip, "{:+.0%}".format),
+        Html(warned),
+        Html(sparkline(curve.values)),
+    ]
 
 
-def _text(value: float | None, form: str) -> str:
-    return "" if value is None else format(value, form)
+def shown(value: float | None, form: Callable[[float], str]) -> str:
+    """Returns a number as text, empty where there is none."""
+    return "" if value is None else form(value)
 
 
 def charts(runs: Sequence[RunSummary], names: dict[Path, str]) -> str:
-    """Returns the curves of up to eight runs over seconds and over what they count."""
+    """Returns the curves of up to eight runs over seconds and over tokens or windows."""
     figures, measures = [], dict.fromkeys(run.measure for run in runs)
     for measure in measures:
         units = " or ".join(dict.fromkeys(r.unit for r in runs if r.measure == measure))
         for key, label in (("seconds", "seconds"), ("units", units)):
-            svg = overlay(
-                [_curve(run, key, measure) for run in runs],
-                f"{measure.title} by {label}", label, measure.label,
-            )  # fmt: skip
-            if svg:
-                figures.append(
-                    f"<figure><figcaption><h3>{to_html(measure.title)} by {to_html(label)}</h3>"
-                    f"<p>Validation; training where there is no evaluation yet.</p></figcaption>"
-                    f"{svg}</figure>"
-                )
+            curves, title = [_curve(r, key, measure) for r in runs], f"{measure.title} by {label}"
+            if svg := overlay(curves, title, label, measure.label):
+                figures.append(figure(title, _WHAT_CURVES, svg))
     if not figures:
         return ""
     return f'<h2>Curves</h2>\n{_key(runs, names)}<div class="charts">{"".join(figures)}</div>\n'
@@ -185,17 +158,13 @@ def _key(runs: Sequence[RunSummary], names: dict[Path, str]) -> str:
 
 
 def difference_table(runs: Sequence[RunSummary], names: dict[Path, str]) -> str:
-    """Returns the table of settings that are not the same in all the charted runs."""
+    """Returns the table of settings that are not equal in all charted runs."""
     rows: dict[str, list[Any]] = differences(runs) if len(runs) > 1 else {}
     if not rows:
         return ""
-    heads = "".join(f"<th>{to_html(clipped(names[r.path], _MAX_CELL))}</th>" for r in runs)
-    lines = []
-    for name, values in rows.items():
-        cells = [
-            "" if value is None else to_html(clipped(str(value), _MAX_CELL)) for value in values
-        ]
-        line = "".join(f"<td>{cell}</td>" for cell in cells)
-        lines.append(f"<tr><td>{to_html(clipped(name, _MAX_CELL))}</td>{line}</tr>\n")
-    table = f"<table><tr><th></th>{heads}</tr>{''.join(lines)}</table>"
-    return f'<h2>Differences</h2>\n<div class="scroll">{table}</div>\n'
+    heads = ["", *(clipped(names[run.path], _MAX_CELL) for run in runs)]
+    lines = [
+        [clipped("" if cell is None else str(cell), _MAX_CELL) for cell in (name, *values)]
+        for name, values in rows.items()
+    ]
+    return f"<h2>Differences</h2>\n{table(heads, lines)}"

@@ -1,17 +1,15 @@
-"""One run in some detail: how it will end, its warnings, its time, its machine, its profile."""
+"""The card of one run: predicted end, warnings, phases, machine, GPUs, profile."""
 
 from __future__ import annotations
 
-import json
 import time
 from typing import TYPE_CHECKING
 
-from fastlstm.errors import FastLSTMError
 from fastlstm.monitor.overlay import COLOURS
-from fastlstm.report.events import Event, number, text_of
+from fastlstm.report.events import Event, number, stored_json, text_of
+from fastlstm.report.lines import gpu_state, joined, outlook_text
 from fastlstm.report.markup import clipped, to_html
 from fastlstm.report.terminal import clock, percent, short_bytes
-from fastlstm.system.storage import MAX_JSON_BYTES, read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,12 +25,13 @@ _SILENT_S = 60.0
 
 
 def run_card(run: RunSummary, name: str, state: str) -> str:
-    """Returns the HTML of a run; empty where there is nothing but its line in the table."""
+    """Returns the HTML of a run; empty if it has no more than its line in the table."""
     silent_s = time.time() - run.changed_at if state == "running" else 0.0
     silent = [f"no event for {clock(silent_s)}"] if silent_s > _SILENT_S else []
     warnings = [*run.warnings[-_MAX_WARNINGS:], *silent]
+    told = outlook_text(run.outlook) if run.outlook and run.end is None else ""
     parts = [
-        outlook_line(run),
+        f'<p class="outlook">{to_html(told)}</p>' if told else "",
         "".join(f'<p class="alert">{to_html(text)}</p>' for text in warnings),
         _titled("Time by phase", phase_bar(run.phases)),
         _titled("Cores in use over time", run.machine.drawing()),
@@ -49,21 +48,8 @@ def _titled(title: str, html: str) -> str:
     return f'<p class="what">{title}</p>{html}' if html else ""
 
 
-def outlook_line(run: RunSummary) -> str:
-    """Returns what a running text model is expected to end at; empty where that is not known."""
-    bits, error = number(run.outlook, "bits_per_char"), number(run.outlook, "error")
-    if bits is None or run.end is not None:
-        return ""
-    told = f"predicted final validation: {bits:.3f}"
-    told += "" if error is None else f" ± {error:.3f}"
-    told += f" {run.measure.label}"
-    more = number(run.outlook, "hour_more_bits_per_char")
-    told += "" if more is None else f"; with one hour more {more:.3f}"
-    return f'<p class="outlook">{to_html(told)}</p>'
-
-
 def phase_bar(phases: Mapping[str, float]) -> str:
-    """Returns one bar of the seconds of each phase, largest first; empty where there are none."""
+    """Returns one bar of the seconds of each phase, largest first; empty without phases."""
     total = sum(phases.values())
     if not total > 0.0:
         return ""
@@ -79,7 +65,7 @@ def phase_bar(phases: Mapping[str, float]) -> str:
 
 
 def gpu_lines(event: Event) -> str:
-    """Returns what a `machine` event says of GPUs, and which of them the run may use."""
+    """Returns the GPUs of a `machine` event, and those that the run may use."""
     gpus = event.get("gpus")
     if not isinstance(gpus, list) or not gpus:
         return ""
@@ -93,26 +79,20 @@ def gpu_lines(event: Event) -> str:
 
 def _gpu(gpu: Event) -> str:
     used, total, others = (number(gpu, f"{name}_bytes") for name in ("used", "total", "others"))
-    busy, power, clock = (number(gpu, n) for n in ("busy_share", "power_w", "clock_mhz"))
-    parts = [
+    busy, index = number(gpu, "busy_share"), number(gpu, "index")
+    text = joined(
         "" if used is None or total is None else f"{short_bytes(used)} of {short_bytes(total)}",
         f"others hold {short_bytes(others)}" if others else "",
         "" if busy is None else f"{percent(busy)} busy",
-        "" if power is None else f"{power:.0f} W",
-        "" if clock is None else f"{clock:.0f} MHz",
+        gpu_state(gpu),
         "slowed down by heat or power" if gpu.get("is_held_back") is True else "",
-    ]
-    index = number(gpu, "index")
-    name = "GPU" if index is None else f"GPU {index:.0f}"
-    return f"{name}: {', '.join(filter(None, parts)) or 'tells nothing'}"
+    )
+    return f"{'GPU' if index is None else f'GPU {index:.0f}'}: {text or 'no figures'}"
 
 
 def profile_cards(run: Path) -> str:
-    """Returns the recommended verdicts of a run's profile as HTML; empty where there is none."""
-    try:
-        found = json.loads(read_bytes(run / PROFILE_FILE, MAX_JSON_BYTES))
-    except (FastLSTMError, ValueError, RecursionError):
-        return ""
+    """Returns the recommended verdicts of a run's profile as HTML; empty without a profile."""
+    found = stored_json(run / PROFILE_FILE)
     verdicts = found.get("verdicts") if isinstance(found, dict) else None
     if not isinstance(verdicts, list):
         return ""

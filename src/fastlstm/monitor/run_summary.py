@@ -1,4 +1,4 @@
-"""What is known of runs from their events: state, figures and short curves, kept up to date."""
+"""Summaries of runs from their events: state, figures and short curves, kept up to date."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fastlstm.monitor.curve import MAX_POINTS, Curve, CurvePoint
 from fastlstm.monitor.event_tail import EventTail
 from fastlstm.monitor.machine_use import MachineUse
 from fastlstm.report.events import decode_event, measure_of, number, text_of, unit_of
-from fastlstm.report.lines import is_unfinished, skip_text
+from fastlstm.report.lines import is_unfinished, rate_of, skip_text
 from fastlstm.runs.run_directory import RunDirectory, is_locked
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _LAST_KEYS = (
     *("elapsed_s", "eta_s", "loss", "bits_per_char"),
 )
 _SLIP_FROM = 0.02
-"""Share of the run after which its first prediction of the end counts."""
+"""Share of the run at which its first prediction of the end is taken."""
 _STEP = (b'{"event":"step",', b'{"event": "step",')
 _EVAL = (b'{"event":"eval",', b'{"event": "eval",')
 _SEARCH_EVERY_S = 10.0
@@ -52,18 +52,15 @@ class RunSummary:
 
     Attributes:
         path: the run directory.
-        start: its newest start event, empty where there is none.
-        end: its end event, None while it continues.
-        last: figures of its newest step event.
-        training: curve of its steps.
-        validation: curve of its evaluations on validation data.
-        machine: what it and others used of the machine.
-        machine_event: its newest `machine` event, empty where there is none.
+        start, machine_event, outlook: newest event of each kind, or an empty one.
+        end: end event, None while the run continues.
+        last: figures of the newest step event.
+        training, validation: curves of the steps and of the validations.
+        machine: use of the machine by the run and by others.
         phases: seconds spent in each phase.
-        outlook: its newest `outlook` event, empty where there is none.
         warnings: newest warnings, alerts and skipped steps, oldest first.
-        num_warnings: how many there were.
-        first_end_s: total seconds that the run predicted at first, None before that.
+        num_warnings: number of all of them.
+        first_end_s: first predicted total seconds, None before that.
     """
 
     def __init__(self, path: Path) -> None:
@@ -86,7 +83,7 @@ class RunSummary:
         self._last_step: Event = {}
 
     def update(self) -> bool:
-        """Reads what was added to the run; returns whether there was anything new."""
+        """Reads new events; returns whether there were any."""
         is_changed = False
         while True:
             num_replaced, lines = self._tail.num_replaced, self._tail.read()
@@ -178,7 +175,7 @@ class RunSummary:
         if step is None or seconds is None or value is None:
             return
         units = number(event, "units")
-        if units is None:  # an evaluation does not count them: the newest step does
+        if units is None:  # an evaluation lacks them: take the newest step's
             trained = self.training
             has_steps = len(trained) > 0 and trained.steps[-1] != 0.0
             units = trained.units[-1] * step / trained.steps[-1] if has_steps else 0.0
@@ -186,17 +183,17 @@ class RunSummary:
 
     @property
     def measure(self) -> Measure:
-        """The figure that the run is judged by."""
+        """The figure by which runs are compared."""
         return measure_of(self.start)
 
     @property
     def unit(self) -> str:
-        """What it counts: tokens, windows or sequences."""
+        """The unit of counts: tokens, windows or sequences."""
         return unit_of(self.start)
 
     @property
     def state(self) -> str:
-        """finished, stopped (ended before its time), running, or dead (no process has its lock)."""
+        """finished, stopped (from outside), running, or dead (no process has its lock)."""
         return self.state_by(None)
 
     def state_by(self, held: Collection[int] | None) -> str:
@@ -207,7 +204,7 @@ class RunSummary:
 
     @property
     def changed_at(self) -> float:
-        """When its metrics.jsonl was changed last, in seconds since 1970; 0 where it is gone."""
+        """Unix time of the last change of metrics.jsonl; 0 if it is missing."""
         try:
             return self._file.stat().st_mtime
         except OSError:
@@ -215,7 +212,7 @@ class RunSummary:
 
     @property
     def seconds(self) -> float:
-        """Seconds that the run has taken."""
+        """Seconds of the run so far."""
         at = [self.last.get("elapsed_s"), number(self.end or {}, "elapsed_s")]
         at += [curve.seconds[-1] for curve in (self.training, self.validation) if curve]
         return max((value for value in at if value is not None), default=0.0)
@@ -228,12 +225,11 @@ class RunSummary:
     @property
     def rate(self) -> float | None:
         """Units per second of stepping."""
-        units, train_s = (number(self.end or {}, key) for key in ("units", "train_s"))
-        return units / train_s if units and train_s else self.last.get("units_per_s")
+        return rate_of(self.end or {}) or self.last.get("units_per_s")
 
     @property
     def slip(self) -> float | None:
-        """How much later than predicted at first the end comes, as a share of the prediction."""
+        """Delay of the end beyond the first prediction, as a share of the prediction."""
         left = 0.0 if self.end is not None else self.last.get("eta_s")
         if not self.first_end_s or left is None:
             return None
@@ -258,7 +254,7 @@ class RunSummary:
         return self.validation.lowest_until(limit, self.validation.units)
 
     def reach(self, by: str) -> float | None:
-        """Returns the seconds or the characters at the last evaluation; None: not known."""
+        """Returns the seconds or the characters at the last evaluation; None if unknown."""
         if not self.validation:
             return None
         if by == "seconds":
@@ -268,10 +264,10 @@ class RunSummary:
 
 
 class RunIndex:
-    """The summaries of all runs at or below some directories; runs that appear are found too.
+    """The summaries of all runs at or below some directories; finds new runs too.
 
     Attributes:
-        runs: the summaries by directory.
+        runs: summaries by directory.
 
     Raises:
         RunDirectoryError: a directory does not exist.
@@ -288,10 +284,9 @@ class RunIndex:
         self._searched_at = -_SEARCH_EVERY_S
 
     def update(self, show: Callable[[int, int], None] | None = None) -> bool:
-        """Reads what was added to the runs; returns whether there was anything new.
+        """Reads new events; returns whether there were any.
 
-        Args:
-            show: called with the numbers of runs read and of all.
+        `show` is called with the number of runs read and of all runs.
         """
         is_new, now = False, time.monotonic()
         if now - self._searched_at >= _SEARCH_EVERY_S:
@@ -315,9 +310,9 @@ class RunIndex:
 
 
 def differences(runs: Sequence[RunSummary]) -> dict[str, list[Any]]:
-    """Returns what is not the same in all runs: name -> one value per run.
+    """Returns the settings that are not equal in all runs: name -> one value per run.
 
-    Of runs of different tasks only the settings that all of them have are compared.
+    For runs of different tasks only settings that all runs have.
     """
     flat = [_settings(run.start) for run in runs]
     names = dict.fromkeys(name for settings in flat for name in settings)

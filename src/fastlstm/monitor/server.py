@@ -18,15 +18,14 @@ if TYPE_CHECKING:
 
 _HOST = "127.0.0.1"
 _POLL_S = 0.75
-"""Runs are read at most so often; the page asks once a second, so an event is on it within 2 s."""
+"""Least interval between readings; the page asks once a second, so it shows an event within 2 s."""
 _MAX_THREADS = 200
 _REFRESH_S = 15.0
-"""States change without an event too: a process that was killed writes none."""
+"""Most seconds between bodies: a process that is killed changes its state without an event."""
 
 
 class LivePage:
-    """The body of the page, made anew where something has changed; runs are read when someone asks
-    for it."""
+    """The newest body of the page; reads runs only on request."""
 
     def __init__(self, index: RunIndex, root: Path) -> None:
         self._index, self._root = index, root
@@ -64,18 +63,18 @@ class MonitorServer(ThreadingHTTPServer):
             raise ConfigError(f"port {port} cannot be used ({reason}); choose another") from error
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Whether there is a thread for one more connection."""
+        """Returns whether there is a thread for one more connection."""
         del request, client_address
         return threading.active_count() < _MAX_THREADS
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Prints what is wrong, unless it is a client that went away."""
+        """Prints an error, except for a client that disconnected."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """Address of the page."""
         return f"http://{_HOST}:{self.server_port}/"
 
 
@@ -84,10 +83,12 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 30.0
 
     def do_GET(self) -> None:
-        """Answers with the page, or its newest body; only for requests to this very host."""
+        """Answers with the page or its newest body, only for this host name."""
         port = self.server.server_port
         if self.headers.get("Host") not in (f"{_HOST}:{port}", f"localhost:{port}"):
-            self.send_error(403, "another host")  # a page elsewhere whose name leads here
+            self.send_error(
+                403, "another host"
+            )  # a web page with a name that resolves to this machine
         elif self.path == "/":
             self._send(page(self.server.live.body(), is_live=True))
         elif self.path == "/body":

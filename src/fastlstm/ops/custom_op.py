@@ -66,7 +66,7 @@ def all_tensors(tensors: Sequence[Any], present: int, count: int) -> list[Any]:
 
 
 @lru_cache
-def options_of(text: str) -> CellOptions:
+def parsed_options(text: str) -> CellOptions:
     """Returns the options of `CellOptions.text`."""
     return CellOptions(**dict(zip(OPTION_NAMES, ast.literal_eval(text), strict=True)))
 
@@ -80,7 +80,7 @@ def lstm_sequence(
     Returns y, hT, cT and `SavedActivations`, which are empty without `keep`.
     """
     args = LSTMArgs(*all_tensors(tensors, present, NUM_ARGS))
-    y, hT, cT, saved = native_call.forward(args, is_bf16, keep, options_of(options))
+    y, hT, cT, saved = native_call.forward(args, is_bf16, keep, parsed_options(options))
     if saved is None:
         layout = native_call.saved_layout(fastest_kernels(is_bf16), 0, 0, 0, has_norm=False)
         saved = SavedActivations(*(empty((n,), dtype) for n, dtype in layout))
@@ -113,7 +113,7 @@ def lstm_sequence_backward(tensors: list[Tensor], present: int, options: str) ->
     saved = SavedActivations(*activations)
     saved = saved._replace(gates=saved.gates.clone(), normed=saved.normed.clone())
     needs = LSTMArgs(*(True,) * NUM_ARGS)  # type: ignore[arg-type]
-    gradients = native_call.backward(args, y, saved, tuple(grads), needs, options_of(options))
+    gradients = native_call.backward(args, y, saved, tuple(grads), needs, parsed_options(options))
     return [t for t in gradients if t is not None]
 
 
@@ -150,7 +150,7 @@ def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
     needs = LSTMArgs(*all_tensors(ctx.needs_input_grad[0], ctx.present, NUM_ARGS))
     if not ctx.has_kept and any(g is not None for g in grads[:3]):
         raise KernelError("lstm_sequence ran with keep=False and can have no gradient")
-    gradients = slow_gradients(args, options_of(ctx.options), grads[:3], needs, strict=False)
+    gradients = slow_gradients(args, parsed_options(ctx.options), grads[:3], needs, strict=False)
     if gradients is None:
         arguments = present_tensors((*args, *saved[-_OUTPUTS:], *grads[:3]))
         computed = Gradients(*lstm_sequence_backward(*arguments, ctx.options))

@@ -1,4 +1,4 @@
-"""The charts of a report: which ones a run has points for."""
+"""The charts of a report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.errors import MissingExtraError
 from fastlstm.report.drawing import SMALL_INCHES, Band, Chart, DrawnCurve, Panel, draw
 from fastlstm.report.events import number, rank_seconds
 from fastlstm.report.history import History, series
@@ -19,28 +18,18 @@ if TYPE_CHECKING:
     from fastlstm.report.events import Event
 
 _LEAST_SHARE = 1.0
-"""Percent; a chart whose curves all stay below it is left out."""
+"""Percent; a chart with all curves below it is left out."""
 _CALIBRATION = "Calibration of the intervals"
 _MAIN = 80
-"""Percent of the interval that every forecast has."""
+"""Percent of the interval of every forecast."""
 _MAX_LABEL = 24
 """Characters of an axis label."""
 
 
 def draw_charts(history: History) -> list[Chart]:
-    """Returns the charts that the history has points for; one that fails says why.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-    """
+    """Returns the charts that the history has points for; one that fails says why."""
     if not history.steps and not history.forecasts:
         return []
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError(
-            "charts need matplotlib; install it with: pip install matplotlib"
-        ) from error
     unit, time = history.unit, ("elapsed_s", "time")
     amount, speed = ("units", unit), f"{unit.capitalize()} trained on per second."
     steps, norm = partial(_of_steps, history), "Global norm before clipping."
@@ -62,7 +51,7 @@ def draw_charts(history: History) -> list[Chart]:
 def _made(title: str, make: Callable[[str], Chart | None]) -> Chart | None:
     try:
         return make(title)
-    except Exception as error:  # a chart is worth less than the run it is of
+    except Exception as error:  # one broken chart must not cost the report
         return Chart(title, f"This chart could not be drawn: {failure_text(error)}", "")
 
 
@@ -93,7 +82,7 @@ def _of_steps(
 
 
 def _processes(history: History, title: str) -> Chart | None:
-    """Returns the passes of the slowest, the median and the fastest process of several."""
+    """Returns the time of a step on the slowest, the median and the fastest process."""
     points = [
         {"elapsed_s": event.get("elapsed_s"), "low": min(s), "mid": median(s), "high": max(s)}
         for event in history.steps
@@ -105,7 +94,7 @@ def _processes(history: History, title: str) -> Chart | None:
     curves = [DrawnCurve(*series(points, "elapsed_s", key), *look) for key, look in looks.items()]
     last = next(s for event in reversed(history.steps) if (s := rank_seconds(event)))
     caption = (
-        "Seconds that the passes of a step take; all wait for the slowest, in the end rank"
+        "Seconds of forward and backward; all processes wait for the slowest, at the end rank"
         f" {last.index(max(last))} of {len(last)}."
     )
     panel = Panel(curves, "time", "seconds a step", bottom=0.0)
@@ -113,7 +102,7 @@ def _processes(history: History, title: str) -> Chart | None:
 
 
 def _ceiling(history: History, title: str) -> Chart | None:
-    """Without a known ceiling only the waiting for input is left to show."""
+    """Returns share of the ceiling and input wait; input wait alone without a known ceiling."""
     looks = {"ceiling_share": ("share of ceiling", "a"), "input_wait_share": ("input wait", "b")}
     curves = []
     for key, look in looks.items():

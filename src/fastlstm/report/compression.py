@@ -1,8 +1,7 @@
-"""The figures of a compression, as rows and charts: functions of what compression.json holds."""
+"""The rows and charts of a compression, from the content of compression.json."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.errors import counted
@@ -14,16 +13,10 @@ if TYPE_CHECKING:
     from fastlstm.report.lines import Row
 
 MEASURES = {"bits_per_char": "bits/char"}
-_SIZES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-    ("num_parameters", "parameters", "{:,}".format),
-    ("num_nonzero", "not zero", "{:,}".format),
-    ("file_bytes", "on disk", short_bytes),
-    ("resident_bytes", "in memory", short_bytes),
-)
 
 
 def compression_rows(report: dict[str, Any]) -> list[Row]:
-    """Returns the rows that the terminal shows for a report, source -> result."""
+    """Returns the rows of a report, source -> result."""
     source, result = report["source"], report["result"]
     zeros = result["num_parameters"] - result["num_nonzero"]
     share = f"{100 * zeros / max(1, result['num_parameters']):.1f} % zeros"
@@ -67,7 +60,7 @@ def _quality_text(report: dict[str, Any]) -> str:
 
 
 def _score_rows(report: dict[str, Any]) -> list[Row]:
-    """Returns a row per part of a forecaster's table, every measure before and after."""
+    """Returns a row per part of a forecaster's table, with every measure before and after."""
     rows = []
     for part, scores in report.get("scores", {}).items():
         before, after = scores["source"], scores["result"]
@@ -112,31 +105,12 @@ def _training_text(training: dict[str, Any] | None) -> str:
     return joined(*ended, steps, clock(training["seconds"]), teacher)
 
 
-def compression_table(report: dict[str, Any]) -> list[list[str]]:
-    """Returns the rows of a table: label, source, result, result over source."""
-    source, result = report["source"], report["result"]
-    rows = [["weights", source["weights"], result["weights"], ""]]
-    if report["change"] is not None:
-        before, after = source["quality"], result["quality"]
-        label = MEASURES.get(report["measure"], report["measure"])
-        rows.append([label, f"{before:.4f}", f"{after:.4f}", f"{after / before:.4f}"])
-    for key, label, form in _SIZES:
-        before, after = source[key], result[key]
-        rows.append([label, form(before), form(after), f"{after / max(1, before):.3f}"])
-    for number, before in source["speed"].items():
-        after = result["speed"][number]
-        label = f"{report['speed_unit']}/s, {_counted_streams(report, number)}"
-        ratio = f"{after / max(before, 1e-9):.2f}"
-        rows.append([label, short_count(before), short_count(after), ratio])
-    return rows
-
-
 def _counted_streams(report: dict[str, Any], number: str | int) -> str:
     return counted(int(number), "stream" if report["kind"] == "text" else "window")
 
 
 def compression_charts(report: dict[str, Any]) -> list[Chart]:
-    """Returns the charts of quality against speed and bytes; none where it was not measured."""
+    """Returns the charts of quality against speed and bytes; none without a measured quality."""
     if report["change"] is None:
         return []
     unit = report["speed_unit"]

@@ -1,7 +1,7 @@
-"""Drawing one chart: matplotlib makes an SVG whose colours are CSS variables of the page.
+"""Draws charts with matplotlib, as SVG whose colours are CSS variables: the page is light or dark.
 
-The page is then light or dark as its reader prefers. matplotlib takes half a second to import, so
-it is imported when a chart is drawn, with the Agg canvas: no display is needed or opened.
+matplotlib takes half a second to import, so it is imported at the first chart, with the Agg canvas:
+no display is needed.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from typing import Any, Literal
 from xml.etree import ElementTree
 
 from fastlstm.report.markup import visible
+from fastlstm.report.terminal import tick_texts
 
 # Stand-ins that matplotlib can parse; each becomes var(--name) in the SVG.
 _COLOURS = {"ink": "#010203", "muted": "#010205", "grid": "#010207", "a": "#010209", "b": "#01020b"}
 _SIZE_INCHES = (5.4, 2.9)
 SMALL_INCHES = (3.6, 2.3)
-"""A panel of several, or a chart that stands beside two others."""
+"""Size of a panel among several, or of a chart beside two others."""
 _ALPHAS = {1: (0.18,), 2: (0.12, 0.22), 3: (0.16, 0.26, 0.4)}
-"""Of bands, widest first, by how many there are."""
-_LOG_RATIO = 2.0
-"""A curve whose ends are further apart than this is shown on a logarithmic axis."""
+"""Opacity of bands, widest first, by the number of bands."""
+LOG_RATIO = 2.0
+"""Ratio of highest to lowest value above which an axis is logarithmic."""
 _SETTINGS: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "fastlstm",
@@ -41,9 +42,9 @@ _SETTINGS: Any = {
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawn chart: heading, one sentence under it, and the SVG; empty where drawing failed.
+    """A drawn chart: heading, a sentence below it, and the SVG, empty if drawing failed.
 
-    Small ones stand three in a row.
+    Small ones are three in a row.
     """
 
     title: str
@@ -54,7 +55,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class DrawnCurve:
-    """Points joined by a line; colours are ink, muted, a and b; x may be times."""
+    """Points joined by a line; `colour` is ink, muted, a or b; `x` may be times."""
 
     x: Sequence[Any]
     y: Sequence[float]
@@ -65,7 +66,7 @@ class DrawnCurve:
 
 @dataclass(frozen=True)
 class Band:
-    """An area between two curves; x may be times."""
+    """An area between two curves; `x` may be times."""
 
     x: Sequence[Any]
     low: Sequence[float]
@@ -74,7 +75,7 @@ class Band:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has no point with two ends."""
+        """Whether no point has both ends."""
         ends = zip(self.low, self.high, strict=True)
         return not any(math.isfinite(low) and math.isfinite(high) for low, high in ends)
 
@@ -84,13 +85,12 @@ class Panel:
     """Curves over one pair of axes, in front of bands (widest first).
 
     Attributes:
-        x_unit: label below; "time" is of seconds, shown in seconds, minutes or hours; "date" is of
-            `datetime`, shown as such.
-        bottom: lower end of the values shown.
-        left: where the x axis begins; None leaves it to the curves.
-        right: where it ends; None leaves it to the curves.
-        may_be_log: take a logarithmic axis, and say so, where all values are positive and the
-            highest is more than twice the lowest.
+        x_unit: label below; "time" is in seconds, shown in seconds, minutes or hours; "date" has
+            `datetime` values.
+        bottom: lower end of the y axis.
+        left, right: ends of the x axis; None for those of the curves.
+        may_be_log: use a logarithmic y axis if all values are positive and the highest is more than
+            twice the lowest.
     """
 
     curves: Sequence[DrawnCurve]
@@ -110,11 +110,11 @@ def draw(
     """Returns the chart of a panel in the colours of a page.
 
     Args:
-        panel: what to draw.
-        title: heading, also for readers of screens.
+        panel: curves and axes.
+        title: heading, also for screen readers.
         caption: one sentence.
         name: makes the ids of the SVG unique in a page.
-        size: in inches; a chart that has one is small.
+        size: in inches, of a small chart.
     """
     svg = embed(render([panel], size or _SIZE_INCHES), name, title)
     return Chart(title, caption, svg, is_small=size is not None)
@@ -134,8 +134,8 @@ def render(
         size: of a panel in inches.
         columns: panels beside each other.
         form: kind of the file.
-        palette: colours of ink, muted, grid, a and b, and perhaps of the paper; without paper the
-            figure is transparent. `embed` wants the default.
+        palette: colours of ink, muted, grid, a and b, and optionally of the paper; without paper
+            the figure is transparent. `embed` needs the default.
     """
     import matplotlib
 
@@ -192,12 +192,12 @@ def _add_band(axes: Any, band: Band, colour: str, alpha: float) -> None:
     style: Any = {"color": colour, "alpha": alpha, "linewidth": 0, "label": band.label}
     if len(band.x) > 1:
         axes.fill_between(band.x, band.low, band.high, **style)
-    else:  # an area of no width would not be seen
+    else:  # an area without width is invisible
         axes.vlines(band.x, band.low, band.high, **{**style, "linewidth": 9})
 
 
 def _add_curve(axes: Any, curve: DrawnCurve, colour: str) -> None:
-    """A point without neighbours is no line: it gets a mark."""
+    """Points without neighbours get a mark, because they are no line."""
     width = 1.9 if curve.colour == "a" else 1.2
     has_gaps = any(math.isnan(y) for y in curve.y)
     marked = curve.is_dotted or has_gaps or len(curve.x) == 1
@@ -206,7 +206,7 @@ def _add_curve(axes: Any, curve: DrawnCurve, colour: str) -> None:
 
 
 def _add_legend(axes: Any, palette: Mapping[str, str]) -> None:
-    """Stands above the plot: no curve can run through it."""
+    """Adds a legend above the plot, where no curve can cross it."""
     place: Any = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 5, "borderaxespad": 0}
     if len(axes.get_legend_handles_labels()[0]) > 3:
         place |= {"ncols": 3, "columnspacing": 1.0, "handlelength": 1.0, "handletextpad": 0.5}
@@ -215,7 +215,7 @@ def _add_legend(axes: Any, palette: Mapping[str, str]) -> None:
 
 
 def _label_x(axes: Any, unit: str, palette: Mapping[str, str]) -> None:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
+    from matplotlib.ticker import MaxNLocator
 
     if unit == "date":
         import matplotlib.dates
@@ -230,7 +230,7 @@ def _label_x(axes: Any, unit: str, palette: Mapping[str, str]) -> None:
     steps: list[float] = [1, 2, 3, 5, 6, 10] if unit == "minutes" else [1, 2, 2.5, 5, 10]
     is_count = unit not in ("seconds", "minutes", "hours")
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=steps, integer=is_count))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: tick_text(x)))
+    axes.xaxis.set_major_formatter(_tick_formatter())
 
 
 def _label_y(
@@ -240,11 +240,11 @@ def _label_y(
     may_be_log: bool,
     palette: Mapping[str, str],
 ) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
     values = [y for curve in curves for y in curve.y if math.isfinite(y)]
     low, high = min(values, default=0.0), max(values, default=0.0)
-    if may_be_log and 0 < low * _LOG_RATIO < high:
+    if may_be_log and 0 < low * LOG_RATIO < high:
         axes.set_yscale("log")
         decades = math.log10(high / low)
         fine = (1, 1.5, 2, 3, 4, 6, 8) if decades < 1 else (1, 2, 5) if decades < 3 else (1,)
@@ -254,12 +254,20 @@ def _label_y(
         label = f"{label}, log scale"
     else:
         axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: tick_text(y)))
+    axes.yaxis.set_major_formatter(_tick_formatter())
     axes.set_ylabel(label, color=palette["muted"])
 
 
+def _tick_formatter() -> Any:
+    from matplotlib.ticker import FuncFormatter
+
+    formatter: Any = FuncFormatter(lambda value, _: tick_texts([value])[0])
+    formatter.format_ticks = tick_texts
+    return formatter
+
+
 def _in_time(curves: Sequence[DrawnCurve]) -> tuple[list[DrawnCurve], str]:
-    """Returns curves over seconds in seconds, minutes or hours, and which of these it is."""
+    """Returns curves over seconds in seconds, minutes or hours, and this unit."""
     longest = max((x for curve in curves for x in curve.x), default=0.0)
     size, unit = (3600, "hours") if longest > 3 * 3600 else (60, "minutes")
     if longest <= 180:
@@ -277,20 +285,10 @@ def _style_axes(axes: Any, palette: Mapping[str, str]) -> None:
     axes.spines["left"].set_visible(False)
 
 
-def tick_text(value: float) -> str:
-    """Returns an axis label: 1.5, 2018, 20k, 3M; no zeros at the end."""
-    if 1000 <= abs(value) < 10_000:  # perhaps a year
-        return f"{value:.6g}"
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(value) >= size:
-            return f"{value / size:.4g}{unit}"
-    return f"{value:.4g}"
-
-
 def embed(svg: bytes, name: str, title: str) -> str:
-    """Makes a standalone SVG fit to stand in a page beside others, in the page's colours.
+    """Returns a standalone SVG for use in a page with others, in the page's colours.
 
-    Only attributes are rewritten: text may say whatever it likes.
+    Only attributes are rewritten, never text.
     """
     root = ElementTree.fromstring(svg)
     for parent in root.iter():

@@ -1,4 +1,4 @@
-"""The events of a run, read safely: a key may be missing, and a stored file may hold anything."""
+"""Safe access to events: a key may be missing, and a stored file may hold any value."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fastlstm.errors import FastLSTMError
 from fastlstm.report.markup import name_text, visible
-from fastlstm.system.storage import MAX_JSON_DEPTH, is_deeper
+from fastlstm.system.storage import MAX_JSON_DEPTH, is_deeper, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
 Event = dict[str, Any]
 
@@ -25,7 +27,7 @@ _MAX_OWN_METRICS = 8
 
 
 class Measure(NamedTuple):
-    """The figure that evaluations are compared by: key, label in a line, name as a heading."""
+    """The figure by which evaluations are compared: key, label in a line, heading."""
 
     key: str
     label: str
@@ -48,12 +50,12 @@ def metrics_of(events: Iterable[Event]) -> dict[str, str]:
 
 
 def unit_of(start: Event) -> str:
-    """Returns what a run counts: tokens, windows or sequences."""
+    """Returns the unit of a run's counts: tokens, windows or sequences."""
     return text_of(start, "unit") or "tokens"
 
 
 def decode_event(line: bytes) -> Event | None:
-    """Returns the event of a line of metrics.jsonl; None of a damaged line."""
+    """Returns the event of a line of metrics.jsonl; None for a damaged line."""
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):
@@ -61,6 +63,14 @@ def decode_event(line: bytes) -> Event | None:
     if line.count(b"[") + line.count(b"{") > MAX_JSON_DEPTH and is_deeper(event, MAX_JSON_DEPTH):
         return None
     return event if isinstance(event, dict) else None
+
+
+def stored_json(path: Path) -> Any:
+    """Returns the content of a JSON file of a run, None where it cannot be read."""
+    try:
+        return read_json(path)
+    except FastLSTMError:
+        return None
 
 
 def number(event: Event, key: str) -> float | None:
@@ -81,8 +91,7 @@ def text_of(event: Event, key: str) -> str:
 
 
 def rank_seconds(event: Event) -> list[float]:
-    """Returns the seconds that the passes of a step take on each process of a run; empty where it
-    has one."""
+    """Returns the seconds of a step's passes on each of several processes; empty for one."""
     seconds = event.get("rank_s")
     own = seconds if isinstance(seconds, list) else []
     is_known = all(type(s) in (int, float) and math.isfinite(s) and s >= 0 for s in own)

@@ -1,4 +1,4 @@
-"""The figures of an export, as rows: functions of what export.json holds."""
+"""The rows of an export, from the content of export.json."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ _UNITS = {
 
 
 def export_rows(report: dict[str, Any]) -> list[Row]:
-    """Returns the rows that the terminal shows for a report."""
-    proof = report["proof"]
+    """Returns the rows of a report."""
     form = ", one step per call" if report["is_step"] else ""
     return [
         ("source", f"{report['source']} ({report['kind']})"),
@@ -30,23 +29,8 @@ def export_rows(report: dict[str, Any]) -> list[Row]:
         ),
         ("inputs", _signature(report["inputs"]) + form),
         ("outputs", _signature(report["outputs"])),
-        *(_proof_rows(proof) if proof is not None else [("checked", "no: --no-check")]),
-        *_rounding_rows(report),
+        *_proof_rows(report),
         *labelled("notes", report["notes"]),
-    ]
-
-
-def _rounding_rows(report: dict[str, Any]) -> list[Row]:
-    proof = report["proof"]
-    if proof is None or (rounding := proof["figures"].get("rounding")) is None:
-        return []
-    unit = _UNITS.get(report["kind"], "of the largest value")
-    return [
-        (
-            "rounding",
-            f"{report['weights']} weights move outputs by {rounding['rms_error']:.2g} (RMS), by"
-            f" {rounding['max_error']:.2g} at most, {unit}; random inputs",
-        )
     ]
 
 
@@ -58,7 +42,9 @@ def _signature(values: list[dict[str, Any]]) -> str:
     return "; ".join(texts)
 
 
-def _proof_rows(proof: dict[str, Any]) -> list[Row]:
+def _proof_rows(report: dict[str, Any]) -> list[Row]:
+    if (proof := report["proof"]) is None:
+        return [("checked", "no: --no-check")]
     cases, figures = proof["errors"], proof["figures"]
     first = next(iter(cases[0]["shapes"]))
     shapes = ", ".join(dict.fromkeys(str(tuple(case["shapes"][first])) for case in cases))
@@ -84,4 +70,11 @@ def _proof_rows(proof: dict[str, Any]) -> list[Row]:
         there, here = short_count(pair["target"]), short_count(pair["fastlstm"])
         text = f"{there} windows/s there, {here} here; one thread"
         rows.append((f"{number} at once", text))
+    if (rounding := figures.get("rounding")) is not None:
+        unit = _UNITS.get(report["kind"], "of the largest value")
+        text = (
+            f"{report['weights']} weights move outputs by {rounding['rms_error']:.2g} (RMS), by"
+            f" {rounding['max_error']:.2g} at most, {unit}; random inputs"
+        )
+        rows.append(("rounding", text))
     return rows

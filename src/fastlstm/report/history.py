@@ -1,7 +1,7 @@
-"""metrics.jsonl read back: what the charts and tables of a report are drawn from.
+"""The events of metrics.jsonl by kind, for the charts and tables of a report.
 
-A run may still be writing the file, or have been killed while it did: lines that are not a JSON
-object are skipped, and so are points without the numbers they need.
+The run may still write the file, or may have been killed: lines that are not a JSON object, and
+points without their numbers, are skipped.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from fastlstm.report.events import Event
 
 MAX_POINTS = 800
-"""Points per curve: more cannot be seen apart on a page."""
+"""Points per curve: more are not visible on a page."""
 MAX_EVENTS = 1 << 15
-"""Events kept of one kind; of a longer run, evenly spaced ones and the best evaluation."""
+"""Events kept of one kind; a longer run keeps evenly spaced ones and the best evaluation."""
 
 
 @dataclass(frozen=True)
 class History:
-    """The events of a run by kind; of a step that was repeated after a resume, the newer one.
+    """The events of a run by kind; a step that was repeated after a resume is the newer one.
 
-    `starts` has one per start of the run, oldest first; `notes` messages and skipped steps; `end`
-    is None while the run continues.
+    `starts` has one event per start of the run, oldest first; `notes` has messages and skipped
+    steps; `end` is None while the run continues.
     """
 
     starts: list[Event] = field(default_factory=list)
@@ -47,22 +47,22 @@ class History:
 
     @property
     def start(self) -> Event:
-        """The newest start event, empty when there is none."""
+        """The newest start event, or an empty one."""
         return self.starts[-1] if self.starts else {}
 
     @property
     def measure(self) -> Measure:
-        """The figure that evaluations are compared by."""
+        """The figure by which evaluations are compared."""
         return measure_of(self.start)
 
     @property
     def unit(self) -> str:
-        """What is counted: tokens, windows or sequences."""
+        """The unit of counts: tokens, windows or sequences."""
         return unit_of(self.start)
 
     @property
     def validations(self) -> list[Event]:
-        """Evaluations of the validation split that have a number to show."""
+        """Evaluations of the validation split that have the figure."""
         return [
             event
             for event in self.evals
@@ -72,9 +72,9 @@ class History:
 
     @property
     def best(self) -> Event | None:
-        """The validation with the fewest bits per character, or the lowest loss.
+        """The validation with the lowest figure.
 
-        As in training, one that callbacks do not accept makes the best of earlier steps forgotten.
+        As in training, a validation that callbacks do not accept discards the best before it.
         """
         best, key = None, self.measure.key
         for event in self.validations:
@@ -86,7 +86,7 @@ class History:
 
     @property
     def rate(self) -> float | None:
-        """Units per second of training time; from the end event where there is one."""
+        """Units per second of training time; from the end event if there is one."""
         rates = [rate for e in self.steps if (rate := number(e, "units_per_s")) is not None]
         return rate_of(self.end or {}) or (sum(rates) / len(rates) if rates else None)
 
@@ -99,7 +99,7 @@ class History:
 
 
 def read_history(path: Path) -> History:
-    """Reads metrics.jsonl; of a damaged file as much as can be read, of a missing one nothing."""
+    """Reads metrics.jsonl; a damaged file as far as possible, a missing one as empty."""
     lists = {kind: _EventList() for kind in dict.fromkeys(_KINDS.values())}
     end: Event | None = None
     tested: dict[str, Any] = {}
@@ -133,7 +133,7 @@ _KINDS = {
 
 
 class _EventList:
-    """Events of one kind: all; of very many, evenly spaced ones, the best and the newest."""
+    """Events of one kind; above a limit evenly spaced ones, the best and the newest."""
 
     def __init__(self) -> None:
         self._pairs: list[tuple[Event, int]] = []
@@ -148,7 +148,7 @@ class _EventList:
         return self._pairs[-1][0] if self._pairs else {}
 
     def add(self, event: Event, num_bytes: int) -> None:
-        """Adds an event whose line has so many bytes."""
+        """Adds an event and the bytes of its line."""
         self._pairs.append((event, num_bytes))
         self._num_bytes += num_bytes
         if len(self._pairs) > MAX_EVENTS or self._num_bytes > MAX_JSON_BYTES:
@@ -158,7 +158,7 @@ class _EventList:
             self._num_bytes = sum(num_bytes for _, num_bytes in self._pairs)
 
     def forget_after(self, step: float) -> None:
-        """Drops the events after a step; they are stored in the order of their steps."""
+        """Drops the events after a step, which are the last ones."""
         while self._pairs and (number(self._pairs[-1][0], "step") or 0) > step:
             self._num_bytes -= self._pairs.pop()[1]
 

@@ -1,6 +1,6 @@
-"""The wording of events, shared by the terminal, plain lines and the report.
+"""The text of events, for the terminal, plain lines and the report.
 
-A key of an event may be missing or None; its part of a line is then left out.
+If a key of an event is missing or None, its part of a line is left out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fastlstm.report.terminal import Glyphs, clock, percent, short_bytes, short_
 from fastlstm.system import hardware
 
 Row = tuple[str, str]
-"""A label and a text; a row without a label belongs to the one above."""
+"""A label and a text; a row without a label continues the row above."""
 
 
 def count_of(event: Event, key: str, noun: str) -> str:
@@ -42,22 +42,22 @@ def joined(*parts: str, separator: str = ", ") -> str:
 
 _MAX_NAMED = 5
 _LISTED_RANKS = 4
-"""Ranks whose seconds are listed one by one."""
+"""Most ranks with their seconds listed one by one."""
 
 
 def _filled(form: str, value: object) -> str:
-    """Returns a text with a value in it; empty where the value is None or empty."""
+    """Returns `form` with the value; empty if the value is None or empty."""
     return "" if value in (None, "") else form.format(value)
 
 
 def _part_of(event: Event, key: str) -> Event:
-    """Returns the object under a key; an empty one for anything else."""
+    """Returns the dict under a key; an empty one for another value."""
     part = event.get(key)
     return part if isinstance(part, dict) else {}
 
 
 def labelled(label: str, lines: object) -> list[Row]:
-    """Returns rows for a list of lines, the label before the first; none for anything else."""
+    """Returns rows for a list of lines, with the label on the first; none for another value."""
     texts = [visible(line) for line in lines] if isinstance(lines, list) else []
     return [("" if index else label, text) for index, text in enumerate(texts)]
 
@@ -114,7 +114,7 @@ def _data_text(start: Event) -> str:
 
 
 def _order_text(start: Event) -> str:
-    """How training windows are drawn, where that is not each once an epoch."""
+    """Returns the order of training windows if it is not the default."""
     if number(start, "tbptt") is not None:
         return f"series in order, {count_of(start, 'tbptt', 'step')} per chunk, state carried over"
     return "all series sampled equally often" if start.get("balance") is True else ""
@@ -188,14 +188,14 @@ def _machine_text(start: Event) -> str:
 
 
 def gpu_state(gpu: Event) -> str:
-    """Returns power and clock of one of the `gpus` of an event; nothing where it tells nothing."""
+    """Returns power and clock of one of the `gpus` of an event; empty without figures."""
     most = _filled(" of {:.0f}", number(gpu, "power_limit_w"))
     power, clock = number(gpu, "power_w"), number(gpu, "clock_mhz")
     return joined(_filled("{:.0f}" + most + " W", power), _filled("{:.0f} MHz", clock))
 
 
 def si(value: float) -> str:
-    """Returns ``8.4 M``: the number, a space and the SI prefix, ready for a unit."""
+    """Returns a number, a space and an SI prefix, such as ``8.4 M``, for a unit to follow."""
     short = short_count(value)
     return f"{short[:-1]} {short[-1]}" if short[-1] in "kMGT" else f"{short} "
 
@@ -226,7 +226,7 @@ def _processes_text(start: Event) -> str:
 
 
 def eval_parts(event: Event) -> list[str]:
-    """Returns the parts of an evaluation's line; the caller chooses separator and emphasis."""
+    """Returns the parts of an evaluation's line."""
     split, names = text_of(event, "split"), metrics_of([event])
     units = {"bits_per_char": "bits/char", "loss": "nats" if "bits_per_char" in names else "loss"}
     pruned = number(event, "pruned")
@@ -243,15 +243,17 @@ def eval_parts(event: Event) -> list[str]:
 
 
 def outlook_text(event: Event) -> str:
-    """Returns ``predicted final validation: 1.612 ± 0.021 bits/char; …``."""
-    bits, error = number(event, "bits_per_char") or 0.0, number(event, "error") or 0.0
-    longer = number(event, "hour_more_bits_per_char") or 0.0
-    told = f"predicted final validation: {bits:.3f} ± {error:.3f} bits/char"
-    return f"{told}; with one hour more {longer:.3f}"
+    """Returns ``predicted final validation: 1.612 ± 0.021 bits/char``, empty where unknown."""
+    bits, error = number(event, "bits_per_char"), number(event, "error")
+    if bits is None:
+        return ""
+    within = "" if error is None else f" ± {error:.3f}"
+    longer = _filled("; with one hour more {:.3f}", number(event, "hour_more_bits_per_char"))
+    return f"predicted final validation: {bits:.3f}{within} bits/char{longer}"
 
 
 def sample_lines(event: Event, max_lines: int = 8) -> list[str]:
-    """Returns the text of a sample, control characters shown, at most `max_lines` lines of it."""
+    """Returns at most `max_lines` lines of a sample, with visible control characters."""
     text = visible(str(event.get("text") or "").replace("\r\n", "\n"), "\n\t").expandtabs(4)
     lines = text.strip("\n").rstrip().split("\n")
     return lines if len(lines) <= max_lines else [*lines[:max_lines], "..."]
@@ -291,8 +293,7 @@ def checkpoint_text(event: Event) -> str:
 
 
 def ranks_text(event: Event) -> str:
-    """Returns how long the passes of a step take on each rank, of many on the fastest and slowest;
-    empty where there is one process."""
+    """Returns the times of a step's passes on each rank, or of the fastest and slowest of many."""
     seconds = rank_seconds(event)
     if len(seconds) <= _LISTED_RANKS:
         return "/".join(f"{1e3 * s:.0f}" for s in seconds) + (" ms" if seconds else "")
@@ -304,7 +305,7 @@ def ranks_text(event: Event) -> str:
 
 
 def test_rows(event: Event) -> list[Row]:
-    """Returns rows of the errors of a forecaster and of naive forecasts."""
+    """Returns the errors of a forecaster and of naive forecasts."""
     rows = [
         (forecast_name(visible(who), event), score_text(errors))
         for who, errors in _part_of(event, "scores").items()
@@ -331,14 +332,14 @@ def _target_rows(targets: Sequence[Event]) -> list[Row]:
 
 
 def forecast_name(who: str, event: Event) -> str:
-    """Returns the name of what forecast: of the seasonal naive forecast with its season."""
+    """Returns the name of a kind of forecast, with the season of the seasonal naive one."""
     season = number(event, "season")
     is_seasonal = who == "seasonal_naive" and season is not None
     return who.replace("_", " ") + (f" (season {season:.0f})" if is_seasonal else "")
 
 
 def series_rows(series: Event) -> list[Row]:
-    """Returns a row that names series which are forecast worse than by the seasonal naive one."""
+    """Returns a row that names series with a larger error than the seasonal naive forecast's."""
     num, of = number(series, "num_worse") or 0, number(series, "num_compared") or 0
     if not num:
         return []
@@ -352,7 +353,7 @@ def series_rows(series: Event) -> list[Row]:
 
 
 def windows_text(event: Event) -> str:
-    """Returns how many windows of the test set were evaluated: ``512 of 3,389 windows``."""
+    """Returns the number of evaluated test windows: ``512 of 3,389 windows``."""
     return _share_text(event, "windows", "of_windows", "window")
 
 
@@ -391,7 +392,7 @@ def rate_of(end: Event) -> float | None:
 
 
 def ceiling_share(start: Event, rate: float | None) -> float | None:
-    """Returns the share of the ceiling that so many units per second reach, where it is known."""
+    """Returns the share of the ceiling at `rate` units per second; None if unknown."""
     flop, ceiling = number(start, "flop_per_unit"), number(start, "ceiling_gflops")
     return hardware.ceiling_share(rate * flop / 1e9, ceiling) if rate and flop and ceiling else None
 
@@ -431,11 +432,11 @@ def end_rows(end: Event, start: Event) -> list[Row]:
 
 
 _SHOWN_AS = {"judging": "testing"}
-"""What is stored by another name."""
+"""Other names of phases on the screen."""
 
 
 def spent_text(end: Event) -> str:
-    """Returns what the time went into: ``setup 9.8 s (11 %), steps 71.3 s …``; adds up to all."""
+    """Returns the time by phase: ``setup 9.8 s (11 %), steps 71.3 s …``; adds up to the total."""
     spent, elapsed = end.get("spent_s"), number(end, "elapsed_s")
     if not isinstance(spent, dict) or elapsed is None:
         return ""
@@ -449,11 +450,11 @@ def spent_text(end: Event) -> str:
 
 _NO_USE = "do not rely on this model"
 _EQUAL = 0.005
-"""Errors that differ by less are called equal."""
+"""Relative difference below which errors count as equal."""
 
 
 def end_notes(end: Event) -> list[str]:
-    """Returns warnings about the model of a run that went to its end."""
+    """Returns warnings about the model of a finished run."""
     if is_unfinished(end):
         return []
     notes, errors = [], _part_of(end, "test_error")
@@ -480,8 +481,7 @@ _NEXT = {
 
 
 def next_commands(end: Event, start: Event) -> list[str]:
-    """Returns what to type after a run; `start` is the event of its start. Training without a run
-    directory has none."""
+    """Returns the next commands after a run, none without a run directory."""
     if "run" in end and end["run"] is None:
         return []
     commands = ["the same command with --resume"] if is_unfinished(end) else []

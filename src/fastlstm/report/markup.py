@@ -1,4 +1,4 @@
-"""Text from outside made safe to show: control characters visible, long text cut, HTML escaped."""
+"""Makes foreign text safe to show: control characters visible, long text cut, HTML escaped."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import unicodedata
 from html import escape
 
 MAX_NAME = 80
-"""Characters shown of a name, such as of a column; a file may hold names of any length."""
+"""Most characters shown of a name, such as a column's; a file may hold names of any length."""
 MAX_TEXT = 1000
-"""Characters shown of a longer text, such as a message or a setting."""
+"""Most characters shown of a longer text, such as a message or a setting."""
 _DIRECTIONS = frozenset({"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"})
-"""Characters that change the order in which the text around them is shown."""
+"""Classes of characters that change the order of the text around them."""
 
 
 def visible(value: object, keep: str = "") -> str:
-    r"""Returns a text whose control characters can be seen: ESC is written as ``\x1b``.
+    r"""Returns a text with visible control characters: ESC is written as ``\x1b``.
 
-    Those in `keep`, such as line ends, stay as they are.
+    Characters in `keep`, such as line ends, are unchanged.
     """
     return str(value).translate(_shown(keep))
 
 
 class _Shown(dict[int, str]):
-    """The shown form of each character, computed once: a text may have millions."""
+    """The visible form of each character, computed once: a text may have millions."""
 
     def __init__(self, keep: str) -> None:
         super().__init__({ord(char): char for char in keep})
@@ -48,17 +48,17 @@ def _written(char: str) -> str:
 
 
 def clipped(text: str, limit: int) -> str:
-    """Returns at most `limit` characters of a text; where some are cut, says how many it has."""
+    """Returns at most `limit` characters of a text; a cut text ends with its length."""
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text):,} characters)"
 
 
 def name_text(value: object) -> str:
-    """Returns the name of a column or a series as one short line; ``""`` for an empty one."""
+    """Returns the name of a column or a series as one short line; ``""`` for an empty name."""
     return clipped(visible(value), MAX_NAME) or '""'
 
 
 def to_html(value: object, keep: str = "") -> str:
-    """Returns a text for HTML, between tags or in a quoted attribute; `keep` is as in `visible`."""
+    """Returns a text for HTML, between tags or in a quoted attribute; `keep` as in `visible`."""
     return escape(visible(value, keep))
 
 

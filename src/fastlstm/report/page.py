@@ -1,24 +1,24 @@
 """`write_report(run_dir)`: numbers, charts, samples and settings of a run as report.html.
 
-One file without scripts or external resources; a content security policy forbids both. It can be
-written at any time, also from a half-written metrics.jsonl. All text of the run goes through
-`markup.to_html`. A section or chart that fails says so in its place.
+It can be written at any time, also from a half-written metrics.jsonl. A section or chart that fails
+says so in its place.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastlstm.errors import FastLSTMError, MissingExtraError, counted
+from fastlstm.errors import counted
 from fastlstm.report.charts import draw_charts
-from fastlstm.report.compression import compression_charts, compression_rows, compression_table
+from fastlstm.report.compression import compression_charts, compression_rows
 from fastlstm.report.drawing import Chart
-from fastlstm.report.events import SPLITS, Event, metrics_of, number, text_of
+from fastlstm.report.events import SPLITS, Event, metrics_of, number, stored_json, text_of
 from fastlstm.report.history import History, read_history
+from fastlstm.report.html import document, figure, quiet, table
 from fastlstm.report.lines import (
+    Row,
     ceiling_share,
     end_notes,
     figure_text,
@@ -31,17 +31,14 @@ from fastlstm.report.lines import (
     windows_text,
 )
 from fastlstm.report.markup import MAX_TEXT, clipped, failure_text, name_text, to_html
-from fastlstm.report.picture import STYLE
-from fastlstm.report.terminal import Glyphs
-from fastlstm.system.storage import MAX_JSON_BYTES, read_bytes, write_file
+from fastlstm.report.terminal import Glyphs, clock, percent
+from fastlstm.system.storage import write_file
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-"""Only the styles of the page and of its charts are allowed."""
 _MAX_LISTED = 20
 """Names shown of a longer list."""
 _FAN = (
-    "Windows of the test set: the darker the area, the likelier the value; an 80 % interval should"
-    " hold four of five actual values. The axis on the left has the unit of the table."
+    "Windows of the test set. A darker area is likelier; an 80 % interval should hold four of five"
+    " actual values. The y axis has the unit of the table."
 )
 OPEN_SAMPLES = 2
 """Newest samples shown; the older ones are folded away."""
@@ -54,14 +51,16 @@ def write_report(run_dir: Path) -> Path:
     """
     path = Path(run_dir) / "report.html"
     history = read_history(Path(run_dir) / "metrics.jsonl")
-    write_file(path, page(Path(run_dir), history).encode("utf-8", "replace"))
+    write_file(path, page(Path(run_dir), history))
     return path
 
 
-def page(run_dir: Path, history: History) -> str:
+def page(run_dir: Path, history: History) -> bytes:
     """Returns the HTML of a report."""
     name = run_dir.resolve().name
-    compression = (history.end or {}).get("compression") or _loaded(run_dir / "compression.json")
+    compression = (history.end or {}).get("compression") or stored_json(
+        run_dir / "compression.json"
+    )
     sections: dict[str, Callable[[], str]] = {
         "Run": lambda: _head(name, history, bool(compression)),
         "Numbers": lambda: _numbers(history),
@@ -71,19 +70,13 @@ def page(run_dir: Path, history: History) -> str:
         "Samples": lambda: _samples(history),
         "Evaluations": lambda: _evaluations(history),
         "Setup": lambda: _setup(history),
-        "Settings": lambda: _settings(_loaded(run_dir / "config.json"), history),
+        "Settings": lambda: _settings(stored_json(run_dir / "config.json"), history),
         "Notes": lambda: _notes(history),
     }
     made = [_made(title, make) for title, make in sections.items()]
     body = "\n".join(section for section in made if section)
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{to_html(name)} · fastlstm</title>\n<style>\n{STYLE}</style>\n</head>\n"
-        f"<body>\n<main>\n{body}\n<footer>Written by fastlstm from metrics.jsonl.</footer>\n"
-        "</main>\n</body>\n</html>\n"
-    )
+    footer = "<footer>Written by fastlstm from metrics.jsonl.</footer>"
+    return document(f"{name} · fastlstm", f"{body}\n{footer}\n")
 
 
 def _made(title: str, make: Callable[[], str]) -> str:
@@ -91,7 +84,7 @@ def _made(title: str, make: Callable[[], str]) -> str:
     try:
         body = make()
     except Exception as error:  # one broken section must not cost the page
-        body = _note(f"This section could not be written: {failure_text(error)}")
+        body = quiet(f"This section could not be written: {failure_text(error)}")
     else:
         if title in ("Run", "Numbers") or body.startswith("<h2>"):  # with headings of their own
             return body
@@ -131,67 +124,67 @@ def _state(history: History) -> str:
 def _numbers(history: History) -> str:
     cells, measure, unit = [], history.measure, history.unit
     if (best := history.best) is not None:
-        figure = f"{best[measure.key]:.4f}"
-        cells.append(_number("Best validation", figure, measure.label, _at(best)))
+        best_text = figure_text(best, measure.key)
+        cells.append(_number("Best validation", best_text, measure.label, _at(best)))
     test = (history.end or {}).get("test")
-    if isinstance(test, dict) and (figure := figure_text(test, measure.key)):
-        cells.append(_number("Test", figure, measure.label, "the best model, on a text of its own"))
+    if isinstance(test, dict) and (test_text := figure_text(test, measure.key)):
+        cells.append(_number("Test", test_text, measure.label, "the best model, on unseen text"))
     if (rate := history.rate) is not None:
         total = number(history.end or history.steps[-1], "units") if history.steps else None
-        note = f"{total:,.0f} {unit}" if total is not None else ""
-        cells.append(_number("Speed", f"{rate:,.0f}", f"{unit}/s", note))
+        trained = f"{total:,.0f} {unit}" if total is not None else ""
+        cells.append(_number("Speed", f"{rate:,.0f}", f"{unit}/s", trained))
     if (elapsed := history.elapsed_s) is not None:
-        cells.append(_number("Time", *_duration(elapsed), "including evaluations and saving"))
+        cells.append(_number("Time", clock(elapsed), "", "including evaluations and saving"))
     if (share := ceiling_share(history.start, history.rate)) is not None:
         peak = number(history.start, "ceiling_gflops")
-        note = f"of {peak:,.0f} GFLOP/s measured" if peak is not None else ""
-        cells.append(_number("Share of the ceiling", f"{100 * share:.0f}%", "", note))
+        of = f"of {peak:,.0f} GFLOP/s measured" if peak is not None else ""
+        cells.append(_number("Share of the ceiling", percent(share), "", of))
     return f'<div class="numbers">{"".join(cells)}</div>' if cells else ""
 
 
 def _test(test: Event) -> str:
-    """Errors of a forecaster and of naive forecasts."""
+    """Returns the errors of a forecaster and of naive forecasts."""
     scores = test.get("scores")
     if not isinstance(scores, dict) or not scores:
         return ""
     names = list(dict.fromkeys(key for errors in scores.values() for key in errors))
     rows = [
-        [forecast_name(name_text(who), test), *_figures(errors, names)]
+        [forecast_name(name_text(who), test), *_scores(errors, names)]
         for who, errors in scores.items()
     ]
     best = list(scores).index("forecaster") if "forecaster" in scores else None
-    note = (
+    remark = (
         f"{windows_text(test)} of the test set, all targets together, in units of the table."
-        " Lower errors are better; rel_mae 0.8: the error is 20 % below naive's. A coverage should"
-        " be close to its level: 0.8 for coverage_80."
+        " Lower errors are better; rel_mae 0.8 is an error 20 % below the naive forecast's. A"
+        " coverage should be close to its level: 0.8 for coverage_80."
     )
-    table = _table(["", *map(name_text, names)], rows, best)
-    return f"{_note(note)}\n{table}{_targets(test)}{_series(test)}"
+    errors = table(["", *map(name_text, names)], rows, best)
+    return f"{quiet(remark)}{errors}{_targets(test)}{_series(test)}"
 
 
-def _figures(event: Event, names: Sequence[str]) -> list[str]:
+def _scores(event: Event, names: Sequence[str]) -> list[str]:
     return [figure_text(event, name, score_form(name)) for name in names]
 
 
 def _targets(test: Event) -> str:
-    """Errors of each target, and by the number of steps ahead."""
+    """Returns the errors of each target, also by the number of steps ahead."""
     targets = test.get("targets")
     if not isinstance(targets, list) or not targets:
         return ""
     figures = ("num_values", "mse", "mae", "seasonal_naive_mae")
     rows = [
-        [name_text(event["target"]), *_figures(event, figures)]
+        [name_text(event["target"]), *_scores(event, figures)]
         + [figure_text(part, "mae", ".4g") for part in event["by_step"]]
         for event in targets
     ]
-    heads = ["target", *(name.replace("seasonal_naive", "seasonal naive") for name in figures)]
+    heads = ["target", *(name.replace("seasonal_naive_", "seasonal naive ") for name in figures)]
     heads += [_steps_text(part) for part in targets[0]["by_step"]]
-    note = "Each target in its own unit; the columns on the right are the MAE by steps ahead."
-    return f"\n<h3>By target</h3>\n{_note(note)}\n{_table(heads, rows)}"
+    remark = "Each target in its own unit; the columns on the right are the MAE by steps ahead."
+    return f"<h3>By target</h3>\n{quiet(remark)}{table(heads, rows)}"
 
 
 def _series(test: Event) -> str:
-    """The series with the largest errors, and the seasonal naive forecast's errors."""
+    """Returns the series with the largest errors beside the seasonal naive forecast's."""
     series = test.get("series")
     if not isinstance(series, dict) or not series.get("worst"):
         return ""
@@ -199,18 +192,18 @@ def _series(test: Event) -> str:
     rows = [
         [
             *map(name_text, (row["series"], row["target"])),
-            *_figures(row, figures),
+            *_scores(row, figures),
             figure_text(row, "ratio", ".2f"),
         ]
         for row in series["worst"]
     ]
-    heads = ["series", "target", "num_values", "mae", "seasonal naive_mae", "mae / naive"]
-    note = (
-        f"{series['num_worse']:,} of {series['num_compared']:,} are forecast worse than by the"
-        f" seasonal naive forecast (mae / naive above 1: 0.8 is an error 20 % below it). The"
-        f" {len(rows)} with the largest ratio:"
+    heads = ["series", "target", "num_values", "mae", "seasonal naive mae", "mae / naive"]
+    remark = (
+        f"The seasonal naive forecast is better for {series['num_worse']:,} of"
+        f" {series['num_compared']:,} series (mae / naive above 1; 0.8 is an error 20 % below)."
+        f" The {len(rows)} series with the largest ratio:"
     )
-    return f"\n<h3>By series</h3>\n{_note(note)}\n{_table(heads, rows)}"
+    return f"<h3>By series</h3>\n{quiet(remark)}{table(heads, rows)}"
 
 
 def _steps_text(part: Event) -> str:
@@ -219,35 +212,11 @@ def _steps_text(part: Event) -> str:
 
 
 def _compression(report: Any) -> str:
-    """What a compressed run's source was, and what the compression cost and brought."""
+    """Returns the rows that the terminal showed, and the charts."""
     if not isinstance(report, dict) or not report:
         return ""
-    table = _table(["", "source", "result", "result / source"], compression_table(report))
-    rows = dict(compression_rows(report))
-    told = ("source", "result", "methods", "outputs")
-    lines = "\n".join(_note(f"{label}: {rows[label]}") for label in told if label in rows)
-    charts = "".join(map(_figure, compression_charts(report)))
-    return f'{lines}\n{table}\n<div class="charts">{charts}</div>'
-
-
-def _note(text: str) -> str:
-    return f'<p class="quiet">{to_html(text)}</p>'
-
-
-def _table(heads: list[str], rows: list[list[str]], best: int | None = None) -> str:
-    """Returns a table that scrolls when it is long; the best row stays visible."""
-
-    def line(cells: list[str], tag: str) -> str:
-        return "".join(f"<{tag}>{to_html(cell)}</{tag}>" for cell in cells)
-
-    kinds = [' class="best"' if index == best else "" for index in range(len(rows))]
-    body = "".join(
-        f"<tr{kind}>{line(row, 'td')}</tr>" for kind, row in zip(kinds, rows, strict=True)
-    )
-    return (
-        f'<div class="scroll"><table><thead><tr>{line(heads, "th")}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )
+    charts = f'<div class="charts">{_figures(compression_charts(report))}</div>'
+    return _rows(compression_rows(report)) + charts
 
 
 def _number(label: str, value: str, unit: str, note: str) -> str:
@@ -262,43 +231,28 @@ def _at(event: Event) -> str:
     return f"at step {event['step']:,.0f}"
 
 
-def _duration(seconds: float) -> tuple[str, str]:
-    if seconds < 100:
-        return f"{seconds:.1f}", "s"
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole // 60}:{whole % 60:02d}", "min"
-    return f"{whole // 3600}:{whole % 3600 // 60:02d}", "h"
-
-
 def _charts(history: History) -> str:
-    try:
-        charts = draw_charts(history)
-    except MissingExtraError as error:
-        return _note(str(error))
+    charts = draw_charts(history)
     if not charts:
         return ""
-    small, large = (
-        "".join(_figure(chart) for chart in charts if chart.is_small == is_small)
-        for is_small in (True, False)
-    )
-    examples = f'<h2>Forecasts</h2>\n{_note(_FAN)}\n<div class="charts small">{small}</div>\n'
+    small = _figures(chart for chart in charts if chart.is_small)
+    large = _figures(chart for chart in charts if not chart.is_small)
+    examples = f'<h2>Forecasts</h2>\n{quiet(_FAN)}<div class="charts small">{small}</div>\n'
     return f'{examples if small else ""}<h2>Charts</h2>\n<div class="charts">{large}</div>'
 
 
-def _figure(chart: Chart) -> str:
-    caption = f"<h3>{to_html(chart.title)}</h3><p>{to_html(chart.caption)}</p>"
-    return f"<figure><figcaption>{caption}</figcaption>{chart.svg}</figure>\n"
+def _figures(charts: Iterable[Chart]) -> str:
+    return "".join(figure(chart.title, chart.caption, chart.svg) for chart in charts)
 
 
 def _samples(history: History) -> str:
     shown = [_sample(event) for event in reversed(history.samples) if event.get("text")]
     if not shown:
         return ""
-    older = "".join(shown[OPEN_SAMPLES:])
-    count = len(shown) - OPEN_SAMPLES
-    fold = f"<details><summary>{count} earlier samples</summary>{older}</details>" if older else ""
-    return f"{''.join(shown[:OPEN_SAMPLES])}{fold}"
+    newest, older = "".join(shown[:OPEN_SAMPLES]), shown[OPEN_SAMPLES:]
+    title = counted(len(older), "earlier sample")
+    fold = f"<details><summary>{title}</summary>{''.join(older)}</details>" if older else ""
+    return newest + fold
 
 
 def _sample(event: Event) -> str:
@@ -318,36 +272,31 @@ def _evaluations(history: History) -> str:
     for event in history.evals:
         split, elapsed = str(event.get("split", "valid")), number(event, "elapsed_s")
         figures = [figure_text(event, key, form) for key, form in forms.items()]
-        time = "" if elapsed is None else " ".join(_duration(elapsed))
+        time = "" if elapsed is None else clock(elapsed)
         mark = "best" if event is best else ""
         rows.append([f"{event['step']:,.0f}", SPLITS.get(split, split), *figures, time, mark])
     heads = ["step", "split", *shown.values(), "time", ""]
-    return _table(heads, rows, place)
+    return table(heads, rows, place)
 
 
 def _setup(history: History) -> str:
-    """What the terminal showed at the start of the run."""
-    rows = header_rows(history.start, Glyphs()) if history.start else []
+    """Returns the rows that the terminal showed at the start of the run."""
+    return _rows(header_rows(history.start, Glyphs()) if history.start else [])
+
+
+def _rows(rows: list[Row]) -> str:
     lines = "".join(to_html(clipped(f"{label:<12}{text}", MAX_TEXT)) + "\n" for label, text in rows)
     return f"<pre>{lines}</pre>" if rows else ""
-
-
-def _loaded(path: Path) -> Any:
-    """Returns the content of a JSON file, None where there is none that can be read."""
-    try:
-        return json.loads(read_bytes(path, MAX_JSON_BYTES))
-    except (FastLSTMError, ValueError, RecursionError):
-        return None
 
 
 _CHOSEN = ("vocab", "batch_size", "seq_length", "optimizer", "learning_rate", "dropout", "seed")
 
 
 def _settings(config: Any, history: History) -> str:
-    """The configuration; what it left open is taken from the start of the run."""
+    """Returns the configuration; a value that it leaves open is the one chosen at the start."""
     train = config.get("train") if isinstance(config, dict) else None
     values = train if train and isinstance(train, dict) else dict.fromkeys(_CHOSEN)
-    start = {**history.start, "time": None}  # of an event: when it was written, not a column
+    start = {**history.start, "time": None}  # of the event; the option names a column
     rows = "".join(
         f"<div><dt>{to_html(name)}</dt><dd>{to_html(clipped(_setting(value), MAX_TEXT))}</dd></div>"
         for name, own in values.items()
@@ -359,12 +308,12 @@ def _settings(config: Any, history: History) -> str:
 def _setting(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
-    if isinstance(value, int) and value >= 10_000:
-        return f"{value:,}"
+    if isinstance(value, int):
+        return f"{value:,}" if value >= 10_000 else str(value)
     if isinstance(value, list):
         more = f" … ({len(value):,} in all)" if len(value) > _MAX_LISTED else ""
         return ", ".join(map(name_text, value[:_MAX_LISTED])) + more
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return f"{value:,.10g}" if isinstance(value, float) else str(value)
 
 
 def _notes(history: History) -> str:

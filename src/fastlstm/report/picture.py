@@ -1,8 +1,7 @@
-"""Pictures of forecasts for a notebook or a file: a panel per series, light or dark."""
+"""Pictures of forecasts for a notebook or a file, a panel per series, light or dark."""
 
 from __future__ import annotations
 
-import importlib.resources
 import re
 import zlib
 from pathlib import Path
@@ -12,6 +11,7 @@ from fastlstm.errors import ConfigError
 from fastlstm.report import drawing
 from fastlstm.report.charts import forecast_panel
 from fastlstm.report.drawing import SMALL_INCHES, Panel, embed
+from fastlstm.report.html import STYLE
 from fastlstm.report.markup import name_text
 from fastlstm.system.storage import write_file
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from fastlstm.report.events import Event
 
-STYLE = (importlib.resources.files("fastlstm.report") / "report.css").read_text("utf-8")
-"""Of pages; its first colours are light, then dark."""
 _LARGE_INCHES = (7.2, 3.4)
 _VARIABLE = re.compile(r"--(\w+): (#\w+);")
 
@@ -30,10 +28,10 @@ class Picture:
     """A figure of forecasts. A notebook shows it; `save` writes it.
 
     Args:
-        events: events `forecast`, a panel each; without ``actual`` where it is not known.
+        events: events `forecast`, a panel each; without ``actual`` if it is unknown.
 
     Attributes:
-        panels: what is drawn.
+        panels: the panels, row by row.
     """
 
     def __init__(self, events: Sequence[Event]) -> None:
@@ -43,7 +41,7 @@ class Picture:
         self._size = _LARGE_INCHES if len(panels) == 1 else SMALL_INCHES
 
     def save(self, path: str | Path, dark: bool = False) -> Path:
-        """Writes an SVG or a PNG, by the suffix of the name, and returns its path.
+        """Writes an SVG or a PNG, by the suffix of the path, and returns the path.
 
         Raises:
             ConfigError: another suffix.
@@ -70,7 +68,7 @@ class Picture:
 
 
 def form_of(path: str | Path) -> Literal["svg", "png"]:
-    """Returns the kind of picture that a file's name asks for. Raises ConfigError for another."""
+    """Returns the kind of picture by a file's suffix. Raises ConfigError for another suffix."""
     suffix = Path(path).suffix.lower()
     if suffix == ".svg":
         return "svg"

@@ -1,6 +1,6 @@
 """Observers of a training run: a live line on a terminal, plain lines in a pipe, JSON lines.
 
-Each takes one event dict at a time. When the reader closes the pipe, output stops and the run
+Each is called with one event at a time. When the reader closes the pipe, output stops and the run
 continues.
 """
 
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 
 LABEL_WIDTH = 11
 SHOWN_EVERY_S = 5.0
-"""Between plain lines about the progress of reading or of an evaluation."""
+"""Interval of plain lines about the progress of reading or of an evaluation."""
 MIN_BAR, MAX_BAR = 4, 30
 _LOG = logging.getLogger("fastlstm")
 
 
 class LineOutput:
-    """Base of the observers: writes whole lines, flushes them, survives a closed pipe."""
+    """Base of the observers: writes and flushes whole lines, survives a closed pipe."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream, self.is_closed = stream, False
@@ -83,25 +83,25 @@ class LineOutput:
             self.is_closed = True
 
 
-def observer_for(stream: TextIO, *, use_json: bool) -> LineOutput:
-    """Returns JSON lines, a live line on a terminal, or plain lines elsewhere."""
+def default_output(*, use_json: bool, stream: TextIO | None = None) -> LineOutput:
+    """Returns JSON lines, a live line on a terminal, or plain lines elsewhere.
+
+    `stream` is standard output by default.
+    """
+    stream = sys.stdout if stream is None else stream
     if use_json:
         return JsonOutput(stream)
     return LiveOutput(stream) if is_terminal(stream) else PlainOutput(stream)
 
 
-def default_output(*, use_json: bool) -> LineOutput:
-    """Returns the observer for standard output."""
-    return observer_for(sys.stdout, use_json=use_json)
-
-
 @contextmanager
 def fit_shown(verbose: bool | None) -> Iterator[Callable[[Event], None]]:
-    """Yields the observer of a fit in Python, which hands warnings to Python's own, and other
-    messages to the logger "fastlstm" too.
+    """Yields the observer of a fit in Python.
+
+    Warnings become Python warnings. Other messages also go to the logger "fastlstm".
 
     Args:
-        verbose: True shows all that the command line shows; None a live line in a terminal or a
+        verbose: True shows the output of the command line; None a live line in a terminal or a
             notebook, nothing elsewhere; False nothing.
     """
     stream, display = sys.stdout, notebook_display()
@@ -109,7 +109,7 @@ def fit_shown(verbose: bool | None) -> Iterator[Callable[[Event], None]]:
     if verbose is not False and display is not None:
         output = NotebookOutput(stream, display, is_brief=not verbose)
     elif verbose:
-        output = observer_for(stream, use_json=False)
+        output = default_output(use_json=False)
     elif verbose is None and is_terminal(stream):
         output = LiveOutput(stream, is_brief=True)
 
@@ -218,9 +218,7 @@ class PlainOutput(LineOutput):
 class LiveOutput(PlainOutput):
     """One line that is redrawn in place; evaluations, samples and notes scroll above it.
 
-    Args:
-        stream: receives all.
-        is_brief: nothing but the live line is shown.
+    `is_brief` shows the live line only.
     """
 
     def __init__(self, stream: TextIO, is_brief: bool = False) -> None:
@@ -305,12 +303,9 @@ class LiveOutput(PlainOutput):
 
 
 class NotebookOutput(LiveOutput):
-    """The live line as an output of the cell that changes in place; the rest is printed below.
+    """The live line as a changing output of a notebook cell; the rest is printed below it.
 
-    Args:
-        stream: receives the rest.
-        display: of IPython.
-        is_brief: nothing but the live line is shown.
+    `display` is IPython's.
     """
 
     def __init__(self, stream: TextIO, display: Callable[..., Any], is_brief: bool = False) -> None:
@@ -334,10 +329,10 @@ class NotebookOutput(LiveOutput):
 
 @dataclass(frozen=True)
 class LinePart:
-    """A part of the step line: a value with a long and a short wording around it.
+    """A part of the step line: a value in a long or a short text.
 
-    On a narrow terminal parts of the highest rank are dropped first. The live line pads a value to
-    `width`, so that nothing moves while numbers change.
+    A narrow terminal drops the parts of highest rank first. The live line pads the value to `width`
+    columns, so that nothing moves when numbers change.
     """
 
     value: str
@@ -348,11 +343,11 @@ class LinePart:
 
     @property
     def text(self) -> str:
-        """The long wording without padding."""
+        """The long text without padding."""
         return self.long.format(self.value)
 
     def padded(self, *, is_long: bool) -> str:
-        """The wording with the value padded."""
+        """The text with the padded value."""
         return (self.long if is_long else self.short).format(self.value.rjust(self.width))
 
 
@@ -388,7 +383,7 @@ def live_line(
     style: Style,
     bar: Callable[[float, int], str],
 ) -> str:
-    """Returns the live line: at most `width` columns, the bar taking what the numbers leave."""
+    """Returns the live line of at most `width` columns; the bar takes the rest of the numbers."""
     parts = list(parts)
     texts = [part.padded(is_long=True) for part in parts]
     if _room(texts, width) < MAX_BAR // 2:

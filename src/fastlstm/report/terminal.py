@@ -1,13 +1,15 @@
-"""What a terminal can show: colour, width in columns, box-drawing characters, short numbers."""
+"""What a terminal can show, and how numbers, sizes, times and shares are written everywhere."""
 
 from __future__ import annotations
 
 import importlib
+import math
 import shutil
 import sys
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TextIO
 
 from fastlstm.system import environment
@@ -18,7 +20,7 @@ _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "
 
 @dataclass(frozen=True)
 class Style:
-    """Wraps text in colour codes, or leaves it alone where colour is off."""
+    """Wraps text in colour codes if colour is on."""
 
     is_on: bool
 
@@ -31,7 +33,7 @@ class Style:
 
 @dataclass(frozen=True)
 class Glyphs:
-    """The few characters beyond ASCII, with a plain form for terminals that lack them."""
+    """Characters beyond ASCII; `ASCII_GLYPHS` replaces them on terminals that lack them."""
 
     done: str = "━"
     todo: str = "─"
@@ -45,15 +47,15 @@ ASCII_GLYPHS = Glyphs(done="=", todo="-", dot="|", bar="|", best="*", times="x")
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """True when `stream` is a terminal that understands carriage return and erase."""
+    """Returns whether `stream` is a terminal with carriage return and erase."""
     try:
-        return stream.isatty() and environment.terminal_name() != "dumb"
+        return stream.isatty() and environment.value("TERM") != "dumb"
     except (AttributeError, ValueError):
         return False
 
 
 def notebook_display() -> Callable[..., Any] | None:
-    """Returns IPython's `display` where the code runs in a notebook, else None."""
+    """Returns IPython's `display` in a notebook, else None."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     if getattr(shell, "kernel", None) is None:
@@ -62,12 +64,12 @@ def notebook_display() -> Callable[..., Any] | None:
 
 
 def style_for(stream: TextIO) -> Style:
-    """Colours on a terminal, none elsewhere or where NO_COLOR is set."""
-    return Style(is_terminal(stream) and not environment.no_color())
+    """Returns colours on a terminal without NO_COLOR, else none."""
+    return Style(is_terminal(stream) and not environment.value("NO_COLOR"))
 
 
 def glyphs_for(stream: TextIO) -> Glyphs:
-    """Box-drawing characters where the stream's encoding has them, ASCII elsewhere."""
+    """Returns box-drawing characters if the stream's encoding has them, else ASCII."""
     try:
         "━─·│★×".encode(getattr(stream, "encoding", None) or "ascii")
     except (UnicodeEncodeError, LookupError):
@@ -76,12 +78,12 @@ def glyphs_for(stream: TextIO) -> Glyphs:
 
 
 def columns() -> int:
-    """Columns that may be written without wrapping: one less than the terminal has."""
+    """Returns the columns that can be written without wrapping, one less than the terminal's."""
     return max(MIN_COLUMNS, shutil.get_terminal_size((80, 24)).columns) - 1
 
 
 def cell_width(text: str) -> int:
-    """Columns that `text` takes: 2 for East Asian wide characters, 0 for combining ones."""
+    """Returns the columns of `text`: 2 for East Asian wide characters, 0 for combining ones."""
     if text.isascii():
         return len(text)
     return sum(_char_width(char) for char in text)
@@ -94,14 +96,14 @@ def _char_width(char: str) -> int:
 
 
 def clip(text: str, width: int) -> str:
-    """Returns at most `width` columns of `text`, the end replaced by an ellipsis."""
+    """Returns at most `width` columns of `text`; a cut text ends with an ellipsis."""
     return text if cell_width(text) <= width else _chop(text, width - 3)[0] + "..."
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """Breaks one paragraph into lines of at most `width` columns, at spaces where there are any.
+    """Breaks a paragraph into lines of at most `width` columns, at spaces if possible.
 
-    Spaces at the start of the paragraph are kept.
+    Keeps spaces at the start of the paragraph.
     """
     lines: list[str] = []
     body = text.lstrip(" ")
@@ -131,9 +133,12 @@ def _chop(word: str, width: int) -> list[str]:
     return pieces
 
 
+_UNITS = {"T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3}
+
+
 def short_count(value: float) -> str:
     """Returns at most five characters: 950, 12.3k, 999k, 1.23M, 45.6G."""
-    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+    for unit, size in _UNITS.items():
         if value >= 0.9995 * size:
             scaled = value / size
             digits = 2 if scaled < 9.995 and unit != "k" else 1 if scaled < 99.95 else 0
@@ -145,6 +150,26 @@ def short_bytes(value: float) -> str:
     """Returns a size in decimal units: 950 B, 12.3 kB, 1.23 GB."""
     short = short_count(value)
     return f"{short[:-1]} {short[-1]}B" if short[-1] in "kMGT" else f"{short} B"
+
+
+def tick_texts(values: Iterable[float]) -> list[str]:
+    """Returns the labels of an axis in order: 1.5, 2018, 20k, 3M; precise to 5 % of their distance.
+
+    Below 10,000 no label has a unit: a year is not 2.018k.
+    """
+    values = list(values)
+    gaps = [abs(after - before) for before, after in pairwise(values) if after != before]
+    error = min(gaps, default=math.inf) / 20
+    digits = 4
+    while digits < 17 and any(abs(float(f"{v:.{digits}g}") - v) > error for v in values):
+        digits += 1
+    units = _UNITS if max(map(abs, values), default=0.0) >= 10_000 else {}
+    return [_tick_text(value, digits, units) for value in values]
+
+
+def _tick_text(value: float, digits: int, units: Mapping[str, float]) -> str:
+    unit, size = next(((u, s) for u, s in units.items() if abs(value) >= s), ("", 1.0))
+    return f"{value / size:.{digits}g}{unit}"
 
 
 def clock(seconds: float) -> str:

@@ -8,10 +8,10 @@
     <cache>/series/…              the same for tables (`fastlstm.forecast.data.dataset`)
 
 An entry is written to a work directory, fsynced and renamed. The next preparation removes work
-directories whose process is gone (their lock is free). Directories and files are private (0700,
-0600), whatever the umask. What belongs to another user, or may be written by one, is not used.
-SHA-256 hashes of an entry's files are stored with it and compared when a process first opens it:
-1 GB takes about a second of one core, and all cores hash.
+directories without a lock: their processes have ended. Directories and files are private (0700,
+0600), whatever the umask. Files that belong to another user, or that another user may write, are
+not used. An entry holds SHA-256 hashes of its files, compared when a process first opens it: 1 GB
+takes about a second of one core, and all cores hash.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fastlstm.errors import ConfigError, CorruptFileError, FastLSTMError
+from fastlstm.errors import ConfigError, CorruptFileError
 from fastlstm.system import hardware, storage
 
 if TYPE_CHECKING:
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
 
 FoundT = TypeVar("FoundT")
 FORMAT_VERSION = 1
-"""Part of every key, so that a new version does not read old entries."""
+"""Part of every key: a new version does not find old entries."""
 _SUMS = "sums.json"
 _CHUNK_BYTES = 16 << 20
 _intact = set[tuple[Any, ...]]()
-"""Files, by path, inode, size and times, whose hashes this process has compared."""
+"""Files with compared hashes, by path, inode, size and times."""
 
 
 def file_signature(path: Path) -> list[str | int]:
-    """Returns what identifies a file's content without reading it: path, size, times, inode."""
+    """Returns path, size, times and inode, which identify a file's content without reading it."""
     info = path.stat()
     times = info.st_mtime_ns, info.st_ctime_ns
     return [os.path.abspath(path), info.st_size, *times, info.st_ino]
@@ -68,12 +68,12 @@ class Cache:
         try:
             for path in (self._root, self._entries, self._memos):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
-                _make_private(path)  # earlier versions made it readable for all
+                _make_private(path)  # it may exist with other permissions
                 if not storage.is_own(path):
                     raise ConfigError(
-                        f"the cache directory {path} belongs to another user, who could change"
-                        " what is trained on, or is open to others; name another with `cache_dir`"
-                        " or FASTLSTM_CACHE"
+                        f"the cache directory {path} belongs to another user or may be written by"
+                        " others, who could change the training data; name another with"
+                        " `cache_dir` or FASTLSTM_CACHE"
                     )
             if not os.access(self._root, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -116,11 +116,7 @@ class Cache:
 
     def recall(self, key: str) -> Any:
         """Returns what `remember` stored under `key`, or None."""
-        try:
-            path = self._memos / f"{key}.json"
-            return storage.read_json(path) if storage.is_own(path) else None
-        except (OSError, FastLSTMError):
-            return None
+        return storage.read_own_json(self._memos / f"{key}.json")
 
     def remember(self, key: str, value: Any) -> None:
         """Stores a small JSON value."""
@@ -202,9 +198,9 @@ def _make_private(path: Path) -> None:
 
 
 def release_pages(array: NDArray[Any]) -> None:
-    """Unmaps the pages of a mapped array; the next access maps them again from the page cache.
+    """Unmaps the pages of a mapped array, which keeps resident memory flat while it is read.
 
-    Costs microseconds and keeps resident memory flat while a large file is read.
+    Costs microseconds; the next access maps the pages again from the page cache.
     """
     base: Any = array
     while base is not None and not isinstance(base, mmap.mmap):

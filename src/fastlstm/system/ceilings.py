@@ -31,10 +31,9 @@ class Ceilings:
         gemm_gflops: best matrix product, GFLOP/s.
         gemm_by: its library: "torch.mm" or "oneDNN".
         copy_gb_s: memory copy, read plus written, GB/s (1e9 bytes).
-        is_busy: other processes used the cores, so figures may be low; the next caller measures
-            again, after three times once a day.
-        tries: number of measurements that this is the best of.
-        measured_at: Unix time of the newest of them.
+        is_busy: other processes used the cores, so figures may be low.
+        tries: number of measurements; the figures are the best of them.
+        measured_at: Unix time of the newest measurement.
         is_recalled: measured by an earlier call.
     """
 
@@ -57,15 +56,15 @@ def measured_ceilings(
 ) -> Ceilings:
     """Returns the machine's measured speed; measures once (about a second) and stores the result.
 
-    A measurement on a busy machine is repeated by later calls, after three of them once a day, and
-    with `fresh`; the best is kept.
+    Later calls repeat a measurement of a busy machine, at first each, after three once a day. The
+    best is kept.
 
     Args:
         dtype: fp32, bf16, fp16 or tf32 (fp32 on the CPU).
         threads: CPU threads; default `hardware.default_threads()`.
         device: "cpu" or "cuda".
         shape: (M, K, N) of the matrix product.
-        fresh: measure even if there is a stored result.
+        fresh: measure in any case.
 
     Raises:
         ConfigError: an unknown dtype.
@@ -102,7 +101,7 @@ def ceiling_dtype(dtype: str, device: str) -> str:
 
 
 def doubt_ceilings(dtype: str, threads: int, *, device: str = "cpu") -> None:
-    """Has the next caller of `measured_ceilings` measure again: something ran faster."""
+    """Marks a stored ceiling as too low: the next `measured_ceilings` measures again."""
     of = _about(ceiling_dtype(dtype, device), threads, device, GEMM_SHAPE)
     known = _stored(of)
     if known is not None:
@@ -114,13 +113,13 @@ def _about(dtype: str, threads: int, device: str, shape: tuple[int, int, int]) -
 
 
 def _is_final(known: Ceilings) -> bool:
-    """Returns whether not to measure again."""
+    """Returns whether a stored measurement needs no other."""
     age_s = time.time() - known.measured_at
     return not known.is_busy or (known.tries >= _BUSY_TRIES and 0 <= age_s < _BUSY_KEPT_S)
 
 
 def _stored(of: dict[str, object]) -> Ceilings | None:
-    """Returns the ceilings of an earlier measurement, or None if there are none that are valid."""
+    """Returns the stored ceilings, None without valid ones."""
     try:
         known = Ceilings(**(measurements.recall("ceilings", of) or {}))
         is_valid = known.gemm_by in _PRODUCTS and known.tries > 0
@@ -187,7 +186,7 @@ def _measure_cuda(
 
 
 def _copied_on_gpu(num_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns two tensors of so many bytes each, or of fewer where the GPU's memory is short."""
+    """Returns two tensors of `num_bytes` each, smaller ones if the GPU is short of memory."""
     try:
         source = torch.ones(num_bytes // 4, dtype=torch.float32, device="cuda")
         return source, torch.empty_like(source)
@@ -199,7 +198,7 @@ def _copied_on_gpu(num_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _best_seconds(call: Callable[[], object], during_s: float | None = None) -> float:
-    """Returns the shortest time of a call, in about so many seconds and at least 3 calls."""
+    """Returns the shortest time of at least 3 calls within about `during_s` seconds."""
     call()
     seconds: list[float] = []
     end = time.perf_counter() + (_MEASURE_S if during_s is None else during_s)

@@ -1,4 +1,4 @@
-"""What a container may use: quota, throttling and memory, from Linux control groups 1 and 2."""
+"""The limits of a container: CPU quota, throttling, memory; Linux control groups 1 and 2."""
 
 from __future__ import annotations
 
@@ -8,16 +8,12 @@ from pathlib import Path, PurePosixPath
 
 def cpu_quota(root: Path = Path("/")) -> float | None:
     """Returns the smallest quota of this process's groups, in cores; None without a quota."""
-    quotas = [
-        quota
-        for directory, is_v2 in _groups(root)
-        if (quota := _quota_v2(directory) if is_v2 else _quota_v1(directory)) is not None
-    ]
-    return min(quotas, default=None)
+    quotas = [_quota(directory, is_v2) for directory, is_v2 in _groups(root)]
+    return min((quota for quota in quotas if quota is not None), default=None)
 
 
 def throttled_s(root: Path = Path("/")) -> float | None:
-    """Returns for how many seconds a quota has held this process's groups back, in all."""
+    """Returns the total seconds for which a quota has throttled this process's groups."""
     found = []
     for directory, is_v2 in _groups(root):
         counters = _counters(directory / "cpu.stat")
@@ -34,7 +30,7 @@ def available_memory(root: Path = Path("/")) -> int | None:
     found = []
     for directory, is_v2 in _groups(root, "memory"):
         names = ("max", "current") if is_v2 else ("limit_in_bytes", "usage_in_bytes")
-        limit, used = (_lines(directory / f"memory.{name}") for name in names)
+        limit, used = (lines_of(directory / f"memory.{name}") for name in names)
         if limit and used and limit[0].isdecimal() and used[0].isdecimal():
             inactive = _counters(directory / "memory.stat").get("inactive_file", 0)
             found.append(max(int(limit[0]) - int(used[0]) + inactive, 0))
@@ -44,7 +40,7 @@ def available_memory(root: Path = Path("/")) -> int | None:
 def _groups(root: Path, controller: str = "cpu") -> list[tuple[Path, bool]]:
     """Returns (directory, is version 2) of this process's groups and their parents."""
     own: dict[bool, str] = {}
-    for line in _lines(root / "proc/self/cgroup"):
+    for line in lines_of(root / "proc/self/cgroup"):
         hierarchy, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if hierarchy == "0" and not controllers:
@@ -64,7 +60,7 @@ def _groups(root: Path, controller: str = "cpu") -> list[tuple[Path, bool]]:
 def _mounts(root: Path, controller: str) -> list[tuple[str, str, bool]]:
     """Returns (path within the hierarchy, mount point, is version 2) of a controller."""
     mounts = []
-    for line in _lines(root / "proc/self/mountinfo"):
+    for line in lines_of(root / "proc/self/mountinfo"):
         before, _, after = line.partition(" - ")
         fields, kind = before.split(), after.split()
         if len(fields) < 5 or len(kind) < 3:
@@ -84,21 +80,15 @@ def _below(path: str, mount_root: str) -> PurePosixPath:
     return PurePosixPath(".") if ".." in inner.parts else inner
 
 
-def _quota_v2(directory: Path) -> float | None:
-    words = (_lines(directory / "cpu.max") or [""])[0].split()
-    return _share(words[0], words[1]) if len(words) == 2 else None
-
-
-def _quota_v1(directory: Path) -> float | None:
-    quota = _lines(directory / "cpu.cfs_quota_us")
-    period = _lines(directory / "cpu.cfs_period_us")
-    return _share(quota[0], period[0]) if quota and period else None
-
-
-def _share(quota: str, period: str) -> float | None:
-    """Returns quota / period; None for "max", -1 or anything invalid."""
+def _quota(directory: Path, is_v2: bool) -> float | None:
+    """Returns quota / period in cores; None for "max", -1 or anything invalid."""
+    words = first_words(directory / "cpu.max", 3)
+    if not is_v2:
+        names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        words = [word for name in names for word in first_words(directory / name, 1)]
     try:
-        share = float(quota) / float(period)
+        quota, period = map(float, words)
+        share = quota / period
     except (ValueError, ZeroDivisionError):
         return None
     return share if math.isfinite(share) and share > 0 else None
@@ -106,12 +96,18 @@ def _share(quota: str, period: str) -> float | None:
 
 def _counters(path: Path) -> dict[str, int]:
     """Returns the lines of a file, each a name and a whole number."""
-    pairs = [line.split() for line in _lines(path)]
+    pairs = [line.split() for line in lines_of(path)]
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
 
 
-def _lines(path: Path) -> list[str]:
+def lines_of(path: Path) -> list[str]:
+    """Returns the lines of a file of the kernel; none if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
+
+
+def first_words(path: Path, count: int) -> list[str]:
+    """Returns the first `count` words of a file's first line."""
+    return next(iter(lines_of(path)), "").split()[:count]

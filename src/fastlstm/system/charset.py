@@ -1,4 +1,4 @@
-"""The encoding of a text that is not UTF-8, as the charset-normalizer library finds it."""
+"""The encoding of a text that is not UTF-8, guessed by charset-normalizer."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _COMMON = [
 """Tried first: a short text often fits a code page of DOS as well."""
 _OLD = ["cp850", "cp852", "cp866", "mac_roman"]
 _LATIN = ("latin_1", "iso8859_", "cp125", "mac_", "cp437", "cp85", "cp1140")
-_WITH_ONE_OF_ITS_OWN = {
+_NOT_CP1252 = {
     *("Polish", "Czech", "Hungarian", "Slovak", "Slovene", "Croatian", "Romanian"),
     *("Russian", "Ukrainian", "Bulgarian", "Serbian", "Greek", "Hebrew", "Arabic", "Turkish"),
 }
-"""Languages whose letters cp1252 lacks; it has the letters of all other Latin texts."""
+"""Languages with letters that cp1252 lacks; it has those of all other Latin texts."""
 
 
 def encoding_of(data: bytes) -> str | None:
@@ -46,7 +46,7 @@ def encoding_of(data: bytes) -> str | None:
     if best is None or best.encoding in _UNICODE:
         return None
     is_latin = best.encoding.startswith(_LATIN) or not re.search(rb"[\x80-\xff]{2}|\0", sample)
-    if not is_latin or best.language in _WITH_ONE_OF_ITS_OWN:
+    if not is_latin or best.language in _NOT_CP1252:
         return _USUAL.get(best.encoding, best.encoding)
     has_euro = b"\xa4" in sample and not re.search(rb"[\x80-\x9f]", sample)
     latin = "iso8859-15" if has_euro else "cp1252"
@@ -56,7 +56,7 @@ def encoding_of(data: bytes) -> str | None:
 
 
 def _cut(data: bytes) -> int:
-    """Returns the number of bytes at the end that may begin a character of UTF-8."""
+    """Returns the number of last bytes that may be an incomplete UTF-8 character."""
     for back in range(1, min(3, len(data)) + 1):
         if data[-back] >= 0xC0:
             return back

@@ -1,4 +1,4 @@
-"""Devices that a user may name, and whether they are here."""
+"""Checks of the device that a user asks for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DRIVER = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")
 
 
 def check_device(device: Any) -> None:
-    """Raises ConfigError unless this is a device that is here."""
+    """Raises ConfigError for an unknown device and for one that this machine lacks."""
     if device not in get_args(Device):
         expected = ", ".join(get_args(Device))
         raise ConfigError(
@@ -26,18 +26,18 @@ def check_device(device: Any) -> None:
 
 
 def no_gpu(why: str) -> ConfigError:
-    """Returns the error where a GPU was asked for that cannot be used."""
+    """Returns the error for a GPU that cannot be used."""
     return ConfigError(
         f"`device='cuda'`: no usable NVIDIA GPU here ({why}); use `device='cpu'` or auto"
     )
 
 
 def has_gpu() -> bool:
-    """Whether there is a GPU on which torch computes."""
+    """Returns whether torch can compute on a GPU here."""
     return _refusal() is None
 
 
 def _refusal() -> str | None:
-    """Returns why there is no GPU, or None; torch is imported only where there is a driver."""
+    """Returns why there is no usable GPU, or None. Imports torch only if there is a driver."""
     has_driver = any(Path(name).exists() for name in _DRIVER)
     return hardware.gpu_refusal() if has_driver else "there is no NVIDIA driver"

@@ -8,29 +8,27 @@
 ``OMP_NUM_THREADS``       upper bound on the threads used when ``--threads`` is not given
 ``FASTLSTM_API_KEY``      a key that clients of ``fastlstm serve`` must send
 ``FASTLSTM_SESSION_KEY``  signs the states that ``fastlstm serve`` hands out
-``CUDA_VISIBLE_DEVICES``  GPUs that a run sees; only told in its ``machine`` events
-``RANK``, ``WORLD_SIZE``  number of this process, and of all, where torchrun started several;
-                          ``MASTER_ADDR``, ``MASTER_PORT``: where they meet;
-                          ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE``: among those on this machine;
+``CUDA_VISIBLE_DEVICES``  GPUs that a run sees; only shown in its ``machine`` events
+``RANK``, ``WORLD_SIZE``  number of this process and count of processes, set by torchrun;
+                          ``MASTER_ADDR``, ``MASTER_PORT``: address at which they connect;
+                          ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE``: the same on this machine;
                           ``TORCHELASTIC_USE_AGENT_STORE``: whether torchrun listens there;
-                          ``TORCHELASTIC_RESTART_COUNT``, ``TORCHELASTIC_MAX_RESTARTS``: how often
-                          they were started again, and may be
+                          ``TORCHELASTIC_RESTART_COUNT``, ``TORCHELASTIC_MAX_RESTARTS``: restarts
+                          so far and restarts allowed
 ``SLURM_PROCID``, …       tasks of a job step (``SLURM_STEP_NUM_TASKS``, ``SLURM_NTASKS``;
                           ``ENVIRONMENT``): refused without ``RANK``
-``FASTLSTM_VERDICT``      set by ``--nproc``: a file in which a process leaves its exit code, beside
-                          the file where all meet
-``FASTLSTM_PARENT``       set by `fastlstm.ray.train`: the process with which it ends
+``FASTLSTM_VERDICT``      set by ``--nproc``: file for the exit code of a process, beside the file
+                          over which all connect
+``FASTLSTM_PARENT``       set by `fastlstm.ray.train`: the process ends when this one does
 ``FASTLSTM_DEBUG``        1 shows the traceback of an internal error instead of writing it to a file
-``WANDB_PROJECT``         project of ``--log wandb``; of ``--log mlflow`` it is
-                          ``MLFLOW_EXPERIMENT_NAME``
+``WANDB_PROJECT``         project of ``--log wandb``; ``MLFLOW_EXPERIMENT_NAME`` for MLflow
 ``NO_COLOR``              any value switches colours off (https://no-color.org)
 ``TERM``                  ``dumb`` switches the live progress line off
 ========================  ========================================================================
 
-An empty variable counts as not set. ``TF_CPP_MIN_LOG_LEVEL`` and ``KERAS_BACKEND`` are
-set, where they are not, before TensorFlow and Keras are imported to check an exported model, and
-``MLFLOW_LOGGING_LEVEL`` and ``MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT`` before MLflow is;
-``GLOO_SOCKET_IFNAME`` and ``NCCL_SOCKET_IFNAME`` before the processes of one machine meet, and
+An empty variable counts as not set. Variables that fastlstm sets unless they are set:
+``KERAS_BACKEND`` and those of `_QUIET`, each before the library is imported; ``GLOO_SOCKET_IFNAME``
+and ``NCCL_SOCKET_IFNAME`` before the processes of one machine connect;
 ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE`` by ``--nproc``.
 """
 
@@ -85,7 +83,7 @@ def forced_isa() -> str | None:
 
 
 def onednn_features(features: frozenset[str]) -> frozenset[str]:
-    """Returns the bf16 instructions among `features` that ``ONEDNN_MAX_CPU_ISA`` leaves oneDNN."""
+    """Returns the bf16 instructions of `features` that ``ONEDNN_MAX_CPU_ISA`` allows oneDNN."""
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
     found = features & {"avx512_bf16", "amx_bf16"}
     if limit in ("", "ALL", "DEFAULT") or "AMX" in limit:
@@ -107,25 +105,19 @@ def thread_limit() -> int | None:
     return int(text)
 
 
-def is_debug() -> bool:
-    """Returns whether ``FASTLSTM_DEBUG`` is set; 0 counts as not set."""
-    return os.environ.get("FASTLSTM_DEBUG", "") not in ("", "0")
-
-
 def rank() -> int:
-    """Returns ``RANK``, the number of this process in a run; 0 where it is alone."""
+    """Returns ``RANK``, the number of this process in a run; 0 if it is alone."""
     return _from_torchrun("RANK", 0)
 
 
 def world_size() -> int:
-    """Returns ``WORLD_SIZE``, the processes of a run that torchrun started; 1 without it."""
+    """Returns ``WORLD_SIZE``, the number of processes of a run; 1 without torchrun."""
     return _from_torchrun("WORLD_SIZE", 1) if "RANK" in os.environ else 1
 
 
 def require_torchrun() -> None:
-    """Raises ConfigError where ``RANK`` and ``WORLD_SIZE`` are set, but not as torchrun does: then
-    they are left over from something else, and processes would be waited for that do not exist.
-    """
+    """Raises ConfigError if ``RANK`` and ``WORLD_SIZE`` are set, but not by torchrun: the run would
+    wait for processes that do not exist."""
     _require_no_plain_tasks()
     text, given = os.environ.get("WORLD_SIZE", "").strip(), os.environ.get("RANK", "").strip()
     if not text or not given or text == "1":
@@ -143,9 +135,8 @@ def require_torchrun() -> None:
 
 
 def _require_no_plain_tasks() -> None:
-    """Raises ConfigError in one of several tasks of Slurm's srun that have no ``RANK``: each would
-    train alone. The script of ``sbatch`` has a task number too, and is one process.
-    """
+    """Raises ConfigError in one of several tasks of Slurm's srun without ``RANK``: each would train
+    alone. The script of ``sbatch`` also has a task number, but is one process."""
     is_batch = os.environ.get("ENVIRONMENT") == "BATCH"
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS") or os.environ.get("SLURM_NTASKS", "")
     if "SLURM_STEP_NUM_TASKS" not in os.environ and is_batch:
@@ -162,7 +153,7 @@ def _require_no_plain_tasks() -> None:
 
 
 def master() -> tuple[str, int]:
-    """Returns where processes meet: ``MASTER_ADDR`` and ``MASTER_PORT``."""
+    """Returns ``MASTER_ADDR`` and ``MASTER_PORT``, at which processes connect."""
     return os.environ.get("MASTER_ADDR", ""), _from_torchrun("MASTER_PORT", 0)
 
 
@@ -177,7 +168,7 @@ def is_one_machine() -> bool:
 
 
 def use_network_device(name: str, *, replaces: bool) -> None:
-    """Names the network device to gloo and NCCL, where none is named or `replaces`."""
+    """Sets the network device of gloo and NCCL, if none is set or `replaces`."""
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         if replaces or not os.environ.get(variable):
             os.environ[variable] = name
@@ -189,12 +180,12 @@ def local_rank() -> int:
 
 
 def num_restarts() -> int:
-    """Returns ``TORCHELASTIC_RESTART_COUNT``, how often torchrun has started them again."""
+    """Returns ``TORCHELASTIC_RESTART_COUNT``, the restarts so far."""
     return _from_torchrun("TORCHELASTIC_RESTART_COUNT", 0)
 
 
 def max_restarts() -> int:
-    """Returns ``TORCHELASTIC_MAX_RESTARTS``, how often it would."""
+    """Returns ``TORCHELASTIC_MAX_RESTARTS``, the restarts allowed."""
     return _from_torchrun("TORCHELASTIC_MAX_RESTARTS", 0)
 
 
@@ -204,7 +195,7 @@ def _from_torchrun(name: str, default: int) -> int:
 
 
 def verdict_file() -> str | None:
-    """Returns ``FASTLSTM_VERDICT``, the file in which a process of several leaves its exit code."""
+    """Returns ``FASTLSTM_VERDICT``, the file for the exit code of this process."""
     return os.environ.get("FASTLSTM_VERDICT") or None
 
 
@@ -212,14 +203,13 @@ PARENT = "FASTLSTM_PARENT"
 
 
 def take_parent() -> int | None:
-    """Returns ``FASTLSTM_PARENT``, the process with which this one ends, and forgets it."""
+    """Returns ``FASTLSTM_PARENT``, the process whose end ends this one, and unsets it."""
     text = os.environ.pop(PARENT, "")
     return int(text) if text.isdigit() else None
 
 
 def set_verdict_file(path: str) -> None:
-    """Names the file of `verdict_file` to the processes that are started from now on, and keeps
-    torch's agent from opening a port for them."""
+    """Sets `verdict_file` for child processes, and keeps torch's agent from opening a port."""
     os.environ["FASTLSTM_VERDICT"] = path
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
 
@@ -230,60 +220,43 @@ def cuda_visible_devices() -> str | None:
 
 
 def with_variables(values: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment of this process with more variables, for a child process."""
+    """Returns this environment with more variables, for a child process."""
     return {**os.environ, **values}
 
 
-def api_key() -> str:
-    """Returns ``FASTLSTM_API_KEY``, or an empty string."""
-    return os.environ.get("FASTLSTM_API_KEY", "")
-
-
-def session_key() -> str:
-    """Returns ``FASTLSTM_SESSION_KEY``, or an empty string."""
-    return os.environ.get("FASTLSTM_SESSION_KEY", "")
+def value(name: str) -> str:
+    """Returns a variable of the table above, or an empty string."""
+    return os.environ.get(name, "")
 
 
 def secrets() -> list[str]:
-    """Returns the values of variables that are named as secrets, but no paths."""
+    """Returns the values of variables with the name of a secret, except paths."""
     found = [value for name, value in os.environ.items() if _SECRET.search(name)]
     return [value for value in found if not value.startswith(("/", "~"))]
 
 
 def tracker_project(tracker: str) -> str:
-    """Returns the project that a tracker's own variable names, or an empty string."""
+    """Returns the project in a tracker's own variable, or an empty string."""
     name = {"wandb": "WANDB_PROJECT", "mlflow": "MLFLOW_EXPERIMENT_NAME"}.get(tracker)
     return os.environ.get(name, "") if name else ""
 
 
-def no_color() -> bool:
-    """Returns whether ``NO_COLOR`` is set."""
-    return bool(os.environ.get("NO_COLOR"))
+_QUIET = {
+    "tensorflow": {"TF_CPP_MIN_LOG_LEVEL": "3"},
+    "mlflow": {
+        "MLFLOW_LOGGING_LEVEL": "WARNING",
+        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    },
+    "profiler": {"KINETO_LOG_LEVEL": "99"},  # torch's
+}
 
 
-def terminal_name() -> str:
-    """Returns ``TERM``, or an empty string."""
-    return os.environ.get("TERM", "")
-
-
-def quiet_tensorflow() -> None:
-    """Has TensorFlow, where it is imported after this, print errors only."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
-
-def quiet_mlflow() -> None:
-    """Has MLflow, where it is imported after this, print no line for people on standard output and
-    log warnings only."""
-    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
-
-
-def quiet_profiler() -> None:
-    """Keeps torch's profiler from writing lines of its own to standard error, if it has not been
-    used before."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+def quiet(library: str) -> None:
+    """Makes a library of `_QUIET` print errors only; to be called before its import."""
+    for name, value in _QUIET[library].items():
+        os.environ.setdefault(name, value)
 
 
 def default_keras_backend(name: str) -> None:
-    """Has Keras, where it is imported after this, use this backend unless another is set."""
+    """Chooses the backend of Keras unless one is set; to be called before its import."""
     os.environ.setdefault("KERAS_BACKEND", name)

@@ -1,4 +1,4 @@
-"""Typed options: checks of dataclass fields, durations, splits, keys."""
+"""Checks of options: fields of dataclasses, durations, amounts, splits, keys."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def check_fields(
 
     Args:
         config: a dataclass; a numeric budget becomes text, NumPy numbers become Python's.
-        bounds: least and largest value, by field.
-        choices: allowed values, by field; default those of its `Literal` fields.
+        bounds: least and largest value by field.
+        choices: allowed values by field; by default those of `Literal` fields.
 
     Raises:
         ConfigError: an invalid value; names the flag and what was expected.
@@ -99,12 +99,12 @@ def _check_kind(config: Any, name: str, annotation: str) -> None:
 
 
 def is_number(value: object) -> bool:
-    """Returns whether a value is a number of Python or NumPy, and not a bool."""
+    """Returns whether a value is a number of Python or NumPy; a bool is none."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def is_whole(value: object) -> bool:
-    """Returns whether a value is an integer of Python or NumPy, and not a bool."""
+    """Returns whether a value is an integer of Python or NumPy; a bool is none."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
@@ -132,7 +132,7 @@ def parse_duration(text: str, name: str = "budget") -> float:
 
 
 def _quantity(text: str, pattern: str, units: Mapping[str, float]) -> float:
-    """Returns the number of a text times its unit, 0 if the text is no number and unit."""
+    """Returns the number in a text times its unit, 0 for any other text."""
     match = re.fullmatch(rf"(\d+(?:\.\d+)?)\s*{pattern}", text.strip())
     return 0.0 if match is None else float(match[1]) * units[match[2]]
 
@@ -147,10 +147,10 @@ def parse_latency(text: str, name: str) -> float:
     return seconds
 
 
-def parse_amount(name: str, text: str, unit: str = "") -> float:
+def parse_amount(text: str, name: str, unit: str = "") -> float:
     """Returns the number in ``"200000"``, ``"500k"`` or ``"1.5M"`` (k, M, G: powers of 1,000).
 
-    `name` is the setting's; `unit`, such as "/s", may follow the number.
+    `name` is the setting's; the number may end in `unit`, such as "/s".
     """
     amount = _quantity(text.strip().removesuffix(unit), "([kMG]?)", _POWERS)
     if not 0 < amount < 1e15:
@@ -193,7 +193,7 @@ def parse_split(text: str) -> tuple[float, float, float]:
 def called_with(
     kind: type[ConfigT], config: Any, fields: dict[str, Any], origin: str, stop: object
 ) -> ConfigT:
-    """Returns the options of a call, given as `config` or as single fields; checks `stop`, too."""
+    """Returns the options of a call, given as `config` or as single fields. Checks `stop` too."""
     if config is not None and fields:
         raise ConfigError("give either config=… or single fields, not both")
     if stop is not None and not callable(stop):

@@ -1,4 +1,4 @@
-"""What GPUs are doing, by nvidia-ml-py where it is installed."""
+"""Load, memory and power of GPUs, read with nvidia-ml-py if it is installed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ _HELD_BACK = 0x08 | 0x20 | 0x40 | 0x80
 
 
 def gpu_usage() -> dict[str, Any]:
-    """Returns `gpus`, one for each that NVIDIA's library sees, and `cuda_visible_devices`.
+    """Returns `gpus`, one dict for each GPU of the driver, and `cuda_visible_devices`.
 
-    Of each GPU what it tells of: `index`, `busy_share` 0..1, `used_bytes`, `others_bytes` (memory
-    of other processes), `total_bytes`, `power_w`, `power_limit_w`, `clock_mhz` of its processors,
-    `is_held_back` (by heat or power). Nothing without the package or a driver.
+    A GPU has the figures that it supports of: `index`, `busy_share` 0..1, `used_bytes`,
+    `others_bytes` (memory of other processes), `total_bytes`, `power_w`, `power_limit_w`,
+    `clock_mhz` of its processors, `is_held_back` (by heat or power). Empty without the package or
+    a driver.
     """
     try:
         nvml: Any = importlib.import_module("pynvml")
@@ -35,7 +36,7 @@ def gpu_usage() -> dict[str, Any]:
 
 
 def _gpu(nvml: Any, index: int) -> dict[str, Any]:
-    """Returns what one GPU tells; each figure may be missing on its own."""
+    """Returns the figures of one GPU; any may be missing."""
     device, found = nvml.nvmlDeviceGetHandleByIndex(index), dict[str, Any](index=index)
 
     def others_bytes() -> int | None:
@@ -58,7 +59,7 @@ def _gpu(nvml: Any, index: int) -> dict[str, Any]:
     for name, read in figures.items():
         try:
             value = read()
-        except (nvml.NVMLError, AttributeError):  # a GPU, or a package, that does not tell it
+        except (nvml.NVMLError, AttributeError):  # not supported by this GPU or package
             continue
         found |= {} if value is None else {name: value}
     return found

@@ -30,18 +30,16 @@ _CEILING_ERROR = 1.05
 
 @dataclass(frozen=True)
 class CpuInfo:
-    """The CPU as available to this process; cache sizes are 0 if unknown.
+    """The CPU as available to this process.
 
     Attributes:
         vendor: "GenuineIntel", "AuthenticAMD", or the architecture.
         model: brand string.
         isa: widest usable instruction set of `environment.ISA_NAMES`, limited by FASTLSTM_ISA.
         bf16_isa: instruction set with the fastest bf16 kernels (`fastest_bf16`).
-        features: enabled by CPU and operating system, whatever FASTLSTM_ISA says.
+        features: instructions enabled by CPU and operating system, not limited by FASTLSTM_ISA.
         cores: the smaller of affinity mask and control-group quota.
-        l1d_bytes: level-1 data cache of a core.
-        l2_bytes: level-2 cache of a core.
-        l3_bytes: level-3 cache of a core.
+        l1d_bytes, l2_bytes, l3_bytes: caches of one core; 0 if unknown.
     """
 
     vendor: str
@@ -57,16 +55,8 @@ class CpuInfo:
 
 @dataclass(frozen=True)
 class GpuInfo:
-    """The first CUDA device.
-
-    Attributes:
-        name: from the driver.
-        capability: compute capability, (major, minor).
-        total_bytes: memory of the device.
-        num_multiprocessors: streaming multiprocessors.
-        cuda_version: that torch was built for.
-        cudnn_version: 0 without cuDNN.
-    """
+    """The first CUDA device. `capability` is (major, minor); `cuda_version` is the one torch was
+    built for; `cudnn_version` is 0 without cuDNN."""
 
     name: str
     capability: tuple[int, int]
@@ -91,10 +81,7 @@ def keep_freed_memory() -> bool:
     """Keeps freed memory in the process, so that buffers of a training step are not mapped again.
 
     A step of H=512, B=32, T=128 takes 900 page faults instead of 21,000 and runs at 44 instead of
-    34 k tokens/s (benchmarks/log); the process never shrinks.
-
-    Returns:
-        False if the C library (other than glibc) has no such option.
+    34 k tokens/s (benchmarks/log); the process never shrinks. False without glibc.
     """
     return bool(native().keep_freed_memory())
 
@@ -107,14 +94,14 @@ def cores() -> int:
 
 
 def allowed_cores() -> int:
-    """Returns the cores that the affinity mask leaves, whatever the quota."""
+    """Returns the cores in the affinity mask, whatever the quota."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def quota() -> float | None:
-    """Returns the control group's quota in cores, where it is less than `allowed_cores`."""
+    """Returns the control group's quota in cores, None if it is not below `allowed_cores`."""
     found = cgroup.cpu_quota()
     return None if found is None or found >= allowed_cores() else found
 
@@ -136,14 +123,14 @@ def cpu() -> CpuInfo:
 
 
 def widest_isa() -> str:
-    """Returns the widest instruction set of this CPU, whatever FASTLSTM_ISA says."""
+    """Returns the widest instruction set of this CPU, not limited by FASTLSTM_ISA."""
     return str(_detected()[1])
 
 
 def fastest_bf16(isa: str, vendor: str) -> str:
     """Returns the fastest instruction set for bf16 matrix products.
 
-    Intel cores run VDPBF16PS at half the rate of two float32 FMAs; without AMX, kernels that
+    Intel cores run VDPBF16PS at half the rate of two float32 FMAs. Without AMX, kernels that
     convert in registers are faster: 1.16x to 1.33x per step (H = 128 to 1024, benchmarks/log).
     """
     return "avx512" if isa == "avx512_bf16" and vendor == "GenuineIntel" else isa
@@ -283,8 +270,8 @@ def gpu_refusal() -> str | None:
 
 @functools.cache
 def _cuda_warning() -> str:
-    """Returns what torch warns of where it looks for GPUs, which it does once in a process: "CUDA
-    initialization: The NVIDIA driver on your system is too old (found version …)"."""
+    """Returns torch's warning about GPUs, such as a driver that is too old; torch warns once in a
+    process."""
     import torch
 
     with warnings.catch_warnings(record=True) as caught:
@@ -295,7 +282,7 @@ def _cuda_warning() -> str:
 
 
 def _runs_on(architecture: str, capability: tuple[int, int]) -> bool:
-    """Returns whether code for `sm_90` or `compute_90` runs on a GPU of a compute capability."""
+    """Returns whether code built for `sm_90` or `compute_90` runs on a GPU."""
     kind, _, number = architecture.rstrip("af").partition("_")
     if not number.isdecimal():
         return True
@@ -306,7 +293,7 @@ def _runs_on(architecture: str, capability: tuple[int, int]) -> bool:
 
 
 def gpu_id() -> str:
-    """Returns what tells the current CUDA device from all others, on any machine."""
+    """Returns an identifier of the current CUDA device, unique over machines."""
     import torch
 
     device = torch.cuda.current_device()
@@ -324,21 +311,26 @@ def peak_gflops(threads: int) -> dict[str, float]:
 
 
 def machine_name(device: str) -> str:
-    """Returns what tells machines apart: model of the CPU or GPU, instruction set, cores."""
-    if device.startswith("cuda") and (first_gpu := gpu()) is not None:
-        return f"{first_gpu.name}, {first_gpu.total_bytes / 2**30:.0f} GB, {cores()} cores"
-    info = cpu()
-    return f"{info.model}, {info.isa}, {cores()} cores"
+    """Returns the model of the CPU or GPU, its instruction set or memory, and the cores.
+
+    Raises:
+        ConfigError: a GPU that torch does not find.
+    """
+    if not device.startswith("cuda"):
+        info = cpu()
+        return f"{info.model}, {info.isa}, {cores()} cores"
+    if (first_gpu := gpu()) is None:
+        raise ConfigError("device is 'cuda', but torch finds no GPU")
+    return f"{first_gpu.name}, {first_gpu.total_bytes / 2**30:.0f} GB, {cores()} cores"
 
 
 def machine(device: str, threads: int) -> dict[str, object]:
-    """Returns what every measurement depends on: device ("cpu" or "cuda"), cores, threads, versions
-    and the build of the kernels, of which there may be several of one version."""
+    """Returns the facts that every measurement depends on: device ("cpu" or "cuda") and cores,
+    threads, versions and the build of the kernels."""
     import torch
 
     return {
-        "device": _device_name(device),
-        "cores": cores(),
+        "device": machine_name(device),
         "threads": threads,
         "torch": torch.__version__,
         "fastlstm": fastlstm.__version__,
@@ -347,7 +339,7 @@ def machine(device: str, threads: int) -> dict[str, object]:
 
 
 def _build_of_kernels() -> list[int]:
-    """Returns size and time of change of the native module's file; no numbers where it has none."""
+    """Returns size and modification time of the native module's file; empty without a file."""
     try:
         info = Path(str(native().__file__)).stat()
     except OSError:
@@ -355,22 +347,11 @@ def _build_of_kernels() -> list[int]:
     return [info.st_size, info.st_mtime_ns]
 
 
-def _device_name(device: str) -> str:
-    if device == "cpu":
-        info = cpu()
-        return f"{info.vendor} {info.model} {info.isa}"
-    first_gpu = gpu()
-    if first_gpu is None:
-        raise ConfigError("device is 'cuda', but torch finds no GPU")
-    return first_gpu.name
-
-
 def ceiling_share(gflops: float, ceiling_gflops: float) -> float | None:
     """Returns the share of a measured ceiling that a rate reaches, 0..1.
 
-    Returns:
-        None where the ceiling is unknown (0), and where the rate is so far above it that the
-        ceiling must be wrong: it was measured while the machine was busy.
+    None if the ceiling is unknown (0), or so far below the rate that it was measured on a busy
+    machine.
     """
     if not ceiling_gflops or gflops > _CEILING_ERROR * ceiling_gflops:
         return None
@@ -380,9 +361,7 @@ def ceiling_share(gflops: float, ceiling_gflops: float) -> float | None:
 def join_openmp() -> bool:
     """Lets the kernels use the threads of torch's OpenMP runtime; cheap enough for every call.
 
-    Returns:
-        False without a runtime, and in a forked child, where it has no threads; the kernels then
-        start threads of their own.
+    False without a runtime, and in a forked child; the kernels then start their own threads.
     """
     module = native()
     if not module.has_openmp():
@@ -396,13 +375,9 @@ def _look_for_openmp(_libraries_loaded: int) -> None:
     if not maps.exists():
         return
     loaded = {line.split(maxsplit=5)[5] for line in maps.read_text().splitlines() if "/lib" in line}
-
-    def beside_torch(path: str) -> tuple[bool, str]:
-        return not any(part.startswith("torch") for part in Path(path).parts), path
-
     runtimes = [p for p in loaded if Path(p).name.startswith(("libgomp", "libiomp5", "libomp"))]
     # Other libraries may load runtimes of their own; torch's is in its directory.
-    any(map(native().use_openmp, sorted(runtimes, key=beside_torch)))
+    any(map(native().use_openmp, sorted(runtimes, key=_beside_torch)))
 
 
 def _beside_torch(path: str) -> tuple[bool, str]:

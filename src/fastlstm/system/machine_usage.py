@@ -1,33 +1,37 @@
-"""What a process and the others on its machine use, from Linux' counters; cheap to read."""
+"""Use of the machine by this process and by others, from Linux' counters; cheap to read."""
 
 from __future__ import annotations
 
 import math
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fastlstm.errors import StorageError
 from fastlstm.system import cgroup, hardware
+from fastlstm.system.cgroup import first_words, lines_of
+from fastlstm.system.storage import free_bytes
 
 CORE_WAIT = 0.25
-"""Threads of a process that wait for a core, in the mean, above which it is slow for that reason.
+"""Mean number of waiting threads above which a process lacks cores.
 
 Two training threads: 0.05 alone, 0.6 beside one busy process on two cores.
 """
 LEAST_OTHERS = 0.03
-"""Share of all cores that other processes use, below which a run's own threads share them."""
+"""Share of all cores used by other processes, below which they do not slow a run."""
 PRESSURES = ("cpu", "io", "memory")
 _LEAST_S = 0.05
-"""Of a shorter time no share is known: processor time is counted in steps of 10 ms."""
+"""Shortest time with known shares: processor time is counted in steps of 10 ms."""
 
 
 class MachineUsage:
-    """Shares of the time since the last reading, and what memory and disk have left.
+    """Shares of the time since the last reading, and free memory and disk space.
 
     Args:
-        directory: whose disk's free space is read; None for none.
-        root: where /proc and /sys are.
+        directory: a directory on the disk to read, or None.
+        root: parent of /proc and /sys.
     """
 
     def __init__(self, directory: Path | None = None, root: Path = Path("/")) -> None:
@@ -35,25 +39,25 @@ class MachineUsage:
         self._before = _machine(root), self._counters()
 
     def read(self) -> dict[str, Any]:
-        """Returns what was used since the last reading, or the construction.
+        """Returns the use since the last reading, or since the construction.
 
         Children of the process count as its own once they have ended, until then as others.
 
         Returns:
-            Those of these that the system tells:
+            The figures that the system has of:
             seconds: since the last reading.
-            cores: that this process may use.
-            own_cores: cores that the process kept busy.
-            waiting_threads: its threads that were ready to run and had no core, in the mean.
-            others_share: share of all cores that other processes used, 0..1.
+            cores: available to this process.
+            own_cores: mean cores that the process kept busy.
+            waiting_threads: mean number of its threads that were ready to run without a core.
+            others_share: share of all cores used by other processes, 0..1.
             steal_share: share of all cores that a virtual machine's host kept for others.
-            cpu_pressure, io_pressure, memory_pressure: share of the time that some process of the
-                machine waited for it.
-            throttled_share: share of the time that a CPU quota held the process back.
-            available_bytes: memory that is left, of the machine or the container.
-            rss_bytes: memory of the process, with files it has mapped.
-            anonymous_bytes: without them.
-            disk_free_bytes: of the directory.
+            cpu_pressure, io_pressure, memory_pressure: share of the time in which some process of
+                the machine waited for this resource.
+            throttled_share: share of the time in which a CPU quota stopped the process.
+            available_bytes: free memory of the machine or the container.
+            rss_bytes: resident memory of the process, mapped files included.
+            anonymous_bytes: the same without mapped files.
+            disk_free_bytes: free space of the directory's disk.
         """
         before, own_before = self._before
         now, own_now = self._before = _machine(self._root), self._counters()
@@ -66,10 +70,10 @@ class MachineUsage:
         return found | self._left()
 
     def _counters(self) -> dict[str, float]:
-        """Returns counters of the process in seconds: of its cores, of waiting."""
+        """Returns seconds of the process: on its cores, and waiting for one."""
         found = {"time": time.monotonic()}
         tick = os.sysconf("SC_CLK_TCK")
-        words = text_of(self._process / "stat").rpartition(")")[2].split()[11:15]
+        words = "".join(lines_of(self._process / "stat")).rpartition(")")[2].split()[11:15]
         if len(words) == 4:
             found["own"] = sum(int(word) / tick for word in words)
         waits = [first_words(path, 3) for path in self._process.glob("task/*/schedstat")]
@@ -79,7 +83,7 @@ class MachineUsage:
 
     def _left(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        lines = text_of(self._root / "proc/meminfo").splitlines()
+        lines = lines_of(self._root / "proc/meminfo")
         free = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
         if (limit := cgroup.available_memory(self._root)) is not None:
             free.append(limit)
@@ -90,23 +94,15 @@ class MachineUsage:
             size = os.sysconf("SC_PAGE_SIZE")
             found["rss_bytes"] = int(pages[1]) * size
             found["anonymous_bytes"] = (int(pages[1]) - int(pages[2])) * size
-        if self._directory is not None and (disk := free_bytes(self._directory)) is not None:
-            found["disk_free_bytes"] = disk
+        if self._directory is not None:
+            with suppress(StorageError):
+                found["disk_free_bytes"] = free_bytes(self._directory)
         return found
 
 
 def threads_with_cores(threads: int, waiting: float) -> int:
-    """Returns how many of so many threads have a core when `waiting` of them wait for one."""
+    """Returns how many of `threads` have a core if `waiting` of them wait for one."""
     return max(1, threads - math.ceil(waiting))
-
-
-def free_bytes(directory: Path) -> int | None:
-    """Returns the bytes that may still be written to the disk of a directory."""
-    try:
-        disk = os.statvfs(directory)
-    except OSError:
-        return None
-    return disk.f_bavail * disk.f_frsize
 
 
 def _change(now: dict[str, float], before: dict[str, float]) -> dict[str, float]:
@@ -114,7 +110,7 @@ def _change(now: dict[str, float], before: dict[str, float]) -> dict[str, float]
 
 
 def _shares(own: dict[str, float], machine: dict[str, float], seconds: float) -> dict[str, float]:
-    """Returns shares of what a process used a second and the machine in so many seconds."""
+    """Returns shares, from the process' use per second and the machine's in `seconds`."""
     found = {}
     if "own" in own:
         found["own_cores"] = own["own"]
@@ -138,8 +134,8 @@ def _shares(own: dict[str, float], machine: dict[str, float], seconds: float) ->
 
 
 def _machine(root: Path) -> dict[str, float]:
-    """Returns the counters in seconds that the system tells: all, idle, steal of all cores;
-    cpu_pressure, io_pressure, memory_pressure; throttled; time, when they were read."""
+    """Returns counters in seconds: all, idle, steal of all cores; the pressures; throttled; time of
+    the reading. A counter that the system lacks is missing."""
     found = {"time": time.monotonic()}
     tick = os.sysconf("SC_CLK_TCK")
     words = first_words(root / "proc/stat", 9)
@@ -147,22 +143,8 @@ def _machine(root: Path) -> dict[str, float]:
         ticks = [int(word) / tick for word in words[1:]]
         found |= {"all": sum(ticks), "idle": ticks[3] + ticks[4], "steal": ticks[7]}
     for name in PRESSURES:
-        total = text_of(root / "proc/pressure" / name).partition("\n")[0]
-        total = total.rpartition("total=")[2]
+        total = "".join(lines_of(root / "proc/pressure" / name)[:1]).rpartition("total=")[2]
         if total.isdecimal():
             found[f"{name}_pressure"] = int(total) / 1e6
     throttled = cgroup.throttled_s(root)
     return found if throttled is None else {**found, "throttled": throttled}
-
-
-def first_words(path: Path, count: int) -> list[str]:
-    """Returns so many words of a file's first line."""
-    return text_of(path).partition("\n")[0].split()[:count]
-
-
-def text_of(path: Path) -> str:
-    """Returns the text of a file; empty where it cannot be read."""
-    try:
-        return path.read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return ""

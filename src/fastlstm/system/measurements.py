@@ -1,8 +1,8 @@
-"""Measurements of speed: kept in the user's cache, and checked for other load on the machine.
+"""Measurements of speed: stored in the user's cache, and checked for other load on the machine.
 
 ``<cache>/measured/<kind>-<SHA-256>.json`` holds one measurement. Its name and content include the
-machine, the versions and the shape, so only a measurement of exactly the same is found. Files are
-replaced atomically. A damaged file or a read-only cache only means measuring again.
+machine, the versions and the shape: each must be equal. Files are replaced atomically. With a
+damaged file or a read-only cache the next process measures again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PROBE_S, _PROBE_ROWS, _PROBE_UNITS, _QUIET_SHARE = 0.1, 256, 512, 0.85
 
 
 def directory() -> Path:
-    """Returns where measurements are kept; it may not exist yet. Deleting it is always safe."""
+    """Returns the directory of measurements, which may not exist. Deleting it is always safe."""
     return environment.cache_dir() / "measured"
 
 
@@ -34,9 +34,8 @@ def recall(kind: str, of: Mapping[str, object]) -> dict[str, Any] | None:
     `of` holds plain JSON values: machine, versions, shapes.
     """
     try:
-        path = _path(kind, of)
-        content = storage.read_json(path) if storage.is_own(path) else None
-    except (OSError, FastLSTMError):
+        content = storage.read_own_json(_path(kind, of))
+    except FastLSTMError:  # no home directory for the cache
         return None
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         return None
@@ -58,8 +57,8 @@ def remember(kind: str, of: Mapping[str, object], value: Mapping[str, object]) -
 class CpuTimer:
     """Times a `with` block and shows whether other processes used the machine meanwhile.
 
-    Computing threads that wait for nothing use all the CPU time they are given. If they used less,
-    other processes had the cores.
+    Threads that only compute use all the CPU time they get. If they used less, other processes had
+    the cores.
 
     Attributes:
         wall_s: duration of the block.

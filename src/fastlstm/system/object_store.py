@@ -1,26 +1,29 @@
 """Files of object stores: ``s3://bucket/key``, ``gs://…``, and any other URL that fsspec opens.
 
-pyarrow's file systems are used where they know the scheme, fsspec's elsewhere. Keys and the
-address of a store come from where its own tools take them (``AWS_ACCESS_KEY_ID``, ``AWS_PROFILE``,
-``AWS_ENDPOINT_URL``; a service account). A URL may end in parameters of pyarrow:
+pyarrow's file systems open the schemes they know, fsspec's the others. Keys and address of a store
+come from the places its own tools read (``AWS_ACCESS_KEY_ID``, ``AWS_PROFILE``,
+``AWS_ENDPOINT_URL``, a service account). A URL may end in parameters of pyarrow:
 ``s3://bucket/key?endpoint_override=localhost:9000&scheme=http``.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from fastlstm.errors import DataError, StorageError
+from fastlstm.system import storage
 from fastlstm.system.redaction import redacted
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _EXTRAS = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs"}
-"""Packages with which fsspec opens a scheme that this build of pyarrow does not."""
+"""Packages for fsspec to open a scheme that a build of pyarrow lacks."""
 
 
 def is_url(source: object) -> bool:
@@ -33,7 +36,7 @@ class RemoteFile:
     """A file of an object store.
 
     Attributes:
-        url: its address, as given or as a directory of it was.
+        url: its address, or its directory's as given.
         path: its path in `store`.
         store: pyarrow's file system.
     """
@@ -56,14 +59,14 @@ class RemoteFile:
         return re.search(r"(\.[^.]*)?$", self.name)[0]  # type: ignore[index]
 
     def open(self) -> Any:
-        """Opens it to be read at any place. Raises OSError, also where it is not there."""
+        """Opens it for random reads. Raises OSError, also if it is missing."""
         return self.store.open_input_file(self.path)
 
     def signature(self) -> list[str | int]:
-        """Returns what the store knows of its content: URL, size, time or version.
+        """Returns URL, size, time and version, which identify its content.
 
         Raises:
-            DataError: it is not there.
+            DataError: it is missing.
         """
         info = _info(self.store, self.path, self.url)
         if not info.is_file:
@@ -75,7 +78,7 @@ def open_store(url: str) -> tuple[Any, str]:
     """Returns pyarrow's file system of a URL, and the path in it.
 
     Raises:
-        DataError: no installed package opens it, or it holds keys.
+        DataError: no installed package opens the URL, or the URL holds keys.
     """
     if redacted(url) != url:
         raise DataError(
@@ -124,7 +127,7 @@ def store_errors(url: str, doing: str) -> Iterator[None]:
 
 
 def store_error(url: str, doing: str, error: Exception) -> DataError | StorageError:
-    """Returns the error for a store that refused; says which key or setting is missing."""
+    """Returns the error for a store's refusal, with the key or setting that is missing."""
     text = " ".join(str(error).split())
     if any(word in text for word in ("NO_SUCH_BUCKET", "NoSuchBucket")):
         advice = "there is no such bucket; check its name and the region"
@@ -140,14 +143,14 @@ def store_error(url: str, doing: str, error: Exception) -> DataError | StorageEr
 
 
 def remote_files(url: str, suffixes: tuple[str, ...]) -> list[RemoteFile]:
-    """Returns the files that a URL names: one, all below a directory, or all of a pattern.
+    """Returns the files of a URL: one file, all below a directory, or all that match a pattern.
 
     Args:
-        url: its path may hold ``*``, which stays within a directory, and ``**``.
-        suffixes: of the names that count in a directory or a pattern.
+        url: its path may hold ``*``, which matches within a directory, and ``**``.
+        suffixes: endings of the names to return from a directory or a pattern.
 
     Raises:
-        DataError: there is none, or the store refused.
+        DataError: there is no file, or the store refused.
     """
     from pyarrow import fs
 
@@ -196,3 +199,29 @@ def _version(store: Any, path: str) -> str:
         return str(inner.ukey(path))
     with store_errors(path, "read"), store.open_input_stream(path) as stream:
         return bytes(stream.metadata().get("ETag", b"")).decode("ascii", "replace")
+
+
+def write_whole(place: str, produce: Callable[[Any], object]) -> None:
+    """Writes a whole file, or nothing, at a path or a URL; `produce` writes to the open file.
+
+    On a disk the file is written under a hidden name, synced and renamed. A store shows a file once
+    all of it has arrived.
+
+    Raises:
+        StorageError: the disk or the store refused.
+    """
+    if is_url(place):
+        with store_errors(place, "write"):
+            store, key = open_store(place)
+            if store.type_name == "local":  # file://
+                store.create_dir(key.rpartition("/")[0])
+            with store.open_output_stream(key) as stream:
+                produce(stream)
+        return
+    path = Path(os.path.expanduser(place))
+    with storage.storage_errors(path, "write"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with storage.staged(path, Path.touch) as temporary, temporary.open("wb") as file:
+            produce(file)
+            file.flush()
+            os.fsync(file.fileno())

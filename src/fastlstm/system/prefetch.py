@@ -1,4 +1,4 @@
-"""Positions of loaders, and a prefetcher that makes batches while the model computes."""
+"""The position of a loader, and a prefetcher that makes batches while the model computes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MadeT = TypeVar("MadeT", covariant=True)
 
 
 class Resumable(Protocol[MadeT]):
-    """A resumable iterator that the prefetcher reads from."""
+    """An iterator with a position."""
 
     def __next__(self) -> MadeT: ...
 
@@ -26,7 +26,7 @@ class Resumable(Protocol[MadeT]):
 
 
 class LoaderPosition:
-    """Base of loaders that resume anywhere: the next batch's epoch and index in it.
+    """Base of loaders that resume anywhere; the position is the epoch and index of the next batch.
 
     Attributes:
         steps_per_epoch: batches in every epoch.

@@ -1,4 +1,4 @@
-"""The processes that this one has started, and how it ends with the one that started it."""
+"""Child processes, and the end of a process with its parent."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _TASKS = Path("/proc/self/task")
 
 
 def can_list_children() -> bool:
-    """Returns whether the system says which they are; Linux does."""
+    """Returns whether the system lists child processes, as Linux does."""
     return any(_TASKS.glob("*/children"))
 
 
 def children() -> list[int]:
-    """Returns the numbers of the processes that this one has started and that still run."""
+    """Returns the process ids of the running children of this process."""
     found = list[int]()
     for place in _TASKS.glob("*/children"):
         with suppress(OSError):  # the thread has ended
@@ -27,11 +27,11 @@ def children() -> list[int]:
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Has Linux kill this process when the one that started it dies: none goes on alone.
+    """Makes Linux kill this process when its parent dies.
 
     Args:
-        parent: its process number, where it is known: it may be dead already. It may be 1, that of
-            an agent in a container.
+        parent: process id of the parent, if known; the parent may be dead already. An agent in a
+            container may have 1.
     """
     if os.name == "posix" and hasattr(signal, "SIGKILL"):
         parent = os.getppid() if parent is None else parent
@@ -39,5 +39,5 @@ def die_with_parent(parent: int | None = None) -> None:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         except (OSError, AttributeError):
             return
-        if os.getppid() != parent:  # it was dead before
+        if os.getppid() != parent:  # it has died before the call
             os._exit(128 + signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Keys, tokens and passwords taken out of text that leaves the process."""
+"""Removes keys, tokens and passwords from text that leaves the process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fastlstm.system import environment
 
 HIDDEN = "***"
 _MIN_SECRET = 6
-"""Shorter texts stand in others by chance."""
+"""A shorter secret would match other texts by chance."""
 _NAMES = (
     r"(?:[\w-]*[-_])?(?:sig|signature|token|secret|password|passwd|pwd|credentials?"
     r"|(?:api|access|secret|session|account)[-_]?key)|AWSAccessKeyId|GoogleAccessId"
@@ -35,15 +35,16 @@ _own = set[str]()
 
 
 def hide(secrets: Iterable[str]) -> None:
-    """Has these texts left out from now on, wherever they stand."""
+    """Adds secrets that `redacted` removes from now on."""
     _own.update(secret for secret in secrets if len(secret) >= _MIN_SECRET)
     redacted.cache_clear()
 
 
 @lru_cache(maxsize=256)
 def redacted(text: str) -> str:
-    """Returns a text with `***` for each secret: what `hide` was given, the values of environment
-    variables named so, and what URLs, headers and settings have behind a name such as ``sig=``."""
+    """Returns a text with `***` for each secret: the texts given to `hide`, the values of
+    environment variables such as ``X_TOKEN``, and values in URLs, headers and settings such as
+    ``sig=…``."""
     if len(text) < _MIN_SECRET:
         return text
     known = {secret for secret in environment.secrets() if len(secret) >= _MIN_SECRET}
@@ -55,8 +56,8 @@ def redacted(text: str) -> str:
 
 
 def redacted_words(words: Sequence[str]) -> list[str]:
-    """Returns the words of a command line without the values of flags such as ``--api-key``, and
-    hides these from now on."""
+    """Returns a command line with `***` for the values of flags such as ``--api-key``; `hide` gets
+    these values."""
     shown, is_secret = list[str](), False
     for word in words:
         flag, is_joined, value = word.partition("=")

@@ -1,4 +1,4 @@
-"""Signal handlers for the length of a block, and when a signal came."""
+"""Signal handlers during a block, and the time of the newest signal."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ from contextlib import contextmanager
 from typing import Any
 
 STOP_SIGNALS: tuple[int, ...] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""From a scheduler, a keyboard, and a terminal or SSH session that closes."""
+"""Sent by a scheduler, a keyboard, and a terminal or SSH session that closes."""
 ONE_SIGNAL_S = 1.0
-"""To each of several processes a signal may come twice, from its agent and from a scheduler: a
-second one so soon counts as the first."""
+"""A second signal this soon counts as the first: an agent and a scheduler may both send one."""
 
 
 def is_not_ignored(known: Any) -> bool:
-    """Returns whether a handler may be replaced: `nohup` and shells have signals ignored."""
+    """Returns whether a handler may be replaced: `nohup` and shells ignore some signals."""
     return known is not signal.SIG_IGN
 
 
 @contextmanager
 def handling(handlers: Mapping[int, Any], replaces: Callable[[Any], bool]) -> Iterator[None]:
-    """Sets handlers within the block, and what was there before at its end; in the main thread.
+    """Sets handlers during the block, in the main thread only.
 
     Args:
         handlers: by signal number.
-        replaces: returns whether the handler that is there may be replaced.
+        replaces: returns whether the present handler may be replaced.
     """
     before = dict[int, Any]()
     if threading.current_thread() is threading.main_thread():
@@ -43,9 +42,9 @@ def handling(handlers: Mapping[int, Any], replaces: Callable[[Any], bool]) -> It
 
 
 class Arrivals:
-    """Context manager of the main thread: when the newest signal came that Python handles.
+    """Context manager of the main thread that records when the newest signal arrived.
 
-    A handler runs only where the main thread is back from native code, which may take seconds.
+    A Python handler runs only after the main thread returns from native code, seconds later.
     """
 
     def __enter__(self) -> Arrivals:
@@ -60,5 +59,5 @@ class Arrivals:
         os.close(self._write)
 
     def age_s(self) -> float:
-        """Returns how many seconds ago it came: when the pipe was last written to."""
+        """Returns the seconds since its arrival: the last write to the pipe."""
         return max(0.0, time.time() - os.fstat(self._read).st_mtime)

@@ -42,7 +42,7 @@ _ADVICE = {
 
 
 def storage_error(path: Path, doing: str, error: OSError) -> StorageError:
-    """Returns a StorageError that says what failed, why, and what to do."""
+    """Returns the StorageError for a failed call, with its reason and its cure."""
     advice = _ADVICE.get(error.errno or 0, "see the system's message")
     reason = error.strerror or error
     return StorageError(
@@ -66,14 +66,19 @@ def write_file(path: Path, data: bytes) -> None:
         StorageError: the write failed; an old file is intact.
     """
     temporary = temporary_name(path)
+    with _removed_on_error(temporary), storage_errors(path, "write"):
+        write_new(temporary, data)
+        rename(temporary, path)
+
+
+@contextlib.contextmanager
+def _removed_on_error(path: Path) -> Iterator[None]:
+    """Removes a file or directory if the block fails."""
     try:
-        with storage_errors(path, "write"):
-            write_new(temporary, data)
-            os.replace(temporary, path)
-            fsync_dir(path.parent)
+        yield
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(temporary)
+            remove_tree(path) if path.is_dir() else os.unlink(path)
         raise
 
 
@@ -83,9 +88,9 @@ def temporary_name(path: Path) -> Path:
 
 
 def is_own(path: Path) -> bool:
-    """Returns whether a file or directory, no link, is this user's and nobody else may write it.
+    """Returns whether a file or directory belongs to this user and only this user may write it.
 
-    Raises OSError, also where it is not there.
+    False for a link. Raises OSError, also if it is missing.
     """
     info = path.lstat()
     is_link = stat.S_ISLNK(info.st_mode)
@@ -137,19 +142,14 @@ def allocate(path: Path, num_bytes: int) -> None:
         StorageError: reserving failed; no file is left.
     """
     doing = f"reserve {counted(num_bytes, 'byte')}"
-    try:
-        with storage_errors(path, doing), open(path, "wb") as file:
-            if hasattr(os, "posix_fallocate") and num_bytes:
-                os.posix_fallocate(file.fileno(), 0, num_bytes)
-            file.truncate(num_bytes)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(path)
-        raise
+    with _removed_on_error(path), storage_errors(path, doing), open(path, "wb") as file:
+        if hasattr(os, "posix_fallocate") and num_bytes:
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
+        file.truncate(num_bytes)
 
 
 def fsync_dir(directory: Path) -> None:
-    """Makes renames, creations and removals in a directory durable. Raises OSError."""
+    """Makes changes of names in a directory durable. Raises OSError."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -226,12 +226,12 @@ def remove_unlocked(path: Path) -> None:
 def staged(path: Path, create: Callable[[Path], object]) -> Iterator[Path]:
     """Yields a new file or directory beside `path`, which is renamed to `path` after the block.
 
-    An error removes it. What killed processes left of the same `path` is removed first: what is in
-    use is locked.
+    An error removes it. Leftovers of killed processes for the same `path` are removed first; a
+    living process has its own locked.
 
     Args:
-        path: its parent exists.
-        create: makes the file or directory that it is given.
+        path: final name; its parent exists.
+        create: makes a file or a directory at a path.
 
     Raises:
         OSError: it cannot be made or renamed.
@@ -242,28 +242,33 @@ def staged(path: Path, create: Callable[[Path], object]) -> Iterator[Path]:
             remove_unlocked(left)
     temporary, lock = temporary_name(path), -1
     try:
-        while lock < 0:
-            create(temporary)
-            with contextlib.suppress(FileNotFoundError):
-                lock = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
-                with contextlib.suppress(OSError):  # some network disks have no locks, nor sweeps
-                    fcntl.flock(lock, fcntl.LOCK_EX)
-            if lock >= 0 and not temporary.exists():  # it was swept before it was locked
-                os.close(lock)
-                lock = -1
-        yield temporary
-        rename(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            remove_tree(temporary) if temporary.is_dir() else os.unlink(temporary)
-        raise
+        with _removed_on_error(temporary):
+            while lock < 0:
+                create(temporary)
+                lock = _locked(temporary)
+            yield temporary
+            rename(temporary, path)
     finally:
         if lock >= 0:
             os.close(lock)
 
 
+def _locked(path: Path) -> int:
+    """Returns a descriptor that locks a new path, -1 if another process swept it before."""
+    try:
+        lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return -1
+    with contextlib.suppress(OSError):  # some network disks have no locks, nor sweeps
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    if path.exists():
+        return lock
+    os.close(lock)
+    return -1
+
+
 def discard(path: Path) -> None:
-    """Renames a directory, then removes it, so that no part of it is seen. Raises OSError."""
+    """Renames a directory, then removes it, so that nobody sees a part of it. Raises OSError."""
     trash = path.with_name(f"{path.name}.del-{os.getpid()}-{secrets.token_hex(4)}")
     rename(path, trash)
     remove_tree(trash)
@@ -283,11 +288,20 @@ def place(source: Path, target: Path) -> None:
     os.replace(temporary, target)
 
 
-def require_space(directory: Path, num_bytes: int) -> None:
-    """Raises StorageError unless the disk has space for `num_bytes` and a margin."""
+def free_bytes(directory: Path) -> int:
+    """Returns the bytes that may still be written to the disk of a directory.
+
+    Raises:
+        StorageError: the disk does not say.
+    """
     with storage_errors(directory, "ask for the free space"):
         info = os.statvfs(directory)
-    free = info.f_bavail * info.f_frsize
+    return info.f_bavail * info.f_frsize
+
+
+def require_space(directory: Path, num_bytes: int) -> None:
+    """Raises StorageError unless the disk has space for `num_bytes` and a margin."""
+    free = free_bytes(directory)
     needed = num_bytes + num_bytes // 20 + (1 << 20)
     if free < needed:
         raise StorageError(
@@ -381,6 +395,14 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any:
     """Reads strict JSON. Raises CorruptFileError (missing or invalid) or StorageError."""
     return parse_json(read_bytes(path, limit=MAX_JSON_BYTES), path)
+
+
+def read_own_json(path: Path) -> Any:
+    """Returns the JSON of a file; None if it is missing, damaged or writable by other users."""
+    try:
+        return read_json(path) if is_own(path) else None
+    except (OSError, CorruptFileError, StorageError):
+        return None
 
 
 @contextlib.contextmanager

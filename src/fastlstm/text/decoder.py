@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fastlstm.errors import ConfigError, KernelError, NonFiniteError, counted, nearest_hint
 from fastlstm.ops.cell_options import ACTIVATIONS
+from fastlstm.report.terminal import short_bytes
 from fastlstm.runs.weight_formats import (
     QuantizedMatrix,
     as_floats,
@@ -158,7 +159,7 @@ class Decoder:
         where = counted(self.num_threads(num_streams) if threads is None else threads, "thread")
         sparse = f", block-sparse {100 * self.zero_blocks:.0f} %" if self.zero_blocks > 0 else ""
         weights = f"{self.weight_format}{sparse} ({self.isa}, {where})"
-        return f"native decode, {weights}, {self.nbytes / 1e6:.1f} MB of weights"
+        return f"native decode, {weights}, {short_bytes(self.nbytes)} of weights"
 
     @property
     def zero_blocks(self) -> float:

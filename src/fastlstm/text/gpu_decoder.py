@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from fastlstm.errors import ConfigError, KernelError, counted, nearest_hint
 from fastlstm.ops.cuda.module import CudaKernel
+from fastlstm.report.terminal import short_bytes
 from fastlstm.runs.weight_formats import as_floats
 from fastlstm.text.decoder import Decoder, Weight, model_hash, native_refusal
 from fastlstm.text.gpu_rows import STEPS, GpuStream, Mark, Rows
@@ -181,7 +182,7 @@ class GpuDecoder(Decoder):
         del threads
         rows = counted(_size_for(min(num_streams, self._limit)), "row")
         name = torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else "CPU"
-        size = f"{self.nbytes / 1e6:.1f} MB of weights"
+        size = f"{short_bytes(self.nbytes)} of weights"
         return f"GPU decode, {self.weight_format} (CUDA graphs of {rows}, {name}), {size}"
 
     @property

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from fastlstm.errors import ConfigError, counted
+from fastlstm.report.terminal import short_bytes
 from fastlstm.runs.weight_formats import as_floats
 from fastlstm.system import hardware
 from fastlstm.text.config import ModelConfig
@@ -58,7 +59,7 @@ class TorchDecoder(Decoder):
         """Describes what a call runs on, and why."""
         del num_streams
         where = counted(torch.get_num_threads() if threads is None else threads, "thread")
-        size = f"{self.nbytes / 1e6:.1f} MB of weights"
+        size = f"{short_bytes(self.nbytes)} of weights"
         return f"torch, fp32 ({where}), {size}: {native_refusal(self.config)}"
 
     def num_threads(self, num_streams: int) -> int:

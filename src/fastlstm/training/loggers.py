@@ -248,7 +248,7 @@ LOGGERS = {kind.package: kind for kind in (WandbLogger, MlflowLogger, TrackioLog
 
 def _package(name: str) -> Any:
     """Imports the package of a tracker and keeps it from writing to standard output."""
-    environment.quiet_mlflow()
+    environment.quiet("mlflow")
     try:
         library = importlib.import_module(name)
         if library.__file__ is None:  # such as the directory ./wandb of earlier runs

@@ -28,7 +28,7 @@ from fastlstm.runs.events import Event, Observer
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import environment, hardware
 from fastlstm.system.ceilings import GEMM_SHAPE, ceiling_dtype, measured_ceilings
-from fastlstm.system.machine_usage import first_words
+from fastlstm.system.cgroup import first_words
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.checkpoint import Checkpoint, RunSnapshots, find_checkpoint, reading
 from fastlstm.training.device import (

@@ -55,7 +55,7 @@ class OpTime:
 def op_times(trainer: Trainer, trace: Path | None = None) -> list[OpTime]:
     """Records a few training steps; returns their operations, longest first. Writes the `trace` as
     Chrome's trace JSON, or raises StorageError."""
-    environment.quiet_profiler()
+    environment.quiet("profiler")
     for _ in range(_TRIES):  # on a busy machine torch's profiler sometimes returns nothing
         if found := _recorded(trainer, trace):
             return found

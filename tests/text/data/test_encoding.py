@@ -10,34 +10,37 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastlstm.errors import DataError, Stopped, StorageError
+from fastlstm.system import hardware
 from fastlstm.text.data.blocks import TextRules
 from fastlstm.text.data.encoding import Pass, Scan, find_unseen, learn_bpe, scan, write_ids
 from fastlstm.text.data.sources import Document, InputText
 from fastlstm.text.data.tokenizer import CharTokenizer
 
 
-def work(text: str | bytes, block_bytes: int = 7, workers: int = 2, **more: object) -> Pass:
+def work(text: str | bytes, block_bytes: int = 7, **more: object) -> Pass:
     data = text.encode() if isinstance(text, str) else text
     source = InputText("made", (Document("made", data=data),))
     rules = more.pop("rules", TextRules())
-    return Pass(source, rules, block_bytes, workers, **more)  # type: ignore[arg-type]
+    return Pass(source, rules, block_bytes, **more)  # type: ignore[arg-type]
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.text(alphabet="ab \r\né€😀", min_size=1, max_size=60), st.integers(1, 9))
-def test_any_workers_and_blocks_give_the_one_line_definition(
+def test_any_number_of_cores_and_any_blocks_give_the_same(
     tmp_path_factory: pytest.TempPathFactory, text: str, block_bytes: int
 ) -> None:
     clean = text.replace("\r\n", "\n")
     chars = "".join(sorted(set(clean)))
     path = tmp_path_factory.mktemp("ids") / "ids.bin"
-    for workers in (1, 3):
-        job = work(text, block_bytes, workers)
-        found = scan(job)
+    for cores in (1, 3):
+        with pytest.MonkeyPatch.context() as context:
+            context.setattr(hardware, "cores", lambda cores=cores: cores)
+            job = work(text, block_bytes)
+            found = scan(job)
+            count = write_ids(job, CharTokenizer(chars), found, path)
         assert "".join(map(chr, np.flatnonzero(found.seen))) == chars
         assert (found.num_bytes, found.num_chars) == (len(clean.encode()), len(clean))
-        assert found.content == scan(work(text, 1 << 20, 1)).content
-        count = write_ids(job, CharTokenizer(chars), found, path)
+        assert found.content == scan(work(text, 1 << 20)).content
         assert count == len(clean)
         assert np.fromfile(path, np.uint8).tolist() == [chars.index(char) for char in clean]
         path.unlink()
@@ -88,7 +91,7 @@ def test_progress_rises_over_both_passes_to_the_total(tmp_path: Path) -> None:
 def test_a_text_that_changes_between_passes_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "book.txt"
     path.write_text("abcabc")
-    job = Pass(InputText("book.txt", (Document("book.txt", path=path),)), TextRules(), 4, 2)
+    job = Pass(InputText("book.txt", (Document("book.txt", path=path),)), TextRules(), 4)
     found = scan(job)
     path.write_text("abcabb")
     with pytest.raises(DataError, match=r"book\.txt changed while it was being read; run again"):
@@ -98,6 +101,7 @@ def test_a_text_that_changes_between_passes_is_noticed(tmp_path: Path) -> None:
 def test_a_full_disk_is_a_storage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = work("abc" * 10)
     found = scan(job)
+    monkeypatch.setattr(hardware, "cores", lambda: 2)  # which would read files
     monkeypatch.setattr(Path, "open", lambda *_, **__: io.FileIO("/dev/full", "wb"))
     with pytest.raises(StorageError, match="No space left"):
         write_ids(job, CharTokenizer("abc"), found, tmp_path / "ids.bin")
@@ -110,6 +114,7 @@ def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     job = work("abcabcaab", 100)
     found = scan(job)
+    monkeypatch.setattr(hardware, "cores", lambda: 2)  # which would read files
     monkeypatch.setattr(Path, "open", lambda path, mode, **_: ShortWrites(path, mode))
     write_ids(job, CharTokenizer("abc"), found, tmp_path / "ids.bin")
     assert (tmp_path / "ids.bin").read_bytes() == bytes([0, 1, 2, 0, 1, 2, 0, 0, 1])

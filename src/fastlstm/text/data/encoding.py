@@ -56,7 +56,6 @@ class Pass:
     source: InputText
     rules: TextRules
     block_bytes: int = BLOCK_BYTES
-    workers: int | None = None
     should_stop: Callable[[], bool] | None = None
     on_progress: Progress | None = None
     num_passes: int = 2
@@ -69,7 +68,7 @@ class Pass:
 
         `index` is the number of this pass, for the progress. DataError names an invalid byte.
         """
-        workers = min(self.workers or hardware.cores(), _MAX_WORKERS)
+        workers = min(hardware.cores(), _MAX_WORKERS)
         reader = BlockReader(self.source.documents, self.rules, self.block_bytes)
         waiting: deque[tuple[bytes, Future[Result]]] = deque()
         pool = ThreadPoolExecutor(workers, "fastlstm-encode")

@@ -14,7 +14,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -25,6 +24,7 @@ from torch import Tensor
 from fastlstm.errors import DataError, Stopped, counted
 from fastlstm.system.cache import release_pages
 from fastlstm.system.prefetch import LoaderPosition, Prefetcher
+from fastlstm.text.config import Order
 from fastlstm.text.data.tokenizer import Ids
 
 _RELEASE_EVERY = 4096
@@ -77,7 +77,7 @@ class TextBatches(LoaderPosition):
         batch_size: int,
         seq_length: int,
         seed: int = 0,
-        order: Literal["lanes", "windows"] = "lanes",
+        order: Order = "lanes",
         lane_reset: float = 0.0,
         lanes: slice | None = None,
     ) -> None:

@@ -19,6 +19,7 @@ from fastlstm.system import environment
 from fastlstm.system.cache import Cache, is_intact, make_key, release_pages
 from fastlstm.system.fields import parse_split
 from fastlstm.system.storage import read_json, storage_errors, write_file, write_json
+from fastlstm.text.config import Vocab
 from fastlstm.text.data.blocks import BLOCK_BYTES, TextRules
 from fastlstm.text.data.encoding import (
     Pass,
@@ -230,7 +231,7 @@ def token_counts(ids: Ids, vocab_size: int) -> NDArray[np.int64]:
 def prepare_text(
     source: str | Path | Sequence[str | Path] | InputText,
     *,
-    vocab: Literal["char", "byte", "bpe"] = "char",
+    vocab: Vocab = "char",
     vocab_size: int = 4096,
     text_field: str = "text",
     keep_crlf: bool = False,
@@ -271,7 +272,7 @@ def prepare_text(
     )
     opened = source if isinstance(source, InputText) else open_source(source)
     cache = TextCache(Path(cache_dir) if cache_dir is not None else environment.cache_dir())
-    work = Pass(opened, rules, BLOCK_BYTES, None, should_stop, on_progress)
+    work = Pass(opened, rules, BLOCK_BYTES, should_stop, on_progress)
     job = _Job(cache, work, kind, vocab_size, train_share, tokenizer, unknown)
     entry = job.find_unchanged()
     from_cache = entry is not None
