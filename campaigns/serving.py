@@ -29,6 +29,7 @@ import urllib.request
 from pathlib import Path
 from typing import ClassVar
 
+STALLED = 'fastlstm_outcomes_total{outcome="stalled"}'
 SIZES = {"disconnects": 10_000, "overload": 120, "readers": 300, "senders": 500, "sigterm": 20}
 RSS_SPARE = 48 << 20
 """Memory that a campaign may add: buffers that the allocator keeps."""
@@ -313,7 +314,7 @@ async def readers(run: Path, count: int) -> None:
             connections.append((reader, writer))
         start_s = time.monotonic()
         peak = 0
-        while server.metrics()["fastlstm_stalls_total"] < count:
+        while server.metrics().get(STALLED, 0.0) < count:
             peak = max(peak, server.rss())
             require(time.monotonic() - start_s < 120, "stalled readers were not cut off")
             await asyncio.sleep(0.5)

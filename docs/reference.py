@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from fastlstm.cli.command import Command
+from fastlstm.cli.command import Command, by_group
 from fastlstm.cli.main import VERBS, commands
 
 _HEAD = """# The command line
@@ -13,6 +13,8 @@ _HEAD = """# The command line
 
 `fastlstm COMMAND ...`. Flags may be written with dashes or underscores (`--rnn-size`,
 `--rnn_size`), as `--flag value` or `--flag=value`. A value in brackets is the default.
+`--help` of a command with more than 40 options shows the common ones; `--help-all` and this page
+show all.
 
 | exit code | meaning |
 |---|---|
@@ -43,7 +45,7 @@ def _section(command: Command, title: str) -> str:
     lines = ["", f"## fastlstm {title}", "", command.summary, "", "```"]
     lines += [command.usage, "```", ""]
     lines += [f"- `{argument.name}`: {argument.help}" for argument in command.positionals]
-    for heading, options in command.groups():
+    for heading, options in by_group(command.options).items():
         lines += ["", f"| {heading} | |", "|---|---|"]
         lines += [
             f"| `{_escape(option.usage)}` | {_escape(option.described)} |" for option in options

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -131,9 +130,12 @@ class HeldModel:
         return self._model.run(past, *more)
 
 
-def wait_until(is_so: Callable[[], bool]) -> None:
-    for _ in range(10_000):
-        if is_so():
-            return
-        time.sleep(0.002)
-    raise AssertionError("it never came to be")
+def rows(first: int, last: int) -> Any:
+    """Rows of the first series of `waves`, shape (1, n, 2)."""
+    columns = [waves()[name].to_numpy()[first:last] for name in ("y", "temp")]
+    return np.stack(columns, -1)[None]
+
+
+def at(server: Any, last: int) -> Any:
+    """The forecast from the window of `rows` that ends before a row."""
+    return output(server.client.post(PAST, json=body(rows(last - L, last))))

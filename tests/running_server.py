@@ -54,6 +54,21 @@ def solo(lm: InferenceModel, prompt: str, max_tokens: int, **sampling: Any) -> s
     return "".join(chunk for (chunk,) in write_all(lm.decoder, [text]))
 
 
+def wait_until(is_so: Callable[[], bool]) -> None:
+    for _ in range(15_000):
+        if is_so():
+            return
+        time.sleep(0.002)
+    raise AssertionError("the condition never held")
+
+
+def raw_request(path: str, body: bytes, key: str = "") -> bytes:
+    """A request as bytes; an API key goes into its headers."""
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    head += f"authorization: Bearer {key}\r\n" if key else ""
+    return head.encode() + b"content-length: %d\r\n\r\n%s" % (len(body), body)
+
+
 class Gate:
     """Holds up a function on its thread until it is opened."""
 

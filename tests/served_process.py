@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -33,6 +34,11 @@ class Process:
             if match := re.search(r"at (http://\S+?)/ ", line):
                 self.url = match[1].replace("0.0.0.0", "127.0.0.1")
                 break
+
+    def metric(self, name: str) -> float:
+        text = urllib.request.urlopen(f"{self.url}/metrics").read().decode()
+        found = re.search(rf"^fastlstm_{name} (.*)$", text, re.MULTILINE)
+        return float(found[1]) if found else 0.0
 
     def end(self, number: int = signal.SIGTERM) -> int:
         if number:

@@ -1,4 +1,4 @@
-"""Every mistake a user makes gets one line on stderr and exit code 2: the list of the main job."""
+"""Usage errors of the main job: one line on stderr and exit code 2."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ def train(capsys: pytest.CaptureFixture[str], source: object, tmp_path: Path, *m
         ("empty.txt", b"", "empty"),
         ("ten.txt", b"0123456789", "10 characters"),
         ("binary.txt", bytes(range(256)) * 50, "binary"),
-        ("broken.txt", b"x" * 1000 + b"\xff" + b"y" * 1000, "byte 1000"),
     ],
 )
 def test_text_that_cannot_be_used(capsys, tmp_path, name, content, expected):
@@ -49,10 +48,11 @@ def test_text_that_cannot_be_used(capsys, tmp_path, name, content, expected):
     assert name in line
 
 
-def test_invalid_utf8_names_the_switches(capsys, tmp_path):
+def test_invalid_utf8_names_the_byte_and_the_options(capsys, tmp_path):
     path = tmp_path / "broken.txt"
     path.write_bytes(b"x" * 1000 + b"\xff" + b"y" * 1000)
     line = train(capsys, path, tmp_path)
+    assert "byte 1000" in line
     assert "`invalid_utf8='replace'`" in line
     assert "`--vocab byte`" in line
 
@@ -61,16 +61,6 @@ def test_missing_file_and_directory_without_text(capsys, tmp_path):
     assert "nothing.txt" in train(capsys, tmp_path / "nothing.txt", tmp_path)
     (tmp_path / "folder").mkdir()
     assert "folder" in train(capsys, tmp_path / "folder", tmp_path)
-
-
-def test_flags_and_keys(capsys, tmp_path):
-    text = tmp_path / "book.txt"
-    text.write_text(GOOD)
-    assert "'--rnn-size'" in train(capsys, text, tmp_path, "--rnn-siz", 5)
-    config = tmp_path / "c.yaml"
-    config.write_text("rnn_sizes: 5\n")
-    assert "'rnn_size'" in train(capsys, text, tmp_path, "--config", config)
-    assert "exclude" in train(capsys, text, tmp_path, "--budget", "1m")
 
 
 def test_run_directory_in_use_and_unwritable(capsys, tmp_path):
@@ -93,7 +83,6 @@ def test_run_directory_in_use_and_unwritable(capsys, tmp_path):
         (["--temperature", "nan"], "nan"),
         (["--top-p", "2"], "`top_p` is 2"),
         (["--top-k", "-3"], "`top_k` is -3"),
-        (["--length", "-1"], "-1"),
         (["--repetition-penalty", "0"], "0"),
     ],
 )
@@ -132,7 +121,7 @@ def test_a_checkpoint_of_another_tokenizer(capsys, tiny_run):
         ("train", "book.txt", "--out", "{}"),
     ],
 )
-def test_a_name_too_long_for_a_file_is_one_line(
+def test_a_name_too_long_for_a_file_is_an_error_of_one_line(
     arguments: tuple[str, ...],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

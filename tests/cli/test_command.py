@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import pytest
 
 from fastlstm.cli import forecast
-from fastlstm.cli.command import attribute_help, help_text, options_from_dataclass
+from fastlstm.cli.command import MOST_SHOWN, attribute_help, help_text, options_from_dataclass
+from fastlstm.cli.main import VERBS, commands
 from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS
 from fastlstm.cli.train import COMMAND
 from fastlstm.text.config import TrainConfig
@@ -38,7 +39,7 @@ def test_a_field_without_a_group_is_noticed() -> None:
 
 
 def test_help_is_grouped_with_text_and_defaults() -> None:
-    text = help_text(COMMAND)
+    text = help_text(COMMAND, shows_all=True)
     headings = [line[:-1] for line in text.splitlines() if line.endswith(":") and line[0] != " "]
     assert headings == ["run", *dict.fromkeys(o.group for o in TEXT_OPTIONS), "examples"]
     assert "  --rnn-size N            hidden units per layer, H\n" in text
@@ -47,12 +48,35 @@ def test_help_is_grouped_with_text_and_defaults() -> None:
     assert "_size" not in text
 
 
-def test_help_calls_a_file_a_file() -> None:
+def flags_in(text: str) -> set[str]:
+    lines = [line.split()[0] for line in text.splitlines() if line.startswith("  --")]
+    return {line.replace("--[no-]", "--") for line in lines}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_shows_the_common_options_and_help_all_every_option(verb: str) -> None:
+    for command in commands(verb):
+        short, whole = (help_text(command, shows_all) for shows_all in (False, True))
+        shown, all_flags = flags_in(short), {option.flag for option in command.options}
+        assert flags_in(whole) == all_flags | {"--help"}
+        assert len(shown) <= MOST_SHOWN
+        assert {option.flag for option in command.options if option.is_required} < shown
+        num_hidden = len(all_flags | {"--help"}) - len(shown)
+        last = f"--help-all shows {num_hidden} more options.\n"
+        assert short.endswith(last) if num_hidden else short == whole
+
+
+def test_the_options_of_a_short_command_are_all_shown() -> None:
+    """Most of these are not common where a table is trained on."""
+    assert {"--skip-rows", "--thousands"} <= flags_in(help_text(forecast.COMMAND, False))
+
+
+def test_options_with_files_name_them_so() -> None:
     usages = {option.flag: option.usage for option in forecast.COMMAND.options}
     assert (usages["--out"], usages["--future"]) == ("--out FILE", "--future FILE")
 
 
-def test_help_names_the_values_of_an_option_that_is_on_off_or_chosen_by_the_data() -> None:
+def test_help_shows_true_and_false_for_an_optional_switch() -> None:
     linear = next(option for option in FORECAST_OPTIONS if option.name == "linear")
     assert linear.usage == "--linear {true,false}"
 

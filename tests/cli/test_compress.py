@@ -75,7 +75,7 @@ def test_training(tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert (tmp_path / "small/model.safetensors").exists()
 
 
-def test_a_result_too_bad_to_publish_is_not_offered(
+def test_an_unpublished_result_is_not_offered(
     tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "text.txt").write_text(MISLEADING)

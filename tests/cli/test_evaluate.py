@@ -43,7 +43,7 @@ def test_figures_as_a_table(tiny_run: Path, text: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize(("split", "share"), [("train", 0.8), ("valid", 0.15), ("test", 0.05)])
-def test_a_split_is_cut_as_the_run_cut_its_own(
+def test_a_split_is_divided_as_in_training(
     tiny_run: Path, text: Path, capsys: pytest.CaptureFixture[str], split: str, share: float
 ) -> None:
     assert main(["evaluate", str(tiny_run), str(text), "--json", "--split", split]) == 0
@@ -81,7 +81,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert out == ""
 
 
-def test_unknown_characters_are_counted_and_said(
+def test_unknown_characters_are_counted_and_reported(
     tiny_run: Path, text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     odd = text.with_name("odd.txt")

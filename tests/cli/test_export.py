@@ -54,7 +54,7 @@ def test_all_targets_are_offered() -> None:
         (["--to", "onnx", "--check-text", "nothing.txt"], "nothing.txt"),
     ],
 )
-def test_what_is_refused(
+def test_bad_arguments_are_refused(
     tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str],
     message: str,
 ) -> None:  # fmt: skip
@@ -64,7 +64,7 @@ def test_what_is_refused(
     assert not list(tmp_path.glob("out*"))
 
 
-def test_a_model_of_another_framework_is_to_be_imported(tmp_path, capsys):
+def test_export_of_a_foreign_model_points_to_import(tmp_path, capsys):
     path = tmp_path / "m.keras"
     path.write_bytes(b"")
     assert main(["export", str(path), "--to", "onnx", "--out", str(tmp_path / "out")]) == 2

@@ -1,4 +1,4 @@
-"""`fastlstm forecast`: levels and files; what it forecasts is in test_series.py."""
+"""`fastlstm forecast`: quantile levels and output files; test_series.py checks the forecasts."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_the_end_of_the_name_decides_the_kind_of_file(
     assert len(model.asked) == 3
 
 
-def test_a_file_that_cannot_be_written_is_left_as_it_was(
+def test_a_failed_write_leaves_the_old_file(
     model: Model,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -12,7 +12,7 @@ import pytest
 from fastlstm.cli import inputs
 from fastlstm.cli.command import parse
 from fastlstm.cli.forecast import COMMAND
-from fastlstm.errors import DataError, FormatError, UsageError
+from fastlstm.errors import DataError, FormatError
 
 
 def test_one_source_is_a_text_and_several_a_list() -> None:
@@ -34,23 +34,7 @@ def test_a_model_is_opened_with_the_note_of_its_files(
     assert capsys.readouterr() == ("", "fastlstm: note: an older\\nfile\n")
 
 
-def test_a_run_is_no_source(tiny_run: Path, tmp_path: Path) -> None:
-    (tmp_path / "texts").mkdir()
-    inputs.refuse_runs([str(tmp_path / "texts"), "missing"])
-    with pytest.raises(DataError, match=f"{tiny_run} is a run, expected a text or a table"):
-        inputs.refuse_runs(["missing", str(tiny_run)])
-
-
-def test_data_before_the_run_is_put_right(tiny_run: Path, tmp_path: Path) -> None:
-    book = tmp_path / "book.txt"
-    book.write_text("a text")
-    inputs.refuse_swapped("evaluate", str(tiny_run), [str(book)])
-    message = f"the run comes first: fastlstm evaluate {tiny_run} {book}"
-    with pytest.raises(UsageError, match=message):
-        inputs.refuse_swapped("evaluate", str(book), [str(tiny_run)])
-
-
-def test_tables_are_files_that_are_no_texts(tmp_path: Path) -> None:
+def test_require_tables_refuses_missing_files_and_texts(tmp_path: Path) -> None:
     table, text = tmp_path / "a.csv", tmp_path / "a.txt"
     table.write_text("ds,y\n1,2\n")
     text.write_text("words\n" * 9)

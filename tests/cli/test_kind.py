@@ -1,4 +1,4 @@
-"""Whether `train` and `evaluate` are about a text or a table: by the options and what is there."""
+"""`train` and `evaluate` choose texts or tables by options, sources and runs."""
 
 from __future__ import annotations
 
@@ -61,11 +61,12 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ["--out", "started", "--resume", "data.csv"],
         ["mixed", "--horizon", "4", "--out", "r"],
         ["--horizon", "4", "--help"],
+        ["data.csv", "--help-all"],
         ["data.csv", "--no-bidirectional", "--out", "r"],
         ["data.parquet", "missing.txt", "--out", "r"],
     ],
 )
-def test_a_forecaster_is_meant(argv: list[str]) -> None:
+def test_the_command_for_tables_is_chosen(argv: list[str]) -> None:
     assert meant("train", argv) is train.TABLE_COMMAND
 
 
@@ -85,7 +86,7 @@ def test_a_forecaster_is_meant(argv: list[str]) -> None:
         ["--help"],
     ],
 )
-def test_a_text_model_is_meant(argv: list[str]) -> None:
+def test_the_command_for_texts_is_chosen(argv: list[str]) -> None:
     assert meant("train", argv) is train.COMMAND
 
 
@@ -121,13 +122,13 @@ def test_a_text_model_is_meant(argv: list[str]) -> None:
         (["data.csv", "--horizonn", "4"], ["unknown flag '--horizonn'", "'--horizon'"]),
     ],
 )
-def test_what_is_not_clear_is_refused_with_the_ways_out(argv: list[str], parts: list[str]) -> None:
+def test_unclear_sources_are_refused_with_the_options(argv: list[str], parts: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
         meant("train", argv)
     assert [part for part in parts if part not in str(caught.value)] == []
 
 
-def test_what_is_evaluated_is_the_first_argument() -> None:
+def test_evaluate_chooses_the_command_by_its_first_argument() -> None:
     assert meant("evaluate", ["--json", "started", "data.csv"]) is evaluate.TABLE_COMMAND
     assert meant("evaluate", ["book", "started"]) is evaluate.COMMAND
     assert meant("evaluate", ["started", "--help"]) is evaluate.TABLE_COMMAND
@@ -141,7 +142,7 @@ def test_what_is_evaluated_is_the_first_argument() -> None:
         ("book", "--scaled", "--scaled is not an option for a text; leave it out"),
     ],
 )
-def test_options_of_the_other_kind_are_no_unknown_flags(run: str, flag: str, said: str) -> None:
+def test_the_error_of_an_option_for_the_other_kind_says_so(run: str, flag: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         meant("evaluate", [run, "data", flag])
     assert meant("evaluate", [run, "data", flag, "--help"])
@@ -176,7 +177,7 @@ def test_a_run_comes_before_the_data(
     assert f"{argv[1]} is a file; the run comes first: {command}" in capsys.readouterr().err
 
 
-def test_a_table_is_scored_as_a_text_aloud() -> None:
+def test_scoring_a_table_as_a_text_gives_a_warning() -> None:
     """Scoring a large one takes long; that it is a table is said first."""
     with (
         pytest.warns(UserWarning, match="data.csv is a table; its characters are read"),
@@ -222,7 +223,7 @@ def test_a_name_may_begin_with_a_tilde(name: str) -> None:
         ["forecast", "started", ""],
     ],
 )
-def test_no_name_is_refused_in_one_line(
+def test_an_empty_name_is_refused_in_one_line(
     argv: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The path of an empty name, as of a variable that is not set, is the current directory."""
@@ -245,7 +246,7 @@ def test_tables_are_named_by_a_pattern_too() -> None:
         require_tables(["tabl*/*.pq"])
 
 
-def test_no_name_is_not_the_directory_of_tables_one_is_in(
+def test_an_empty_name_is_not_the_current_directory(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir("tables")

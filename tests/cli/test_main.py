@@ -176,8 +176,8 @@ def test_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -
     error = capsys.readouterr().err
     assert error == (
         "fastlstm: error: unknown command 'trian' (did you mean 'train'?); commands: train,"
-        " generate, serve, forecast, compress, export, import, evaluate, prepare,"
-        " profile, predict, scale, tune, monitor, compare, info\n"
+        " tune, prepare, generate, forecast, serve, compress, export, import, evaluate,"
+        " profile, predict, scale, monitor, compare, info\n"
     )
 
 
@@ -192,7 +192,7 @@ def test_unknown_top_level_flag(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "book.txt", "--ouput", "r"], "'--ouput' (did you mean '--out'?); see fastlstm"),
         (
             ["forecast", "r", "--horizon", "4"],
-            "'--horizon'; it is an option of train, profile, predict, scale, tune; see",
+            "'--horizon'; it is an option of train, tune, profile, predict, scale; see",
         ),
         (["generate", "r", "--lanes", "4"], "'--lanes'; it is an option of evaluate; see"),
         (["generate", "r", "--xyz", "4"], "'--xyz'; see fastlstm generate --help"),
@@ -214,7 +214,7 @@ def test_an_unknown_flag_names_one_that_exists(
         ("generate", "a.txt", "fastlstm train a.txt --out RUN"),
     ],
 )
-def test_a_file_in_place_of_a_run_is_told_how_to_train_on_it(
+def test_the_error_of_a_file_in_place_of_a_run_shows_how_to_train_on_it(
     verb: str,
     name: str,
     told: str,
@@ -233,13 +233,31 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("fastlstm ")
 
 
-@pytest.mark.parametrize("argv", [[], ["--help"], ["-h"], *[[verb, "--help"] for verb in VERBS]])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["--help"],
+        ["-h"],
+        *([verb, flag] for verb in VERBS for flag in ("--help", "--help-all")),
+    ],
+)
 def test_help_fits_80_columns(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(argv) == 0
     out, err = capsys.readouterr()
     assert err == ""
     assert out.startswith("usage: fastlstm")
     assert max(map(len, out.splitlines())) < 80
+
+
+def test_the_overview_lists_every_verb_in_its_group(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--help"])
+    words = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line[:2] == "  "]
+    assert words[: len(VERBS)] == VERBS
+    folder = Path(main_module.__file__).parent
+    assert {
+        path.stem.rstrip("_") for path in folder.glob("*.py") if "COMMAND =" in path.read_text()
+    } == set(VERBS)
 
 
 def python(*code: str, **more: Any) -> subprocess.CompletedProcess[str]:
@@ -266,7 +284,7 @@ def test_module_runs_as_the_command() -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_a_reader_that_left_is_quiet() -> None:
+def test_a_closed_pipe_prints_no_error() -> None:
     code = (
         "import os, sys; from fastlstm.cli.main import main;"
         "read, write = os.pipe(); os.close(read); os.dup2(write, 1); sys.exit(main(['--help']))"
@@ -276,15 +294,15 @@ def test_a_reader_that_left_is_quiet() -> None:
 
 
 @pytest.mark.parametrize("to", ["1", "2>&1 1"])
-def test_a_full_output_is_said_in_one_line(to: str) -> None:
+def test_a_full_disk_is_reported_in_one_line(to: str) -> None:
     full = f"{sys.executable} -m fastlstm --help >/dev/full" + (" 2>&1" if to != "1" else "")
     done = subprocess.run(["sh", "-c", full], capture_output=True, text=True)
-    shown = "fastlstm: error: standard output took no more (No space left on device); write to"
+    shown = "fastlstm: error: cannot write to standard output (No space left on device); write to"
     assert done.returncode == 1
     assert done.stderr == (f"{shown} another place\n" if to == "1" else "")
 
 
-def test_a_full_output_in_the_midst_of_a_command_is_said_too(
+def test_a_full_disk_during_a_command_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with open("/dev/full", "w") as full:
@@ -300,11 +318,11 @@ def test_a_full_output_in_the_midst_of_a_command_is_said_too(
         monkeypatch.undo()
         with contextlib.suppress(OSError):
             full.close()
-    assert capsys.readouterr().err.startswith("fastlstm: error: standard output took no more")
+    assert capsys.readouterr().err.startswith("fastlstm: error: cannot write to standard output")
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
-def test_a_signal_while_the_interpreter_leaves_does_not_replace_the_exit_code(name: str) -> None:
+def test_a_signal_at_interpreter_exit_keeps_the_exit_code(name: str) -> None:
     program = (
         "import atexit, os, signal, sys\n"
         "from fastlstm.cli.main import console\n"
@@ -326,6 +344,6 @@ def test_control_characters_in_a_list_are_escaped(
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
-def test_a_stream_that_is_closed_costs_nothing(closed):
+def test_a_closed_standard_stream_is_no_error(closed):
     done = subprocess.run(f"{sys.executable} -m fastlstm --version {closed}", shell=True)
     assert done.returncode == 0

@@ -89,7 +89,7 @@ def test_a_message_to_a_closed_pipe_is_dropped(monkeypatch: pytest.MonkeyPatch) 
     say("to nobody")
 
 
-def test_a_page_replaces_no_device_and_no_link(tmp_path: Path) -> None:
+def test_write_page_refuses_devices_and_keeps_links(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to(tmp_path / "page.html")
     for place in (tmp_path, tmp_path / "pipe"):

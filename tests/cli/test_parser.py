@@ -11,7 +11,7 @@ from fastlstm.errors import UsageError
 BASE = ["book.txt", "--out", "run"]
 
 
-def test_only_what_was_given_comes_back_typed() -> None:
+def test_only_given_options_are_returned_typed() -> None:
     parsed = parse(TRAIN, [*BASE, "--rnn-size", "256", "--dropout=0.2", "--layer-norm"])
     assert parsed.positionals == ["book.txt"]
     assert parsed.values == {"out": "run", "rnn_size": 256, "dropout": 0.2, "layer_norm": True}
@@ -42,7 +42,7 @@ def test_a_switch_does_not_swallow_the_source() -> None:
     assert parsed.values["resume"] is True
 
 
-def test_text_is_taken_as_it_is() -> None:
+def test_values_of_text_options_stay_unchanged() -> None:
     arguments = ["run", "--prompt", "- [1, null", "--stop", "null", "--stop=", "--stop", "-5"]
     parsed = parse(GENERATE, arguments)
     assert parsed.values["prompt"] == "- [1, null"
@@ -78,7 +78,7 @@ def test_negative_numbers_and_stdin_are_no_flags() -> None:
         (["book.txt", "--out", "--resume"], "--out needs a value: --out RUN"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(arguments: list[str], message: str) -> None:
+def test_wrong_arguments_are_errors_of_one_line(arguments: list[str], message: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse(TRAIN, arguments)
     assert message in str(caught.value)
@@ -96,7 +96,7 @@ def test_too_many_arguments() -> None:
         parse(INFO, ["a", "b"])
 
 
-def test_help_wins_over_what_is_wrong() -> None:
+def test_help_wins_over_errors() -> None:
     with pytest.raises(HelpRequested):
         parse(TRAIN, ["--help", "--nonsense"])
 

@@ -1,4 +1,4 @@
-"""`fastlstm prepare`: what a table holds, in rows for people and one object for machines."""
+"""`fastlstm prepare`: the description of a table as rows and as JSON."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_one_object_for_machines(path: str, capsys: pytest.CaptureFixture[str]) 
         (["no-such-file.csv"], "there is no file no-such-file.csv"),
     ],
 )
-def test_bad_usage_is_one_line_and_two(
+def test_bad_usage_is_one_line_and_exit_code_2(
     path: str, given: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["prepare", path, *given]) == 2
@@ -84,7 +84,7 @@ def test_without_pyarrow_the_extra_is_named() -> None:
         (70_000, ("--gaps", "fill"), r"\w+.new: cannot reserve [\d,]+ bytes"),
     ],
 )
-def test_a_limit_of_the_file_size_is_said(
+def test_a_file_size_limit_is_reported(
     tmp_path: Path, limit: int, options: tuple[str, ...], where: str
 ) -> None:
     times = [f"2024-01-{day:02}T{hour:02}:00" for day in range(1, 11) for hour in range(24)]

@@ -7,14 +7,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from pyarrow import csv
 from pyarrow import parquet as pq
 
-from fastlstm.cli import evaluate, train
 from fastlstm.cli.main import main
-from fastlstm.cli.training import command_for
 from series_frames import long_table
 
 SMALL = [
@@ -32,22 +29,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return str(path), str(out)
 
 
-def test_forecasts_are_written_in_the_kind_asked_for(
-    run: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path, out = run
-    for name in ("a.parquet", "a.csv", "a.arrow"):
-        target = tmp_path / name
-        assert main(["forecast", out, path, "--out", str(target)]) == 0
-        assert f"{target}: 12 rows of unique_id, ds, y" in capsys.readouterr().out
-    found = pq.read_table(tmp_path / "a.parquet")
-    assert found["y"].to_pylist() == pytest.approx(
-        csv.read_csv(tmp_path / "a.csv")["y"].to_pylist(), rel=1e-5
-    )
-    with pa.ipc.open_file(tmp_path / "a.arrow") as file:
-        assert file.read_all().equals(found)
-
-
 def test_quantiles_go_to_standard_out(
     run: tuple[str, str], capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
@@ -58,7 +39,7 @@ def test_quantiles_go_to_standard_out(
     assert len(lines) == 13
 
 
-def test_evaluate_stands_beside_naive(
+def test_evaluate_includes_simple_forecasts(
     run: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, out = run
@@ -67,7 +48,7 @@ def test_evaluate_stands_beside_naive(
     assert set(found["scores"]) == {"forecaster", "ridge", "naive", "seasonal_naive"}
     assert main(["evaluate", out, path, "--split", "valid", "--scaled"]) == 0
     shown = capsys.readouterr().out
-    assert "valid split, in deviations of the training rows" in shown
+    assert "valid split, in standard deviations of the training rows" in shown
     assert "seasonal naive" in shown
 
 
@@ -79,7 +60,7 @@ def test_info_of_a_forecaster(run: tuple[str, str], capsys: pytest.CaptureFixtur
         assert part in shown
 
 
-def test_resume_asks_for_nothing_twice(
+def test_resume_needs_no_options_again(
     run: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, out = run
@@ -99,7 +80,7 @@ def test_a_binary_table_needs_a_horizon_too(
     assert not out.exists()
 
 
-def test_a_file_that_lacks_a_column_is_named_with_it(
+def test_the_error_of_a_missing_column_names_file_and_column(
     run: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table, other = long_table(120), tmp_path / "other.csv"
@@ -128,17 +109,6 @@ def test_a_runs_own_settings_are_a_configuration(run: tuple[str, str], tmp_path:
         main(["train", path, "--out", str(tmp_path / "c"), "--config", str(yaml), *SMALL[2:]]) == 0
     )
     assert json.loads((tmp_path / "c/config.json").read_text())["train"]["target"] == ["y", "temp"]
-    command = command_for(["--stride", "2", out, path], evaluate.COMMAND, evaluate.TABLE_COMMAND)
-    assert command is evaluate.TABLE_COMMAND
-
-
-def test_a_file_with_a_horizon_is_a_forecasters(tmp_path: Path) -> None:
-    config = tmp_path / "config.yaml"
-    config.write_text("steps: 3\nhorizon: 4\n")
-    argv = ["a.csv", "--config", str(config)]
-    assert command_for(argv, train.COMMAND, train.TABLE_COMMAND) is train.TABLE_COMMAND
-    config.write_text("steps: 3\n")
-    assert command_for(argv, train.COMMAND, train.TABLE_COMMAND) is train.COMMAND
 
 
 @pytest.mark.parametrize(
@@ -153,7 +123,7 @@ def test_a_file_with_a_horizon_is_a_forecasters(tmp_path: Path) -> None:
         (["--hidden-size", "8"], "--horizon is missing"),
     ],
 )
-def test_bad_usage_is_one_line_and_two(
+def test_bad_usage_is_one_line_and_exit_code_2(
     run: tuple[str, str],
     tmp_path: Path,
     argv: list[str],
@@ -167,14 +137,14 @@ def test_bad_usage_is_one_line_and_two(
     assert not (tmp_path / "new").exists()
 
 
-def test_a_forecaster_writes_no_text(
+def test_generate_refuses_a_forecaster(
     run: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["generate", run[1]]) == 2
     assert "is a forecaster, expected a text model; `fastlstm.For" in capsys.readouterr().err
 
 
-def test_a_path_that_reads_like_a_parameter_is_left_alone(
+def test_a_path_with_equals_signs_is_shown_unchanged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "series=7" / "horizon=3.csv"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +48,11 @@ def test_keys_come_from_flags_a_file_and_the_environment(
 def test_a_session_key_is_bytes_of_a_file_or_the_environment(
     served: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FASTLSTM_SESSION_KEY", "e" * 16)
+    monkeypatch.setitem(os.environb, b"FASTLSTM_SESSION_KEY", b"\xe9" * 16)
     assert main(["serve", "run"]) == 0
     path = secret(tmp_path / "key", b"\xff" * 16 + b"\n")
     assert main(["serve", "run", "--session-key-file", path]) == 0
-    assert [call[3] for call in served] == [b"e" * 16, b"\xff" * 16]
+    assert [call[3] for call in served] == [b"\xe9" * 16, b"\xff" * 16]
 
 
 @pytest.mark.parametrize(
@@ -69,10 +70,12 @@ def test_keys_that_cannot_be_used_are_refused(
 ) -> None:  # fmt: skip
     assert main(["serve", "run", flag, secret(tmp_path / "keys", data)]) == 2
     assert message in capsys.readouterr().err
+    assert main(["serve", "run", "--api-key", ""]) == 2
+    assert "an API key is empty" in capsys.readouterr().err
     assert served == []
 
 
-def test_a_file_of_keys_that_others_can_read_is_warned_of(
+def test_a_key_file_readable_by_others_gives_a_warning(
     served: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = Path(secret(tmp_path / "keys", b"one\n"))

@@ -15,6 +15,12 @@ from fastlstm.errors import NonFiniteError, Stopped
 from fastlstm.text.config import TrainConfig
 
 
+def replace_train(monkeypatch: pytest.MonkeyPatch, train: Any) -> None:
+    module = ModuleType("fastlstm.text.train")
+    module.train = train  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "fastlstm.text.train", module)
+
+
 @pytest.fixture
 def trained(
     monkeypatch: pytest.MonkeyPatch, events: list[dict[str, Any]], tmp_path: Path
@@ -31,9 +37,7 @@ def trained(
             for observer in arguments["observers"]:
                 observer(event)
 
-    module = ModuleType("fastlstm.text.train")
-    module.train = train  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "fastlstm.text.train", module)
+    replace_train(monkeypatch, train)
     return calls
 
 
@@ -55,7 +59,7 @@ def test_many_sources_and_resume(trained: list[dict[str, Any]]) -> None:
     assert trained[0]["resume"] is True
 
 
-def test_json_is_all_there_is(
+def test_with_json_nothing_else_is_printed(
     trained: list[dict[str, Any]], capsys: pytest.CaptureFixture[str], events: list[Any]
 ) -> None:
     assert main(["train", "a.txt", "--out", "r", "--json"]) == 0
@@ -97,16 +101,14 @@ def test_bad_settings_are_one_line_and_exit_code_2(
     assert trained == []
 
 
-def test_the_live_line_is_gone_before_an_error_is_printed(
+def test_the_live_line_is_cleared_before_an_error(
     monkeypatch: pytest.MonkeyPatch, terminal: Any, events: list[Any], tmp_path: Path
 ) -> None:
     def train(source: Any, **arguments: Any) -> None:
         arguments["observers"][0](next(event for event in events if event["event"] == "step"))
         raise NonFiniteError("NaN in step 5")
 
-    module = ModuleType("fastlstm.text.train")
-    module.train = train  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "fastlstm.text.train", module)
+    replace_train(monkeypatch, train)
     monkeypatch.setattr(sys, "stdout", terminal)
     (tmp_path / "a.txt").write_text("a text")
     assert main(["train", str(tmp_path / "a.txt"), "--out", "r"]) == 1
@@ -116,7 +118,7 @@ def test_the_live_line_is_gone_before_an_error_is_printed(
 @pytest.mark.parametrize(
     ("flags", "is_one", "told"), [([], True, 0), ([], False, 1), (["--json"], True, 1)]
 )
-def test_a_stop_is_said_once(
+def test_a_stop_is_reported_once(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
@@ -128,9 +130,7 @@ def test_a_stop_is_said_once(
         arguments["observers"][0]({"event": "end", "reason": "stopped by SIGINT"})
         raise Stopped("stopped by SIGINT; checkpoint-5 is saved")
 
-    module = ModuleType("fastlstm.text.train")
-    module.train = train  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "fastlstm.text.train", module)
+    replace_train(monkeypatch, train)
     monkeypatch.setattr("fastlstm.cli.train._is_one_stream", lambda: is_one)
     (tmp_path / "a.txt").write_text("a text")
     assert main(["train", str(tmp_path / "a.txt"), "--out", "r", *flags]) == 75
@@ -139,7 +139,9 @@ def test_a_stop_is_said_once(
     assert err.count("stopped by SIGINT") == told
 
 
-def test_one_stream_is_told_from_two(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_one_output_stream_is_told_from_two(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
         for stderr, is_one in ((out, True), (err, False)):
             monkeypatch.setattr(sys, "stdout", out)
@@ -153,7 +155,7 @@ def test_the_budget_counts_from_the_start_of_the_command(trained: list[dict[str,
     assert before <= trained[0]["began"] <= time.perf_counter()
 
 
-def test_what_a_file_gives_is_given_too(trained: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_options_of_a_file_count_as_given(trained: list[dict[str, Any]], tmp_path: Path) -> None:
     """A resumed run is compared with it."""
     (tmp_path / "c.yaml").write_text("rnn_size: 64\n")
     assert main(["train", "a.txt", "--out", "r", "--config", "c.yaml", "--steps", "9"]) == 0

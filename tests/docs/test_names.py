@@ -65,7 +65,7 @@ def flags_in(text: str) -> set[str]:
 @cache
 def flags_of(verb: str) -> set[str]:
     options = [option for command in commands(verb) for option in command.options]
-    return flags_in(" ".join(option.usage for option in options)) | {"help"}
+    return flags_in(" ".join(option.usage for option in options)) | {"help", "help-all"}
 
 
 @cache

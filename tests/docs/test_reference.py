@@ -14,7 +14,7 @@ def test_the_reference_has_not_drifted() -> None:
 
 def test_the_reference_names_every_flag_once_per_command() -> None:
     text = reference()
-    train = text[text.index("## fastlstm train") : text.index("## fastlstm generate")]
+    train = text[text.index("## fastlstm train") : text.index("## fastlstm tune")]
     assert train.count("`--rnn-size N`") == 1
     assert "| `--[no-]tensorboard` | write TensorBoard event files [on] |" in train
     assert "| `--vocab {char,byte,bpe}` |" in train

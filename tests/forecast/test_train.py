@@ -388,6 +388,15 @@ def test_the_parts_of_the_time_add_up(path: str, tmp_path: Path) -> None:
     assert end["report"] == str(tmp_path / "run" / "report.html")
 
 
+def test_the_error_of_targets_in_several_units_has_none(tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = []
+    table = long_table(240, 1, temp=1e6 * np.sin(np.arange(240) / 4), unique_id=None)
+    config = ForecastConfig(**{**QUICK, "steps": 1}, target="y,temp")
+    train_forecaster(table, config, out=tmp_path / "run", observers=[events.append])
+    error = events[-1]["test_error"]
+    assert (error["measure"], error["naive"]) == ("rel_mae", 1.0)
+
+
 def test_the_parts_of_a_resumed_run_add_up(path: str, tmp_path: Path) -> None:
     config, out = ForecastConfig(**QUICK), tmp_path / "run"
     with pytest.raises(Stopped):  # a start whose set-up took 30 s

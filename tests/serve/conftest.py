@@ -13,6 +13,7 @@ import pytest
 from fastlstm.text.data.tokenizer import ByteTokenizer
 from fastlstm.text.loading import InferenceModel
 from running_server import SETTINGS, Running, make_lm
+from served_process import Process, processes_of
 
 if TYPE_CHECKING:
     from fastlstm import Forecaster
@@ -79,6 +80,12 @@ def plain_path(plain: Forecaster, tmp_path_factory: pytest.TempPathFactory) -> P
     from forecast_server import save
 
     return save(plain, tmp_path_factory.mktemp("plain"))
+
+
+@pytest.fixture
+def start(plain_path: Path) -> Iterator[Callable[..., Process]]:
+    """Starts servers of the plain model as processes."""
+    yield from processes_of(plain_path)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Who is admitted: places, shares of keys, refusals, the end."""
+"""Admission: places, shares of API keys, refusals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def filled(places: Places, tenant: bytes) -> int:
     return count
 
 
-def test_one_tenant_takes_everything_that_several_share() -> None:
+def test_a_single_key_gets_all_places_and_several_share_them() -> None:
     assert filled(Places(12), b"") == 12
     places = Places(12, is_shared=True)
     assert [filled(places, tenant) for tenant in (b"a", b"b", b"c")] == [6, 3, 1]
@@ -40,7 +40,7 @@ def test_a_request_takes_at_most_half_of_what_is_shared() -> None:
         assert not places.has_room(b"a", 5)
 
 
-def test_a_place_that_is_held_is_kept_whatever_others_have_taken() -> None:
+def test_a_held_place_stays_whatever_others_take() -> None:
     places = Places(8, is_shared=True)
     assert filled(places, b"a") == 4
     assert filled(places, b"b") == 2
@@ -87,7 +87,7 @@ def test_one_request_has_a_limit() -> None:
     assert admission(8, limit=3, is_shared=True)._limit == 3
 
 
-def test_a_key_is_told_whether_it_or_the_server_is_full() -> None:
+def test_the_error_says_whether_the_key_or_the_server_is_full() -> None:
     places = admission(is_shared=True)
     for tenant in (b"ann", b"ann", b"bob"):
         admitted(places, tenant=tenant)
@@ -105,20 +105,6 @@ def test_a_cancelled_request_gets_no_more() -> None:
     with pytest.raises(Unavailable, match="the client has left"):
         places.reserve(reservation, 2)
     assert places.num_held == 1
-
-
-def test_closing_refuses_new_requests_and_stopping_wakes_the_thread() -> None:
-    places = admission()
-    reservation = admitted(places)
-    places.close()
-    assert places.is_closed
-    assert not places.is_stopping
-    with pytest.raises(Unavailable, match="shutting down"):
-        admitted(places)
-    places.stop()
-    assert not places._thread.is_alive()
-    places.release(reservation)
-    assert places.num_held == 0
 
 
 def test_threads_that_reserve_and_release_leave_nothing_behind() -> None:

@@ -1,4 +1,4 @@
-"""Several keys: none takes all places, and none touches or learns what is another's."""
+"""Several API keys share places and cannot touch each other's sequences and prompts."""
 
 from __future__ import annotations
 
@@ -20,27 +20,16 @@ from fastlstm.serve.text import completions, engine
 from fastlstm.serve.text.generation import GenerationRequest
 from fastlstm.serve.text.scheduler import Scheduler
 from fastlstm.text.sampling import Sampling
-from forecast_server import PAST, HeldModel, L, body, output, wait_until, waves
-from running_server import SETTINGS, FaultyDecoder, Gate, Running
+from forecast_server import PAST, HeldModel, at, body, output, rows
+from running_server import SETTINGS, FaultyDecoder, Gate, Running, raw_request, wait_until
 
 KEYS = ("ann-key", "bob-key")
 LONG = "the cat sat on the mat and " * 40
 ANN, BOB = ({"authorization": f"Bearer {key}"} for key in KEYS)
 
 
-def rows(first: int, last: int) -> Any:
-    """Rows of the first series, shape (1, n, 2)."""
-    columns = [waves()[name].to_numpy()[first:last] for name in ("y", "temp")]
-    return np.stack(columns, -1)[None]
-
-
-def at(server: Running, last: int) -> Any:
-    """The forecast from the whole window that ends before a row."""
-    return output(server.client.post(PAST, json=body(rows(last - L, last))))
-
-
 @pytest.mark.parametrize("is_text", [True, False])
-def test_a_request_whose_body_comes_late_keeps_its_place(
+def test_a_request_with_a_late_body_keeps_its_place(
     serve: Callable[..., Running], plain_model: Any, is_text: bool
 ) -> None:
     limits: dict[str, Any] = {"keys": KEYS, "max_streams": 4, "max_queue": 4}
@@ -48,12 +37,10 @@ def test_a_request_whose_body_comes_late_keeps_its_place(
     path = "/v1/completions" if is_text else PAST
     request = {"prompt": "a", "max_tokens": 1} if is_text else body(rows(0, 24))
     content = json.dumps(request).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     clients = []
     for number, key in enumerate((*[KEYS[0]] * 4, *[KEYS[1]] * 2), 1):
         client = socket.create_connection(server.address, 10)
-        length = b"content-length: %d\r\n\r\n" % len(content)
-        client.sendall(f"{head}authorization: Bearer {key}\r\n".encode() + length)
+        client.sendall(raw_request(path, content, key).removesuffix(content))
         clients.append(client)
         wait_until(lambda number=number: server.scheduler.num_held == number)  # type: ignore[misc]
     for client in clients:
@@ -63,20 +50,6 @@ def test_a_request_whose_body_comes_late_keeps_its_place(
         client.close()
 
 
-def test_a_request_for_many_gets_its_places_beside_other_keys(shared: Any) -> None:
-    scheduler, _ = shared
-    others = [Reservation(b"key %d" % k) for k in range(7)]
-    for reservation in others:
-        scheduler.reserve(reservation, 2)
-    ann = Reservation(b"ann")
-    scheduler.reserve(ann)
-    scheduler.reserve(ann, 2)  # the last: that it holds one is no reason to refuse it
-    assert ann.num_places == 2
-    for reservation in (*others, ann):
-        scheduler.release(reservation)
-    assert scheduler.num_held == 0
-
-
 def sequence(
     server: Running, who: dict[str, str], values: Any, **parameters: Any
 ) -> httpx.Response:
@@ -84,7 +57,7 @@ def sequence(
     return server.client.post(PAST, json=request, headers=who)
 
 
-def test_a_sequence_is_its_keys(serve: Callable[..., Running], plain_model: Any) -> None:
+def test_a_sequence_belongs_to_its_api_key(serve: Callable[..., Running], plain_model: Any) -> None:
     server = serve(model=plain_model, keys=KEYS)
     server.client.headers.update(ANN)
     assert sequence(server, ANN, rows(0, 40), sequence_start=True).status_code == 200
@@ -134,19 +107,7 @@ def test_windows_of_one_key_leave_room(serve: Callable[..., Running], held: Held
     assert sorted(answers) == [200] * 5 + [503] * 4
 
 
-def test_more_windows_than_a_key_may_have_are_refused_for_good(
-    serve: Callable[..., Running], plain_model: Any
-) -> None:
-    server = serve(model=plain_model, keys=KEYS, max_streams=4, max_queue=0)
-    server.client.headers.update(ANN)
-    many = server.client.post(PAST, json=body(np.tile(rows(0, 24), (3, 1, 1))))
-    assert many.status_code == 400
-    assert "3 windows, this server forecasts at most 2 at a time" in many.json()["error"]
-    two = server.client.post(PAST, json=body(np.tile(rows(0, 24), (2, 1, 1))))
-    assert two.status_code == 200
-
-
-def test_a_prompt_is_known_to_its_key_only(serve: Callable[..., Running]) -> None:
+def test_a_cached_prompt_is_known_only_to_its_key(serve: Callable[..., Running]) -> None:
     server = serve(keys=KEYS)
 
     def ask(who: dict[str, str]) -> float:
@@ -224,7 +185,7 @@ def test_waiting_texts_of_one_key_hold_up_no_other(shared: Any) -> None:
     wait_until(lambda: scheduler.num_held == 0)
 
 
-def test_a_request_for_many_of_a_key_that_has_its_share_holds_up_no_other(shared: Any) -> None:
+def test_a_waiting_request_of_a_key_with_its_full_share_blocks_no_other_key(shared: Any) -> None:
     scheduler, chunks = shared
     many = replace(ENDLESS, samplings=(Sampling(seed=1), Sampling(seed=2)))
     ask(scheduler, b"ann", many)
@@ -280,7 +241,7 @@ def test_one_key_leaves_room_for_scores(
     assert scored(500, ANN).status_code == 200
 
 
-def test_what_one_key_has_read_holds_up_no_other(
+def test_parsing_for_one_key_blocks_no_other_key(
     serve: Callable[..., Running], pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch,
     plain_model: Any,
 ) -> None:  # fmt: skip

@@ -1,4 +1,4 @@
-"""The routes while there is no model: which paths there are, how errors are answered."""
+"""The routes and their errors before a model is loaded."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_every_path_answers_in_json_with_an_id(method: str, path: str, status: i
     if status == 503:
         assert "still being loaded" in answer.text
     if status == 404:
-        assert f"there is nothing at {path}; /openapi.json lists what there is" in answer.text
+        assert f"there is no path {path}; /openapi.json lists all paths" in answer.text
     if status == 405:
         assert f"{path} does not take {method}" in answer.text
         assert answer.headers["allow"]
@@ -75,7 +75,7 @@ def test_the_metrics_count_the_answers_and_have_their_type() -> None:
         *[(name, False) for name in (b"mymachine.evil.example", b"my", b"notmymachine")],
     ],
 )
-def test_the_name_that_a_server_was_started_with_is_its_own(host: bytes, is_known: bool) -> None:
+def test_the_host_name_of_the_server_is_accepted(host: bytes, is_known: bool) -> None:
     scope: Any = {
         "path": "/v1/models", "method": "GET", "headers": [(b"host", host)], "state": {}
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Requests that are made to cost much: each is bounded, and others are answered meanwhile."""
+"""Expensive requests are bounded, and others are answered meanwhile."""
 
 from __future__ import annotations
 
@@ -24,20 +24,8 @@ from fastlstm.serve.http import transfer
 from fastlstm.serve.http.errors import ApiError
 from fastlstm.serve.settings import Settings
 from fastlstm.serve.text import completions, engine
-from forecast_server import (
-    PAST,
-    QUICK,
-    L,
-    body,
-    h,
-    output,
-    save,
-    tensor,
-    wait_until,
-    waves,
-)
-from running_server import Gate, Running
-from served_process import processes_of
+from forecast_server import PAST, QUICK, L, body, h, output, save, tensor, waves
+from running_server import Gate, Running, raw_request, wait_until
 
 JSON = {"content-type": "application/json"}
 RNG = np.random.default_rng(3)
@@ -55,21 +43,21 @@ def many_keys(count: int) -> bytes:
 
 
 @pytest.mark.parametrize("count", [100, 90_000])
-def test_many_keys_are_refused_at_the_first(forecasts: Running, count: int) -> None:
+def test_many_keys_are_refused_at_the_first_one(forecasts: Running, count: int) -> None:
     answer = forecasts.client.post(PAST, content=many_keys(count), headers=JSON)
     assert answer.status_code == 400
     assert "unknown field '0'" in answer.json()["error"]
 
 
 @pytest.mark.parametrize("item", ["{}", "[]"])
-def test_many_objects_and_lists_are_refused_at_the_first(forecasts: Running, item: str) -> None:
+def test_many_objects_and_lists_are_refused_at_the_first_one(forecasts: Running, item: str) -> None:
     content = b'{"inputs":[' + f"{item},".encode() * 100_000 + b"{}]}"
     answer = forecasts.client.post(PAST, content=content, headers=JSON)
     assert answer.status_code == 400
     assert answer.json()["error"].startswith("inputs[0]: ")
 
 
-def test_bodies_that_wait_to_be_read_hold_places(
+def test_waiting_bodies_hold_places(
     serve: Any, plain_model: Any, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = serve(model=plain_model, max_streams=2, max_queue=2, watchdog=0.3)
@@ -94,7 +82,7 @@ def test_bodies_that_wait_to_be_read_hold_places(
     wait_until(lambda: server.scheduler.num_held == 0)
 
 
-def test_a_client_that_leaves_is_not_read(
+def test_the_body_of_a_disconnected_client_is_not_parsed(
     serve: Any, plain_model: Any, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = serve(model=plain_model)
@@ -107,8 +95,7 @@ def test_a_client_that_leaves_is_not_read(
     large = json.dumps(body(windows(1))).encode().ljust(1 << 17)
     first = pool.submit(server.client.post, PAST, content=large, headers=JSON)
     assert gate.entered.wait(20)
-    head = f"POST {PAST} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    data = head.encode() + b"content-length: %d\r\n\r\n%s" % (len(large), large)
+    data = raw_request(PAST, large)
     for _ in range(5):
         with socket.create_connection(server.address, 10) as client:
             client.sendall(data)
@@ -117,20 +104,19 @@ def test_a_client_that_leaves_is_not_read(
     gate.opens.set()
     assert first.result().status_code == 200
     assert len(num_read) == 1
-    assert server.metric("disconnects_total") == 5
+    assert server.metric('outcomes_total{outcome="disconnected"}') == 5
 
 
 @pytest.mark.parametrize("is_text", [True, False])
-def test_a_body_holds_a_place_before_it_has_come(
+def test_a_request_takes_a_place_before_its_body_arrives(
     serve: Any, plain_model: Any, is_text: bool
 ) -> None:
     limits = {"max_streams": 1, "max_queue": 1}
     server = serve(**limits) if is_text else serve(model=plain_model, **limits)
     path = "/v1/completions" if is_text else PAST
-    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     clients = [socket.create_connection(server.address, 10) for _ in range(2)]
     for number, client in enumerate(clients):
-        client.sendall(head.encode() + b"content-length: 1000\r\n\r\n{")
+        client.sendall(raw_request(path, b"{" * 1000)[:-999])
         wait_until(lambda number=number: server.scheduler.num_held == number + 1)  # type: ignore[misc]
     assert server.client.post(path, json={}).status_code == (429 if is_text else 503)
     for client in clients:
@@ -138,28 +124,21 @@ def test_a_body_holds_a_place_before_it_has_come(
     wait_until(lambda: server.scheduler.num_held == 0)
 
 
-def test_a_long_text_is_read_beside_the_event_loop(
-    serve: Any, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    ("module", "function", "length", "echo"),
+    [(engine, "parse_completion", 50_000, False), (completions, "choices_of", 1000, True)],
+    ids=["reader", "writer"],
+)
+def test_a_long_prompt_is_read_and_repeated_outside_the_event_loop(
+    serve: Any, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch,
+    module: Any, function: str, length: int, echo: bool,
+) -> None:  # fmt: skip
     server = serve(watchdog=0.3)
-    gate = Gate(monkeypatch, engine, "parse_completion")
-    asked = pool.submit(server.post, prompt="a" * 50_000, max_tokens=1)
+    gate = Gate(monkeypatch, module, function)
+    asked = pool.submit(server.post, prompt="a" * length, echo=echo, max_tokens=1)
     assert gate.entered.wait(20)
     assert server.metric("queue_depth") == 1
     wait_until(lambda: server.client.get("/health/live").status_code == 503)
-    gate.opens.set()
-    assert asked.result().status_code == 200
-    wait_until(lambda: server.client.get("/health/live").status_code == 200)
-
-
-def test_a_long_prompt_is_repeated_beside_the_event_loop(
-    serve: Any, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = serve(watchdog=0.3)
-    gate = Gate(monkeypatch, completions, "choices_of")
-    asked = pool.submit(server.post, prompt="a" * 1000, echo=True, max_tokens=1)
-    assert gate.entered.wait(20)
-    wait_until(lambda: server.client.get("/health/live").status_code == 503)  # the writer counts
     gate.opens.set()
     assert asked.result().status_code == 200
     wait_until(lambda: server.client.get("/health/live").status_code == 200)
@@ -210,12 +189,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.fixture
-def start(plain_path: Path) -> Iterator[Any]:
-    yield from processes_of(plain_path)
-
-
-def test_a_signal_ends_a_server_whose_reader_does_not_come_back(start: Any) -> None:
+def test_a_signal_ends_a_server_with_a_blocked_reader(start: Any) -> None:
     server = start("--grace", "0.5", code=READS_FOR_EVER)
     with ThreadPoolExecutor(1) as pool:
         large = json.dumps(body(windows(1))).encode().ljust(1 << 17)
@@ -255,7 +229,7 @@ def test_every_target_counts_among_the_numbers_of_an_answer(serve: Any, tmp_path
     assert f"{3 * h * 2:,} numbers (3 windows x {h:,} steps x 2 targets" in answer.json()["error"]
 
 
-def test_a_large_answer_is_made_in_slices_and_is_the_same(
+def test_a_large_answer_is_encoded_in_slices_with_the_same_values(
     forecasts: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     levels = [round(0.2 + 0.003 * k, 3) for k in range(199)]
@@ -294,7 +268,7 @@ def test_others_are_answered_while_a_large_answer_is_made(
     assert asked.result().status_code == 200
 
 
-def test_a_client_that_takes_nothing_does_not_have_its_answer_made(
+def test_an_unread_answer_is_not_encoded_to_its_end(
     serve: Any, plain_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = serve(model=plain_model, stall=1.0)
@@ -313,13 +287,12 @@ def test_a_client_that_takes_nothing_does_not_have_its_answer_made(
     content = json.dumps(
         {"inputs": [tensor("past", windows(250))], "parameters": {"quantiles": levels}}
     )
-    head = f"POST {PAST} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(server.address)
-        client.sendall(f"{head}content-length: {len(content)}\r\n\r\n{content}".encode())
+        client.sendall(raw_request(PAST, content.encode()))
         wait_until(lambda: len(made) > 10)
-        wait_until(lambda: server.metric("stalls_total") == 1)
+        wait_until(lambda: server.metric('outcomes_total{outcome="stalled"}') == 1)
     wait_until(lambda: server.scheduler.num_held == 0)
     assert len(made) < 250 * h * 200 // 64 * 0.9
 

@@ -1,4 +1,4 @@
-"""Lines on standard error that cannot be written: each is counted, and the next one says so."""
+"""Log lines that cannot be written are counted and reported."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from prometheus_client import CollectorRegistry, Counter
 
 from fastlstm.serve import log
 from fastlstm.serve.log import Log
-from forecast_server import wait_until
+from running_server import wait_until
 
 
-def test_what_no_encoding_has_is_written_all_the_same(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_surrogate_is_written_escaped(capfd: pytest.CaptureFixture[str]) -> None:
     dropped = Counter("dropped", "lines", registry=CollectorRegistry())
     lines = Log(dropped)
     lines.write("a file called \ud800 é")

@@ -1,4 +1,4 @@
-"""What requests cost in memory: the figures of docs/serving.md, held against a process."""
+"""Memory of requests stays within the bounds of docs/serving.md."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import json
 import re
 import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fastlstm.serve.settings import Settings
-from forecast_server import PAST, L, wait_until
-from served_process import Process, processes_of
+from forecast_server import PAST, L
+from running_server import raw_request, wait_until
+from served_process import Process
 
 MIB = 1 << 20
 CONNECTION = MIB // 2
@@ -39,23 +39,8 @@ def send(server: Process, content: bytes) -> socket.socket:
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.settimeout(60)
     client.connect((host, int(port)))
-    head = f"POST {PAST} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    client.sendall(head.encode() + b"content-length: %d\r\n\r\n%s" % (len(content), content))
+    client.sendall(raw_request(PAST, content))
     return client
-
-
-def metric(server: Process, name: str) -> float:
-    import httpx
-
-    for line in httpx.get(f"{server.url}/metrics").text.splitlines():
-        if line.startswith(f"fastlstm_{name} "):
-            return float(line.split()[1])
-    return 0.0
-
-
-@pytest.fixture
-def start(plain_path: Path) -> Iterator[Any]:
-    yield from processes_of(plain_path)
 
 
 def request(windows: int, levels: int) -> bytes:
@@ -65,7 +50,7 @@ def request(windows: int, levels: int) -> bytes:
     return json.dumps({**data, "parameters": {"quantiles": quantiles}}).encode()
 
 
-def test_answers_that_nobody_takes(start: Any) -> None:
+def test_memory_of_unread_answers_is_bounded(start: Any) -> None:
     server = start("--max-streams", "600", "--max-queue", "9000", "--stall", "60")
     with send(server, request(1, 1)) as client:
         client.recv(100)
@@ -82,7 +67,7 @@ def test_answers_that_nobody_takes(start: Any) -> None:
         client.close()
 
 
-def test_bodies_that_wait(start: Any) -> None:
+def test_memory_of_waiting_bodies_is_bounded(start: Any) -> None:
     settings = Settings()
     server = start("--max-streams", "8", "--max-queue", "8")
     with send(server, request(1, 1)) as client:
@@ -97,6 +82,6 @@ def test_bodies_that_wait(start: Any) -> None:
     assert b"503" in answers
     bound = 16 * 8 * settings.max_body + 60 * CONNECTION + 24 * settings.max_body + SPARE
     assert peak(server) - before < bound
-    wait_until(lambda: metric(server, "queue_depth") == 0)
+    wait_until(lambda: server.metric("queue_depth") == 0)
     for client in clients:
         client.close()

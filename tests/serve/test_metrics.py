@@ -1,4 +1,4 @@
-"""The metrics in Prometheus's text format: names, labels, buckets, one registry per server."""
+"""Metrics in Prometheus's text format: names, labels, buckets."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from fastlstm.serve.metrics import Metrics
 
 KINDS = {
     "counter": {
-        *("requests", "outcomes", "rejected", "disconnects", "stalls"),
-        *("connections_dismissed", "log_dropped", "tokens_written", "tokens_read", "tokens_known"),
+        *("requests", "outcomes", "connections_dismissed", "log_dropped", "tokens_written"),
+        *("tokens_read", "tokens_known"),
         *("failed_texts", "windows"),
     },
     "gauge": {"streams_active", "queue_depth", "slots", "sequences", "model_info"},

@@ -1,4 +1,4 @@
-"""The page at `/` in a real browser, where there is one."""
+"""The page at `/` in Chromium, if playwright is installed."""
 
 import shutil
 

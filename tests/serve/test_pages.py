@@ -1,4 +1,4 @@
-"""What the pages at `/` say, and that their examples are answered."""
+"""The pages at `/`: their content, and that their examples work."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_the_examples_of_a_forecaster_are_answered(
     assert list(tmp_path.iterdir()) == [], "nothing else ran"
 
 
-def test_a_forecasters_page_says_what_it_takes_and_gives(whole_forecasts: Running) -> None:
+def test_the_page_of_a_forecaster_lists_inputs_and_outputs(whole_forecasts: Running) -> None:
     answer = whole_forecasts.client.get("/")
     assert answer.status_code == 200
     text = html.unescape(re.sub(r"<[^>]+>", " ", answer.text))
@@ -115,7 +115,7 @@ def test_names_of_columns_are_text_on_the_page(odd: Running) -> None:
 
 
 @pytest.mark.parametrize("host", ["<script>alert(1)</script>", "a'b", "$(x)", "a b", ""])
-def test_an_odd_host_is_not_repeated(host: str, forecasts: Running) -> None:
+def test_an_invalid_host_is_not_shown(host: str, forecasts: Running) -> None:
     engine = forecasts.runner.service.forecast_engine
     page = html.unescape(forecaster_html(engine, host, None))
     assert page.count("http://localhost/v2/models/waves/infer") == 2
@@ -123,7 +123,7 @@ def test_an_odd_host_is_not_repeated(host: str, forecasts: Running) -> None:
     assert known.count("http://[::1]:8000/v2/models/waves/infer") == 2
 
 
-def test_with_keys_only_who_has_one_sees_the_model(
+def test_with_keys_the_page_shows_the_model_only_to_a_key(
     serve: Callable[..., Running], plain_model: Any
 ) -> None:
     running = serve(model=plain_model, keys=("secret-key",))
@@ -140,7 +140,7 @@ def test_with_keys_only_who_has_one_sees_the_model(
 
 
 @pytest.mark.parametrize("name", ["page.html", "forecast.html"])
-def test_the_policy_lets_run_what_is_in_the_file_only(name: str) -> None:
+def test_the_policy_allows_only_the_script_and_style_of_the_page(name: str) -> None:
     policy = Page(name).headers["content-security-policy"]
     assert "unsafe" not in policy
     assert re.search(
@@ -164,7 +164,7 @@ def test_one_step_is_called_one_step(forecasts: Running, monkeypatch: pytest.Mon
     assert "and forecasts the next step of y" in forecaster_html(engine, "", None)
 
 
-def test_the_page_of_a_text_model_has_a_prompt_it_takes(server: Running) -> None:
+def test_the_page_of_a_text_model_has_a_valid_prompt(server: Running) -> None:
     page = server.client.get("/").text
     found = re.findall(r"<textarea[^>]*>(.*?)</textarea>", page, re.DOTALL)
     (prompt,) = map(html.unescape, found)
@@ -176,6 +176,6 @@ def test_the_page_of_a_text_model_has_a_prompt_it_takes(server: Running) -> None
     ("letters", "prompt"),
     [("ACGT\n", "ACGT"), ("\n .,", ""), ("".join(map(chr, range(32, 127))), "Once upon a time")],
 )
-def test_an_example_prompt_is_of_the_vocabulary(letters: str, prompt: str) -> None:
+def test_an_example_prompt_is_in_the_vocabulary(letters: str, prompt: str) -> None:
     assert example_prompt(CharTokenizer("".join(sorted(letters)))) == prompt
     assert example_prompt(ByteTokenizer()) == "Once upon a time"

@@ -1,4 +1,4 @@
-"""How many files lead from a completion request to its tokens; docs/serving.md lists them."""
+"""The files from a completion request to its tokens; docs/serving.md lists them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def reading_path() -> set[str]:
     return {path.relative_to(SERVE.parent).as_posix() for path in reached}
 
 
-def test_a_request_leads_to_its_tokens_in_few_files() -> None:
+def test_a_request_reaches_its_tokens_in_few_files() -> None:
     assert START in reading_path()
     assert "text/decoder.py" in reading_path()
     assert len(reading_path()) <= MAX_FILES, sorted(reading_path())

@@ -1,4 +1,4 @@
-"""Servers behind nginx, as docs/serving.md has it: states go with the text."""
+"""Servers behind nginx, with the configuration of docs/serving.md."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def proxy(replicas: list[Running], tmp_path: Path) -> Iterator[httpx.Client]:
     process.wait(10)
 
 
-def test_a_text_goes_on_wherever_it_comes(replicas: list[Running], proxy: httpx.Client) -> None:
+def test_a_text_continues_on_any_replica(replicas: list[Running], proxy: httpx.Client) -> None:
     text, session = "", None
     for _ in range(12):
         prompt = "a cat" if session is None else ""
@@ -79,7 +79,7 @@ def test_a_text_goes_on_wherever_it_comes(replicas: list[Running], proxy: httpx.
     assert all(replica.metric("tokens_written_total") >= 10 for replica in replicas)
 
 
-def test_the_proxy_hides_no_name_that_anyone_could_give(proxy: httpx.Client) -> None:
+def test_the_proxy_passes_the_host_name_on(proxy: httpx.Client) -> None:
     assert proxy.get("/v1/models", headers={"host": "evil.example"}).status_code == 421
     assert proxy.get("/v1/models", headers={"host": "localhost"}).status_code == 200
 
@@ -92,7 +92,7 @@ def test_chunks_of_a_stream_come_as_they_are_written(proxy: httpx.Client) -> Non
         assert sum(line.startswith("data: {") for line in first) > 10
 
 
-def test_a_full_replica_hands_on_and_a_full_house_says_so(
+def test_a_full_replica_passes_requests_on_and_full_replicas_answer_429(
     replicas: list[Running], proxy: httpx.Client
 ) -> None:
     endless = {"prompt": "a", "max_tokens": 10**9, "stream": True, "n": 2}
@@ -116,7 +116,9 @@ def test_a_full_replica_hands_on_and_a_full_house_says_so(
         pytest.fail("refused for ever")
 
 
-def test_a_replica_that_ends_ends_no_text(replicas: list[Running], proxy: httpx.Client) -> None:
+def test_a_replica_that_ends_completes_its_texts(
+    replicas: list[Running], proxy: httpx.Client
+) -> None:
     wanted = solo(replicas[0].model, "the", 20_000, seed=9)
     found: list[str] = []
 

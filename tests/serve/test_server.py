@@ -1,11 +1,9 @@
-"""The command as a process: start, signals, end; and that it does without torch."""
+"""`fastlstm serve` as a process: start, signals, end, imports."""
 
 from __future__ import annotations
 
 import fcntl
 import json
-import os
-import re
 import signal
 import socket
 import time
@@ -14,13 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 
-from fastlstm.cli import serve as command
-from fastlstm.errors import ConfigError
 from fastlstm.serve.server import Listener
-from fastlstm.serve.settings import Settings
+from running_server import raw_request, wait_until
 from served_process import Process, processes_of
 
 
@@ -49,7 +44,7 @@ def start(run_path: Path) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("blocks", [True, False])
-def test_a_log_that_nobody_reads_stops_no_answer(start: Any, blocks: bool) -> None:
+def test_an_unread_log_blocks_no_answer(start: Any, blocks: bool) -> None:
     code = f"""
 import os, sys
 from fastlstm.cli.main import main
@@ -63,9 +58,8 @@ sys.exit(main(sys.argv[1:]))
     with httpx.Client(base_url=server.url, timeout=20) as client:
         for _ in range(500):
             assert client.get("/health/live").status_code == 200
-        text = client.get("/metrics").text
-    (dropped,) = re.findall(r"^fastlstm_log_dropped_total (.*)$", text, re.MULTILINE)
-    assert float(dropped) > 200
+        dropped = server.metric("log_dropped_total")
+    assert dropped > 200
     assert server.end() == 0
     said = [
         int(line.split()[1].replace(",", ""))
@@ -131,19 +125,6 @@ def test_after_the_grace_texts_get_a_last_event(start: Any) -> None:
     assert server.end(0) == 0
 
 
-def test_a_second_signal_leaves_out_the_grace(start: Any) -> None:
-    server = start("--grace", "1000", "--max-tokens", "1000000000")
-    body = {"prompt": "a", "max_tokens": 1_000_000_000, "stream": True}
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
-        chunks = answer.iter_text()
-        next(chunks)
-        server.process.send_signal(signal.SIGINT)
-        time.sleep(0.3)
-        server.process.send_signal(signal.SIGINT)
-        assert "shutting down" in "".join(chunks)
-    assert server.end(0) == 0
-
-
 QUICK_FLUSH = """
 import sys
 from fastlstm.cli.main import main
@@ -153,14 +134,12 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_a_signal_while_a_body_comes(start: Any) -> None:
+def test_a_signal_while_a_body_arrives(start: Any) -> None:
     server = start("--grace", "0.3")
     host, port = server.url.removeprefix("http://").split(":")
-    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     with socket.create_connection((host, int(port)), 30) as client:
-        client.sendall(f"{head}content-length: 100\r\n\r\n{{".encode())
-        while "queue_depth 1.0" not in httpx.get(f"{server.url}/metrics").text:
-            time.sleep(0.01)
+        client.sendall(raw_request("/v1/completions", b"{" * 100)[:-99])
+        wait_until(lambda: server.metric("queue_depth") == 1)
         server.process.send_signal(signal.SIGTERM)
         answer = b""
         while part := client.recv(4096):
@@ -171,18 +150,17 @@ def test_a_signal_while_a_body_comes(start: Any) -> None:
     assert not any("Traceback" in line or "running task" in line for line in server.lines)
 
 
-def test_a_signal_while_a_client_takes_nothing(start: Any) -> None:
+def test_a_signal_while_a_client_does_not_read(start: Any) -> None:
     server = start("--grace", "0.1", "--max-tokens", "1000000000", code=QUICK_FLUSH)
     host, port = server.url.removeprefix("http://").split(":")
     body = json.dumps({"prompt": "a", "max_tokens": 1_000_000_000, "stream": True})
-    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect((host, int(port)))
-        client.sendall(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
+        client.sendall(raw_request("/v1/completions", body.encode()))
         assert client.recv(12) == b"HTTP/1.1 200"
         written = -1.0
-        while written != (now := metric(server, "tokens_written_total")):
+        while written != (now := server.metric("tokens_written_total")):
             written = now
             time.sleep(0.5)
         assert server.end() == 0
@@ -191,8 +169,8 @@ def test_a_signal_while_a_client_takes_nothing(start: Any) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_more_signals_change_nothing(start: Any, number: int) -> None:
-    server = start("--grace", "0", "--max-tokens", "1000000000", code=QUICK_FLUSH)
+def test_a_second_signal_ends_the_grace_and_more_change_nothing(start: Any, number: int) -> None:
+    server = start("--grace", "1000", "--max-tokens", "1000000000", code=QUICK_FLUSH)
     body = {"prompt": "a", "max_tokens": 1_000_000_000, "stream": True}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
         chunks = answer.iter_text()
@@ -204,23 +182,7 @@ def test_more_signals_change_nothing(start: Any, number: int) -> None:
     assert server.end(0) == 0
 
 
-def metric(server: Process, name: str) -> float:
-    found = re.search(f"^fastlstm_{name} (.*)$", httpx.get(f"{server.url}/metrics").text, re.M)
-    return float(found[1]) if found else 0.0
-
-
-def test_keys_come_from_flag_file_and_environment(start: Any, tmp_path: Path) -> None:
-    file = tmp_path / "keys"
-    file.write_text("from-file\n\nsecond\n")
-    server = start("--api-key", "given", "--api-key-file", str(file), FASTLSTM_API_KEY="from-env")
-    url = f"{server.url}/v1/models"
-    for key in ("given", "from-file", "second", "from-env"):
-        assert httpx.get(url, headers={"authorization": f"Bearer {key}"}).status_code == 200
-    assert httpx.get(url).status_code == 401
-    assert server.end() == 0
-
-
-def test_a_public_address_without_a_key_is_warned_of(start: Any) -> None:
+def test_a_public_address_without_a_key_gives_a_warning(start: Any) -> None:
     server = start("--host", "0.0.0.0")
     assert any("WARNING" in line and "no API key" in line for line in server.lines)
     assert server.end() == 0
@@ -228,7 +190,7 @@ def test_a_public_address_without_a_key_is_warned_of(start: Any) -> None:
     assert not any("WARNING" in line for line in quiet.lines)
 
 
-def test_what_cannot_be_served_is_one_line(run_path: Path, tmp_path: Path) -> None:
+def test_the_error_of_a_failed_start_is_one_line(run_path: Path, tmp_path: Path) -> None:
     missing = Process(tmp_path / "nothing")
     assert missing.end(0) == 2
     assert len(missing.lines) == 1
@@ -240,67 +202,7 @@ def test_what_cannot_be_served_is_one_line(run_path: Path, tmp_path: Path) -> No
     assert first.end() == 0
 
 
-@pytest.mark.parametrize("flag", ["max_streams", "stall", "port", "max_body", "watchdog"])
-def test_settings_have_bounds(flag: str) -> None:
-    with pytest.raises(ConfigError, match=f"--{flag.replace('_', '-')} is -1"):
-        Settings(**{flag: -1})  # type: ignore[arg-type]
-
-
-def test_keys_that_are_none_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    empty = tmp_path / "empty"
-    empty.write_text("\n")
-    latin = tmp_path / "latin"
-    latin.write_bytes(b"good\n\nk\xe9y\n")
-    for flags, message in [
-        (["--api-key", ""], "an API key is empty"),
-        (["--api-key", "a b"], "an API key is empty or has blanks"),
-        (["--api-key-file", str(empty)], "has no key"),
-        (["--api-key-file", str(latin)], r"latin: line 3 is not UTF-8; make a key with"),
-        (["--api-key-file", str(tmp_path / "none")], "cannot read"),
-        (["--session-key-file", str(empty)], "the session key has 0 bytes"),
-        (["--max-queue", "-1"], "--max-queue is -1"),
-    ]:
-        with pytest.raises(ConfigError, match=message):
-            command.run([str(tmp_path), *flags])
-
-
-@pytest.mark.parametrize("flag", ["--api-key-file", "--session-key-file"])
-def test_keys_that_everyone_can_read_are_warned_of(
-    run_path: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    flag: str,
-) -> None:
-    monkeypatch.setattr(command, "_serve_function", lambda: lambda *args: None)
-    monkeypatch.setattr(command, "require_run", lambda _: None)
-    file = tmp_path / "keys"
-    file.write_text("0123456789abcdef\n")
-    for mode, is_open in ((0o644, True), (0o604, True), (0o640, False), (0o600, False)):
-        file.chmod(mode)
-        assert command.run([str(run_path), flag, str(file)]) == 0
-        warning = f"fastlstm: WARNING: every user of this machine can read {file};"
-        assert capsys.readouterr().err == f"{warning} run: chmod 600 {file}\n" * is_open
-
-
-def test_a_session_key_of_any_bytes_is_taken_from_the_environment(
-    run_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: list[bytes] = []
-    monkeypatch.setattr(command, "_serve_function", lambda: lambda *args: given.append(args[3]))
-    key = b"\xe9\xff" + b"k" * 30
-    monkeypatch.setitem(os.environb, b"FASTLSTM_SESSION_KEY", key)
-    assert command.run([str(run_path)]) == 0
-    assert given == [key]
-
-
-def test_numpy_is_all_that_the_model_needs(run_path: Path) -> None:
-    from fastlstm.text.loading import load_decoder
-
-    assert np.isfinite(load_decoder(run_path).decoder.nbytes)
-
-
-def test_connections_of_clients_that_have_gone_are_not_set_up() -> None:
+def test_connections_closed_by_their_clients_are_dropped_at_accept() -> None:
     """One that has sent its request is answered, even if it sends nothing more."""
     with Listener() as listener:
         listener.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""A server's options: their bounds, and the groups of the help text."""
+"""Options of a server: bounds and help groups."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BOUNDS = {
 
 
 @pytest.mark.parametrize("name", BOUNDS)
-def test_both_bounds_are_taken_and_nothing_beyond(name: str) -> None:
+def test_both_bounds_are_accepted_and_nothing_beyond(name: str) -> None:
     low, high = BOUNDS[name]
     flag = "--" + name.replace("_", "-")
     for value in (low, high):

@@ -75,8 +75,7 @@ def test_processes_that_would_share_a_gpu_are_not_started(monkeypatch: pytest.Mo
     with pytest.raises(ConfigError) as caught:
         cli_train._require_gpus(2, "auto")
     assert caught.value.lines() == [
-        "`nproc=2`: there is 1 GPU, and each process needs one of its own; start 1, or give"
-        " `device='cpu'`"
+        "`nproc=2`: each process needs a GPU, and there is 1 GPU; start 1, or give `device='cpu'`"
     ]
     cli_train._require_gpus(2, "cpu")
     use_gpu(monkeypatch, count=2)

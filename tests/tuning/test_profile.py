@@ -229,7 +229,7 @@ def test_recommendations_come_before_changes_for_tune():
     found = Profile("tokens", 1.0, None, {}, tuple(ranked([wide, sure])), (), 1.0, None, {})
     lines = rows(found, {"output layer": "fastlstm tune book.txt --axes output-rank"})
     place = [label for label, _ in lines].index("2. output layer")
-    assert "changes learning, and what the run ends at is not known" in lines[place][1]
+    assert "changes learning, and its effect on the result is not known" in lines[place][1]
     assert lines[place + 1][1].startswith("45 % of the time; ")
     assert lines[place + 2][1] == "fastlstm tune book.txt --axes output-rank"
     assert "not advised" not in dict(lines)
@@ -420,7 +420,7 @@ def test_the_source_of_a_run_is_found_or_requested(tmp_path, monkeypatch, capsys
         )
         assert main(["profile", "run"]) == 2
         said = capsys.readouterr().err
-        assert f"run was trained on {source}, which is not here" in said
+        assert f"run was trained on {source}, which does not exist" in said
         assert "fastlstm profile --config run/config.json SOURCE" in said
 
 

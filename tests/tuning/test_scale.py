@@ -111,9 +111,7 @@ def test_scale_of_a_run_shows_the_formula(text, tmp_path, capsys, quick):
     shown = capsys.readouterr().out
     assert "2·3/4" in shown
     assert "advice for the same batch: one node is as fast" in shown
-    told = (
-        "1.5x: 1.5 times the tokens/s of one node; computes 90 %: of a step, a node waits the rest"
-    )
+    told = "1.5x: 1.5 times the tokens/s of one node; computes 90 %: waits 10 % of a step"
     assert " ".join(shown.split()).count(told) == 1
     assert re.search(r"fp32 [\d.]+x, computes \d+ % · bf16", shown)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run", "text.txt"]

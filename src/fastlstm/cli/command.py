@@ -1,7 +1,8 @@
 """The arguments of a verb: declared, described in `--help` and docs/cli.md, read from argv.
 
 The arguments of `fastlstm train` are the fields of `TrainConfig` with the sentences of its
-docstring. Dashes and underscores in flags are the same; an unknown flag names the nearest one.
+docstring. Dashes and underscores in flags are equivalent. The error of an unknown flag names the
+nearest one.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 HELP_WIDTH = 80
+MOST_SHOWN = 40
+"""A verb with more options shows the common ones; `--help-all` shows all."""
 _FLAG_COLUMN = 26
 _TEXT_VALUES = {
     **{"out": "RUN", "config": "FILE", "cache_dir": "DIR", "budget": "TIME"},
@@ -43,6 +46,7 @@ class Option:
         is_list: may be given several times; the values are joined by commas.
         is_switch: takes no value; present means true.
         is_required: must be given; shown in the usage line.
+        is_common: `--help` of a verb with many options shows it.
     """
 
     name: str
@@ -55,6 +59,7 @@ class Option:
     is_list: bool = False
     is_switch: bool = False
     is_required: bool = False
+    is_common: bool = True
 
     @property
     def flag(self) -> str:
@@ -77,7 +82,7 @@ class Option:
 
     @property
     def described(self) -> str:
-        """The sentence with the default behind it."""
+        """The help sentence, then the default."""
         text = self.help + ("; may be repeated" if self.is_repeatable else "")
         if self.is_switch or self.default is None or self.default in ("", [], ()):
             return text
@@ -134,12 +139,20 @@ class Command:
         parts += [option.usage for option in self.options if option.is_required]
         return " ".join([*parts, "[options]"])
 
-    def groups(self) -> list[tuple[str, list[Option]]]:
-        """Options by heading, headings in order of first appearance."""
-        groups: dict[str, list[Option]] = {}
-        for option in self.options:
-            groups.setdefault(option.group, []).append(option)
-        return list(groups.items())
+    @property
+    def common(self) -> tuple[Option, ...]:
+        """The options that `--help` shows: all, or the common ones of more than `MOST_SHOWN`."""
+        if len(self.options) <= MOST_SHOWN:
+            return self.options
+        return tuple(option for option in self.options if option.is_common)
+
+
+def by_group(options: Sequence[Option]) -> dict[str, list[Option]]:
+    """Returns options by heading, headings in order of first appearance."""
+    groups: dict[str, list[Option]] = {}
+    for option in options:
+        groups.setdefault(option.group, []).append(option)
+    return groups
 
 
 def unwrap_optional(annotation: Any) -> Any:
@@ -175,34 +188,44 @@ def attribute_help(cls: type) -> dict[str, str]:
 
 
 def options_from_dataclass(cls: type, groups: Mapping[str, str]) -> tuple[Option, ...]:
-    """Returns one Option per field, ordered by `groups` (heading -> field names).
+    """Returns one Option per field of a dataclass, with the sentences of its docstring.
+
+    `groups` is heading -> names of fields, in order; names after a ``|`` are not common.
 
     Raises:
         KeyError: a field without a sentence or without a group.
     """
     hints, sentences = get_type_hints(cls), attribute_help(cls)
     fields = {field.name: field for field in dataclasses.fields(cls)}
-    grouped = [(heading, name) for heading, names in groups.items() for name in names.split()]
-    if missing := set(fields) ^ {name for _, name in grouped}:
+    grouped: dict[str, tuple[str, bool]] = {}
+    for heading, names in groups.items():
+        common, _, others = names.partition("|")
+        grouped |= {name: (heading, True) for name in common.split()}
+        grouped |= {name: (heading, False) for name in others.split()}
+    if missing := set(fields) ^ set(grouped):
         raise KeyError(f"{cls.__name__} and its help groups differ in {sorted(missing)}")
     return tuple(
-        Option(name, sentences[name].rstrip("."), hints[name], fields[name].default, heading)
-        for heading, name in grouped
-    )
+        Option(
+            name, sentences[name].rstrip("."), hints[name], fields[name].default, heading,
+            is_common=is_common,
+        )
+        for name, (heading, is_common) in grouped.items()
+    )  # fmt: skip
 
 
 # help --------------------------------------------------------------------------------------------
 
 
-def help_text(command: Command) -> str:
-    """Returns what ``fastlstm VERB --help`` prints, at most 80 columns wide."""
+def help_text(command: Command, shows_all: bool) -> str:
+    """Returns what ``fastlstm VERB --help`` or ``--help-all`` prints, at most 80 columns wide."""
+    shown = command.options if shows_all else command.common
     lines = textwrap.wrap(
         "usage: " + command.usage, HELP_WIDTH - 1, subsequent_indent=" " * 7, break_on_hyphens=False
     )
     lines += ["", command.summary, ""]
     for argument in command.positionals:
         lines += _entry(argument.name, argument.help)
-    for heading, options in command.groups():
+    for heading, options in by_group(shown).items():
         lines += ["", f"{heading}:"]
         for option in options:
             lines += _entry(option.usage, option.described)
@@ -210,6 +233,8 @@ def help_text(command: Command) -> str:
     if command.examples:
         lines += ["", "examples:", *(f"  {example}" for example in command.examples)]
     lines += ["", command.other] if command.other else []
+    if hidden := len(command.options) - len(shown):
+        lines += ["", f"--help-all shows {hidden} more options."]
     return "\n".join(lines) + "\n"
 
 
@@ -229,7 +254,7 @@ def _entry(left: str, text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Parsed:
-    """The values of a command line: of the options that were set, each in its own type."""
+    """A command line, read: values of the options that were set, each in its option's type."""
 
     command: Command
     positionals: list[str]
@@ -242,37 +267,37 @@ class Parsed:
         return next(option.default for option in self.command.options if option.name == name)
 
     def given(self, options: Sequence[Option]) -> dict[str, Any]:
-        """The values that the command line gives to some options."""
+        """The values that were set, of some options only."""
         names = {option.name for option in options}
         return {name: value for name, value in self.values.items() if name in names}
 
 
 @dataclass
 class Arguments:
-    """A command line split into its parts, values still as text: of a switch "true" or "false".
+    """A command line split into its parts. Values are text, "true" or "false" for a switch.
 
-    Behind ``--help`` nothing is read.
+    Nothing after ``--help`` or ``--help-all`` is read; `help` is that word.
     """
 
     positionals: list[str] = field(default_factory=list)
     options: list[tuple[Option, str]] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
-    is_help: bool = False
+    help: str = ""
 
 
 class HelpRequested(Exception):
-    """``--help`` or ``-h`` was used; `command` is the one to describe."""
+    """``--help``, ``-h`` or ``--help-all`` was used; `text` is the answer."""
 
-    def __init__(self, command: Command) -> None:
+    def __init__(self, text: str) -> None:
         super().__init__()
-        self.command = command
+        self.text = text
 
 
 class UnknownFlagError(UsageError):
     """A flag that the command does not have; `flag` is its normal form."""
 
     def __init__(self, command: Command, flag: str) -> None:
-        hint = nearest_hint(flag, [*_flags(command.options), "--help"])
+        hint = nearest_hint(flag, [*_flags(command.options), "--help", "--help-all"])
         super().__init__(f"unknown flag '{flag}'{hint}")
         self.flag = flag
 
@@ -285,8 +310,8 @@ def parse(command: Command, argv: Sequence[str]) -> Parsed:
         UsageError: an unknown flag, a missing or superfluous argument, a value of the wrong type.
     """
     arguments = split_arguments(command.options, argv)
-    if arguments.is_help:
-        raise HelpRequested(command)
+    if arguments.help:
+        raise HelpRequested(help_text(command, arguments.help == "--help-all"))
     for flag in arguments.unknown:
         raise UnknownFlagError(command, flag)
     _check_positionals(command, arguments.positionals)
@@ -310,15 +335,15 @@ def parse(command: Command, argv: Sequence[str]) -> Parsed:
 
 
 def typed(value: Any, annotation: Any) -> Any:
-    """Returns a value in the type of an annotation.
+    """Converts a value to the type of an annotation.
 
     Args:
-        value: a text of the command line, or what YAML made of one.
-        annotation: int, float, bool, str, or a Literal of texts, each perhaps ``| None``; a float
-            may be ``| tuple[float, float]``: two numbers with a comma.
+        value: text of the command line, or a value of a YAML file.
+        annotation: int, float, bool, str or a Literal of texts, with or without ``| None``; float
+            with ``| tuple[float, float]`` also takes two numbers separated by a comma.
 
     Raises:
-        ValueError: the value is none of that type.
+        ValueError: the value does not have that type.
     """
     kind = unwrap_optional(annotation)
     if value in (None, "null") and NoneType in get_args(annotation):
@@ -360,8 +385,8 @@ def split_arguments(options: Sequence[Option], argv: Sequence[str]) -> Arguments
         if token == "--":
             arguments.positionals += rest
             break
-        if token in ("-h", "--help"):
-            arguments.is_help = True
+        if token in ("-h", "--help", "--help-all"):
+            arguments.help = token
             break
         if not token.startswith("-") or token == "-":
             arguments.positionals.append(token)
@@ -383,7 +408,7 @@ def split_arguments(options: Sequence[Option], argv: Sequence[str]) -> Arguments
 
 
 def _flags(options: Sequence[Option]) -> dict[str, tuple[Option, str | None]]:
-    """Flag -> (option, value it stands for when none is written)."""
+    """Flag -> (option, its value if none follows)."""
     flags: dict[str, tuple[Option, str | None]] = {}
     for option in options:
         flags[option.flag] = (option, "true" if option.type is bool else None)

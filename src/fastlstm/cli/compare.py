@@ -10,7 +10,7 @@ from fastlstm.cli.command import Command, Option, Positional, parse, switch
 from fastlstm.cli.output import print_json, table, write_page
 from fastlstm.errors import EXIT_OK
 from fastlstm.report.markup import visible
-from fastlstm.report.terminal import clock
+from fastlstm.report.terminal import clip, clock
 
 if TYPE_CHECKING:
     from fastlstm.monitor.comparison import RunComparison
@@ -78,5 +78,4 @@ def _shown(value: float | None, form: str) -> str:
 
 
 def _value(value: Any) -> str:
-    shown = "-" if value is None else str(value)
-    return shown if len(shown) <= _MAX_WIDTH else shown[: _MAX_WIDTH - 1] + "…"
+    return "-" if value is None else clip(str(value), _MAX_WIDTH)

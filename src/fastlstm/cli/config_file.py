@@ -29,10 +29,7 @@ def resolve_config(
 ) -> tuple[ConfigT, set[str]]:
     """Returns a configuration, and the names of the fields that were set.
 
-    Args:
-        parsed: the command line.
-        options: one per field of the configuration.
-        kind: its class. A file of --config overrides its defaults, flags override the file.
+    A file of --config overrides the defaults of `kind`, flags override the file.
 
     Raises:
         ConfigError: an unknown key, or a value outside its range.

@@ -35,8 +35,8 @@ _PARALLEL = (
     "parts of the text scored in parallel; 1 is exact and slower; default is 16, on a GPU 256"
 )
 _UNKNOWN = (
-    "characters outside the vocabulary of RUN: count leaves them out of context and score and"
-    " reports how many there are; refuse makes them an error"
+    "characters outside the vocabulary of RUN: count skips them and reports their number; refuse"
+    " makes them an error"
 )
 COMMAND = Command(
     verb="evaluate",
@@ -51,7 +51,7 @@ COMMAND = Command(
         Option("lanes", _PARALLEL, int),
         Option("max_tokens", "score at most N tokens", int),
         Option("unknown", _UNKNOWN, Literal["count", "refuse"], "count"),
-        device_option("auto is a GPU where there is one"),
+        device_option("auto uses a GPU if there is one"),
         JSON,
     ),
     examples=(
@@ -71,8 +71,8 @@ TABLE_COMMAND = Command(
         Option("split", _SPLIT.format("DATA"), Literal["valid", "test"], "test"),
         Option("stride", "rows between forecast origins", int, 1),
         Option("season", "period of the seasonal naive forecast, in steps", int),
-        switch("scaled", "errors in deviations of the training rows"),
-        device_option("auto is a GPU for 64 windows or more"),
+        switch("scaled", "errors in standard deviations of the training rows"),
+        device_option("auto uses a GPU for 64 windows or more"),
         JSON,
         *READ_OPTIONS,
     ),
@@ -120,7 +120,7 @@ def _text_figures(parsed: Parsed, path: str, text: str) -> tuple[dict[str, Any],
 
 
 def _evaluate(lm: LM, text: str, parsed: Parsed) -> tuple[Evaluation, int]:
-    """Scores a text, or one split of it, divided as the run divided its own; and in which lanes."""
+    """Scores a text or one split of it, divided as in training. Returns the figures and lanes."""
     from fastlstm.system.devices import has_gpu
     from fastlstm.text.evaluation import LANES_ON_GPU, evaluate_on, with_unknown
     from fastlstm.text.held_out import held_out_names, part_of
@@ -189,10 +189,10 @@ def _table_figures(parsed: Parsed, path: str, data: list[str]) -> dict[str, Any]
 
 
 def _table_rows(facts: dict[str, Any]) -> list[Row]:
-    """Returns what is shown of the figures of a forecaster on a table."""
+    """Returns the lines of the result for a table."""
     from fastlstm.report.lines import forecast_name, score_text, series_rows
 
-    units = "deviations of the training rows" if facts["scaled"] else "units of the table"
+    units = "standard deviations of the training rows" if facts["scaled"] else "units of the table"
     return [
         ("run", facts["run"]),
         ("data", f"{', '.join(facts['data'])}, {facts['split']} split, in {units}"),

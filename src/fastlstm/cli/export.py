@@ -14,19 +14,19 @@ from fastlstm.report.export import export_rows
 _TARGET = Literal["keras", "litert", "onnx", "saved-model", "torch"]
 _FORMAT = Literal["fp32", "fp16", "int8"]
 _QUANTILES = (
-    "of a forecaster: comma-separated levels; default is 0.025,0.1,0.5,0.9,0.975;"
-    " a distribution has none"
+    "forecaster: comma-separated levels; default is 0.025,0.1,0.5,0.9,0.975; not if its output is"
+    " a distribution"
 )
 COMMAND = Command(
     verb="export",
     summary="Write a trained model for another runtime, and check the file there.",
-    positionals=(Positional("RUN", "a run directory, or of a text model one of its checkpoints"),),
+    positionals=(Positional("RUN", "a run directory, or a checkpoint of a text model"),),
     options=(
         Option("to", "what to write", _TARGET, is_required=True),
         Option("out", "directory to write; it must not exist yet", value="DIR", is_required=True),
         Option("weights", "format of the weights in the file; default is RUN's own", _FORMAT),
-        switch("step", "of a text model: one token per call, without a time axis"),
-        Option("length", "of a sequence model for litert: steps of the longest sequence", int),
+        switch("step", "text model: one token per call, without a time axis"),
+        Option("length", "sequence model, litert only: steps of the longest sequence", int),
         Option("quantiles", _QUANTILES),
         Option("check_text", "text to compare outputs on; default is RUN's validation part"),
         Option("check", "run the file in its runtime before it is published", bool, True),

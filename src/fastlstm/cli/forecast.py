@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from fastlstm.forecast.forecast_table import Forecasts
 
 _SUFFIXES = (".parquet", ".csv", ".arrow")
-"""Of the files that forecasts are written to: forecast_file.SUFFIXES, without loading pyarrow."""
+"""The suffixes of forecast files, as `forecast_file.SUFFIXES`, without loading pyarrow."""
 _OUT = "a .parquet, .csv or .arrow file; default is CSV on standard output"
 _FUTURE = "a table with the future covariates of the steps to forecast"
-_RECALIBRATE = "fit the intervals to the last steps of DATA, as many as the validation part has"
+_RECALIBRATE = "fit the intervals to the last steps of DATA, as many as RUN has for validation"
 COMMAND = Command(
     verb="forecast",
-    summary="Forecast the next steps of every series of a table: the horizon RUN has.",
+    summary="Forecast every series of a table over the horizon of RUN.",
     positionals=(
         Positional("RUN", "a run directory of a forecaster"),
         Positional("DATA", "the past of the series, in any form that train takes", is_many=True),
@@ -33,7 +33,7 @@ COMMAND = Command(
         Option("future", _FUTURE, value="FILE"),
         Option("plot", "also draw the forecasts: a .svg or .png file", value="FILE"),
         switch("recalibrate", _RECALIBRATE),
-        device_option("auto is a GPU for 64 windows or more"),
+        device_option("auto uses a GPU for 64 windows or more"),
         *READ_OPTIONS,
     ),
     examples=(
@@ -57,8 +57,8 @@ def run(argv: list[str]) -> int:
         form_of(parsed["plot"])
     if parsed["recalibrate"] and not levels and parsed["plot"] is None:
         raise ConfigError(
-            "--recalibrate changes intervals and none are asked for; add --quantiles 0.1,0.9 or"
-            " --plot FILE"
+            "--recalibrate changes intervals, and these forecasts have none; add"
+            " --quantiles 0.1,0.9 or --plot FILE"
         )
     model = open_forecaster(parsed, tables)
     if parsed["recalibrate"]:
@@ -71,7 +71,7 @@ def run(argv: list[str]) -> int:
 
 
 def _suffix_of(out: str) -> str:
-    """Returns the kind of file that --out names. Raises ConfigError for another one."""
+    """Returns the suffix of --out; raises ConfigError for an unknown one."""
     name = out.partition("?")[0] if is_url(out) else out
     for suffix in _SUFFIXES:
         if name.endswith(suffix):

@@ -14,6 +14,7 @@ from fastlstm.cli.output import print_json, say
 from fastlstm.errors import EXIT_OK, DataError, PromptError, counted
 from fastlstm.report.markup import visible
 from fastlstm.report.terminal import is_terminal, short_count, style_for
+from fastlstm.text.sampling import Sampling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -24,19 +25,20 @@ FLUSH_EVERY_S = 0.05
 """Text is flushed this often: smooth to read, and cheap with a fast model."""
 REPORT_TOKENS = 100_000
 """Weights are measured on at most this many tokens."""
-_SAMPLING: tuple[tuple[str, str, Any, Any], ...] = (
-    ("temperature", "lower is more predictable; 0 takes the likeliest token", float, 1.0),
-    ("top_k", "sample from the K likeliest tokens; 0 from all", int, 0),
-    ("top_p", "sample from the likeliest tokens with this joint probability", float, 1.0),
-    ("repetition_penalty", "above 1 makes recent tokens less likely", float, 1.0),
-    ("stop", "stop before this text", str, ()),
-    ("seed", "makes the text reproducible", int, None),
-    ("min_p", "drop tokens below this share of the likeliest one", float, 0.0),
-    ("frequency_penalty", "subtracted from the logit per use of a token", float, 0.0),
-    ("presence_penalty", "subtracted from the logit of a token used before", float, 0.0),
+_SAMPLING = (
+    ("temperature", "lower is more predictable; 0 takes the likeliest token", float),
+    ("top_k", "sample from the K likeliest tokens; 0 from all", int),
+    ("top_p", "sample from the likeliest tokens with this joint probability", float),
+    ("repetition_penalty", "above 1 makes recent tokens less likely", float),
+    ("stop", "stop before this text", str),
+    ("seed", "makes the text reproducible", int),
+    ("min_p", "drop tokens below this share of the likeliest one", float),
+    ("frequency_penalty", "subtracted from the logit per use of a token", float),
+    ("presence_penalty", "subtracted from the logit of a token used before", float),
 )
 _SAMPLING_OPTIONS = tuple(
-    Option(*facts, "sampling", is_repeatable=facts[0] == "stop") for facts in _SAMPLING
+    Option(name, text, kind, getattr(Sampling, name), "sampling", is_repeatable=name == "stop")
+    for name, text, kind in _SAMPLING
 )
 COMMAND = Command(
     verb="generate",
@@ -46,7 +48,7 @@ COMMAND = Command(
         Option("prompt", "text to continue; '-' reads it from stdin", str, ""),
         Option("length", "tokens to generate; with a char vocabulary, characters", int, 500),
         switch("json", "print JSON lines: pieces of text, then totals"),
-        device_option("auto is the faster one, for one text the CPU until both were measured"),
+        device_option("auto uses the faster one; for one text the CPU until both are measured"),
         *_SAMPLING_OPTIONS,
         Option(
             "weights",
@@ -83,7 +85,7 @@ def run(argv: list[str]) -> int:
     else:
         text = _print_text(prompt, pieces)
     _print_totals(lm, prompt, text, time.perf_counter() - started, use_json=use_json)
-    if weights not in (None, "fp32") and lm.decoder.isa != "CUDA":  # which reports no scores
+    if weights not in (None, "fp32") and lm.decoder.isa != "CUDA":  # a GPU decoder has no scores
         _print_weights(lm, use_json=use_json)
     return EXIT_OK
 
@@ -129,7 +131,7 @@ def _printed(pieces: Iterable[str], show: Callable[[str], None]) -> str:
 
 
 def _print_totals(lm: Any, prompt: str, text: str, seconds: float, *, use_json: bool) -> None:
-    tokens = _count_tokens(lm.tokenizer, text)
+    tokens = len(lm.tokenizer.encode(text))
     rate = tokens / seconds if seconds > 0 else None
     if use_json:
         about = {"prompt": prompt, "text": text, "tokens": tokens, "seconds": seconds}
@@ -141,7 +143,7 @@ def _print_totals(lm: Any, prompt: str, text: str, seconds: float, *, use_json: 
 
 
 def _print_weights(lm: LM, *, use_json: bool) -> None:
-    """Measures the weight format beside fp32, where the text of the run can be read."""
+    """Compares the weight format with fp32 on the validation text of the run, if readable."""
     from fastlstm.text.decoder import Decoder
     from fastlstm.text.held_out import validation_ids
     from fastlstm.text.weight_report import report_weights
@@ -157,11 +159,3 @@ def _print_weights(lm: LM, *, use_json: bool) -> None:
         print_json({"event": "weights", **asdict(own), "fp32": asdict(plain)})
     else:
         print(style_for(sys.stderr)(own.compared(plain), "dim"), file=sys.stderr, flush=True)
-
-
-def _count_tokens(tokenizer: Any, text: str) -> int:
-    if tokenizer.kind == "char":
-        return len(text)
-    if tokenizer.kind == "byte":
-        return len(text.encode("utf-8", "replace"))
-    return len(tokenizer.encode(text))

@@ -16,16 +16,17 @@ _MODEL = (
     " (.safetensors, .pt)"
 )
 _HELP = {
-    "text": "of a text model: the text it was trained on, whose characters in the order of Unicode"
-    " are its vocabulary",
-    "vocab": "or a JSON file: a list of them, an object from character to number or back, or"
-    " tokenizer.json of a run",
-    "activation": "of a state_dict with several linear layers: the function between them, such as"
-    " relu, or linear",
-    "answer": "of a sequence model whose LSTM writes at every step: what its last layers read, the"
-    " output of the last step, the last state of each way, the mean or the maximum",
-    "classes": "the outputs are scores of classes before a softmax; of a text model: a classifier"
-    " of the next token, without a vocabulary",
+    "text": "text model: the text it was trained on; its characters in Unicode order are the"
+    " vocabulary",
+    "chars": "text model, instead of --text: its characters in the order of their numbers",
+    "vocab": "text model, instead of --text: a JSON file with a list of characters, an object from"
+    " character to number or back, or the tokenizer.json of a run",
+    "activation": "state_dict with several linear layers: the function between them, such as relu"
+    " or linear",
+    "answer": "sequence model whose LSTM returns every step: the input of the layers behind it, the"
+    " last output, the last state of each direction, the mean or the maximum",
+    "classes": "the outputs are class scores before a softmax; text model: a classifier of the next"
+    " token, without a vocabulary",
 }
 COMMAND = Command(
     verb="import",
@@ -34,7 +35,7 @@ COMMAND = Command(
     options=(
         Option("out", "run directory to write; it must hold no run yet", is_required=True),
         Option("text", _HELP["text"], value="FILE"),
-        Option("chars", "or its characters, in the order of their numbers"),
+        Option("chars", _HELP["chars"]),
         Option("vocab", _HELP["vocab"], value="FILE"),
         Option("activation", _HELP["activation"], value="NAME"),
         Option("answer", _HELP["answer"], Literal["last", "state", "mean", "max"]),

@@ -145,7 +145,7 @@ def _model_rows(facts: dict[str, Any]) -> list[Row]:
 
 
 def _compression_rows(facts: dict[str, Any], path: Path) -> list[Row]:
-    """Returns from what a model was compressed, and how its weights are stored."""
+    """Returns the source of a compressed model, and how its weights are stored."""
     about = facts["compression"]
     if not isinstance(about, dict):
         return []
@@ -161,7 +161,7 @@ def _compression_rows(facts: dict[str, Any], path: Path) -> list[Row]:
 
 
 def _history_facts(history: History, compression: Any) -> tuple[dict[str, Any], list[Row]]:
-    """Returns how training went, with the best evaluation where the stored model has it."""
+    """Returns facts of the training; the best evaluation only if the stored model is its model."""
     best, end, unit, measure = history.best, history.end or {}, history.unit, history.measure
     last = history.steps[-1] if history.steps else {}
     facts = {
@@ -192,7 +192,7 @@ def _history_facts(history: History, compression: Any) -> tuple[dict[str, Any], 
 
 
 def _whole(key: str, *events: Event) -> int | None:
-    """Returns a count from the first event that has it: the file may hold anything."""
+    """Returns a count from the first event that has a valid one."""
     counts = (number(event, key) for event in events)
     return next((int(count) for count in counts if count is not None), None)
 
@@ -241,7 +241,7 @@ def _machine_facts() -> tuple[dict[str, Any], list[Row]]:
 
 
 def _gpu_facts() -> tuple[dict[str, Any], list[Row]]:
-    """Facts of a GPU beside its name: state, ceilings, kernels."""
+    """Returns state, ceilings and kernels of the GPU."""
     import torch
 
     from fastlstm.system.ceilings import measured_ceilings
@@ -270,7 +270,7 @@ def _gpu_facts() -> tuple[dict[str, Any], list[Row]]:
 
 
 def _kernel_lines(device: str, precisions: Sequence[str]) -> list[str]:
-    """The kernels that a layer of the default size runs here, by precision."""
+    """Returns the kernel of a layer of the default size, by precision."""
     import torch
 
     from fastlstm.nn.lstm import LSTM

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def require_run(path: str, wanted: Kind | None = None) -> None:
-    """Checks as `find_run.require_run`; for a file the error shows how to train on it."""
+    """As `find_run.require_run`; the error of a file shows how to train on it."""
     if os.path.isfile(path):
         wanted = "forecaster" if kind_of_source(path) in ("csv", "binary table") else "text"
     find_run.require_run(path, wanted)
@@ -83,20 +83,20 @@ def _is_run(path: str) -> bool:
 
 
 def refuse_swapped(verb: str, path: str, sources: Sequence[str]) -> None:
-    """Raises UsageError for a file where the run is expected, and a run among the data."""
+    """Raises UsageError if a run and its data are swapped."""
     runs = [name for name in sources if _is_run(name)]
     if runs and os.path.isfile(path):
         raise UsageError(f"{path} is a file; the run comes first: fastlstm {verb} {runs[0]} {path}")
 
 
 def warn_of_table(source: str) -> None:
-    """Warns where a source of a verb for texts is a table."""
+    """Warns about a table as the source of a verb that reads texts."""
     if kind_of_source(source) in ("csv", "binary table", "mixed"):
         warnings.warn(f"{source} is a table; its characters are read as a text", stacklevel=3)
 
 
 def require_tables(sources: Sequence[str]) -> None:
-    """Raises DataError for a source of a verb for tables that is missing, or a text."""
+    """Raises DataError for a missing source, a run or a text: the verb reads tables."""
     refuse_runs(sources)
     for source in sources:
         path = os.path.expanduser(source)

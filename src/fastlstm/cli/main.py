@@ -19,7 +19,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from fastlstm.cli.command import Command, HelpRequested, UnknownFlagError, help_text
+from fastlstm.cli.command import Command, HelpRequested, UnknownFlagError
 from fastlstm.cli.output import say
 from fastlstm.distributed.launch import end_if_over, end_process, is_started_by_torchrun
 from fastlstm.errors import (
@@ -46,25 +46,35 @@ EXIT_PIPE_CLOSED = 141
 """128 + SIGPIPE."""
 _REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
-VERBS = {
-    "train": "train a language model on a text, or a forecaster on a table",
-    "generate": "write text with a trained model",
-    "serve": "serve a trained model as an OpenAI-compatible API",
-    "forecast": "forecast the next steps of time series",
-    "compress": "make a trained model smaller and faster, and say what it costs",
-    "export": "write a model for another runtime, checked in it",
-    "import": "read a model of another framework as a run",
-    "evaluate": "measure a model on a text, or a forecaster on a table",
-    "prepare": "read a table of time series into the cache, checked",
-    "profile": "find bottlenecks and measure what removing each one gains",
-    "predict": "predict the quality of a training run from a short one",
-    "scale": "predict what training on several machines gains",
-    "tune": "find the settings with the best result within a budget",
-    "monitor": "show any number of runs on a live page",
-    "compare": "show runs side by side",
-    "info": "show a run, or this machine and its kernels",
+GROUPS = {
+    "train": {
+        "train": "train a language model on a text, or a forecaster on a table",
+        "tune": "find the settings with the best result within a budget",
+        "prepare": "read a table of time series into the cache, checked",
+    },
+    "use": {
+        "generate": "write text with a trained model",
+        "forecast": "forecast the next steps of time series",
+        "serve": "serve a trained model over HTTP",
+    },
+    "shrink and ship": {
+        "compress": "make a trained model smaller and faster, and say what it costs",
+        "export": "write a model for another runtime, checked in it",
+        "import": "read a model of another framework as a run",
+    },
+    "measure": {
+        "evaluate": "measure a model on a text, or a forecaster on a table",
+        "profile": "find bottlenecks and measure what removing each one gains",
+        "predict": "predict the quality of a training run from a short one",
+        "scale": "predict what training on several machines gains",
+        "monitor": "show any number of runs on a live page",
+        "compare": "show runs side by side",
+        "info": "show a run, or this machine and its kernels",
+    },
 }
-"""Verb -> summary; its module in `fastlstm.cli` (`module_of`) is imported when it is used."""
+"""Heading of `fastlstm --help` -> verb -> summary."""
+VERBS = [verb for verbs in GROUPS.values() for verb in verbs]
+"""The module of a verb in `fastlstm.cli` (`module_of`) is imported when the verb is used."""
 
 
 def console() -> NoReturn:
@@ -140,7 +150,7 @@ def _dispatch(arguments: list[str]) -> int:
     try:
         return run(rest)
     except HelpRequested as asked:
-        sys.stdout.write(help_text(asked.command))
+        sys.stdout.write(asked.text)
         return EXIT_OK
     except UnknownFlagError as error:
         flags = {other: {o.flag for c in commands(other) for o in c.options} for other in VERBS}
@@ -162,13 +172,17 @@ def commands(verb: str) -> list[Command]:
 
 def overview() -> str:
     """Returns what ``fastlstm --help`` prints."""
-    rows = "\n".join(f"  {verb:<10} {summary}" for verb, summary in VERBS.items())
+    rows = "\n\n".join(
+        "\n".join([f"{heading}:", *(f"  {verb:<10} {text}" for verb, text in verbs.items())])
+        for heading, verbs in GROUPS.items()
+    )
     return f"""usage: fastlstm COMMAND ...
 
 Train LSTMs on text and on tables of time series, and use them.
 
 {rows}
 
+examples:
   fastlstm train book.txt --out runs/book --budget 5m
   fastlstm generate runs/book --prompt 'Well, Prince' --length 500
   fastlstm train ETTh1.csv --horizon 96 --out runs/etth1 --budget 2m
@@ -186,7 +200,7 @@ def _version() -> str:
 
 
 def _is_said_by_other(error: FastLSTMError) -> bool:
-    """Returns whether another process of this machine says what is wrong with the command."""
+    """Returns whether rank 0 of this machine reports the error."""
     is_of_all = isinstance(error, UsageError) and not error.is_of_one_rank
     return is_of_all and is_started_by_torchrun() and environment.local_rank() > 0
 
@@ -197,10 +211,9 @@ def _fail(message: str, code: int, details: Sequence[str] = ()) -> int:
 
 
 def _stdout_error(seen: OSError | None = None) -> OSError | None:
-    """Returns why standard output does not take what is written, or None.
+    """Returns the error of writing to standard output, or None.
 
-    Args:
-        seen: an error that may have come from there, and been forgotten by its buffer.
+    Its buffer reports an error only once: it may be the one that was `seen`.
     """
     try:
         sys.stdout.flush()
@@ -212,11 +225,11 @@ def _stdout_error(seen: OSError | None = None) -> OSError | None:
 
 
 def _refused(error: OSError, code: int) -> int:
-    """Returns the exit code of a command whose output was not taken; a full disk is said."""
+    """Returns the exit code after a failed write to standard output; reports a full disk."""
     _forget_stdout()
     if isinstance(error, BrokenPipeError):
         return code or EXIT_PIPE_CLOSED
-    text = f"error: standard output took no more ({error.strerror}); write to another place"
+    text = f"error: cannot write to standard output ({error.strerror}); write to another place"
     return _fail(text, code or EXIT_FAILED)
 
 

@@ -44,7 +44,7 @@ def run(argv: list[str]) -> int:
     with MonitorServer(LivePage(index, root), parsed["port"]) as server:
         print(f"{counted(len(runs), 'run')} at {server.url} (Ctrl-C ends it)", flush=True)
         if not runs:
-            say("no metrics.jsonl below these directories yet; runs that appear are shown")
+            say("no runs below these directories yet; the page will show new ones")
         server.serve_forever()
     return EXIT_OK
 

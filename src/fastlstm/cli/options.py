@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Literal, get_origin
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal, get_origin
 
 from fastlstm.cli.command import (
+    Command,
     Option,
     Positional,
     options_from_dataclass,
@@ -18,28 +19,33 @@ from fastlstm.forecast.read_options import READING
 from fastlstm.ops.cell_options import OPTION_NAMES
 from fastlstm.text.config import TrainConfig
 
-_MACHINE = "device precision threads wire sync_every memory_limit_gb strict_kernels"
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_MACHINE = "device precision threads | wire sync_every memory_limit_gb strict_kernels"
 _TEXT_GROUPS = {
-    "data": "vocab vocab_size text_field missing_text keep_crlf encoding invalid_utf8 split valid"
-    " test cache_dir",
-    "model": "preset rnn_size num_layers embed_size dropout dropout_kind weight_drop output_norm"
-    " residual tie_weights output_rank",
-    "cell": " ".join(OPTION_NAMES),
-    "training": "budget steps epochs patience batch_size seq_length accumulate order lane_reset"
-    " optimizer learning_rate weight_decay warmup cooldown grad_clip ema seed",
+    "data": "vocab vocab_size encoding split valid test"
+    " | text_field missing_text keep_crlf invalid_utf8 cache_dir",
+    "model": "preset rnn_size num_layers embed_size dropout"
+    " | dropout_kind weight_drop output_norm residual tie_weights output_rank",
+    "cell": "layer_norm | " + " ".join(name for name in OPTION_NAMES if name != "layer_norm"),
+    "training": "budget steps epochs patience batch_size seq_length optimizer learning_rate"
+    " weight_decay seed | accumulate order lane_reset warmup cooldown grad_clip ema",
     "machine": f"{_MACHINE} pipeline",
-    "output": "eval_every checkpoint_every keep_checkpoints sample_every log_every tensorboard",
+    "output": "eval_every checkpoint_every | keep_checkpoints sample_every log_every tensorboard",
 }
 _TABLE_GROUPS = {
-    "forecast": "horizon input_size patch split",
-    "columns": "target time series past future calendar static categorical ignore",
-    "table": " ".join((*READING, "cache_dir")),
-    "model": "hidden_size num_layers channels linear decoder bidirectional normalize dropout output"
-    " loss",
-    "training": "budget steps epochs patience evaluations batch_size accumulate tbptt balance"
-    " optimizer learning_rate weight_decay warmup cooldown grad_clip ema seed",
+    "forecast": "horizon input_size split | patch",
+    "columns": "target time series past future static | calendar categorical ignore",
+    "table": "gaps time_format encoding | "
+    + " ".join(name for name in READING if name not in ("gaps", "time_format", "encoding"))
+    + " cache_dir",
+    "model": "hidden_size num_layers dropout output"
+    " | channels linear decoder bidirectional normalize loss",
+    "training": "budget steps epochs patience batch_size learning_rate seed | evaluations"
+    " accumulate tbptt balance optimizer weight_decay warmup cooldown grad_clip ema",
     "machine": _MACHINE,
-    "output": "eval_every checkpoint_every keep_checkpoints log_every tensorboard",
+    "output": "checkpoint_every | eval_every keep_checkpoints log_every tensorboard",
 }
 
 
@@ -60,10 +66,10 @@ def _fields(cls: type, groups: dict[str, str]) -> tuple[Option, ...]:
 def _as_flag(option: Option) -> Option:
     """Lists are one text on the command line and in YAML; the horizon has no default."""
     if option.name == "horizon":
-        return dataclasses.replace(option, default=None)
+        return replace(option, default=None)
     if get_origin(unwrap_optional(option.type)) is not tuple:
         return option
-    return dataclasses.replace(option, type=str | None, default=None, is_list=True)
+    return replace(option, type=str | None, default=None, is_list=True)
 
 
 TEXT_OPTIONS = _fields(TrainConfig, _TEXT_GROUPS)
@@ -74,6 +80,21 @@ TABLES = Positional(
     "CSV (.gz, .zst), Parquet, Arrow or .npy files, directories or globs of them",
     is_many=True,
 )
+
+
+def of_training_runs(
+    command: Command, texts: Sequence[Option] = (), tables: Sequence[Option] = ()
+) -> tuple[Command, Command]:
+    """Returns the commands, for texts and for tables, of a verb with the options of `train`."""
+    takes = f"{command.other}Takes the options of fastlstm train for a"
+    hint = f"For a table of time series: fastlstm {command.verb} --horizon N --help"
+    own = command.options
+    return (
+        replace(command, options=(*own, *texts, *TEXT_OPTIONS), other=f"{takes} text.\n{hint}"),
+        replace(command, options=(*own, *tables, *FORECAST_OPTIONS), other=f"{takes} table."),
+    )
+
+
 READ_OPTIONS = tuple(option for option in FORECAST_OPTIONS if option.name in READING)
 
 

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS
 from fastlstm.errors import UsageError
 from fastlstm.report.markup import visible
 from fastlstm.report.terminal import cell_width, columns, is_terminal, style_for, wrap
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 _SETTING = re.compile(r"""`([a-z_]+)=('[^'\n]*'|"[^"\n]*"|[^`'"\n]+)`""")
 _NAME = re.compile(r"`([a-z_]+)`")
-_FLAGS = {option.name: option.flag for option in (*TEXT_OPTIONS, *FORECAST_OPTIONS)}
 _SETTINGS = re.compile(rf"{_SETTING.pattern}(?:,? (?:and )?{_SETTING.pattern})*")
 
 
@@ -69,7 +67,12 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 def with_flags(text: str) -> str:
     """Returns a message with its settings as flags: `gaps='fill'` becomes ``--gaps fill``."""
     text = _SETTINGS.sub(lambda many: f"`{' '.join(map(_flag, _SETTING.finditer(many[0])))}`", text)
-    return _NAME.sub(lambda name: f"`{_FLAGS.get(name[1], name[1])}`", text)
+    if _NAME.search(text) is None:
+        return text
+    from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS  # not for `fastlstm --help`
+
+    flags = {option.name: option.flag for option in (*TEXT_OPTIONS, *FORECAST_OPTIONS)}
+    return _NAME.sub(lambda name: f"`{flags.get(name[1], name[1])}`", text)
 
 
 def _flag(setting: re.Match[str]) -> str:

@@ -1,11 +1,11 @@
-"""`fastlstm predict SOURCE --budget TIME`: what a training run will end at."""
+"""`fastlstm predict SOURCE --budget TIME`: the result of a training run, predicted."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from fastlstm.cli.command import Command, Option, Parsed, Positional
-from fastlstm.cli.options import CONFIG, FORECAST_OPTIONS, JSON, TEXT_OPTIONS
+from fastlstm.cli.options import CONFIG, JSON, of_training_runs
 from fastlstm.cli.output import print_result
 from fastlstm.cli.training import read_training
 from fastlstm.errors import EXIT_OK, UsageError, counted
@@ -20,42 +20,26 @@ if TYPE_CHECKING:
     from fastlstm.text.quality_law import PredictedBits
     from fastlstm.tuning.predict import PredictedLoss, Prediction, TablePrediction
 
-_MEASURE = "{}; default is a tenth of the budget,\n5s to 2m"
+_MEASURE = "time of the short runs; default is a tenth of the budget, 5s to 2m"
 _STEPS = (
-    "length of the short run in steps; default with --steps or\n--epochs is a tenth, at least 120"
+    "length of the short run in steps; default with --steps or --epochs is a tenth, at least 120"
 )
-COMMAND = Command(
-    verb="predict",
-    summary="Predict the quality of a training run from a short run of the same model.",
-    positionals=(Positional("SOURCE", "what the run trains on", is_many=True),),
-    options=(
-        CONFIG,
-        Option("measure", _MEASURE.format("length of the short run"), value="TIME"),
+COMMAND, TABLE_COMMAND = of_training_runs(
+    Command(
+        verb="predict",
+        summary="Predict the result of a training run from short runs of the same model.",
+        positionals=(Positional("SOURCE", "what the run trains on", is_many=True),),
+        options=(CONFIG, Option("measure", _MEASURE, value="TIME"), JSON),
+        examples=(
+            "fastlstm predict book.txt --budget 1h --target 1.60 --measure 2m",
+            "fastlstm predict book.txt --steps 5000 --rnn-size 256",
+            "fastlstm predict ETTh1.csv --target OT --horizon 96 --budget 5m",
+        ),
+    ),
+    texts=(
         Option("measure_steps", _STEPS, int),
-        Option("target", "say how long it takes to reach so many bits/char", float),
-        JSON,
-        *TEXT_OPTIONS,
+        Option("target", "also predict the time to reach this many bits/char", float),
     ),
-    examples=(
-        "fastlstm predict book.txt --budget 1h",
-        "fastlstm predict book.txt --budget 1h --target 1.60 --measure 2m",
-        "fastlstm predict book.txt --steps 5000 --rnn-size 256",
-    ),
-    other="The options are as of fastlstm train for a text.\n"
-    "For a table of time series: fastlstm predict --horizon N --help",
-)
-TABLE_COMMAND = Command(
-    verb="predict",
-    summary="Predict the loss of a forecaster's training run from two short runs of it.",
-    positionals=(Positional("DATA", "the table that the run trains on", is_many=True),),
-    options=(
-        CONFIG,
-        Option("measure", _MEASURE.format("time of the short runs"), value="TIME"),
-        JSON,
-        *FORECAST_OPTIONS,
-    ),
-    examples=("fastlstm predict ETTh1.csv --target OT --horizon 96 --budget 5m",),
-    other="The options are as of fastlstm train for a table.",
 )
 _LITTLE = 0.01
 """A longer run that gains less than this share is not worth its time."""

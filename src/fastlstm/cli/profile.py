@@ -1,4 +1,4 @@
-"""`fastlstm profile SOURCE`: what holds a training run back, and the command that changes it."""
+"""`fastlstm profile SOURCE`: bottlenecks of a training run, and commands that remove them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.cli.command import Command, Option, Positional, switch
-from fastlstm.cli.options import CONFIG, FORECAST_OPTIONS, JSON, TEXT_OPTIONS
+from fastlstm.cli.options import CONFIG, JSON, of_training_runs
 from fastlstm.cli.output import print_result, say
 from fastlstm.cli.training import TrainingRun, read_training, with_source_of_run
 from fastlstm.errors import EXIT_OK, StorageError
@@ -33,36 +33,29 @@ _UNDECIDED = (
     "undecided: a change may gain more than 5 %; "
     "give a longer --measure, or repeat on an idle machine"
 )
-_UNKNOWN = "but it changes learning, and what the run ends at is not known: tune finds out"
+_UNKNOWN = "but it changes learning, and its effect on the result is not known: tune measures it"
 _MIN_OTHERS = 0.1
-"""Share of the cores that other processes use from which it is said."""
+"""Share of the cores in use by other processes from which the profile reports it."""
 _TRACE = "write a trace of three steps as Chrome trace JSON (opens in Perfetto)"
-_PROFILE_OPTIONS = (
-    Option("out", "run directory that the printed commands name", group="run"),
-    CONFIG,
-    Option("measure", "time for all measurements", str, "12s", value="TIME"),
-    switch("ops", "list the operations of a step with their time and share of the ceiling"),
-    Option("trace", _TRACE, value="FILE"),
-    JSON,
-)
-COMMAND = Command(
-    verb="profile",
-    summary="Find the bottlenecks of a training run and measure what removing each gains.",
-    positionals=(Positional("SOURCE", "what the run trains on, or a run", is_many=True),),
-    options=(*_PROFILE_OPTIONS, *TEXT_OPTIONS),
-    examples=(
-        "fastlstm profile book.txt --batch-size 8 --threads 1",
-        "fastlstm profile runs/book --ops",
-    ),
-    other="Training a forecaster on a table has options of its own:\n"
-    "  fastlstm profile --horizon N --help",
-)
-TABLE_COMMAND = Command(
-    verb="profile",
-    summary="Find the bottlenecks of training a forecaster, and what removing each gains.",
-    positionals=(Positional("DATA", "a table, or the run of a forecaster", is_many=True),),
-    options=(*_PROFILE_OPTIONS, *FORECAST_OPTIONS),
-    examples=("fastlstm profile ETTh1.csv --horizon 96 --threads 1",),
+COMMAND, TABLE_COMMAND = of_training_runs(
+    Command(
+        verb="profile",
+        summary="Find the bottlenecks of a training run and measure what removing each gains.",
+        positionals=(Positional("SOURCE", "what the run trains on, or a run", is_many=True),),
+        options=(
+            Option("out", "run directory that the printed commands name", group="run"),
+            CONFIG,
+            Option("measure", "time for all measurements", str, "12s", value="TIME"),
+            switch("ops", "list the operations of a step: time and share of the ceiling"),
+            Option("trace", _TRACE, value="FILE"),
+            JSON,
+        ),
+        examples=(
+            "fastlstm profile book.txt --batch-size 8 --threads 1",
+            "fastlstm profile runs/book --ops",
+            "fastlstm profile ETTh1.csv --horizon 96 --threads 1",
+        ),
+    )
 )
 
 
@@ -91,7 +84,8 @@ def run(argv: list[str]) -> int:
     if trace is not None:
         found.append(("trace", f"{trace}, {short_bytes(trace.stat().st_size)}; Perfetto opens it"))
     print_result(facts, found, parsed["json"])
-    if run_path is not None and not (run_path / TRAINER_FILE).exists():  # a file more is damage
+    # In a run whose trainer is stored, an unknown file counts as damage.
+    if run_path is not None and not (run_path / TRAINER_FILE).exists():
         try:
             write_json(run_path / PROFILE_FILE, finite(facts))
         except StorageError as error:
@@ -100,7 +94,7 @@ def run(argv: list[str]) -> int:
 
 
 def _commands(profile: Profile, job: TrainingRun, fixed: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the commands by cause: of what is recommended, and of what tune is to try."""
+    """Returns, by cause, the command of each recommended change and of each axis for tune."""
     commands = dict[str, str]()
     for v in profile.recommended:
         if v.options:
@@ -145,7 +139,7 @@ def rows(profile: Profile, commands: Mapping[str, str]) -> list[Row]:
 
 
 def gain_text(verdict: Verdict) -> str:
-    """Returns "+45 % speed (41 to 49 %)", and of what changes learning the time to the quality."""
+    """Returns "+45 % speed (41 to 49 %)"; for a change of learning also the time to a quality."""
     text = f"{100 * verdict.gain:+.0f} % speed"
     if verdict.low == verdict.high:
         text = "" if verdict.quality_gain is not None else f"{text}, by accounting"
@@ -173,7 +167,7 @@ def _not_advised(verdict: Verdict) -> str:
     text = f"{verdict.cause}: {100 * verdict.gain:+.0f} % speed, "
     if verdict.quality_low is not None:
         return f"{text}but the run is not expected to reach the same quality sooner"
-    return f"{text}but it changes learning, and what the run ends at is not known"
+    return f"{text}but it changes learning, and its effect on the result is not known"
 
 
 def _op_rows(ops: tuple[OpTime, ...]) -> list[Row]:

@@ -1,4 +1,4 @@
-"""`fastlstm scale RUN`: what training on several machines would gain, before they are rented."""
+"""`fastlstm scale RUN`: the predicted gain of training on several machines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.cli.command import Command, Option, Parsed, Positional
-from fastlstm.cli.options import CONFIG, FORECAST_OPTIONS, JSON, TEXT_OPTIONS
+from fastlstm.cli.options import CONFIG, JSON, of_training_runs
 from fastlstm.cli.output import print_result
 from fastlstm.cli.training import TrainingRun, read_training, with_source_of_run
 from fastlstm.errors import EXIT_OK, UsageError
@@ -20,31 +20,25 @@ if TYPE_CHECKING:
     from fastlstm.tuning.scale import Link, ScalingPrediction, ScalingWay, StepCost
 
 _SPEED = "speed of the network of a machine: 1gbit, 100mbit, 125MB/s"
-_SCALE_OPTIONS = (
-    CONFIG,
-    Option("nodes", "numbers of machines, with commas", str, "2,4,8", value="N,N"),
-    Option("link", _SPEED, value="SPEED", is_required=True),
-    Option("latency", "time of a message one way", str, "0.1ms", value="TIME"),
-    JSON,
-)
-COMMAND = Command(
-    verb="scale",
-    summary="Predict time and efficiency of training on several machines like this one.",
-    positionals=(Positional("SOURCE", "a run, or what a run trains on", is_many=True),),
-    options=(*_SCALE_OPTIONS, *TEXT_OPTIONS),
-    examples=(
-        "fastlstm scale runs/book --nodes 2,8,64,1000 --link 1gbit",
-        "fastlstm scale book.txt --nodes 4 --link 100mbit --latency 25ms",
-    ),
-    other="Without --wire and --sync-every their values are compared.\n"
-    "For a table of time series: fastlstm scale --horizon N --help",
-)
-TABLE_COMMAND = Command(
-    verb="scale",
-    summary="Predict time and efficiency of training a forecaster on several machines.",
-    positionals=(Positional("DATA", "the run of a forecaster, or a table", is_many=True),),
-    options=(*_SCALE_OPTIONS, *FORECAST_OPTIONS),
-    examples=("fastlstm scale ETTh1.csv --horizon 96 --nodes 4 --link 10gbit",),
+COMMAND, TABLE_COMMAND = of_training_runs(
+    Command(
+        verb="scale",
+        summary="Predict time and efficiency of training on several machines like this one.",
+        positionals=(Positional("SOURCE", "a run, or what a run trains on", is_many=True),),
+        options=(
+            CONFIG,
+            Option("nodes", "numbers of machines, separated by commas", str, "2,4,8", value="N,N"),
+            Option("link", _SPEED, value="SPEED", is_required=True),
+            Option("latency", "time of a message one way", str, "0.1ms", value="TIME"),
+            JSON,
+        ),
+        examples=(
+            "fastlstm scale runs/book --nodes 2,8,64,1000 --link 1gbit",
+            "fastlstm scale book.txt --nodes 4 --link 100mbit --latency 25ms",
+            "fastlstm scale ETTh1.csv --horizon 96 --nodes 4 --link 10gbit",
+        ),
+        other="Values of --wire and --sync-every are compared unless given.\n",
+    )
 )
 _LIST = 8
 
@@ -116,12 +110,12 @@ def rows(cost: StepCost, link: Link, found: list[ScalingPrediction]) -> list[Row
         ("measured", f"passes {passes} rows; update {shown(cost.update_s)}"),
         ("link", f"{8e-6 * link.bytes_per_s:,.4g} Mbit/s, {1e3 * link.latency_s:g} ms one way"),
     ]
-    told = f"1.5x: 1.5 times the {cost.unit}/s of one node; computes 90 %: of a step, a node waits"
-    lines.append(("each way", f"{told} the rest"))
+    told = f"1.5x: 1.5 times the {cost.unit}/s of one node; computes 90 %: waits 10 % of a step"
+    lines.append(("each way", told))
     for one in found:
         lines += _rows_of(cost, one)
-    lines.append(("", "same batch: the run learns the same, sooner. A batch on every node: more"))
-    lines.append(("", f"{cost.unit} a second, not quality; a larger batch learns less from each"))
+    lines.append(("", "same batch: the run learns the same, sooner"))
+    lines.append(("", f"a batch on each: more {cost.unit}/s; a larger batch learns less from each"))
     return lines
 
 

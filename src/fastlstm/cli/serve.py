@@ -23,10 +23,10 @@ _MIN_SESSION_KEY = 16
 _NEW_KEY = "make a key with: openssl rand -hex 32"
 _SETTINGS = options_from_dataclass(Settings, GROUPS)
 _KEY = "key that clients must send; visible to other users of the machine"
-_SESSION_KEY = "a file with the key that signs sessions, valid across restarts"
+_SESSION_KEY = "a file with the key that signs sessions; they stay valid across restarts"
 COMMAND = Command(
     verb="serve",
-    summary="Serve a text model by OpenAI's API, a forecaster by Open Inference Protocol.",
+    summary="Serve a text model (OpenAI's API) or a forecaster (Open Inference Protocol).",
     positionals=(
         Positional("RUN", "a run directory, one of its checkpoints, or a saved Forecaster"),
     ),

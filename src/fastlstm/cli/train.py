@@ -69,7 +69,7 @@ COMMAND = Command(
 )
 TABLE_COMMAND = Command(
     verb="train",
-    summary="Train a forecaster on a table of time series, until --budget, --steps or --epochs.",
+    summary="Train a forecaster on a table, until --budget, --steps or --epochs.",
     positionals=(TABLES,),
     options=(*_RUN_OPTIONS, *FORECAST_OPTIONS),
     examples=(
@@ -114,9 +114,8 @@ def run(argv: list[str]) -> int:
 def observed(use_json: bool) -> Iterator[tuple[StopFlag, Observer]]:
     """Yields the flag of signals and an observer that shows events on standard output.
 
-    The flag is up before torch is loaded: a signal in those seconds must not be lost. A stop is
-    not reported twice: after the end event it needs no line of its own where standard output and
-    standard error go to the same place.
+    Signals are handled before torch is loaded, which takes seconds. A stop after the end event is
+    not reported again if standard output and standard error go to the same place.
     """
     from fastlstm.report.progress import default_output
     from fastlstm.training.signals import StopFlag
@@ -157,7 +156,7 @@ def _observing(parsed: Parsed) -> list[Callback]:
 
 
 def _require_several(parsed: Parsed) -> None:
-    """Raises ConfigError for no processes, and for what several cannot read."""
+    """Raises ConfigError for a wrong --nproc, and for a source that several cannot read."""
     nproc = parsed["nproc"]
     if nproc == 1 and not is_started_by_torchrun():
         return
@@ -173,7 +172,7 @@ def _require_several(parsed: Parsed) -> None:
 
 
 def _require_rows(job: TrainingRun) -> None:
-    """Raises ConfigError before processes start that cannot share the rows of a step."""
+    """Raises ConfigError if a step has fewer rows than --nproc."""
     config, nproc = job.config, job.parsed["nproc"]
     if not config.divides_batch or job.parsed["resume"]:  # a resumed run may have more rows
         return
@@ -185,15 +184,15 @@ def _require_rows(job: TrainingRun) -> None:
 
 
 def _require_gpus(nproc: int, device: str) -> None:
-    """Raises ConfigError before processes start that would share a GPU."""
+    """Raises ConfigError if there are fewer GPUs than --nproc."""
     import torch
 
     if device == "cpu" or not torch.cuda.is_available():
         return
     if nproc > (num := torch.cuda.device_count()):
         raise ConfigError(
-            f"`nproc={nproc!r}`: there is {counted(num, 'GPU')}, and each process needs one of its"
-            f" own; start {num}, or give `device='cpu'`"
+            f"`nproc={nproc!r}`: each process needs a GPU, and there is {counted(num, 'GPU')};"
+            f" start {num}, or give `device='cpu'`"
         )
 
 

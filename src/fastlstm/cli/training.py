@@ -1,7 +1,7 @@
-"""The training run that a command line describes, of a text or of a table.
+"""The training run of a command line, of a text or of a table.
 
 `train`, `tune`, `predict`, `profile` and `scale` read it the same way; `evaluate` and `compress`
-tell by their run what they are about.
+read the kind from their run.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class TrainingRun:
         config: the configuration: defaults, then the file of --config, then flags.
         names: fields of it that were set.
         is_table: a forecaster is trained on a table, not a language model on a text.
-        own: what the verb made of its own options.
+        own: the result of `read_own`.
     """
 
     argv: list[str]
@@ -67,11 +67,7 @@ class TrainingRun:
         return one_or_many(self.parsed.positionals)
 
     def train_words(self, options: Mapping[str, Any]) -> list[str]:
-        """Returns the words of `fastlstm train` for this run, without --out.
-
-        Args:
-            options: to set instead of what the command line says.
-        """
+        """Returns the words of `fastlstm train` for this run with other options, without --out."""
         arguments = split_arguments(self.parsed.command.options, self.argv)
         fields = FORECAST_OPTIONS if self.is_table else TEXT_OPTIONS
         known = {"config", *(option.name for option in fields)} - set(options)
@@ -96,7 +92,7 @@ class TrainingRun:
     ) -> str:
         """Returns the command that trains, or tunes, with other options.
 
-        Its directory does not exist yet, and none of the commands in `taken` makes it.
+        Its output directory is new: it does not exist, and no command in `taken` writes it.
         """
         own = self.parsed.command.verb
         given = self.parsed.values.get("out") if own != "tune" else None
@@ -111,13 +107,9 @@ class TrainingRun:
 def read_training(
     argv: list[str], text: Command, table: Command, read_own: Callable[[Parsed], Any]
 ) -> TrainingRun:
-    """Reads the command line of a verb that trains, and checks that its sources are there.
+    """Reads the command line of a verb that trains, and checks that its sources exist.
 
-    Args:
-        argv: words behind the verb.
-        text: the command of the verb for texts.
-        table: the one for tables.
-        read_own: reads and checks the options that only this verb has.
+    `read_own` reads and checks the options that only this verb has.
 
     Raises:
         FastLSTMError: bad usage; nothing was loaded.
@@ -166,7 +158,7 @@ def command_for(argv: Sequence[str], text: Command, table: Command) -> Command:
             raise UnknownFlagError(table, flag) from None
         raise
     command = table if is_table else text
-    if not arguments.is_help and (arguments.positionals or text.verb == "train"):
+    if not arguments.help and (arguments.positionals or text.verb == "train"):
         known = {option.name: option.flag for option in command.options}
         for option, _ in arguments.options:
             if option.name not in known:
@@ -187,7 +179,7 @@ def _trains_on_table(arguments: Arguments, text: Command, table: Command) -> boo
     only_tables = {o.name for o in table.options} - {o.name for o in text.options}
     values = {option.name: value for option, value in arguments.options}
     shown_as = {option.name: option.flag for option, _ in arguments.options}
-    if not arguments.is_help and "config" in values:
+    if not arguments.help and "config" in values:
         path = values["config"]
         shown_as |= {key: f"'{key}' in {path}" for key in sorted(config_keys(Path(path)))}
     of_tables = {name: shown for name, shown in shown_as.items() if name in only_tables}
@@ -197,10 +189,11 @@ def _trains_on_table(arguments: Arguments, text: Command, table: Command) -> boo
                 f"--as-text trains a text model and {shown} is for a forecaster; give one of them"
             )
         return False
-    if arguments.is_help:
-        return bool(of_tables)
-    run = kind_of_run(values["out"]) if "out" in values else None
+    if arguments.help:
+        files = filter(os.path.isfile, arguments.positionals)
+        return bool(of_tables) or any(kind_of_source(f) in ("csv", "binary table") for f in files)
     kinds = {source: kind_of_source(source) for source in arguments.positionals}
+    run = kind_of_run(values["out"]) if "out" in values else None
     if of_tables or run == "forecaster":
         _refuse_texts(kinds, of_tables, [option.flag for option in text.options])
         return True
@@ -255,8 +248,11 @@ def _refuse_unclear(kinds: dict[str, SourceKind], has_as_text: bool) -> None:
 def with_source_of_run(
     argv: list[str], text: Command, table: Command
 ) -> tuple[list[str], Path | None]:
-    """Returns a command line with the source and options of a run in place of the run, and the
-    run's path; the same command line where it names no run."""
+    """Replaces a run on a command line by its source and options.
+
+    Returns:
+        The new command line and the path of the run; or the same command line and None.
+    """
     arguments = _split_for_both(argv, text, table)
     runs = [word for word in arguments.positionals if os.path.isdir(word) and kind_of_run(word)]
     if not runs:
@@ -264,7 +260,7 @@ def with_source_of_run(
     if len(arguments.positionals) > 1:
         raise UsageError("give one run, or sources to train on, not both")
     path = Path(runs[0])
-    words = [*arguments.unknown, *(["--help"] if arguments.is_help else [])]
+    words = [*arguments.unknown, *filter(None, [arguments.help])]
     words += [f"{option.flag}={value}" for option, value in arguments.options]
     return [*_sources_of(path, text.verb), "--config", str(path / "config.json"), *words], path
 
@@ -273,7 +269,7 @@ def _sources_of(path: Path, verb: str) -> list[str]:
     """Returns what a run was trained on.
 
     Raises:
-        ConfigError: its files do not say so, or it is not there.
+        ConfigError: the run does not name its source, or the source does not exist.
     """
     kind = kind_of_run(path)
     if kind == "sequence":
@@ -293,8 +289,7 @@ def _sources_of(path: Path, verb: str) -> list[str]:
             return sources
     instead = shlex.join(["fastlstm", verb, "--config", str(path / "config.json")])
     raise ConfigError(
-        f"{path} was trained on {name}, which is not here; name what it was trained on:"
-        f" {instead} SOURCE"
+        f"{path} was trained on {name}, which does not exist; name its source: {instead} SOURCE"
     )
 
 

@@ -1,4 +1,4 @@
-"""`fastlstm tune SOURCE --out DIR`: the settings with the best result within a budget."""
+"""`fastlstm tune SOURCE --out DIR`: finds the best settings within a budget."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fastlstm.cli.command import Command, Option, Parsed, Positional, switch
-from fastlstm.cli.options import CONFIG, FORECAST_OPTIONS, JSON, TEXT_OPTIONS
+from fastlstm.cli.options import CONFIG, JSON, of_training_runs
 from fastlstm.cli.output import print_result
 from fastlstm.cli.training import read_training
 from fastlstm.errors import EXIT_OK, UsageError, nearest_hint
@@ -27,51 +27,36 @@ _PROVEN = 1.0
 """Percent of gain above which the best settings are better by more than chance (benchmarks/log)."""
 
 
-def _options(axes: str, latency: str, weights: str) -> tuple[Option, ...]:
-    """Returns the options of a search."""
-    every = "time of all short runs; default is twice the budget, or 90s if that is longer"
-    within, of = f"time that {latency} may take, such as 1ms", "format of the weights that"
-    size = "size of the weights, such as 500k or 2M"
-    return (
-        Option("out", "directory of the search", group="run", value="DIR", is_required=True),
-        CONFIG,
-        switch("resume", "continue the search in DIR", "run"),
-        JSON,
-        Option("tune_time", every, group="search", value="TIME"),
-        Option("axes", f"what to tune; {_MORE_AXES} may be added", str, axes, "search", "LIST"),
-        Option("seeds", "runs of every trial, with seeds that follow --seed", int, 1, "search"),
-        Option("jobs", "trials at a time; they share the cores", int, 1, "search"),
-        Option("max_latency", within, group="limits", value="TIME"),
-        Option("max_bytes", size, group="limits", value="SIZE"),
-        Option("weights", f"{of} {weights} for", _FORMATS, "fp32", "limits"),
-    )
-
-
-COMMAND = Command(
-    verb="tune",
-    summary="Find the settings with the best result within a budget, by complete short runs.",
-    positionals=(Positional("SOURCE", "what the run trains on", is_many=True),),
-    options=(*_options(_AXES, "a token of one stream", "the limits are"), *TEXT_OPTIONS),
-    examples=(
-        "fastlstm tune book.txt --out tuning/book --budget 5m",
-        "fastlstm tune book.txt --out tuning/book --max-latency 50us --weights int8",
+_EVERY = "time of all short runs; default is twice the budget, or 90s if that is longer"
+_LATENCY = "time of a token of one stream, or of the forecast of a window, such as 1ms"
+_WEIGHTS = "format of the weights for --max-bytes, and of a text for --max-latency"
+_WHAT = f"what to tune; {_MORE_AXES} may be added"
+COMMAND, TABLE_COMMAND = of_training_runs(
+    Command(
+        verb="tune",
+        summary="Find the settings with the best result within a budget, by complete short runs.",
+        positionals=(Positional("SOURCE", "what the run trains on", is_many=True),),
+        options=(
+            Option("out", "directory of the search", group="run", value="DIR", is_required=True),
+            CONFIG,
+            switch("resume", "continue the search in DIR", "run"),
+            JSON,
+            Option("tune_time", _EVERY, group="search", value="TIME"),
+            Option("seeds", "runs of every trial, with consecutive seeds", int, 1, "search"),
+            Option("jobs", "trials at the same time; they share the cores", int, 1, "search"),
+            Option("max_latency", _LATENCY, group="limits", value="TIME"),
+            Option("max_bytes", "size of the weights: 500k, 2M", group="limits", value="SIZE"),
+            Option("weights", _WEIGHTS, _FORMATS, "fp32", "limits"),
+        ),
+        examples=(
+            "fastlstm tune book.txt --out tuning/book --budget 5m",
+            "fastlstm tune book.txt --out tuning/book --max-latency 50us --weights int8",
+            "fastlstm tune ETTh1.csv --horizon 96 --out tuning/etth1 --max-latency 2ms",
+        ),
+        other="Options that are given stay fixed.\n",
     ),
-    other="The options are as of fastlstm train for a text; the ones given stay.\n"
-    "For a table of time series: fastlstm tune --horizon N --help",
-)
-TABLE_COMMAND = Command(
-    verb="tune",
-    summary="Find the settings of a forecaster with the best result within a budget.",
-    positionals=(Positional("DATA", "the table that the run trains on", is_many=True),),
-    options=(
-        *_options(_TABLE_AXES, "the forecast of one window", "the limit of bytes is"),
-        *FORECAST_OPTIONS,
-    ),
-    examples=(
-        "fastlstm tune ETTh1.csv --target OT --horizon 96 --out tuning/etth1 --budget 2m",
-        "fastlstm tune ETTh1.csv --horizon 24 --out tuning/etth1 --max-latency 2ms",
-    ),
-    other="The options are as of fastlstm train for a table; the ones given stay.",
+    texts=(Option("axes", _WHAT, str, _AXES, "search", "LIST"),),
+    tables=(Option("axes", _WHAT, str, _TABLE_AXES, "search", "LIST"),),
 )
 
 
@@ -154,7 +139,7 @@ def rows(facts: dict[str, Any], job: Job, command: str, path: Path) -> list[Row]
 
 
 def front(facts: dict[str, Any], job: Job) -> list[Row]:
-    """Returns the sizes without another size that is better and faster, fastest first."""
+    """Returns the Pareto front of sizes in result and latency, fastest first."""
     best: dict[int, tuple[float, float]] = {}
     for run in facts["trials"]:
         if run["expected"] is not None:

@@ -1,4 +1,4 @@
-"""Admission: how many requests a model takes at a time, and the thread and engine they wait for."""
+"""Admission: places for requests, shared by API keys; the thread and the engine of a model."""
 
 from __future__ import annotations
 
@@ -115,22 +115,22 @@ class Reservation:
 
 
 class ModelThread:
-    """The requests that a model takes until the server ends, and the thread that runs it on them.
+    """A queue of admitted requests, and the thread that runs the model on them.
 
     Knows neither HTTP nor asyncio; thread-safe.
 
     Args:
         deliver: receives each call's output on this thread; must not block.
-        settings: say how many texts or windows are admitted at a time.
-        limit: the most that one request may have; `too_many` is the error's text beyond it, of the
-            field `param`.
-        is_shared: there are several keys; none gets all places.
+        settings: limits of the texts or windows that are admitted at a time.
+        limit: texts or windows of one request; beyond it `too_many` is the text of the error and
+            `param` its field.
+        is_shared: there are several keys, and none gets all places.
 
     Attributes:
         status: of the refusal when there is no room.
         num_active: texts or windows that the model works on.
         has_work: something waits for the model, or for its next call.
-        is_closed: no new request is admitted; `is_stopping`: requests under way end, too.
+        is_closed: no new request is admitted; with `is_stopping` admitted requests end as well.
     """
 
     too_many: ClassVar[str]
@@ -182,7 +182,7 @@ class ModelThread:
             reservation.num_places = count
 
     def release(self, reservation: Any) -> None:
-        """Cancels a request whose answer has ended; gives back its places once it is dropped."""
+        """Cancels an answered request; gives back its places when it is dropped."""
         raise NotImplementedError
 
     def _give_back(self, reservation: Reservation, count: int | None = None) -> None:
@@ -217,9 +217,9 @@ class ModelThread:
 
 
 class Engine:
-    """A model that is served; to be made on the event loop that answers the clients.
+    """A served model; created on the event loop that answers the clients.
 
-    `path` is where requests to it go; `kind` says in words what it is.
+    `path` is the URL path of its requests; `kind` names the kind of model.
     """
 
     kind: ClassVar[str]

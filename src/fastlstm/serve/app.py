@@ -1,4 +1,4 @@
-"""The routes."""
+"""The ASGI application: its routes, log, counters and keys."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class _Pages:
         return _json(described)
 
     async def chat(self, request: Request) -> Response:
-        self._service.text_engine  # noqa: B018  a forecaster has an error of its own
+        self._service.text_engine  # noqa: B018  raises the error of a forecaster
         what = "send the text as 'prompt' to /v1/completions"
         message = f"this model continues a text and was not trained to chat; {what}"
         raise ApiError(404, message, None, "not_a_chat_model")

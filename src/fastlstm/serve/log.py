@@ -23,9 +23,9 @@ _CLOSE_S = 1.0
 
 
 class Log(logging.Handler):
-    """Writes lines, and log records such as tracebacks, on a thread of its own.
+    """Writes lines, and log records such as tracebacks, on a separate thread.
 
-    Lines are for people if `is_terminal`. `dropped` counts the lines that were not written.
+    Lines are plain text if `is_terminal`, else JSON. `dropped` counts lines that were not written.
     """
 
     def __init__(self, dropped: Counter) -> None:

@@ -1,4 +1,4 @@
-"""The metrics of a server, in a registry of its own."""
+"""The Prometheus metrics of a server."""
 
 from __future__ import annotations
 
@@ -26,11 +26,8 @@ class Metrics:
         histogram: Callable[..., Histogram] = partial(Histogram, **{"buckets": _SECONDS, **own})
         self.requests = counter("requests", "Requests answered, by status", ["code"])
         self.outcomes = counter("outcomes", "Requests ended, by outcome", ["outcome"])
-        self.rejected = counter("rejected", "Requests refused for lack of room (429, 503)")
-        self.disconnects = counter("disconnects", "Clients that left before the end")
-        self.stalls = counter("stalls", "Clients cut off because they read nothing")
-        self.dismissed = counter("connections_dismissed", "Idle connections closed for new")
-        self.log_dropped = counter("log_dropped", "Log lines dropped, as nobody read them")
+        self.dismissed = counter("connections_dismissed", "Idle connections closed for new ones")
+        self.log_dropped = counter("log_dropped", "Log lines dropped because nobody read them")
         self.tokens_written = counter("tokens_written", "Tokens written")
         self.tokens_read = counter("tokens_read", "Tokens of prompts read")
         self.tokens_known = counter("tokens_known", "Tokens of prompts not read again")
@@ -39,7 +36,7 @@ class Metrics:
         self.active = gauge("streams_active", "Texts being written, windows being forecast")
         self.waiting = gauge("queue_depth", "Texts or windows that wait for a slot")
         self.slots = gauge("slots", "Texts or windows that fit in a call of the engine")
-        self.sequences = gauge("sequences", "Sequences whose rows are kept")
+        self.sequences = gauge("sequences", "Sequences kept on the server")
         self.tick = histogram("tick_seconds", "Duration of a call of the engine")
         self.first_token = histogram("first_token_seconds", "From request to first chunk")
         self.between = histogram("inter_chunk_seconds", "Between two chunks of a stream")

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document of a server: its routes, and msgspec's schemas of what they carry."""
+"""The OpenAPI 3.1 document of a server: its routes, with msgspec's schemas."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def document_of(engine: TextEngine | ForecastEngine, *, has_keys: bool) -> Schem
 
 def _text_paths(engine: TextEngine) -> Schema:
     event = {"type": "object", "properties": {"data": _TEXT}, "required": ["data"]}
-    event["description"] = "a Completion whose texts are what is new; after the last one, [DONE]"
+    event["description"] = "a Completion with the new text only; after the last one, [DONE]"
     answer = {**_json("Completion"), "text/event-stream": {"schema": event}}
     errors = (400, 401, 404, 408, 413, 415, 421, 429, 431, 500, 503)
     request = _json("CompletionRequest")

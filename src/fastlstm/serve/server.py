@@ -28,7 +28,7 @@ from fastlstm.serve.http.worker import Worker
 from fastlstm.serve.service import Service
 from fastlstm.serve.text.engine import TextEngine
 from fastlstm.system import hardware
-from fastlstm.system.signal_handlers import STOP_SIGNALS, is_not_ignored
+from fastlstm.system.signal_handlers import STOP_SIGNALS, handling, is_not_ignored
 from fastlstm.text.loading import InferenceModel, load_decoder
 
 if TYPE_CHECKING:
@@ -56,14 +56,14 @@ of 700 most of the time would go there, with the interpreter held."""
 
 
 class Listener(socket.socket):
-    """A listening socket that drops connections whose clients have gone, before they cost more.
+    """A listening socket that drops connections already closed by their clients.
 
-    A flood of these fills the queue in the kernel; a client behind it would wait for each of them
-    to be set up.
+    A flood of them fills the queue in the kernel; without this a client behind them waits for each
+    connection to be set up.
     """
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Returns the next connection; raises BlockingIOError where none is left for now."""
+        """Returns the next open connection; raises BlockingIOError if there is none now."""
         for _ in range(_GONE_A_TURN):
             connection, address = super().accept()
             try:
@@ -119,12 +119,18 @@ class ServerRunner:
         # Far more than places: a client that finds none must get an answer.
         limit = max_connections(4096 + 4 * (settings.max_streams + settings.max_queue))
         server = Server(_config(service, limit))
+        loop = asyncio.get_running_loop()
         # Through the log's thread: a slow reader of standard error must not block the event loop.
         watch = Watch(settings, limit, service.metrics, service.log.write)
-        asyncio.get_running_loop().set_exception_handler(_handler(watch))
+        loop.set_exception_handler(_handler(watch))
         serving = asyncio.create_task(server.serve([bound]))
         watching = asyncio.create_task(watch.run(server.server_state.connections))  # type: ignore[arg-type]
-        with self._signals():
+
+        def end(number: int, frame: FrameType | None) -> None:
+            if number != signal.SIGHUP or not self._ending.is_set():  # the shell sends another one
+                loop.call_soon_threadsafe(self.end)
+
+        with handling(dict.fromkeys(STOP_SIGNALS, end), is_not_ignored):
             try:
                 await self._open(bound)
                 await self._ending.wait()
@@ -204,27 +210,6 @@ class ServerRunner:
             model, settings, service.metrics, key, text_threads, is_shared=is_shared
         )
         return model.decoder.describe(settings.max_streams, text_threads)
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-
-        def handle(number: int, frame: FrameType | None) -> None:
-            if number != signal.SIGHUP or not self._ending.is_set():  # the shell sends another one
-                loop.call_soon_threadsafe(self.end)
-
-        handled = [  # what the shell has a background process ignore stays ignored
-            number for number in STOP_SIGNALS if is_not_ignored(signal.getsignal(number))
-        ]
-        try:
-            before = {number: signal.signal(number, handle) for number in handled}
-        except ValueError:  # not the main thread, which has the signals
-            before = {}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 async def _end_answers(state: uvicorn.server.ServerState) -> None:

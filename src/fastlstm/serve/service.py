@@ -1,14 +1,18 @@
-"""What the routes share: settings, counters, and the engine once its model is loaded."""
+"""The state that routes share: settings, counters, and the engine after loading."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from fastlstm.serve.admission import Engine
+from starlette.types import Receive, Scope, Send
+
+from fastlstm.serve.admission import Engine, Reservation
 from fastlstm.serve.forecast.engine import ForecastEngine
 from fastlstm.serve.http.errors import ENDING, ApiError, Unavailable
 from fastlstm.serve.http.keys import Keys
-from fastlstm.serve.http.transfer import Bodies
+from fastlstm.serve.http.transfer import Bodies, Sender
 from fastlstm.serve.log import Log
 from fastlstm.serve.metrics import Metrics
 from fastlstm.serve.settings import Settings
@@ -56,6 +60,24 @@ class Service:
             return engine
         message = f"'{engine.name}' is a {engine.kind}, not a {kind.kind}; it is at {engine.path}"
         raise ApiError(404, message, None, code)
+
+    @asynccontextmanager
+    async def admitted(
+        self, engine: Engine, request: Reservation, scope: Scope, receive: Receive, send: Send
+    ) -> AsyncIterator[tuple[Sender, bytes]]:
+        """Yields the sender and the body of a request, which holds its places meanwhile."""
+        # A place is taken before the body is read: this bounds the memory of bodies.
+        engine.scheduler.reserve(request)
+        try:
+            with Sender(scope, receive, send, request.leave, self.metrics) as sender:
+                yield sender, await self._body(sender, scope, receive)
+        finally:
+            engine.scheduler.release(request)
+
+    async def _body(self, sender: Sender, scope: Scope, receive: Receive) -> bytes:
+        body = await self.bodies.read_json(scope, receive)
+        sender.watch_client()
+        return body
 
     @property
     def is_stuck(self) -> bool:

@@ -1,4 +1,4 @@
-"""A server's options; the command line is generated from here."""
+"""The options of `fastlstm serve`, on the command line and in Python."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ class Settings:
     """A server's address and limits; checked when built.
 
     Attributes:
-        host: address to listen on; anything but this machine's own should have a key.
+        host: address to listen on; if other machines reach it, use API keys.
         port: port to listen on; 0 takes a free one.
-        device: where to compute; auto takes a GPU from 64 max_streams on, or the faster one as
-            generate has measured; forecasts take a GPU when asked.
-        weights: format of the weights in memory; default is a compressed run's own, else int8; a
-            GPU writes in fp32, bf16 or its default fp16.
+        device: auto uses a GPU for texts from 64 max_streams on, or the faster one that generate
+            has measured; forecasts use a GPU with cuda only.
+        weights: format of the weights in memory; default is the format of a compressed run, else
+            int8; a GPU takes fp32, bf16 or fp16 (its default).
         threads: threads of the engine; 0 chooses: one on two cores, the fastest number on more.
-        max_streams: texts written at the same time, each of a request's n counts; windows forecast
-            in one pass.
-        max_queue: texts, or windows, that may wait beyond these; further requests are answered 429,
-            with windows 503.
-        prefix_cache: prompts per API key whose states are kept; a prompt that begins with one of
-            them continues from there; 0 keeps none.
-        max_sequences: sequences whose newest rows are kept.
+        max_streams: texts generated at the same time, a request counts n; or windows forecast in
+            one pass.
+        max_queue: texts or windows that may wait for these; further requests are answered 429,
+            forecasts 503.
+        prefix_cache: states of prompts kept per API key; a prompt with the same beginning continues
+            from there; 0 keeps none.
+        max_sequences: sequences kept on the server, each with its newest rows.
         sequence_idle: seconds without a request after which a sequence is forgotten.
         max_tokens: largest max_tokens of a request.
         max_prompt_tokens: longest prompt.
-        max_scored: tokens that all answers under way may repeat or score: n x prompt with echo, n
-            x max_tokens with logprobs that are not streamed.
+        max_scored: tokens that all pending answers may repeat or score: n x prompt with echo, n x
+            max_tokens with logprobs that are not streamed.
         max_numbers: numbers in an answer of forecasts: windows x steps x targets, once for the
             forecast and once for each quantile.
         max_body: largest request body, in bytes.
@@ -46,7 +46,7 @@ class Settings:
         body_timeout: seconds in which its body must arrive.
         stall: seconds after which a client that reads nothing of its answer is disconnected.
         watchdog: seconds without progress after which /health/live answers 503.
-        grace: seconds that texts under way have after SIGTERM.
+        grace: seconds that pending answers have after SIGTERM.
         log: a line per request on standard error: JSON, or plain text on a terminal.
 
     Raises:

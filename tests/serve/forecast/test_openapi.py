@@ -1,4 +1,4 @@
-"""The OpenAPI document of forecasts and the server hold each other to what they say."""
+"""Schemathesis checks the server of a forecaster against its OpenAPI document."""
 
 from __future__ import annotations
 

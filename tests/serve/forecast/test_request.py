@@ -1,4 +1,4 @@
-"""An inference request: what of it reaches the model, and what is refused."""
+"""An inference request: its fields, parameters and errors."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from fastlstm.serve.forecast.request import (
     SequenceStep,
     _missing,
     input_specs,
-    output_specs,
     parse_request,
     request_decoder,
 )
 from fastlstm.serve.http.errors import ApiError
-from forecast_server import L, body, h
+from forecast_server import L, body
 
 VALUES = np.arange(2 * L * 2, dtype=np.float32).reshape(2, L, 2)
 
@@ -34,18 +33,6 @@ def refused(model: WindowForecaster, request: Any) -> str:
         parsed(model, request)
     assert caught.value.status == 400
     return caught.value.message
-
-
-def test_what_the_model_takes_and_gives_is_listed(plain_model: WindowForecaster) -> None:
-    past, series = input_specs(plain_model).values()
-    assert (series.name, series.datatype, series.shape) == ("series_names", "BYTES", (-1, 1))
-    assert (past.name, past.datatype, past.shape) == ("past", "FP32", (-1, -1, 2))
-    assert past.columns == plain_model.past.names
-    outputs = output_specs(plain_model)
-    assert outputs["forecast"].shape == (-1, h, 1)
-    assert outputs["quantiles"].shape == (-1, h, 1, -1)
-    fields = request_decoder([past]).type.__struct_fields__
-    assert set(fields) == {"id", "parameters", "inputs", "outputs"}
 
 
 def test_a_plain_request_has_its_rows_and_the_forecast(plain_model: WindowForecaster) -> None:
@@ -95,6 +82,8 @@ def test_a_sequence_may_begin_with_few_rows(plain_model: WindowForecaster) -> No
         ({"sequence_id": "x" * 257}, "parameters.sequence_id: expected `str` of length <= 256"),
         ({"binary_data_output": True}, "binary_data_output: binary tensors are not supported"),
         ({"sequence_start": True}, "go with a sequence_id other than 0"),
+        ({"sequence_id": 0, "sequence_end": True}, "go with a sequence_id other than 0"),
+        ({"sequence_id": "", "sequence_end": True}, "go with a sequence_id other than 0"),
         ({"sequence_id": "a"}, "'past' has 2 windows, a sequence has one"),
         ({"quantile": [0.5]}, "unknown field 'quantile' of parameters (did you mean 'quantiles'?)"),
     ],
@@ -120,13 +109,6 @@ def test_wrong_outputs_are_named(plain_model: WindowForecaster, outputs: Any, me
     assert message in refused(plain_model, {**body(VALUES), "outputs": outputs})
 
 
-def test_windows_that_are_missing_or_short_are_refused(plain_model: WindowForecaster) -> None:
-    assert "object missing required field `inputs`" in refused(plain_model, {})
-    assert "'past' has no windows" in refused(plain_model, body(VALUES[:0]))
-    short = refused(plain_model, body(VALUES[:, 1:]))
-    assert f"'past' has {L - 1} rows, the model reads {L}; send {L}" in short
-
-
 @pytest.mark.parametrize(
     ("names", "codes", "shown"),
     [
@@ -138,5 +120,5 @@ def test_windows_that_are_missing_or_short_are_refused(plain_model: WindowForeca
         ),
     ],
 )  # fmt: skip
-def test_the_input_that_lacks_is_named_as_it_is_sent(names, codes, shown) -> None:
+def test_a_missing_input_is_named_as_in_the_request(names, codes, shown) -> None:
     assert _missing(InputColumns(names, codes), "static") == shown

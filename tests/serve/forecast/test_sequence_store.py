@@ -1,4 +1,4 @@
-"""Sequences: a client sends what is new, the server knows the rest."""
+"""Sequences: clients send new rows only."""
 
 from __future__ import annotations
 
@@ -19,31 +19,20 @@ from forecast_server import (
     PAST,
     HeldModel,
     L,
+    at,
     body,
     output,
     past_of,
+    rows,
     submitted,
     tensor,
-    wait_until,
-    waves,
 )
-from running_server import Running
-
-
-def rows(first: int, last: int) -> Any:
-    """Rows of the first series, shape (1, n, 2)."""
-    columns = [waves()[name].to_numpy()[first:last] for name in ("y", "temp")]
-    return np.stack(columns, -1)[None]
+from running_server import Running, wait_until
 
 
 def send(server: Running, values: Any, name: Any = "a", **parameters: Any) -> httpx.Response:
     request = body(values, sequence_id=name, **parameters)
     return server.client.post(PAST, json=request)
-
-
-def at(server: Running, last: int) -> Any:
-    """The forecast from the whole window that ends before a row."""
-    return output(server.client.post(PAST, json=body(rows(last - L, last))))
 
 
 def test_one_row_after_the_other(forecasts: Running) -> None:
@@ -97,7 +86,7 @@ def test_sequences_do_not_mix(forecasts: Running) -> None:
         output(send(forecasts, rows(0, 30), name, sequence_end=True))
 
 
-def test_what_is_refused_leaves_a_sequence_as_it_was(forecasts: Running) -> None:
+def test_a_refused_request_leaves_its_sequence_unchanged(forecasts: Running) -> None:
     output(send(forecasts, rows(0, 30), sequence_start=True))
     bad = rows(30, 31).copy()
     bad[0, 0, 0] = np.nan
@@ -109,21 +98,7 @@ def test_what_is_refused_leaves_a_sequence_as_it_was(forecasts: Running) -> None
     )
 
 
-@pytest.mark.parametrize(
-    ("parameters", "why"),
-    [
-        ({"sequence_start": True}, "go with a sequence_id"),
-        ({"sequence_id": 0, "sequence_end": True}, "go with a sequence_id"),
-        ({"sequence_id": "", "sequence_end": True}, "go with a sequence_id"),
-    ],
-)
-def test_parameters_that_are_wrong(forecasts: Running, parameters: Any, why: str) -> None:
-    answer = forecasts.client.post(PAST, json=body(rows(0, 24), **parameters))
-    assert answer.status_code == 400
-    assert why in answer.json()["error"]
-
-
-def test_requests_under_way_keep_their_own_rows(serve: Any, held: HeldModel) -> None:
+def test_waiting_requests_keep_their_own_rows(serve: Any, held: HeldModel) -> None:
     """Requests of one sequence that wait together: each is forecast from where it stood."""
     server: Running = serve(model=held)
     held.holds.set()
@@ -167,7 +142,7 @@ def test_a_long_request_is_not_overtaken(
         np.testing.assert_allclose(output(second.result()), at(server, 31), rtol=1e-5, atol=1e-5)
 
 
-def test_a_timeout_says_that_the_rows_were_taken(serve: Any, held: HeldModel) -> None:
+def test_the_error_of_a_timeout_says_that_the_rows_were_added(serve: Any, held: HeldModel) -> None:
     server: Running = serve(model=held)
     output(send(server, rows(0, 24), sequence_start=True))
     held.holds.set()
@@ -180,7 +155,7 @@ def test_a_timeout_says_that_the_rows_were_taken(serve: Any, held: HeldModel) ->
     )
 
 
-def test_a_quantile_that_is_refused_says_that_the_rows_were_taken(forecasts: Running) -> None:
+def test_the_error_of_a_refused_quantile_says_that_the_rows_were_added(forecasts: Running) -> None:
     output(send(forecasts, rows(0, 24), "unknown", sequence_start=True))
     refused = send(forecasts, rows(24, 25), "unknown", quantiles=[0.995])
     assert refused.status_code == 400
@@ -192,7 +167,7 @@ def test_a_quantile_that_is_refused_says_that_the_rows_were_taken(forecasts: Run
     )  # fmt: skip
 
 
-def test_while_there_is_no_room_no_rows_are_taken(serve: Any, held: HeldModel) -> None:
+def test_without_a_free_place_no_rows_are_added(serve: Any, held: HeldModel) -> None:
     server: Running = serve(model=held, max_streams=1, max_queue=0)
     output(send(server, rows(0, 24), sequence_start=True))
     held.holds.set()
@@ -208,7 +183,9 @@ def test_while_there_is_no_room_no_rows_are_taken(serve: Any, held: HeldModel) -
     )
 
 
-def test_their_number_is_bounded_and_idle_ones_go(serve: Any, plain_model: Any) -> None:
+def test_the_number_of_sequences_is_bounded_and_idle_ones_are_forgotten(
+    serve: Any, plain_model: Any
+) -> None:
     server: Running = serve(model=plain_model, max_sequences=2, sequence_idle=60.0)
     now = [0.0]
     server.runner.service.forecast_engine._sequences._clock = lambda: now[0]
@@ -227,7 +204,7 @@ def test_their_number_is_bounded_and_idle_ones_go(serve: Any, plain_model: Any) 
     output(send(server, rows(0, 24), "c", sequence_start=True))
 
 
-def test_what_is_static_is_kept(whole_forecasts: Running) -> None:
+def test_static_values_of_a_sequence_are_kept(whole_forecasts: Running) -> None:
     from forecast_server import everything, h
 
     table = everything()
@@ -267,7 +244,7 @@ def test_what_is_static_is_kept(whole_forecasts: Running) -> None:
 # Without a server -------------------------------------------------------------------------------
 
 
-def test_the_longest_idle_goes_first_and_use_counts() -> None:
+def test_the_longest_idle_sequence_is_forgotten_first() -> None:
     now = [0.0]
     kept = SequenceStore(2, Places(10), 5.0, clock=lambda: now[0])
     one = np.zeros((2, 1), dtype=np.float32)
@@ -283,21 +260,7 @@ def test_the_longest_idle_goes_first_and_use_counts() -> None:
         kept.add(SequenceStep("b"), one, None)
 
 
-def test_an_idle_sequence_makes_room_for_a_new_one() -> None:
-    now = [0.0]
-    kept = SequenceStore(2, Places(1), 5.0, clock=lambda: now[0])
-    one = np.zeros((2, 1), dtype=np.float32)
-    kept.add(SequenceStep("a", starts=True), one, None)
-    now[0] = 5.5
-    kept.add(SequenceStep("b", starts=True), one, None)
-    with pytest.raises(ApiError, match="there is no sequence 'a'"):
-        kept.add(SequenceStep("a"), one, None)
-    now[0] = 11.0
-    with pytest.raises(ApiError, match="there is no sequence 'b'"):
-        kept.add(SequenceStep("b"), one, None)
-
-
-def test_a_window_that_was_handed_out_stays() -> None:
+def test_a_returned_window_does_not_change() -> None:
     kept = SequenceStore(3, Places(1), 5.0)
     values = np.arange(8, dtype=np.float32)[:, None]
     first, _ = kept.add(SequenceStep(1, starts=True), values[:3], None)

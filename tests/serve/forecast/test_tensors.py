@@ -1,4 +1,4 @@
-"""Tensors on their own: flat and nested data, names, and what is refused."""
+"""Tensors of requests and answers: flat and nested data, names."""
 
 from __future__ import annotations
 
@@ -39,29 +39,7 @@ def test_numbers_are_flat_or_nested_and_null_is_missing() -> None:
     assert read(ROWS, [0, 2], []).shape == (0, 2)
 
 
-@pytest.mark.parametrize(
-    ("data", "why"),
-    [
-        ([1, 2, 3], "input 'rows' has 3 elements, its shape [2, 2] says 4"),
-        (
-            [[1, 2], [3]],
-            "nested data with a list of 1 at axis 1, its shape [2, 2] says a list of 2",
-        ),
-        ([[1, 2]], "nested data with a list of 1 at axis 0"),
-        ([[1, 2], 3], "input 'rows' data[1]: expected `array`, got `int`"),
-        ([1, 2, [3], 4], "input 'rows' data[2]: expected `float | null`, got `array`"),
-        ([1, 2, "3", 4], "input 'rows' data[2]: expected `float | null`, got `str`"),
-        ({}, "input 'rows' data: expected `array`, got `object`"),
-        ([1, 2, 3, 1e39], "input 'rows' is beyond the range of float32 at [1, 1]"),
-    ],
-)
-def test_data_that_does_not_fit_is_refused(data: Any, why: str) -> None:
-    with pytest.raises(ApiError) as caught:
-        read(ROWS, [2, 2], data)
-    assert why in caught.value.message
-
-
-def test_a_missing_name_is_refused_where_none_was_missing() -> None:
+def test_a_missing_name_is_refused_if_training_had_none() -> None:
     with pytest.raises(ApiError, match=r"has a missing value \(null\) at \[1, 0\]"):
         read(KIND, [2, 1], ["a", None])
 

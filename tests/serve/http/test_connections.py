@@ -1,4 +1,4 @@
-"""Connections: bodies in chunks, time limits, and more clients than there may be open files."""
+"""Connections: chunked bodies, time limits, and the limit of open files."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import errno
 import resource
 import socket
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,9 +22,7 @@ from fastlstm.serve.http.access import MAX_HEADER_BYTES
 from fastlstm.serve.http.connections import Connection, Parser, Watch, max_connections
 from fastlstm.serve.metrics import Metrics
 from fastlstm.serve.server import _handler
-from forecast_server import wait_until
-from running_server import SETTINGS
-from served_process import processes_of
+from running_server import SETTINGS, wait_until
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
 BODY = b"a" * 3000
@@ -68,11 +64,6 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.fixture
-def start(plain_path: Path) -> Iterator[Any]:
-    yield from processes_of(plain_path)
-
-
 def is_live(url: str) -> bool:
     with contextlib.suppress(httpx.HTTPError):
         return httpx.get(f"{url}/health/live", timeout=30).status_code == 200
@@ -91,7 +82,7 @@ def has_ended(client: socket.socket) -> bool:
     return True
 
 
-def test_more_connections_than_files_stop_nobody(start: Any) -> None:
+def test_more_connections_than_files_block_no_request(start: Any) -> None:
     server = start("--header-timeout", "600", code=FEW_FILES)
     host, port = server.url.removeprefix("http://").split(":")
     with contextlib.ExitStack() as stack:
@@ -109,7 +100,7 @@ def test_more_connections_than_files_stop_nobody(start: Any) -> None:
     assert len("".join(lines)) < 2000, lines[:20]
 
 
-def test_files_that_have_run_out_are_one_line_a_minute() -> None:
+def test_running_out_of_files_is_one_line_a_minute() -> None:
     lines: list[str] = []
     watch = Watch(SETTINGS, 10, Metrics(), lines.append)
     others: list[Any] = []
@@ -148,7 +139,7 @@ HELD = {
 
 
 @pytest.mark.parametrize("sent", HELD.values(), ids=HELD)
-def test_who_holds_all_connections_and_asks_nothing_keeps_nobody_out(
+def test_idle_connections_are_closed_to_make_room(
     serve: Any, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
     monkeypatch.setattr("fastlstm.serve.server.max_connections", lambda _: 10)
@@ -177,7 +168,7 @@ def test_who_holds_all_connections_and_asks_nothing_keeps_nobody_out(
     assert server.runner.service.metrics.dismissed._value.get() >= 1
 
 
-def test_a_connection_that_is_answered_is_not_closed_for_another(
+def test_a_connection_under_way_is_not_closed_for_a_new_one(
     serve: Any, lm: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fastlstm.serve.server.max_connections", lambda _: 3)
@@ -203,7 +194,7 @@ def test_a_connection_that_is_answered_is_not_closed_for_another(
             wait_until(lambda: has_ended(silent))
         for stream in streams:
             assert next(stream)
-    assert server.runner.service.metrics.stalls._value.get() == 0
+    assert server.runner.service.metrics.outcomes.labels("stalled")._value.get() == 0
 
 
 class Fake:
@@ -264,7 +255,7 @@ def test_the_connections_that_have_waited_longest_make_room() -> None:
     watch.look([Fake("request") for _ in range(14)], 9.0)  # type: ignore[misc]
 
 
-def test_a_wait_begins_anew_with_progress_only() -> None:
+def test_only_progress_restarts_a_waiting_time() -> None:
     connection: Any = Connection.__new__(Connection)
     size, state = [0], [h11.IDLE]
     connection.transport = SimpleNamespace(get_write_buffer_size=lambda: size[0])
@@ -296,7 +287,7 @@ def test_a_wait_begins_anew_with_progress_only() -> None:
     assert looked(10.0) == ("head", 10.0)
 
 
-def test_the_kernel_keeps_more_than_a_turn_takes(serve: Any) -> None:
+def test_the_kernel_queues_more_connections_than_one_turn_accepts(serve: Any) -> None:
     from fastlstm.serve import server as server_module
 
     server = serve()

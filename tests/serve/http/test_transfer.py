@@ -1,4 +1,4 @@
-"""Receiving bodies and sending chunks: the turns of the event loop, and what is measured."""
+"""Receiving bodies and sending chunks: turns of the event loop and measured times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fastlstm.serve.metrics import Metrics
 SCOPE = {"headers": [(b"content-type", b"application/json")]}
 
 
-def test_of_long_bodies_a_turn_of_the_loop_takes_a_few_parts() -> None:
+def test_a_turn_of_the_event_loop_reads_a_few_parts_of_long_bodies() -> None:
     turn, taken = 0, dict[int, int]()
 
     def client(num_parts: int) -> Any:
@@ -41,7 +41,7 @@ def test_of_long_bodies_a_turn_of_the_loop_takes_a_few_parts() -> None:
     assert max(later) <= 4
 
 
-def test_a_client_that_leaves_takes_its_turn_along() -> None:
+def test_a_cancelled_body_releases_its_turn() -> None:
     async def receive() -> dict[str, Any]:
         await asyncio.sleep(0)
         return {"type": "http.request", "body": b" " * 70_000, "more_body": True}

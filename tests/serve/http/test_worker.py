@@ -1,4 +1,4 @@
-"""The thread beside the event loop: order, calls that nobody waits for, one that never ends."""
+"""The worker thread: order, cancelled calls, calls that never end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(check: Callable[[Worker], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
-def test_calls_are_made_in_their_order_on_one_daemon_thread() -> None:
+def test_calls_run_in_order_on_one_daemon_thread() -> None:
     seen: list[tuple[int, str, bool]] = []
 
     def note(number: int) -> int:
@@ -58,7 +58,7 @@ def test_keys_take_turns() -> None:
     run(check)
 
 
-def test_an_error_is_raised_where_it_is_waited_for() -> None:
+def test_an_error_is_raised_in_the_awaiting_task() -> None:
     def fail() -> None:
         raise KeyError("planted")
 
@@ -70,7 +70,7 @@ def test_an_error_is_raised_where_it_is_waited_for() -> None:
     run(check)
 
 
-def test_a_client_that_leaves_takes_its_call_along() -> None:
+def test_a_disconnected_client_cancels_its_waiting_call() -> None:
     gate, made = threading.Event(), list[int]()
 
     async def check(worker: Worker) -> None:
@@ -93,7 +93,7 @@ def test_a_client_that_leaves_takes_its_call_along() -> None:
     run(check)
 
 
-def test_a_call_that_takes_long_is_seen() -> None:
+def test_a_long_call_counts_as_busy() -> None:
     gate = threading.Event()
 
     async def check(worker: Worker) -> None:
@@ -109,16 +109,7 @@ def test_a_call_that_takes_long_is_seen() -> None:
     run(check)
 
 
-def test_a_call_after_the_end_is_an_error() -> None:
-    async def check(worker: Worker) -> None:
-        worker.stop()
-        with pytest.raises(Unavailable, match="shutting down"):
-            await asyncio.wait_for(worker.call(len, "ab"), 20)
-
-    run(check)
-
-
-def test_a_busy_loop_sees_one_call_in_each_of_its_turns() -> None:
+def test_a_busy_event_loop_runs_one_call_per_turn() -> None:
     async def check(worker: Worker) -> None:
         turn, made = 0, list[int]()
         calls = [worker.call(lambda: made.append(turn)) for _ in range(5)]
@@ -131,7 +122,7 @@ def test_a_busy_loop_sees_one_call_in_each_of_its_turns() -> None:
     run(check)
 
 
-def test_the_loop_has_its_share_from_the_end_of_the_last_call_on() -> None:
+def test_the_share_of_the_event_loop_starts_at_the_end_of_the_last_call() -> None:
     async def check(worker: Worker) -> None:
         worker._taken_s, worker._ended_s = 9.0, time.monotonic() - 2.0
         made: list[float] = []
@@ -146,7 +137,7 @@ def test_the_loop_has_its_share_from_the_end_of_the_last_call_on() -> None:
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), StopIteration("planted"), KeyboardInterrupt()])
-def test_what_is_no_plain_error_ends_no_thread(error: BaseException) -> None:
+def test_system_exits_do_not_end_the_thread(error: BaseException) -> None:
     def fail() -> None:
         raise error
 
@@ -159,7 +150,7 @@ def test_what_is_no_plain_error_ends_no_thread(error: BaseException) -> None:
     run(check)
 
 
-def test_another_thread_may_end_it() -> None:
+def test_another_thread_may_stop_a_worker() -> None:
     gate = threading.Event()
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""Clients as they are: they leave, stall, trickle, come in crowds, and send what is no HTTP."""
+"""Clients that leave, stall, send slowly, come in crowds, or send invalid HTTP."""
 
 from __future__ import annotations
 
@@ -7,29 +7,19 @@ import random
 import socket
 import struct
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
-from running_server import FaultyDecoder, Running, solo
+from running_server import FaultyDecoder, Running, raw_request, solo, wait_until
 
 ENDLESS = {"prompt": "a", "max_tokens": 100_000, "stream": True}
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 30) -> None:
-    start_s = time.monotonic()
-    while not condition():
-        assert time.monotonic() - start_s < timeout_s
-        time.sleep(0.002)
-
-
-def request(body: dict[str, Any], path: str = "/v1/completions") -> bytes:
-    data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    return head.encode() + b"content-length: %d\r\n\r\n%s" % (len(data), data)
+def request(body: dict[str, Any]) -> bytes:
+    return raw_request("/v1/completions", json.dumps(body).encode())
 
 
 def connect(server: Running, receive_buffer: int | None = None) -> socket.socket:
@@ -77,12 +67,12 @@ def test_a_client_that_leaves_frees_its_place(serve: Any, how: str) -> None:
         if how == "reset":
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         client.close()
-    wait_for(lambda: held.num_held == 0 and held.num_active == 0)
-    wait_for(lambda: server.metric("disconnects_total") == 20)
+    wait_until(lambda: held.num_held == 0 and held.num_active == 0)
+    wait_until(lambda: server.metric('outcomes_total{outcome="disconnected"}') == 20)
     assert server.text(prompt="a", max_tokens=20, seed=3) == solo(server.model, "a", 20, seed=3)
 
 
-def test_others_get_their_exact_texts_while_clients_leave(serve: Any) -> None:
+def test_others_get_exact_texts_while_clients_leave(serve: Any) -> None:
     server = serve(max_streams=24, max_queue=200)
     rng = random.Random(0)
     staying = []
@@ -112,7 +102,7 @@ def test_beyond_its_capacity_the_server_refuses(serve: Any) -> None:
         client = connect(server)
         client.sendall(request({**ENDLESS, "max_tokens": 10**9}))
         holding.append(client)
-    wait_for(lambda: server.scheduler.num_held == 3)
+    wait_until(lambda: server.scheduler.num_held == 3)
     for _ in range(50):
         # The prompt could not be tokenized: it is not looked at.
         answer = server.post(prompt="QQQ" * 10_000)
@@ -122,29 +112,29 @@ def test_beyond_its_capacity_the_server_refuses(serve: Any) -> None:
     assert server.client.get("/health/ready").status_code == 200
     for client in holding:
         client.close()
-    wait_for(lambda: server.scheduler.num_held == 0)
+    wait_until(lambda: server.scheduler.num_held == 0)
     assert server.post(prompt="a").status_code == 200
-    assert server.metric("rejected_total") == 50
+    assert server.metric('outcomes_total{outcome="rejected"}') == 50
 
 
-def test_a_reader_that_takes_nothing_is_cut_and_others_are_not_slowed(serve: Any) -> None:
+def test_a_stalled_reader_is_disconnected_and_others_continue(serve: Any) -> None:
     server = serve(stall=0.5, max_tokens=10**9)
     slow = [connect(server, receive_buffer=4096) for _ in range(10)]
     for client in slow:
         client.sendall(request({**ENDLESS, "max_tokens": 10**9, "n": 4}))
-    wait_for(lambda: server.scheduler.num_held == 40, 10)
+    wait_until(lambda: server.scheduler.num_held == 40)
     deadline_s = time.monotonic() + 20
     while server.scheduler.num_held and time.monotonic() < deadline_s:
         text = server.text(prompt="a", max_tokens=50, seed=1)
         assert text == solo(server.model, "a", 50, seed=1)
     assert server.scheduler.num_held == 0
-    assert server.metric("stalls_total") == 10
+    assert server.metric('outcomes_total{outcome="stalled"}') == 10
     for client in slow:
         assert b"[DONE]" not in answer_of(client)
         client.close()
 
 
-def test_a_slow_reader_that_reads_is_not_cut_and_loses_nothing(serve: Any) -> None:
+def test_a_slow_reader_stays_connected_and_loses_nothing(serve: Any) -> None:
     server = serve(stall=3.0, max_tokens=10**7)
     with connect(server) as client:
         length = 2_000_000
@@ -175,7 +165,7 @@ def split_events(data: bytes) -> list[bytes]:
     return [event for event in events if event != b"[DONE]"]
 
 
-def test_answers_that_nobody_takes_do_not_hold_connections(serve: Any) -> None:
+def test_unread_answers_do_not_hold_connections(serve: Any) -> None:
     server = serve(stall=0.3)
     clients = []
     for _ in range(2):
@@ -183,8 +173,8 @@ def test_answers_that_nobody_takes_do_not_hold_connections(serve: Any) -> None:
         client.sendall(request({"prompt": "a", "max_tokens": 100_000, "n": 15}))
         clients.append(client)
     while (written := server.metric("tokens_written_total")) < 2 * 15 * 100_000:  # on any CPU
-        wait_for(lambda before=written: server.metric("tokens_written_total") > before)
-    wait_for(lambda: server.scheduler.num_held == 0)
+        wait_until(lambda before=written: server.metric("tokens_written_total") > before)
+    wait_until(lambda: server.scheduler.num_held == 0)
     time.sleep(1.5)
     for client in clients:
         with client:
@@ -197,7 +187,7 @@ def send_on(client: socket.socket, data: bytes) -> None:
         time.sleep(0.05)
 
 
-def test_who_asks_on_and_takes_nothing_holds_no_connection(serve: Any) -> None:
+def test_a_client_that_sends_but_never_reads_is_disconnected(serve: Any) -> None:
     """Requests one behind the other: there is always one that is being answered."""
     server = serve(stall=0.3)
     ask = b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -222,7 +212,7 @@ def test_who_asks_on_and_takes_nothing_holds_no_connection(serve: Any) -> None:
         (b"POST /nope HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5000\r\n\r\n", b"404"),
     ],
 )
-def test_senders_that_trickle_are_cut(serve: Any, start: bytes, status: bytes | None) -> None:
+def test_slow_senders_are_disconnected(serve: Any, start: bytes, status: bytes | None) -> None:
     server = serve(header_timeout=0.4, body_timeout=0.4)
     with connect(server) as client:
         client.sendall(start)
@@ -302,12 +292,12 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize(("data", "status"), HOSTILE, ids=range(len(HOSTILE)))
-def test_what_is_no_good_http_is_answered_so(server: Running, data: bytes, status: int) -> None:
+def test_invalid_http_gets_its_status(server: Running, data: bytes, status: int) -> None:
     assert status_of(server, data) == status
     assert server.client.get("/health/live").status_code == 200
 
 
-def test_a_request_behind_another_is_held_to_the_same(server: Running) -> None:
+def test_a_pipelined_request_is_checked_like_the_first(server: Running) -> None:
     first = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n"
     smuggled = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nx : y\r\n\r\n"
     with connect(server) as client:
@@ -324,7 +314,7 @@ def test_a_request_behind_another_is_held_to_the_same(server: Running) -> None:
         assert b"not valid HTTP/1.1" in answer_of(client)
 
 
-def test_a_length_that_comes_twice_alike_is_one(server: Running) -> None:
+def test_two_equal_content_lengths_are_accepted(server: Running) -> None:
     body = b'{"prompt": "a", "max_tokens": 1}'
     length = b"content-length: %d\r\n" % len(body)
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
@@ -337,7 +327,7 @@ def assert_ok(server: Running, data: bytes) -> None:
         assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
-def test_a_body_in_ever_so_small_chunks_is_refused_early(server: Running) -> None:
+def test_a_body_in_tiny_chunks_is_refused_early(server: Running) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     head += b"transfer-encoding: chunked\r\n\r\n"
     with connect(server) as client:
@@ -368,62 +358,20 @@ def test_small_chunks_count_for_their_request_only(server: Running) -> None:
                 assert answer.startswith(b"HTTP/1.1 200 "), answer
 
 
-def test_random_requests_are_never_a_500(server: Running) -> None:
-    rng = random.Random(5)
-    fields = ["prompt", "max_tokens", "n", "stop", "logprobs", "echo", "seed", "logit_bias"]
-    fields += ["temperature", "top_p", "stream", "stream_options", "session", "user", "model", "x"]
-    values = [None, True, 0, 1, -1, 3, 2**63, 1e308, 0.5, "", "a", "\ud800", [], [1], ["a"], {}]
-    values += [[[]], [[1]], {"1": 1}, {"include_usage": True}, "tiny", [None], "\x00", "é" * 999]
-    seen = set()
-    for _ in range(400):
-        body = {rng.choice(fields): rng.choice(values) for _ in range(rng.randint(0, 5))}
-        answer = server.client.post(
-            "/v1/completions",
-            content=json.dumps(body).encode(),
-            headers={"content-type": "application/json"},
-        )
-        seen.add(answer.status_code)
-        assert answer.status_code in (200, 400, 404), (body, answer.text)
-    assert seen == {200, 400, 404}
-    for _ in range(100):
-        data = rng.randbytes(rng.randint(0, 300))
-        answer = server.client.post(
-            "/v1/completions", content=data, headers={"content-type": "application/json"}
-        )
-        assert answer.status_code == 400
-
-
 def test_a_frozen_engine_is_noticed_and_a_long_prompt_is_not(serve: Any, lm: Any) -> None:
     decoder = FaultyDecoder(lm.decoder)
     server = serve(model=replace(lm, decoder=decoder), watchdog=2.0)
     live = httpx.Client(base_url=server.url)
     with connect(server) as client:
         client.sendall(request({"prompt": "a " * 100_000, "max_tokens": 1}))
-        wait_for(lambda: server.scheduler.num_active == 1)
+        wait_until(lambda: server.scheduler.num_active == 1)
         while server.scheduler.num_active:
             assert live.get("/health/live").status_code == 200
         decoder.freezes.set()
         assert live.get("/health/live").status_code == 200  # nothing to do is not stuck
         client.recv(65536)
         client.sendall(request(ENDLESS))
-        wait_for(lambda: live.get("/health/live").status_code == 503)
+        wait_until(lambda: live.get("/health/live").status_code == 503)
         decoder.freezes.clear()
-        wait_for(lambda: live.get("/health/live").status_code == 200)
+        wait_until(lambda: live.get("/health/live").status_code == 200)
     live.close()
-
-
-def test_an_error_after_the_200_is_an_event_and_the_end(serve: Any, lm: Any) -> None:
-    decoder = FaultyDecoder(lm.decoder)
-    server = serve(model=replace(lm, decoder=decoder))
-    with server.client.stream("POST", "/v1/completions", json=ENDLESS) as answer:
-        lines = answer.iter_lines()
-        assert "choices" in next(lines)
-        decoder.fails.set()
-        rest = [line for line in lines if line]
-    assert "error" in json.loads(rest[-1].removeprefix("data: "))
-    assert not any("DONE" in line or "planted" in line for line in rest)
-    decoder.fails.set()
-    refused = server.post(prompt="a", max_tokens=10)
-    assert refused.status_code == 500
-    assert "planted" not in refused.text
-    assert server.text(prompt="a", max_tokens=9, seed=1) == solo(lm, "a", 9, seed=1)

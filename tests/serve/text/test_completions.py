@@ -1,4 +1,4 @@
-"""The answer to a completion request: its JSON, whole and as events, and what has become of it."""
+"""The answer to a completion request: its JSON, events and outcome."""
 
 from __future__ import annotations
 
@@ -14,18 +14,14 @@ from fastlstm.serve.http.access import Record
 from fastlstm.serve.http.errors import ApiError
 from fastlstm.serve.text.completions import (
     Choice,
-    EventStream,
     Logprobs,
     Prompt,
     Usage,
     _Answer,
-    choices_of,
-    token_name,
-    whole_parts,
 )
 from fastlstm.serve.text.generation import OutputChunk, ScoredToken
 from fastlstm.serve.text.requests import CompletionRequest
-from fastlstm.text.data.tokenizer import ByteTokenizer, CharTokenizer
+from fastlstm.text.data.tokenizer import ByteTokenizer
 
 PROMPT: Any = SimpleNamespace(text=b"", length=0, scores=None, add=lambda scores: None)
 
@@ -52,9 +48,11 @@ class Recorder:
         self.sent.append((b"".join(parts), is_last))
 
 
-def answered(recorder: Any, num_choices: int = 1, *, stream: bool) -> Record:
+def answered(
+    recorder: Any, num_choices: int = 1, *, stream: bool, reports_usage: str = ""
+) -> Record:
     record = Record("one")
-    request = CompletionRequest(["a"], n=num_choices, stream=stream)
+    request = CompletionRequest(["a"], n=num_choices, stream=stream, reports_usage=reports_usage)
     choices: Any = [Choice(index, PROMPT, None) for index in range(num_choices)]  # type: ignore[arg-type]
     answer = _Answer(recorder, request, choices, Usage(3), record, recorder, recorder)
     try:
@@ -62,33 +60,6 @@ def answered(recorder: Any, num_choices: int = 1, *, stream: bool) -> Record:
     except ApiError as error:
         record.status = error.status
     return record
-
-
-def test_a_whole_answer_is_sent_at_once_when_every_choice_has_ended() -> None:
-    recorder = Recorder(
-        [OutputChunk(0, "x", 1), OutputChunk(1, "y", 1, "stop")], [OutputChunk(0, "z", 2, "length")]
-    )
-    record = answered(recorder, 2, stream=False)
-    ((data, is_last),) = recorder.sent
-    body = json.loads(data)
-    assert is_last
-    assert [(c["text"], c["finish_reason"]) for c in body["choices"]] == [
-        ("xz", "length"),
-        ("y", "stop"),
-    ]
-    usage = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
-    assert body["usage"] == usage
-    assert (body["model"], body["object"]) == ("tiny", "text_completion")
-    assert (record.prompt_tokens, record.completion_tokens, record.failure) == (3, 4, "")
-
-
-def test_a_stream_begins_with_the_first_output_and_ends_with_done() -> None:
-    nothing = OutputChunk(0)
-    recorder = Recorder([nothing], [OutputChunk(0, "x", 1)], [OutputChunk(0, "", 1, "length")])
-    answered(recorder, stream=True)
-    assert recorder.kinds == [b"text/event-stream; charset=utf-8"]
-    assert [is_last for _, is_last in recorder.sent] == [False, True]
-    assert recorder.sent[-1][0].endswith(b"data: [DONE]\n\n")
 
 
 @pytest.mark.parametrize(
@@ -119,30 +90,6 @@ def test_an_error_in_a_stream_is_its_last_event(is_amid: bool) -> None:
 
 
 VOCABULARY = [b"a", b"b", b"\xe2"]
-HEAD = {"id": "cmpl-1"}
-STATE: Any = SimpleNamespace(blob=lambda seal: f"signed with {seal}")
-
-
-def generation(prompt: str, count: int = 1, *, scores: bool = False, state: Any = None) -> Any:
-    ids = [ord(letter) - ord("a") for letter in prompt]
-    return SimpleNamespace(prompt=ids, scores_prompt=scores, state=state, indices=range(count))
-
-
-def choices(request: CompletionRequest, *generations: Any) -> list[Choice]:
-    model = SimpleNamespace(tokenizer=CharTokenizer("abcdefgh"))
-    engine: Any = SimpleNamespace(model=model, seal="K")
-    return choices_of(generations, request, engine)
-
-
-def events(parts: Any) -> list[Any]:
-    lines = b"".join(parts).split(b"\n\n")
-    return [
-        json.loads(line.removeprefix(b"data: ")) for line in lines if line.startswith(b"data: {")
-    ]
-
-
-def test_bytes_that_are_no_text_are_named_by_their_digits() -> None:
-    assert [token_name(token) for token in VOCABULARY] == ["a", "b", r"bytes:\xe2"]
 
 
 @pytest.mark.parametrize("num_top", [0, 1])
@@ -159,7 +106,7 @@ def test_scores_are_clipped_and_list_the_token_itself(num_top: int) -> None:
     assert body["top_logprobs"] == (listed if num_top else None)
 
 
-def test_scores_of_the_prompt_come_first_and_empty_ones_leave_no_comma() -> None:
+def test_scores_of_the_prompt_come_first_and_empty_scores_leave_no_comma() -> None:
     before, after = Logprobs(VOCABULARY, 0), Logprobs(VOCABULARY, 0)
     assert json.loads(b"".join(after.parts(before)))["tokens"] == []
     before.add([ScoredToken(0, None, [], 0)], 0)
@@ -168,11 +115,10 @@ def test_scores_of_the_prompt_come_first_and_empty_ones_leave_no_comma() -> None
     assert json.loads(b"".join(after.parts(before)))["tokens"] == ["a", "b"]
 
 
-def test_a_prompt_is_repeated_where_asked_and_its_first_token_has_no_score() -> None:
+def test_echo_repeats_the_prompt_whose_first_token_has_no_score() -> None:
     tokenizer = ByteTokenizer()
     text = "é"
-    own: Any = generation("", scores=True)
-    own.prompt = list(text.encode())
+    own: Any = SimpleNamespace(prompt=list(text.encode()), scores_prompt=True, state=None)
     prompt = Prompt(own, CompletionRequest([text], echo=True, logprobs=0), tokenizer)
     assert (prompt.text, prompt.length) == ("é".encode(), 1)
     prompt.add([ScoredToken(-1, -2.0, [], 0), ScoredToken(-1, -9.0, [], 0)])  # one too many
@@ -184,47 +130,18 @@ def test_a_prompt_is_repeated_where_asked_and_its_first_token_has_no_score() -> 
     assert (plain.text, plain.length, plain.scores) == (b"", 0, None)
 
 
-def test_a_whole_answer_has_every_choice_with_its_prompt_and_session() -> None:
-    one, two = choices(CompletionRequest(["ab"], n=2, echo=True), generation("ab", 2))
-    assert one._prompt is two._prompt
-    one.add(OutputChunk(0, 'c"', 1))
-    one.add(OutputChunk(0, "d", 1, "stop", state=STATE))
-    two.add(OutputChunk(1, "", 0, "length"))
-    body = json.loads(b"".join(whole_parts(HEAD, [one, two], Usage(2, 2))))
-    plain = {"logprobs": None}
-    assert body["choices"] == [
-        {**plain, "text": 'abc"d', "index": 0, "finish_reason": "stop", "session": "signed with K"},
-        {**plain, "text": "ab", "index": 1, "finish_reason": "length"},
-    ]
-    assert body["usage"] == {"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4}
-
-
-def test_an_event_repeats_the_prompt_once_and_has_the_scores_of_its_own_tokens() -> None:
-    request = CompletionRequest(["ab"], echo=True, logprobs=0)
-    (choice,) = choices(request, generation("ab", scores=True))
-    stream = EventStream(HEAD, "", Usage(2))
-    assert stream.event(choice, OutputChunk(0, prompt_scores=[ScoredToken(-1, -1.0, [], 0)])) == []
-    first, second = (
-        events(stream.event(choice, OutputChunk(0, text, 1, scores=[ScoredToken(2, -0.5, [], 0)])))
-        for text in ("c", "d")
-    )
-    assert [event[0]["choices"][0]["text"] for event in (first, second)] == ["abc", "d"]
-    assert first[0]["choices"][0]["logprobs"]["token_logprobs"] == [None, -1.0, -0.5]
-    assert second[0]["choices"][0]["logprobs"]["token_logprobs"] == [-0.5]
-    assert second[0]["choices"][0]["finish_reason"] is None
-    assert stream.end() == b"data: [DONE]\n\n"
-
-
 @pytest.mark.parametrize(
     ("reports", "amid", "at_the_end"),
     [("", "absent", []), ("last", None, [4]), ("all", 4, [4])],
 )
-def test_usage_comes_with_no_event_the_last_or_all(
+def test_usage_comes_with_no_event_with_the_last_or_with_all(
     reports: str, amid: Any, at_the_end: Any
 ) -> None:
-    (choice,) = choices(CompletionRequest(["ab"]), generation("ab"))
-    stream = EventStream(HEAD, reports, Usage(2, 2))
-    (event,) = events(stream.event(choice, OutputChunk(0, "c", 1)))
+    recorder = Recorder([OutputChunk(0, "c", 1)], [OutputChunk(0, "", 0, "length")])
+    answered(recorder, stream=True, reports_usage=reports)
+    *_, done = lines = b"".join(data for data, _ in recorder.sent).split(b"\n\n")[:-1]
+    assert done == b"data: [DONE]"
+    event, _, *last = [json.loads(line.removeprefix(b"data: ")) for line in lines[:-1]]
     usage = event.get("usage", "absent")
     assert (usage["total_tokens"] if isinstance(usage, dict) else usage) == amid
-    assert [event["usage"]["total_tokens"] for event in events([stream.end()])] == at_the_end
+    assert [event["usage"]["total_tokens"] for event in last] == at_the_end

@@ -1,4 +1,4 @@
-"""States that clients keep: continued exactly, and only those that this server signed."""
+"""Sessions: continued exactly, and accepted only if this server signed them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_streams_last_chunk_carries_the_state(server: Running) -> None:
     assert f'"session":"{blob_of(whole)}"' in text
 
 
-def test_a_prompt_after_a_state_is_read_on_top_of_it(server: Running) -> None:
+def test_a_prompt_continues_a_state(server: Running) -> None:
     first = server.post(prompt="the cat ", max_tokens=0, return_session=True)
     got = server.text(prompt="sat", max_tokens=30, seed=2, session=blob_of(first))
     assert got == solo(server.model, "the cat sat", 30, seed=2)
@@ -50,7 +50,7 @@ def test_penalties_may_begin_with_a_later_part(server: Running, penalty: str) ->
 
 
 @pytest.mark.parametrize("penalty", ["frequency_penalty", "presence_penalty"])
-def test_penalties_of_a_new_turn_count_nothing_before(server: Running, penalty: str) -> None:
+def test_penalties_of_a_new_request_ignore_earlier_text(server: Running, penalty: str) -> None:
     asked = {"temperature": 0, penalty: 1.9}
     first = server.post(prompt="the cat ", max_tokens=40, return_session=True, **asked)
     plain = server.post(
@@ -70,7 +70,7 @@ def test_every_choice_has_a_state_of_its_own(server: Running) -> None:
         assert choice["text"] + more == solo(server.model, "a", 20, seed=1 + k)
 
 
-def test_a_character_cut_in_two_is_whole_in_the_end(serve: Any, byte_model: Any) -> None:
+def test_a_character_split_between_two_requests_is_complete(serve: Any, byte_model: Any) -> None:
     server = serve(model=byte_model)
     wanted = byte_model.tokenizer.encode("é")
     bias = {str(int(wanted[0])): 100}
@@ -81,9 +81,7 @@ def test_a_character_cut_in_two_is_whole_in_the_end(serve: Any, byte_model: Any)
     assert text == "é"
 
 
-def test_a_prompt_after_a_character_cut_in_two_begins_with_its_own(
-    serve: Any, byte_model: Any
-) -> None:
+def test_a_prompt_drops_half_a_character_of_the_state(serve: Any, byte_model: Any) -> None:
     server = serve(model=byte_model)
     bias = {str(int(byte_model.tokenizer.encode("é")[0])): 100}
     first = server.post(prompt="a", max_tokens=1, logit_bias=bias, return_session=True)
@@ -93,7 +91,7 @@ def test_a_prompt_after_a_character_cut_in_two_begins_with_its_own(
 
 
 @pytest.mark.parametrize("held", [b"text", b"\xff", b"\xc3" * 200])
-def test_a_signed_state_with_what_is_no_character_is_refused(server: Running, held: bytes) -> None:
+def test_a_signed_state_with_an_invalid_character_is_refused(server: Running, held: bytes) -> None:
     stream = server.model.decoder.stream()
     stream.feed([1, 2])
     seal = Seal(b"k" * 32, server.model.decoder.model_hash)
@@ -116,7 +114,7 @@ def test_the_state_after_a_stop_is_where_it_was_found(server: Running, length: i
     assert more == whole[end : end + 50]
 
 
-def test_ten_thousand_mutations_are_refused_or_the_same() -> None:
+def test_ten_thousand_mutated_states_are_refused() -> None:
     lm = make_lm()
     seal = Seal(b"key" * 8, lm.decoder.model_hash)
     stream = lm.decoder.stream()
@@ -143,7 +141,7 @@ def test_ten_thousand_mutations_are_refused_or_the_same() -> None:
             State.from_blob(text, seal)
 
 
-def test_states_of_another_key_or_model_are_refused(serve: Any, server: Running) -> None:
+def test_sessions_of_another_key_or_model_are_refused(serve: Any, server: Running) -> None:
     blob = blob_of(server.post(prompt="a", max_tokens=1, return_session=True))
     other_key = serve(session_key=b"other" * 8)
     answer = other_key.post(prompt="a", session=blob)

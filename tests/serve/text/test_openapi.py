@@ -1,4 +1,4 @@
-"""The OpenAPI document and the server hold each other to what they say: schemathesis asks both."""
+"""Schemathesis checks the server of a text model against its OpenAPI document."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_every_answer_is_what_the_document_says(api: Any, mode: GenerationMode) 
             ask(operation.as_strategy(generation_mode=mode), 100 if is_main else 10)
 
 
-def test_the_document_says_who_needs_a_key(serve: Any) -> None:
+def test_the_document_lists_the_paths_without_a_key(serve: Any) -> None:
     for keys, wanted in (((), None), (("secret",), [{"key": []}])):
         server: Running = serve(keys=keys)
         server.client.headers["authorization"] = "Bearer secret"

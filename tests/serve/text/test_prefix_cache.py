@@ -1,4 +1,4 @@
-"""Prompts that begin alike are read once; what is written stays what it would be."""
+"""The prefix cache reads a prompt once and changes no text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_longest_known_beginning_is_found() -> None:
     assert cache.find(tokens[: MIN_TOKENS - 1]) == NOTHING
 
 
-def test_the_state_unused_longest_is_forgotten() -> None:
+def test_the_least_recently_used_state_is_evicted() -> None:
     cache = PrefixCache(2)
     prompts = [[k] * 300 for k in range(3)]
     for prompt in prompts[:2]:
@@ -36,7 +36,7 @@ def test_the_state_unused_longest_is_forgotten() -> None:
     assert [cache.find(prompt).state for prompt in prompts] == [b"x", None, b"x"]
 
 
-def test_a_key_has_room_for_as_many_whatever_others_keep() -> None:
+def test_each_api_key_has_its_own_cache_size() -> None:
     cache = PrefixCache(2)
     prompts = [[k] * 300 for k in range(2)]
     for tenant in (b"ann", b"bob"):
@@ -48,7 +48,7 @@ def test_a_key_has_room_for_as_many_whatever_others_keep() -> None:
         assert [cache.find(prompt, tenant).state for prompt in prompts] == [tenant] * 2
 
 
-def test_none_is_kept_where_none_may_be() -> None:
+def test_a_cache_of_size_0_keeps_nothing() -> None:
     assert PrefixCache(0).find(list(range(1000))) == NOTHING
 
 
@@ -63,7 +63,7 @@ def test_a_prompt_is_read_once(serve: Any, n: int) -> None:
     assert server.metric("tokens_known_total") == 2 * len(LONG)
 
 
-def test_what_follows_a_known_beginning_is_read(serve: Any) -> None:
+def test_tokens_after_a_known_beginning_are_read(serve: Any) -> None:
     server: Running = serve()
     server.text(prompt=LONG, max_tokens=0)
     more = LONG + "then a dog"
@@ -73,14 +73,14 @@ def test_what_follows_a_known_beginning_is_read(serve: Any) -> None:
     assert server.text(prompt=other, max_tokens=9, seed=2) == solo(server.model, other, 9, seed=2)
 
 
-def test_settings_and_stops_are_the_second_requests_own(serve: Any) -> None:
+def test_a_cached_prompt_keeps_no_settings_of_the_first_request(serve: Any) -> None:
     server: Running = serve()
     server.text(prompt=LONG, max_tokens=5, temperature=0, repetition_penalty=1.3)
     asked = {"seed": 3, "repetition_penalty": 2.0, "frequency_penalty": 0.5, "top_k": 7}
     assert server.text(prompt=LONG, max_tokens=40, **asked) == solo(server.model, LONG, 40, **asked)
 
 
-def test_who_read_a_prompt_first_makes_no_difference(serve: Any) -> None:
+def test_the_first_reader_of_a_cached_prompt_makes_no_difference(serve: Any) -> None:
     """Not even to what a state counts for penalties that come with a later part."""
     texts = []
     for first in ({}, {"frequency_penalty": 1.0, "presence_penalty": 0.5}):
@@ -93,7 +93,7 @@ def test_who_read_a_prompt_first_makes_no_difference(serve: Any) -> None:
     assert texts[0] == texts[1]
 
 
-def test_what_needs_every_token_reads_every_token(serve: Any) -> None:
+def test_echo_and_sessions_use_no_cached_prompt(serve: Any) -> None:
     server: Running = serve()
     server.text(prompt=LONG, max_tokens=0)
     server.post(prompt=LONG, max_tokens=1, logprobs=1, echo=True)
@@ -104,7 +104,7 @@ def test_what_needs_every_token_reads_every_token(serve: Any) -> None:
     assert server.metric("tokens_known_total") == 0
 
 
-def test_it_can_be_turned_off(serve: Any) -> None:
+def test_the_prefix_cache_can_be_turned_off(serve: Any) -> None:
     server: Running = serve(prefix_cache=0)
     for _ in range(2):
         server.text(prompt=LONG, max_tokens=1)

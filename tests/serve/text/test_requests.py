@@ -58,7 +58,7 @@ def test_bounds_of_numbers(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "high"), [("top_p", 1), ("repetition_penalty", 100)])
-def test_bounds_that_leave_out_zero(name: str, high: float) -> None:
+def test_bounds_that_exclude_zero(name: str, high: float) -> None:
     parsed(**{name: high})
     for value in (0, 5e-324, high + 0.01, -1, True, "1"):
         assert f"{name}: expected `float" in refused(**{name: value})
@@ -92,7 +92,7 @@ def test_four_kinds_of_prompt(prompt: Any, expected: Any) -> None:
         *([10**30], [[1, None]], ["a"] * 257, [[1]] * 257, [1.0, 2]),
     ],
 )
-def test_prompts_that_are_none(prompt: Any) -> None:
+def test_invalid_prompts_are_refused(prompt: Any) -> None:
     assert refused(prompt=prompt).startswith("prompt")
 
 

@@ -1,4 +1,4 @@
-"""The scheduler on its own: no HTTP, no event loop."""
+"""The scheduler without HTTP and event loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import gpu_on_cpu
 import running_server
 from fastlstm.serve.admission import Reservation
-from fastlstm.serve.http.errors import ENDING, ApiError, Overloaded, Unavailable
+from fastlstm.serve.http.errors import ENDING, Overloaded, Unavailable
 from fastlstm.serve.text import scheduler as scheduler_module
 from fastlstm.serve.text.generation import ActiveSequence, GenerationRequest, OutputChunk
 from fastlstm.serve.text.scheduler import (
@@ -28,7 +28,7 @@ from fastlstm.serve.text.scheduler import (
 from fastlstm.text.loading import InferenceModel
 from fastlstm.text.sampling import Sampling
 from fastlstm.text.writing import token_stops
-from running_server import SETTINGS, FaultyDecoder, make_lm, solo, spoil
+from running_server import SETTINGS, FaultyDecoder, make_lm, solo, spoil, wait_until
 
 
 class Sink(Reservation):
@@ -99,16 +99,7 @@ def start(scheduler: Scheduler, request: GenerationRequest) -> Sink:
     return sink  # type: ignore[no-any-return]
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 30) -> None:
-    end_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.001)
-
-
-def test_a_thousand_texts_that_join_and_leave_are_each_their_solo_run(
-    make: Any, lm: InferenceModel
-) -> None:
+def test_a_thousand_concurrent_texts_equal_their_solo_runs(make: Any, lm: InferenceModel) -> None:
     scheduler = make(max_streams=48, max_queue=1200)  # all of them, should none be done yet
     rng = random.Random(1)
     asked = []
@@ -124,37 +115,10 @@ def test_a_thousand_texts_that_join_and_leave_are_each_their_solo_run(
             solo(lm, prompt, limit, **{**sampling, "seed": sampling["seed"] + k}) for k in range(n)
         ]
         assert sink.texts(n) == wanted
-    wait_for(lambda: scheduler.num_held == 0 and scheduler.num_active == 0)
+    wait_until(lambda: scheduler.num_held == 0 and scheduler.num_active == 0)
 
 
-def test_places_are_bounded_and_come_back(make: Any, lm: InferenceModel) -> None:
-    scheduler = make(max_streams=2, max_queue=1)
-    sinks = [start(scheduler, generation(lm, max_tokens=10**9)) for _ in range(3)]
-    with pytest.raises(Overloaded):
-        scheduler.reserve(Sink())
-    with pytest.raises(ApiError, match="at most 2 at a time"):
-        scheduler.reserve(Sink(), 3)
-    wait_for(lambda: scheduler.num_active == 2)
-    for sink in sinks:
-        scheduler.release(sink)
-        scheduler.release(sink)  # once more does nothing
-    wait_for(lambda: scheduler.num_held == 0)
-    scheduler.reserve(sink := Sink(), 2)
-    scheduler.release(sink)  # before its prompt was read
-    assert scheduler.num_held == 0
-
-
-def test_a_reservation_that_was_released_takes_no_more_places(make: Any) -> None:
-    """A request is read on another thread, which may come to its end after the client has left."""
-    scheduler = make()
-    scheduler.reserve(sink := Sink())
-    scheduler.release(sink)
-    with pytest.raises(Unavailable, match="the client has left"):
-        scheduler.reserve(sink, 4)
-    assert scheduler.num_held == 0
-
-
-def test_a_request_for_many_is_not_overtaken_for_ever(make: Any, lm: InferenceModel) -> None:
+def test_a_request_for_many_texts_is_not_starved(make: Any, lm: InferenceModel) -> None:
     scheduler = make(max_streams=4, max_queue=20)
     first = start(scheduler, generation(lm, max_tokens=10**9))
     many = start(scheduler, generation(lm, n=4))
@@ -167,7 +131,7 @@ def test_a_request_for_many_is_not_overtaken_for_ever(make: Any, lm: InferenceMo
     last.texts()
 
 
-def test_a_text_whose_state_is_nan_harms_no_other(
+def test_a_text_with_a_nan_state_harms_no_other(
     make: Any, lm: InferenceModel, decoder: FaultyDecoder
 ) -> None:
     scheduler = make()
@@ -182,19 +146,18 @@ def test_a_text_whose_state_is_nan_harms_no_other(
     assert start(scheduler, generation(lm, seed=2)).texts() == [solo(lm, "a", 20, seed=2)]
 
 
-def test_an_exception_for_one_text_ends_that_one(
-    make: Any, lm: InferenceModel, decoder: FaultyDecoder, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("method", ["prepare", "take"])
+def test_an_exception_for_one_text_ends_only_this_text(
+    make: Any, lm: InferenceModel, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    from fastlstm.serve.text.generation import ActiveSequence
-
-    take = ActiveSequence.take
+    own = getattr(ActiveSequence, method)
 
     def failing(sequence: ActiveSequence) -> OutputChunk | None:
         if sequence.request.samplings[0].seed == 3:
             raise ValueError("planted")
-        return take(sequence)
+        return own(sequence)  # type: ignore[no-any-return]
 
-    monkeypatch.setattr(ActiveSequence, "take", failing)
+    monkeypatch.setattr(ActiveSequence, method, failing)
     scheduler = make()
     sinks = [start(scheduler, generation(lm, max_tokens=500, seed=k)) for k in range(6)]
     for k, sink in enumerate(sinks):
@@ -202,7 +165,7 @@ def test_an_exception_for_one_text_ends_that_one(
         assert ("failed" in text) if k == 3 else (text == solo(lm, "a", 500, seed=k))
 
 
-def test_a_text_that_makes_every_call_fail_ends_alone(
+def test_a_text_that_breaks_every_call_ends_alone(
     make: Any, lm: InferenceModel, decoder: FaultyDecoder
 ) -> None:
     decoder.breaks = 3
@@ -216,10 +179,10 @@ def test_a_text_that_makes_every_call_fail_ends_alone(
             )
         else:
             assert text == solo(lm, "a", 20_000, seed=k)
-    wait_for(lambda: scheduler.num_held == 0)
+    wait_until(lambda: scheduler.num_held == 0)
 
 
-def test_texts_go_on_exactly_after_a_call_that_failed_half_way(
+def test_texts_continue_exactly_after_a_failed_call(
     make: Any, lm: InferenceModel, decoder: FaultyDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, num_failed = decoder.run, 0
@@ -247,25 +210,7 @@ def test_texts_go_on_exactly_after_a_call_that_failed_half_way(
     assert num_failed > 0
 
 
-def test_a_text_that_cannot_be_kept_before_a_call_ends_alone(
-    make: Any, lm: InferenceModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prepare = ActiveSequence.prepare
-
-    def failing(sequence: ActiveSequence) -> None:
-        if sequence.request.samplings[0].seed == 3:
-            raise RuntimeError("planted")
-        prepare(sequence)
-
-    monkeypatch.setattr(ActiveSequence, "prepare", failing)
-    scheduler = make()
-    sinks = [start(scheduler, generation(lm, max_tokens=500, seed=k)) for k in range(5)]
-    for k, sink in enumerate(sinks):
-        (text,) = sink.texts()
-        assert ("failed" in text) if k == 3 else (text == solo(lm, "a", 500, seed=k))
-
-
-def test_a_text_that_fails_on_its_own_is_not_called_all_texts(
+def test_the_error_of_a_single_text_does_not_speak_of_all_texts(
     make: Any, lm: InferenceModel, decoder: FaultyDecoder
 ) -> None:
     decoder.fails.set()
@@ -273,18 +218,18 @@ def test_a_text_that_fails_on_its_own_is_not_called_all_texts(
     assert "writing this text failed" in sink.texts()[0]
 
 
-def test_a_prompt_read_for_many_that_fails_ends_all_of_its_texts(
+def test_a_shared_prompt_that_fails_ends_all_its_texts(
     make: Any, lm: InferenceModel, decoder: FaultyDecoder
 ) -> None:
     decoder.spoils = 0
     scheduler = make()
     many = start(scheduler, generation(lm, "ab" * 500, n=3))
     assert all("not finite" in text for text in many.texts(3))
-    wait_for(lambda: scheduler.num_held == 0)
+    wait_until(lambda: scheduler.num_held == 0)
 
 
 @pytest.mark.parametrize("function", ["first_sequences", "forked"])
-def test_texts_that_cannot_be_begun_leave_their_slots(
+def test_texts_that_fail_to_start_free_their_slots(
     make: Any, lm: InferenceModel, monkeypatch: pytest.MonkeyPatch, function: str
 ) -> None:
     def failing(*_: Any) -> list[ActiveSequence]:
@@ -294,7 +239,7 @@ def test_texts_that_cannot_be_begun_leave_their_slots(
     monkeypatch.setattr(scheduler_module, function, failing)
     many = start(scheduler, generation(lm, "ab" * 500, n=3))
     assert all("writing this text failed" in text for text in many.texts(3))
-    wait_for(lambda: (scheduler.num_held, scheduler.num_active) == (0, 0))
+    wait_until(lambda: (scheduler.num_held, scheduler.num_active) == (0, 0))
     monkeypatch.undo()
     assert start(scheduler, generation(lm, n=3)).texts(3)
 
@@ -313,7 +258,7 @@ def test_an_engine_that_fails_for_every_text_says_so_and_goes_on(
     monkeypatch.setattr(decoder, "run", failing)
     sinks = [start(scheduler, generation(lm, max_tokens=10**9, seed=k)) for k in range(4)]
     waiting = start(scheduler, generation(lm, seed=9))
-    wait_for(lambda: all(not sink.chunks.empty() for sink in sinks))
+    wait_until(lambda: all(not sink.chunks.empty() for sink in sinks))
     is_broken = True
     for sink in sinks:
         assert sink.texts()[0].endswith(
@@ -322,7 +267,7 @@ def test_an_engine_that_fails_for_every_text_says_so_and_goes_on(
     is_broken = False
     assert waiting.texts()[0]  # its text, or that the engine failed under it, too
     assert start(scheduler, generation(lm, seed=9)).texts() == [solo(lm, "a", 20, seed=9)]
-    wait_for(lambda: scheduler.num_held == 0)
+    wait_until(lambda: scheduler.num_held == 0)
 
 
 def test_a_congested_client_waits_and_the_others_do_not(make: Any, lm: InferenceModel) -> None:
@@ -359,7 +304,7 @@ def test_closing_refuses_and_stopping_ends(make: Any, lm: InferenceModel) -> Non
     assert scheduler.num_held == 0
 
 
-def test_churn_keeps_the_books(make: Any, lm: InferenceModel) -> None:
+def test_random_joins_and_cancels_leave_the_counts_right(make: Any, lm: InferenceModel) -> None:
     """Random joins, cancels, ends and failures: what is held is what is there."""
     scheduler = make(max_streams=16, max_queue=32)
     rng = random.Random(0)
@@ -387,21 +332,11 @@ def test_churn_keeps_the_books(make: Any, lm: InferenceModel) -> None:
     assert refused > 0
     for sink in held:
         scheduler.release(sink)
-    wait_for(lambda: scheduler.num_held == 0 and scheduler.num_active == 0)
+    wait_until(lambda: scheduler.num_held == 0 and scheduler.num_active == 0)
     assert start(scheduler, generation(lm)).texts() == [solo(lm, "a", 20, seed=0)]
 
 
-def test_stops_longer_than_the_engine_knows_end_at_their_token(make: Any) -> None:
-    lm = make_lm()
-    whole = solo(lm, "a", 600, seed=4)
-    stop = whole[100:180]
-    scheduler = make()
-    asked = generation(lm, max_tokens=600, seed=4, stop=(stop,))
-    assert list(asked.stops) == []
-    assert start(scheduler, asked).texts() == [whole[: whole.index(stop)]]
-
-
-def test_a_call_takes_the_time_it_should() -> None:
+def test_a_step_takes_the_intended_time() -> None:
     sizer, token_s = StepSizer(), 0.0005
     sizer.record(100, 100 * 50, 50 * token_s)
     aim_s = SHORTEST_S + 100 * PER_SEQUENCE_S
@@ -413,7 +348,7 @@ def test_a_call_takes_the_time_it_should() -> None:
     assert sizer.num_tokens(100) == pytest.approx(aim_s / (3 * token_s), abs=1)
 
 
-def test_a_call_advances_by_at_least_a_token_and_not_for_ever() -> None:
+def test_a_step_has_between_1_and_4096_tokens() -> None:
     sizer = StepSizer()
     sizer.record(1, 1, 10.0)
     assert sizer.num_tokens(1) == 1

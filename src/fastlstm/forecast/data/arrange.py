@@ -321,7 +321,7 @@ class Arrangement:
             )
 
     def _fill(self, segments: Segments) -> Segments:
-        """Adds empty rows at gaps, so that every series is one segment, if the policy says so."""
+        """Adds empty rows at gaps, so that every series is one segment, if `gaps` says so."""
         same = np.diff(segments.series) == 0
         ends = segments.first_rows + segments.num_rows - 1
         last_ticks = self.frequency.ticks(self._map("times")[ends])

@@ -329,12 +329,8 @@ def _opens_quote(line: str, form: ReadOptions) -> bool:
 
 def _numbers(sample: _Sample, others: Sequence[str]) -> list[Finding]:
     """Looks for marks in numbers, and for words that mean "no value"."""
-    form, found, cells, nulls = (
-        sample.form,
-        list[Finding](),
-        list[str](),
-        {*null_words_of(sample.form)},
-    )
+    form, found, cells = sample.form, list[Finding](), list[str]()
+    nulls = null_words_of(form)
     for name, texts in sample.columns.items():
         values = [cell for cell in texts if cell not in nulls]
         is_usual = name not in others and usual_kind(values[-_KINDS:]) == "number"

@@ -373,9 +373,11 @@ def _refuse_sentinels(ingested: TableIngest, origin: str, problems: Problems) ->
 
 def _code_of(name: str, code: float, ingested: TableIngest) -> float | str:
     """Returns a code of a column; "COLUMN=CODE" if it may be a value of another column."""
-    stats = ingested.columns | ingested.static_columns
-    others = [s for other, s in stats.items() if other != name and not s.is_category]
-    is_value = any(s.low <= code <= s.high and code not in s.far_values() for s in others)
+    if code not in ingested.value_of:
+        every = (ingested.columns | ingested.static_columns).items()
+        near = [(n, s) for n, s in every if s.low <= code <= s.high and not s.is_category]
+        ingested.value_of[code] = [n for n, stats in near if code not in stats.far_values()]
+    is_value = any(other != name for other in ingested.value_of[code])
     return f"{name}={shown(code)}" if is_value else code
 
 

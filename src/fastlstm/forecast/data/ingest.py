@@ -81,6 +81,7 @@ class TableIngest:
         is_wall: times are local times of the zone, else UTC.
         repairs: notes on times that were changed; `notes` has the other findings.
         num_taken: values that are missing because they are codes, by column.
+        value_of: columns that may have a code as a value, for codes that were asked about.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class TableIngest:
         names, own = records.schema.names, (*roles.values, *roles.static)
         self._missing = {name: codes_of(name, options.missing_value, names) for name in own}
         self.num_taken = dict.fromkeys(own, 0)
+        self.value_of: dict[float, list[str]] = {}
         self.values, self.codes = work / "values.f32", work / "codes.i32"
         self.times = None if roles.time is None else work / "times.i64"
         self.num_rows, self.is_grouped, self._last_code = 0, True, -1

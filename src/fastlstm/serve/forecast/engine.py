@@ -1,4 +1,4 @@
-"""A forecaster that is served: requests in order, batches, sequences, answers.
+"""The engine of a forecaster: batches of windows, sequences, answers.
 
 Dynamic batching: one thread runs the network on all windows that arrived during the last pass.
 There is no time window to wait for: what arrives while a batch is computed is the next batch.
@@ -27,7 +27,7 @@ from fastlstm.serve.forecast.request import (
     parse_request,
     request_decoder,
 )
-from fastlstm.serve.http.errors import ENDING, ApiError, Unavailable, shown
+from fastlstm.serve.http.errors import ENDING, ApiError, Unavailable
 from fastlstm.serve.http.keys import NOBODY
 from fastlstm.serve.http.worker import settle
 
@@ -84,7 +84,7 @@ class BatchResult(NamedTuple):
 
 
 class DynamicBatcher(ModelThread):
-    """Runs a forecaster on a thread of its own, which delivers a `BatchResult` per pass.
+    """Runs a forecaster on one thread, which delivers a `BatchResult` per pass.
 
     A pass has at most `max_streams` windows, and runs on so many `threads`.
     """
@@ -228,7 +228,7 @@ class SequenceStore:
         else:
             why = f"it was not started, has ended, or was idle for {self._idle_s:g} s"
             start = f"start it with sequence_start and its last {counted(self._num_rows, 'row')}"
-            raise ApiError(404, f"there is no sequence {_shown(step.id)}: {why}; {start}")
+            raise ApiError(404, f"there is no sequence {step.id!r}: {why}; {start}")
         if statics is not None:
             sequence.statics = statics
         # A new array: windows that were handed out stay as they are.
@@ -243,7 +243,7 @@ class SequenceStore:
             what = "it has ended" if step.ends else f"they are kept, send {missing} more"
             rows_so_far = f"{counted(len(sequence.rows), 'row')} so far"
             needed = f"a forecast needs {self._num_rows}"
-            raise ApiError(409, f"sequence {_shown(step.id)} has {rows_so_far}, {needed}; {what}")
+            raise ApiError(409, f"sequence {step.id!r} has {rows_so_far}, {needed}; {what}")
         return sequence.rows, sequence.statics
 
     def _take_place(self, tenant: bytes) -> None:
@@ -267,10 +267,6 @@ class SequenceStore:
             if self._sequences[first].used_s >= before_s:
                 return
             self._forget(first)
-
-
-def _shown(name: str | int) -> str:
-    return f"'{shown(name)}'" if isinstance(name, str) else str(name)
 
 
 class ForecastEngine(Engine):

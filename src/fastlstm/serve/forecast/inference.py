@@ -11,9 +11,9 @@ import msgspec
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from fastlstm.report.markup import clipped
 from fastlstm.serve.forecast.engine import VERSION, PendingForecast
-from fastlstm.serve.http.errors import ApiError, Disconnected, no_model, shown
-from fastlstm.serve.http.transfer import Sender
+from fastlstm.serve.http.errors import MAX_SHOWN, ApiError, Disconnected, no_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fastlstm.serve.forecast.engine import ForecastEngine, Outputs
     from fastlstm.serve.forecast.request import InferRequest
     from fastlstm.serve.http.access import Record
+    from fastlstm.serve.http.transfer import Sender
     from fastlstm.serve.service import Service
 
 EXTENSIONS = ("parameters", "sequence", "sequence(string_id)")
@@ -72,7 +73,9 @@ def _engine(service: Service, path: Mapping[str, str]) -> ForecastEngine:
         raise no_model(path["model"], engine.name)
     version = path.get("version", VERSION)
     if version != VERSION:
-        message = f"'{engine.name}' has no version '{shown(version)}', it has {VERSION} only"
+        message = (
+            f"'{engine.name}' has no version '{clipped(version, MAX_SHOWN)}', it has {VERSION} only"
+        )
         raise ApiError(404, message)
     return engine
 
@@ -86,28 +89,21 @@ class Infer:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service, record = self._service, scope["state"]["record"]
         engine = _engine(service, scope["path_params"])
+        if any(name == _BINARY for name, _ in scope["headers"]):
+            message = "binary tensors are not supported; send JSON (tritonclient:"
+            raise ApiError(400, f"{message} binary_data=False)", closes=True)
         pending = PendingForecast(scope["state"]["tenant"])
-        # A place is taken before the body is read: so the memory of bodies is bounded, too.
-        engine.scheduler.reserve(pending)
-        try:
-            with Sender(scope, receive, send, pending.leave, service.metrics) as sender:
-                if any(name == _BINARY for name, _ in scope["headers"]):
-                    message = "binary tensors are not supported; send JSON (tritonclient:"
-                    raise ApiError(400, f"{message} binary_data=False)", closes=True)
-                body = await service.bodies.read_json(scope, receive)
-                sender.watch_client()
-                request = await engine.read(pending, body)
-                del body
-                engine.submit(pending, request)
-                record.windows = pending.num_places
-                forecasts = await _forecasts(pending, request, record)
-                outputs = await engine.outputs_of(pending, request, forecasts)
-                del forecasts  # shares memory with all of its pass
-                head = {"model_name": engine.name, "model_version": VERSION}
-                head |= {} if request.id is None else {"id": request.id}
-                await _send(head, outputs, pending, sender, service.bodies.turns)
-        finally:
-            engine.scheduler.release(pending)
+        async with service.admitted(engine, pending, scope, receive, send) as (sender, body):
+            request = await engine.read(pending, body)
+            del body
+            engine.submit(pending, request)
+            record.windows = pending.num_places
+            forecasts = await _forecasts(pending, request, record)
+            outputs = await engine.outputs_of(pending, request, forecasts)
+            del forecasts  # shares memory with all of its pass
+            head = {"model_name": engine.name, "model_version": VERSION}
+            head |= {} if request.id is None else {"id": request.id}
+            await _send(head, outputs, pending, sender, service.bodies.turns)
 
 
 async def _forecasts(

@@ -1,4 +1,4 @@
-"""An inference request to a forecaster: its fields and tensors, checked and put together.
+"""An inference request to a forecaster: its fields and tensors, checked and combined.
 
 Tensors of the Open Inference Protocol come as JSON, flat or nested.
 """
@@ -18,7 +18,8 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from fastlstm.errors import counted, nearest_hint
-from fastlstm.serve.http.errors import MAX_NUMBER, ApiError, decode, refused, shown
+from fastlstm.report.markup import clipped
+from fastlstm.serve.http.errors import MAX_NUMBER, MAX_SHOWN, ApiError, decode, refused
 
 if TYPE_CHECKING:
     from fastlstm.forecast.window_forecaster import InputColumns, WindowForecaster
@@ -178,7 +179,7 @@ class InferRequest:
 
 
 def input_specs(model: WindowForecaster) -> dict[str, TensorSpec]:
-    """Returns a forecaster's inputs by name; categorical columns are tensors of their own."""
+    """Returns a forecaster's inputs by name; categorical columns are separate tensors."""
     groups = [
         ("past", (-1, -1), model.past, model.may_miss),
         ("future", (-1, model.horizon), model.future, model.may_miss),
@@ -274,7 +275,7 @@ def _missing(columns: InputColumns, name: str) -> str:
 
 
 def _joined(columns: InputColumns, name: str, inputs: Mapping[str, NDArray[Any]]) -> Floats | None:
-    """Puts numbers and names together in the network's order; None where nothing was sent."""
+    """Combines numbers and names in the network's order; None if neither was sent."""
     numbers, names = inputs.get(name), inputs.get(name + _NAMES)
     sent = names if numbers is None else numbers
     if sent is None:
@@ -305,7 +306,7 @@ def _codes(names: NDArray[Any], known: Mapping[str, int], column: str) -> Floats
         if code is None:
             hint = nearest_hint(name[:64], known) if len(known) <= _MAX_HINTS else ""
             seen = f"training has seen {counted(len(known), 'name')} in it"
-            raise _bad(f"column '{column}' knows no '{shown(name)}'{hint}; {seen}")
+            raise _bad(f"column '{column}' knows no '{clipped(name, MAX_SHOWN)}'{hint}; {seen}")
         codes.append(code)
     return np.array(codes, dtype=np.float32).reshape(names.shape)
 

@@ -1,1 +1,1 @@
-"""HTTP: connections, requests, who may send them."""
+"""HTTP: connections, requests, keys, errors."""

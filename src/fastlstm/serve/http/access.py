@@ -1,4 +1,4 @@
-"""The outermost layer: request id, log line and counters; every error is answered."""
+"""The outermost ASGI layer: request ids, log lines, counters, answers to errors."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from fastlstm.serve.metrics import Metrics
 
 MAX_HEADERS, MAX_HEADER_BYTES = 100, 32768
 _ONCE = (b"content-type", b"content-encoding")
-"""Headers that may come once only: two could contradict each other."""
+"""Headers that may come only once: two could contradict each other."""
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _KEY_DIGITS = 4
 GONE = 499
-"""The status of a request whose client left before there was one."""
+"""The status if the client left before the answer had one."""
 _PLAIN = "/:@!$&'()*+,;="
 """Characters of a path besides letters and digits; all others are written as %XX."""
 _LOG = logging.getLogger("fastlstm.serve")
@@ -37,13 +37,13 @@ _LOG = logging.getLogger("fastlstm.serve")
 
 @dataclass
 class Record:
-    """A request, for the log and the counters; `start_s` is when its headers were complete.
+    """A request, for the log and the counters; its headers were complete at `start_s`.
 
     Attributes:
         key: the first four digits of the SHA-256 of its API key; empty without one.
         status: of the response; 0 before there is one.
-        failure: why the answer was not completed: its client left ("disconnected") or read nothing
-            ("stalled"), the server ended ("cancelled") or had an error ("failed").
+        failure: why the answer was not completed: the client left ("disconnected") or did not read
+            ("stalled"), the server ended ("cancelled") or failed ("failed").
     """
 
     id: str
@@ -126,7 +126,7 @@ class Access:
             await _end(scope, send, record, Unavailable(ENDING))
         except HTTPException as error:
             path, method = scope["path"][:200], scope["method"][:16]
-            message = f"there is nothing at {path}; /openapi.json lists what there is"
+            message = f"there is no path {path}; /openapi.json lists all paths"
             if error.status_code == 405:
                 message = f"{path} does not take {method}"
             own = ApiError(error.status_code, message, headers=dict(error.headers or {}))
@@ -147,12 +147,6 @@ def count(metrics: Metrics, record: Record) -> None:
     """Counts a request that has ended."""
     metrics.requests.labels(str(record.status or GONE)).inc()
     metrics.outcomes.labels(record.outcome).inc()
-    if record.outcome == "rejected":
-        metrics.rejected.inc()
-    if record.failure == "disconnected":
-        metrics.disconnects.inc()
-    if record.failure == "stalled":
-        metrics.stalls.inc()
 
 
 async def _end(scope: Scope, send: Send, record: Record, error: ApiError) -> None:

@@ -1,4 +1,4 @@
-"""Connections: uvicorn's on h11, and the watch that ends slow and idle ones."""
+"""Connections of uvicorn on h11, and the watch that closes slow and idle ones."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ class Parser(h11.Connection):
 
 
 class Connection(H11Protocol):
-    """uvicorn's connection, which says what it waits for, `since_s` in `time.monotonic`.
+    """uvicorn's connection; `waits_for` says what it waits for, `since_s` (monotonic) since when.
 
-    `has_stalled`: it was ended because the client read nothing of an answer under way.
+    `has_stalled`: it was ended because its client did not read the answer.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -117,7 +117,7 @@ class Connection(H11Protocol):
         return self.waits_for[0] in ("head", "request", "body") and not self.is_answering
 
     def look(self, now_s: float) -> None:
-        """Updates `waits_for` and `since_s`; a byte more of the same begins nothing anew."""
+        """Updates `waits_for` and `since_s`; more bytes of one part do not restart the time."""
         size, state = self.transport.get_write_buffer_size(), self.conn.their_state
         waits_for: tuple[Any, ...] = ("answer",)
         if size:
@@ -132,7 +132,7 @@ class Connection(H11Protocol):
 
 
 class Watch:
-    """Ends connections whose clients are too slow, and idle ones where nearly `limit` are open.
+    """Ends connections of slow clients, and idle ones if nearly `limit` are open.
 
     `say` receives a warning, at most once a minute.
     """
@@ -155,7 +155,7 @@ class Watch:
             self.look(list(connections), time.monotonic())
 
     def look(self, connections: Collection[Connection], now_s: float) -> None:
-        """Ends connections that wait too long, and the longest idle ones where room is needed."""
+        """Ends connections that wait too long, and the longest idle ones if room is needed."""
         for one in connections:
             one.look(now_s)
             limit_s = self._limits.get(one.waits_for[0])
@@ -180,13 +180,13 @@ class Watch:
             one.abort()
 
     def too_many(self) -> None:
-        """Says that as many connections are open as the server takes."""
+        """Warns that all connections are taken."""
         if time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + _SAY_AGAIN_S
             self._say(
                 f"fastlstm: WARNING: {self._limit} connections are open, as many as this server"
                 " takes (ulimit -n, --max-streams, --max-queue); connections without a request are"
-                " closed to make room; where there is none, new requests are answered 503"
+                " closed to make room, and if all have one, new requests are answered 503"
             )
 
 

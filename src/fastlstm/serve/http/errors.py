@@ -1,4 +1,4 @@
-"""Errors as clients see them: the error object of each protocol, also for wrong JSON."""
+"""Errors for clients: the error object of each protocol, and errors of JSON fields."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from typing import TypeVar
 import msgspec
 
 from fastlstm.errors import nearest_hint
+from fastlstm.report.markup import clipped
 
 T = TypeVar("T")
 
+MAX_SHOWN = 200
+"""Characters of a value that an error repeats."""
 MAX_NUMBER = (1 << 53) - 1
 """The largest whole number that every JSON parser reads."""
 _PLACE = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
@@ -95,7 +98,7 @@ class Unavailable(ApiError):
 
 def no_model(name: str, own: str) -> ApiError:
     """Returns the error of a request for a model other than `own`."""
-    message = f"there is no model '{shown(name)}' here; this server serves '{own}'"
+    message = f"there is no model '{clipped(name, MAX_SHOWN)}' here; this server serves '{own}'"
     return ApiError(404, message, "model", "model_not_found")
 
 
@@ -107,11 +110,6 @@ def error_json(
     return msgspec.json.encode({"error": error})
 
 
-def shown(text: str) -> str:
-    """Returns a text for an error, clipped to 200 characters."""
-    return text if len(text) <= 200 else text[:200] + "…"
-
-
 def decode(
     data: bytes | msgspec.Raw,
     decoder: msgspec.json.Decoder[T],
@@ -119,14 +117,10 @@ def decode(
     within: str = "",
     notes: Mapping[str, str] = MappingProxyType({}),
 ) -> T:
-    """Returns what JSON holds; raises ApiError 400, whose param is the field.
+    """Decodes JSON; raises ApiError 400 with the field at fault as `param`.
 
-    Args:
-        data: the JSON.
-        decoder: of the type that is expected.
-        names: fields that there are; an unknown one is compared with these.
-        within: what the JSON is, in words.
-        notes: by field, what ends the error of a wrong value in it.
+    Of the known fields in `names` the error of an unknown one names the nearest; `within` names the
+    JSON value in errors; `notes` has, by field, text added to the error of a wrong value.
     """
     try:
         return decoder.decode(data)
@@ -136,7 +130,7 @@ def decode(
         raise ApiError(400, "the JSON is nested too deep; send it flatter") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         why = str(error).removeprefix("JSON is malformed: ")
-        message = f"the request is not valid JSON: {shown(why)}"
+        message = f"the request is not valid JSON: {clipped(why, MAX_SHOWN)}"
         raise ApiError(400, message, None, "invalid_json") from None
 
 
@@ -147,7 +141,7 @@ def _invalid(text: str, names: Collection[str], within: str, notes: Mapping[str,
     if unknown := _UNKNOWN.fullmatch(what):
         hint = nearest_hint(unknown[1][:64], names) or "; leave it out"
         where = f" of {field}" if field else ""
-        message = f"unknown field '{shown(unknown[1])}'{where}{hint}"
+        message = f"unknown field '{clipped(unknown[1], MAX_SHOWN)}'{where}{hint}"
         return ApiError(400, message, _root(field) or unknown[1][:64])
     message = f"{field or 'the request'}: {what[0].lower()}{what[1:]}"
     return ApiError(400, message + notes.get(_root(field), ""), _root(field) or None)
@@ -158,5 +152,5 @@ def _root(field: str) -> str:
 
 
 def refused(field: str, expected: str) -> ApiError:
-    """Returns the error of a field whose value fits its type but not the model or other fields."""
+    """Returns the error of a value with the right type that the model or other fields exclude."""
     return ApiError(400, f"{field}: {expected}", field)

@@ -1,4 +1,4 @@
-"""API keys, host names, and what they open."""
+"""API keys and host names: which requests are accepted."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from starlette.types import Scope
 from fastlstm.serve.http.errors import ApiError
 
 OPEN_PATHS = frozenset({"/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"})
-"""Monitoring: these answer without a key."""
+"""Paths for monitoring, which need no key."""
 NOBODY = b""
 """The tenant of all requests to a server without keys."""
 PAGE_PATH = "/"
-"""The page needs no key, but everything that it calls does."""
+"""The page needs no key, but the requests that it sends do."""
 
 
 class Keys:

@@ -1,4 +1,4 @@
-"""Receiving a request's body, bounded in size and time; sending to a client that may be slow."""
+"""Receives bodies, bounded in size and time; sends answers to clients that may be slow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fastlstm.serve.http.errors import ApiError, Disconnected
 from fastlstm.serve.metrics import Metrics
 
 _SLICE = 1 << 16
-"""Bytes of a body that are read as they arrive, and that are handed to the connection at a time."""
+"""Bytes of a body that are read without waiting, and bytes given to a connection at a time."""
 _PARTS_PER_TURN = 4
 
 
@@ -25,7 +25,7 @@ class Bodies:
         self.turns = asyncio.Semaphore(_PARTS_PER_TURN)
 
     async def read_json(self, scope: Scope, receive: Receive) -> bytes:
-        """Returns the body of a request whose content type is JSON.
+        """Returns the body of a JSON request.
 
         Raises:
             ApiError: another type (415), too long (413), too slow (408).
@@ -100,7 +100,7 @@ class Sender:
             self._watch.cancel()
 
     def watch_client(self) -> None:
-        """Watches for the client to leave; to be called once the body was read."""
+        """Watches for the client to leave; call it when the body was read."""
         self._watch = asyncio.create_task(self._until_left())
 
     async def _until_left(self) -> None:

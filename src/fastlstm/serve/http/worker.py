@@ -1,4 +1,4 @@
-"""Long work beside the event loop: one daemon thread, which nothing waits for at the end.
+"""A daemon thread for long calls outside the event loop; nothing waits for it at the end.
 
 API keys take turns. The thread also takes turns with the event loop: most calls hold the
 interpreter while they last, and the loop releases it at every read and write of a connection, so
@@ -34,7 +34,7 @@ wait for one call to be accepted, for another to be read and for a third to be a
 class Worker:
     """Makes calls one after the other, the calls of a key in order.
 
-    To be made and used on the event loop that awaits them; `stop` from any thread.
+    Used on the event loop that awaits the calls; `stop` may be called from any thread.
     """
 
     def __init__(self, name: str) -> None:

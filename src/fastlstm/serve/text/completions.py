@@ -40,14 +40,10 @@ class Completions:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service, record = self._service, scope["state"]["record"]
         engine = service.text_engine
-        channel = Channel(scope["state"]["tenant"])
-        # A place is taken before the body is read: so the memory of bodies is bounded, too.
-        engine.scheduler.reserve(channel)
+        channel = Channel(scope["state"]["tenant"], engine.relieve)
         num_scored = 0
-        try:
-            with Sender(scope, receive, send, channel.leave, service.metrics) as sender:
-                body = await service.bodies.read_json(scope, receive)
-                sender.watch_client()
+        async with service.admitted(engine, channel, scope, receive, send) as (sender, body):
+            try:
                 request, generations = await engine.read(channel, body)
                 del body
                 num_scored = engine.reserve_scores(request, generations, channel.tenant)
@@ -57,11 +53,10 @@ class Completions:
                     channel, num_repeated, choices_of, generations, request, engine
                 )
                 answer = _Answer(engine, request, choices, usage, record, sender, channel)
-                engine.submit(channel, generations)
+                engine.submit(generations)
                 await (answer.stream() if request.stream else answer.whole())
-        finally:
-            engine.scored.release(channel.tenant, num_scored)
-            engine.scheduler.release(channel)
+            finally:
+                engine.scored.release(channel.tenant, num_scored)
 
 
 @dataclass
@@ -77,12 +72,13 @@ class _Answer:
     def __post_init__(self) -> None:
         self._record.prompt_tokens = self._usage.prompt_tokens
         self._num_open = len(self._choices)
-        self._head: dict[str, Any] = {
+        head = {
             "id": f"cmpl-{secrets.token_hex(12)}",
             "object": "text_completion",
             "created": int(time.time()),
             "model": self._engine.name,
         }
+        self._head = _dumps(head)[:-1] + b',"choices":['
 
     async def whole(self) -> None:
         while self._num_open:
@@ -91,15 +87,17 @@ class _Answer:
                     raise self._refusal(chunk.error)
                 self._count(chunk)
                 await self._encode(chunk, self._choices[chunk.index].add, chunk)
-        parts = whole_parts(self._head, self._choices, self._usage)
+        parts: Parts = [self._head]
+        for number, choice in enumerate(self._choices):
+            parts += [b"," if number else b"", *choice.taken()]
+        parts.append(b'],"usage":%s}' % self._usage.json())
         await self._sender.start(b"application/json", sum(map(len, parts)))
         await self._sender.body(*parts, is_last=True)
 
     async def stream(self) -> None:
-        events = EventStream(self._head, self._request.reports_usage, self._usage)
         is_started = has_failed = False
         while self._num_open and not has_failed:
-            parts: list[bytes | bytearray] = []
+            parts: Parts = []
             for chunk in await self._channel.get():
                 if chunk.error is not None:
                     refusal, has_failed = self._refusal(chunk.error), True
@@ -108,15 +106,27 @@ class _Answer:
                     parts.append(b"data: %s\n\n" % error_json(chunk.error))
                     break
                 self._count(chunk)
-                parts += await self._encode(chunk, events.event, self._choices[chunk.index], chunk)
+                parts += await self._encode(chunk, self._event, chunk)
             if not parts:
                 continue
             if not is_started:
                 await self._sender.start(b"text/event-stream; charset=utf-8")
                 is_started = True
             if not self._num_open:
-                parts.append(events.end())
+                if self._request.reports_usage:
+                    parts += [b"data: ", self._head, b'],"usage":%s}\n\n' % self._usage.json()]
+                parts.append(DONE)
             await self._sender.body(*parts, is_last=has_failed or not self._num_open)
+
+    def _event(self, chunk: OutputChunk) -> Parts:
+        """Returns the event of a chunk in parts; none for scores of the prompt alone."""
+        choice, reports = self._choices[chunk.index], self._request.reports_usage
+        choice.add(chunk)
+        if not (chunk.num_tokens or chunk.text or chunk.is_last):
+            return []
+        usage = self._usage.json() if reports == "all" else b"null"
+        tail = b'],"usage":%s}\n\n' % usage if reports else b"]}\n\n"
+        return [b"data: ", self._head, *choice.taken(), tail]
 
     async def _encode(self, chunk: OutputChunk, function: Callable[..., Any], *args: Any) -> Any:
         count = len(chunk.scores) + len(chunk.prompt_scores)
@@ -144,7 +154,7 @@ class Logprobs:
         self._lists = {name: bytearray() for name in _FIELDS}
 
     def add(self, scores: Sequence[ScoredToken], base: int) -> None:
-        """Appends tokens, whose offsets count from character `base`."""
+        """Appends tokens; their offsets count from character `base`."""
         for first in range(0, len(scores), _SLICE):
             part = scores[first : first + _SLICE]
             own = [None if s.logprob is None else max(s.logprob, _LOWEST) for s in part]
@@ -191,7 +201,7 @@ def token_name(token: bytes) -> str:
 class Prompt:
     """A prompt as JSON, shared by the choices that repeat it; `length` is in characters.
 
-    `text` has no quotation marks, and is empty where it is not repeated; `scores` may be None.
+    `text` has no quotation marks and is empty without echo; `scores` may be None.
     """
 
     def __init__(
@@ -237,7 +247,7 @@ class Choice:
         self._last = chunk
 
     def taken(self) -> Parts:
-        """Returns OpenAI's choice object, in parts, of what was added since the last one."""
+        """Returns OpenAI's choice object in parts, with the chunks since the last call."""
         before, self._before = self._before, None
         text, last = self._text, self._last
         logprobs: Parts = [b"null"]
@@ -277,40 +287,6 @@ class Usage:
     def json(self) -> bytes:
         total = self.prompt_tokens + self.completion_tokens
         return _dumps({**vars(self), "total_tokens": total})
-
-
-class EventStream:
-    """A request's answer as server-sent events.
-
-    `reports_usage` says which events carry the tokens so far: none (""), the "last" or "all".
-    """
-
-    def __init__(self, head: dict[str, Any], reports_usage: str, usage: Usage) -> None:
-        self._head = b"data: " + _dumps(head)[:-1] + b',"choices":['
-        self._reports_usage, self._usage = reports_usage, usage
-        self._tail = b'],"usage":null}\n\n' if reports_usage else b"]}\n\n"
-
-    def event(self, choice: Choice, chunk: OutputChunk) -> Parts:
-        """Returns the event of a chunk in parts; none if it has only scores of the prompt."""
-        choice.add(chunk)
-        if not (chunk.num_tokens or chunk.text or chunk.is_last):
-            return []
-        tail = self._usage_tail() if self._reports_usage == "all" else self._tail
-        return [self._head, *choice.taken(), tail]
-
-    def end(self) -> bytes:
-        return (self._head + self._usage_tail() if self._reports_usage else b"") + DONE
-
-    def _usage_tail(self) -> bytes:
-        return b'],"usage":%s}\n\n' % self._usage.json()
-
-
-def whole_parts(head: dict[str, Any], choices: Sequence[Choice], usage: Usage) -> Parts:
-    """Returns the answer to a request without `stream` in parts."""
-    parts: Parts = [_dumps(head)[:-1] + b',"choices":[']
-    for number, choice in enumerate(choices):
-        parts += [b"," if number else b"", *choice.taken()]
-    return [*parts, b'],"usage":%s}' % usage.json()]
 
 
 def _text_json(text: str) -> bytes:

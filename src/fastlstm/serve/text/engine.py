@@ -1,4 +1,4 @@
-"""A language model that is served: requests become generations, and output reaches the clients."""
+"""The engine of a language model: requests become generations, whose output goes to clients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 from fastlstm.errors import PromptError, counted
 from fastlstm.serve.admission import Engine, Places, Reservation
 from fastlstm.serve.http.errors import ApiError, Disconnected
-from fastlstm.serve.http.keys import NOBODY
 from fastlstm.serve.metrics import Metrics
 from fastlstm.serve.settings import Settings
 from fastlstm.serve.text.generation import GenerationRequest, OutputChunk, State
@@ -35,16 +34,14 @@ _FEW_TOKENS = 32
 
 
 class Channel(Reservation):
-    """A completion request under way: its places, and the output that was not sent yet.
+    """A completion request: its places, and the output that was not sent yet.
 
-    When the client of a congested channel catches up it calls `before_relief` while the channel
-    still counts as congested, then `on_relieved`.
+    Calls `relieve` with itself when the client of a congested channel has caught up.
     """
 
-    def __init__(self, tenant: bytes = NOBODY) -> None:
+    def __init__(self, tenant: bytes, relieve: Callable[[Channel], object]) -> None:
         super().__init__(tenant)
-        self.before_relief: Callable[[], object] = lambda: None
-        self.on_relieved: Callable[[], object] = lambda: None
+        self._relieve = relieve
         self._chunks: dict[int, OutputChunk] = {}
         self._size = 0
         self._waiter: asyncio.Future[None] | None = None
@@ -72,9 +69,7 @@ class Channel(Reservation):
             raise Disconnected
         chunks, self._chunks, self._size = self._chunks, {}, 0
         if self.is_congested:
-            self.before_relief()
-            self.is_congested = False
-            self.on_relieved()
+            self._relieve(self)
         return list(chunks.values())
 
     def leave(self) -> None:
@@ -112,11 +107,16 @@ class TextEngine(Engine):
         about = {"name": model.name, "weights": model.decoder.weight_format}
         metrics.describe(**about, hash=model.decoder.model_hash[:16])
 
-    def submit(self, channel: Channel, generations: list[GenerationRequest]) -> None:
-        """Starts generations; their output comes to the channel."""
-        channel.before_relief, channel.on_relieved = self._note_start, self.scheduler.wake
+    def submit(self, generations: list[GenerationRequest]) -> None:
+        """Queues generations; their output goes to their channel."""
         self._note_start()
         self.scheduler.submit(*generations)
+
+    def relieve(self, channel: Channel) -> None:
+        """Continues the texts of a channel whose client has caught up."""
+        self._note_start()  # while the channel still counts as congested
+        channel.is_congested = False
+        self.scheduler.wake()
 
     async def read(
         self, channel: Channel, body: bytes

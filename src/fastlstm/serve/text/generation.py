@@ -1,4 +1,4 @@
-"""One text being generated: tokens from the decoder in, chunks of text out."""
+"""One generation: tokens of the decoder become chunks of text."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class State(NamedTuple):
             why = str(error)
         except ValueError:  # characters that are not ASCII, or not of base64
             why = "it is not base64"
-        what = "send what return_session gave, unchanged, or leave it out"
+        what = "send the value of return_session unchanged, or leave it out"
         message = f"session cannot be used: {why}; {what}"
         raise ApiError(400, message, "session", "invalid_session")
 
@@ -63,8 +63,8 @@ class GenerationRequest:
     Attributes:
         channel: receives the output; holds the request's places.
         index: of its first choice in the response.
-        start: ids to begin with where neither prompt nor state gives any.
-        samplings: one per choice; each with a seed of its own.
+        start: ids to begin with if neither prompt nor state has any.
+        samplings: one per choice, with different seeds.
         stops: stop strings as sequences of tokens, where possible; see `text.writing.token_stops`.
         num_top: likeliest tokens to report; None reports no scores.
         returns_state: the last chunk carries the state.
@@ -114,12 +114,9 @@ class OutputChunk:
 
 
 class ActiveSequence:
-    """A stream of the decoder and the text it writes.
+    """A stream of the decoder and the text of one choice; without a choice it reads the prompt.
 
-    Args:
-        request: what to write.
-        choice: which of the request's; None reads the prompt for all of them.
-        opened: the state after the prompt, where another sequence has read it.
+    `opened` is the state after the prompt if another sequence has read it.
     """
 
     def __init__(
@@ -146,7 +143,7 @@ class ActiveSequence:
             num_top=request.num_top,
             scores_given=self._scores_prompt,
         )
-        # A token is read to score the last of the prompt, even where nothing is to be written.
+        # The score of the prompt's last token needs one more token, even if none is written.
         self._room = max(request.max_tokens, 1 if request.scores_prompt else 0)
         self._text = tokenizer.stream_decoder(
             request.state.held if request.state and len(request.prompt) == 0 else b""
@@ -160,7 +157,7 @@ class ActiveSequence:
         self._pending: list[ScoredToken] = []
         self._num_unscored = self._begin(opened)
         self.num_unread: int = self.stream.num_waiting
-        # The last token of a state waits to be read, too; it was counted before.
+        # The last token of a state waits to be read again; it was counted before.
         begins_known = request.state is not None or request.prefix.state is not None
         self._num_counted = int(opened is not None or begins_known)
 
@@ -272,7 +269,7 @@ class ActiveSequence:
         return [ScoredToken(-1, lp, pairs[k * n : (k + 1) * n], 0) for k, lp in enumerate(own)]
 
     def _released(self, chunk: OutputChunk) -> list[ScoredToken]:
-        """Returns the scores of tokens whose text was sent; after a stop the others never are."""
+        """Returns the scores of tokens with sent text; text behind a stop is never sent."""
         self._num_out += len(chunk.text)
         ready = self._pending
         if chunk.finish != "length":

@@ -1,4 +1,4 @@
-"""Prefix cache: states of prompts read before; a prompt that begins with one continues from there.
+"""Prefix cache: states of prompts; a prompt with the same beginning continues from there.
 
 An LSTM's state is a few kilobytes however long the prompt, so keeping it is cheap.
 """
@@ -23,7 +23,7 @@ class Prefix(NamedTuple):
     """The cached part of a prompt.
 
     Attributes:
-        key: to store the whole prompt's state under; None where it is cached, or not worth it.
+        key: cache key for the state of the whole prompt; None if it is cached or too short.
         num_known: tokens at the beginning that need not be read.
         state: `Stream.save` after these, or None.
     """

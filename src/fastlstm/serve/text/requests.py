@@ -70,7 +70,7 @@ NAMES = CompletionFields.__struct_fields__ + StreamOptions.__struct_fields__
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """A checked request; what has no comment here is the field of that name.
+    """A checked request; attributes without a comment are the fields of that name.
 
     Attributes:
         sampling: the run's defaults with the request's settings; its seed is the one sent.

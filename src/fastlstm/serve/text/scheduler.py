@@ -79,7 +79,7 @@ class Advanced(NamedTuple):
 
 
 class Scheduler(ModelThread):
-    """Runs generations on a thread of its own, which delivers a `Advanced` per step.
+    """Runs generations on one thread, which delivers an `Advanced` per step.
 
     At most `max_streams` sequences advance at the same time; with `threads` None the decoder
     chooses the fastest number.
@@ -109,7 +109,7 @@ class Scheduler(ModelThread):
 
     @property
     def has_work(self) -> bool:  # type: ignore[override]
-        """Whether there is a text to write whose client keeps up."""
+        """Whether there is a text to write for a client that keeps up."""
         with self._changed:
             if any(not sequence.channel.is_congested for sequence in self._active):
                 return True
@@ -126,7 +126,7 @@ class Scheduler(ModelThread):
             self._changed.notify()
 
     def wake(self) -> None:
-        """To be called when a client has caught up."""
+        """Continues texts whose client has caught up."""
         with self._changed:
             self._changed.notify()
 
@@ -183,7 +183,7 @@ class Scheduler(ModelThread):
             self._deliver(Advanced(0.0, 0, 0, _failures(request, _FAILED)))
 
     def _step(self, ready: list[ActiveSequence]) -> Advanced:
-        """Advances sequences, and sorts out what they wrote and which of them ended."""
+        """Advances sequences; returns their output and removes the ended ones."""
         num_tokens = self._step_sizer.num_tokens(len(ready))
         start_s = time.perf_counter()
         failed = self._call(ready, num_tokens)
@@ -230,7 +230,7 @@ class Scheduler(ModelThread):
             _LOG.exception("a call of the engine for %d texts failed", len(whole))
         if len(whole) == 1:
             return failed | {id(whole[0])}
-        for sequence in whole:  # to find the one that made it fail
+        for sequence in whole:  # to find the failing one
             try:
                 sequence.go_back()
                 self._decoder.run([sequence.stream], num_tokens, self._threads)
