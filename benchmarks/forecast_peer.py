@@ -27,7 +27,6 @@ from machine import describe_machine, results_folder
 from numpy.typing import NDArray
 
 from fastlstm import Forecaster
-from fastlstm.forecast.calibration import forecast
 
 PEERS = ("DLinear", "NHITS", "LSTM")
 _MAX_COVERED = 4000
@@ -73,9 +72,7 @@ def rows_of_test(model: Forecaster, limit: int | None = None) -> Rows:
 def coverage_by_step(model: Forecaster, rows: Rows) -> Covered:
     """Returns which values lie within their 80 % and 95 % intervals, shape ``(2, N, h, C)``."""
     inside = []
-    for found, actual in forecast(
-        model.network_, model._inputs, rows, model.stored_.calibration, (0.025, 0.1, 0.9, 0.975)
-    ):
+    for found, actual in model.stored_.forecast(model._inputs, rows, (0.025, 0.1, 0.9, 0.975)):
         low, below, above, high = (found[..., k] for k in range(4))
         pair = [(actual >= below) & (actual <= above), (actual >= low) & (actual <= high)]
         inside.append(np.stack([part.numpy() for part in pair]))

@@ -26,8 +26,8 @@ from fastlstm import Forecaster
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.preparation import prepare
 from fastlstm.forecast.data.splits import split_table
-from fastlstm.forecast.step_time import step_seconds
-from fastlstm.forecast.untrained import untrained_forecaster
+from fastlstm.forecast.plan import untrained_forecaster
+from fastlstm.forecast.size_plan import step_seconds
 
 RATE_THREADS = 2
 _NUM_TIMED = 3

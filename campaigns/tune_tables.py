@@ -19,11 +19,9 @@ from fastlstm.forecast.data.error_measures import QuantileScores
 from fastlstm.forecast.data.preparation import prepare
 from fastlstm.forecast.data.splits import split_table
 from fastlstm.forecast.evaluation import evaluate_forecasts
-from fastlstm.forecast.plan import LEARNING_RATES
-from fastlstm.forecast.step_time import step_seconds
+from fastlstm.forecast.plan import LEARNING_RATES, untrained_forecaster
 from fastlstm.forecast.task import ForecastTask
 from fastlstm.forecast.train import train_forecaster
-from fastlstm.forecast.untrained import untrained_forecaster
 from fastlstm.training import step_time
 from fastlstm.tuning.job import Space
 from fastlstm.tuning.planned_run import plan_run
@@ -81,7 +79,9 @@ class TableCampaign(Campaign):
                 if (key := self.rate_key(options)) not in rates:
                     timed = replace(config, **options)
                     untrained = untrained_forecaster(timed, timed, dataset, split)
-                    step_s = min(step_seconds(untrained, dataset, split) for _ in range(_NUM_TIMED))
+                    step_s = min(
+                        size_plan.step_seconds(untrained, dataset, split) for _ in range(_NUM_TIMED)
+                    )
                     rates[key] = self.units(options) / step_s
                     print(f"{key}: {1000 * step_s:.1f} ms per step", flush=True)
         self._keep({"kind": "rates", "default": asdict(found[0]), "rates": rates})
@@ -118,8 +118,8 @@ class TableCampaign(Campaign):
         for part in ("valid", "test"):
             index = split.windows(trained.dataset.table, part, sizes.input_size, sizes.horizon)
             scores[part] = evaluate_forecasts(
-                trained.stored, trained.inputs, split, index.rows(_SCORED), _SEASON,
-                QuantileScores((), (), has_crps=False), is_scaled=True,
+                trained.stored, trained.inputs, index.rows(_SCORED), _SEASON,
+                QuantileScores((), (), has_crps=False), split, is_scaled=True,
             )["forecaster"]  # fmt: skip
         return {
             "valid_loss": scores["valid"]["mae"], "test_mse": scores["test"]["mse"],

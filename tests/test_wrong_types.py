@@ -133,7 +133,7 @@ def test_lm(call: Callable[[Any], object], told: str, lm: LM) -> None:
             lambda model: model.predict_quantiles(quantiles=["x"]),
             "`quantiles` is .'x'., expected a",
         ),
-        (lambda model: model.backtest(5), "part is 5, expected train, valid or test"),
+        (lambda model: model.backtest(5), "`part` is 5, expected train, valid or test"),
         (lambda model: model.backtest(stride="x"), "`stride` is 'x', expected 1 or more"),
         (lambda model: model.backtest(season=1.5), "`season` is 1.5, expected 1 or more"),
         (lambda model: model.backtest(frame=5), "got an int, expected a path"),
@@ -184,7 +184,10 @@ def test_data_of_sequence_models() -> None:
             (lambda k=kind: k().fit(X, 5), "y is an int, expected 4 answers"),
             (lambda k=kind: k(epochs=1).fit(X, Y).predict("x"), "X has shape .*, expected numbers"),
             (lambda k=kind: k(epochs=1).fit(X, Y).score(X, 5), "y (is an int|has shape)"),
-            (lambda k=kind: k(epochs=1).fit(X, Y).score(X, Y, "x"), "sample_weight is no array"),
+            (
+                lambda k=kind: k(epochs=1).fit(X, Y).score(X, Y, "x"),
+                "`sample_weight` is not",
+            ),
         ):
             with pytest.raises(FastLSTMError, match=told):
                 call()

@@ -1,4 +1,4 @@
-"""`Estimator`: a constructor's arguments by name, in the manner of scikit-learn."""
+"""`Estimator`: the base of estimators as scikit-learn knows them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ StoredT = TypeVar("StoredT")
 
 
 class Estimator(Generic[StoredT]):
-    """Base of what is fitted: every argument of the constructor is an attribute of its name.
+    """Base class of estimators: each constructor argument is an attribute of the same name.
 
     Args:
-        options: arguments of the signature, of `signature_of`.
+        options: arguments of the signature, see `signature_of`.
     """
 
     stored_: StoredT
     options: ClassVar[inspect.Signature]
-    """What training takes; a subclass with a constructor of its own may have other parameters."""
+    """The training options; a subclass with its own constructor may have other parameters."""
 
     def __init__(self, **options: Any) -> None:
         self._set({**_defaults(self.options), **options}, self.options)
@@ -41,7 +41,7 @@ class Estimator(Generic[StoredT]):
         return _defaults(inspect.signature(cls))
 
     def get_options(self) -> dict[str, Any]:
-        """Returns what training takes, by name."""
+        """Returns the training options by name."""
         return {name: getattr(self, name) for name in self.options.parameters}
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class Estimator(Generic[StoredT]):
         """Changes arguments of the constructor.
 
         Raises:
-            ConfigError: there is none of that name.
+            ConfigError: an unknown argument.
         """
         return self._set(parameters, inspect.signature(type(self)))
 
@@ -86,8 +86,8 @@ def signature_of(
 
     Args:
         config: a dataclass; every field has a default.
-        positional: field that comes first and can be given by position; default none.
-        more: defaults of further arguments, by name, or other defaults of fields.
+        positional: field that comes first and may be positional; default: none.
+        more: defaults of further arguments by name, or other defaults of fields.
     """
     hints = get_type_hints(config)
     kinds = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -106,6 +106,6 @@ def signature_of(
 
 
 def show_warning(event: Mapping[str, Any]) -> None:
-    """Hands a warning of training to Python's own warnings."""
+    """Passes a warning of training on to Python's warnings."""
     if event["event"] == "message" and event["level"] == "warning":
         warnings.warn(event["text"], stacklevel=2)

@@ -96,8 +96,10 @@ def task_of(alpha: float, *, streams: bool = False, **sizes: Any) -> CompressedF
     )
     inputs: Any = SimpleNamespace(prepare=lambda values, _: (values, None))
     loader = SimpleNamespace(share=Share())
-    args: Any = config, student, inputs, loader, range(3), torch.device("cpu"), None
-    hooks: Any = {"finished": None, "about": dict, "measuring_s": 1.0}
+    session, stored = SimpleNamespace(run=None), SimpleNamespace(config=config, network=student)
+    table, split = SimpleNamespace(table=None), SimpleNamespace(windows=lambda *_: range(3))
+    args: Any = session, stored, table, split, inputs, loader, torch.device("cpu")
+    hooks: Any = {"finished": None, "approved": None, "about": dict, "measuring_s": 1.0}
     return CompressedForecastTask(*args, teacher=teacher, alpha=alpha, **hooks)
 
 

@@ -1,4 +1,4 @@
-"""The calendar: future covariates that follow from the time column."""
+"""The calendar: future covariates computed from the time column."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUICK: dict[str, Any] = {
 
 
 def daily(effect: float, rows: int = 500, zone: str | None = None, freq: str = "D") -> Any:
-    """Noise, with an effect of Saturdays and Sundays of a random half of the weeks' size."""
+    """Noise plus an effect on Saturdays and Sundays."""
     rng = np.random.default_rng(0)
     times = pandas.date_range("2021-03-01", periods=rows, freq=freq, tz=zone)
     weekend = (times.day_of_week >= 5).astype(float)
@@ -32,14 +32,14 @@ def columns_of(frame: Any, *parts: str) -> Any:
     return pandas.DataFrame(values, columns=dataset.table.columns[1:])
 
 
-def test_a_column_with_a_name_of_the_calendar_is_said_to_leave_a_part_out(
+def test_a_column_named_like_a_calendar_part_leaves_that_part_out(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     frame = daily(9.0, freq="h").assign(hour_sin1=1.0)
     frame["hour_sin1"] = np.arange(500.0)
     with caplog.at_level("INFO", "fastlstm"):
         model = Forecaster(**QUICK, linear=True).fit(frame)
-    assert "the column 'hour_sin1' has a name of the calendar, which leaves out hour" in caplog.text
+    assert "the calendar leaves out hour, as the table has a column 'hour_sin1'" in caplog.text
     assert "hour" not in (model.stored_.config.calendar or ())
 
 
@@ -70,7 +70,7 @@ def test_a_year_of_365_and_a_quarter_days() -> None:
     np.testing.assert_allclose(found["year_cos2"], np.cos(4 * np.pi * days / 365.25), atol=1e-5)
 
 
-def test_a_calendar_that_explains_the_validation_part_is_taken() -> None:
+def test_a_calendar_that_lowers_the_validation_error_is_used() -> None:
     notes: list[str] = []
     model = Forecaster(
         **QUICK | {"input_size": 2},
@@ -105,7 +105,7 @@ def test_forecasts_follow_the_calendar_after_the_table_ends(tmp_path: Any) -> No
     assert served.future.names[0] == "weekday_sin1"
 
 
-def test_chosen_by_name_or_off() -> None:
+def test_a_calendar_is_chosen_by_name_or_off() -> None:
     assert Forecaster(**QUICK, calendar="none").fit(daily(8.0)).stored_.config.calendar == ()
     frame = daily(0.0)
     frame["plan"] = 1.0 * (np.arange(500) % 3)
@@ -117,7 +117,7 @@ def test_chosen_by_name_or_off() -> None:
     assert len(both.predict(future=ahead)) == 4
 
 
-def test_what_it_cannot_be() -> None:
+def test_an_impossible_calendar_is_refused() -> None:
     with pytest.raises(ConfigError, match="'month', expected some of hour, weekday, year, or none"):
         Forecaster(**QUICK, calendar="month").fit(daily(0.0))
     with pytest.raises(DataError, match="no column of times"):

@@ -1,4 +1,4 @@
-"""Quantiles of forecasts: calibrated on validation, in order, and true where the noise changes."""
+"""Calibrated quantiles: their coverage, order and shape, and the order statistics behind them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from fastlstm import Forecaster
 from fastlstm.compression.forecast import has_own_intervals
 from fastlstm.errors import ConfigError, DataError
-from fastlstm.forecast.calibration import LEVELS, Calibration, calibrate, forecast, spread
+from fastlstm.forecast.calibration import LEVELS, Calibration, calibrate, conformal, spread
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.preparation import prepare
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import split_table, validation_steps
+from fastlstm.forecast.model.outputs import Point
 from series_frames import long_table, replaced
 
 HORIZON, INPUT = 6, 24
@@ -30,7 +31,7 @@ QUICK: dict[str, Any] = {
 
 
 def deviations(num_rows: int = 2400) -> NDArray[np.float32]:
-    """Noise of every row: half of the day is eight times as loud as the other half."""
+    """Deviation of every row: one half of the day is eight times as noisy as the other."""
     return np.where(np.arange(num_rows) % 24 < 12, 0.1, 0.8).astype(np.float32)
 
 
@@ -41,18 +42,18 @@ def noisy(num_rows: int = 2400) -> NDArray[np.float32]:
 
 
 def inside(model: Forecaster, level: float) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Returns which test values lie in their interval, and which are of the quiet hours."""
+    """Returns which test values lie in their interval, and which belong to quiet hours."""
     rows = model._windows(model.dataset_, "test", 1)[1].rows()
     ends = ((1 - level) / 2, (1 + level) / 2)
     found = []
-    for q, y in forecast(model.network_, model._inputs, rows, model.stored_.calibration, ends):
+    for q, y in model.stored_.forecast(model._inputs, rows, ends):
         found.append((q[..., 0] <= y) & (y <= q[..., 1]))
     quiet = deviations()[rows[:, None] + INPUT + np.arange(HORIZON)] < 0.5
     return torch.cat(found)[..., 0].numpy(), quiet
 
 
 @pytest.mark.parametrize("output", ["quantiles", "student_t"])
-def test_learned_quantiles_cover_where_the_noise_changes(output: Any) -> None:
+def test_learned_quantiles_cover_changing_noise(output: Any) -> None:
     model = Forecaster(**QUICK, output=output, linear=False).fit(noisy())
     is_inside, quiet = inside(model, 0.8)
     assert is_inside.mean() == pytest.approx(0.8, abs=0.05)
@@ -83,7 +84,7 @@ def test_recalibrated_intervals_hold_their_level_after_the_noise_has_grown() -> 
     assert np.mean(after) == pytest.approx(0.8, abs=0.05)
 
 
-def test_by_default_recalibration_reads_as_many_steps_as_the_validation_part(
+def test_recalibration_reads_as_many_steps_as_the_validation_part(
     tmp_path: Path,
 ) -> None:
     y = noisy(1200)
@@ -100,7 +101,7 @@ def test_by_default_recalibration_reads_as_many_steps_as_the_validation_part(
     np.testing.assert_array_equal(*map(np.asarray, answers))
 
 
-def test_a_recalibration_that_cannot_be_is_refused_and_the_intervals_stay() -> None:
+def test_a_failed_recalibration_keeps_the_intervals() -> None:
     y = noisy(600)
     y[100] = np.nan  # a table with missing values
     model = Forecaster(**{**QUICK, "steps": 2}).fit(y)
@@ -123,7 +124,7 @@ def test_a_recalibration_that_cannot_be_is_refused_and_the_intervals_stay() -> N
 
 
 @pytest.mark.parametrize(("split", "expected"), [("200,100,100", 100), ("50/25/25", 100)])
-def test_gaps_do_not_shorten_the_steps_that_recalibrate(split: str, expected: int) -> None:
+def test_gaps_do_not_shorten_recalibration(split: str, expected: int) -> None:
     rows = np.delete(np.arange(400), [60, 250, 275])
     times = np.datetime64("2024-01-01T00", "s") + rows.astype("timedelta64[h]")
     table = pa.table({"ds": times, "y": noisy(400)[rows]})
@@ -151,7 +152,7 @@ def test_a_series_without_windows_keeps_the_width_of_its_intervals() -> None:
     assert after[9] / before[9] == pytest.approx(after[0] / before[0], rel=0.3)
 
 
-def test_residuals_of_a_point_cover_on_the_whole_only() -> None:
+def test_residuals_of_a_point_cover_only_on_average() -> None:
     model = Forecaster(**QUICK).fit(noisy())
     is_inside, quiet = inside(model, 0.8)
     assert is_inside.mean() == pytest.approx(0.8, abs=0.05)
@@ -160,14 +161,14 @@ def test_residuals_of_a_point_cover_on_the_whole_only() -> None:
 
 
 @pytest.mark.parametrize("output", ["point", "quantiles", "student_t"])
-def test_validation_values_lie_below_each_quantile_as_often_as_it_says(output: Any) -> None:
-    """Even of a network that has learned nothing: what it is off by is added."""
+def test_quantiles_are_calibrated_on_validation_values(output: Any) -> None:
+    """This holds for an untrained network too: its errors are added."""
     model = Forecaster(**{**QUICK, "steps": 1}, output=output).fit(noisy(600))
     rows = model._windows(model.dataset_, "valid", 1)[1].rows()
     levels = (0.025, 0.1, 0.3, 0.5, 0.825, 0.975)
     below = [
         (y[..., None] <= q)[:, :, 0].double()
-        for q, y in forecast(model.network_, model._inputs, rows, model.stored_.calibration, levels)
+        for q, y in model.stored_.forecast(model._inputs, rows, levels)
     ]
     share = torch.cat(below).mean(0)  # per step
     for step in range(HORIZON):
@@ -175,7 +176,7 @@ def test_validation_values_lie_below_each_quantile_as_often_as_it_says(output: A
 
 
 def test_a_point_lies_within_its_intervals() -> None:
-    """Also where nearly all values of the validation part were above the forecasts."""
+    """This holds even if nearly all validation values lie above their forecasts."""
     rising = noisy(400) + np.r_[np.zeros(250), np.arange(150.0)]
     model = Forecaster(**{**QUICK, "steps": 1}, linear=False).fit(rising)
     assert (model.stored_.calibration.residuals[LEVELS.index(0.5)] > 1).all()
@@ -192,14 +193,14 @@ def test_quantiles_never_cross(size: int) -> None:
     base = torch.randn(5, 3, 2, size, generator=generator)
     calibration = Calibration(torch.randn(len(LEVELS), 3, 2, generator=generator))
     levels = [k / 200 for k in range(1, 200)]
-    found = calibration.quantiles(base, torch.ones(5, 2), levels)
+    found = calibration.quantiles(Point(), base, torch.ones(5, 2), levels)
     assert found.shape == (5, 3, 2, 199)
     assert (found.diff(dim=-1) >= 0).all()
-    few = calibration.quantiles(base, torch.ones(5, 2), levels[10:100:7])
+    few = calibration.quantiles(Point(), base, torch.ones(5, 2), levels[10:100:7])
     assert torch.equal(few, found[..., 10:100:7])
 
 
-def test_what_is_to_be_forecast_widens_nothing() -> None:
+def test_the_horizon_does_not_change_the_spread() -> None:
     model = Forecaster(**{**QUICK, "steps": 1}, output="quantiles").fit(noisy(400))
     values = torch.randn(3, INPUT + HORIZON, 1, generator=torch.Generator().manual_seed(0))
     want = spread(values, model.network_.config)
@@ -215,12 +216,12 @@ def test_residuals_are_added_at_their_step_and_target_in_units_of_spread() -> No
     base = torch.tensor(LEVELS).expand(1, 3, 2, -1)
     residuals = torch.arange(6.0).view(1, 3, 2).expand(len(LEVELS), -1, -1)
     wide = torch.tensor([[1.0, 10.0]])
-    found = Calibration(residuals).quantiles(base, wide, [0.1, 0.925])
+    found = Calibration(residuals).quantiles(Point(), base, wide, [0.1, 0.925])
     shift = torch.tensor([[0.0, 10.0], [2.0, 30.0], [4.0, 50.0]])
     torch.testing.assert_close(found[0], shift[..., None] + torch.tensor([0.1, 0.925]))
 
 
-def test_a_level_of_which_nothing_is_known_is_refused() -> None:
+def test_a_quantile_outside_the_calibrated_range_is_refused() -> None:
     model = Forecaster(**{**QUICK, "steps": 1}).fit(noisy(400))
     for level in (0.001, 0.999, float("nan")):
         with pytest.raises(ConfigError, match=f"quantile {level} is outside 0.005 to 0.995"):
@@ -237,7 +238,7 @@ def test_missing_values_do_not_count_in_calibration() -> None:
     assert model.coverage((0.8,), part="valid")[0.8] == pytest.approx(0.8, abs=0.03)
 
 
-def test_calibration_takes_windows_evenly_where_they_are_many(
+def test_calibration_reads_evenly_spread_windows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = Forecaster(**{**QUICK, "steps": 1}, output="quantiles").fit(noisy(1200))
@@ -329,7 +330,7 @@ def test_files_keep_the_distribution_of_counts(counting: Forecaster, tmp_path: P
 
 
 @pytest.mark.parametrize(("value", "said"), [(-1.0, "-1"), (2.5, "2.5")])
-def test_what_is_no_count_is_refused(value: float, said: str) -> None:
+def test_negative_and_fractional_counts_are_refused(value: float, said: str) -> None:
     table = replaced(counts(60), "y", 72, value)
     given = {**QUICK, "steps": 1}
     with pytest.raises(
@@ -357,7 +358,7 @@ def test_smooth_and_noisy_series_have_intervals_of_their_own() -> None:
     assert noise[1] > 2 * noise[0]
     part = model._windows(model.dataset_, "test", 1)[1].rows()
     series = model.dataset_.table.segments.of_rows(part)
-    found = forecast(model.network_, model._inputs, part, model.stored_.calibration, (0.1, 0.9))
+    found = model.stored_.forecast(model._inputs, part, (0.1, 0.9))
     is_inside = torch.cat([(q[..., 0] <= y) & (y <= q[..., 1]) for q, y in found]).numpy()
     for number in (0, 1):
         assert is_inside[series == number].mean() == pytest.approx(0.8, abs=0.08)
@@ -365,3 +366,93 @@ def test_smooth_and_noisy_series_have_intervals_of_their_own() -> None:
     model.set_params(steps=5).partial_fit(other)  # a series less, and one that is not known
     assert model.stored_.calibration.noise.shape == (2, 1)  # type: ignore[union-attr]
     assert np.isfinite(model.predict_quantiles(other)["y-q0.1"].to_numpy()).all()
+
+
+TRIALS = 20_000
+
+
+def trials(n: int) -> tuple[Calibration, torch.Tensor]:
+    """Returns calibrations on n values each, and one further value for each."""
+    generator = torch.Generator().manual_seed(n)
+    errors = torch.randn(n + 1, TRIALS, 1, generator=generator) ** 3
+    return Calibration(conformal(errors[:n])[:, None]), errors[n, :, 0]
+
+
+@pytest.mark.parametrize("n", [12, 30, 100])
+@pytest.mark.parametrize("level", [0.5, 0.8, 0.9, 0.95, 0.99])
+def test_central_intervals_have_their_coverage(n: int, level: float) -> None:
+    """The coverage is between the level and the level + 2 / (n + 1), by the binomial law."""
+    stats = pytest.importorskip("scipy.stats")
+    calibration, value = trials(n)
+    ends = ((1 - level) / 2, (1 + level) / 2)
+    zeros = torch.zeros(1, 1, TRIALS, 1)
+    found = calibration.quantiles(Point(), zeros, torch.ones(1, TRIALS), ends)[0, 0]
+    inside = int(((found[:, 0] <= value) & (value <= found[:, 1])).sum())
+    assert inside >= stats.binom.ppf(1e-6, TRIALS, level)
+    if (n + 1) * ends[0] < 1:
+        assert inside == TRIALS  # infinite
+        assert found.isinf().all()
+    else:
+        # the exact share of ranks 1 … n + 1 that lie between the two order statistics
+        share = 1 - 2 * np.floor(round((n + 1) * ends[0], 6)) / (n + 1)
+        assert level <= share + 1e-9 <= level + 2 / (n + 1)
+        low, high = stats.binom.ppf((1e-6, 1 - 1e-6), TRIALS, share)
+        assert low <= inside <= high
+
+
+@pytest.mark.parametrize("n", [1, 2, 9, 10, 39, 199, 200])
+def test_order_statistics_follow_their_definition(n: int) -> None:
+    errors = torch.randperm(n, generator=torch.Generator().manual_seed(0)).float()[:, None, None]
+    found = conformal(errors + 1)[:, 0]  # the order statistic of rank k is k
+    for level, value in zip(LEVELS, found.tolist(), strict=True):
+        place = round((n + 1) * level, 6)
+        rank = np.floor(place) if level < 0.5 else np.ceil(place)
+        if level == 0.5:
+            rank = place
+        want = -np.inf if rank < 1 else np.inf if rank > n else rank
+        assert value == want, level
+
+
+def test_missing_errors_do_not_count() -> None:
+    errors = torch.randn(40, 2, len(LEVELS), generator=torch.Generator().manual_seed(0))
+    whole = conformal(errors[:25])
+    errors[25:] = torch.nan
+    shuffled = errors[torch.randperm(40, generator=torch.Generator().manual_seed(1))]
+    assert torch.equal(conformal(shuffled), whole)
+    for number in range(len(LEVELS)):
+        assert torch.equal(conformal(errors[..., number : number + 1])[number], whole[number])
+    none = conformal(errors[25:])
+    assert none[:, 0].tolist() == [-np.inf] * 12 + [0.0] + [np.inf] * 12
+
+
+def test_a_level_beside_an_infinite_one_is_infinite() -> None:
+    calibration = Calibration(conformal(torch.randn(30, 1, 1))[:, None])
+    zeros = torch.zeros(1, 1, 1, 1)
+    levels = (0.04, 0.05, 0.06, 0.5, 0.95, 0.951)
+    found = calibration.quantiles(Point(), zeros, torch.ones(1, 1), levels)[0, 0, 0]
+    assert found.isinf().tolist() == [True, False, False, False, False, True]
+    assert calibration.unsupported((0.05, 0.5, 0.95)) is None
+    text = calibration.unsupported((0.025, 0.5, 0.99))
+    assert text is not None
+    assert text.startswith("quantiles 0.025, 0.99 are infinite: validation has too few values")
+    assert "(99 per step" in text
+    between = calibration.unsupported((0.04,))
+    assert between is not None
+    assert "(39 per step" in between
+
+
+def test_too_few_validation_values_make_infinite_quantiles() -> None:
+    y = np.random.default_rng(0).normal(size=160).astype(np.float32)
+    given: dict[str, Any] = {"horizon": 4, "input_size": 8, "patch": 4, "hidden_size": 8}
+    model = Forecaster(**given, steps=2, split=(90, 30, 40)).fit(y)  # 27 validation windows
+    found = model.predict_quantiles(quantiles=(0.05, 0.5, 0.95))
+    assert np.isfinite(found).all()
+    with pytest.warns(UserWarning, match=r"quantiles 0\.025, 0\.975 are infinite"):
+        found = model.predict_quantiles(quantiles=(0.025, 0.5, 0.975))
+    assert (found[:, 0] == -np.inf).all()
+    assert (found[:, 2] == np.inf).all()
+    with pytest.warns(UserWarning, match="or levels nearer to 0.5"):
+        assert model.coverage((0.95,)) == {0.95: 1.0}
+    report = model.backtest()["forecaster"]
+    assert report["coverage_95"] == 1.0
+    assert np.isfinite(report["crps"])

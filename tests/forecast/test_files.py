@@ -1,4 +1,4 @@
-"""Stored forecasters whose files contradict each other."""
+"""Files of forecasters: round trips, and contradictory or damaged ones."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ import torch
 from fastlstm.compression.forecast import with_rounded_weights
 from fastlstm.compression.pruning import mask_of, prunable
 from fastlstm.errors import CorruptFileError, FormatError, NonFiniteError
-from fastlstm.forecast.files import forecaster_files, read_forecaster
-from fastlstm.forecast.weights_file import Compression
+from fastlstm.forecast.files import Compression, forecaster_files, read_forecaster
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.runs.tensors import decode_tensors, encode_tensors
 from fastlstm.runs.weight_formats import num_gates
@@ -43,7 +42,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"num_layers": 60}, r"config.json: no such network \(60 parts\)"),
         ({"horizon": 10**9}, "config.json: `horizon` is 10+, expected a number from 1 to"),
         ({"num_past": 10**6}, "config.json describes"),
-        ({"categories": [[0, 5]] * 1000}, r"config.json: categories holds \(0, 5\), expected each"),
+        ({"categories": [[0, 5]] * 1000}, r"config.json: categories holds \(0, 5\), expected the"),
         (
             {"categories": [[k, 5] for k in range(999)], "num_past": 998},
             r"config.json: no such network \(999 parts\)",
@@ -51,7 +50,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"bidirectional": True}, "config.json describes"),
     ],
 )
-def test_a_configuration_takes_no_memory_that_the_weights_do_not(
+def test_a_forged_configuration_takes_no_memory(
     path: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     read_forecaster(path)  # what loading takes by itself
@@ -67,7 +66,7 @@ def test_a_configuration_takes_no_memory_that_the_weights_do_not(
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000
 
 
-def test_a_weight_that_no_layer_has_is_refused(path: Path, tmp_path: Path) -> None:
+def test_a_weight_of_no_layer_is_refused(path: Path, tmp_path: Path) -> None:
     files = RunDirectory(path).read_published()[1]
     tensors = decode_tensors(files["model.safetensors"], path)
     more = encode_tensors({**tensors, "network.spare": torch.zeros(2)})
@@ -120,7 +119,7 @@ SENSELESS: list[tuple[str, tuple[str, ...], Any, str]] = [
 
 
 @pytest.mark.parametrize(("name", "keys", "value", "message"), SENSELESS)
-def test_a_value_that_makes_no_sense_is_named(
+def test_an_invalid_value_is_named(
     path: Path, tmp_path: Path, name: str, keys: tuple[str, ...], value: Any, message: str
 ) -> None:
     files = RunDirectory(path).read_published()[1]
@@ -140,7 +139,7 @@ def test_a_value_that_makes_no_sense_is_named(
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"5", b"\xff", b"[" * 10**5 + b"]" * 10**5])
 @pytest.mark.parametrize("name", ["config.json", "schema.json", "scaler.json"])
-def test_a_file_that_is_no_object_is_named(
+def test_a_file_without_a_json_object_is_named(
     path: Path, tmp_path: Path, name: str, data: bytes
 ) -> None:
     files = RunDirectory(path).read_published()[1]
@@ -173,7 +172,7 @@ def test_a_missing_file_is_named(path: Path, tmp_path: Path) -> None:
         ("calibration.residuals", None, "residuals is expected to be"),
     ],
 )
-def test_numbers_that_make_no_sense_are_named(
+def test_invalid_tensors_are_named(
     path: Path, tmp_path: Path, name: str, value: float | None, message: str
 ) -> None:
     files = RunDirectory(path).read_published()[1]
@@ -184,7 +183,7 @@ def test_numbers_that_make_no_sense_are_named(
         read_forecaster(forged)
 
 
-def test_files_that_a_forecaster_does_not_have_are_not_read(path: Path, tmp_path: Path) -> None:
+def test_other_files_are_not_read(path: Path, tmp_path: Path) -> None:
     files = RunDirectory(path).read_published()[1]
     forged = publish(tmp_path, {**files, "more.bin": b"x"})
     (forged / "more.bin").unlink()
@@ -192,7 +191,7 @@ def test_files_that_a_forecaster_does_not_have_are_not_read(path: Path, tmp_path
 
 
 def publish(folder: Path, files: dict[str, bytes]) -> Path:
-    """Returns a run of these files, sealed anew."""
+    """Returns a run directory with these files and a valid manifest."""
     run = RunDirectory(folder / f"forged-{len(list(folder.iterdir()))}")
     run.create()
     run.publish(files)
@@ -217,7 +216,7 @@ def test_names_are_not_scaled(tmp_path: Path, name: str, value: list[float] | No
 def compressed(
     folder: Path, weights: str, prune: float | None = None, structured: str | None = None
 ) -> dict[str, bytes]:
-    """Returns the files of a forecaster of every kind of column, compressed."""
+    """Returns the files of a compressed forecaster with every kind of column."""
     model = fit_everything()
     about = {
         "weights": weights, "prune": prune, "structured": structured, "options": {},
@@ -239,7 +238,7 @@ FORMATS = [
 
 
 @pytest.mark.parametrize(("weights", "prune", "structured"), FORMATS)
-def test_a_compressed_forecaster_is_read_and_written_alike(
+def test_a_compressed_forecaster_survives_a_round_trip(
     tmp_path: Path, weights: str, prune: float | None, structured: str | None
 ) -> None:
     files = compressed(tmp_path, weights, prune, structured)
@@ -263,7 +262,7 @@ def test_a_compressed_forecaster_is_read_and_written_alike(
         assert stored.network(window, statics).isfinite().all()
 
 
-def test_a_weight_changed_since_is_rounded_anew(tmp_path: Path) -> None:
+def test_a_changed_weight_is_rounded_again(tmp_path: Path) -> None:
     stored = read_forecaster(publish(tmp_path, compressed(tmp_path, "int8")))
     with torch.no_grad():
         stored.network.head.weight[0, 0] = 3.0
@@ -290,7 +289,7 @@ def test_a_weight_changed_since_is_rounded_anew(tmp_path: Path) -> None:
         ({"source": {}}, "compression.source.path is None"),
     ],
 )
-def test_a_senseless_compression_is_named(
+def test_an_invalid_compression_is_named(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     files = compressed(tmp_path, "int8")
@@ -351,7 +350,7 @@ def test_compression_is_an_object_of_format_4(tmp_path: Path, value: Any) -> Non
         ("network.spare", torch.zeros(2), "'network.spare' that a model in int8 lacks"),
     ],
 )
-def test_a_tensor_of_a_compressed_file_that_is_wrong_is_named(
+def test_an_invalid_tensor_of_a_compressed_file_is_named(
     tmp_path: Path, name: str, value: torch.Tensor | None, message: str
 ) -> None:
     files = compressed(tmp_path, "int8")

@@ -1,4 +1,4 @@
-"""Forecasts as files: the same rows however they come."""
+"""Forecasts as files: the same rows for any block size."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def written(suffix: str, sizes: list[int], whole: bool = True, rows: pa.Table = 
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_how_the_rows_come_changes_none(suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_of_blocks_changes_no_row(suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forecast_file, "_GROUP_ROWS", 7)
     read = {
         ".parquet": pq.read_table,

@@ -13,12 +13,11 @@ import pytest
 from fastlstm import Forecaster
 from fastlstm.errors import DataError
 from fastlstm.forecast import forecast_table
-from fastlstm.forecast.calibration import forecast
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.preparation import prepare
 from fastlstm.forecast.forecast_table import Forecasts, as_kind, kind_of
 from forecast_server import L, fit_plain, h
-from series_frames import START, long_table
+from series_frames import long_table
 
 
 @pytest.fixture(scope="module")
@@ -26,18 +25,10 @@ def model() -> Forecaster:
     return fit_plain()
 
 
-def test_every_series_continues_where_it_ends(model: Forecaster) -> None:
-    table = Forecasts(model.stored_, model.dataset_, model._inputs).table()
-    assert table.column_names == ["unique_id", "ds", "y"]
-    assert table["unique_id"].to_pylist() == [f"s{n}" for n in range(3) for _ in range(h)]
-    ahead = [START + datetime.timedelta(hours=120 + step) for step in range(h)]
-    assert table["ds"].to_pylist() == ahead * 3
-
-
-def test_values_are_those_of_the_last_window_in_the_units_of_the_table(model: Forecaster) -> None:
-    """The window that ends with the table has no actual values to compare with, and needs none."""
+def test_forecasts_are_in_the_units_of_the_table(model: Forecaster) -> None:
+    """The last window of the table needs no actual values."""
     cut = model.dataset_.table.segments.first_rows + 120 - L - h
-    scaled, _ = next(forecast(model.network_, model._inputs, cut))
+    scaled, _ = next(model.stored_.forecast(model._inputs, cut))
     shorter = prepare(long_rows(model, 120 - h), ForecastConfig(target=("y",)))
     found = Forecasts(model.stored_, shorter, model._table(long_rows(model, 120 - h))[1]).table()
     mean, std = (scale[:, :1] for scale in model._inputs.scales(np.arange(3)))
@@ -52,16 +43,6 @@ def long_rows(model: Forecaster, num_rows: int) -> pa.Table:
     return waves().filter(pa.array(np.tile(np.arange(120) < num_rows, 3)))
 
 
-def test_a_column_per_quantile(model: Forecaster) -> None:
-    levels = (0.25, 0.5, 0.75)
-    table = Forecasts(model.stored_, model.dataset_, model._inputs, levels).table()
-    assert table.column_names[2:] == ["y-q0.25", "y-q0.5", "y-q0.75"]
-    low, middle, high = (table[name].to_numpy() for name in table.column_names[2:])
-    assert (low <= middle).all()
-    assert (middle <= high).all()
-    assert (low < high).any()
-
-
 def test_many_series_are_forecast_in_parts(
     model: Forecaster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,7 +53,7 @@ def test_many_series_are_forecast_in_parts(
     assert whole.drop_columns(["y"]).equals(parts.drop_columns(["y"]))
 
 
-def test_series_that_are_too_short_are_counted(model: Forecaster) -> None:
+def test_short_series_are_counted(model: Forecaster) -> None:
     rows = np.tile(np.arange(120), 3)
     is_short = rows < np.repeat([120, 7, 5], 120)
     with pytest.raises(DataError, match=r"series 's1' ends in 7 rows .*\(2 series are too short\)"):
@@ -80,7 +61,7 @@ def test_series_that_are_too_short_are_counted(model: Forecaster) -> None:
 
 
 def test_times_of_local_time_stay_local() -> None:
-    """The clocks of Berlin go forward after the last row: two hours later it is three hours on."""
+    """Clocks in Berlin go forward after the last row."""
     start = datetime.datetime(2024, 3, 31) - datetime.timedelta(hours=48)
     table = long_table(49, 1, temp=None).drop_columns(["unique_id", "ds"])
     ds = pa.array([start + datetime.timedelta(hours=n) for n in range(49)], pa.timestamp("us"))
@@ -92,7 +73,7 @@ def test_times_of_local_time_stay_local() -> None:
     assert shown == ["2024-03-31 01:00", "2024-03-31 03:00", "2024-03-31 04:00"]
 
 
-def test_a_table_comes_back_in_its_kind() -> None:
+def test_a_forecast_has_the_kind_of_the_table() -> None:
     table = pa.table({"step": [0, 1], "y": [1.0, 2.0], "z": [3.0, 4.0]})
     for frame, kind in (
         (np.zeros(2), np.ndarray),

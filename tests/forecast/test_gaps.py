@@ -1,4 +1,4 @@
-"""One rule of gaps and missing values for `fit`, `predict` and `backtest`."""
+"""`predict` and `backtest` treat gaps and missing values alike."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ HOLES = {
 
 
 def outcome(use: Any) -> str | None:
-    """Returns the error, or None where values come back."""
+    """Returns the error, or None without one."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -109,8 +109,8 @@ def test_training_warns_where_the_forecast_will_be_refused() -> None:
 
 
 @pytest.mark.parametrize("num_missing", [6, 24, 200])
-def test_a_window_without_values_is_forecast_from_the_last_one_before_it(num_missing: int) -> None:
-    """Also where all targets of the windows of `backtest` are missing."""
+def test_an_empty_window_is_forecast_from_the_last_value_before_it(num_missing: int) -> None:
+    """`backtest` has windows without any target, too."""
     holes = table(range(ROWS - num_missing, ROWS))
     model = Forecaster(**{**QUICK, "steps": 30}).fit(HOLES["missing"])
     last = holes["y"].to_numpy()[ROWS - num_missing - 1]

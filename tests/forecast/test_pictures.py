@@ -66,7 +66,7 @@ def test_pictures_have_a_panel_per_series_and_can_be_saved(
         ({"series": []}, "empty"),
     ],
 )
-def test_nothing_to_draw_is_refused(model: Forecaster, choice: Any, message: str) -> None:
+def test_an_empty_picture_is_refused(model: Forecaster, choice: Any, message: str) -> None:
     for draw in (model.forecasts().plot, model.plot_backtest):
         with pytest.raises(ConfigError, match=message):
             draw(**choice)
@@ -75,12 +75,12 @@ def test_nothing_to_draw_is_refused(model: Forecaster, choice: Any, message: str
 def test_series_without_a_window_in_the_part_are_named(model: Forecaster) -> None:
     whole = frame()
     table = whole[(whole.unique_id == "s0") | (whole.ds < "2024-02-01")]  # s1 ends early
-    with pytest.raises(DataError, match="none of the series asked for has a window in this part"):
+    with pytest.raises(DataError, match="none of these series has a window in this part"):
         model.plot_backtest(series=["s1"], frame=table)
 
 
 def heights(svg: Path) -> dict[str, float]:
-    """Returns how far below the top each text of a picture stands."""
+    """Returns the distance of each text of a picture from its top."""
     texts = [e for e in ElementTree.parse(svg).iter() if e.tag.endswith("}text")]
     return {str(e.text): float(e.attrib["y"]) for e in texts}
 

@@ -20,6 +20,11 @@ from recorded_gpu import use_gpu
 CPU = torch.device("cpu")
 
 
+@pytest.fixture(autouse=True)
+def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
+
+
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
     path = tmp_path / "table.csv"
@@ -29,7 +34,7 @@ def table(tmp_path: Path) -> Path:
 
 
 def trained(table: Path, out: Path, given: set[str], **changes: Any) -> list[dict[str, Any]]:
-    """Sets a run up within a budget and returns its events; it trains few steps."""
+    """Returns the events of a run with a budget that trains few steps."""
     values: dict[str, Any] = {
         "horizon": 4, "target": ("y",), "input_size": 16, "patch": 4, "threads": 1,
         "budget": "100s", "patience": 1, "eval_every": 1, "learning_rate": 0.0, "ignore": ("n",),
@@ -48,10 +53,9 @@ def step_of(seconds: dict[int, float]) -> Any:
     return step_seconds
 
 
-def test_the_largest_size_with_enough_steps_is_taken_and_it_is_said(
+def test_the_largest_size_with_enough_steps_is_chosen(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
     slow, fast = 200.0 / ENOUGH_STEPS, 10.0 / ENOUGH_STEPS
     monkeypatch.setattr(size_plan, "step_seconds", step_of({256: slow, 128: slow, 64: fast}))
     events = trained(table, tmp_path / "run", {"horizon", "budget"})
@@ -62,10 +66,9 @@ def test_the_largest_size_with_enough_steps_is_taken_and_it_is_said(
     assert "a larger size has too few; 256 units: about" in why
 
 
-def test_sizes_that_cannot_be_fast_enough_are_not_timed(
+def test_sizes_that_are_too_slow_are_not_timed(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
     slow = 50.0  # one step in the budget
     monkeypatch.setattr(size_plan, "step_seconds", step_of({256: slow, 32: slow}))
     events = trained(table, tmp_path / "run", {"horizon", "budget"})
@@ -74,17 +77,16 @@ def test_sizes_that_cannot_be_fast_enough_are_not_timed(
     assert "which are few: a longer budget would help" in why
 
 
-def test_the_default_stays_where_it_has_enough_steps(
+def test_the_default_size_stays_if_it_has_enough_steps(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(size_plan, "step_seconds", step_of({256: 0.001 / ENOUGH_STEPS}))
     events = trained(table, tmp_path / "run", {"horizon", "budget"})
     start = next(event for event in events if event["event"] == "start")
     assert start["model"]["hidden_size"] == 256
 
 
-def test_a_size_that_was_given_stays(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_given_size_is_kept(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(size_plan, "step_seconds", step_of({}))  # would fail
     given = {"horizon", "budget", "hidden_size"}
     events = trained(table, tmp_path / "run", given, hidden_size=24)
@@ -102,7 +104,7 @@ def test_only_a_budget_chooses():
 
 
 def chosen_size(table: Path, spent_s: float) -> tuple[int, str]:
-    """Returns the units that a budget of 10 s chooses when so much of it is over, and why."""
+    """Returns the hidden units that a budget of 10 s chooses after `spent_s`, and why."""
     config = ForecastConfig(
         horizon=4, target=("y",), input_size=16, patch=4, budget="10s", ignore=("n",)
     )
@@ -112,10 +114,9 @@ def chosen_size(table: Path, spent_s: float) -> tuple[int, str]:
     return sized.hidden_size, why
 
 
-def test_steps_are_those_of_the_time_that_is_left(
+def test_the_size_depends_on_the_time_left(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
     # 65 % of 10 s are 250 steps of 26 ms, 65 % of 4 s of 10.4 ms.
     monkeypatch.setattr(size_plan, "step_seconds", step_of({256: 0.02, 128: 1e-4}))
     assert chosen_size(table, 0.0)[0] == 256
@@ -126,10 +127,9 @@ def test_steps_are_those_of_the_time_that_is_left(
 
 
 @pytest.mark.parametrize("is_busy", [False, True])
-def test_each_size_has_its_own_time_in_the_cache_unless_the_machine_was_busy(
+def test_step_times_are_cached_unless_the_machine_was_busy(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_busy: bool
 ):
-    monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(measurements.CpuTimer, "was_busy", lambda *_: is_busy)
     monkeypatch.setattr(size_plan, "step_seconds", step_of({256: 0.1, 128: 0.1, 64: 1e-4}))
     assert chosen_size(table, 0.0)[0] == 64
@@ -139,10 +139,9 @@ def test_each_size_has_its_own_time_in_the_cache_unless_the_machine_was_busy(
     assert why.endswith("(steps measured earlier)") is not is_busy
 
 
-def test_a_gpu_is_filled_by_precision_and_batch(
+def test_a_gpu_gets_a_faster_precision_and_a_larger_batch(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
     use_gpu(monkeypatch)
     gpu = torch.device("cuda")
 
@@ -168,7 +167,6 @@ def test_a_gpu_is_filled_by_precision_and_batch(
 def test_a_budget_in_python_chooses_what_the_command_line_does(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
     timed: list[int] = []
 
     def step_seconds(stored: StoredForecaster, *_: Any) -> float:

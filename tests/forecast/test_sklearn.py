@@ -45,13 +45,13 @@ def name_of(check: Any) -> str:
 @pytest.mark.parametrize(
     ("estimator", "check"), CHECKS, ids=[name_of(check) for _, check in CHECKS]
 )
-def test_what_scikit_learn_checks(estimator: Any, check: Any) -> None:
+def test_scikit_learns_checks(estimator: Any, check: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         check(estimator)
 
 
-def test_it_is_cloned_and_searched_over() -> None:
+def test_a_forecaster_is_cloned_and_grid_searched() -> None:
     from sklearn.base import clone
     from sklearn.model_selection import GridSearchCV, TimeSeriesSplit
 
@@ -68,7 +68,7 @@ def test_it_is_cloned_and_searched_over() -> None:
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_rows_that_kfold_glues_are_a_warning_where_an_index_shows_it(shuffle: bool) -> None:
+def test_rows_joined_by_kfold_are_a_warning(shuffle: bool) -> None:
     from sklearn.model_selection import KFold, TimeSeriesSplit
 
     pandas = pytest.importorskip("pandas")
@@ -97,35 +97,30 @@ SMALL: dict[str, Any] = {
 
 
 def steps_of(X: Any) -> Any:
-    """Reads a table of scikit-learn's as sequences of one column."""
+    """Returns a table of scikit-learn as sequences with one column."""
     array = np.asarray(X)
     return array[:, :, None] if array.ndim == 2 and array.dtype.kind in "fiubO" else X
 
 
-class FlatClassifier(SequenceClassifier):
+class Flat:
+    """Rows of a table as sequences of one column."""
+
     def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
+        tags = super().__sklearn_tags__()  # type: ignore[misc]
         tags.input_tags.two_d_array = True
         return tags
 
     def fit(self, X: Any, y: Any) -> Any:
-        return super().fit(steps_of(X), y)
+        return super().fit(steps_of(X), y)  # type: ignore[misc]
 
     def _answers(self, X: Any) -> Any:
-        return super()._answers(steps_of(X))
+        return super()._answers(steps_of(X))  # type: ignore[misc]
 
 
-class FlatRegressor(SequenceRegressor):
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.two_d_array = True
-        return tags
+class FlatClassifier(Flat, SequenceClassifier): ...
 
-    def fit(self, X: Any, y: Any) -> Any:
-        return super().fit(steps_of(X), y)
 
-    def _answers(self, X: Any) -> Any:
-        return super()._answers(steps_of(X))
+class FlatRegressor(Flat, SequenceRegressor): ...
 
 
 NOT_THEIRS = {
@@ -158,7 +153,7 @@ with warnings.catch_warnings():
     SEQUENCE_CHECKS,
     ids=[f"{type(e).__name__}-{name_of(check)}" for e, check in SEQUENCE_CHECKS],
 )
-def test_what_scikit_learn_checks_of_sequences(estimator: Any, check: Any) -> None:
+def test_scikit_learns_checks_of_sequences(estimator: Any, check: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         check(estimator)
@@ -174,7 +169,7 @@ def test_numbers_as_objects_are_read() -> None:
 
 
 def labelled(num: int = 120) -> tuple[Any, Any]:
-    """Sequences named by the sign of their mean; the names do not come in their order."""
+    """Sequences labelled by the sign of their mean; the labels are not sorted."""
     rng = np.random.default_rng(0)
     X = (rng.normal(size=(num, 5, 2)) + rng.choice([-1, 1], size=(num, 1, 1))).astype(np.float32)
     return X, np.where(X[:, :, 0].mean(1) > 0, "a", "b")

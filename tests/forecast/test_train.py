@@ -1,4 +1,4 @@
-"""A forecaster's run directory: stopped and gone on bit-equal, refused where it does not fit."""
+"""Runs of forecasters: stopped and resumed bit-equal, budgets, scores, refusals."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def path(tmp_path: Path) -> str:
 
 
 class StopAt:
-    """A stop flag that is set when a step was logged or evaluated."""
+    """A stop flag that is set after a number of polls."""
 
     name = "SIGTERM"
 
@@ -83,7 +83,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 def unstopped(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[ForecastConfig, Path, Any]:
-    """A configuration, the folder of its run `whole` and `table.parquet`, and what was trained."""
+    """A configuration, a folder with its run `whole` and `table.parquet`, and the result."""
     folder = tmp_path_factory.mktemp("unstopped")
     pq.write_table(long_table(120), folder / "table.parquet")
     config = ForecastConfig(**{**QUICK, **request.param})
@@ -112,7 +112,7 @@ def test_a_stopped_run_goes_on_bit_equal(
     assert not RunDirectory(tmp_path / "run").verify()
 
 
-def test_a_longer_end_goes_on_and_other_fields_are_refused(path: str, tmp_path: Path) -> None:
+def test_a_resumed_run_may_change_its_end_only(path: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
     events: list[dict[str, Any]] = []
     train_forecaster(path, ForecastConfig(**QUICK), out=out, observers=[events.append])
@@ -128,7 +128,7 @@ def test_a_longer_end_goes_on_and_other_fields_are_refused(path: str, tmp_path: 
     with pytest.raises(ConfigError, match="`horizon=7`: this run was started with 6"):
         train_forecaster(path, other, out=out, resume=True, given=["horizon"])
     pq.write_table(long_table(130), path)
-    with pytest.raises(FormatError, match=rf"was started with {path}; .* or was changed since"):
+    with pytest.raises(FormatError, match=rf"was started with {path}; .* or has changed since"):
         train_forecaster(path, longer, out=out, resume=True)
     with pytest.raises(DataError, match="there is no file"):
         train_forecaster(path + "x", longer, out=out)  # not that a run is there already
@@ -162,7 +162,7 @@ def test_the_errors_of_each_target_and_the_times_of_forecasts(path: str, tmp_pat
 
 
 @pytest.mark.charts
-def test_what_a_run_says_and_keeps(path: str, tmp_path: Path) -> None:
+def test_the_events_and_files_of_a_run(path: str, tmp_path: Path) -> None:
     events: list[dict[str, Any]] = []
     config = ForecastConfig(**QUICK, log_every=10)
     trained = train_forecaster(path, config, out=tmp_path / "run", observers=[events.append])
@@ -233,7 +233,7 @@ def test_series_too_short_to_be_trained_on_are_named(
 def stopped_after(
     kind: str, path: str, config: ForecastConfig, out: Path, num: int = 1
 ) -> list[dict[str, Any]]:
-    """Runs until the event of that kind came so often; returns all events."""
+    """Runs until `num` events of a kind; returns all events."""
     events: list[dict[str, Any]] = []
     with pytest.raises(Stopped, match=r"is saved, start the run again with `resume=True`"):
         train_forecaster(
@@ -254,7 +254,7 @@ def test_a_stop_before_the_first_evaluation_is_resumed(path: str, tmp_path: Path
     assert found.meta["progress"]["scored"] > 0
 
 
-def test_a_resumed_run_is_scored_on_the_windows_it_started_with(
+def test_a_resumed_run_keeps_its_validation_windows(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pq.write_table(long_table(2400), path)
@@ -272,7 +272,7 @@ def test_a_resumed_run_is_scored_on_the_windows_it_started_with(
 @pytest.mark.usefixtures("rests_between_steps")
 def test_a_budget_covers_scoring_the_test_part(path: str, tmp_path: Path, monkeypatch: Any) -> None:
     pq.write_table(long_table(2400), path)
-    backtest = evaluation.backtest
+    evaluate = evaluation.evaluate_forecasts
 
     scored: list[Any] = []
 
@@ -284,9 +284,9 @@ def test_a_budget_covers_scoring_the_test_part(path: str, tmp_path: Path, monkey
             time.sleep(0.5)
             return bool(should_continue(done))
 
-        return backtest(*args, should_continue=slowed, **kwargs)
+        return evaluate(*args, should_continue=slowed, **kwargs)
 
-    monkeypatch.setattr(evaluation, "backtest", slow)
+    monkeypatch.setattr(evaluation, "evaluate_forecasts", slow)
     monkeypatch.setattr(forecast_run.RunSession, "report_s", lambda _: 0.0)
     events: list[dict[str, Any]] = []
     config = ForecastConfig(**{**QUICK, "steps": None, "budget": "10s"})
@@ -316,7 +316,7 @@ def test_a_run_by_steps_scores_every_window(path: str, tmp_path: Path) -> None:
     assert not any("evaluated " in event.get("text", "") for event in events)
 
 
-def test_a_stop_while_scoring_is_honoured_and_resumed(path: str, tmp_path: Path) -> None:
+def test_a_stop_during_scoring_is_obeyed_and_resumed(path: str, tmp_path: Path) -> None:
     pq.write_table(long_table(2400), path)
     out, config = tmp_path / "run", ForecastConfig(**QUICK)
     events: list[dict[str, Any]] = []
@@ -335,7 +335,7 @@ def test_a_stop_while_scoring_is_honoured_and_resumed(path: str, tmp_path: Path)
 
 
 @pytest.mark.usefixtures("rests_between_steps")
-def test_a_resumed_run_whose_budget_is_used_is_no_finished_run(path: str, tmp_path: Path) -> None:
+def test_resuming_a_run_with_a_used_up_budget_is_an_error(path: str, tmp_path: Path) -> None:
     config, out = ForecastConfig(**{**QUICK, "steps": None, "budget": "36s"}), tmp_path / "run"
     train_forecaster(path, config, out=out, began=time.perf_counter() - 30.0)
     before = {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
@@ -344,7 +344,7 @@ def test_a_resumed_run_whose_budget_is_used_is_no_finished_run(path: str, tmp_pa
     assert {file: file.read_bytes() for file in out.rglob("*") if file.is_file()} == before
 
 
-def test_a_resumed_run_that_took_all_its_steps_says_so(path: str, tmp_path: Path) -> None:
+def test_a_resumed_run_without_steps_left_says_so(path: str, tmp_path: Path) -> None:
     config, out = ForecastConfig(**QUICK), tmp_path / "run"
     train_forecaster(path, config, out=out)
     events: list[dict[str, Any]] = []
@@ -354,7 +354,7 @@ def test_a_resumed_run_that_took_all_its_steps_says_so(path: str, tmp_path: Path
     assert any(event["event"] == "test" for event in events)
 
 
-def test_a_budget_that_set_up_used_up_is_no_finished_run(path: str, tmp_path: Path) -> None:
+def test_a_budget_used_up_by_setup_is_an_error(path: str, tmp_path: Path) -> None:
     events: list[dict[str, Any]] = []
     config = ForecastConfig(**{**QUICK, "steps": None, "budget": "5s"})
     out = tmp_path / "run"
@@ -408,14 +408,7 @@ def test_the_parts_of_a_resumed_run_add_up(path: str, tmp_path: Path) -> None:
     assert 30.0 < end["spent_s"]["setup"] < parts_s <= end["elapsed_s"]
 
 
-def test_the_number_of_threads_stays(path: str, tmp_path: Path) -> None:
-    before = torch.get_num_threads()
-    config = ForecastConfig(**{**QUICK, "steps": 2, "threads": before + 1})
-    train_forecaster(path, config, out=tmp_path / "run")
-    assert torch.get_num_threads() == before
-
-
-def test_the_input_that_is_chosen_is_for_most_series() -> None:
+def test_the_chosen_input_size_fits_most_series() -> None:
     quick = {**QUICK, "steps": 1, "input_size": None, "patch": None, "split": "80/10/10"}
     lengths = [60] * 2 + [400] * 8  # a fifth is short: they decide; below a tenth they would not
     tables = [long_table(n, 1, unique_id=[f"s{k:02}"] * n) for k, n in enumerate(lengths)]
@@ -431,7 +424,7 @@ def test_the_input_that_is_chosen_is_for_most_series() -> None:
 
 
 @pytest.mark.usefixtures("rests_between_steps")
-def test_an_evaluation_reads_as_many_windows_as_the_run_is_long(path: str, tmp_path: Path) -> None:
+def test_an_evaluation_of_a_longer_run_reads_more_windows(path: str, tmp_path: Path) -> None:
     pq.write_table(long_table(2400), path)
     quick = {**QUICK, "evaluations": 1, "steps": 1, "checkpoint_every": 16}
     for given, num in (
@@ -453,7 +446,7 @@ def test_an_evaluation_reads_as_many_windows_as_the_run_is_long(path: str, tmp_p
         assert not said or f"scores {kept:,} of 1,425 validation windows" in said[0]
 
 
-def test_a_run_without_a_test_part_is_scored_on_nothing(path: str, tmp_path: Path) -> None:
+def test_a_run_without_a_test_part_has_no_scores(path: str, tmp_path: Path) -> None:
     events: list[dict[str, Any]] = []
     config = ForecastConfig(**{**QUICK, "split": "70/30/0", "steps": 3})
     train_forecaster(path, config, out=tmp_path / "run", observers=[events.append])
@@ -470,35 +463,8 @@ def test_before_the_first_evaluation_there_is_no_forecaster(path: str, tmp_path:
         Forecaster.load(tmp_path / "nothing")
 
 
-def test_a_full_disk_stops_no_step_but_a_stop_says_so(
-    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any, **__: Any) -> Path:
-        raise StorageError("no space left")
-
-    monkeypatch.setattr(checkpoints, "save_checkpoint", refuse)
-    events: list[dict[str, Any]] = []
-    with pytest.raises(StorageError, match="no space left"):
-        train_forecaster(
-            path, ForecastConfig(**QUICK), out=tmp_path / "run", observers=[events.append]
-        )
-    warned = [e["text"] for e in events if e["event"] == "message" and e["level"] == "warning"]
-    assert any("training continues: no space left" in text for text in warned)
-    assert any(e["event"] == "eval" and e["step"] == 30 for e in events)
-    with pytest.raises(StorageError):
-        train_forecaster(path, ForecastConfig(**QUICK), out=tmp_path / "b", stop=StopAt(20))
-
-
-def test_early_stopping_holds_after_a_resume(path: str, tmp_path: Path) -> None:
-    config = ForecastConfig(**{**QUICK, "patience": 1, "learning_rate": 0.0, "evaluations": 10})
-    found = train_forecaster(path, config, out=tmp_path / "run")
-    assert found.fitted.reason == "no gain in 1 evaluation"
-    again = train_forecaster(path, config, out=tmp_path / "run", resume=True)
-    assert again.fitted.steps == found.fitted.steps < 30
-
-
 def loss_rises(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has the loss of a run of 40 steps rise from its second evaluation on."""
+    """Makes the loss of a run of 40 steps rise from the second evaluation on."""
     losses = iter([1.0, 0.5, *[0.6] * 100])
     monkeypatch.setattr(ForecastTask, "score", lambda *_: Score(next(losses), 1))
     monkeypatch.setattr(StopCriterion, "progress", lambda end, step, *_: min(1.0, step / 40))
@@ -513,7 +479,7 @@ def loss_rises(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"steps": 40}, False),
     ],
 )
-def test_a_budget_that_is_longer_than_the_table_needs_is_not_used_up(
+def test_a_rising_loss_ends_a_budget_early(
     path: str, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], is_early: bool
 ) -> None:
     loss_rises(monkeypatch)
@@ -523,7 +489,7 @@ def test_a_budget_that_is_longer_than_the_table_needs_is_not_used_up(
     assert ("since step 4; a shorter run is enough" in fitted.reason) == is_early
 
 
-def test_fit_and_train_end_early_and_short_runs_of_other_commands_do_not(
+def test_only_fit_and_train_end_a_budget_early(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = {**QUICK, "steps": None, "eval_every": 2, "budget": "100s"}
@@ -538,7 +504,7 @@ def test_fit_and_train_end_early_and_short_runs_of_other_commands_do_not(
     assert given["ends_early"]
 
 
-def test_a_later_end_is_evaluated_on_the_way(path: str, tmp_path: Path) -> None:
+def test_a_resumed_run_with_more_steps_is_evaluated_on_the_way(path: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
     train_forecaster(path, ForecastConfig(**QUICK), out=out)
     longer = ForecastConfig(**{**QUICK, "steps": 60})
@@ -584,7 +550,7 @@ def test_the_time_left_counts_the_evaluations_to_come(
     assert left > 4 * 0.2  # of five evaluations four are to come
 
 
-def test_a_checkpoint_that_was_refused_is_tried_again_later(
+def test_a_failed_checkpoint_is_retried_later(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save, refused = checkpoints.save_checkpoint, []
@@ -596,7 +562,7 @@ def test_a_checkpoint_that_was_refused_is_tried_again_later(
         return save(*args, **kwargs)
 
     monkeypatch.setattr(checkpoints, "save_checkpoint", full)
-    monkeypatch.setattr("fastlstm.training.schedule._FIRST_SAVE_S", 0.0)
+    monkeypatch.setattr("fastlstm.training.checkpoint._FIRST_SAVE_S", 0.0)
     config = ForecastConfig(**{**QUICK, "checkpoint_every": None})
     train_forecaster(path, config, out=tmp_path / "run")
     assert refused == [1], "after a minute, and not at every step"
@@ -605,7 +571,7 @@ def test_a_checkpoint_that_was_refused_is_tried_again_later(
 def test_rates_of_a_resumed_run_are_of_its_own_steps(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run whose seven steps so far took 1000 s, on a busy machine."""
+    """The first seven steps of the run took 1000 s, on a busy machine."""
     from fastlstm.forecast.data.window_loader import WindowLoader
 
     capture, out = TrainingState.capture, tmp_path / "run"
@@ -639,7 +605,7 @@ def test_rates_of_a_resumed_run_are_of_its_own_steps(
      (3_600_000_000, "Europe/Berlin", "UTC"), (86_400_000_000, "Europe/Berlin", "Europe/Berlin"),
      (500_000, None, None)],
 )  # fmt: skip
-def test_times_of_forecasts_are_whole_and_of_the_zone_that_is_named(
+def test_times_of_forecasts_are_in_the_named_zone(
     step_us: int, zone: str | None, shown: str | None
 ) -> None:
     start = datetime.datetime(2020, 1, 1)

@@ -1,4 +1,4 @@
-"""Windows of numbers are forecast as tables are."""
+"""Forecasts of windows agree with forecasts of tables."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def test_windows_are_forecast_as_their_table_is(
         forecasts.quantiles((0.0001,))
 
 
-def test_a_part_of_forecasts_is_that_of_its_windows(windows: WindowForecaster) -> None:
+def test_a_part_of_forecasts_has_the_values_of_its_windows(windows: WindowForecaster) -> None:
     forecasts = windows.run(ends_of(windows).astype(np.float32))
     part = forecasts.part(1, 2)
     assert np.array_equal(part.values(), forecasts.values()[1:])
     assert np.array_equal(part.quantiles((0.5,)), forecasts.quantiles((0.5,))[1:])
 
 
-def test_what_a_forecaster_reads_is_named(tmp_path: Path) -> None:
+def test_the_input_columns_have_names(tmp_path: Path) -> None:
     fitted = fit_everything()
     windows = load_window_forecaster(save(fitted, tmp_path))
     assert (windows.name, windows.input_size, windows.horizon) == ("waves", L, h)
@@ -74,7 +74,7 @@ def test_what_a_forecaster_reads_is_named(tmp_path: Path) -> None:
     assert windows.typical("unknown") == 0.0
 
 
-def test_future_and_static_values_count(tmp_path: Path) -> None:
+def test_future_and_static_values_change_the_forecast(tmp_path: Path) -> None:
     fitted = fit_everything()
     windows = WindowForecaster(fitted.stored_, "all")
     table = everything(120 + h)
@@ -118,7 +118,7 @@ def test_large_numbers_of_a_narrow_range_are_float64(model: Forecaster) -> None:
     np.testing.assert_allclose(forecasts - 1e9, plain, atol=1e-3)
 
 
-def test_windows_that_memory_does_not_hold_are_forecast_in_halves(
+def test_windows_beyond_the_memory_are_forecast_in_halves(
     windows: WindowForecaster, model: Forecaster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     want = windows.run(ends_of(windows).astype(np.float32)).values()
@@ -150,7 +150,7 @@ def test_a_network_goes_to_the_gpu_for_many_windows(
     assert places == ["cpu", "cuda", "cpu", "cpu", "cuda", "cuda"]
 
 
-def test_a_gpu_that_is_not_there_is_refused(model: Forecaster, tmp_path: Path) -> None:
+def test_a_missing_gpu_is_an_error(model: Forecaster, tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     path = save(model, tmp_path)

@@ -1,4 +1,4 @@
-"""Numbers and labels as a network learns them, and the answers that are refused."""
+"""Numbers and labels as targets of a network; invalid answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fastlstm.sequence.answers import (
 TRAIN = np.array([0, 1, 2])
 
 
-def test_numbers_are_learned_in_deviations_of_the_training_ones() -> None:
+def test_numbers_are_scaled_by_the_training_sequences() -> None:
     y = answers_of([1.0, 2.0, 3.0, 100.0])
     numbers = Numbers.of(y, TRAIN)
     assert (numbers.mean.tolist(), len(numbers)) == ([2.0], 1)
@@ -70,7 +70,7 @@ def test_labels_are_numbered_by_class() -> None:
         ([True, 0], None, [0, True], "O"),
     ],
 )
-def test_classes_are_sorted_if_they_can_be(
+def test_classes_are_sorted_if_possible(
     labels: list[Any], dtype: Any, classes: list[Any], kind: str
 ) -> None:
     found = classes_of(labels, dtype)
@@ -114,11 +114,11 @@ def test_each_class_has_its_share_held_out() -> None:
         (["a", "b"], r"dtype <U1, expected numbers of shape \(N,\) or \(N, K\); labels are for"),
         (np.zeros((2, 2, 2)), r"shape \(2, 2, 2\)"),
         ([], r"shape \(0,\)"),
-        ([1.0, float("nan")], "the answer to sequence 1 is NaN or infinite"),
-        ([[1.0, 2.0], [float("inf"), 0.0]], "the answer to sequence 1 is NaN or infinite"),
+        ([1.0, float("nan")], "the answer of sequence 1 is NaN or infinite"),
+        ([[1.0, 2.0], [float("inf"), 0.0]], "the answer of sequence 1 is NaN or infinite"),
     ],
 )
-def test_answers_that_are_no_numbers_are_refused(y: Any, message: str) -> None:
+def test_answers_that_are_not_numbers_are_refused(y: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         answers_of(y)
 
@@ -131,12 +131,15 @@ def test_numbers_as_objects_are_numbers() -> None:
     ("y", "message"),
     [
         (np.zeros((2, 1)), r"y has shape \(2, 1\), expected one label per sequence"),
-        (["a", ["b"]], "the label of sequence 1 is a list, expected something hashable"),
-        (["a", float("nan")], "the label of sequence 1 is NaN; leave it out, or name it"),
+        (["a", ["b"]], "the label of sequence 1 is a list, expected a hashable value"),
+        (
+            ["a", float("nan")],
+            "the label of sequence 1 is NaN; give one, or leave",
+        ),
         ([pd.NA, "a"], "the label of sequence 0 is <NA>"),
     ],
 )
-def test_labels_that_cannot_be_used_are_named(y: Any, message: str) -> None:
+def test_invalid_labels_are_named(y: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         labels_of(y)
 
@@ -156,7 +159,7 @@ def test_one_class_is_too_few() -> None:
     [
         (None, "y to be passed, but the target y is None: give 3 answers"),
         (5, "y is an int, expected 3 answers"),
-        ([1, 2], "3 sequences and 2 answers came; give one for each"),
+        ([1, 2], "got 3 sequences and 2 answers; give one answer per sequence"),
     ],
 )
 def test_there_is_one_answer_per_sequence(y: Any, message: str) -> None:
@@ -173,14 +176,14 @@ def test_weights_are_ones_by_default() -> None:
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        (["a", "b"], "no array of numbers"),
+        (["a", "b"], "not an array of numbers"),
         ([1.0], r"shape \(1,\), expected \(2,\)"),
-        ([1.0, -1.0], "numbers of 0 or more, and not all 0"),
-        ([0.0, 0.0], "not all 0"),
-        ([1.0, float("inf")], "numbers of 0 or more"),
+        ([1.0, -1.0], "numbers from 0 on, not all of them 0"),
+        ([0.0, 0.0], "not all of them 0"),
+        ([1.0, float("inf")], "numbers from 0 on"),
     ],
 )
-def test_weights_without_a_mean_are_refused(weights: Any, message: str) -> None:
+def test_invalid_weights_are_refused(weights: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         weights_of(weights, 2)
 

@@ -1,4 +1,4 @@
-"""`SequenceRegressor` and `SequenceClassifier`: they learn, pad without trace, refuse."""
+"""`SequenceRegressor` and `SequenceClassifier`: learning, padding, refusals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from fastlstm import SequenceClassifier, SequenceRegressor
 from fastlstm.errors import ConfigError, DataError, NonFiniteError
 from fastlstm.sequence import estimators
-from fastlstm.sequence.data import Sequences
 from fastlstm.sequence.model import NetworkConfig, SequenceNetwork
 
 QUICK: dict[str, Any] = {
@@ -65,7 +64,7 @@ def test_the_same_seed_gives_the_same_network() -> None:
 
 
 @pytest.mark.isa
-def test_several_numbers_are_answered_each_in_its_units() -> None:
+def test_several_numbers_keep_their_units() -> None:
     X = np.random.default_rng(0).normal(size=(200, 6, 2)).astype(np.float32)
     y = np.stack([X[:, -1, 0] * 1e4, X[:, -1, 1] * 1e-3 + 7, np.full(200, 3.0)], 1)
     model = SequenceRegressor(**QUICK).fit(X[:150], y[:150])
@@ -94,7 +93,7 @@ def test_labels_of_any_kind_are_learned(labels: tuple[Any, Any]) -> None:
 
 @pytest.mark.isa
 @pytest.mark.parametrize("labels", [np.array(["z", "a", "b"]), np.array([2, 0, 1], np.int16)])
-def test_labels_of_an_array_come_back_as_they_were(labels: NDArray[Any]) -> None:
+def test_labels_of_an_array_keep_their_dtype(labels: NDArray[Any]) -> None:
     X = walks(60)
     y = labels[np.arange(60) % 3]
     model = SequenceClassifier(**{**QUICK, "epochs": 2}).fit(X, y)
@@ -125,14 +124,14 @@ def test_a_rare_class_is_held_out_by_its_share(monkeypatch: pytest.MonkeyPatch) 
     assert counts == [(3, 3)] * 4
 
 
-def test_labels_that_cannot_be_sorted_stay_as_they_came() -> None:
+def test_unsortable_labels_keep_their_order() -> None:
     labels = [None, "b", 3, ("a", 1), 2.5]
     model = SequenceClassifier(**{**QUICK, "epochs": 1}).fit(walks(20), labels * 4)
     assert model.classes_.tolist() == labels
 
 
-def test_held_out_sequences_teach_nothing() -> None:
-    """With a single epoch to choose from, not even when to end."""
+def test_held_out_sequences_do_not_train() -> None:
+    """With a single epoch they do not decide the end either."""
     X = walks(40)
     is_held_out = np.isin(np.arange(40), np.random.default_rng(0).permutation(40)[:8])
     others = [x + 100 * int(is_one) for x, is_one in zip(X, is_held_out, strict=True)]
@@ -161,16 +160,7 @@ def test_training_ends_early_and_keeps_the_best() -> None:
     assert (error**2).mean() == pytest.approx(min(losses), rel=1e-3)
 
 
-def test_the_same_seed_gives_the_same_model() -> None:
-    X = walks(60)
-    y = first_values(X)
-    given = {**QUICK, "epochs": 2, "dropout": 0.3}
-    first, second = (SequenceRegressor(**given).fit(X, y).predict(X) for _ in range(2))
-    assert (first == second).all()
-    assert (SequenceRegressor(**given, seed=1).fit(X, y).predict(X) != first).any()
-
-
-def test_answers_and_values_far_from_0_are_as_exact_as_near_it() -> None:
+def test_values_far_from_0_are_as_exact_as_near_0() -> None:
     rng = np.random.default_rng(0)
     X = rng.integers(-50, 50, size=(300, 6, 2)) / 16
     y = X[:, 0, 0] + X[:, -1, 1]
@@ -211,8 +201,8 @@ def test_padding_changes_nothing(pooling: Any, bidirectional: bool, num_layers: 
 
 
 @pytest.mark.isa
-def test_both_ways_reads_both_ends() -> None:
-    """Of one step on, the last state of the second direction is that at the first step."""
+def test_both_directions_read_both_ends() -> None:
+    """The final state of the second direction is its output at the first step."""
     torch.manual_seed(0)
     network = SequenceNetwork(
         NetworkConfig(num_columns=1, num_outputs=1, hidden_size=8, embed_size=6, bidirectional=True)
@@ -236,27 +226,8 @@ def test_a_list_and_an_array_are_the_same() -> None:
     np.testing.assert_allclose(many, np.tile(model.predict(X), 7), rtol=1e-5)
 
 
-def test_columns_are_scaled_by_the_training_sequences() -> None:
-    X = walks(10)
-    X[3][1, 0] = np.nan
-    used = np.array([0, 3, 7])
-    sequences = Sequences.of(X)
-    mean, std = sequences.scale(used)
-    whole = np.concatenate([X[n] for n in used])
-    np.testing.assert_allclose(mean, np.nanmean(whole, 0), rtol=1e-5)
-    np.testing.assert_allclose(std, np.nanstd(whole, 0), rtol=1e-5)
-    batch = sequences.batch(np.array([7, 3]), mean, std)
-    assert batch.lengths is not None
-    assert batch.lengths.tolist() == [len(X[7]), len(X[3])]
-    want = (X[7] - mean.numpy()) / std.numpy()
-    np.testing.assert_allclose(batch.values[0, : len(X[7])], want, rtol=1e-4, atol=1e-5)
-    assert batch.values[1, 1, 0].isnan()
-    same = Sequences.of(np.full((3, 4, 1), 1e6, np.float32)).scale(np.array([0, 1, 2]))
-    assert [float(v) for v in same] == [1e6, 1.0]
-
-
-def test_missing_values_are_told_apart() -> None:
-    """Only what is missing says what is asked for."""
+def test_missing_values_are_an_input() -> None:
+    """Only the missing values determine the label."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(200, 6, 1)).astype(np.float32)
     y = rng.integers(2, size=200)
@@ -264,72 +235,51 @@ def test_missing_values_are_told_apart() -> None:
     model = SequenceClassifier(**QUICK).fit(X[:150], y[:150])
     assert model.score(X[150:], y[150:]) > 0.95
     complete = SequenceRegressor(**{**QUICK, "epochs": 1}).fit(X[y == 0], X[y == 0, 0, 0])
-    with pytest.raises(DataError, match="have missing values, those at fit had none"):
+    with pytest.raises(DataError, match="have missing values, the sequences at fit had none"):
         complete.predict(X)
 
 
 # what is refused ---------------------------------------------------------------------------------
 
 GOOD = np.zeros((6, 4, 2), np.float32)
-ENDLESS = GOOD.copy()
-ENDLESS[4, 1, 1] = np.inf
 BAD_X: list[tuple[Any, str]] = [
     (GOOD[0], r"X has shape \(4, 2\) and dtype float32, expected numbers of shape \(N, T, C\)"),
-    (GOOD.astype(str), "X has shape .* expected numbers"),
     ("text", "X has shape .* expected numbers"),
-    ([], "no sequences came"),
-    ([GOOD[0], GOOD[1, :, :1]], "sequence 1 has 1 column, sequence 0 has 2"),
-    (
-        [GOOD[0], GOOD[1, :, 0]],
-        r"sequence 1 has shape \(4,\) .* expected numbers of shape \(T, C\)",
-    ),
-    ([GOOD[0], [[1, 2], [3]]], r"sequence 1 is no array of numbers"),
-    ([GOOD[0], GOOD[1, :0]], "sequence 1 has no steps"),
-    (GOOD[:, :, :0], "no columns"),
-    (GOOD[:, :0], "sequence 0 has no steps"),
-    (ENDLESS, "sequence 4, step 1, column 1 is infinite"),
-    ([*GOOD[:4], ENDLESS[4, 1:]], "sequence 4, step 0, column 1 is infinite"),
-    (np.full((6, 4, 2), 1e300), "sequence 0, step 0, column 0 is infinite, or beyond float32"),
-    (GOOD[:5], "5 sequences and 6 answers came"),
+    (GOOD[:5], "got 5 sequences and 6 answers"),
 ]
 
 
 @pytest.mark.parametrize(("X", "message"), BAD_X)
-def test_what_are_no_sequences_is_refused(X: Any, message: str) -> None:
+def test_invalid_sequences_are_refused(X: Any, message: str) -> None:
     with pytest.raises(DataError, match=message) as caught:
         SequenceRegressor().fit(X, np.arange(6.0))
     assert "\n" not in str(caught.value)
 
 
 BAD_Y: list[tuple[Any, Any, str]] = [
-    (SequenceRegressor, np.zeros((6, 2, 2)), r"y has shape \(6, 2, 2\)"),
     (SequenceRegressor, list("abcdef"), "labels are for SequenceClassifier"),
-    (SequenceRegressor, [1, 2, np.nan, 3, 4, 5], "answer to sequence 2 is NaN"),
-    (SequenceRegressor, 3.0, "y is a float, expected 6 answers"),
     (SequenceRegressor, np.array(3.0), "y is a ndarray, expected 6 answers"),
     (SequenceClassifier, np.zeros((6, 2)), r"y has shape \(6, 2\), expected one label"),
-    (SequenceClassifier, ["a"] * 6, "every label is 'a', expected two or more classes"),
-    (SequenceClassifier, [0, 1, [2], 0, 1, 0], "label of sequence 2 is a list, expected something"),
     (SequenceClassifier, [0, 1, float("nan"), 0, 1, 0], "label of sequence 2 is NaN"),
 ]
 
 
 @pytest.mark.parametrize(("kind", "y", "message"), BAD_Y)
-def test_what_are_no_answers_is_refused(kind: Any, y: Any, message: str) -> None:
+def test_invalid_answers_are_refused(kind: Any, y: Any, message: str) -> None:
     with pytest.raises(DataError, match=message) as caught:
         kind().fit(GOOD, y)
     assert "\n" not in str(caught.value)
 
 
-def test_other_sequences_and_settings_are_refused() -> None:
+def test_other_columns_and_invalid_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match="this SequenceRegressor is not fitted yet; call fit"):
         SequenceRegressor().predict(GOOD)
     model = SequenceRegressor(epochs=1).fit(GOOD, np.arange(6.0))
-    with pytest.raises(DataError, match="have 1 column, those at fit had 2"):
+    with pytest.raises(DataError, match="have 1 column, the sequences at fit had 2"):
         model.predict(GOOD[:, :, :1])
-    with pytest.raises(DataError, match="6 sequences and 5 answers came"):
+    with pytest.raises(DataError, match="got 6 sequences and 5 answers"):
         model.score(GOOD, np.arange(5.0))
-    with pytest.raises(DataError, match="1 sequence came, expected 2 or more"):
+    with pytest.raises(DataError, match="got 1 sequence, expected 2 or more"):
         SequenceRegressor().fit(GOOD[:1], [1.0])
     for given, message in (
         ({"pooling": "max"}, "`pooling` is 'max', expected one of last, mean"),
@@ -361,7 +311,7 @@ def test_settings_are_scikit_learns() -> None:
 
 @pytest.mark.isa
 @pytest.mark.parametrize("answer", [7.0, 7.1, 1e9 / 3])
-def test_an_answer_that_never_changes_is_met(answer: float) -> None:
+def test_a_constant_answer_is_predicted(answer: float) -> None:
     x, y = np.random.default_rng(0).normal(size=(60, 5, 2)), np.full(60, answer)
     model = SequenceRegressor(hidden_size=4, embed_size=4, epochs=1).fit(x, y)
     np.testing.assert_array_equal(model.predict(x), y)
@@ -372,7 +322,7 @@ def test_an_answer_that_never_changes_is_met(answer: float) -> None:
     np.testing.assert_array_equal(model.predict(x), np.full(60, answer))
 
 
-def test_a_label_that_is_missing_in_pandas_is_named() -> None:
+def test_a_missing_label_of_pandas_is_named() -> None:
     labels = pd.Series(["a", pd.NA, "b"], dtype="string")
-    with pytest.raises(DataError, match="the label of sequence 1 is <NA>; leave it out"):
+    with pytest.raises(DataError, match="the label of sequence 1 is <NA>; give one"):
         SequenceClassifier().fit([np.zeros((4, 2))] * 3, labels)

@@ -1,4 +1,4 @@
-"""Stored sequence models: they come back as they were, and forged ones are refused by name."""
+"""Files of sequence models: round trips; forged files are named."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def fitted(y: Any, **given: Any) -> Any:
 
 
 @pytest.mark.parametrize("y", [NUMBERS, np.stack([NUMBERS, NUMBERS * 0 + 1 / 3], 1)])
-def test_a_regressor_comes_back_as_it_was(tmp_path: Path, y: Any) -> None:
+def test_a_saved_regressor_predicts_the_same(tmp_path: Path, y: Any) -> None:
     model = SequenceRegressor(**SMALL, pooling="mean", num_layers=2, seed=5).fit(X, y)
     model.save(tmp_path / "model")
     loaded = SequenceRegressor.load(tmp_path / "model")
@@ -61,7 +61,7 @@ def test_a_regressor_comes_back_as_it_was(tmp_path: Path, y: Any) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_a_classifier_comes_back_with_its_classes(tmp_path: Path, labels: Any) -> None:
+def test_a_saved_classifier_keeps_its_classes(tmp_path: Path, labels: Any) -> None:
     y = labels[np.arange(30) % len(labels)] if isinstance(labels, np.ndarray) else None
     y = [labels[n % len(labels)] for n in range(30)] if y is None else y
     model = SequenceClassifier(**SMALL).fit(X, y)
@@ -82,14 +82,14 @@ def test_a_classifier_comes_back_with_its_classes(tmp_path: Path, labels: Any) -
     ],
     ids=str,
 )  # fmt: skip
-def test_labels_that_json_cannot_hold_are_named(tmp_path: Path, labels: Any) -> None:
+def test_labels_that_json_cannot_represent_are_named(tmp_path: Path, labels: Any) -> None:
     y = labels[np.arange(30) % 2] if isinstance(labels, np.ndarray) else list(labels) * 15
     model = SequenceClassifier(**SMALL).fit(X, y)
     with pytest.raises(DataError, match=r"the label .* cannot be stored: give labels that are"):
         model.save(tmp_path / "model")
 
 
-def test_what_is_not_fitted_or_not_there_is_refused(tmp_path: Path) -> None:
+def test_unfitted_and_missing_models_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not fitted yet"):
         SequenceRegressor().save(tmp_path / "model")
     with pytest.raises(RunDirectoryError, match="no such run"):
@@ -105,7 +105,7 @@ def test_what_is_not_fitted_or_not_there_is_refused(tmp_path: Path) -> None:
 
 
 def forge(run: Path, name: str, change: Callable[[Any], None]) -> None:
-    """Changes a file and publishes it, hash and all."""
+    """Changes a file and publishes it with a valid hash."""
     path = run / name
     values = json.loads(path.read_text()) if name.endswith(".json") else load_file(path)
     change(values)
@@ -140,18 +140,18 @@ CONFIG: list[tuple[Callable[[Any], None], str]] = [
     (put("answers", "kind", value="colours"), "the kind of answers is 'colours'"),
     (put("answers", "classes", value=["a"]), "its classes are not 2"),
     (put("answers", "classes", value={"a": 1, "b": 2}), "its classes are not 2"),
-    (put("answers", "classes", value=["a", "a"]), "not all different"),
+    (put("answers", "classes", value=["a", "a"]), "not distinct"),
     (put("answers", "classes", value=["a", ["b"]]), "its classes are not 2"),
     (put("answers", "dtype", value="<U90000000"), "its classes are no <U90000000"),
     (put("answers", "dtype", value="<i4"), "config.json"),
-    (put("answers", "dtype", value="V9"), "of no type of labels"),
+    (put("answers", "dtype", value="V9"), "have an unsupported type"),
     (put("answers", "dtype", value=[["x", "<i4"]]), "config.json"),
     (put("data", "key", value=5), "config.json: data.key is 5, expected a text"),
 ]
 
 
 @pytest.mark.parametrize(("change", "message"), CONFIG)
-def test_a_description_that_makes_no_sense_is_named(
+def test_an_invalid_description_is_named(
     tmp_path: Path, change: Callable[[Any], None], message: str
 ) -> None:
     fitted(["a", "b"] * 15).save(tmp_path / "model")
@@ -172,7 +172,7 @@ def test_a_description_that_makes_no_sense_is_named(
         (lambda t: t["head.bias"].fill_(math.nan), NonFiniteError, "head.bias is NaN or Inf"),
     ],
 )
-def test_weights_that_do_not_fit_are_named(
+def test_mismatched_weights_are_named(
     tmp_path: Path, change: Callable[[Any], None], error: type[FastLSTMError], message: str
 ) -> None:
     fitted(["a", "b"] * 15).save(tmp_path / "model")
@@ -181,7 +181,7 @@ def test_weights_that_do_not_fit_are_named(
         SequenceClassifier.load(tmp_path / "model")
 
 
-def test_answers_of_numbers_that_make_no_sense_are_named(tmp_path: Path) -> None:
+def test_invalid_number_answers_are_named(tmp_path: Path) -> None:
     for name, value in (("mean", [0.0, 1.0]), ("std", [-1.0]), ("is_flat", 1), ("mean", None)):
         fitted(NUMBERS).save(tmp_path / "model")
         forge(tmp_path / "model", "config.json", put("answers", name, value=value))
@@ -189,7 +189,7 @@ def test_answers_of_numbers_that_make_no_sense_are_named(tmp_path: Path) -> None
             SequenceRegressor.load(tmp_path / "model")
 
 
-def test_damage_is_seen(tmp_path: Path) -> None:
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     fitted(NUMBERS).save(tmp_path / "model")
     path = tmp_path / "model" / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
@@ -197,7 +197,7 @@ def test_damage_is_seen(tmp_path: Path) -> None:
         SequenceRegressor.load(tmp_path / "model")
 
 
-def test_loading_leaves_random_numbers_alone(tmp_path: Path) -> None:
+def test_loading_keeps_the_random_state(tmp_path: Path) -> None:
     fitted(NUMBERS).save(tmp_path / "model")
     state = torch.get_rng_state()
     SequenceRegressor.load(tmp_path / "model")

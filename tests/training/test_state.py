@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fastlstm.errors import Stopped
-from fastlstm.forecast.model.categorical import CategoryEmbedding
+from fastlstm.forecast.model.network import CategoryEmbedding
 from fastlstm.training import state
 from fastlstm.training.optimizer import OptimizerSet
 from fastlstm.training.options import TrainingOptions

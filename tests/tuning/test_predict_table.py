@@ -11,8 +11,8 @@ import pytest
 from fastlstm.cli.main import main
 from fastlstm.cli.predict import table_rows as rows
 from fastlstm.errors import UsageError
-from fastlstm.forecast.closing import Closing
 from fastlstm.forecast.config import ForecastConfig
+from fastlstm.forecast.task import ForecastTask
 from fastlstm.tuning import predict
 from fastlstm.tuning.predict import (
     KEPT_GAIN,
@@ -107,7 +107,7 @@ def test_two_short_runs_predict_the_number_of_steps(table: Path, monkeypatch: py
         }  # fmt: skip
 
     monkeypatch.setattr(predict, "end_of_run", ended)
-    monkeypatch.setattr(Closing, "seconds", lambda closing, window_s: 1e5 * window_s)
+    monkeypatch.setattr(ForecastTask, "finish_s", lambda task, window_s: 1e5 * window_s)
     config = ForecastConfig(
         horizon=4, target=("y",), input_size=16, patch=4, hidden_size=16, threads=1, budget="100s"
     )

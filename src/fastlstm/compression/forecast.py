@@ -33,8 +33,7 @@ from fastlstm.compression.report import (
 from fastlstm.compression.session import CompressionSession, CompressionSource, Result
 from fastlstm.compression.units import without_units
 from fastlstm.errors import ConfigError, DataError
-from fastlstm.forecast.calibration import Calibration, calibrate, quantiles_of
-from fastlstm.forecast.closing import MIN_CALIBRATED
+from fastlstm.forecast.calibration import Calibration, calibrate
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.error_measures import QuantileScores
@@ -43,13 +42,19 @@ from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split, split_table
 from fastlstm.forecast.data.window_index import WindowIndex, spread_out
 from fastlstm.forecast.evaluation import INTERVALS
-from fastlstm.forecast.files import MODEL_FILE, StoredForecaster, forecaster_files, read_forecaster
+from fastlstm.forecast.files import (
+    MODEL_FILE,
+    Compression,
+    StoredForecaster,
+    forecaster_files,
+    read_forecaster,
+)
 from fastlstm.forecast.model.config import ForecasterConfig
 from fastlstm.forecast.model.network import LINEAR, ForecastNetwork
+from fastlstm.forecast.plan import fitted_scaler
 from fastlstm.forecast.table_schema import apply_schema
+from fastlstm.forecast.task import MIN_CALIBRATED
 from fastlstm.forecast.train import source_text, train_forecaster
-from fastlstm.forecast.untrained import fitted_scaler
-from fastlstm.forecast.weights_file import Compression
 from fastlstm.forecast.window_forecaster import WindowForecaster
 from fastlstm.ops.explain import explain
 from fastlstm.report.history import read_history
@@ -237,16 +242,15 @@ class ForecastCompression(CompressionSource):
         return dataclasses.replace(start.given, **values)
 
     def _make_task(self, *args: Any) -> CompressedForecastTask:
-        *_, inputs, _, _, _, closing = args
-        closing.approve = self._approve
-        self._is_own = is_own_table(closing.dataset, closing.split, self.stored)
+        _, _, dataset, split, inputs, _, _, budget_s = args
+        self._is_own = is_own_table(dataset, split, self.stored)
         teacher = None if self._teacher is None else copy.deepcopy(self._teacher.network)
         seconds = self._begin(
-            closing.split, inputs, is_own=self._is_own, is_trained=True, budget_s=closing.budget_s
+            split, inputs, is_own=self._is_own, is_trained=True, budget_s=budget_s
         )
         return CompressedForecastTask(
             *args, teacher=teacher, alpha=self.session.config.alpha, finished=self._finished,
-            about=self.session.end_event, measuring_s=seconds,
+            approved=self._approve, about=self.session.end_event, measuring_s=seconds,
         )  # fmt: skip
 
     def _finished(self, stored: StoredForecaster) -> StoredForecaster:
@@ -516,11 +520,8 @@ def block_errors(
         values, statics = next(inputs.read(rows, network.config, len(rows)))
         parameters, target = network(values, statics), values[:, L:, :C].numpy()
         places = inputs.places(inputs.table.segments.of_rows(rows))
-        wide = stored.calibration.width(values, network.config, places)
         scores = QuantileScores((), INTERVALS, has_crps)
-        quantiles = quantiles_of(
-            network.output, parameters, wide, stored.calibration, scores.levels
-        )
+        quantiles = stored.quantiles(parameters, values, places, scores.levels)
         scores.add(quantiles.numpy(), target)
         error = np.abs(network.output.center(parameters).numpy().astype(np.float64) - target)
         count = max(scores.num_values, 1)

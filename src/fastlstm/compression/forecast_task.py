@@ -45,8 +45,9 @@ class CompressedForecastTask(ForecastTask):
         teacher: network that reads the same windows, or None.
         alpha: share of the teacher in the loss.
         finished: makes the forecaster to publish from the one with the best weights.
+        approved: see `approve`.
         about: returns the entries of the `end` event.
-        measuring_s: seconds of a budget for `Closing.approve`.
+        measuring_s: seconds of a budget for `approve`.
 
     Attributes:
         teacher_s: seconds in the teacher.
@@ -56,13 +57,17 @@ class CompressedForecastTask(ForecastTask):
 
     def __init__(
         self, *args: Any, teacher: ForecastNetwork | None, alpha: float,
-        finished: Callable[[StoredForecaster], StoredForecaster], about: Callable[[], Event],
+        finished: Callable[[StoredForecaster], StoredForecaster],
+        approved: Callable[
+            [StoredForecaster, Trainer], tuple[StoredForecaster, Mapping[str, bytes]] | None
+        ],
+        about: Callable[[], Event],
         measuring_s: float,
     ) -> None:  # fmt: skip
         super().__init__(*args)
         self._teacher = None if teacher is None else teacher.to(self._device).eval()
         self._alpha, self._finished, self._about = alpha, finished, about
-        self._measuring_s = measuring_s
+        self._measuring_s, self._approved = measuring_s, approved
         self._teacher_state: RecurrentState | None = None
         self._start_state: RecurrentState | None = None
         self._teacher_states: list[RecurrentState] = []
@@ -125,10 +130,15 @@ class CompressedForecastTask(ForecastTask):
     def finish_s(self, unit_s: float) -> float:
         return super().finish_s(unit_s) + self._measuring_s
 
+    def approve(
+        self, stored: StoredForecaster, trainer: Trainer
+    ) -> tuple[StoredForecaster, Mapping[str, bytes]] | None:
+        return self._approved(stored, trainer)
+
     def finish(self, trainer: Trainer) -> Event:
         self.model.cpu()
-        self.closing.stored = self._finished(self.closing.stored)
-        return {**self.closing.finish(trainer), **self._about()}
+        self.stored = self._finished(self.stored)
+        return {**super().finish(trainer), **self._about()}
 
 
 def distance(output: Output, parameters: Tensor, answers: Tensor) -> Tensor:

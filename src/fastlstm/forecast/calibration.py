@@ -1,9 +1,9 @@
-"""Forecasts of windows in scaled units, and conformal calibration of their quantiles."""
+"""Conformal calibration of the quantiles of a forecaster."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,38 +16,36 @@ from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.window_index import WindowIndex, spread_out
 from fastlstm.forecast.model.config import ForecasterConfig
 from fastlstm.forecast.model.network import ForecastNetwork
-from fastlstm.forecast.model.outputs import Output
+from fastlstm.forecast.model.outputs import Output, Point
 from fastlstm.system.fields import is_number
 
 LEVELS = (0.005, 0.01, 0.025, *(k / 20 for k in range(1, 20)), 0.975, 0.99, 0.995)
-"""Calibrated quantiles; levels between them are interpolated linearly."""
+"""Levels of the calibrated quantiles; quantiles in between are interpolated linearly."""
 _HALF = (0.25, 0.75)
 _MAX_WINDOWS = 5_000
 _MAX_VALUES = 1 << 24
-"""Network outputs held at once, 64 MB."""
+"""Most network outputs in memory: 64 MB."""
 _PRIOR_WINDOWS = 2
 _LEAST_NOISE = 1e-3
 _LARGE = 1e30
 """Stands for an infinite quantile in arithmetic."""
 MIN_SPREAD = 0.05
-"""In standard deviations: a constant window may start to move."""
+"""In standard deviations; a constant window may start to move."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Conformal residual quantiles, normalised by window spread.
+    """Conformal residual quantiles, normalised by the spread of each window.
 
-    Conformalised quantile regression (Romano et al. 2019), level by level: each quantile of the
+    Conformalised quantile regression (Romano et al. 2019) at every level: each quantile of the
     network is shifted by its error on validation windows. For a point output this gives split
-    conformal intervals. Residuals are normalised (Lei et al. 2018, section 5.2), so that intervals
-    keep their level when a series calms down.
+    conformal intervals. Residuals are normalised (Lei et al. 2018, section 5.2), so intervals keep
+    their level when a series calms down. Series with equal spread may be smooth or noisy, so
+    residuals are also in units of the mean error of each series, if it is known.
 
-    Of n validation values the order statistic (n + 1) p is used, rounded away from the median, so
-    a central interval covers a further exchangeable value at least at its level for any n. If n is
-    too small for a level, its quantile is infinite.
-
-    Series of one spread may be smooth or noisy, so residuals are also in units of each series' own
-    mean error, as far as it is known.
+    Of n validation values the order statistic (n + 1) p is used, rounded away from the median: a
+    central interval covers a further exchangeable value with at least its level for any n. If n is
+    too small for a level, the quantile is infinite.
 
     Attributes:
         residuals: shape ``(25, h, C)``, float32, at `LEVELS`, in units of `width`.
@@ -59,33 +57,45 @@ class Calibration:
 
     @staticmethod
     def none(config: ForecasterConfig) -> Calibration:
-        """Returns a calibration without shifts, for an untrained network."""
+        """Returns a calibration without shifts."""
         return Calibration(torch.zeros(len(LEVELS), config.horizon, config.num_targets))
 
     def width(
         self, values: Tensor, config: ForecasterConfig, places: NDArray[np.int64] | None
     ) -> Tensor:
-        """Returns what the errors of windows are measured in, ``(B, C)``.
+        """Returns the unit of the errors of each window, ``(B, C)``.
 
         Args:
-            values: the windows, scaled.
-            config: of the network.
-            places: number at fit of each window's series, -1 if it is unknown; or None.
+            values: the scaled windows.
+            config: architecture of the network.
+            places: number at fit of each window's series, -1 if unknown; or None.
         """
         wide = spread(values, config)
         if self.noise is None or places is None:
             return wide
         return wide * _of_windows(self.noise, places)
 
-    def quantiles(self, base: Tensor, wide: Tensor, levels: Sequence[float]) -> Tensor:
+    def quantiles(
+        self, output: Output, parameters: Tensor, width: Tensor, levels: Sequence[float]
+    ) -> Tensor:
         """Returns quantiles ``(B, h, C, len(levels))`` that do not cross.
 
+        A distribution of counts keeps its own quantiles.
+
         Args:
-            base: network's quantiles at `LEVELS`, ``(B, h, C, 25)``, or points, ``(B, h, C, 1)``.
-            wide: spread of the windows, ``(B, C)``.
-            levels: requested.
+            output: output of the network.
+            parameters: its parameters, ``(B, h, C, num_parameters)``.
+            width: units of the errors, ``(B, C)``; see `width`.
+            levels: requested levels.
+
+        Raises:
+            ConfigError: a level outside the calibrated ones.
         """
-        known = base + self.residuals.permute(1, 2, 0) * wide[:, None, :, None]
+        require_known(levels)
+        if not output.is_calibrated:
+            return output.quantiles(parameters, levels)
+        base = output.quantiles(parameters, LEVELS)
+        known = base + self.residuals.permute(1, 2, 0) * width[:, None, :, None]
         known = known.sort(-1).values  # Chernozhukov et al. 2010: no worse, and monotone
         wanted, grid = np.asarray(levels, dtype=np.float64).round(9), np.asarray(LEVELS)
         above = np.searchsorted(grid, wanted)
@@ -99,13 +109,15 @@ class Calibration:
         return torch.where(low.isinf(), low, torch.where(high.isinf(), high, between))
 
     def infinite(self, levels: Sequence[float]) -> list[float]:
-        """Returns the levels whose quantile is infinite for a target at a step."""
+        """Returns the levels with an infinite quantile for some step and target."""
         zeros = self.residuals.new_zeros(1, *self.residuals.shape[1:], 1)
-        is_infinite = self.quantiles(zeros, zeros[:, 0, :, 0] + 1, levels).isinf().flatten(0, 2)
+        is_infinite = (
+            self.quantiles(Point(), zeros, zeros[:, 0, :, 0] + 1, levels).isinf().flatten(0, 2)
+        )
         return [level for level, is_so in zip(levels, is_infinite.any(0), strict=True) if is_so]
 
     def unsupported(self, levels: Sequence[float]) -> str | None:
-        """Returns a warning if some of the quantiles are infinite, else None."""
+        """Returns a warning if some quantiles are infinite, else None."""
         infinite = self.infinite(levels)
         if not infinite:
             return None
@@ -127,17 +139,17 @@ def calibrate(
     should_continue: Callable[[int], bool] | None = None,
     noise_before: Tensor | None = None,
 ) -> Calibration:
-    """Collects residuals of up to 5,000 evenly spread windows, fewer for long horizons.
+    """Calibrates on up to 5,000 evenly spread windows, fewer for long horizons.
 
-    The distribution of counts is not calibrated.
+    A distribution of counts is not calibrated.
 
     Args:
-        network: trained.
+        network: the trained network.
         inputs: the table.
         valid: validation windows.
-        show: called with the windows read so far and in all.
-        should_continue: called with the windows read so far; False skips the rest.
-        noise_before: `noise` of an earlier calibration, for series with few windows or none.
+        show: called with the number of windows done and of all.
+        should_continue: called with the number of windows done; False skips the rest.
+        noise_before: `noise` of an earlier calibration, for series with few or no windows.
     """
     config, output = network.config, network.output
     h, C = config.horizon, config.num_targets
@@ -169,7 +181,7 @@ def calibrate(
         noise = _noise(error[at >= 0], at[at >= 0], noise_before)
         wide = wide * _of_windows(noise, at)
     residuals = []
-    for t in range(h):  # step by step, to bound memory
+    for t in range(h):  # one step at a time bounds the memory
         base = output.quantiles(answer[:, t], LEVELS)
         residuals.append(conformal((target[:, t, :, None] - base) / wide[..., None]))
     shifts = torch.stack(residuals, 1)
@@ -179,14 +191,14 @@ def calibrate(
 
 
 def _include_point(shifts: Tensor) -> None:
-    """Widens intervals of 50 % and more, so that the point that they are around lies within."""
+    """Widens intervals of 50 % and more so that they contain the point forecast."""
     levels = torch.tensor(LEVELS)
     shifts[levels <= _HALF[0]] = shifts[levels <= _HALF[0]].clamp(max=0.0)
     shifts[levels >= _HALF[1]] = shifts[levels >= _HALF[1]].clamp(min=0.0)
 
 
 def _of_windows(noise: Tensor, places: NDArray[np.int64]) -> Tensor:
-    """Returns the noise of the series of windows, ``(B, C)``; 1 of unknown ones, of number -1."""
+    """Returns the noise of each window's series, ``(B, C)``; 1 for unknown series (number -1)."""
     at = torch.from_numpy(places)
     return torch.where(at[:, None] < 0, 1.0, noise[at])
 
@@ -194,12 +206,8 @@ def _of_windows(noise: Tensor, places: NDArray[np.int64]) -> Tensor:
 def _noise(errors: Tensor, places: NDArray[np.int64], before: Tensor) -> Tensor:
     """Returns the mean error of each series over the mean of all, ``(S, C)``.
 
-    A series with few windows stays near its ratio `before`, as if it had `_PRIOR_WINDOWS` more.
-
-    Args:
-        errors: above 0, NaN where missing, shape ``(N, h, C)``.
-        places: series of each window, ``(N,)``.
-        before: ratios expected so far, above 0, shape ``(S, C)``.
+    `before`, ``(S, C)``, are expected ratios: each counts as `_PRIOR_WINDOWS` windows of its
+    series. `errors`, ``(N, h, C)``, are NaN if missing; `places`, ``(N,)``, number the series.
     """
     is_there = ~errors.isnan()
     count, total = (
@@ -210,7 +218,7 @@ def _noise(errors: Tensor, places: NDArray[np.int64], before: Tensor) -> Tensor:
     )
     num = count.sum(0).clamp(min=1)
     mean = total.sum(0) / num
-    of_mean = (count * before).sum(0) / num  # the windows may be of the quiet series only
+    of_mean = (count * before).sum(0) / num  # perhaps only the quiet series have windows
     expected = mean * before / torch.where(of_mean > 0, of_mean, 1.0)
     prior = _PRIOR_WINDOWS * errors.shape[1]
     of_series = (total + prior * expected) / (count + prior)
@@ -225,8 +233,8 @@ def conformal(errors: Tensor) -> Tensor:
         errors: shape ``(N, C, 25)``, of every level's quantile, or ``(N, C, 1)``; NaN if missing.
 
     Returns:
-        Shape ``(25, C)``: of n errors the one at (n + 1) p, rounded down below the median and up
-        above it; infinite at 0 and n + 1.
+        Shape ``(25, C)``: the error at place (n + 1) p of n, rounded down below the median and up
+        above it; infinite at places 0 and n + 1.
     """
     count = (~errors[..., 0].isnan()).sum(0)
     place = torch.tensor(LEVELS, dtype=torch.float64)[:, None] * (count + 1)
@@ -236,46 +244,23 @@ def conformal(errors: Tensor) -> Tensor:
     first = torch.where(is_upper, place.ceil(), place.floor()).long()
     second = torch.where(is_lower, place.floor(), place.ceil()).long()
     ends = torch.full_like(errors[:1], math.inf)
-    ordered = torch.cat([-ends, errors.sort(0).values, ends])  # missing ones come last
+    ordered = torch.cat([-ends, errors.sort(0).values, ends])  # NaN sorts last
     ordered = torch.where(ordered.isnan(), math.inf, ordered).expand(-1, -1, len(LEVELS))
     low, high = (ordered.gather(0, at.T[None])[0].T for at in (first, second))
-    return ((low + high) / 2).nan_to_num(0.0, math.inf, -math.inf)  # without errors the median is 0
+    return ((low + high) / 2).nan_to_num(0.0, math.inf, -math.inf)  # the median without errors is 0
 
 
 def spread(values: Tensor, config: ForecasterConfig) -> Tensor:
-    """Returns how much the targets move in each window's input, ``(B, C)``, above 0: the standard
+    """Returns the spread of the targets in each window's input, ``(B, C)``, above 0: the standard
     deviation if the network divides by it, else its square root.
 
-    Else errors grow with the deviation of a window, but less than in proportion to it: the root has
-    the least pinball loss between halves of the validation part (docs/series.md).
+    Without that division errors grow more slowly than the deviation: the root has the least pinball
+    loss between halves of the validation part (docs/series.md).
     """
     past = values[:, : config.input_size, : config.num_targets]
     mean = past.nanmean(1, keepdim=True)
     deviation = torch.sqrt(((past - mean) ** 2).nanmean(1)).nan_to_num(1.0) + MIN_SPREAD
     return deviation if config.normalize == "standard" else torch.sqrt(deviation)
-
-
-@torch.no_grad()
-def answer(
-    network: ForecastNetwork,
-    values: Tensor,
-    statics: Tensor | None,
-    calibration: Calibration | None = None,
-    levels: Sequence[float] = (),
-    places: NDArray[np.int64] | None = None,
-) -> Tensor:
-    """Returns forecasts of windows, ``(B, h, C, 1)``, or quantiles, ``(B, h, C, len(levels))``.
-
-    `places` are the numbers at fit of their series; see `Calibration.width`.
-
-    Raises:
-        ConfigError: a level outside those calibrated.
-    """
-    parameters = network.answers(values, statics)
-    if calibration is None or len(levels) == 0:
-        return network.output.center(parameters)[..., None]
-    wide = calibration.width(values, network.config, places)
-    return quantiles_of(network.output, parameters, wide, calibration, levels)
 
 
 def require_numbers(name: str, levels: Sequence[float]) -> None:
@@ -286,52 +271,8 @@ def require_numbers(name: str, levels: Sequence[float]) -> None:
 
 
 def require_known(levels: Sequence[float]) -> None:
-    """Raises ConfigError unless `levels` is a list of levels within those calibrated."""
+    """Raises ConfigError unless `levels` is a list of numbers within the calibrated range."""
     require_numbers("quantiles", levels)
     for level in levels:
         if not LEVELS[0] <= level <= LEVELS[-1]:
             raise ConfigError(f"quantile {level} is outside {LEVELS[0]} to {LEVELS[-1]}")
-
-
-def quantiles_of(
-    output: Output,
-    parameters: Tensor,
-    wide: Tensor,
-    calibration: Calibration,
-    levels: Sequence[float],
-) -> Tensor:
-    """Returns quantiles ``(B, h, C, len(levels))`` of a network's output.
-
-    Args:
-        output: of the network.
-        parameters: shape ``(B, h, C, num_parameters)``.
-        wide: spread of the windows, ``(B, C)``.
-        calibration: used unless the output is a distribution of counts.
-        levels: requested.
-
-    Raises:
-        ConfigError: a level outside those calibrated.
-    """
-    require_known(levels)
-    if not output.is_calibrated:
-        return output.quantiles(parameters, levels)
-    return calibration.quantiles(output.quantiles(parameters, LEVELS), wide, levels)
-
-
-def forecast(
-    network: ForecastNetwork,
-    inputs: ScaledWindows,
-    rows: NDArray[np.int64],
-    calibration: Calibration | None = None,
-    levels: Sequence[float] = (),
-    size: int = 256,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields `answer` for the windows that begin at `rows`, ``size`` at a time, and actual values
-    ``(B, h, C)``."""
-    config, done = network.config, 0
-    for values, statics in inputs.read(rows, config, size):
-        segments = inputs.table.segments.of_rows(rows[done : done + len(values)])
-        done += len(values)
-        target = values[:, config.input_size :, : config.num_targets]
-        places = inputs.places(segments)
-        yield answer(network, values, statics, calibration, levels, places), target

@@ -1,4 +1,4 @@
-"""The typed configuration of a forecaster: `Forecaster`, flags, YAML and config.json share it."""
+"""The typed configuration of a forecaster: for `Forecaster`, flags, YAML and config.json."""
 
 from __future__ import annotations
 
@@ -26,39 +26,39 @@ CALENDAR = ("hour", "weekday", "year")
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastConfig(TrainingOptions, ReadOptions):
-    """Options of training a forecaster. `None` means: chosen from the data and reported.
+    """Options of training a forecaster. `None`: chosen from the data and reported.
 
     Attributes:
         horizon: number of steps to forecast.
         target: columns to forecast; default y, or all numeric columns of a single series.
-        time: column of timestamps; default ds, date … or the only one with times. Several with
-            commas between them are joined: Date,Time.
-        series: column with the name of the series; default unique_id if there is one. Several with
-            commas between them are joined: store,item.
+        time: column of timestamps; default ds, date … or the only column with times. Names with
+            commas in between are joined: Date,Time.
+        series: column with the name of the series; default unique_id if it exists. Names with
+            commas in between are joined: store,item.
         past: past covariates, unknown in the future; default all other numeric columns.
         future: future covariates, known in advance.
-        calendar: sines and cosines of the time as future covariates: of hour, weekday, year, or
-            none. The default, for a single target without other future covariates, takes those
-            that the training part has two periods of, if the error of the linear path on
-            validation windows is 1 % less with them.
+        calendar: sines and cosines of hour, weekday, year as future covariates, or none. The
+            default, for a single target without other future covariates, takes the periods that
+            fit twice into the training part, if they lower the validation error of the linear
+            path by 1 %.
         static: static covariates, one value per series.
         categorical: covariates that are categories.
         ignore: columns not to use.
         cache_dir: cache of prepared tables (default ~/.cache/fastlstm).
         split: train/validation/test by time, in percent, or in steps: 8640,2880,2880.
-        input_size: past steps that the model reads; default up to 720, as the data allows.
+        input_size: past steps that the model reads; default up to 720, if the data allows.
         patch: time steps per LSTM step; default fits input and horizon.
         hidden_size: hidden units, H.
         num_layers: number of LSTM layers.
-        channels: shared runs each target through one network by itself, joint all together.
-        linear: a linear path beside the LSTM, whose weights are ridge regression on lags and future
-            covariates; default for a single target.
-        decoder: direct forecasts all patches at once; autoregressive one by one, each from the
-            forecasts before it.
+        channels: shared runs each target alone through one network, joint all targets together.
+        linear: add to the LSTM a linear path with the weights of ridge regression on lags and
+            future covariates; default for a single target.
+        decoder: direct forecasts all patches at once; autoregressive forecasts one after another,
+            each from those before it.
         bidirectional: read the input in both directions (direct decoder only).
         normalize: per window: subtract the last value, standardize, or nothing.
-        tbptt: truncated backpropagation: train on long series in order, in chunks of N steps with
-            the state carried over, instead of windows.
+        tbptt: truncated backpropagation: train on series in order, in chunks of N steps with the
+            state carried over, not on windows.
         dropout: dropout before the output layer.
         output: point forecasts, seven quantiles, Student's t, or negative binomial for counts.
         loss: loss of point forecasts.
@@ -66,8 +66,8 @@ class ForecastConfig(TrainingOptions, ReadOptions):
             evaluations, the test and the report; default 2m without --steps or --epochs.
         batch_size: windows per step; lanes with tbptt.
         balance: sample all series equally often, whatever their length.
-        evaluations: number of validations, evenly spaced over the run; default is up to 16 that
-            take about 3 % of the time.
+        evaluations: number of validations, evenly spaced over the run; default up to 16 that take
+            about 3 % of the time.
     """
 
     default_budget: ClassVar[str] = "2m"
@@ -123,7 +123,7 @@ class ForecastConfig(TrainingOptions, ReadOptions):
         split_of(self.split)
         if self.balance and self.tbptt is not None:
             raise ConfigError(
-                "`balance` draws windows of all series equally often, `tbptt` reads series whole;"
+                "`balance` samples windows of all series equally often, `tbptt` reads whole series;"
                 " leave out one of them"
             )
 
@@ -139,7 +139,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
 
 
 def _names(field: str, value: Any) -> Names | None:
-    """Returns column names; of a text those between commas."""
+    """Returns column names; a string has commas in between."""
     if value is None:
         return None
     if isinstance(value, str):
@@ -150,7 +150,7 @@ def _names(field: str, value: Any) -> Names | None:
 
 
 def _calendar(parts: Names) -> Names:
-    """Returns the parts of a calendar in their order; none of "none"."""
+    """Returns the parts of a calendar in the order of `CALENDAR`; nothing for "none"."""
     if unknown := [part for part in parts if part not in ("none", *CALENDAR)]:
         raise ConfigError(
             f"`calendar` is '{unknown[0]}', expected some of {', '.join(CALENDAR)}, or none"
@@ -159,7 +159,7 @@ def _calendar(parts: Names) -> Names:
 
 
 def _numbers(field: str, value: Any) -> Numbers:
-    """Returns numbers, and texts "COLUMN=NUMBER"; of a text those between commas."""
+    """Returns numbers and strings "COLUMN=NUMBER"; a string has commas in between."""
     text = value
     if isinstance(value, Mapping):
         pairs = {name: c if isinstance(c, list | tuple) else [c] for name, c in value.items()}
@@ -182,10 +182,10 @@ _READERS = {"Names": _names, "Names | None": _names, "Numbers": _numbers}
 
 
 def split_of(text: str) -> tuple[float, ...] | tuple[int, ...]:
-    """Returns shares that sum to 1 of ``"70/10/20"``, or counts of steps of ``"8640,2880,2880"``.
+    """Returns the shares, with sum 1, of ``"70/10/20"``, or the steps of ``"8640,2880,2880"``.
 
     Raises:
-        ConfigError: neither.
+        ConfigError: another text.
     """
     if "/" in text:
         return parse_split(text)

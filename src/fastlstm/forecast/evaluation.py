@@ -1,26 +1,22 @@
-"""Evaluation of a trained forecaster on the test part: errors, coverage, example forecasts."""
+"""Errors of forecasts from many origins, compared with simple forecasts; example forecasts."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from fastlstm.errors import ConfigError, DataError, nearest_hint
-from fastlstm.forecast.backtest import backtest, season_of
-from fastlstm.forecast.calibration import forecast
+from fastlstm.forecast.calibration import LEVELS
 from fastlstm.forecast.data.dataset import SeriesDataset
-from fastlstm.forecast.data.error_measures import (
-    QuantileScores,
-    SeriesErrors,
-    StepErrors,
-)
-from fastlstm.forecast.data.naive import seasonal_error
+from fastlstm.forecast.data.error_measures import QuantileScores, Scores, SeriesErrors, StepErrors
+from fastlstm.forecast.data.naive import SeasonalNaive, seasonal_error
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split
 from fastlstm.forecast.data.window_index import WindowIndex, read_windows, spread_out
@@ -30,49 +26,136 @@ from fastlstm.forecast.ridge import RidgeForecast
 from fastlstm.system.fields import is_whole
 
 MAX_WINDOWS = 20_000
-"""Limit of test windows that a run evaluates, evenly spread."""
+"""Most test windows that a run evaluates; they are evenly spread."""
 INTERVALS = (0.8, 0.95)
 FAN = (95, 80, 50)
-"""Percent of the intervals of a picture."""
+"""Intervals of a picture, in percent."""
 FAN_LEVELS = tuple(sorted((100 + sign * level) / 200 for level in FAN for sign in (-1, 1)))
 _CURVE = (*(round(0.1 * n, 1) for n in range(1, 10)), 0.95, 0.99)
 _EXAMPLES = 6
-"""Windows shown; of several series one each, and of several targets in turn."""
+"""Most windows shown: as many of each series, the targets in turn."""
 _MAX_SERIES = 20
 _MIN_PAST = 48
-"""Least number of past steps shown with a forecast, if the network reads so many."""
+"""Least past steps shown with a forecast, if the network reads as many."""
+_DAY_US = 86_400_000_000
+_MAX_NUMBERS = 1 << 24
+"""Most quantiles of a batch: 64 MB."""
+Floats = NDArray[np.float64]
 
 
+@torch.no_grad()
 def evaluate_forecasts(
     stored: StoredForecaster,
     inputs: ScaledWindows,
-    split: Split,
     rows: NDArray[np.int64],
     season: int,
     quantiles: QuantileScores,
+    split: Split | None = None,
     is_scaled: bool = False,
-    by_step: Mapping[str, StepErrors] | None = None,
+    by_step: Mapping[str, StepErrors] = MappingProxyType({}),
     by_series: SeriesErrors | None = None,
     should_continue: Callable[[int], bool] | None = None,
 ) -> dict[str, dict[str, float]]:
-    """Returns the figures of `backtest` by forecast, quantiles' with the forecaster's."""
+    """Returns the figures of every forecast of the windows that begin at `rows`.
+
+    All figures are over the same values: every target present in the horizon of every window.
+
+    Args:
+        stored: the forecaster.
+        inputs: the table.
+        rows: first rows of windows of input and horizon.
+        season: period of the seasonal naive forecast, in steps.
+        quantiles: receives the quantiles; its figures are added to the forecaster's.
+        split: of the table; without it there is no mase and no "ridge".
+        is_scaled: report errors in standard deviations of the training rows.
+        by_step: also receives the errors, by name of the forecast.
+        by_series: also receives the errors of the forecaster and of the seasonal naive forecast.
+        should_continue: called with the number of windows done; False skips the rest.
+
+    Returns:
+        Figures of "forecaster", "ridge" (unless a part is too short to fit it), "seasonal_naive"
+        (see `SeasonalNaive`) and "naive" (the last value). Without earlier values, both naive
+        forecasts are the mean of the training rows (0 for counts).
+    """
+    network, config, table = stored.network, stored.network.config, inputs.table
+    L, h, C = config.input_size, config.horizon, config.num_targets
+    naive_error, ridge = (None, None) if split is None else _compared(stored, inputs, split, season)
+    names = ("forecaster", *(() if ridge is None else ("ridge",)), "seasonal_naive", "naive")
+    scores, done = {name: Scores(C) for name in names}, 0
+    last, seasonal = (SeasonalNaive(table, C, steps) for steps in (1, season))
+    size = _windows_at_once(config, quantiles) if should_continue is None else 64
+    for values, statics in inputs.read(rows, config, size):
+        origins = rows[done : done + len(values)] + L
+        done += len(values)
+        parts = table.segments.of_rows(origins - 1)
+        series = table.segments.series[parts]
+        mean, std = (scale[:, None, :C] for scale in inputs.scales(parts))
+        unit, shift, level = _units(mean, std, is_scaled)
+        center = mean - table.origins(series)[:, None, :C]
+        parameters, target = network.answers(values, statics), values[:, L:, :C].numpy()
+        found = stored.quantiles(parameters, values, inputs.places(parts), quantiles.levels)
+        quantiles.add(found.numpy(), target, unit)
+        scale = None if naive_error is None else naive_error[series][:, None] * (unit / std)
+        naive, of_season = ((n.forecast(origins, h) - center) / std for n in (last, seasonal))
+        answers: dict[str, NDArray[Any]]
+        answers = {"seasonal_naive": np.nan_to_num(of_season), "naive": np.nan_to_num(naive)}
+        answers["forecaster"] = network.output.center(parameters).numpy()
+        if ridge is not None:
+            answers["ridge"] = ridge.forecast(values)
+        plain = {name: answer * unit + shift for name, answer in answers.items()}
+        actual = target * unit + shift
+        for name, of_steps in by_step.items():
+            of_steps.add(plain[name], actual)
+        if by_series is not None:
+            by_series.add(series, plain["forecaster"], plain["seasonal_naive"], actual)
+        for name, score in scores.items():
+            score.add(plain[name], actual, plain["naive"], scale, unit, level)
+            score.num_without_past += int((np.isnan(naive) & ~np.isnan(target)).sum())
+        if should_continue is not None and not should_continue(done):
+            break
+    of_quantiles = {"forecaster": quantiles.result()} if quantiles.num_values else {}
+    return {name: score.result() | of_quantiles.get(name, {}) for name, score in scores.items()}
+
+
+def _compared(
+    stored: StoredForecaster, inputs: ScaledWindows, split: Split, season: int
+) -> tuple[NDArray[np.float64], RidgeForecast | None]:
+    """Returns the seasonal naive errors on the training rows, and ridge regression."""
     num_targets = stored.network.config.num_targets
     naive_error = seasonal_error(inputs.table, split.train_ends, num_targets, season)
-    ridge = None
-    with suppress(DataError):  # a part is too short
-        ridge = RidgeForecast(stored.network, inputs, split)
-    errors = backtest(
-        stored, inputs, rows, season, quantiles, naive_error, is_scaled, by_step=by_step,
-        by_series=by_series, should_continue=should_continue, ridge=ridge,
-    )  # fmt: skip
-    figures = {name: score.result() for name, score in errors.items()}
-    if quantiles.num_values:
-        figures["forecaster"] |= quantiles.result()
-    return figures
+    try:
+        return naive_error, RidgeForecast(stored.network, inputs, split)
+    except DataError:  # a part is too short
+        return naive_error, None
+
+
+def _units(mean: Floats, std: Floats, is_scaled: bool) -> tuple[Floats, Floats, Floats]:
+    """Returns unit and shift of the reported values, and the level of their 0 for smape."""
+    if is_scaled:
+        return np.ones_like(std), np.zeros_like(mean), mean / std
+    return std, mean, np.zeros_like(mean)
+
+
+def _windows_at_once(config: ForecasterConfig, quantiles: QuantileScores) -> int:
+    """Returns the windows of a batch: 256, fewer if they have many quantiles."""
+    num_levels = max(len(quantiles.levels), len(LEVELS))
+    return min(256, max(1, _MAX_NUMBERS // (config.horizon * config.num_targets * num_levels)))
+
+
+def season_of(dataset: SeriesDataset) -> int:
+    """Returns the steps of a day; of a week for days, of a year for months, else 1."""
+    frequency = dataset.frequency
+    if frequency.unit == "business_days":
+        return 5
+    if frequency.unit == "months":
+        return max(1, 12 // frequency.step)
+    if frequency.unit == "us" and frequency.step < _DAY_US and _DAY_US % frequency.step == 0:
+        return _DAY_US // frequency.step
+    return 7 if frequency.unit == "us" and frequency.step == _DAY_US else 1
 
 
 def num_test_windows(dataset: SeriesDataset, split: Split, sizes: ForecasterConfig) -> int:
-    """Returns how many windows `evaluation_events` evaluates; 0 if the part is too short."""
+    """Returns the number of windows that `evaluation_events` evaluates; 0 for a short part."""
     try:
         index = split.windows(dataset.table, "test", sizes.input_size, sizes.horizon)
     except DataError:
@@ -87,9 +170,9 @@ def evaluation_events(
     inputs: ScaledWindows,
     should_continue: Callable[[int, int], bool],
 ) -> list[dict[str, Any]]:
-    """Returns events test, calibration and forecast; docs/runs.md lists their keys.
+    """Returns the events test, calibration and forecast; docs/runs.md lists their keys.
 
-    `should_continue` is called with the windows evaluated so far and in all; False skips the rest.
+    `should_continue` is called with the number of windows done and of all; False skips the rest.
     """
     sizes = stored.network.config
     try:
@@ -109,10 +192,10 @@ def evaluation_events(
     by_step = {name: StepErrors(sizes.horizon, sizes.num_targets) for name in compared}
     by_series = SeriesErrors(len(dataset.series), sizes.num_targets)
     scores = evaluate_forecasts(
-        stored, inputs, split, spread_out(rows), season, curve, by_step=by_step,
-        by_series=by_series, should_continue=count,
+        stored, inputs, spread_out(rows), season, curve, split,
+        by_step=by_step, by_series=by_series, should_continue=count,
     )  # fmt: skip
-    for interval in set(_CURVE) - set(INTERVALS):  # for the curve only
+    for interval in set(_CURVE) - set(INTERVALS):  # only for the curve
         scores["forecaster"].pop(f"coverage_{100 * interval:g}", None)
     test = {
         "event": "test",
@@ -133,7 +216,7 @@ def evaluation_events(
 
 
 def _quarters(horizon: int) -> list[tuple[int, int]]:
-    """Returns first and last steps of the quarters of a horizon; fewer if it is short."""
+    """Returns first and last step of each quarter of a horizon; fewer parts if it is short."""
     ends = sorted({horizon * quarter // 4 for quarter in range(5)})
     return [(first + 1, last) for first, last in itertools.pairwise(ends)]
 
@@ -141,7 +224,7 @@ def _quarters(horizon: int) -> list[tuple[int, int]]:
 def _target_errors(
     names: Sequence[str], by_step: Mapping[str, StepErrors], horizon: int
 ) -> list[dict[str, Any]]:
-    """Returns the errors of each target in its unit, overall and by steps ahead."""
+    """Returns the errors of each target in its unit, in all and by quarter of the horizon."""
     ours, naive = by_step["forecaster"], by_step["seasonal_naive"]
     return [
         {
@@ -162,8 +245,8 @@ class TableEvaluation:
     """The errors of forecasts of a part of a table.
 
     Attributes:
-        figures: by forecast, of all series; see `Forecaster.backtest`.
-        season: of the seasonal naive forecast, in steps.
+        figures: figures of all series, by forecast; see `Forecaster.backtest`.
+        season: period of the seasonal naive forecast, in steps.
     """
 
     figures: dict[str, dict[str, float]]
@@ -172,8 +255,9 @@ class TableEvaluation:
     _dataset: SeriesDataset
 
     def by_series(self) -> list[dict[str, Any]]:
-        """Returns series, target, num_values, mae, seasonal_naive_mae and ratio (mae over it; None
-        beside 0) of every series and target with values, the largest ratio first."""
+        """Returns series, target, num_values, mae, seasonal_naive_mae and ratio (mae over
+        seasonal_naive_mae; None if that is 0) of every series and target with values, the largest
+        ratio first."""
         count, own, naive = self._errors.result()
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.where(own == naive, 1.0, own / naive)
@@ -192,8 +276,8 @@ class TableEvaluation:
         ]
 
     def worst_series(self) -> dict[str, Any]:
-        """Returns the first rows of `by_series`, how many rows there are, and of how many the ratio
-        is above 1; {} for a table of one series."""
+        """Returns the first rows of `by_series`, the number of rows, and the number of ratios above
+        1; {} for a table of one series."""
         if len(self._dataset.series) == 1:
             return {}
         rows = self.by_series()
@@ -202,7 +286,7 @@ class TableEvaluation:
 
 
 def shown_past(horizon: int) -> int:
-    """Returns how many past steps are shown with a forecast."""
+    """Returns the number of past steps shown with a forecast."""
     return max(_MIN_PAST, 2 * horizon)
 
 
@@ -214,15 +298,15 @@ def require_counts(**values: Any) -> None:
 
 
 def series_numbers(dataset: SeriesDataset, names: Sequence[Any] | None) -> list[int] | None:
-    """Returns the numbers of series by name; None for None.
+    """Returns the numbers of the named series; None for None.
 
     Raises:
-        ConfigError: a name is unknown, or there is none.
+        ConfigError: an unknown name, or no name.
     """
     if names is None:
         return None
     if len(names) == 0:
-        raise ConfigError("series is empty, expected names of series; leave it out for all")
+        raise ConfigError("`series` is empty, expected names of series; leave it out for all")
     known = {str(name): number for number, name in enumerate(dataset.series)}
     wanted = [names] if isinstance(names, str) else list(names)
     for name in wanted:
@@ -232,8 +316,8 @@ def series_numbers(dataset: SeriesDataset, names: Sequence[Any] | None) -> list[
 
 
 def times_of(dataset: SeriesDataset, rows: range, ahead: int = 0) -> list[str] | None:
-    """Returns the times of consecutive rows and of steps ahead of them as ISO 8601; None if rows
-    are counted."""
+    """Returns the times of consecutive rows and of the steps after them as ISO 8601; None if the
+    table has no times."""
     if not dataset.has_clock:
         return None
     segments = dataset.table.segments
@@ -248,17 +332,17 @@ def times_of(dataset: SeriesDataset, rows: range, ahead: int = 0) -> list[str] |
 def example_rows(
     dataset: SeriesDataset, index: WindowIndex, count: int, of: Sequence[int] | None = None
 ) -> NDArray[np.int64]:
-    """Returns first rows of `count` windows at most: as many of every series, evenly spread;
-    of evenly spread series where there are more. `of` are numbers of the series to take.
+    """Returns the first rows of up to `count` windows: evenly spread, as many of each series, of
+    evenly spread series if there are more. `of` are the numbers of the series to choose from.
 
     Raises:
-        DataError: none of them has a window.
+        DataError: none of the series has a window.
     """
     rows = index.rows(MAX_WINDOWS)
     series = dataset.table.segments.series[dataset.table.segments.of_rows(rows)]
     names = np.unique(series) if of is None else np.intersect1d(series, of)
     if len(names) == 0:
-        raise DataError("none of the series asked for has a window in this part; name others")
+        raise DataError("none of these series has a window in this part; name other series")
     names = names[np.linspace(0, len(names) - 1, min(count, len(names))).astype(np.int64)]
     share = max(1, count // max(1, len(names)))
     chosen = [
@@ -269,7 +353,7 @@ def example_rows(
 
 
 def fan(center: NDArray[np.float64], ends: Mapping[float, NDArray[np.float64]]) -> dict[str, Any]:
-    """Returns the point forecast and the intervals of an event `forecast`, by level of `FAN`."""
+    """Returns the point forecast and the intervals of an event `forecast`."""
     intervals = [
         {
             "level": level,
@@ -285,7 +369,7 @@ def fan(center: NDArray[np.float64], ends: Mapping[float, NDArray[np.float64]]) 
 def examples(
     stored: StoredForecaster, dataset: SeriesDataset, inputs: ScaledWindows, rows: NDArray[np.int64]
 ) -> list[dict[str, Any]]:
-    """Returns an event per window: its past, forecast and actual values of one target."""
+    """Returns an event `forecast` per window, each about one target."""
     sizes = stored.network.config
     shown = min(sizes.input_size, shown_past(sizes.horizon))
     past = read_windows(dataset.table, rows, sizes.input_size)[:, -shown:].numpy()
@@ -294,8 +378,8 @@ def examples(
     past = past + dataset.table.origins(series)[:, None]  # as float64
     shape = len(rows), len(dataset.table.columns)
     mean, std = (np.broadcast_to(scale, shape) for scale in inputs.scales(segments))
-    center, actual = next(forecast(stored.network, inputs, rows))
-    ends, _ = next(forecast(stored.network, inputs, rows, stored.calibration, FAN_LEVELS))
+    center, actual = next(stored.forecast(inputs, rows))
+    ends, _ = next(stored.forecast(inputs, rows, FAN_LEVELS))
     zone = dataset.time_zone if dataset.is_wall or not dataset.time_zone else "UTC"
     events = []
     for n, row in enumerate(rows.tolist()):

@@ -1,44 +1,58 @@
-"""A trained forecaster as files: JSON and safetensors, nothing executable."""
+"""`StoredForecaster`: a trained forecaster, and its files: JSON and safetensors, not executable."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import safetensors
+import safetensors.numpy
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from fastlstm.errors import FormatError
+from fastlstm.errors import CorruptFileError, FormatError
 from fastlstm.forecast.calibration import LEVELS, Calibration, require_known
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.calendar import calendar_names
+from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.series_scale import SeriesScale
 from fastlstm.forecast.data.splits import Scaler
 from fastlstm.forecast.data.timeline import Frequency
 from fastlstm.forecast.model.config import ForecasterConfig
-from fastlstm.forecast.model.network import ForecastNetwork
+from fastlstm.forecast.model.network import LINEAR, ForecastNetwork
 from fastlstm.forecast.table_schema import TableSchema
-from fastlstm.forecast.weights_file import (
-    RESIDUALS,
-    Compression,
-    read_weights_file,
-    weights_file,
-)
 from fastlstm.runs.find_run import read_model
 from fastlstm.runs.run_directory import FORECASTER
 from fastlstm.runs.stored_values import (
     checked_values,
+    described_state,
     json_object,
     require_same,
+    restored_network,
     stored_options,
     stored_text,
 )
-from fastlstm.runs.weight_formats import checked_compression
+from fastlstm.runs.tensors import decode_tensors, encode_tensors
+from fastlstm.runs.weight_formats import (
+    QuantizedMatrix,
+    as_floats,
+    block_grid,
+    checked_compression,
+    decode_weights,
+    encode_weights,
+    may_be_blocks,
+    num_gates,
+)
+
+if TYPE_CHECKING:
+    from fastlstm.training.checkpoint import Checkpoint
 
 CONFIG_FILE = "config.json"
 SCHEMA_FILE = "schema.json"
@@ -47,28 +61,60 @@ MODEL_FILE = "model.safetensors"
 FILES = (CONFIG_FILE, SCHEMA_FILE, SCALER_FILE, MODEL_FILE)
 _FORMAT = 3
 _FORMAT_OF_COMPRESSED = 4
-"""The format of forecasters with `compression` in config.json."""
+"""Format of forecasters with `compression` in config.json."""
 _MAX_JSON_BYTES = 1 << 28
-"""A table may have millions of names."""
+"""Large, as a table may have millions of names."""
+_RESIDUALS = "calibration.residuals"
+_NETWORK = "network."
+_MIN_ZERO_BLOCKS = 0.05
+"""Share of zero blocks from which a matrix is stored as the places and values of the others."""
+
+
+@dataclass(frozen=True)
+class Compression:
+    """How a forecaster was compressed.
+
+    Attributes:
+        about: `compression` in config.json; see docs/compress.md.
+        matrices: the quantized matrices of the file, by name; the network has their values.
+    """
+
+    about: Mapping[str, Any]
+    matrices: Mapping[str, QuantizedMatrix] = field(default_factory=dict)
+
+    @property
+    def weights(self) -> str:
+        """Format of the stored weights, one of `FORMATS_IN_FILES`."""
+        return str(self.about["weights"])
+
+    @property
+    def note(self) -> str | None:
+        """A line that says how forecasts are computed; None for plain fp32 weights."""
+        how = [] if self.weights == "fp32" else [f"weights are stored as {self.weights}"]
+        if self.about["structured"] in ("none", "blocks"):
+            how.append(f"{100 * self.about['prune']:g} % of the weights are zero")
+        if not how:
+            return None
+        return f"{', '.join(how)}; forecasts are computed in fp32 with all of them: no faster"
 
 
 @dataclass(frozen=True)
 class StoredForecaster:
-    """A trained forecaster and what it needs to read other tables.
+    """A trained forecaster with everything that it needs to forecast other tables.
 
     Attributes:
-        config: the configuration, every choice made.
+        config: the configuration with every choice made.
         given: the configuration as the user gave it.
-        network: trained.
-        scaler: of the columns.
-        series: level and spread of the targets of every series; None for one series, and for
-            counts: then `scaler` has the targets'.
-        calibration: of its intervals.
+        network: the trained network.
+        scaler: mean and deviation of the columns.
+        series: level and spread of the targets of every series; None for one series and for counts,
+            which use `scaler`.
+        calibration: calibration of the intervals.
         static_scale: mean and deviation of every static number, shape ``(K, 2)``.
-        schema: of its table.
-        key: of the table it was trained on.
-        compression: how it was compressed, or None.
-        is_recalibrated: the calibration is of a later table than the validation part.
+        schema: schema of the training table.
+        key: hash of the training table.
+        compression: how the forecaster was compressed, or None.
+        is_recalibrated: the calibration is from a later table, not from the validation part.
     """
 
     config: ForecastConfig
@@ -85,26 +131,98 @@ class StoredForecaster:
 
     @property
     def columns(self) -> dict[str, Any]:
-        """The target and the past covariates, which may have been chosen at fit."""
+        """Targets and past covariates, given or chosen at fit."""
         sizes, names = self.network.config, self.schema.columns
         num = sizes.num_targets
         return {"target": names[:num], "past": names[num : num + sizes.num_past]}
 
     def unsupported(self, levels: Sequence[float]) -> str | None:
-        """Returns a warning if some of the quantiles are infinite, else None.
+        """Returns a warning if some quantiles are infinite, else None.
 
         Raises:
-            ConfigError: a level outside those calibrated.
+            ConfigError: a level outside the calibrated range.
         """
         require_known(levels)
         is_calibrated = self.network.output.is_calibrated
         return self.calibration.unsupported(levels) if is_calibrated else None
 
+    def quantiles(
+        self,
+        parameters: Tensor,
+        values: Tensor,
+        places: NDArray[np.int64] | None,
+        levels: Sequence[float],
+    ) -> Tensor:
+        """Returns scaled quantiles ``(B, h, C, len(levels))``.
+
+        Args:
+            parameters: output of the network, ``(B, h, C, num_parameters)``.
+            values: the scaled windows.
+            places: number at fit of each window's series; see `Calibration.width`.
+            levels: requested levels.
+
+        Raises:
+            ConfigError: a level outside the calibrated range.
+        """
+        width = self.calibration.width(values, self.network.config, places)
+        return self.calibration.quantiles(self.network.output, parameters, width, levels)
+
+    def answer(
+        self,
+        values: Tensor,
+        statics: Tensor | None,
+        levels: Sequence[float] = (),
+        places: NDArray[np.int64] | None = None,
+    ) -> Tensor:
+        """Returns scaled forecasts ``(B, h, C, 1)`` of scaled windows, or their `quantiles`."""
+        parameters = self.network.answers(values, statics)
+        if len(levels) == 0:
+            return self.network.output.center(parameters)[..., None]
+        return self.quantiles(parameters, values, places, levels)
+
+    def forecast(
+        self, inputs: ScaledWindows, rows: NDArray[np.int64], levels: Sequence[float] = ()
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yields batches of `answer` and of the actual values ``(B, h, C)``, both scaled, for the
+        windows that begin at `rows`."""
+        config, done = self.network.config, 0
+        for values, statics in inputs.read(rows, config):
+            segments = inputs.table.segments.of_rows(rows[done : done + len(values)])
+            done += len(values)
+            target = values[:, config.input_size :, : config.num_targets]
+            yield self.answer(values, statics, levels, inputs.places(segments)), target
+
 
 def forecaster_files(stored: StoredForecaster) -> dict[str, bytes]:
     """Returns config.json, schema.json, scaler.json and model.safetensors."""
-    weights = weights_file(stored.network, stored.calibration.residuals, stored.compression)
-    return {**description_files(stored), MODEL_FILE: weights}
+    return {**description_files(stored), MODEL_FILE: _weights_file(stored)}
+
+
+def _weights_file(stored: StoredForecaster) -> bytes:
+    """Returns model.safetensors: float32, or parameters in a format of `runs.weight_formats`."""
+    network, compression = stored.network, stored.compression
+    state = {_NETWORK + name: tensor for name, tensor in network.state_dict().items()}
+    if compression is None:
+        return encode_tensors({**state, _RESIDUALS: stored.calibration.residuals})
+    weights: dict[str, Any] = {}
+    for name, parameter in network.named_parameters():
+        values, matrix = parameter.detach().cpu().numpy(), compression.matrices.get(name)
+        is_same = matrix is not None and np.array_equal(matrix.dequantized(), values)
+        weights[_NETWORK + name] = matrix if is_same else values
+    sparse = compression.about["structured"] == "blocks" and compression.weights != "int4"
+    blocks = {name for name, w in weights.items() if sparse and _is_shorter_as_blocks(name, w)}
+    data = encode_weights(weights, compression.weights, blocks)
+    others = {name: t.cpu().numpy() for name, t in state.items() if name not in weights}
+    others[_RESIDUALS] = stored.calibration.residuals.numpy()
+    return bytes(safetensors.numpy.save({**safetensors.numpy.load(data), **others}))
+
+
+def _is_shorter_as_blocks(name: str, matrix: Any) -> bool:
+    values = matrix.codes if isinstance(matrix, QuantizedMatrix) else matrix
+    if not may_be_blocks(values):
+        return False
+    is_zero = (block_grid(values, num_gates(name, len(values))) == 0).all(axis=(2, 3))
+    return bool(is_zero.mean() > _MIN_ZERO_BLOCKS)
 
 
 def description_files(stored: StoredForecaster) -> dict[str, bytes]:
@@ -144,41 +262,36 @@ def description_files(stored: StoredForecaster) -> dict[str, bytes]:
     }
 
 
-def read_options(
-    files: Mapping[str, bytes], path: Path
-) -> tuple[ForecastConfig, ForecastConfig, str]:
-    """Returns the options of a config.json, resolved and as given, and the key of the table.
-
-    Args:
-        files: of a checkpoint, by name.
-        path: its directory.
+def read_options(checkpoint: Checkpoint) -> tuple[ForecastConfig, ForecastConfig, str]:
+    """Returns the options of a checkpoint, resolved and as given, and the key of the table.
 
     Raises:
-        CorruptFileError: an invalid value; the file is named.
-        FormatError: it is of something else, or of another format.
+        CorruptFileError: an invalid value; the message names the file.
+        FormatError: the checkpoint is not of a forecaster, or of another format.
     """
-    origin = path / CONFIG_FILE
-    return stored_options(_config(files[CONFIG_FILE], origin), ForecastConfig, origin)
+    origin = checkpoint.path / CONFIG_FILE
+    config = _config(checkpoint.files[CONFIG_FILE], origin)
+    return stored_options(config, ForecastConfig, origin)
 
 
 def _config(data: bytes, origin: Path) -> dict[str, Any]:
-    """Returns config.json; raises FormatError if it describes something else."""
+    """Returns config.json; raises FormatError unless it describes a forecaster."""
     config = json_object(data, origin, _MAX_JSON_BYTES)
     expected = _FORMAT_OF_COMPRESSED if "compression" in config else _FORMAT
     if config.get("kind") != FORECASTER or config.get("format") != expected:
         raise FormatError(
-            f"{origin} is not of a forecaster of format {expected}: a text model is opened by"
-            " LM.load, another format by the fastlstm that wrote it"
+            f"{origin} is not of a forecaster of format {expected}; open a text model by LM.load,"
+            " another format by the fastlstm that wrote it"
         )
     return config
 
 
 def read_forecaster(path: str | Path) -> StoredForecaster:
-    """Reads the forecaster published in a run directory, each file checked by its SHA-256.
+    """Reads the published forecaster of a run directory; checks the SHA-256 of each file.
 
     Raises:
-        CorruptFileError: a file is damaged, or holds an invalid value; it is named.
-        FormatError: it holds something else, or is of a newer format.
+        CorruptFileError: a damaged file or an invalid value; the message names the file.
+        FormatError: another kind of model, or another format.
         NonFiniteError: a weight is NaN or Inf.
         RunDirectoryError: nothing is published there.
     """
@@ -197,19 +310,7 @@ def read_forecaster(path: str | Path) -> StoredForecaster:
         compression = None
         if config["format"] == _FORMAT_OF_COMPRESSED:
             compression = Compression(checked_compression(config["compression"]))
-    network, residuals, compression = read_weights_file(
-        files[MODEL_FILE],
-        lambda: ForecastNetwork(sizes),
-        compression,
-        path / MODEL_FILE,
-        origin,
-        max(sizes.num_layers, len(sizes.categories), len(sizes.static_categories)),
-    )
-    shape = len(LEVELS), sizes.horizon, sizes.num_targets
-    with checked_values(path / MODEL_FILE):
-        if residuals.shape != shape or residuals.dtype != torch.float32 or residuals.isnan().any():
-            raise ValueError(f"{RESIDUALS} is expected to be {shape} float32 numbers")
-    calibration = Calibration(residuals)
+    network, calibration, compression = _read_weights(files[MODEL_FILE], sizes, compression, path)
     with checked_values(path / SCHEMA_FILE):
         values = json_object(files[SCHEMA_FILE], path / SCHEMA_FILE, _MAX_JSON_BYTES)
         schema = _schema(values, sizes, resolved)
@@ -224,7 +325,7 @@ def read_forecaster(path: str | Path) -> StoredForecaster:
                 calibration = dataclasses.replace(
                     calibration, noise=torch.from_numpy(noise.astype(np.float32))
                 )
-    # The cache was on the machine it was trained on.
+    # The cache was on the machine of the training.
     resolved, given = (dataclasses.replace(c, cache_dir=None) for c in (resolved, given))
     return StoredForecaster(
         resolved, given, network, scaler, calibration, static, schema, key, compression, series,
@@ -232,8 +333,56 @@ def read_forecaster(path: str | Path) -> StoredForecaster:
     )  # fmt: skip
 
 
+def _read_weights(
+    data: bytes, sizes: ForecasterConfig, compression: Compression | None, path: Path
+) -> tuple[ForecastNetwork, Calibration, Compression | None]:
+    """Returns the network, its calibration, and the compression with its matrices."""
+    origin, build = path / MODEL_FILE, partial(ForecastNetwork, sizes)
+    num_parts = max(sizes.num_layers, len(sizes.categories), len(sizes.static_categories))
+    tensors = decode_tensors(data, origin)
+    if compression is not None:
+        described = described_state(build, len(tensors), path / CONFIG_FILE, num_parts)
+        tensors, compression = _decompressed(tensors, described, compression, origin)
+    if _RESIDUALS not in tensors:
+        raise CorruptFileError(f"{origin}: '{_RESIDUALS}' is missing")
+    residuals = tensors.pop(_RESIDUALS)
+    weights = {name.removeprefix(_NETWORK): tensor for name, tensor in tensors.items()}
+    network = restored_network(build, weights, origin, path / CONFIG_FILE, num_parts)
+    shape = len(LEVELS), sizes.horizon, sizes.num_targets
+    with checked_values(origin):
+        if residuals.shape != shape or residuals.dtype != torch.float32 or residuals.isnan().any():
+            raise ValueError(f"{_RESIDUALS} is expected to be {shape} float32 numbers")
+    return network, Calibration(residuals), compression
+
+
+def _decompressed(
+    tensors: Mapping[str, Tensor],
+    described: Mapping[str, Tensor],
+    compression: Compression,
+    origin: Path,
+) -> tuple[dict[str, Tensor], Compression]:
+    """Returns the tensors as a file without compression has them."""
+    stored = {name: tensor.numpy() for name, tensor in tensors.items()}
+    shapes = {
+        _NETWORK + name: tuple(tensor.shape)
+        for name, tensor in described.items()
+        if tensor.is_floating_point() and name not in LINEAR
+    }
+    exact = {_NETWORK + name for name in described} - shapes.keys() | {_RESIDUALS}
+    others = {name: torch.from_numpy(stored.pop(name)) for name in exact & stored.keys()}
+    data = bytes(safetensors.numpy.save(stored))
+    weights = decode_weights(data, shapes, compression.weights, origin)
+    matrices = {
+        name.removeprefix(_NETWORK): w
+        for name, w in weights.items()
+        if isinstance(w, QuantizedMatrix)
+    }
+    floats = {name: torch.from_numpy(w.copy()) for name, w in as_floats(weights).items()}
+    return {**floats, **others}, Compression(compression.about, matrices)
+
+
 def _schema(values: dict[str, Any], sizes: ForecasterConfig, config: ForecastConfig) -> TableSchema:
-    """Returns the schema of schema.json; raises ValueError if it is of another forecaster."""
+    """Returns the schema of schema.json; raises ValueError if it contradicts config.json."""
     columns = tuple(stored_text(name, "a column") for name in values["columns"])
     num = sizes.num_targets + sizes.num_past + sizes.num_future
     ahead = columns[len(columns) - sizes.num_future :]
@@ -258,7 +407,7 @@ def _schema(values: dict[str, Any], sizes: ForecasterConfig, config: ForecastCon
 
 
 def _scales(scales: dict[str, Any], sizes: ForecasterConfig) -> tuple[Scaler, NDArray[np.float64]]:
-    """Returns the scaler of scaler.json, and the static scale; raises ValueError if invalid."""
+    """Returns the scaler and the static scale of scaler.json; raises ValueError if invalid."""
     num = sizes.num_targets + sizes.num_past + sizes.num_future
     mean = _numbers(scales["mean"], (num,), "mean")
     std = _numbers(scales["std"], (num,), "std", True)
@@ -277,7 +426,7 @@ def _numbers(
     array = np.asarray(values)
     if array.size == 0:
         array = array.reshape(shape)
-    with np.errstate(over="ignore"):  # windows are scaled in float32
+    with np.errstate(over="ignore"):  # scaling computes in float32
         small = array.astype(np.float32) if array.dtype.kind in "iuf" else np.float32("nan")
     is_good = array.shape == shape and bool(np.isfinite(small).all())
     if not is_good or (is_positive and (small <= 0).any()):

@@ -1,4 +1,4 @@
-"""Forecasts as a file, written while they are computed: Parquet, CSV or Arrow."""
+"""Writes forecasts as Parquet, CSV or Arrow while they are computed."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ _WRITERS: dict[str, Any] = {
 }  # fmt: skip
 SUFFIXES = tuple(_WRITERS)
 _GROUP_ROWS = 1 << 19
-"""Least rows of a group, fewer in wide tables; a group is held in memory."""
+"""Rows of a group that is in memory; fewer in wide tables."""
 
 
 def write_rows(
     file: Any, suffix: str, schema: pa.Schema, tables: Iterable[pa.Table], whole_seconds: bool
 ) -> None:
-    """Writes tables one behind the other into an open file, of a kind of `SUFFIXES`; with
-    `whole_seconds` times of a CSV without fractions."""
+    """Writes tables one after the other into an open file; `suffix` is one of `SUFFIXES`.
+
+    With `whole_seconds` the times of a CSV have no fractions.
+    """
     for number, field in enumerate(schema if suffix == ".csv" and whole_seconds else ()):
         if pa.types.is_timestamp(field.type):
             schema = schema.set(number, field.with_type(pa.timestamp("s", field.type.tz)))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastlstm.errors import DataError
-from fastlstm.forecast.calibration import answer, require_known
+from fastlstm.forecast.calibration import require_known
 from fastlstm.forecast.data.calendar import calendar_values
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
@@ -176,7 +176,7 @@ class Forecasts:
             place = sizes.num_targets + sizes.num_past
             values[:, sizes.input_size :, place:] = torch.from_numpy(known).float()
         places = self._inputs.places(segments)
-        found = answer(stored.network, values, statics, stored.calibration, quantiles, places)
+        found = stored.answer(values, statics, quantiles, places)
         found = found.masked_fill(is_unknown[:, None, :, None], float("nan")).double()
         scales = self._inputs.scales(segments)
         mean, std = (scale[:, None, : sizes.num_targets, None] for scale in scales)

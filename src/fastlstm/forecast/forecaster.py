@@ -6,19 +6,18 @@ import copy
 import dataclasses
 import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
 
 from fastlstm.errors import ConfigError, DataError, counted, kind_of_value
 from fastlstm.estimator import Estimator, signature_of
-from fastlstm.forecast.backtest import backtest, season_of
 from fastlstm.forecast.calibration import calibrate, require_known, require_numbers
-from fastlstm.forecast.config import ForecastConfig
-from fastlstm.forecast.cross_validation import cross_validated
+from fastlstm.forecast.config import ForecastConfig, split_of
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.error_measures import QuantileScores, SeriesErrors
 from fastlstm.forecast.data.preparation import prepare, prepare_future
@@ -32,10 +31,11 @@ from fastlstm.forecast.evaluation import (
     example_rows,
     examples,
     require_counts,
+    season_of,
     series_numbers,
 )
 from fastlstm.forecast.files import StoredForecaster, forecaster_files, read_forecaster
-from fastlstm.forecast.forecast_table import Forecasts, as_kind, kind_of
+from fastlstm.forecast.forecast_table import Forecasts, as_kind, as_times, kind_of, times_from
 from fastlstm.forecast.model.network import ForecastNetwork
 from fastlstm.forecast.read_options import READING
 from fastlstm.forecast.size_plan import CHOSEN
@@ -56,22 +56,21 @@ class Forecaster(Estimator[StoredForecaster]):
 
     Args:
         horizon: steps ahead.
-        options: any field of `ForecastConfig` by its name: the columns, the network, how it trains
-            and on which device. One column may be given as a text, several as a sequence of texts;
-            `split` may be counts of steps. Without `steps`, `epochs` or `budget` a fit takes two
-            minutes. A budget chooses `hidden_size` (on a GPU `batch_size` and `precision` too)
-            where it is None and `num_layers` is. Beside these: `observers`, functions that are
-            called with every event, a plain dict; `callbacks`, see `fastlstm.Callback`; `verbose`:
-            None shows a live line in a terminal or a notebook, True all that the command line
-            shows, False nothing.
+        options: fields of `ForecastConfig` by name. A column may be a string, several columns a
+            sequence of strings; `split` may be counts of steps. Without `steps`, `epochs` or
+            `budget`, `fit` takes two minutes. A budget chooses `hidden_size` (on a GPU also
+            `batch_size` and `precision`) if it and `num_layers` are None. Further options:
+            `observers`, functions called with every event, a plain dict; `callbacks`, see
+            `fastlstm.Callback`; `verbose`: None shows a live line in a terminal or a notebook, True
+            everything that the command line shows, False nothing.
 
     Raises:
-        ConfigError: there is no option of that name. Values are checked by `fit`.
+        ConfigError: an unknown option. `fit` checks the values.
 
     Attributes:
         network_: the trained network.
-        dataset_: the table it was trained on; not there once loaded, pickled or copied.
-        fitted_: what training did.
+        dataset_: the table of `fit`; missing after loading, unpickling or copying.
+        fitted_: steps, epochs, best loss and time of the training.
 
     Example:
         ::
@@ -91,7 +90,7 @@ class Forecaster(Estimator[StoredForecaster]):
         super().__init__(horizon=horizon, **options)
 
     def __sklearn_tags__(self) -> Any:
-        """Returns what scikit-learn asks of an estimator: y is not needed, NaN is allowed."""
+        """Returns scikit-learn's tags: y is not needed, NaN is allowed."""
         from sklearn.utils import InputTags, Tags, TargetTags
 
         return Tags(
@@ -101,7 +100,7 @@ class Forecaster(Estimator[StoredForecaster]):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what is pickled or copied: all but the table, which may be large or mapped."""
+        """Returns the state for pickle and copy, without the table, which may be large."""
         state = {n: v for n, v in self.__dict__.items() if n not in ("dataset_", "_inputs")}
         if "stored_" in state and self.network_.head.weight.is_cuda:
             network = copy.deepcopy(self.network_).cpu()
@@ -118,40 +117,40 @@ class Forecaster(Estimator[StoredForecaster]):
     ) -> Forecaster:
         """Trains on a table: a path, a pandas, polars or Arrow frame, or an array.
 
-        Fits in several threads share torch's one random generator and are not reproducible; use
+        Fits in several threads share torch's random generator and are not reproducible; use
         processes.
 
         Args:
             frame: see `fastlstm.forecast.data.opening.open_records`.
             y: not used; scikit-learn passes it.
-            out: a run directory, written as by ``fastlstm train``: checkpoints, metrics.jsonl,
+            out: a run directory as ``fastlstm train`` writes it: checkpoints, metrics.jsonl,
                 report.html; SIGTERM and Ctrl-C save the state first. None writes nothing.
-            resume: continue if `out` has a checkpoint, else start. Only its end, its device and how
-                often it evaluates and saves may change.
+            resume: continue from the checkpoint in `out`, or start if there is none. Only the end,
+                the device and the intervals of evaluation and saving may change.
 
         Raises:
-            ConfigError: an option has a value that cannot be used, or not with that run.
-            DataError: the table cannot be used; the message says where and why.
-            RunDirectoryError: `out` has a run, and resume is False.
-            Stopped: a signal came; the state is saved.
-            NonFiniteError: NaN or Inf that training could not recover from.
-            BudgetError: the budget was over before the first step.
+            ConfigError: an invalid option, or one that a resumed run cannot change.
+            DataError: an unusable table; the message says where and why.
+            RunDirectoryError: `out` has a run and `resume` is False.
+            Stopped: a signal arrived; the state is saved.
+            NonFiniteError: training did not recover from NaN or Inf.
+            BudgetError: the budget ended before the first step.
         """
         return self._train(frame, None, out, resume)
 
     def partial_fit(self, frame: Any, y: None = None) -> Forecaster:
         """Continues training from the current weights on another table of the same columns.
 
-        The scaler of `fit` stays. Options of training (how long, learning rate, batch size, split
-        …) may change. An unfitted Forecaster is fitted.
+        Keeps the scaler of `fit`. Training options (duration, learning rate, batch size, split …)
+        may change. Fits an unfitted Forecaster.
 
         Raises:
-            ConfigError: a parameter of the network or its columns was changed since `fit`.
-            DataError: the schema of the table differs from the one of `fit`.
+            ConfigError: a parameter of the network or its columns changed since `fit`.
+            DataError: the schema of the table differs from the schema at `fit`.
         """
         start = getattr(self, "stored_", None)
         if start is not None:
-            start = dataclasses.replace(start, compression=None)  # its weights will be float32
+            start = dataclasses.replace(start, compression=None)  # training makes float32 weights
         return self._train(frame, start)
 
     def _train(
@@ -163,11 +162,10 @@ class Forecaster(Estimator[StoredForecaster]):
     ) -> Forecaster:
         given, began = self.get_options(), time.perf_counter()
         observers, verbose = checked_observers(given["observers"]), given["verbose"]
-        options = _of_config(given)
-        config = _config(options)
+        config, names = _config(given)
         with nullcontext() if out is None else StopFlag() as stop, fit_shown(verbose) as shown:
             trained = train_forecaster(
-                frame, config, out=out, resume=resume, given=options.keys(),
+                frame, config, out=out, resume=resume, given=names,
                 observers=[*observers, shown], callbacks=given["callbacks"], stop=stop, start=start,
                 ends_early=True, began=began,
             )  # fmt: skip
@@ -190,32 +188,32 @@ class Forecaster(Estimator[StoredForecaster]):
     def predict(self, frame: Any = None, future: Any = None) -> Any:
         """Forecasts the steps after the end of every series.
 
+        A series without any value of a target gets NaN and a warning.
+
         Args:
-            frame: the past of the series; default the table of `fit`.
-            future: a table of series, time and the future covariates, with a row for every step to
-                forecast, if the forecaster was fitted with future columns.
+            frame: the past of the series; default: the table of `fit`.
+            future: a table of series, time and future covariates with a row for every step to
+                forecast; needed if `fit` had future columns.
 
         Returns:
-            A table of the kind of `frame` (an Arrow table for files): series, time, targets. For
-            an array, an array ``(h, targets)``.
+            A table of the kind of `frame` (Arrow for files): series, time, targets. For an array,
+            an array ``(h, targets)``.
 
         Raises:
             DataError: other columns than at `fit`, a series that is too short, or a step without
                 future covariates.
-
-        A series without any value of a target has no forecast: NaN, with a warning.
         """
         return self._as_came(self.forecasts(frame, (), future), frame)
 
     def predict_quantiles(
         self, frame: Any = None, quantiles: Sequence[float] = (0.1, 0.5, 0.9), future: Any = None
     ) -> Any:
-        """Forecasts quantiles: columns such as ``y-q0.1``; see `predict`.
+        """Forecasts quantiles, in columns such as ``y-q0.1``; see `predict`.
 
-        The network's quantiles, each shifted by its error on validation windows, per step and
-        target; for points, the forecast plus residuals of validation windows; for counts, the
-        quantiles of the distribution, not calibrated. A quantile for which validation has too few
-        values is infinite, with a warning.
+        Each quantile of the network is shifted by its error on validation windows, per step and
+        target. Point forecasts get the residuals of validation windows added. Counts have the
+        quantiles of their distribution, without calibration. A quantile is infinite, with a
+        warning, if validation has too few values for it.
         """
         if isinstance(frame, list | tuple) and frame and isinstance(frame[0], float):
             raise ConfigError(
@@ -227,7 +225,7 @@ class Forecaster(Estimator[StoredForecaster]):
     def forecasts(
         self, frame: Any = None, quantiles: Sequence[float] = (), future: Any = None
     ) -> Forecasts:
-        """Returns what `predict` or `predict_quantiles` does, to be computed block by block.
+        """Returns the forecasts of `predict` or `predict_quantiles`, computed block by block.
 
         ``for table in model.forecasts("sales/").blocks(): …`` holds one block of series in memory.
         """
@@ -241,12 +239,12 @@ class Forecaster(Estimator[StoredForecaster]):
         return as_kind(forecasts.table(), kind_of(frame) if frame is not None else self._came)
 
     def _table(self, frame: Any) -> tuple[SeriesDataset, ScaledWindows]:
-        """Returns a table and its windows; default the table of `fit`."""
+        """Returns a table and its windows; default: the table of `fit`."""
         stored = self._fitted()
         if frame is None:
             if not hasattr(self, "dataset_"):
                 raise ConfigError(
-                    "a loaded or pickled Forecaster has no table of its own; give one"
+                    "a loaded or pickled Forecaster has no table; give one as `frame`"
                 )
             return self.dataset_, self._inputs
         config = dataclasses.replace(stored.config, **stored.columns)
@@ -258,13 +256,13 @@ class Forecaster(Estimator[StoredForecaster]):
         config = self._fitted().config
         if future is not None and not config.future:
             raise ConfigError(
-                "a table of future covariates came, but this Forecaster was fitted without future"
-                " columns; leave `future` out, or fit with future columns"
+                "got `future`, but this Forecaster was fitted without future columns; leave it out,"
+                " or fit with future columns"
             )
         if future is None and config.future:
             raise ConfigError(
-                f"the forecast needs {', '.join(config.future)} of every step: give predict a"
-                " table with them as `future`"
+                f"the forecast needs {', '.join(config.future)} of every step; give a table of them"
+                " as `future`"
             )
         return None if future is None else prepare_future(future, config, dataset)
 
@@ -282,29 +280,29 @@ class Forecaster(Estimator[StoredForecaster]):
         Args:
             part: train, valid or test.
             stride: rows from one origin to the next.
-            season: steps of the seasonal naive forecast and of mase; default a day where steps are
-                shorter, else a week of days, a year of months, or 1.
-            scaled: in standard deviations of the training rows instead of the table's units (counts
-                stay counts).
-            frame: the table; default the one of `fit`.
-            quantiles: levels, for the pinball loss of each.
+            season: period of the seasonal naive forecast and of mase, in steps; default: a day for
+                shorter steps, a week for days, a year for months, else 1.
+            scaled: report errors in standard deviations of the training rows, not in the table's
+                units (counts stay counts).
+            frame: the table; default: the table of `fit`.
+            quantiles: levels to report the pinball loss of.
 
         Returns:
-            By forecast ("forecaster"; "ridge", ridge regression on the lags that the network reads,
-            its penalty chosen on validation windows, left out where a part is too short;
-            "seasonal_naive", the last present value of the same season; "naive", the last present
-            value) num_values, mse, mae, rmse, smape (0 to 2), rel_mae (the mean absolute error over
-            that of "naive") and mase (each error over the mean absolute error of the seasonal naive
-            forecast on the training rows of its series; Hyndman & Koehler 2006); of "forecaster"
-            also crps, ``pinball_0.1`` and so on for every one of `quantiles`, coverage_80 and
-            coverage_95. An infinite interval holds every value; the loss of an infinite quantile is
-            that of the outermost finite percentile.
+            num_values, mse, mae, rmse, smape (0 to 2), rel_mae and mase of each forecast:
+            "forecaster"; "ridge", ridge regression on the lags that the network reads, with the
+            penalty chosen on validation windows, unless a part is too short; "seasonal_naive", the
+            last present value of the same season; "naive", the last present value. rel_mae is mae
+            over the mae of "naive". mase is each error over the mean absolute error of the seasonal
+            naive forecast on the training rows of its series (Hyndman & Koehler 2006). "forecaster"
+            also has crps, ``pinball_0.1`` and so on for `quantiles`, coverage_80 and coverage_95.
+            An infinite interval holds every value; an infinite quantile has the loss of the
+            outermost finite percentile.
 
-            All figures are over the same num_values target values: all present ones of every
-            window. For num_without_past of them, whose series has no earlier value, the naive
+            All figures are over the same num_values values: every present target of every window.
+            num_without_past of them have no earlier value in their series: there the naive
             forecasts are the mean of the training rows (0 for counts). mase leaves out
-            num_without_scale of them, whose series is constant from season to season in its
-            training rows, or has none. Either count is left out if 0.
+            num_without_scale of them: their series repeats itself every season in its training
+            rows, or has no such rows. Counts of 0 are left out.
         """
         return self.evaluation(part, stride, season, scaled, frame, quantiles).figures
 
@@ -317,7 +315,7 @@ class Forecaster(Estimator[StoredForecaster]):
         frame: Any = None,
         quantiles: Sequence[float] = (),
     ) -> TableEvaluation:
-        """Returns what `backtest` does, and the errors of every series and target."""
+        """Returns the figures of `backtest` and the errors of every series and target."""
         _require_part(part)
         require_counts(stride=stride, season=1 if season is None else season)
         self._warn_unsupported(quantiles)
@@ -327,8 +325,8 @@ class Forecaster(Estimator[StoredForecaster]):
         by_series = SeriesErrors(len(dataset.series), len(dataset.roles.target))
         season = season or season_of(dataset)
         figures = evaluate_forecasts(
-            self._fitted(), inputs, split, windows.rows(), season,
-            QuantileScores(quantiles, INTERVALS), scaled, by_series=by_series,
+            self._fitted(), inputs, windows.rows(), season, QuantileScores(quantiles, INTERVALS),
+            split, scaled, by_series=by_series,
         )  # fmt: skip
         return TableEvaluation(figures, season, by_series, dataset)
 
@@ -339,16 +337,16 @@ class Forecaster(Estimator[StoredForecaster]):
         max_panels: int = 6,
         frame: Any = None,
     ) -> Picture:
-        """Returns a picture of forecasts from origins of a part, beside what came.
+        """Returns a picture of forecasts from origins of a part beside the actual values.
 
         Args:
             part: train, valid or test.
-            series: names of those to draw; default evenly spread ones.
-            max_panels: windows, at most: one of every series, or several of few series.
-            frame: the table; default the one of `fit`.
+            series: names of the series to draw; default: evenly spread ones.
+            max_panels: most windows: one of every series, or several of few series.
+            frame: the table; default: the table of `fit`.
 
         Raises:
-            ConfigError: an unknown series, or max_panels below 1.
+            ConfigError: an unknown series, or `max_panels` below 1.
             DataError: none of the series has a window in that part.
         """
         _require_part(part)
@@ -362,50 +360,63 @@ class Forecaster(Estimator[StoredForecaster]):
     def cross_validation(
         self, frame: Any, n_windows: int = 1, step_size: int | None = None, refit: bool = False
     ) -> Any:
-        """Forecasts from the last origins of a table, of models trained on the rows before them.
+        """Forecasts the last origins of a table with models trained on the rows before them.
 
-        This forecaster is not changed; its options train the models.
+        The models have the options of this forecaster, which stays as it is.
 
         Args:
             frame: the table.
-            n_windows: origins, the same for all series; the last one has `horizon` steps behind it.
-            step_size: steps from one origin to the next; default `horizon`.
-            refit: train at every origin; else once, before the first.
+            n_windows: origins, the same for all series; `horizon` steps follow the last one.
+            step_size: steps from one origin to the next; default: `horizon`.
+            refit: train at every origin, not only before the first.
 
         Returns:
             A table of the kind of `frame` (Arrow for files and arrays): series, time, cutoff (the
-            last time before the forecast), and of every target ``y`` its value and ``y-forecast``.
+            last time before the forecast), and for every target ``y`` its value and ``y-forecast``.
             A series without the rows for an origin is left out there.
 
         Raises:
             ConfigError: a count below 1.
             DataError: too few rows, and errors of `fit`.
         """
-        horizon = self.get_options()["horizon"]
+        options = self.get_options()
+        horizon = options["horizon"]
         step_size = horizon if step_size is None else step_size
         require_counts(n_windows=n_windows, step_size=step_size)
-        options = self.get_options()
-
-        def fit(split: str) -> Forecaster:
-            return Forecaster(**{**options, "split": split}).fit(frame)
-
-        config = _config(_of_config(options))
+        config, _ = _config(options)
         dataset = prepare(frame, config)
-        table = cross_validated(dataset, fit, horizon, n_windows, step_size, refit, config.split)
+        total = _num_steps(dataset)
+        first = total - horizon - (n_windows - 1) * step_size
+        train, valid, *_ = split_of(config.split)
+        least = valid if isinstance(valid, int) else 1
+        if first <= least:
+            raise DataError(
+                f"the table has {total} steps, {n_windows} windows of {horizon} steps leave"
+                f" {first}, expected more than {least}, for validation; take a smaller `n_windows`"
+            )
+        tables, model = [], None
+        for origin in range(first, total - horizon + 1, step_size):
+            held_out = valid
+            if not isinstance(valid, int):
+                held_out = min(origin - 1, round(origin * valid / (train + valid)))
+            cuts = f"{origin - held_out},{held_out},{horizon}"
+            if refit or model is None:
+                model = Forecaster(**{**options, "split": cuts}).fit(frame)
+            tables.append(_of_one_origin(model.stored_, model._inputs, dataset, cuts))
         kind = kind_of(frame)
-        return as_kind(table, "arrow" if kind == "array" else kind)
+        return as_kind(pa.concat_tables(tables), "arrow" if kind == "array" else kind)
 
     def recalibrate(self, frame: Any, steps: int | None = None) -> Forecaster:
         """Calibrates the intervals on the last windows of a table instead of the validation part.
 
         Noise changes with time: call it as new rows arrive, before `predict_quantiles` or `save`.
-        The network stays as it is. docs/series.md has the coverage with and without.
+        The network stays as it is. docs/series.md compares the coverage.
 
         Args:
             frame: the table up to now.
-            steps: the last steps of the table, whose forecasts are compared with what came; default
-                as many as `split` gives the validation part. Of more than 5,000 windows evenly
-                spread ones are read. Steps that trained the network make intervals too narrow.
+            steps: last steps of the table to compare with their forecasts; default: as many as
+                `split` gives the validation part. Reads at most 5,000 windows, evenly spread. Steps
+                that trained the network make intervals too narrow.
 
         Raises:
             ConfigError: the output is a distribution of counts, or `steps` is below the horizon.
@@ -415,7 +426,7 @@ class Forecaster(Estimator[StoredForecaster]):
         stored, horizon = self._fitted(), self.network_.config.horizon
         if not stored.network.output.is_calibrated:
             raise ConfigError(
-                f"output is {stored.config.output!r}: its intervals are quantiles of the"
+                f"`output` is {stored.config.output!r}: its intervals are quantiles of the"
                 " distribution and are not calibrated; fit with another output"
             )
         require_counts(steps=horizon if steps is None else steps)
@@ -424,8 +435,7 @@ class Forecaster(Estimator[StoredForecaster]):
         dataset, inputs = self._table(frame)
         if steps is None:
             steps = validation_steps(dataset.table, dataset.frequency, stored.config.split)
-        starts = dataset.frequency.ticks(dataset.table.segments.start_times)
-        total = int((starts + dataset.table.segments.num_rows).max() - starts.min())
+        total = _num_steps(dataset)
         steps = min(max(steps, horizon), total)
         split = split_table(dataset.table, dataset.frequency, (max(1, total - steps), steps))
         try:
@@ -452,7 +462,7 @@ class Forecaster(Estimator[StoredForecaster]):
         intervals: Sequence[float] = (0.8, 0.95),
         part: Literal["train", "valid", "test"] = "test",
     ) -> dict[float, float]:
-        """Returns the share of values within their central intervals, by level."""
+        """Returns the share of values within their central interval, by level."""
         _require_part(part)
         stored = self._fitted()
         dataset, inputs = self._table(None)
@@ -461,24 +471,21 @@ class Forecaster(Estimator[StoredForecaster]):
         scores = QuantileScores((), intervals, has_crps=False)
         self._warn_unsupported(scores.levels)
         self._place(len(rows))
-        backtest(stored, inputs, rows, 1, scores)
+        evaluate_forecasts(stored, inputs, rows, 1, scores)
         return scores.coverage()
 
     def score(self, frame: Any = None, y: None = None) -> float:
-        """Returns one minus rel_mae on the test part: above 0 is better than naive, 1 is perfect.
-
-        rel_mae is the mean absolute error over the naive forecast's; see `backtest`.
-        """
+        """Returns 1 - rel_mae (see `backtest`) of the test part: above 0 beats naive, 1 is best."""
         scores = self.backtest(frame=frame)["forecaster"]
         if "rel_mae" not in scores:
             raise DataError(
-                "rel_mae is undefined: the targets of the test part are constant or all missing;"
-                " backtest() has the other measures"
+                "rel_mae is undefined, as the targets of the test part are constant or all missing;"
+                " use the other measures of backtest()"
             )
         return 1 - scores["rel_mae"]
 
     def _place(self, num_windows: int) -> None:
-        """Brings the network to where so many windows are forecast."""
+        """Moves the network to the device that forecasts so many windows."""
         device = self._device or self.get_options()["device"]
         is_many = device == "cuda" or (device == "auto" and num_windows >= _FEWEST_WINDOWS)
         self.network_.to("cuda" if is_many and has_gpu() else "cpu")
@@ -490,7 +497,7 @@ class Forecaster(Estimator[StoredForecaster]):
             warnings.warn(text, stacklevel=4)
 
     def _windows(self, dataset: SeriesDataset, part: str, stride: int) -> tuple[Split, WindowIndex]:
-        """Returns the parts of a table, and the windows of one of them."""
+        """Returns the parts of a table, and the windows of one part."""
         config, sizes = self._fitted().config, self._fitted().network.config
         split = split_table(dataset.table, dataset.frequency, config.split)
         return split, split.windows(dataset.table, part, sizes.input_size, sizes.horizon, stride)
@@ -499,8 +506,8 @@ class Forecaster(Estimator[StoredForecaster]):
         """Writes config.json, schema.json, scaler.json and model.safetensors; nothing executable.
 
         Raises:
-            ConfigError: it is not fitted.
-            StorageError: the disk refused.
+            ConfigError: the forecaster is not fitted.
+            StorageError: the disk failed.
         """
         files = forecaster_files(self._fitted())
         run = RunDirectory(path)
@@ -509,24 +516,24 @@ class Forecaster(Estimator[StoredForecaster]):
 
     @staticmethod
     def load(path: str | Path, *, device: Device = "auto", **reading: Any) -> Forecaster:
-        """Opens what `save` or ``fastlstm train`` wrote.
+        """Opens a forecaster that `save` or ``fastlstm train`` wrote.
 
         Args:
             path: the directory.
-            device: where it forecasts and is evaluated: "cpu", "cuda" (an NVIDIA GPU), or "auto": a
-                GPU for 64 windows or more.
-            reading: options of reading tables that differ from `fit`: gaps, disorder, duplicates,
-                missing_value, keep_value, time_format.
+            device: where to forecast: "cpu", "cuda" (an NVIDIA GPU), or "auto": a GPU for 64
+                windows or more.
+            reading: options of reading tables that differ from `fit`, such as gaps, disorder,
+                duplicates, missing_value, keep_value, time_format.
 
         Raises:
             ConfigError: another parameter is given.
-            CorruptFileError: a file is damaged; it is named.
+            CorruptFileError: a damaged file; the message names it.
         """
         for name in reading:
             if name not in READING:
                 raise ConfigError(
-                    f"{name} belongs to fit; load takes {', '.join(READING)}, how tables are read,"
-                    " and device"
+                    f"`{name}` is an option of fit; load takes device and the options of reading"
+                    f" tables: {', '.join(READING)}"
                 )
         check_device(device)
         stored = read_forecaster(path)
@@ -539,31 +546,65 @@ class Forecaster(Estimator[StoredForecaster]):
 
 
 def _warn_of_repairs(dataset: SeriesDataset) -> None:
-    """Warns of rows that were changed, as the command line notes them."""
+    """Warns of changed rows, as the command line does."""
     for text in dataset.repairs:
         warnings.warn(f"{dataset.name}: {text}", stacklevel=4)
+
+
+def _num_steps(dataset: SeriesDataset) -> int:
+    """Returns the steps from the first time of a table to the last."""
+    starts = dataset.frequency.ticks(dataset.table.segments.start_times)
+    return int((starts + dataset.table.segments.num_rows).max() - starts.min())
+
+
+def _of_one_origin(
+    stored: StoredForecaster, inputs: ScaledWindows, dataset: SeriesDataset, cuts: str
+) -> pa.Table:
+    """Returns the forecasts of the test part of a split, one window of each series."""
+    sizes, roles = stored.network.config, dataset.roles
+    split = split_table(dataset.table, dataset.frequency, cuts)
+    windows = split.windows(dataset.table, "test", sizes.input_size, sizes.horizon)
+    rows = windows.rows()
+    segments = dataset.table.segments.of_rows(rows)
+    series = dataset.table.segments.series[segments]
+    answers = list(stored.forecast(inputs, rows))
+    center, actual = (
+        np.concatenate([a.double().numpy() for a in part]) for part in zip(*answers, strict=True)
+    )
+    mean, std = (scale[:, None, : sizes.num_targets] for scale in inputs.scales(segments))
+    last = rows + sizes.input_size - 1 - dataset.table.segments.first_rows[segments]
+    times = times_from(dataset, segments, last, sizes.horizon + 1)
+    table: dict[str, Any] = {}
+    if roles.series is not None:
+        table[roles.series] = pa.array(list(dataset.series)).take(
+            pa.array(np.repeat(series, sizes.horizon))
+        )
+    table["step" if roles.time is None else roles.time] = as_times(dataset, times[:, 1:])
+    table["cutoff"] = as_times(dataset, np.repeat(times[:, :1], sizes.horizon, 1))
+    for c, name in enumerate(roles.target):
+        for column, values in ((name, actual), (f"{name}-forecast", center[..., 0])):
+            scaled = values[..., c] * std[..., c] + mean[..., c]
+            table[column] = pa.array(scaled.reshape(-1), from_pandas=True)
+    return pa.table(table)
 
 
 def _require_part(part: Any) -> None:
     if not isinstance(part, str) or part not in ("train", "valid", "test"):
         shown = repr(part) if isinstance(part, str | int) else kind_of_value(part)
         raise ConfigError(
-            f"part is {shown:.80}, expected train, valid or test; backtest takes a table as frame=…"
+            f"`part` is {shown:.80}, expected train, valid or test; give a table as `frame`"
         )
 
 
-def _of_config(options: dict[str, Any]) -> dict[str, Any]:
-    """Returns the options that are fields of the configuration, without those left to a budget."""
-    return {
+def _config(given: dict[str, Any]) -> tuple[ForecastConfig, Collection[str]]:
+    """Returns the options as a configuration, and their names without those left to a budget; a
+    string is one column, counts of a split may be a sequence."""
+    options = {
         name: value
-        for name, value in options.items()
+        for name, value in given.items()
         if name not in ("observers", "callbacks", "verbose")
         and (value is not None or name not in CHOSEN)
     }
-
-
-def _config(options: dict[str, Any]) -> ForecastConfig:
-    """Returns the options as a configuration; a text is one column, counts may be a sequence."""
     for name in _COLUMN_LISTS:
         if isinstance(options[name], str):
             options[name] = (options[name],)
@@ -573,7 +614,7 @@ def _config(options: dict[str, Any]) -> ForecastConfig:
     split = options["split"]
     if isinstance(split, Iterable) and not isinstance(split, str):
         options["split"] = ",".join(str(count) for count in split)
-    return ForecastConfig(**options)
+    return ForecastConfig(**options), options.keys()
 
 
 _FEW_STEPS = 20

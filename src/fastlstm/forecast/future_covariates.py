@@ -1,4 +1,4 @@
-"""Future covariates: the rows of another table for the steps to forecast."""
+"""Future covariates: rows of a further table for the steps to forecast."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def future_covariates(
 
     Args:
         future: table of the future columns, in the network's order.
-        past: table whose series are forecast.
-        schema: of the table at fit.
-        series: series number in `past` of each forecast, shape ``(N,)``.
-        times: of its steps, shape ``(N, h)``, int64.
+        past: table of the series to forecast.
+        schema: schema of the table at fit.
+        series: number in `past` of each forecast's series, shape ``(N,)``.
+        times: times of its steps, shape ``(N, h)``, int64.
 
     Raises:
-        DataError: a step without a row or a value; names series and time.
+        DataError: a step without a row or a value; the message names series and time.
     """
     rows_of = _rows_by_series(future)
-    if past.roles.time is None:  # the future rows count from the first step to forecast
+    if past.roles.time is None:  # row 0 of `future` is the first step to forecast
         times = times - times[:, :1]
     places = np.empty_like(times)
     for n, number in enumerate(series.tolist()):
@@ -55,8 +55,8 @@ def future_covariates(
     if not schema.may_miss and np.isnan(values).any():
         place = int(np.flatnonzero(np.isnan(values).any((0, 1)))[0])
         raise DataError(
-            f"'{future.table.columns[place]}' is missing for a step to forecast, the table at fit"
-            " had no missing values: fill it in"
+            f"'{future.table.columns[place]}' is missing for a step to forecast, but the table at"
+            " fit had no missing values: fill it in"
         )
     for place, column in enumerate(future.table.columns):
         if column in future.categories:
@@ -70,7 +70,7 @@ def future_covariates(
 def _rows_by_series(
     dataset: SeriesDataset,
 ) -> dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Returns rows and times of every series in order of time, by its name."""
+    """Returns rows and times of every series, in order of time, by name."""
     segments = dataset.table.segments
     by_series: dict[str, list[tuple[NDArray[np.int64], NDArray[np.int64]]]] = {}
     for number, first, start, count in zip(

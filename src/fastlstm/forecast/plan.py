@@ -1,59 +1,51 @@
-"""Before a forecaster is trained: every open choice is made."""
+"""A forecaster before training: every open choice made, its loader, its initial weights."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from fastlstm.distributed.share import Share
 from fastlstm.errors import ConfigError, DataError, counted
+from fastlstm.forecast.calibration import Calibration
 from fastlstm.forecast.config import ForecastConfig
-from fastlstm.forecast.data.calendar import MAX_ROWS
 from fastlstm.forecast.data.chunk_loader import ChunkLoader
 from fastlstm.forecast.data.dataset import SeriesDataset
-from fastlstm.forecast.data.splits import Split
+from fastlstm.forecast.data.series_scale import SeriesScale
+from fastlstm.forecast.data.splits import Scaler, Split, fit_scaler
 from fastlstm.forecast.data.table import Table
 from fastlstm.forecast.data.window_loader import WindowLoader
+from fastlstm.forecast.files import StoredForecaster
 from fastlstm.forecast.model.config import ForecasterConfig
+from fastlstm.forecast.model.network import ForecastNetwork
 from fastlstm.forecast.ridge import MAX_LAGS
+from fastlstm.forecast.table_schema import TableSchema, static_scale
 
 PATCHES = (48, 24, 12, 8, 6, 4, 3, 2, 1)
-"""Time steps per LSTM step that fit most tables, longest first."""
+"""Candidates for the time steps per LSTM step, longest first."""
 HIDDEN_SIZES = (32, 64, 128, 256, 384, 512, 768)
-"""Hidden units to choose among."""
+"""Candidates for the hidden units."""
 _LONGEST_INPUT = 720
 LEARNING_RATES = {"adamw": 2e-3, "adam": 2e-3, "nadam": 2e-3, "muon": 5e-3, "sgd": 1.5}
 """Peak learning rates, measured on ETTh1 at H = 128 (benchmarks/log)."""
 MIN_CALENDAR_GAIN = 0.01
-"""Of the error of the linear path on validation windows, from which a calendar is taken."""
+"""Least reduction of the linear path's validation error that justifies a calendar."""
 _SHARE_OF_SHORT = 0.1
-"""Of the series, too short for the input that is chosen where none is asked for."""
-
-
-def can_choose_calendar(config: ForecastConfig, dataset: SeriesDataset) -> bool:
-    """Returns whether a calendar may be added: to a table of one target that fits into memory and
-    has no other future covariates."""
-    is_plain = len(dataset.roles.target) == 1 and not dataset.roles.future
-    return is_plain and config.linear is not False and dataset.table.num_rows <= MAX_ROWS
-
-
-def starts_linear(config: ForecastConfig, sizes: ForecasterConfig) -> bool:
-    """Returns whether training begins with the forecast of the linear path, and the LSTM learns
-    what is left; else the path is averaged with the trained LSTM."""
-    return config.linear is True or sizes.num_targets == 1
+"""Share of series that may be too short for the chosen input."""
 
 
 def choose_architecture(
     config: ForecastConfig, dataset: SeriesDataset, split: Split
 ) -> ForecasterConfig:
-    """Returns the network for a table; input and patch are chosen where they are left open.
+    """Returns the architecture for a table; chooses input size and patch if they are None.
 
     Raises:
-        DataError: the training rows are too few for the horizon.
-        ConfigError: sizes that do not go together.
+        DataError: too few training rows for the horizon.
+        ConfigError: sizes that contradict each other.
     """
     roles, table = dataset.roles, dataset.table
     segments = longest_segments(table, split)
@@ -64,7 +56,7 @@ def choose_architecture(
             f" needs at least {config.horizon + 1}; give longer series or a smaller `horizon`"
         )
     usual = int(np.quantile(segments, _SHARE_OF_SHORT))
-    # Where most are too short for an input longer than the horizon, the long ones decide.
+    # If most series are too short for an input longer than the horizon, the long ones decide.
     input_size, patch = _sizes(config, usual if usual > 3 * config.horizon else longest)
     num_names = {name: len(dataset.categories[name]) for name in roles.categorical}
     names = {f.name for f in fields(ForecasterConfig)}
@@ -98,7 +90,7 @@ def _sizes(config: ForecastConfig, longest: int) -> tuple[int, int]:
     if input_size is None:
         input_size = max(1, min(_LONGEST_INPUT, (longest - config.horizon) // 2))
     if patch is None:
-        # What was given is a multiple of it.
+        # The given sizes are multiples of the patch.
         fixed = [size for size in (config.input_size, config.tbptt) if size is not None]
         fitting = (s for s in PATCHES if s <= config.horizon and s * 4 <= input_size)
         patch = next((s for s in fitting if not any(size % s for size in fixed)), 1)
@@ -112,6 +104,37 @@ def _sizes(config: ForecastConfig, longest: int) -> tuple[int, int]:
     return input_size, patch
 
 
+def untrained_forecaster(
+    config: ForecastConfig, given: ForecastConfig, dataset: SeriesDataset, split: Split
+) -> StoredForecaster:
+    """Returns a forecaster with every choice made, initial weights and the scaler of its table."""
+    sizes = choose_architecture(config, dataset, split)
+    if config.learning_rate is None:
+        config = replace(config, learning_rate=LEARNING_RATES[config.optimizer])
+    config = replace(config, input_size=sizes.input_size, patch=sizes.patch)
+    torch.default_generator.manual_seed(config.seed)
+    network = ForecastNetwork(sizes)
+    network.lstm.strict = config.strict_kernels
+    scaler, series = fitted_scaler(config, dataset, split), None
+    if len(dataset.series) > 1 and not network.output.counts:
+        of_all = scaler.mean[: sizes.num_targets], scaler.std[: sizes.num_targets]
+        series = SeriesScale.fit(dataset.table, dataset.series, split.train_ends, of_all)
+    return StoredForecaster(
+        config, given, network, scaler, Calibration.none(sizes),
+        static_scale(dataset), TableSchema.of(dataset, sizes.has_missing), dataset.key,
+        series=series,
+    )  # fmt: skip
+
+
+def fitted_scaler(config: ForecastConfig, dataset: SeriesDataset, split: Split) -> Scaler:
+    """Returns the scaler of a table's training rows."""
+    columns, roles = dataset.table.columns, dataset.roles
+    unscaled = [columns.index(name) for name in roles.categorical if name in columns]
+    if config.output == "negative_binomial":
+        unscaled += range(len(roles.target))
+    return fit_scaler(dataset.table, split.train_ends, unscaled)
+
+
 def training_loader(
     config: ForecastConfig,
     sizes: ForecasterConfig,
@@ -120,14 +143,13 @@ def training_loader(
     stop: Callable[[], bool] | None,
     share: Share | None = None,
 ) -> WindowLoader | ChunkLoader:
-    """Returns the loader of the training part: windows, or chunks of streams with `tbptt`; of
-    several processes the rows of this one.
+    """Returns the loader of this process's training rows: windows, or chunks with `tbptt`.
 
-    A stream is cut after twice the input's steps: on average a state has then read as many steps as
-    when forecasting.
+    A stream is cut after twice the input size: then a state has read, on average, as many steps as
+    in forecasting.
 
     Raises:
-        DataError: the part holds no window, or no chunk.
+        DataError: the training part has no window, or no chunk.
     """
     rows = config.batch_size * config.accumulate
     if config.tbptt is not None:
@@ -144,7 +166,7 @@ def training_loader(
 def note_of_short_series(
     config: ForecastConfig, sizes: ForecasterConfig, dataset: SeriesDataset, split: Split
 ) -> str | None:
-    """Returns a line about series too short to be trained on, if there are any."""
+    """Returns a warning about series that are too short to train on, if there are any."""
     needed = (config.tbptt or sizes.input_size) + sizes.horizon
     longest = longest_segments(dataset.table, split)
     short = np.flatnonzero(longest < needed)
@@ -161,7 +183,7 @@ def note_of_short_series(
 
 
 def note_of_short_ends(dataset: SeriesDataset, input_size: int) -> str | None:
-    """Returns a line about series that end in too few rows to forecast from, if there are any."""
+    """Returns an error text about series with too few rows at their end, if there are any."""
     segments = dataset.table.segments
     last = np.flatnonzero(np.diff(segments.series, append=-1))
     short = last[segments.num_rows[last] < input_size]
@@ -188,10 +210,10 @@ def longest_segments(table: Table, split: Split) -> NDArray[np.int64]:
 
 
 def flop_per_window(config: ForecasterConfig) -> int:
-    """Returns the operations of a training step per window: three times the forward pass.
+    """Returns the floating-point operations of a training step per window: three forward passes.
 
-    The products of embedding, LSTM, decoder cell and head; what all windows of a batch share counts
-    nothing. A stateful network trains a window, with its horizon, per patch read.
+    Counts the products of embedding, LSTM, decoder cell and head, without those that a batch
+    computes once. A stateful network trains one window per patch read.
     """
     s, d, H = config.patch, config.embed_size, config.hidden_size
     C = config.num_targets

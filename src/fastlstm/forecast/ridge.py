@@ -1,8 +1,8 @@
 """Ridge regression on lags: a linear forecast in closed form.
 
-The forecast to beat in every backtest. With the future covariates of each step it is the linear
-path of the network, whose LSTM learns what is left (Zeng et al. 2023, "Are Transformers Effective
-for Time Series Forecasting?", NLinear).
+Every backtest compares the forecaster with it. With the future covariates of each step it is the
+linear path of the network; the LSTM learns the rest (NLinear: Zeng et al. 2023, "Are Transformers
+Effective for Time Series Forecasting?").
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from fastlstm.forecast.data.window_index import WindowIndex
 from fastlstm.forecast.model.network import ForecastNetwork
 
 MAX_LAGS = 2048
-"""The cost of a solution grows with their third power: 0.2 s for 720 on two cores."""
+"""The cost of a solution grows with the cube of the lags: 0.2 s for 720 on two cores."""
 _MAX_ROWS = 1 << 15
 _MAX_VALID_ROWS = 1 << 12
 _MAX_FUTURE = 1 << 13
-"""Most future covariates of all steps that are tried."""
+"""Most future covariates, summed over all steps."""
 _LEAST = 1e-4
-"""Penalty of future covariates, whose deviation is 1."""
+"""Penalty of future covariates; they have deviation 1."""
 _SIZE = 256
 MAX_AVERAGED = 1024
-"""Validation windows that decide on an average with the linear path."""
+"""Most validation windows to choose the average with the linear path."""
 _SHARES = tuple(k / 20 for k in range(21))
 _ALPHAS = tuple(10.0**k for k in range(-6, 3))
-"""Penalties over the mean of the squared lags."""
+"""Penalties, relative to the mean eigenvalue of the lags' covariance."""
 
 
 class Ridge(NamedTuple):
     """Weights of a linear forecast.
 
     Attributes:
-        weight: of the last lags, ``(h, lags)``.
+        weight: weights of the last lags, ``(h, lags)``.
         bias: shape ``(h,)``.
-        future: of the numbers among the future covariates of the step, ``(h, F)``.
-        error: mean absolute error on validation windows; infinite without any.
+        future: weights of the numeric future covariates of the step, ``(h, F)``.
+        error: mean absolute error on validation windows; infinite without windows.
     """
 
     weight: Tensor
@@ -60,16 +60,13 @@ def fit_ridges(
     valid: WindowIndex,
     has_future: bool = False,
 ) -> list[Ridge]:
-    """Returns ridge regressions of a target on its last L lags: of lags alone, and with the future
-    covariates of the step.
+    """Returns ridge regressions of a target on its last L lags: on the lags alone, and with
+    `has_future` also with the numeric future covariates of the step, if there are any.
 
-    All are normalised as the network does. The penalty is the one with the least error on
-    validation windows. Solved for up to 32,768 windows of single targets, evenly spread over the
-    training part.
-
-    Missing values of the input are at its level; windows with missing values to forecast are left
-    out. The network is on the CPU. The second one is solved with `has_future`, where there are
-    numbers known ahead.
+    Values are normalised as the network does it; the penalty with the least error on validation
+    windows is chosen. Solves for up to 32,768 windows of single targets, evenly spread over the
+    training part. Missing inputs are set to the level of their window; windows with missing values
+    to forecast are left out. The network must be on the CPU.
     """
     moments = _Moments(network, has_future)
     for x, f, y in _rows(network, inputs, train, _MAX_ROWS):
@@ -86,7 +83,7 @@ def fit_ridges(
 def _with_error(
     solution: tuple[Tensor, Tensor, Tensor], parts: list[tuple[Tensor, Tensor, Tensor]]
 ) -> Ridge:
-    """Returns a solution with its error on `parts`, see `_rows`."""
+    """Returns a solution with its error on `parts`, batches of `_rows`."""
     weight, bias, future = solution
     total, count = 0.0, 0
     for x, f, y in parts:
@@ -99,10 +96,10 @@ def _with_error(
 def best_share(
     network: ForecastNetwork, inputs: ScaledWindows, valid: WindowIndex
 ) -> tuple[float, float]:
-    """Returns the share of a network's forecast in its average with the linear path's that has the
-    least loss on validation windows, and that loss over the loss of the network's forecast.
+    """Returns the share of the network in an average with the linear path that has the least loss
+    on `MAX_AVERAGED` validation windows, and that loss over the loss of the network alone.
 
-    The network is on the CPU; `MAX_AVERAGED` windows are read.
+    The network must be on the CPU.
     """
     config, output = network.config, network.output
     sums, at = torch.zeros(len(_SHARES), dtype=torch.float64), output.locations
@@ -120,10 +117,10 @@ def best_share(
 
 
 class _Moments:
-    """Second moments of lags, future covariates and what follows; solves the regression.
+    """Second moments of lags, future covariates and targets; solves the regression.
 
-    Future covariates of a step are regressors of this step only and have hardly any penalty: they
-    are eliminated step by step (Frisch & Waugh 1933).
+    The future covariates of a step are regressors of this step only and have hardly any penalty:
+    they are eliminated step by step (Frisch & Waugh 1933).
 
     Attributes:
         num_future: F, 0 without future covariates.
@@ -139,7 +136,7 @@ class _Moments:
         self._sums = [torch.zeros(shape, dtype=torch.float64) for shape in shapes]
 
     def add(self, x: Tensor, f: Tensor, y: Tensor) -> None:
-        """Adds rows; see `_rows`."""
+        """Adds a batch of `_rows`."""
         f = f[..., : self.num_future]
         by_step = f.transpose(0, 1)
         parts = (
@@ -150,7 +147,7 @@ class _Moments:
             total += part.double()
 
     def center(self) -> None:
-        """Takes the means off."""
+        """Subtracts the means."""
         count = self._sums[0][0, 0].clamp(min=1)
         xx, xy, xf, fy, ff = (total / count for total in self._sums)
         self._mean = x, y, f = xx[0, 1:], xy[0], xf[0].view_as(fy)
@@ -163,7 +160,7 @@ class _Moments:
 
     def solution(self, num_future: int, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
         """Returns weights ``(h, lags)``, bias ``(h,)`` and weights of future covariates ``(h, F)``,
-        zeros where `num_future` is 0."""
+        which are zeros if `num_future` is 0."""
         lags, h, num = self._size
         right, future = self._xy, torch.zeros(h, num, dtype=torch.float64)
         scale = (self._values + alpha * self._unit)[:, None]
@@ -185,9 +182,9 @@ class RidgeForecast:
     """The ridge regression that a network is compared with.
 
     Args:
-        network: its linear path, where it has one of lags alone, is the regression.
+        network: the network; a linear path on lags alone is used as the regression.
         inputs: the table.
-        split: of the table; without a linear path, regression is over its training windows.
+        split: its parts; the regression is fitted to the training part if there is no such path.
 
     Raises:
         DataError: the training or the validation part is too short for a window.
@@ -217,8 +214,8 @@ class RidgeForecast:
 def _rows(
     network: ForecastNetwork, inputs: ScaledWindows, windows: WindowIndex, limit: int
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yields 1 and the last lags ``(N, 1 + lags)``, the future covariates ``(N, h, F)``, and what
-    follows ``(N, h)``, normalised."""
+    """Yields normalised batches: 1 and the last lags ``(N, 1 + lags)``, future covariates
+    ``(N, h, F)``, and targets ``(N, h)``."""
     config = network.config
     L, C = config.input_size, config.num_targets
     for values, _ in inputs.read(windows.rows(max(1, limit // C)), config, _SIZE):

@@ -1,53 +1,63 @@
-"""Chooses the hidden units of a forecaster: as many as a budget has enough steps for.
+"""Chooses the hidden units of a forecaster: the most for which a budget has enough steps.
 
-On small tables every size ends within 2 % of the best that takes enough steps; too large a size is
-the only mistake that costs more (benchmarks/log). So a few training steps of the default size are
-timed, and smaller ones while the budget has too few steps. On a GPU a small batch takes as long as
-a large one: precisions and larger batches are timed too, and what reads clearly more windows a
-second is taken.
+On small tables every size with enough steps ends within 2 % of the best; only a size that is too
+large costs more (benchmarks/log). So a few training steps of the default size are timed, then of
+smaller sizes while the budget has too few steps. On a GPU a small batch takes as long as a large
+one: precisions and larger batches are timed too, and the fastest wins by a clear margin.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Collection
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from fastlstm.errors import counted
 from fastlstm.forecast.config import ForecastConfig
-from fastlstm.forecast.plan import HIDDEN_SIZES, choose_architecture
-from fastlstm.forecast.step_time import CPU, step_seconds
-from fastlstm.forecast.untrained import untrained_forecaster
+from fastlstm.forecast.data.dataset import SeriesDataset
+from fastlstm.forecast.data.splits import Split
+from fastlstm.forecast.files import StoredForecaster
+from fastlstm.forecast.plan import (
+    HIDDEN_SIZES,
+    choose_architecture,
+    training_loader,
+    untrained_forecaster,
+)
+from fastlstm.forecast.table_schema import apply_schema
+from fastlstm.forecast.task import ForecastTask
 from fastlstm.system import hardware, measurements
-from fastlstm.training.precision import MIN_GAIN, precisions_of
+from fastlstm.training.device import random_numbers_kept
+from fastlstm.training.plan import TrainingPlan
+from fastlstm.training.precision import MIN_GAIN, allow_tf32, precisions_of
 from fastlstm.training.schedule import StopCriterion
+from fastlstm.training.session import RunSession
+from fastlstm.training.step_time import fastest_step_s, ignore
+from fastlstm.training.trainer import Trainer
 
-if TYPE_CHECKING:
-    from fastlstm.forecast.data.dataset import SeriesDataset
-    from fastlstm.forecast.data.splits import Split
-
+CPU = torch.device("cpu")
 ENOUGH_STEPS = 250
-"""From here on more steps gain less than a larger size (benchmarks/log)."""
+"""From this number on, more steps gain less than a larger size (benchmarks/log)."""
 MIN_BUDGET_S = 10.0
 TRAINING_SHARE = 0.65
-"""Of what is left of a budget, without evaluations, calibration, the test part and the report."""
+"""Share of the rest of a budget that training gets; evaluations and closing take the other."""
 _QUIET_SHARE = 0.7
 _SIZES = ("hidden_size", "num_layers")
 CHOSEN = (*_SIZES, "batch_size", "precision")
-"""Options that are chosen for a budget, or keep others from being chosen."""
+"""Options that a budget chooses, and options that prevent a choice when set."""
 _BATCHES = (4, 16)
-"""Times the default that are tried on a GPU."""
+"""Multiples of the default batch to try on a GPU."""
 _BATCH_GAIN = 1.3
-"""Times the windows a second that a larger batch must read: it takes fewer steps."""
+"""Least speedup, in windows/s, that justifies a larger batch: it takes fewer steps."""
 _MIN_STEPS_PER_EPOCH = 8
 
 
 def can_choose_size(config: ForecastConfig, chosen: Collection[str]) -> bool:
-    """Returns whether the size is free and the end a budget; `chosen` are the options given."""
+    """Returns whether the run has a budget and its size is open; `chosen` are the options set."""
     budget_s = StopCriterion.of(config, 1).budget_s
     is_default = config.hidden_size == ForecastConfig.hidden_size
     is_open = is_default and not any(name in chosen for name in _SIZES)
@@ -62,10 +72,10 @@ def choose_size(
     device: torch.device = CPU,
     chosen: Collection[str] = (),
 ) -> tuple[ForecastConfig, str]:
-    """Returns the configuration with the hidden units that suit its budget, and why; on a GPU with
-    the precision and the batch that fill it.
+    """Returns the configuration with the hidden units for its budget, and why; on a GPU also with
+    precision and batch size.
 
-    The budget began at `started`, by `time.perf_counter()`; `chosen` are the options given.
+    The budget began at `started`, by `time.perf_counter()`; `chosen` are the options set.
     """
     budget_s = StopCriterion.of(config, 1).budget_s
     assert budget_s is not None
@@ -75,7 +85,7 @@ def choose_size(
     sized, steps, seconds = config, 0, math.inf
     for size in sizes:
         if tried and size != sizes[-1] and steps * (sized.hidden_size / size) ** 2 < ENOUGH_STEPS:
-            continue  # even if a step took a time in proportion to the weights
+            continue  # too slow even if a step takes time in proportion to the weights
         sized = replace(config, hidden_size=size)
         seconds, is_recalled = _step_s(sized, dataset, split, device)
         is_any_recalled |= is_recalled
@@ -99,7 +109,7 @@ def _filling(
     config: ForecastConfig, seconds: float, dataset: SeriesDataset, split: Split,
     device: torch.device, chosen: Collection[str],
 ) -> tuple[ForecastConfig, float]:  # fmt: skip
-    """Returns the configuration with a precision and a batch that fill a GPU, and its windows/s."""
+    """Returns the configuration with precision and batch size for a GPU, and its windows/s."""
 
     def rate_of(timed: ForecastConfig) -> float:
         step_s = _step_s(timed, dataset, split, device)[0]
@@ -131,8 +141,8 @@ def _num_windows(config: ForecastConfig, dataset: SeriesDataset, split: Split) -
 def _step_s(
     config: ForecastConfig, dataset: SeriesDataset, split: Split, device: torch.device
 ) -> tuple[float, bool]:
-    """Returns the seconds of a step, and whether they were measured earlier on this machine; no
-    end of them where not even a window fits into memory."""
+    """Returns the seconds of a step (infinite if a single window exceeds the memory), and whether
+    they were measured earlier on this machine."""
     precision = precisions_of(device)[0] if config.precision == "auto" else config.precision
     untrained = untrained_forecaster(replace(config, precision=precision), config, dataset, split)
     threads = torch.get_num_threads()
@@ -155,3 +165,26 @@ def _step_s(
     if device.type == "cuda" or not timer.was_busy(_QUIET_SHARE):
         measurements.remember("forecast-step", of, {"seconds": seconds})
     return seconds, False
+
+
+def step_seconds(
+    stored: StoredForecaster, dataset: SeriesDataset, split: Split, device: torch.device = CPU
+) -> float:
+    """Returns the seconds of the fastest of a few training steps of a copy of the network.
+
+    The precision is not auto. The state of random numbers is restored.
+
+    Raises:
+        torch.cuda.OutOfMemoryError: a single window exceeds the memory.
+    """
+    config = stored.config
+    allow_tf32(config.precision)
+    with random_numbers_kept(device):
+        network = copy.deepcopy(stored.network).to(device)
+        inputs = apply_schema(dataset, stored)
+        loader = training_loader(config, network.config, dataset.table, split, None)
+        timed = replace(stored, network=network)
+        session = RunSession(None, [])
+        task = ForecastTask(session, timed, dataset, split, inputs, loader, device)
+        plan = TrainingPlan(config, StopCriterion.of(config, loader.steps_per_epoch), device)
+        return fastest_step_s(Trainer(task, plan, emit=ignore))

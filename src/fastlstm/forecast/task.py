@@ -1,8 +1,15 @@
-"""The task of training a forecaster: windows from zero state, or chunks with carried state."""
+"""The task of a forecaster: its training, then calibration, files and scores on the test part.
+
+Training reads windows from zero state, or chunks with carried state. Calibration and scores each
+have a share of a budget; if it is too small they read fewer windows and say so.
+"""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,26 +18,35 @@ import torch
 from torch import Tensor
 
 from fastlstm.errors import DataError, Stopped
-from fastlstm.forecast.closing import Closing
-from fastlstm.forecast.config import ForecastConfig
+from fastlstm.forecast.calibration import Calibration, calibrate
 from fastlstm.forecast.data.chunk_loader import ChunkBatch, ChunkLoader
+from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
-from fastlstm.forecast.data.window_index import WindowIndex
+from fastlstm.forecast.data.splits import Split
 from fastlstm.forecast.data.window_loader import WindowBatch, WindowLoader
-from fastlstm.forecast.files import description_files
+from fastlstm.forecast.evaluation import evaluation_events, num_test_windows
+from fastlstm.forecast.files import StoredForecaster, description_files, forecaster_files
 from fastlstm.forecast.model.network import ForecastNetwork, RecurrentState
 from fastlstm.forecast.plan import flop_per_window, training_loader
+from fastlstm.forecast.ridge import MAX_AVERAGED, best_share
 from fastlstm.runs.events import Event
 from fastlstm.training.precision import autocast
+from fastlstm.training.session import RunSession
 from fastlstm.training.state import Progress
 from fastlstm.training.task import Score, Task, Watch
-from fastlstm.training.trainer import Trainer
+from fastlstm.training.trainer import CLOSING_S, Trainer
 
 EVALUATION_BATCH = 256
+MIN_CALIBRATED = 256
+"""Validation windows that calibrate quantiles in any time: each of `LEVELS` needs up to 199."""
+_FINAL_SHARE, _EARLY_SHARE, _TEST_SHARE = 0.1, 0.02, 0.15
+"""Largest share of a budget: of the last calibration, of an earlier one, of the test part."""
+_CALIBRATION_COST, _TEST_COST = 1.5, 2.5
+"""Time per window over a forecast's (ETTh1, 96 steps of 7 targets)."""
 
 
 class PreparedBatch(NamedTuple):
-    """Windows as the network takes them, on its device; see `BatchPart`."""
+    """Windows as the network reads them, on its device; see `BatchPart`."""
 
     values: Tensor
     num_targets: Tensor
@@ -42,11 +58,11 @@ class BatchPart:
     """Some rows of a batch.
 
     Attributes:
-        rows: of the batch.
-        values: as the network takes them.
-        statics: or None.
+        rows: their places in the batch.
+        values: the windows as the network reads them.
+        statics: static values, or None.
         actual: values of the targets, shape ``(B * origins, h, C)``; NaN if missing.
-        count: what the sum of the losses is divided by.
+        count: divisor of the summed losses.
     """
 
     rows: slice
@@ -57,7 +73,22 @@ class BatchPart:
 
 
 class ForecastTask(Task):
-    """A network with a table; a stateful network has a loader of chunks."""
+    """A forecaster and its table; a stateful network has a loader of chunks.
+
+    Args:
+        session: the start of the run; without a directory nothing is written or evaluated.
+        stored: the forecaster to train. After `finish` it has the best weights, calibrated.
+        dataset: the prepared table.
+        split: its parts.
+        inputs: its windows as the network reads them.
+        loader: training batches.
+        device: device of the network.
+        budget_s: seconds of the whole run, or None.
+
+    Attributes:
+        valid: validation windows.
+        is_averaged: average the forecast with the linear path's if that has a smaller loss.
+    """
 
     name, unit = "forecast", "windows"
     num_sums = 2
@@ -65,21 +96,31 @@ class ForecastTask(Task):
     forward_share = 1 / 3
     row_axis = {"hidden": 1, "cell": 1, "level": 0}  # noqa: RUF012
     may_be_nan = frozenset({"level"})  # where a target had no value yet
+    is_averaged = False
     model: ForecastNetwork
     loader: WindowLoader | ChunkLoader
 
     def __init__(
         self,
-        config: ForecastConfig,
-        network: ForecastNetwork,
+        session: RunSession,
+        stored: StoredForecaster,
+        dataset: SeriesDataset,
+        split: Split,
         inputs: ScaledWindows,
         loader: WindowLoader | ChunkLoader,
-        valid: WindowIndex,
         device: torch.device,
-        closing: Closing,
+        budget_s: float | None = None,
     ) -> None:
-        sizes = network.config
-        self.model, self.loader, self.num_valid = network, loader, len(valid)
+        config, sizes = stored.config, stored.network.config
+        self.session, self.stored, self.dataset, self.split = session, stored, dataset, split
+        self.inputs, self.model, self.loader, self.budget_s = (
+            inputs,
+            stored.network,
+            loader,
+            budget_s,
+        )
+        self.valid = split.windows(dataset.table, "valid", sizes.input_size, sizes.horizon)
+        self.num_valid = len(self.valid)
         self.flop_per_unit = flop_per_window(sizes)
         self.num_lanes = loader.num_places if isinstance(loader, ChunkLoader) else 0
         steps = config.tbptt or sizes.input_size
@@ -88,16 +129,17 @@ class ForecastTask(Task):
         self._origins = (config.tbptt or 0) // sizes.patch
         self._precision, self._device = config.precision, device
         self._measure = config.loss if config.output == "point" else "loss"
-        self._inputs, self._valid, self.closing = inputs, valid, closing
         self._state: RecurrentState | None = None
+        has_run = session.run is not None
+        self._num_tested = num_test_windows(dataset, split, sizes) if has_run else 0
+        self._known: tuple[Mapping[str, Tensor], Calibration] | None = None
 
     def changed(self, options: Any, stop: Callable[[], bool] | None = None) -> ForecastTask:
-        closing = self.closing
-        table, split = closing.dataset.table, closing.split
-        loader = training_loader(options, self.model.config, table, split, stop)
+        loader = training_loader(options, self.model.config, self.dataset.table, self.split, stop)
         return ForecastTask(
-            options, self.model, self._inputs, loader, self._valid, self._device, closing
-        )
+            self.session, dataclasses.replace(self.stored, config=options), self.dataset,
+            self.split, self.inputs, loader, self._device, self.budget_s,
+        )  # fmt: skip
 
     def size(self, batch: WindowBatch | ChunkBatch) -> int:
         return batch.total * (self._origins or 1)
@@ -119,7 +161,7 @@ class ForecastTask(Task):
         if isinstance(batch, PreparedBatch):
             values, divisor, statics = batch
         else:
-            values, statics = self._inputs.prepare(batch.values, batch.segments)
+            values, statics = self.inputs.prepare(batch.values, batch.segments)
             values = values.to(self._device, non_blocking=True)
             statics = None if statics is None else statics.to(self._device, non_blocking=True)
             state = continued_state(self._state, batch, self._device)
@@ -145,7 +187,7 @@ class ForecastTask(Task):
     def graph_inputs(self, batch: WindowBatch | ChunkBatch) -> list[Tensor] | None:
         if self._origins:
             return None
-        values, statics = self._inputs.prepare(batch.values, batch.segments)
+        values, statics = self.inputs.prepare(batch.values, batch.segments)
         count = torch.tensor(float(max(self._num_present(self._target(values)), 1)))
         return [values, count] if statics is None else [values, count, statics]
 
@@ -155,14 +197,14 @@ class ForecastTask(Task):
         return PreparedBatch(*inputs)
 
     def _no_state(self) -> RecurrentState:
-        """Returns the state of no rows: what a process has that got none of a small batch."""
+        """Returns the state of a process without rows of a small batch."""
         config = self.model.config
         cells = torch.zeros(config.num_layers, 0, config.hidden_size, device=self._device)
         return RecurrentState(cells, cells, torch.zeros(0, config.num_targets, device=self._device))
 
     def part_loss(self, part: BatchPart, parameters: Tensor) -> Tensor:
-        """Returns the loss of a part of a batch, its share of the mean over the whole, for
-        parameters ``(B * origins, h, C, num_parameters)``."""
+        """Returns a part's share of the mean loss of its batch, for parameters
+        ``(B * origins, h, C, num_parameters)``."""
         return self._summed(parameters, part.actual) / part.count
 
     def _target(self, values: Tensor) -> Tensor:
@@ -185,17 +227,17 @@ class ForecastTask(Task):
         return torch.where(target.isnan(), 0.0, losses).sum()
 
     def num_blocks(self, limit: int) -> int:
-        return -(-min(limit, len(self._valid)) // EVALUATION_BATCH)
+        return -(-min(limit, len(self.valid)) // EVALUATION_BATCH)
 
     @torch.no_grad()
     def evaluate_blocks(
         self, limit: int, blocks: range, stop: Callable[[], bool] | None, watch: Watch | None
     ) -> Tensor:
-        config, rows = self.model.config, self._valid.rows(limit)
+        config, rows = self.model.config, self.valid.rows(limit)
         own = rows[blocks.start * EVALUATION_BATCH : blocks.stop * EVALUATION_BATCH]
         self.model.eval()
         sums, done = list[tuple[float, int]](), 0
-        for values, statics in self._inputs.read(own, config, EVALUATION_BATCH):
+        for values, statics in self.inputs.read(own, config, EVALUATION_BATCH):
             if stop is not None and stop():
                 raise Stopped("stopped while evaluating")
             values = values.to(self._device)
@@ -213,16 +255,25 @@ class ForecastTask(Task):
         total, count = (math.fsum(column) for column in sums.T.tolist())
         if not count:
             raise DataError(
-                "the validation part has no value of the targets; give a longer one, or fewer"
-                " targets"
+                "the validation part has no value of the targets; give a longer validation part, or"
+                " fewer targets"
             )
-        return Score(total / count, min(limit, len(self._valid)))
+        return Score(total / count, min(limit, len(self.valid)))
 
     def files(self) -> dict[str, bytes]:
-        return description_files(self.closing.stored)
+        return description_files(self.stored)
 
     def publish(self, weights: Mapping[str, Tensor], trainer: Trainer) -> None:
-        self.closing.publish(weights)
+        """Publishes weights; with a budget, calibrates them on few windows until the end."""
+        if self.session.run is None:
+            return
+        network = copy.deepcopy(self.model).cpu().eval()
+        network.load_state_dict(weights)
+        calibration, *_ = self._calibrate(network, _EARLY_SHARE)
+        if self.budget_s is None:
+            self._known = weights, calibration
+        best = dataclasses.replace(self.stored, network=network, calibration=calibration)
+        self.session.run.publish(forecaster_files(best))
 
     def reset_state(self) -> None:
         self._state = None
@@ -235,22 +286,144 @@ class ForecastTask(Task):
         if carried:
             self._state = restored_state(carried, self.model, self._device)
 
-    def finish_s(self, unit_s: float) -> float:
-        return self.closing.seconds(unit_s)
-
-    def finish(self, trainer: Trainer) -> Event:
-        self.model.cpu()
-        return self.closing.finish(trainer)
-
     def totals(self, progress: Progress) -> Event:
         return {"measure": self._measure}
+
+    def finish_s(self, unit_s: float) -> float:
+        if self.budget_s is None:
+            return 0.0
+        averaged_s = self.is_averaged * min(len(self.valid), MAX_AVERAGED) * unit_s
+        calibration_s = _CALIBRATION_COST * len(self.valid) * unit_s
+        test_s = _TEST_COST * self._num_tested * unit_s
+        return (
+            min(calibration_s, _FINAL_SHARE * self.budget_s)
+            + min(test_s, _TEST_SHARE * self.budget_s)
+            + _CALIBRATION_COST * averaged_s
+            + self.session.report_s()
+        )
+
+    def approve(
+        self, stored: StoredForecaster, trainer: Trainer
+    ) -> tuple[StoredForecaster, Mapping[str, bytes]] | None:
+        """Returns the forecaster to publish at the end and files beside it; None refuses."""
+        return stored, {}
+
+    def finish(self, trainer: Trainer) -> Event:
+        """Calibrates, publishes and evaluates the best weights."""
+        self.model.cpu()
+        network = self.stored.network.eval()
+        if self.is_averaged:
+            network = self._averaged(network, trainer)
+        with trainer.progress.counted("calibration"):
+            calibration = self._last_calibration(network, trainer)
+        self.stored = dataclasses.replace(self.stored, network=network, calibration=calibration)
+        if missing := self.stored.unsupported((0.025, 0.1, 0.9, 0.975)):
+            trainer.say("info", missing)
+        if self.session.run is None or (approved := self.approve(self.stored, trainer)) is None:
+            return {}
+        self.stored, more = approved
+        with trainer.progress.counted("saving"):
+            self.session.run.publish({**forecaster_files(self.stored), **more})
+            trainer.best.set_published()
+        return self._evaluate(trainer)
+
+    def _averaged(self, network: ForecastNetwork, trainer: Trainer) -> ForecastNetwork:
+        """Returns the network, averaged with its linear path if that lowers the loss."""
+        share, ratio = best_share(network, self.inputs, self.valid)
+        if share == 1.0:
+            return network
+        trainer.say(
+            "info",
+            f"the forecast is the average of {share:.0%} LSTM and {1 - share:.0%} linear path: this"
+            f" lowers the validation error by {1 - ratio:.1%}",
+        )
+        network, self._known = copy.deepcopy(network), None
+        network.average_with_linear(share)
+        return network
+
+    def _last_calibration(self, network: ForecastNetwork, trainer: Trainer) -> Calibration:
+        if self._known is not None and self._known[0] is trainer.best.weights:
+            return self._known[1]
+        calibration, read, total = self._calibrate(network, _FINAL_SHARE)
+        if read < total:
+            text = f"quantiles are calibrated on {read:,} of {total:,} validation windows"
+            trainer.say("info", f"{text}: more would not fit the budget")
+        return calibration
+
+    def _calibrate(self, network: ForecastNetwork, share: float) -> tuple[Calibration, int, int]:
+        """Returns a calibration within a share of the budget, and the windows read, of how many.
+
+        Reads `MIN_CALIBRATED` windows if the run was stopped before; a stop now raises Stopped.
+        """
+        is_stopped = self._is_stopped()
+        started, read, total = time.perf_counter(), 0, 0
+        show_progress = self.session.watch("calibrating quantiles", "windows")
+
+        def show(done: int, of: int) -> None:
+            nonlocal read, total
+            read, total = done, of
+            show_progress(done, of)
+            if not is_stopped:
+                self._stop_if_asked("calibrating quantiles")
+
+        def has_time(done: int) -> bool:
+            return time.perf_counter() - started < limit_s or done < MIN_CALIBRATED
+
+        limit_s = 0.0 if is_stopped else share * (self.budget_s or 0.0)
+        is_limited = is_stopped or self.budget_s is not None
+        should_continue = has_time if is_limited else None
+        calibration = calibrate(network, self.inputs, self.valid, show, should_continue)
+        return calibration, read, total
+
+    def _is_stopped(self) -> bool:
+        return self.session.stop is not None and self.session.stop()
+
+    def _stop_if_asked(self, doing: str) -> None:
+        if self._is_stopped():
+            raise Stopped(f"stopped while {doing}")
+
+    def _evaluate(self, trainer: Trainer) -> Event:
+        """Emits the scores of the test part; returns the error for the `end` event."""
+        trainer.say("info", "evaluating the forecasts of the test part")
+        show = self.session.watch("evaluating the test part", "windows")
+
+        def should_continue(done: int, total: int) -> bool:
+            show(done, total)
+            self._stop_if_asked("evaluating the test part")
+            if self.budget_s is None:
+                return True
+            return self.budget_s - trainer.elapsed_s() - self.session.report_s() > CLOSING_S
+
+        about: Event = {}
+        with trainer.progress.counted("judging"):
+            for event in evaluation_events(
+                self.stored, self.dataset, self.split, self.inputs, should_continue
+            ):
+                trainer.emit(event)
+                if event["event"] == "test":
+                    about = self._test_error(event, trainer)
+        return about
+
+    def _test_error(self, test: Event, trainer: Trainer) -> Event:
+        """Returns the error on the test part; says if only some windows were evaluated."""
+        if test["windows"] < test["of_windows"] and self.budget_s is not None:
+            part = f"{test['windows']:,} of {test['of_windows']:,} windows"
+            text = f"evaluated {part}, evenly spread: all would not fit the budget"
+            trainer.say("info", f"{text}; 'fastlstm evaluate RUN DATA' evaluates all")
+        measure = "mse" if self.stored.config.loss == "mse" else "mae"
+        if len(test["targets"]) > 1:  # their units differ
+            measure = "rel_mae"
+        errors = {name: scores.get(measure) for name, scores in test["scores"].items()}
+        return {"test_error": {"measure": measure, **errors}}
 
 
 def continued_state(
     state: RecurrentState | None, batch: WindowBatch | ChunkBatch, device: torch.device
 ) -> RecurrentState | None:
-    """Returns the state that a batch of chunks begins with, of that after the batch before; None is
-    zero in all rows, as for windows."""
+    """Returns the state at the start of a batch of chunks; None, as for windows, means zeros.
+
+    `state` is the state after the batch before.
+    """
     if state is None or not isinstance(batch, ChunkBatch) or not batch.continues.any():
         return None
     # An epoch's last batch may have fewer lanes than the next one.
@@ -266,7 +439,7 @@ def rows_of_state(state: RecurrentState, part: slice) -> RecurrentState:
 
 
 def joined_state(states: list[RecurrentState]) -> RecurrentState:
-    """Returns the state of all rows, float32 as it is carried."""
+    """Returns the state of all rows."""
     hidden, cell, level = zip(*states, strict=True)
     return RecurrentState(torch.cat(hidden, 1), torch.cat(cell, 1), torch.cat(level))
 
@@ -275,10 +448,8 @@ def restored_state(
     carried: Mapping[str, Tensor], network: ForecastNetwork, device: torch.device
 ) -> RecurrentState:
     """Returns the state of a checkpoint; raises ValueError if it does not fit the network."""
-    state, config = (
-        RecurrentState(*(carried[name] for name in RecurrentState._fields)),
-        network.config,
-    )
+    state = RecurrentState(*(carried[name] for name in RecurrentState._fields))
+    config = network.config
     each = (config.num_layers, len(state.level) * network.num_channels)
     if not (
         state.hidden.shape == state.cell.shape == (*each, config.hidden_size)

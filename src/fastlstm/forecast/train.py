@@ -16,35 +16,34 @@ import torch
 from fastlstm.distributed.joining import joined
 from fastlstm.errors import ConfigError, DataError, FormatError
 from fastlstm.forecast.calibration import Calibration
-from fastlstm.forecast.closing import Closing
 from fastlstm.forecast.config import ForecastConfig
-from fastlstm.forecast.data.calendar import calendar_names, calendar_parts, with_calendar
+from fastlstm.forecast.data.calendar import (
+    MAX_ROWS,
+    calendar_names,
+    calendar_parts,
+    with_calendar,
+)
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.preparation import prepare, require_counts
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split, split_table
 from fastlstm.forecast.data.table_files import require_files
 from fastlstm.forecast.data.timeline import ROWS
-from fastlstm.forecast.data.window_index import WindowIndex
 from fastlstm.forecast.files import StoredForecaster, read_options
 from fastlstm.forecast.model.config import ForecasterConfig
-from fastlstm.forecast.model.network import ForecastNetwork
 from fastlstm.forecast.plan import (
     LEARNING_RATES,
     MIN_CALENDAR_GAIN,
-    can_choose_calendar,
     note_of_short_ends,
     note_of_short_series,
-    starts_linear,
     training_loader,
+    untrained_forecaster,
 )
 from fastlstm.forecast.read_options import READING
 from fastlstm.forecast.ridge import Ridge, fit_ridges
-from fastlstm.forecast.size_plan import CHOSEN, can_choose_size, choose_size
-from fastlstm.forecast.step_time import step_seconds
+from fastlstm.forecast.size_plan import CHOSEN, can_choose_size, choose_size, step_seconds
 from fastlstm.forecast.table_schema import apply_schema
 from fastlstm.forecast.task import ForecastTask
-from fastlstm.forecast.untrained import untrained_forecaster
 from fastlstm.ops.call import LSTMCall
 from fastlstm.ops.explain import explain
 from fastlstm.report.history import read_history
@@ -115,25 +114,24 @@ def train_forecaster(
     Args:
         frame: a path, a frame or an array; see `fastlstm.forecast.data.opening.open_records`.
         config: the options.
-        out: the run directory; None keeps nothing on disk.
-        resume: continue if `out` holds a checkpoint, else start.
-        given: the fields of `config` that are no defaults; a resumed run checks them against its
-            own.
+        out: the run directory; None writes nothing.
+        resume: continue from the checkpoint in `out`, or start if there is none.
+        given: fields of `config` that the user set; a resumed run compares them with its own.
         observers: called with every event, a plain dict.
         callbacks: see `fastlstm.Callback`.
-        stop: polled; when set, the state is saved and Stopped is raised.
-        start: a forecaster to continue from, with its scaler; `frame` must be like the table it was
-            trained on. With `out` the caller sees to it that a resumed run gets the same one.
-        make_task: makes what is trained, of the arguments of `ForecastTask`.
+        stop: polled; if it returns True, the state is saved and Stopped is raised.
+        start: a forecaster to continue from, with its scaler; `frame` must be like its table. The
+            caller gives a resumed run the same forecaster.
+        make_task: makes the task from the arguments of `ForecastTask`.
         needs_steps: see `RunSession`.
-        ends_early: end a budget where the loss rises (`RiseStopping`).
-        began: `time.perf_counter()` from which a budget counts; default now.
+        ends_early: end a budget when the loss rises (`RiseStopping`).
+        began: `time.perf_counter()` at the start of the budget; default: now.
 
     Raises:
-        UsageError: an option or the table cannot be used.
+        UsageError: an unusable option or table.
         Stopped: `stop` returned True.
-        NonFiniteError: NaN or Inf that training could not recover from.
-        BudgetError: the budget was over before the first step.
+        NonFiniteError: training did not recover from NaN or Inf.
+        BudgetError: the budget ended before the first step.
     """
     began = time.perf_counter() if began is None else began
     own = checked_callbacks(callbacks)
@@ -143,18 +141,14 @@ def train_forecaster(
             require_files(frame)
             if world.size > 1 and (start is not None or make_task is not ForecastTask):
                 raise ConfigError(
-                    "compress and partial_fit run in one process, here are"
-                    f" {world.size}; start them without torchrun"
+                    f"compress and partial_fit run in one process, but {world.size} were started;"
+                    " start them without torchrun"
                 )
         run = stack.enter_context(locked_run(out if world.is_leader else None))
         session = _ForecastSession(run, observers, stop, began, world)
         session.needs_steps, session.chosen, session.ends_early = needs_steps, given, ends_early
         with session.start(
-            config,
-            given,
-            resume,
-            lambda stored: _options(stored)[:2],
-            _MAY_CHANGE,
+            config, given, resume, lambda stored: read_options(stored)[:2], _MAY_CHANGE
         ) as begin:
             return session.train(frame, begin, own, start, make_task)
 
@@ -163,8 +157,8 @@ class _ForecastSession(RunSession):
     """One start of a run: prepares the table, builds the network, trains, evaluates, reports.
 
     Attributes:
-        chosen: names of the options that were given; the others are chosen.
-        ends_early: whether a budget ends where the loss rises.
+        chosen: names of the options that the user set; the others may be chosen.
+        ends_early: end a budget when the loss rises.
     """
 
     chosen: Collection[str] = ()
@@ -190,7 +184,7 @@ class _ForecastSession(RunSession):
         else:
             first = None if checkpoint is None else start.first
             stored = _continued_from(base, config, first, dataset)
-        network, sizes = stored.network.to(device), stored.network.config
+        sizes = stored.network.to(device).config
         choice = self.of_leader(PrecisionChoice, lambda: _precision(stored, dataset, split, device))
         config = dataclasses.replace(stored.config, precision=choice.name)
         stored = dataclasses.replace(stored, config=config)
@@ -198,14 +192,14 @@ class _ForecastSession(RunSession):
         self.check_processes(config)
         share = self.world.share
         loader = training_loader(config, sizes, dataset.table, split, self.loader_stop, share)
-        valid = split.windows(dataset.table, "valid", sizes.input_size, sizes.horizon)
-        if is_new and sizes.linear and self.world.is_leader:
-            self._set_linear(config, network, inputs, split, valid, linear)
         plan = self.plan(config, device, checkpoint, loader.steps_per_epoch, config.eval_every)
         stop_criterion = plan.stop_criterion
-        closing = Closing(self, stored, dataset, split, inputs, valid, stop_criterion.budget_s)
-        closing.is_averaged = base is None and sizes.linear and sizes.decoder == "direct"
-        task = make_task(config, network, inputs, loader, valid, device, closing)
+        task = make_task(
+            self, stored, dataset, split, inputs, loader, device, stop_criterion.budget_s
+        )
+        task.is_averaged = base is None and sizes.linear and sizes.decoder == "direct"
+        if is_new and sizes.linear and self.world.is_leader:
+            self._set_linear(task, linear)
         spread = config.evaluations or default_evaluations(task, stop_criterion, config.patience)
         plan = dataclasses.replace(plan, evaluations=spread)
         self.notes += [*dataset.notes, *notes_on(choice.name, device, _layer_call(config, device))]
@@ -215,7 +209,7 @@ class _ForecastSession(RunSession):
             task, plan, checkpoint, [*callbacks, *own], about | _about(task, stored, dataset),
             _warning(config, sizes, dataset, split),
         )  # fmt: skip
-        return Trained(self._told(closing.stored), dataset, inputs, result)
+        return Trained(self._told(task.stored), dataset, inputs, result)
 
     def _told(self, stored: StoredForecaster) -> StoredForecaster:
         """Returns the forecaster with the weights and the calibration of rank 0."""
@@ -234,8 +228,8 @@ class _ForecastSession(RunSession):
         device: torch.device,
         is_new: bool,
     ) -> tuple[ForecastConfig, SeriesDataset, Ridge | None]:
-        """Returns what rank 0 decides: the options with calendar and size, the table with its
-        calendar, and the linear path if it is known."""
+        """Returns rank 0's options with calendar and size, the table with the calendar, and the
+        linear path if it is known."""
         linear, bare = None, dataset
         if is_new and self.world.is_leader:
             config, dataset, linear = self._with_calendar(config, dataset, split)
@@ -248,15 +242,17 @@ class _ForecastSession(RunSession):
     def _with_calendar(
         self, config: ForecastConfig, dataset: SeriesDataset, split: Split
     ) -> tuple[ForecastConfig, SeriesDataset, Ridge | None]:
-        """Returns the options and the table with the calendar, if it lowers the error of the linear
-        path on validation windows, and that path."""
+        """Returns the options, the table and the linear path; with a calendar if that lowers the
+        validation error of the linear path."""
         parts: tuple[str, ...] = ()
-        if config.calendar is None and can_choose_calendar(config, dataset):
+        is_plain = len(dataset.roles.target) == 1 and not dataset.roles.future
+        is_open = config.calendar is None and config.linear is not False
+        if is_open and is_plain and dataset.table.num_rows <= MAX_ROWS:
             parts, taken = calendar_parts(dataset, split.train_ends)
             if taken:
                 self.notes.append(
-                    f"the column '{taken[0]}' has a name of the calendar, which leaves out"
-                    f" {taken[0].partition('_')[0]}: rename it, or give `calendar='none'`"
+                    f"the calendar leaves out {taken[0].partition('_')[0]}, as the table has a"
+                    f" column '{taken[0]}': rename it, or give `calendar='none'`"
                 )
         if not parts:
             return config, dataset, None
@@ -276,35 +272,28 @@ class _ForecastSession(RunSession):
             return dataclasses.replace(config, calendar=()), dataset, alone
         gain = 1 - best.error / alone.error
         self.notes.append(
-            f"the calendar ({', '.join(parts)}) lowers the linear path's error on validation by"
-            f" {gain:.1%}: its columns are future covariates, which a server and an exported"
+            f"the calendar ({', '.join(parts)}) lowers the validation error of the linear path by"
+            f" {gain:.1%}: its columns become future covariates, which a server and an exported"
             " model take as inputs"
         )
         return dataclasses.replace(config, calendar=parts), extended, best
 
-    def _set_linear(
-        self,
-        config: ForecastConfig,
-        network: ForecastNetwork,
-        inputs: ScaledWindows,
-        split: Split,
-        valid: WindowIndex,
-        known: Ridge | None,
-    ) -> None:
-        """Sets the linear path to ridge regression, which may be known."""
-        sizes = network.config
+    def _set_linear(self, task: ForecastTask, known: Ridge | None) -> None:
+        """Sets the linear path to ridge regression, fitted here unless `known`."""
+        network, inputs, sizes = task.model, task.inputs, task.model.config
         with self.part_of_setup("the linear path"):
             if known is None:
-                train = split.windows(inputs.table, "train", sizes.input_size, sizes.horizon)
-                found = fit_ridges(network, inputs, train, valid, has_future=True)
+                train = task.split.windows(inputs.table, "train", sizes.input_size, sizes.horizon)
+                found = fit_ridges(network, inputs, train, task.valid, has_future=True)
                 known = min(found, key=lambda ridge: ridge.error)
-            is_start = starts_linear(config, sizes)
+            # Several targets: the path is averaged with the trained LSTM instead.
+            is_start = task.stored.config.linear is True or sizes.num_targets == 1
             network.set_linear(known.weight, known.bias, known.future, is_start)
 
     def _with_size(
         self, config: ForecastConfig, dataset: SeriesDataset, split: Split, device: torch.device
     ) -> ForecastConfig:
-        """Returns the options, with the size that suits the budget."""
+        """Returns the options with the size that suits the budget."""
         if not can_choose_size(config, self.chosen):
             return config
 
@@ -327,7 +316,7 @@ class _ForecastSession(RunSession):
         checkpoint: Checkpoint | None,
         base: StoredForecaster | None,
     ) -> SeriesDataset:
-        """Returns the table, which other processes read after rank 0."""
+        """Returns the table; other processes read it after rank 0."""
 
         def show(done: int, total: int | None) -> None:
             self.emit({"event": "prepare", "done_bytes": done, "total_bytes": total})
@@ -341,15 +330,15 @@ class _ForecastSession(RunSession):
             for name in dataset.roles.target:
                 if name in dataset.constant:
                     raise DataError(
-                        f"the target '{name}' is the same in every row; there is nothing to learn,"
-                        " name another with `target`"
+                        f"the target '{name}' has the same value in every row: there is nothing to"
+                        " learn; give another `target`"
                     )
-            if checkpoint is not None and _options(checkpoint)[2] != dataset.key:
+            if checkpoint is not None and read_options(checkpoint)[2] != dataset.key:
                 assert self.run is not None
                 first = read_history(self.run.metrics_path).start.get("source") or "another table"
                 raise FormatError(
                     f"'{self.run.path}' was started with {first}; {source_text(frame)} is another"
-                    " table, or was changed since; resume with the same table, or start a new run"
+                    " table, or has changed since; resume with the same table, or start a new run"
                     " with another `out`"
                 )
         self.require_same(dataset.key, f"{source_text(frame)} is another table")
@@ -360,7 +349,7 @@ class _ForecastSession(RunSession):
 def _warning(
     config: ForecastConfig, sizes: ForecasterConfig, dataset: SeriesDataset, split: Split
 ) -> str | None:
-    """Returns a line about series that cannot be trained on, or forecast, if there are any."""
+    """Returns a warning about series too short to train on or to forecast, if there are any."""
     refused = note_of_short_ends(dataset, sizes.input_size)
     notes = [note_of_short_series(config, sizes, dataset, split)]
     notes += [refused and f"forecasts of this table will be refused: {refused}"]
@@ -380,13 +369,13 @@ def _split(dataset: SeriesDataset, config: ForecastConfig) -> Split:
 
 
 def _layer_call(config: ForecastConfig, device: torch.device) -> LSTMCall:
-    """Returns the call of a layer, as far as it is known before the table is read."""
+    """Returns an LSTM call with the sizes known before the table is read."""
     T, B, H = config.tbptt or config.horizon, config.batch_size, config.hidden_size
     return LSTMCall(T, B, H, H, torch.float32, device.type, True)
 
 
 def _may_rise(config: ForecastConfig, stop_criterion: StopCriterion) -> bool:
-    """Returns whether a run has a budget, a loss above zero and no patience of its own."""
+    """Returns whether a run has a budget, a loss above zero and no patience."""
     has_ratio = config.output in ("point", "quantiles")
     return has_ratio and stop_criterion.budget_s is not None and config.patience == 0
 
@@ -412,10 +401,6 @@ def _about(task: ForecastTask, stored: StoredForecaster, dataset: SeriesDataset)
     }
 
 
-def _options(checkpoint: Checkpoint) -> tuple[ForecastConfig, ForecastConfig, str]:
-    return read_options(checkpoint.files, checkpoint.path)
-
-
 def _continued_from(
     start: StoredForecaster,
     config: ForecastConfig,
@@ -424,10 +409,10 @@ def _continued_from(
 ) -> StoredForecaster:
     """Returns a copy of a forecaster with other options, to be trained on another table.
 
-    `first` are the options as given of a resumed run, whose resolved ones are `config`.
+    `first` are the given options of a resumed run; `config` are then its resolved ones.
 
     Raises:
-        ConfigError: an option that belongs to the network or its columns was changed.
+        ConfigError: an option of the network or its columns changed.
     """
     copied = dataclasses.replace(start, network=copy.deepcopy(start.network), key=dataset.key)
     if first is not None:
@@ -436,8 +421,8 @@ def _continued_from(
     for name in sorted(changed.keys() - _MAY_DIFFER):
         before = getattr(start.given, name)
         raise ConfigError(
-            f"{name} is {changed[name]!r} and was {before!r} at fit: partial_fit continues"
-            f" with that network; set {name} back, or call fit"
+            f"`{name}` is {changed[name]!r} and was {before!r} at fit: partial_fit continues with"
+            f" the same network; set `{name}` back, or call fit"
         )
     resolved, given = (dataclasses.replace(c, **changed) for c in (start.config, start.given))
     if given.learning_rate is None:
@@ -448,8 +433,7 @@ def _continued_from(
 def _precision(
     stored: StoredForecaster, dataset: SeriesDataset, split: Split, device: torch.device
 ) -> PrecisionChoice:
-    """Returns the precision to train in; `auto` times the candidates on the real network: passes on
-    a CPU, whole steps on a GPU."""
+    """Returns the precision of the training; `auto` times passes on a CPU, whole steps on a GPU."""
     config, network, sizes = stored.config, stored.network, stored.network.config
     steps = (config.tbptt or sizes.input_size) + sizes.horizon
     columns = sizes.num_targets + sizes.num_past + sizes.num_future
@@ -475,7 +459,7 @@ def _precision(
 
 
 def source_text(frame: Any) -> str:
-    """Returns the name of a table: its paths, or the kind of frame."""
+    """Returns the name of a table: its paths, or the type of the frame."""
     if isinstance(frame, str | Path):
         return str(frame)
     if isinstance(frame, list | tuple) and all(isinstance(part, str | Path) for part in frame):

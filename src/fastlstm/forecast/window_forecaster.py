@@ -1,4 +1,4 @@
-"""A stored forecaster for windows of numbers, without a table; used by the server."""
+"""Forecasts of windows of numbers, without a table; the server and exported models use it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastlstm.forecast.calibration import quantiles_of
 from fastlstm.forecast.data.names import canonical
 from fastlstm.forecast.data.series_scale import CONSTANT
 from fastlstm.forecast.files import StoredForecaster, read_forecaster
@@ -24,7 +23,7 @@ from fastlstm.system.fields import Device
 Floats = NDArray[np.floating]
 
 _LEAST_STEPS = 1024
-"""Least number of float32 steps within a column's standard deviation."""
+"""Least number of float32 values within a column's standard deviation."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class InputColumns:
     """A group of input columns.
 
     Attributes:
-        names: in the network's order.
+        names: columns in the network's order.
         codes: number of every known value, by categorical column.
     """
 
@@ -54,19 +53,19 @@ class WindowForecaster:
     """Forecasts windows in the table's units.
 
     Attributes:
-        name: of its directory.
+        name: name of its directory.
         input_size: L, rows of a window.
         horizon: h, steps ahead.
         targets: C names.
         past: columns of the input rows: targets, past and future covariates.
         future: future covariates.
         static: columns with one value per series.
-        series: the column of series with the names that were there at fit; none for one series.
-        note: about the format of the weights, or None.
+        series: the column of series with the names known at fit; empty for one series.
+        note: line about the format of the weights, or None.
         may_miss: values of past and future may be NaN; static values always may.
-        frequency: of the rows, such as "1 hour".
-        dtype: of inputs and outputs: float32, or float64 if a column is so large beside its
-            range that float32 would lose digits.
+        frequency: step of the rows, such as "1 hour".
+        dtype: dtype of inputs and outputs: float32, or float64 if float32 would lose digits of a
+            column that is large compared with its range.
     """
 
     dtype: np.dtype[np.floating]
@@ -114,9 +113,9 @@ class WindowForecaster:
 
         Args:
             past: shape ``(B, L, columns)``, in the table's units, of `dtype`; names as numbers.
-            future: shape ``(B, h, future columns)``, or None without any.
-            statics: shape ``(B, S)``, or None without any; of several series may end with the
-                number of each, NaN for one that was not there at fit.
+            future: shape ``(B, h, future columns)``, or None.
+            statics: shape ``(B, S)``, or None; with several series the last column may be the
+                number of the series, NaN if unknown at fit.
         """
         num_static, places = self._stored.network.config.num_static, None
         if statics is not None and statics.shape[1] > num_static:
@@ -132,10 +131,10 @@ class WindowForecaster:
         statics: Tensor | None = None,
         places: NDArray[np.int64] | None = None,
     ) -> WindowForecasts:
-        """Computes `run` in functions that `exchange.trace` writes, too.
+        """Computes `run` with functions that `exchange.trace` can export.
 
-        A missing target of a model without missing values makes its forecast NaN; with joint
-        channels the values of all targets.
+        If the model has no missing values, a missing target makes its forecast NaN; with joint
+        channels the forecasts of all targets.
         """
         stored, config = self._stored, self._stored.network.config
         scales = stored.scaler.mean, stored.scaler.std
@@ -165,8 +164,8 @@ class WindowForecaster:
         parameters = stored.network.answers(values, static)
         if unknown is not None:
             parameters = parameters + unknown[..., None]
-        spread = stored.calibration.width(values, config, places)
-        return WindowForecasts(stored, parameters, spread, self.dtype, mean, std)
+        width = stored.calibration.width(values, config, places)
+        return WindowForecasts(stored, parameters, width, self.dtype, mean, std)
 
 
 @dataclass(frozen=True)
@@ -176,15 +175,15 @@ class WindowForecasts:
     Attributes:
         stored: the forecaster.
         parameters: network output, shape ``(B, h, C, num_parameters)``.
-        spread: of each window, shape ``(B, C)``, scaled.
-        dtype: of the results.
-        mean: of the targets, shape ``(B, C)`` or ``(1, C)``, float64.
-        std: their spread, of the same shape.
+        width: unit of each window's errors, ``(B, C)``, scaled; see `Calibration.width`.
+        dtype: dtype of the results.
+        mean: level of the targets, shape ``(B, C)`` or ``(1, C)``, float64.
+        std: spread of the targets, same shape.
     """
 
     stored: StoredForecaster
     parameters: Tensor
-    spread: Tensor
+    width: Tensor
     dtype: np.dtype[np.floating]
     mean: Tensor
     std: Tensor
@@ -194,7 +193,7 @@ class WindowForecasts:
         rows = slice(first, first + count)
         mean, std = (s if len(s) == 1 else s[rows] for s in (self.mean, self.std))
         return WindowForecasts(
-            self.stored, self.parameters[rows], self.spread[rows], self.dtype, mean, std
+            self.stored, self.parameters[rows], self.width[rows], self.dtype, mean, std
         )
 
     def values(self) -> Floats:
@@ -205,13 +204,13 @@ class WindowForecasts:
         """Returns quantiles in the table's units, shape ``(B, h, C, Q)``.
 
         Raises:
-            ConfigError: a level outside those calibrated.
+            ConfigError: a level outside the calibrated range.
         """
         return self._numbers(self.outputs(levels)["quantiles"])
 
     def outputs(self, levels: Sequence[float] = ()) -> dict[str, Tensor]:
-        """Returns what an exported forecaster does: `forecast`, with levels `quantiles`, and the
-        parameters of a distribution."""
+        """Returns the outputs of an exported forecaster: `forecast`, `quantiles` if there are
+        levels, and the parameters of a distribution."""
         output, parameters = self.stored.network.output, self.parameters
         mean, std = self.mean[:, None], self.std[:, None]
         found = {"forecast": output.center(parameters).double() * std + mean}
@@ -221,8 +220,7 @@ class WindowForecasts:
         if isinstance(output, NegativeBinomial):
             found["dispersion"] = parameters[..., 1]
         if len(levels):
-            calibration = self.stored.calibration
-            scaled = quantiles_of(output, parameters, self.spread, calibration, levels)
+            scaled = self.stored.calibration.quantiles(output, parameters, self.width, levels)
             found["quantiles"] = scaled.double() * std[..., None] + mean[..., None]
         return found
 
@@ -232,7 +230,7 @@ class WindowForecasts:
 
 
 def float64_columns(stored: StoredForecaster) -> list[str]:
-    """Returns the columns that are so large beside their range that float32 loses digits."""
+    """Returns the columns so large compared with their range that float32 loses digits."""
     columns = np.stack([stored.scaler.mean, stored.scaler.std], 1)
     mean, std = np.concatenate([columns, stored.static_scale]).T
     names = [*stored.schema.columns, *stored.config.static]
@@ -245,7 +243,7 @@ def float64_columns(stored: StoredForecaster) -> list[str]:
 
 
 def needs_float64(mean: NDArray[np.float64], std: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Returns which columns with these means and deviations are too large for float32."""
+    """Returns which columns are too large for float32, by their means and deviations."""
     is_large: NDArray[np.bool_] = _LEAST_STEPS * np.spacing(np.abs(mean).astype(np.float32)) > std
     return is_large
 
@@ -253,9 +251,9 @@ def needs_float64(mean: NDArray[np.float64], std: NDArray[np.float64]) -> NDArra
 def load_window_forecaster(
     path: str | os.PathLike[str], device: Device = "cpu"
 ) -> WindowForecaster:
-    """Loads a run or a file of `Forecaster.save`; raises the errors of `read_forecaster`.
+    """Loads a run or what `Forecaster.save` wrote; computes on the CPU unless `device` is "cuda".
 
-    It computes on the CPU unless `device` is "cuda"; ConfigError: there is no GPU.
+    Raises the errors of `read_forecaster`, and ConfigError if there is no GPU.
     """
     check_device(device)
     stored = read_forecaster(Path(path))

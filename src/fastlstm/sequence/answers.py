@@ -1,4 +1,4 @@
-"""The answers to sequences: numbers, or labels of classes."""
+"""Targets of sequence models: numbers, or labels of classes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from fastlstm.errors import DataError, counted, kind_of_value
 
 @dataclass(frozen=True)
 class Numbers:
-    """Numbers, learned in units of their deviation.
+    """Numbers; the network learns them in standard deviations.
 
     Attributes:
-        mean: of each of K outputs, float64.
-        std: its deviation; 0 where it never changes.
-        is_flat: answers are of shape ``(N,)``, not ``(N, K)``.
+        mean: mean of each of K outputs, float64.
+        std: standard deviation of each output; 0 if constant.
+        is_flat: answers have the shape ``(N,)``, not ``(N, K)``.
     """
 
     kind: ClassVar[str] = "numbers"
@@ -32,7 +32,7 @@ class Numbers:
 
     @staticmethod
     def of(answers: NDArray[np.float64], train: NDArray[np.int64]) -> Numbers:
-        """Measures the training sequences among the answers of `answers_of`."""
+        """Returns mean and deviation of the training sequences; `answers` are of `answers_of`."""
         plain = answers.reshape(len(answers), -1)[train]
         # The mean of equal numbers may differ from them by rounding.
         is_varied = varied(plain)
@@ -44,7 +44,7 @@ class Numbers:
 
     @property
     def values(self) -> list[Any]:
-        """Mean and deviation as plain values."""
+        """Mean and deviation as lists."""
         return [self.mean.tolist(), self.std.tolist()]
 
     def encode(self, answers: NDArray[np.float64]) -> Tensor:
@@ -54,7 +54,7 @@ class Numbers:
         return torch.from_numpy(scaled.astype(np.float32))
 
     def decode(self, outputs: Tensor) -> NDArray[np.float64]:
-        """Returns the network's outputs in the units and shape of `y`."""
+        """Returns the network's outputs in the units and the shape of `y`."""
         answers: NDArray[np.float64] = outputs.numpy() * self.std + self.mean
         return answers[:, 0] if self.is_flat else answers
 
@@ -68,7 +68,7 @@ class Labels:
     """Labels of classes.
 
     Attributes:
-        classes: the different ones, shape ``(K,)``.
+        classes: the distinct labels, shape ``(K,)``.
     """
 
     kind: ClassVar[str] = "labels"
@@ -79,7 +79,7 @@ class Labels:
 
     @property
     def values(self) -> list[Any]:
-        """The classes as plain values."""
+        """The classes as a list."""
         values: list[Any] = self.classes.tolist()
         return values
 
@@ -111,8 +111,8 @@ def require_one_each(num_sequences: int, y: Any) -> None:
         ) from None
     if num != num_sequences:
         raise DataError(
-            f"{counted(num_sequences, 'sequence')} and {counted(num, 'answer')} came; give one for"
-            " each"
+            f"got {counted(num_sequences, 'sequence')} and {counted(num, 'answer')}; give one"
+            " answer per sequence"
         )
 
 
@@ -133,7 +133,7 @@ def answers_of(y: Any) -> NDArray[np.float64]:
         )
     answers = answers.astype(np.float64)
     if len(bad := np.argwhere(~np.isfinite(answers))):
-        raise DataError(f"the answer to sequence {bad[0][0]} is NaN or infinite; leave it out")
+        raise DataError(f"the answer of sequence {bad[0][0]} is NaN or infinite; leave it out")
     return answers
 
 
@@ -141,7 +141,7 @@ def labels_of(y: Any) -> list[Any]:
     """Returns N labels.
 
     Raises:
-        DataError: a label that is NaN or NA, or cannot be hashed, or more than one per sequence.
+        DataError: a label that is missing or not hashable, or several labels per sequence.
     """
     if isinstance(y, np.ndarray) and y.ndim != 1:
         raise DataError(f"y has shape {y.shape}, expected one label per sequence, (N,)")
@@ -154,17 +154,19 @@ def labels_of(y: Any) -> list[Any]:
             hash(label)
         except TypeError:
             raise DataError(
-                f"the label of sequence {number} is {kind_of_value(label)}, expected something"
-                " hashable, such as a name, a number or a tuple"
+                f"the label of sequence {number} is {kind_of_value(label)}, expected a hashable"
+                " value, such as a name, a number or a tuple"
             ) from None
         if _is_missing(label):
             shown = "NaN" if isinstance(label, float) else label
-            raise DataError(f"the label of sequence {number} is {shown}; leave it out, or name it")
+            raise DataError(
+                f"the label of sequence {number} is {shown}; give one, or leave the sequence out"
+            )
     return labels
 
 
 def _plain(label: Any) -> Any:
-    """Returns Python's value of a scalar of NumPy or torch, which is hashed and sorted as one."""
+    """Returns a scalar of NumPy or torch as a Python value, for hashing and sorting."""
     is_scalar = getattr(label, "shape", None) == () and hasattr(label, "item")
     is_time = isinstance(label, np.datetime64 | np.timedelta64)
     return label.item() if is_scalar and not is_time else label
@@ -173,20 +175,20 @@ def _plain(label: Any) -> Any:
 def _is_missing(label: Any) -> bool:
     try:
         return bool(label != label)
-    except TypeError:  # pandas' NA, which is neither equal to itself nor not
+    except TypeError:  # pandas.NA has no truth value
         return True
 
 
 def classes_of(labels: list[Any], dtype: np.dtype[Any] | None = None) -> NDArray[Any]:
-    """Returns the classes, shape ``(K,)``, sorted if they can be, else in order of appearance.
+    """Returns the classes, shape ``(K,)``, sorted if possible, else in order of appearance.
 
     Args:
-        labels: of `labels_of`.
-        dtype: of the array; default, and for object, the labels' own, or object if they have none
-            in common.
+        labels: labels of `labels_of`.
+        dtype: dtype of the array; default, and for object: the common type of the labels, or object
+            without one.
 
     Raises:
-        DataError: there is only one.
+        DataError: there is only one class.
     """
     classes = list(dict.fromkeys(labels))
     if len(classes) < 2:
@@ -201,7 +203,7 @@ def classes_of(labels: list[Any], dtype: np.dtype[Any] | None = None) -> NDArray
         common = np.array(classes if is_plain else [], None if is_plain else object)
         dtype = common.dtype if common.tolist() == classes else np.dtype(object)
     array = np.empty(len(classes), dtype=dtype)
-    for number, label in enumerate(classes):  # an array made of tuples would have two axes
+    for number, label in enumerate(classes):  # np.array(tuples) would have two axes
         array[number] = label
     return array
 
@@ -209,12 +211,12 @@ def classes_of(labels: list[Any], dtype: np.dtype[Any] | None = None) -> NDArray
 def stratified(
     order: NDArray[np.int64], classes: NDArray[np.int64], num_held_out: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the sequences that are held out, as many of each class as its share, and the others.
+    """Returns the held-out sequences, of each class its share, and the training sequences.
 
     Args:
-        order: numbers of the sequences, at random.
-        classes: class of every sequence, by its number.
-        num_held_out: how many to hold out. The last of a class stays while there are others.
+        order: numbers of the sequences, shuffled.
+        classes: class of each sequence, by number.
+        num_held_out: how many to hold out; the last one of a class only if no others are left.
     """
     own = classes[order]
     by_class, counts = np.argsort(own, kind="stable"), np.bincount(own)
@@ -226,12 +228,12 @@ def stratified(
 
 
 def varied(answers: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Returns which outputs are not constant, shape ``(K,)``, or ``()``."""
+    """Returns which outputs are not constant, shape ``(K,)`` or ``()``."""
     return np.asarray(answers.min(0) < answers.max(0))
 
 
 def weights_of(sample_weight: Any, num: int) -> NDArray[np.float64]:
-    """Returns a weight for each of `num` sequences, shape ``(num,)``; default ones.
+    """Returns the weights of `num` sequences, shape ``(num,)``; default: ones.
 
     Raises:
         DataError: another shape, a negative or non-finite weight, or only zeros.
@@ -241,9 +243,11 @@ def weights_of(sample_weight: Any, num: int) -> NDArray[np.float64]:
     try:
         weights = np.asarray(sample_weight, dtype=np.float64)
     except (TypeError, ValueError):
-        raise DataError("sample_weight is no array of numbers, expected one per sequence") from None
+        raise DataError(
+            "`sample_weight` is not an array of numbers, expected one per sequence"
+        ) from None
     if weights.shape != (num,):
-        raise DataError(f"sample_weight has shape {weights.shape}, expected ({num},)")
+        raise DataError(f"`sample_weight` has shape {weights.shape}, expected ({num},)")
     if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.sum() > 0):
-        raise DataError("sample_weight must be numbers of 0 or more, and not all 0")
+        raise DataError("`sample_weight` must be numbers from 0 on, not all of them 0")
     return weights

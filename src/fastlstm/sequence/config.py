@@ -15,15 +15,15 @@ LEARNING_RATES = {"adamw": 3e-3, "adam": 3e-3, "nadam": 3e-3, "muon": 7e-3, "sgd
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """What the options and the network of a sequence model share.
+    """Options that a sequence model shares with its network.
 
     Attributes:
-        hidden_size: H, of each direction.
-        num_layers: of the LSTM.
+        hidden_size: H, hidden units of each direction.
+        num_layers: number of LSTM layers.
         embed_size: d, width of an embedded step.
-        bidirectional: the sequence is read both ways.
-        pooling: last takes the state that each direction ends in, mean the mean over all steps.
-        dropout: before the last layer, in [0, 1).
+        bidirectional: read the sequence in both directions.
+        pooling: last takes the final state of each direction, mean the mean over all steps.
+        dropout: dropout before the last layer, in [0, 1).
     """
 
     hidden_size: int = 64
@@ -39,14 +39,14 @@ ARCHITECTURE = tuple(field.name for field in fields(Architecture))
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceConfig(Architecture, TrainingOptions):
-    """Options of `SequenceRegressor` and `SequenceClassifier`. `None` means: decided at the start.
+    """Options of `SequenceRegressor` and `SequenceClassifier`. `None`: decided at the start.
 
-    Without `steps`, `epochs` or `budget` training takes 100 epochs; by default the held-out
-    sequences are evaluated after each.
+    Without `steps`, `epochs` or `budget`, training takes 100 epochs; by default the held-out
+    sequences are evaluated after each epoch.
 
     Attributes:
-        held_out: share of the sequences, drawn at random and of each class, that decide which
-            weights are kept.
+        held_out: share of the sequences to hold out, drawn at random from each class; their loss
+            decides which weights are kept.
     """
 
     held_out: float = 0.1

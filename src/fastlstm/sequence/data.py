@@ -1,7 +1,9 @@
-"""Sequences of equal or different lengths, as batches."""
+"""Sequences and their answers as batches, in an order that seed and position determine."""
 
 from __future__ import annotations
 
+import hashlib
+import time
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -12,22 +14,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from fastlstm.distributed.share import Share
 from fastlstm.errors import DataError, counted
+from fastlstm.sequence.answers import Answers
+from fastlstm.system.prefetch import LoaderPosition
 
 
 class SequenceBatch(NamedTuple):
-    """Sequences as a network takes them.
+    """Sequences as the network reads them.
 
     Attributes:
         values: shape ``(B, T, C)``, float32; missing values are NaN.
-        lengths: steps of each, shape ``(B,)``, int64; None where all have T.
+        lengths: steps of each sequence, shape ``(B,)``, int64; None if all have T.
     """
 
     values: Tensor
     lengths: Tensor | None
 
     def to(self, device: torch.device) -> SequenceBatch:
-        """Returns the same on a device."""
+        """Returns the batch on a device."""
         lengths = None if self.lengths is None else self.lengths.to(device)
         return SequenceBatch(self.values.to(device), lengths)
 
@@ -38,7 +43,7 @@ class Sequences:
 
     Attributes:
         values: shape ``(sum of lengths, C)``, float32 or float64; missing values are NaN.
-        lengths: steps of each, shape ``(N,)``, int64.
+        lengths: steps of each sequence, shape ``(N,)``, int64.
     """
 
     values: NDArray[np.floating]
@@ -54,14 +59,12 @@ class Sequences:
         if isinstance(X, list | tuple):
             parts = [_numbers(part, 2, f"sequence {n}", "(T, C)") for n, part in enumerate(X)]
             if not parts:
-                raise DataError(
-                    "no sequences came, expected an array (N, T, C) or a list of (T, C)"
-                )
+                raise DataError("got no sequences, expected an array (N, T, C) or a list of (T, C)")
             for number, part in enumerate(parts):
                 if part.shape[1] != parts[0].shape[1]:
                     raise DataError(
                         f"sequence {number} has {counted(part.shape[1], 'column')}, sequence 0 has"
-                        f" {parts[0].shape[1]}; give all the same"
+                        f" {parts[0].shape[1]}; give the same columns for all"
                     )
             lengths = np.array([len(part) for part in parts], dtype=np.int64)
             values = np.concatenate(parts)
@@ -78,7 +81,7 @@ class Sequences:
             number, step = sequences._place(int(bad[0][0]))
             raise DataError(
                 f"sequence {number}, step {step}, column {bad[0][1]} is infinite, or beyond"
-                " float32; give a number, or NaN where there is none"
+                " float32; give a number, or NaN if it is missing"
             )
         return sequences
 
@@ -87,7 +90,7 @@ class Sequences:
         """Reads token ids as one column: an array of shape ``(N, T)``, or a list of ``(T_i,)``.
 
         Raises:
-            DataError: another shape, or ids that are not whole numbers below `num_tokens`.
+            DataError: another shape, or ids that are no whole numbers from 0 to `num_tokens - 1`.
         """
         is_list = isinstance(X, list | tuple)
         parts = (
@@ -135,17 +138,17 @@ class Sequences:
         """Raises DataError for other columns than at `fit`, or missing values if it had none."""
         if self.num_columns != num_columns:
             raise DataError(
-                f"the sequences have {counted(self.num_columns, 'column')}, those at fit had"
-                f" {num_columns}"
+                f"the sequences have {counted(self.num_columns, 'column')}, the sequences at fit"
+                f" had {num_columns}"
             )
         if self.has_missing and not may_miss:
             raise DataError(
-                "the sequences have missing values, those at fit had none: fill them, or fit on"
-                " sequences with missing values"
+                "the sequences have missing values, the sequences at fit had none: fill them, or"
+                " fit on sequences with missing values"
             )
 
     def scale(self, numbers: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Returns mean and deviation, float64, of some sequences' columns; 1 for constants."""
+        """Returns mean and deviation (1 for constants) of some sequences' columns, float64."""
         is_used = np.zeros(len(self), dtype=bool)
         is_used[numbers] = True
         values = torch.from_numpy(self.values[np.repeat(is_used, self.lengths)]).double()
@@ -154,7 +157,7 @@ class Sequences:
         return mean, torch.where(std > 1e-12 * mean.abs(), std, 1.0)
 
     def batch(self, numbers: NDArray[np.int64], mean: Tensor, std: Tensor) -> SequenceBatch:
-        """Returns some sequences, scaled and padded at their ends to the longest."""
+        """Returns some sequences, scaled, and padded at the end to the longest."""
         lengths = self.lengths[numbers]
         firsts = self._ends[numbers] - lengths
         spans = zip(firsts.tolist(), lengths.tolist(), strict=True)
@@ -165,6 +168,102 @@ class Sequences:
         return SequenceBatch(scaled, None if is_even else torch.from_numpy(lengths))
 
 
+class LabelledBatch(NamedTuple):
+    """Sequences with their answers.
+
+    Attributes:
+        inputs: B sequences as the network reads them.
+        targets: answers, shape ``(B, K)`` float32, or class numbers ``(B,)`` int64.
+        total: sequences of the batch in all processes.
+    """
+
+    inputs: SequenceBatch
+    targets: Tensor
+    total: int
+
+
+@dataclass(frozen=True)
+class SequenceData:
+    """Sequences with their answers, divided into training and validation.
+
+    Attributes:
+        sequences: N sequences.
+        targets: answers, shape ``(N, K)`` float32, or class numbers ``(N,)`` int64.
+        mean: mean of each column, float64.
+        std: standard deviation of each column.
+        train: numbers of the training sequences.
+        held_out: numbers of the validation sequences.
+        answers: kind of answers.
+    """
+
+    sequences: Sequences
+    targets: Tensor
+    mean: Tensor
+    std: Tensor
+    train: NDArray[np.int64]
+    held_out: NDArray[np.int64]
+    answers: Answers
+
+    @property
+    def key(self) -> str:
+        """SHA-256 of the sequences and their answers."""
+        digest = hashlib.sha256(repr(self.answers.values).encode())
+        sequences = self.sequences
+        for part in (sequences.values, sequences.lengths, self.targets.numpy()):
+            digest.update(f"{part.dtype} {part.shape}".encode())
+            digest.update(np.ascontiguousarray(part).data)
+        return digest.hexdigest()
+
+    def batch(self, numbers: NDArray[np.int64]) -> LabelledBatch:
+        """Returns the sequences with these numbers."""
+        inputs = self.sequences.batch(numbers, self.mean, self.std)
+        return LabelledBatch(inputs, self.targets[numbers], len(numbers))
+
+
+class SequenceLoader(LoaderPosition):
+    """Returns training batches; every epoch has a different order.
+
+    Args:
+        data: the sequences.
+        batch_size: rows of a batch; the last batch of an epoch may have fewer.
+        seed: seed of the order.
+        share: the part of every batch that this process gets; default: all of it.
+
+    Attributes:
+        wait_s: seconds spent making batches.
+        steps_per_epoch: batches of an epoch.
+        share: the part of every batch that this process gets.
+    """
+
+    _source = "data"
+
+    def __init__(
+        self, data: SequenceData, batch_size: int, seed: int, share: Share | None = None
+    ) -> None:
+        self.share = Share() if share is None else share
+        self.wait_s = 0.0
+        self.steps_per_epoch = -(-len(data.train) // batch_size)
+        self._data, self._batch_size, self._seed = data, batch_size, seed
+        self._order, self._order_epoch = data.train, -1
+
+    def next(self) -> LabelledBatch:
+        """Returns the next batch."""
+        started = time.perf_counter()
+        if self._order_epoch != self._epoch:
+            order = np.random.default_rng((self._seed, self._epoch)).permutation(self._data.train)
+            self._order, self._order_epoch = order, self._epoch
+        first = self._index * self._batch_size
+        numbers = self._order[first : first + self._batch_size]
+        own = self._data.batch(numbers[self.share.rows(len(numbers))])
+        batch = own._replace(total=len(numbers))
+        self._advance()
+        self.wait_s += time.perf_counter() - started
+        return batch
+
+    def close(self) -> None:
+        """Does nothing; there is nothing to close."""
+
+
 def _numbers(values: Any, ndim: int, what: str, shape: str) -> NDArray[np.floating]:
     if hasattr(values, "toarray"):
         raise DataError(f"{what} is a sparse array, sparse input is not supported; give toarray()")
@@ -173,7 +272,7 @@ def _numbers(values: Any, ndim: int, what: str, shape: str) -> NDArray[np.floati
         if array.dtype == object and array.ndim == ndim:
             array = array.astype(np.float64)
     except (ValueError, TypeError) as error:
-        raise DataError(f"{what} is no array of numbers ({error}), expected {shape}") from None
+        raise DataError(f"{what} is not an array of numbers ({error}), expected {shape}") from None
     if array.ndim != ndim or array.dtype.kind not in "fiub":
         raise DataError(
             f"{what} has shape {array.shape} and dtype {array.dtype}, expected numbers of shape"

@@ -1,4 +1,4 @@
-"""`SequenceRegressor` and `SequenceClassifier`: from whole sequences to numbers or classes."""
+"""`SequenceRegressor` and `SequenceClassifier`: a number or a class for each sequence."""
 
 from __future__ import annotations
 
@@ -30,9 +30,8 @@ from fastlstm.sequence.answers import (
     weights_of,
 )
 from fastlstm.sequence.config import SequenceConfig
-from fastlstm.sequence.data import Sequences
+from fastlstm.sequence.data import SequenceData, Sequences
 from fastlstm.sequence.files import StoredSequenceModel, read_sequence_model, sequence_files
-from fastlstm.sequence.loader import SequenceData
 from fastlstm.sequence.train import train_sequence_model
 from fastlstm.training.callbacks import checked_callbacks
 
@@ -40,19 +39,19 @@ _BATCH = 256
 
 
 class SequenceModel(Estimator[StoredSequenceModel], ABC):
-    """Reads a sequence with an LSTM and answers once: base of regressor and classifier.
+    """Reads a sequence with an LSTM and answers once: base class of regressor and classifier.
 
     Args:
-        options: any field of `SequenceConfig` by its name: the network, how it trains and on which
-            device. Beside these: `observers`, functions that are called with every event, a plain
-            dict; `callbacks`, see `fastlstm.Callback`; `verbose`, see `fastlstm.Forecaster`.
+        options: fields of `SequenceConfig` by name. Further options: `observers`, functions called
+            with every event, a plain dict; `callbacks`, see `fastlstm.Callback`; `verbose`, see
+            `fastlstm.Forecaster`.
 
     Raises:
-        ConfigError: there is no option of that name. Values are checked by `fit`.
+        ConfigError: an unknown option. `fit` checks the values.
 
     Attributes:
         network_: the trained network.
-        fitted_: what training did; not there once loaded.
+        fitted_: steps, epochs, best loss and time of the training; missing after loading.
         n_features_in_: columns of the sequences.
     """
 
@@ -60,7 +59,7 @@ class SequenceModel(Estimator[StoredSequenceModel], ABC):
     _answers_kind: ClassVar[type[Answers]]
 
     def __sklearn_tags__(self) -> Any:
-        """Returns what scikit-learn asks of an estimator: three axes, NaN is allowed."""
+        """Returns scikit-learn's tags: three axes, NaN is allowed."""
         from sklearn.utils import InputTags, Tags, TargetTags
 
         return Tags(
@@ -70,23 +69,23 @@ class SequenceModel(Estimator[StoredSequenceModel], ABC):
         )
 
     def fit(self, X: Any, y: Any, *, out: str | Path | None = None, resume: bool = False) -> Self:
-        """Trains.
+        """Trains on sequences and their answers.
 
         Args:
             X: float32 array of shape ``(N, T, C)``, or a list of N arrays of shape ``(T_i, C)``;
                 NaN is a missing value.
             y: N answers; see the class.
-            out: a run directory for checkpoints, metrics.jsonl, report.html and the model, where
-                SIGTERM or Ctrl-C saves the state; default none.
-            resume: continue if `out` has a checkpoint, else start.
+            out: a run directory for checkpoints, metrics.jsonl, report.html and the model; SIGTERM
+                and Ctrl-C save the state first. None writes nothing.
+            resume: continue from the checkpoint in `out`, or start if there is none.
 
         Raises:
             ConfigError: an invalid option.
-            DataError: sequences or answers that cannot be used; the message says which and why.
+            DataError: unusable sequences or answers; the message says which and why.
             FormatError: the run in `out` was started with other sequences or answers.
-            NonFiniteError: NaN or Inf that training could not recover from.
-            BudgetError: the budget was over before the first step.
-            Stopped: a signal came; the state is saved.
+            NonFiniteError: training did not recover from NaN or Inf.
+            BudgetError: the budget ended before the first step.
+            Stopped: a signal arrived; the state is saved.
         """
         options = self.get_options()
         observers, verbose = checked_observers(options.pop("observers")), options.pop("verbose")
@@ -94,7 +93,7 @@ class SequenceModel(Estimator[StoredSequenceModel], ABC):
         config = SequenceConfig(**options)
         sequences = Sequences.of(X)
         if len(sequences) < 2:
-            raise DataError(f"{counted(len(sequences), 'sequence')} came, expected 2 or more")
+            raise DataError(f"got {counted(len(sequences), 'sequence')}, expected 2 or more")
         require_one_each(len(sequences), y)
         order = np.random.default_rng(config.seed).permutation(len(sequences))
         cut = min(max(1, round(config.held_out * len(order))), len(order) - 1)
@@ -118,21 +117,21 @@ class SequenceModel(Estimator[StoredSequenceModel], ABC):
     def _divided(
         order: NDArray[np.int64], num_held_out: int, y: Any
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the sequences that are held out and the training sequences."""
+        """Returns the numbers of the held-out and of the training sequences."""
         return order[:num_held_out], order[num_held_out:]
 
     @staticmethod
     @abstractmethod
     def _read_answers(y: Any, train: NDArray[np.int64]) -> tuple[Answers, Tensor]:
-        """Returns the kind of answers, and the network's targets."""
+        """Returns the kind of answers and the network's targets."""
 
     def save(self, path: str | Path) -> None:
         """Writes config.json and model.safetensors; nothing executable.
 
         Raises:
-            ConfigError: it is not fitted.
-            DataError: a label that is no text, number, True or False.
-            StorageError: the disk refused.
+            ConfigError: the model is not fitted.
+            DataError: a label that is no string, number, True or False.
+            StorageError: the disk failed.
         """
         files = sequence_files(self._fitted())
         run = RunDirectory(path)
@@ -141,11 +140,11 @@ class SequenceModel(Estimator[StoredSequenceModel], ABC):
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Opens what `save` or `fit` with a run directory wrote.
+        """Opens a model that `save`, or `fit` with a run directory, wrote.
 
         Raises:
-            CorruptFileError: a file is damaged; it is named.
-            FormatError: it holds something else.
+            CorruptFileError: a damaged file; the message names it.
+            FormatError: another kind of model.
         """
         stored = read_sequence_model(path)
         if not isinstance(stored.answers, cls._answers_kind):
@@ -196,7 +195,7 @@ class SequenceRegressor(SequenceModel):
         return answers, answers.encode(plain)
 
     def __sklearn_tags__(self) -> Any:
-        """Returns what scikit-learn asks of a regressor."""
+        """Returns scikit-learn's tags of a regressor."""
         from sklearn.utils import RegressorTags
 
         tags = super().__sklearn_tags__()
@@ -205,22 +204,22 @@ class SequenceRegressor(SequenceModel):
         return tags
 
     def predict(self, X: Any) -> NDArray[np.float64]:
-        """Returns the answers, float64, shaped as `y` was at `fit`.
+        """Returns the answers, float64, in the shape of `y` at `fit`.
 
         Raises:
-            DataError: other columns than at `fit`, or values that cannot be used.
+            DataError: other columns than at `fit`, or unusable values.
         """
         answers = self._fitted().answers
         assert isinstance(answers, Numbers)
         return answers.decode(self._answers(X))
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Returns R², the mean over outputs: 1 is perfect, 0 as good as the mean of `y`.
+        """Returns the mean R² of the outputs: 1 is perfect, 0 as good as the mean of `y`.
 
         Args:
             X: sequences.
-            y: their answers; R² of a constant one is 1 if predicted exactly, else 0.
-            sample_weight: weight of each sequence, shape ``(N,)``; default equal.
+            y: their answers; a constant output has R² 1 if predicted exactly, else 0.
+            sample_weight: weight of each sequence, shape ``(N,)``; default: equal.
         """
         predicted, actual = self.predict(X), answers_of(y)
         require_one_each(len(predicted), actual)
@@ -240,8 +239,8 @@ class SequenceClassifier(SequenceModel):
     Arguments and attributes are as of `SequenceModel`.
 
     Attributes:
-        classes_: array of the labels in the order of `predict_proba`: sorted if they can be, else
-            in order of appearance.
+        classes_: labels in the order of `predict_proba`: sorted if possible, else in order of
+            appearance.
 
     Example:
         ::
@@ -272,7 +271,7 @@ class SequenceClassifier(SequenceModel):
         self.classes_ = stored.answers.classes
 
     def __sklearn_tags__(self) -> Any:
-        """Returns what scikit-learn asks of a classifier."""
+        """Returns scikit-learn's tags of a classifier."""
         from sklearn.utils import ClassifierTags
 
         tags = super().__sklearn_tags__()
@@ -283,23 +282,23 @@ class SequenceClassifier(SequenceModel):
         """Returns the probability of every class, shape ``(N, len(classes_))``, float64.
 
         Raises:
-            DataError: other columns than at `fit`, or values that cannot be used.
+            DataError: other columns than at `fit`, or unusable values.
         """
         probabilities: NDArray[np.float64] = self._answers(X).double().softmax(-1).numpy()
         return probabilities
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """Returns the likeliest label of every sequence, shape ``(N,)``; see `predict_proba`."""
+        """Returns the most probable label of every sequence, shape ``(N,)``."""
         labels: NDArray[Any] = self.classes_[self._answers(X).argmax(-1).numpy()]
         return labels
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Returns the accuracy: the share of sequences whose label is predicted.
+        """Returns the accuracy.
 
         Args:
             X: sequences.
             y: their labels.
-            sample_weight: weight of each sequence, shape ``(N,)``; default equal.
+            sample_weight: weight of each sequence, shape ``(N,)``; default: equal.
         """
         predicted, labels = self.predict(X), labels_of(y)
         require_one_each(len(predicted), labels)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -32,6 +31,9 @@ from fastlstm.sequence.model import NetworkConfig, SequenceNetwork
 from fastlstm.sequence.stack_module import StackNetwork, restored_stack
 from fastlstm.system.storage import encode_json
 
+if TYPE_CHECKING:
+    from fastlstm.training.checkpoint import Checkpoint
+
 CONFIG_FILE = "config.json"
 MODEL_FILE = "model.safetensors"
 _FORMAT = 1
@@ -40,16 +42,16 @@ _STORABLE = (str, int, float, bool)
 
 @dataclass(frozen=True)
 class StoredSequenceModel:
-    """What is stored of a sequence model.
+    """A trained sequence model with everything that its files contain.
 
     Attributes:
-        config: the options, every choice made.
+        config: the options with every choice made.
         given: the options as the user gave them.
-        network: trained, or imported.
-        mean: of every column, float64.
-        std: its deviation.
+        network: the trained or imported network.
+        mean: mean of every column, float64.
+        std: standard deviation of every column.
         answers: kind of answers.
-        key: of the sequences and answers it was trained on.
+        key: hash of the training data.
     """
 
     config: SequenceConfig
@@ -65,7 +67,7 @@ def description_files(stored: StoredSequenceModel) -> dict[str, bytes]:
     """Returns config.json.
 
     Raises:
-        DataError: a label that JSON cannot hold.
+        DataError: a label that JSON cannot represent.
     """
     config = {
         "format": _FORMAT,
@@ -100,35 +102,30 @@ def _plain_answers(answers: Answers) -> dict[str, Any]:
         if type(label) not in _STORABLE or not is_finite or answers.classes.dtype.kind == "M":
             raise DataError(
                 f"the label {label!r:.80} ({kind_of_value(label)}) cannot be stored: give labels"
-                " that are texts, finite numbers, True or False"
+                " that are strings, finite numbers, True or False"
             )
     dtype = answers.classes.dtype
     text = np.array(classes).dtype.str if dtype.kind == "U" else dtype.str
     return {"kind": answers.kind, "classes": classes, "dtype": text}
 
 
-def read_options(
-    files: Mapping[str, bytes], path: Path
-) -> tuple[SequenceConfig, SequenceConfig, str]:
-    """Returns the options of a config.json, resolved and as given, and the key of the data.
-
-    Args:
-        files: of a checkpoint, by name.
-        path: its directory.
+def read_options(checkpoint: Checkpoint) -> tuple[SequenceConfig, SequenceConfig, str]:
+    """Returns the options of a checkpoint, resolved and as given, and the key of the data.
 
     Raises:
-        CorruptFileError: an invalid value; the file is named.
-        FormatError: it is of something else, or of a newer format.
+        CorruptFileError: an invalid value; the message names the file.
+        FormatError: the checkpoint is not of a sequence model, or of another format.
     """
-    origin = path / CONFIG_FILE
-    return stored_options(_config(files[CONFIG_FILE], origin), SequenceConfig, origin)
+    origin = checkpoint.path / CONFIG_FILE
+    config = _config(checkpoint.files[CONFIG_FILE], origin)
+    return stored_options(config, SequenceConfig, origin)
 
 
 def _config(data: bytes, origin: Path) -> dict[str, Any]:
     config = json_object(data, origin)
     if config.get("kind") != SEQUENCE or config.get("format") != _FORMAT:
         raise FormatError(
-            f"{origin} is not of a sequence model of format {_FORMAT}: a text model is opened by"
+            f"{origin} is not of a sequence model of format {_FORMAT}; open a text model by"
             " LM.load, a forecaster by Forecaster.load, another format by the fastlstm that wrote"
             " it"
         )
@@ -136,11 +133,11 @@ def _config(data: bytes, origin: Path) -> dict[str, Any]:
 
 
 def read_sequence_model(path: str | Path) -> StoredSequenceModel:
-    """Reads the sequence model published in a run directory, each file checked by its SHA-256.
+    """Reads the published sequence model of a run directory; checks the SHA-256 of each file.
 
     Raises:
-        CorruptFileError: a file is damaged, or holds an invalid value; it is named.
-        FormatError: it holds something else, or is of a newer format.
+        CorruptFileError: a damaged file or an invalid value; the message names the file.
+        FormatError: another kind of model, or another format.
         NonFiniteError: a weight is NaN or Inf.
         RunDirectoryError: nothing is published there.
     """
@@ -170,7 +167,7 @@ def read_sequence_model(path: str | Path) -> StoredSequenceModel:
 
 
 def _answers(values: dict[str, Any], num: int) -> Answers:
-    """Returns the answers of config.json; raises ValueError for invalid ones."""
+    """Returns the answers of config.json; raises ValueError if they are invalid."""
     if values["kind"] == Numbers.kind:
         if not isinstance(values["is_flat"], bool) or (values["is_flat"] and num != 1):
             raise ValueError(f"is_flat is {values['is_flat']!r:.80} of {num} outputs")
@@ -184,10 +181,10 @@ def _answers(values: dict[str, Any], num: int) -> Answers:
         or len(classes) != num
         or any(type(label) not in _STORABLE for label in classes)
     ):
-        raise ValueError(f"its classes are not {num} texts or numbers")
+        raise ValueError(f"its classes are not {num} strings or numbers")
     if len(set(classes)) != num or dtype.kind not in "biufUO":
-        raise ValueError("its classes are not all different, or of no type of labels")
-    if dtype.kind == "U" and dtype != np.array(classes).dtype:  # no longer than the labels are
+        raise ValueError("its classes are not distinct, or have an unsupported type")
+    if dtype.kind == "U" and dtype != np.array(classes).dtype:  # a forged width would take memory
         raise ValueError(f"its classes are no {dtype}")
     array = np.array(classes, dtype=dtype)
     if array.tolist() != classes:

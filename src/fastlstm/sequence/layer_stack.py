@@ -1,7 +1,7 @@
-"""`LayerStack`: a model from another framework as a sequence of layers, without any framework.
+"""`LayerStack`: a model from another framework as plain layers with NumPy weights.
 
-Weights are float32 in torch's layout: `(4H, I)` with the gates in the order i, f, g, o. Activations
-have the names of `fastlstm.ops.cell_options`, and some more after a Dense layer.
+Weights are float32 in torch's layout: `(4H, I)` with gates in the order i, f, g, o. Activations
+have the names of `fastlstm.ops.cell_options`; after a Dense layer there are more.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ FUNCTIONS = (
     *("linear", "relu", "tanh", "sigmoid", "hard_sigmoid", "hard_sigmoid_0.2", "softsign"),
     *("softplus", "elu", "selu", "silu", "gelu", "exponential", "softmax", "log_softmax"),
 )
-"""Functions after a layer. `hard_sigmoid` is clip(x / 6 + 0.5), `hard_sigmoid_0.2`,
-of Keras 1 and 2, is clip(0.2 x + 0.5)."""
+"""Functions after a layer. `hard_sigmoid` is clip(x / 6 + 0.5), `hard_sigmoid_0.2` (Keras 1 and 2)
+is clip(0.2 x + 0.5)."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Embedding:
     """A table of vectors; the input is token ids.
 
     Attributes:
-        name: in the file.
+        name: name in the file.
         weight: `(V, E)`.
-        masks_zero: steps with token 0 are left out by the layers that follow.
+        masks_zero: the following layers leave out steps with token 0.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Embedding:
 
 @dataclass(frozen=True)
 class CellWeights:
-    """One LSTM, one way: `weight_ih` `(4H, I)`, `weight_hh` `(4H, H)`, `bias` `(4H,)`."""
+    """One LSTM in one direction: `weight_ih` `(4H, I)`, `weight_hh` `(4H, H)`, `bias` `(4H,)`."""
 
     weight_ih: Weights
     weight_hh: Weights
@@ -51,17 +51,17 @@ class CellWeights:
 
 @dataclass(frozen=True)
 class LSTMLayer:
-    """An LSTM, one way or both.
+    """An LSTM in one or both directions.
 
     Attributes:
-        name: in the file.
-        forward: of the way it reads, or of the first of both.
-        backward: of the second way, or None.
-        merge: of the outputs of both ways.
-        every_step: return the output of every step, else of the last.
-        reverses: the sequence is read from its end, and written in that order; one way only.
-        activation: of candidate and cell.
-        recurrent_activation: of the gates.
+        name: name in the file.
+        forward: weights of the only, or first, direction.
+        backward: weights of the second direction, or None.
+        merge: how the outputs of both directions are combined.
+        every_step: return the output of every step, not only of the last.
+        reverses: read the sequence from its end and write in that order; one direction only.
+        activation: function of candidate and cell.
+        recurrent_activation: function of the gates.
     """
 
     name: str
@@ -80,7 +80,7 @@ class LSTMLayer:
 
     @property
     def hidden_size(self) -> int:
-        """H, of each way."""
+        """H, of each direction."""
         return int(self.forward.weight_hh.shape[1])
 
     @property
@@ -100,7 +100,7 @@ class Dense:
 
 @dataclass(frozen=True)
 class Function:
-    """One of `FUNCTIONS`, element by element or over the last axis."""
+    """One of `FUNCTIONS`, elementwise or over the last axis."""
 
     name: str
     function: str
@@ -127,7 +127,7 @@ class Dropout:
 
 @dataclass(frozen=True)
 class Steps:
-    """Of the steps that the layers before it write: one vector for all, or all from the end."""
+    """Reduces the steps to one vector, or reverses them."""
 
     name: str
     part: Literal["last", "mean", "max", "reversed"]
@@ -141,13 +141,12 @@ class LayerStack:
     """A model: its layers in order.
 
     Attributes:
-        layers: from input to output.
-        made_by: framework and version, for people.
+        layers: layers from input to output.
+        made_by: framework and version, to show to the user.
         window: steps of the input that the model was built for, or None.
-        is_time_major: the axis of time comes first, not second.
-        notes: what the user should know about the reading.
-        shape: of the output for one sequence, where it is no vector: of a Reshape or Squeeze of
-            Keras at the end.
+        is_time_major: the time axis comes first, not second.
+        notes: notes on the import for the user.
+        shape: output shape for one sequence if the model ends in a Reshape or Squeeze of Keras.
     """
 
     layers: tuple[Layer, ...]
@@ -159,7 +158,7 @@ class LayerStack:
 
     @property
     def answers_once(self) -> bool:
-        """Whether the output is one vector for a sequence."""
+        """Whether the model returns one vector per sequence."""
         return any(
             (isinstance(layer, LSTMLayer) and not layer.every_step)
             or (isinstance(layer, Steps) and layer.part != "reversed")
@@ -168,18 +167,18 @@ class LayerStack:
 
     @property
     def masks_zero(self) -> bool:
-        """Whether steps with token 0 are left out."""
+        """Whether the model leaves out steps with token 0."""
         first = self.layers[0] if self.layers else None
         return isinstance(first, Embedding) and first.masks_zero
 
     @property
     def logits(self) -> LayerStack:
-        """This stack without a softmax at its end."""
+        """The stack without a final softmax."""
         return replace(self, layers=self.layers[:-1]) if self.ends_in_softmax else self
 
     @property
     def ends_in_softmax(self) -> bool:
-        """Whether the last layer turns logits into probabilities."""
+        """Whether the last layer is a softmax or log-softmax."""
         last = self.layers[-1] if self.layers else None
         return isinstance(last, Function) and last.function in ("softmax", "log_softmax")
 
@@ -189,7 +188,7 @@ _KINDS = {kind.__name__: kind for kind in get_args(Layer)}
 
 
 def pack(stack: LayerStack) -> tuple[Arrays, dict[str, Any]]:
-    """Returns the arrays of a stack, and all else as what JSON holds."""
+    """Returns the arrays of a stack by name, and everything else as JSON values."""
     arrays: Arrays = {}
     layers = [
         {"kind": type(layer).__name__, **_packed(layer, str(k), arrays)}
@@ -199,7 +198,7 @@ def pack(stack: LayerStack) -> tuple[Arrays, dict[str, Any]]:
 
 
 def unpack(arrays: Arrays, about: dict[str, Any]) -> LayerStack:
-    """Returns the stack that `pack` took apart; raises KeyError or TypeError for anything else."""
+    """Returns the stack from the results of `pack`; raises KeyError or TypeError for others."""
     layers = []
     for k, item in enumerate(about["layers"]):
         kind = _KINDS[item["kind"]]

@@ -1,4 +1,4 @@
-"""A network that reads a whole sequence and answers once: numbers, or scores of classes.
+"""A network that reads a sequence and answers once: numbers, or scores of classes.
 
 ::
 
@@ -21,11 +21,11 @@ from fastlstm.system.fields import check_values
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkConfig(Architecture):
-    """Architecture.
+    """Architecture of a `SequenceNetwork`.
 
     Attributes:
-        num_columns: C.
-        num_outputs: K.
+        num_columns: C, columns of a step.
+        num_outputs: K, numbers or classes.
         has_missing: values may be missing (NaN); adds a mask to the input.
     """
 
@@ -39,11 +39,7 @@ class NetworkConfig(Architecture):
 
 
 class SequenceNetwork(nn.Module):
-    """The network.
-
-    Args:
-        config: its architecture.
-    """
+    """The network of a `config`."""
 
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
@@ -61,8 +57,8 @@ class SequenceNetwork(nn.Module):
 
         Args:
             values: shape ``(B, T, C)``; missing values are NaN.
-            lengths: steps of each sequence, 1 to T, shape ``(B,)``; the rest is padding, which
-                changes nothing. Default T.
+            lengths: steps of each sequence, 1 to T, shape ``(B,)``; the rest is padding without
+                effect. Default: T.
         """
         steps = values.transpose(0, 1)
         if self.config.has_missing:

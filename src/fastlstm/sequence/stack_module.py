@@ -1,4 +1,4 @@
-"""A layer stack as a torch module that computes the same."""
+"""A `LayerStack` as a torch module."""
 
 from __future__ import annotations
 
@@ -50,19 +50,19 @@ _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class ImportedModel(nn.Module):
-    """A model of another framework: its layers, on `fastlstm.LSTM`.
+    """A model of another framework, computed by `fastlstm.LSTM` and torch's layers.
 
     Args:
-        stack: the layers; a softmax at the end is left out, so that the outputs are logits.
+        stack: the layers; a softmax at the end is left out, so the outputs are logits.
 
     Attributes:
-        layers: the layers in order; LSTMs are `fastlstm.LSTM`.
-        made_by: framework that made the file, and its version.
-        returns_logits: there was a softmax at the end: `softmax(-1)` gives its probabilities.
-        notes: what was not taken over, and what it was read as.
+        layers: the layers in order.
+        made_by: framework and version that wrote the file.
+        returns_logits: the model ended in a softmax; `softmax(-1)` returns its probabilities.
+        notes: parts that were not imported, or imported as something else.
 
     Raises:
-        FormatError: widths of layers that follow each other differ.
+        FormatError: a layer does not read the width that the layer before it writes.
     """
 
     def __init__(self, stack: LayerStack) -> None:
@@ -78,25 +78,25 @@ class ImportedModel(nn.Module):
         self.eval()
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Returns what the model returned where it was made, logits instead of a softmax.
+        """Returns the outputs of the original model, with logits instead of a final softmax.
 
         Args:
-            x: token ids `(B, T)` of any integer dtype, or of a model without an embedding values
-                `(B, T, C)`; `(T, B)` and `(T, B, C)` if it was made time-major.
-            lengths: steps of each sequence, `(B,)`, of a model that answers once; the rest is
-                padding. Default T.
+            x: token ids `(B, T)` of any integer dtype, or values `(B, T, C)` for a model without an
+                embedding; `(T, B)` and `(T, B, C)` for a time-major model.
+            lengths: steps of each sequence, `(B,)`, for a model that answers once; the rest is
+                padding. Default: T.
 
         Returns:
-            `(B, T, K)`, or `(B, K)` where only the last step has an output, or what a Reshape at
-            the end makes of it.
+            `(B, T, K)`, or `(B, K)` if only the last step has an output, reshaped if the model ends
+            in a Reshape.
 
         Raises:
-            ShapeError: another shape, or token 0 in a model that leaves it out and answers at every
-                step, or a sequence without other tokens.
+            ShapeError: another shape; token 0 in a model that masks it and answers at every step;
+                or a sequence of zeros only.
         """
         if x.dim() != (2 if self._reads_tokens else 3):
             shape = "token ids (B, T)" if self._reads_tokens else "values (B, T, C)"
-            raise ShapeError(f"the input has the shape {tuple(x.shape)}, the model reads {shape}")
+            raise ShapeError(f"the input has shape {tuple(x.shape)}, expected {shape}")
         x = x.long() if self._reads_tokens else x
         x = x.transpose(0, 1) if self._is_time_major else x
         is_read = None
@@ -115,15 +115,16 @@ class ImportedModel(nn.Module):
         return x
 
     def _read_parts(self, x: Tensor, is_read: Tensor) -> Tensor:
-        """Returns the answers to the steps that are read, sequences with as many at once."""
+        """Returns the answers with masked steps left out; computes sequences of one length at
+        once."""
         if not self._answers_once:
             raise ShapeError(
-                "the input has the token 0, which this model leaves out (mask_zero): such steps are"
-                " not computed here; give sequences without it"
+                "the input has token 0, which this model masks (mask_zero), and the model answers"
+                " at every step: give sequences without token 0"
             )
         counts = is_read.sum(1)
         if bool((counts == 0).any()):
-            raise ShapeError("a sequence has no token but 0, which this model leaves out")
+            raise ShapeError("a sequence has only token 0, which this model masks (mask_zero)")
         answers: dict[int, Tensor] = {}
         for count in counts.unique().tolist():
             rows = counts == count
@@ -133,10 +134,10 @@ class ImportedModel(nn.Module):
 
 
 class ImportedLSTM(nn.Module):
-    """An LSTM as a layer of Keras: one output, of every step or of the last.
+    """An LSTM with the interface of Keras: one output, of every step or of the last.
 
     Attributes:
-        lstm: the weights.
+        lstm: the layer.
     """
 
     def __init__(self, layer: LSTMLayer) -> None:
@@ -181,7 +182,7 @@ class _Function(nn.Module):
 
 
 class _Steps(nn.Module):
-    """One vector of `(B, T, C)`, or all of its steps from the end."""
+    """One vector from the steps `(B, T, C)`, or all steps in reverse."""
 
     def __init__(self, part: str) -> None:
         super().__init__()
@@ -213,7 +214,7 @@ class _SpatialDropout(nn.Module):
 
 
 def set_weights(lstm: LSTM, weights: CellWeights, suffix: str) -> None:
-    """Writes weights into a layer and direction; the bias goes to `bias_ih`, `bias_hh` is zero."""
+    """Sets the weights of a layer and direction; `bias_ih` gets the bias, `bias_hh` zeros."""
     values = {"weight_ih": weights.weight_ih, "weight_hh": weights.weight_hh}
     values["bias_ih"] = weights.bias
     with torch.no_grad():
@@ -223,46 +224,39 @@ def set_weights(lstm: LSTM, weights: CellWeights, suffix: str) -> None:
 
 
 def as_tensor(array: Weights) -> Tensor:
-    """Returns a copy of an array as a tensor."""
+    """Returns a float32 copy of an array as a tensor."""
     return torch.from_numpy(np.array(array, np.float32))
 
 
 def _module(layer: Layer) -> nn.Module:
-    module = _empty_module(layer)
-    parameters: dict[str, Any] = {}
-    if isinstance(layer, Embedding):
-        parameters = {"weight": layer.weight}
-    elif isinstance(layer, Dense | LayerNorm):
-        parameters = {"weight": layer.weight, "bias": layer.bias}
-    with torch.no_grad():
-        for name, value in parameters.items():
-            getattr(module, name).copy_(as_tensor(value))
-    return module
-
-
-def _empty_module(layer: Layer) -> nn.Module:
+    module: nn.Embedding | nn.Linear | nn.LayerNorm
     match layer:
         case Embedding():
-            return nn.Embedding(*layer.weight.shape)
+            module = nn.Embedding(*layer.weight.shape)
+        case Dense():
+            module = nn.Linear(layer.weight.shape[1], layer.weight.shape[0])
+        case LayerNorm():
+            module = nn.LayerNorm(len(layer.weight), eps=layer.epsilon)
         case LSTMLayer():
             return ImportedLSTM(layer)
-        case Dense():
-            return nn.Linear(layer.weight.shape[1], layer.weight.shape[0])
-        case LayerNorm():
-            return nn.LayerNorm(len(layer.weight), eps=layer.epsilon)
         case Function():
             return _Function(layer.function)
         case Dropout():
             return _SpatialDropout(layer.rate) if layer.is_spatial else nn.Dropout(layer.rate)
         case Steps():
             return _Steps(layer.part)
+    names = ("weight",) if isinstance(layer, Embedding) else ("weight", "bias")
+    with torch.no_grad():
+        for name in names:
+            getattr(module, name).copy_(as_tensor(getattr(layer, name)))
+    return module
 
 
 def check_widths(stack: LayerStack) -> tuple[int, int]:
-    """Returns the columns that a model reads (1 of tokens) and writes.
+    """Returns the columns that a model reads (1 for tokens) and writes.
 
     Raises:
-        FormatError: a layer does not read what the one before it writes.
+        FormatError: a layer does not read what the layer before it writes.
     """
     first: int | None = None
     width: int | None = None
@@ -273,12 +267,12 @@ def check_widths(stack: LayerStack) -> tuple[int, int]:
         match layer:
             case Embedding():
                 if k:
-                    raise FormatError(f"the layer '{layer.name}' is an embedding behind others")
+                    raise FormatError(f"the embedding '{layer.name}' is not the first layer")
                 first, writes = 1, layer.weight.shape[1]
             case LSTMLayer():
                 if not has_steps:
                     raise FormatError(
-                        f"the layer '{layer.name}' is behind one that writes the last step only"
+                        f"the layer '{layer.name}' follows a layer that writes only the last step"
                     )
                 has_steps = layer.every_step
                 _check_cells(layer)
@@ -291,7 +285,7 @@ def check_widths(stack: LayerStack) -> tuple[int, int]:
                     raise FormatError(f"weight and bias of the layer '{layer.name}' differ in size")
             case Steps():
                 if not has_steps:
-                    raise FormatError(f"the layer '{layer.name}' is behind one without steps")
+                    raise FormatError(f"the layer '{layer.name}' follows a layer without steps")
                 if layer.part == "max" and stack.masks_zero:
                     raise FormatError(
                         f"the layer '{layer.name}' takes a maximum over steps that are masked"
@@ -299,14 +293,15 @@ def check_widths(stack: LayerStack) -> tuple[int, int]:
                     )
                 has_steps = layer.part == "reversed"
             case Dropout() if layer.is_spatial and not has_steps:
-                raise FormatError(f"the layer '{layer.name}' expects steps, and gets the last only")
+                raise FormatError(f"the layer '{layer.name}' expects steps, but gets only the last")
         if reads is not None and width is not None and reads != width:
             raise FormatError(
-                f"the layer '{layer.name}' reads {reads} columns, the one before it writes {width}"
+                f"the layer '{layer.name}' reads {reads} columns, but the layer before it writes"
+                f" {width}"
             )
         first, width = first or reads, writes
     if stack.shape is not None and (has_steps or stack.is_time_major):
-        raise FormatError("the Reshape at the end is behind a layer that writes at every step")
+        raise FormatError("the Reshape at the end follows a layer that writes every step")
     if first is None or width is None:
         raise FormatError("the model has no layer with weights")
     return first, width
@@ -327,10 +322,10 @@ class StackConfig:
     """Describes a `StackNetwork`, as `NetworkConfig` does a `SequenceNetwork`.
 
     Attributes:
-        num_columns: C; 1 of token ids.
+        num_columns: C; 1 for token ids.
         num_outputs: K.
-        num_tokens: V of a model that reads token ids, else 0.
-        stack: of `pack`.
+        num_tokens: V for a model that reads token ids, else 0.
+        stack: description of the layers, see `pack`.
         has_missing: values may be missing.
     """
 
@@ -342,13 +337,13 @@ class StackConfig:
 
 
 class StackNetwork(nn.Module):
-    """A model of another framework in the place of a `SequenceNetwork`.
+    """A model of another framework with the interface of a `SequenceNetwork`.
 
     Args:
         stack: the layers of a model that answers once; a softmax at its end is left out.
 
     Raises:
-        FormatError: widths differ.
+        FormatError: a layer does not read the width that the layer before it writes.
     """
 
     def __init__(self, stack: LayerStack) -> None:
@@ -366,15 +361,15 @@ class StackNetwork(nn.Module):
         return answers
 
     def stored_tensors(self) -> dict[str, Tensor]:
-        """Returns what a file holds."""
+        """Returns the tensors for model.safetensors."""
         return {name: torch.from_numpy(array) for name, array in self._arrays.items()}
 
 
 def restored_stack(described: dict[str, Any], tensors: Mapping[str, Tensor]) -> StackNetwork:
-    """Returns the network of a described `StackConfig` and of `stored_tensors`.
+    """Returns the network of a described `StackConfig` and its `stored_tensors`.
 
     Raises:
-        ValueError: the two are of different models, or not of one that answers once.
+        ValueError: the two contradict each other, or the model does not answer once.
     """
     arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
     try:
@@ -385,5 +380,5 @@ def restored_stack(described: dict[str, Any], tensors: Mapping[str, Tensor]) -> 
         asdict(network.config) == described and network.stored_tensors().keys() == arrays.keys()
     )
     if not is_same or not network.stack.answers_once:
-        raise ValueError("'network' describes another model than the weights are of")
+        raise ValueError("'network' and the weights are of different models")
     return network

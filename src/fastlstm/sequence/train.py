@@ -1,26 +1,32 @@
-"""`train_sequence_model()`: from sequences and answers to a trained network."""
+"""`train_sequence_model()`: from sequences and answers to a trained network, and its task."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from fastlstm.distributed.joining import joined
-from fastlstm.errors import FormatError, counted
+from fastlstm.errors import FormatError, Stopped, counted
 from fastlstm.ops.explain import explain
 from fastlstm.runs.events import Event, Observer
+from fastlstm.runs.tensors import encode_tensors
 from fastlstm.sequence.config import ARCHITECTURE, DEFAULT_EPOCHS, LEARNING_RATES, SequenceConfig
-from fastlstm.sequence.files import StoredSequenceModel, description_files, read_options
-from fastlstm.sequence.loader import SequenceData
-from fastlstm.sequence.model import NetworkConfig, SequenceNetwork
-from fastlstm.sequence.task import SequenceTask
+from fastlstm.sequence.data import LabelledBatch, SequenceBatch, SequenceData, SequenceLoader
+from fastlstm.sequence.files import (
+    MODEL_FILE,
+    StoredSequenceModel,
+    description_files,
+    read_options,
+)
+from fastlstm.sequence.model import NetworkConfig, SequenceNetwork, flop_per_step
 from fastlstm.training.callbacks import Callback
-from fastlstm.training.checkpoint import Checkpoint
 from fastlstm.training.options import MAY_CHANGE
 from fastlstm.training.plan import TrainingResult
 from fastlstm.training.precision import (
@@ -32,8 +38,11 @@ from fastlstm.training.precision import (
 )
 from fastlstm.training.session import RunSession, Start, locked_run, torch_settings_kept
 from fastlstm.training.signals import StopFlag
+from fastlstm.training.task import Score, Task, Watch
+from fastlstm.training.trainer import Trainer
 
 Trained = tuple[StoredSequenceModel, TrainingResult]
+_EVALUATION_BATCH = 256
 
 
 @torch_settings_kept()
@@ -51,16 +60,16 @@ def train_sequence_model(
     Args:
         data: sequences and answers.
         config: the options.
-        out: the run directory; None keeps nothing on disk.
-        resume: continue if `out` holds a checkpoint, else start.
+        out: the run directory; None writes nothing.
+        resume: continue from the checkpoint in `out`, or start if there is none.
         observers: called with every event, a plain dict.
         callbacks: see `fastlstm.Callback`.
 
     Raises:
-        UsageError: an option or the data cannot be used.
-        Stopped: SIGTERM or Ctrl-C, where there is a run directory; the state is saved.
-        NonFiniteError: NaN or Inf that training could not recover from.
-        BudgetError: the budget was over before the first step.
+        UsageError: an unusable option or unusable data.
+        Stopped: SIGTERM or Ctrl-C, with a run directory; the state is saved.
+        NonFiniteError: training did not recover from NaN or Inf.
+        BudgetError: the budget ended before the first step.
     """
     started = time.perf_counter()
     with ExitStack() as stack:
@@ -70,13 +79,7 @@ def train_sequence_model(
         session = _SequenceSession(run, observers, stop, started, world)
         names = [field.name for field in dataclasses.fields(config)]
         start = stack.enter_context(
-            session.start(
-                config,
-                names,
-                resume,
-                lambda stored: _options(stored)[:2],
-                MAY_CHANGE,
-            )
+            session.start(config, names, resume, lambda s: read_options(s)[:2], MAY_CHANGE)
         )
         return session.train(data, start, callbacks)
 
@@ -88,7 +91,7 @@ class _SequenceSession(RunSession):
         self, data: SequenceData, start: Start[SequenceConfig], callbacks: Sequence[Callback]
     ) -> Trained:
         self.require_same(key := data.key, "these are other sequences or answers")
-        if start.checkpoint is not None and key != _options(start.checkpoint)[2]:
+        if start.checkpoint is not None and key != read_options(start.checkpoint)[2]:
             assert self.run is not None
             raise FormatError(
                 f"'{self.run.path}' was started with other sequences or answers; resume with the"
@@ -110,11 +113,8 @@ class _SequenceSession(RunSession):
         stored = StoredSequenceModel(
             config, start.first, network, data.mean, data.std, data.answers, key
         )
-        files = {} if self.run is None else description_files(stored)
         self.check_processes(config)
-        task = SequenceTask(
-            stored, data, device, files, self.run, self.report_s(), self.world.share
-        )  # fmt: skip
+        task = SequenceTask(self, stored, data, device)
         steps = task.loader.steps_per_epoch
         every = steps if config.eval_every is None else config.eval_every
         plan = self.plan(config, device, checkpoint, steps, every)
@@ -125,7 +125,7 @@ class _SequenceSession(RunSession):
 def _precision(
     config: SequenceConfig, data: SequenceData, network: SequenceNetwork, device: torch.device
 ) -> PrecisionChoice:
-    """Returns the precision to train in; `auto` times the candidates on the real network."""
+    """Returns the precision of the training; `auto` times the candidates on the network."""
     if config.precision != "auto":
         return choose_precision(config.precision, device, {}, None)
     batch = data.batch(data.train[: config.batch_size]).inputs.to(device)
@@ -153,10 +153,6 @@ def _about(data: SequenceData, stored: StoredSequenceModel, device: torch.device
     }
 
 
-def _options(checkpoint: Checkpoint) -> tuple[SequenceConfig, SequenceConfig, str]:
-    return read_options(checkpoint.files, checkpoint.path)
-
-
 def _sizes(config: SequenceConfig, data: SequenceData) -> NetworkConfig:
     sequences = data.sequences
     return NetworkConfig(
@@ -165,3 +161,113 @@ def _sizes(config: SequenceConfig, data: SequenceData) -> NetworkConfig:
         has_missing=sequences.has_missing,
         **{name: getattr(config, name) for name in ARCHITECTURE},
     )
+
+
+class SequenceTask(Task):
+    """A network and its sequences.
+
+    Args:
+        session: the start of the run.
+        stored: the model, with its network on `device`.
+        data: the sequences.
+        device: device of the network.
+
+    Raises:
+        DataError: there is a run directory, and a label that JSON cannot represent.
+    """
+
+    name, unit = "sequence", "sequences"
+    min_scored = 1000
+    forward_share = 1 / 3
+    model: SequenceNetwork
+    loader: SequenceLoader
+
+    def __init__(
+        self,
+        session: RunSession,
+        stored: StoredSequenceModel,
+        data: SequenceData,
+        device: torch.device,
+    ) -> None:
+        config = stored.config
+        rows = config.batch_size * config.accumulate
+        assert isinstance(stored.network, SequenceNetwork)
+        self.model, self.num_valid = stored.network, len(data.held_out)
+        self.loader = SequenceLoader(data, rows, config.seed, session.world.share)
+        self.step_units = rows / self.loader.share.size
+        self.flop_per_unit = 3 * flop_per_step(stored.network.config) * data.sequences.mean_length
+        self._stored, self._data, self._device = stored, data, device
+        self._run, self._report_s = session.run, session.report_s()
+        self._files = {} if self._run is None else description_files(stored)
+
+    def size(self, batch: LabelledBatch) -> int:
+        return batch.total
+
+    def num_rows(self, batch: LabelledBatch) -> int:
+        return len(batch.targets)
+
+    def num_targets(self, batch: LabelledBatch) -> int:
+        return len(batch.targets)
+
+    def losses(
+        self, batch: LabelledBatch, parts: Sequence[slice], count: float | None = None
+    ) -> Iterator[Tensor]:
+        total = len(batch.targets) if count is None else count
+        for part in parts:
+            values, lengths = batch.inputs
+            own = SequenceBatch(values[part], None if lengths is None else lengths[part])
+            with autocast(self._stored.config.precision, self._device):
+                outputs = self.model(*own.to(self._device))
+            yield self._loss(outputs, batch.targets[part]) * ((part.stop - part.start) / total)
+
+    def graph_inputs(self, batch: LabelledBatch) -> list[Tensor] | None:
+        values, lengths = batch.inputs
+        return None if lengths is not None else [values, batch.targets]
+
+    def graph_batch(self, batch: LabelledBatch, inputs: Sequence[Tensor]) -> LabelledBatch:
+        values, targets = inputs
+        return batch._replace(inputs=SequenceBatch(values, None), targets=targets)
+
+    def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self._stored.answers.loss(outputs.float(), targets.to(self._device))
+
+    def num_blocks(self, limit: int) -> int:
+        return -(-limit // _EVALUATION_BATCH)
+
+    @torch.no_grad()
+    def evaluate_blocks(
+        self, limit: int, blocks: range, stop: Callable[[], bool] | None, watch: Watch | None
+    ) -> Tensor:
+        self.model.eval()
+        own = self._data.held_out[:limit][
+            blocks.start * _EVALUATION_BATCH : blocks.stop * _EVALUATION_BATCH
+        ]
+        sums = list[float]()
+        for first in range(0, len(own), _EVALUATION_BATCH):
+            if stop is not None and stop():
+                raise Stopped("stopped while evaluating")
+            numbers = own[first : first + _EVALUATION_BATCH]
+            batch = self._data.batch(numbers)
+            outputs = self.model(*batch.inputs.to(self._device))
+            sums.append(float(self._loss(outputs, batch.targets)) * len(numbers))
+            if watch is not None:
+                watch(first + len(numbers), len(own))
+        return torch.tensor(sums, dtype=torch.float64)[:, None]
+
+    def score(self, limit: int, sums: Tensor, seconds: float) -> Score:
+        return Score(math.fsum(sums[:, 0].tolist()) / limit, limit)
+
+    def files(self) -> dict[str, bytes]:
+        return self._files
+
+    def publish(self, weights: Mapping[str, Tensor], trainer: Trainer) -> None:
+        if self._run is not None:
+            self._run.publish({**self._files, MODEL_FILE: encode_tensors(weights)})
+
+    def finish_s(self, unit_s: float) -> float:
+        return self._report_s
+
+    def finish(self, trainer: Trainer) -> Event:
+        with trainer.progress.counted("saving"):
+            trainer.best.publish()
+        return {}

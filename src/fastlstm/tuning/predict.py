@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.errors import UsageError, counted
-from fastlstm.forecast.closing import Closing
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.task import ForecastTask
 from fastlstm.report.terminal import clock
@@ -276,14 +275,14 @@ def predict_forecaster(
     Raises:
         UsageError: the whole run is no longer than the short run.
     """
-    job, closings = TableJob(), list[Closing]()
+    job, tasks = TableJob(), list[ForecastTask]()
     budget_s = StopCriterion.of(config, 1).budget_s
     if budget_s is not None:
         measure_s = short_run_s(measure_s, budget_s)
 
     def look(trainer: Trainer) -> None:
         assert isinstance(trainer.task, ForecastTask)
-        closings.append(trainer.task.closing)
+        tasks.append(trainer.task)
 
     planned = plan_run(source, config, given, look, job.train)
     fixed = chosen_sizes(config, planned.options)
@@ -300,7 +299,7 @@ def predict_forecaster(
         end["spent_s"]["setup"],
     )  # fmt: skip
     window_s = end["train_s"] / max(end["units"], 1) / 3.0  # a forecast has no backward pass
-    closing_s = closings[0].seconds(window_s)
+    closing_s = ForecastTask.finish_s(tasks[0], window_s)
     steps = float(total or 0)
     if budget_s is not None:
         training_s = budget_s - measured.setup_s - closing_s

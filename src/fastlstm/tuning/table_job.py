@@ -35,10 +35,10 @@ class TrialTask(ForecastTask):
     min_scored = max_scored = _COMPARED
 
     def finish_s(self, unit_s: float) -> float:
-        return self.closing.session.report_s()
+        return self.session.report_s()
 
     def finish(self, trainer: Trainer) -> Event:
-        self.closing.publish(self.model.cpu().state_dict())
+        self.publish(self.model.cpu().state_dict(), trainer)
         trainer.best.set_published()
         return {}
 
@@ -74,14 +74,14 @@ class TableJob(Job):
     def prepare(self, trainer: Trainer, search: Search, show: Show) -> Space:
         task = trainer.task
         assert isinstance(task, ForecastTask)
-        closing, network = task.closing, task.model.config
+        network = task.model.config
 
         def around(config: ForecastConfig) -> dict[str, list[Any]]:
-            longest = int(longest_segments(closing.dataset.table, closing.split).max())
+            longest = int(longest_segments(task.dataset.table, task.split).max())
             return values_around(config, task.loader.num_windows, longest - config.horizon)
 
         _, space = self.space_around(
-            closing.stored.config, HIDDEN_SIZES,
+            task.stored.config, HIDDEN_SIZES,
             lambda each: forecast_cost(
                 replace(network, hidden_size=each.hidden_size), search.limits
             ),

@@ -294,7 +294,7 @@ def test_a_week_of_a_table_of_business_days_is_one_too() -> None:
 
 
 def test_the_season_of_business_days_is_a_week() -> None:
-    from fastlstm.forecast.backtest import season_of
+    from fastlstm.forecast.evaluation import season_of
 
     assert season_of(prepared(frame(pandas.bdate_range("2020-01-06", periods=30)))) == 5
 

@@ -198,7 +198,7 @@ def test_what_codes_stand_for_is_kept_with_the_run(
     model = Forecaster.load(run, keep_value=-99)
     assert (model.missing_value, model.keep_value) == ((-9999.0,), (-99.0,))
     assert len(model.predict(str(data))) == 6
-    with pytest.raises(ConfigError, match="steps belongs to fit; load takes gaps, disorder"):
+    with pytest.raises(ConfigError, match="`steps` is an option of fit; load takes device and"):
         Forecaster.load(run, steps=3)
 
 

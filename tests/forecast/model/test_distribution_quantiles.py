@@ -35,8 +35,8 @@ def test_quantiles_of_negative_binomials(mean: float) -> None:
         np.testing.assert_array_equal(found[is_summed], want[is_summed])
 
 
-def test_every_percentile_of_every_length_at_once() -> None:
-    """Rows of very different lengths keep their places, levels theirs."""
+def test_many_percentiles_of_many_distributions() -> None:
+    """Rows of very different lengths keep their order."""
     rng = np.random.default_rng(0)
     mean, dispersion = 10 ** rng.uniform(-2, 6, 700), 10 ** rng.uniform(-3, 3, 700)
     levels = [k / 100 for k in range(1, 100)]
@@ -48,7 +48,7 @@ def test_every_percentile_of_every_length_at_once() -> None:
 
 
 def test_counts_go_on_until_the_largest_level_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even if the first estimate of how many are needed was far too small."""
+    """The first estimate of the number of counts is far too small."""
     for name in ("_long", "_short"):
         monkeypatch.setattr(
             distribution_quantiles, name, lambda mean, _, levels: mean.new_zeros(len(mean), 13)
@@ -60,7 +60,7 @@ def test_counts_go_on_until_the_largest_level_is_reached(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("level", [1e-6, 1 - 1e-6])
-def test_levels_far_out(level: float) -> None:
+def test_extreme_levels(level: float) -> None:
     mean, dispersion = np.array([0.01, 2.0, 100.0]), np.array([100.0, 1.0, 0.1])
     found = negative_binomial_quantiles(torch.tensor(mean), torch.tensor(dispersion), [level])
     want = stats.nbinom.ppf(level, 1 / dispersion, 1 / (1 + mean * dispersion))
@@ -93,7 +93,7 @@ def test_likelihood_of_counts_in_float32_is_that_of_the_distribution() -> None:
     np.testing.assert_allclose(found.numpy(), want, rtol=1e-5)
 
 
-def test_likelihood_and_quantiles_are_of_one_students_t() -> None:
+def test_likelihood_and_quantiles_of_students_t_agree() -> None:
     rng = np.random.default_rng(0)
     parameters = torch.tensor(rng.normal(size=(20, 3)) * 2)
     degrees = 2 + np.log1p(np.exp(parameters[:, 0].numpy()))

@@ -1,26 +1,20 @@
-"""The network of a forecaster: shapes, what it may see, missing values, outputs."""
+"""The network of a forecaster: shapes, inputs, missing values, streams, categories."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
+from fastlstm import Forecaster
 from fastlstm.errors import ConfigError, ShapeError
 from fastlstm.forecast.model.config import ForecasterConfig
-from fastlstm.forecast.model.distribution_quantiles import (
-    negative_binomial_quantiles,
-    student_quantile,
-)
-from fastlstm.forecast.model.network import ForecastNetwork
-from fastlstm.forecast.model.outputs import (
-    QUANTILES,
-    NegativeBinomial,
-    Quantiles,
-    StudentT,
-)
+from fastlstm.forecast.model.network import CategoricalFeatures, ForecastNetwork
+from series_frames import long_table
 
 pytestmark = [pytest.mark.usefixtures("poisoned_memory"), pytest.mark.isa]
 
@@ -30,7 +24,7 @@ SIZES: dict[str, Any] = {
 
 
 def network(**given: Any) -> ForecastNetwork:
-    """Returns a network that counts as trained on every category."""
+    """Returns a network that has seen every category."""
     torch.manual_seed(0)
     model = ForecastNetwork(ForecasterConfig(**{**SIZES, **given})).eval()
     for buffer in model.buffers():  # which categories training has read
@@ -85,7 +79,7 @@ def test_shapes_and_gradients(channels: Any, output: Any, normalize: Any, given:
 
 @pytest.mark.parametrize("channels", ["shared", "joint"])
 @pytest.mark.parametrize("decoder", ["direct", "autoregressive"])
-def test_nothing_of_the_future_is_seen_but_what_is_known_ahead(channels: Any, decoder: Any) -> None:
+def test_only_future_covariates_are_read_from_the_horizon(channels: Any, decoder: Any) -> None:
     model = network(**EVERYTHING, channels=channels, decoder=decoder)
     x, statics = everything()
     before = model(x, statics)
@@ -96,7 +90,7 @@ def test_nothing_of_the_future_is_seen_but_what_is_known_ahead(channels: Any, de
     assert not torch.allclose(model(later, statics), before)
 
 
-def test_shared_channels_do_not_see_each_other_and_joint_ones_do() -> None:
+def test_only_joint_channels_see_each_other() -> None:
     x = values(2)
     other = x.clone()
     other[:, :12, 1] += torch.randn(3, 12)
@@ -106,7 +100,7 @@ def test_shared_channels_do_not_see_each_other_and_joint_ones_do() -> None:
 
 
 @pytest.mark.parametrize("normalize", ["last", "standard"])
-def test_a_level_that_moves_moves_the_forecast(normalize: Any) -> None:
+def test_the_forecast_shifts_with_the_level(normalize: Any) -> None:
     model = network(num_targets=2, normalize=normalize).double()
     x = values(2).double()
     torch.testing.assert_close(model(x + 100), model(x) + 100)
@@ -118,7 +112,7 @@ def test_a_level_that_moves_moves_the_forecast(normalize: Any) -> None:
 
 
 @pytest.mark.parametrize("has_missing", [False, True])
-def test_a_network_that_says_nothing_forecasts_the_level(has_missing: bool) -> None:
+def test_a_network_with_zero_output_forecasts_the_level(has_missing: bool) -> None:
     x = values(2)
     for normalize, level in (("last", x[:, 11]), ("standard", x[:, :12].mean(1))):
         model = network(num_targets=2, normalize=normalize, has_missing=has_missing)
@@ -127,7 +121,7 @@ def test_a_network_that_says_nothing_forecasts_the_level(has_missing: bool) -> N
         torch.testing.assert_close(model(x)[..., 0], level[:, None].expand(-1, 7, -1))
 
 
-def test_missing_values_are_told_apart_from_zeros_and_do_not_spread() -> None:
+def test_missing_values_differ_from_zeros_and_stay_local() -> None:
     model = network(num_targets=2, has_missing=True, normalize="none")
     x = values(2)
     x[0, 5, 0] = 0.0
@@ -140,7 +134,7 @@ def test_missing_values_are_told_apart_from_zeros_and_do_not_spread() -> None:
     assert torch.equal(a[0, :, 1], b[0, :, 1])
 
 
-def test_the_last_value_that_is_there_is_the_level() -> None:
+def test_the_last_present_value_is_the_level() -> None:
     model = network(has_missing=True)
     x = values(1)
     x[:, 9:12] = float("nan")
@@ -150,7 +144,7 @@ def test_the_last_value_that_is_there_is_the_level() -> None:
     assert model(empty).isfinite().all()
 
 
-def test_an_unknown_category_has_an_embedding_of_its_own() -> None:
+def test_unknown_categories_have_an_embedding() -> None:
     model = network(**EVERYTHING)
     x, statics = everything()
     x[:, :, 3] = float("nan")
@@ -158,8 +152,8 @@ def test_an_unknown_category_has_an_embedding_of_its_own() -> None:
     assert model(x, statics).isfinite().all()
 
 
-def test_many_patches_cost_one_product_with_the_state() -> None:
-    """The answer is that of a plain LSTM cell step per patch."""
+def test_all_patches_equal_a_cell_step_each() -> None:
+    """The decoder equals one step of torch's LSTM cell per patch."""
     model = network(num_targets=2)
     x = values(2)
     hidden, cell = torch.randn(6, 8), torch.randn(6, 8)
@@ -186,7 +180,7 @@ def test_many_patches_cost_one_product_with_the_state() -> None:
 
 
 @pytest.mark.parametrize("output", ["point", "quantiles", "student_t", "negative_binomial"])
-def test_one_patch_is_answered_alike_by_both_decoders(output: Any) -> None:
+def test_both_decoders_agree_on_one_patch(output: Any) -> None:
     given = {**EVERYTHING, "horizon": 3, "output": output}
     x, statics = everything()
     x = x[:, :15]
@@ -197,10 +191,8 @@ def test_one_patch_is_answered_alike_by_both_decoders(output: Any) -> None:
 
 @pytest.mark.parametrize("output", ["point", "quantiles", "student_t"])
 @pytest.mark.parametrize("channels", ["shared", "joint"])
-def test_the_next_patch_is_that_of_a_window_that_ends_in_the_forecast(
-    output: Any, channels: Any
-) -> None:
-    """Rolled by hand: a direct network reads input and first forecast, and answers the second."""
+def test_the_next_patch_continues_from_the_forecast(output: Any, channels: Any) -> None:
+    """A direct network that reads input and first forecast returns the second forecast."""
     given: dict[str, Any] = {
         "num_targets": 2, "num_past": 1, "num_future": 1, "num_static": 1, "has_missing": True,
         "output": output, "channels": channels, "normalize": "none", "num_layers": 2,
@@ -218,8 +210,8 @@ def test_the_next_patch_is_that_of_a_window_that_ends_in_the_forecast(
     torch.testing.assert_close(rolled(longer, statics), found[:, 4:])
 
 
-def test_training_goes_through_the_forecasts_that_were_read() -> None:
-    """The loss of the last patch alone reaches the answer of the first."""
+def test_gradients_flow_through_the_forecasts_that_were_read() -> None:
+    """The loss of the last patch has a gradient at the first forecast."""
     model = network(decoder="autoregressive")
     model(values(1))[:, 4:].sum().backward()
     assert model.position.grad is not None
@@ -227,7 +219,7 @@ def test_training_goes_through_the_forecasts_that_were_read() -> None:
 
 
 def test_both_directions_of_the_last_layer_are_read() -> None:
-    """The state asked is that of two readings, of which one ends at the first patch."""
+    """The decoder starts from the final states of both directions."""
     model = network(bidirectional=True, num_layers=2)
     x = values(1)
     patches = (x[:, :12] - x[:, 11:12]).view(len(x), -1, model.config.patch).transpose(0, 1)
@@ -263,94 +255,8 @@ def test_the_wrong_shape_is_refused() -> None:
 # outputs -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("degrees", [2.0, 2.5, 3.0, 5.0, 30.0, 1000.0])
-@pytest.mark.parametrize("level", [0.01, 0.025, 0.1, 0.3, 0.5, 0.9, 0.975])
-def test_quantiles_of_students_t(degrees: float, level: float) -> None:
-    """The distribution function of the quantile, by quadrature, is the level."""
-    q = float(student_quantile(torch.tensor(degrees, dtype=torch.float64), level))
-    constant = math.exp(math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2))
-    constant /= math.sqrt(degrees * math.pi)
-    x = torch.linspace(0.0, q, 200_001, dtype=torch.float64)
-    density = constant * (1 + x**2 / degrees) ** (-(degrees + 1) / 2)
-    assert 0.5 + float(torch.trapezoid(density, x)) == pytest.approx(level, abs=2e-4)
-
-
-def test_students_t_is_restored_to_units() -> None:
-    output = StudentT()
-    parameters = torch.randn(5, 3, dtype=torch.float64)
-    scale = torch.rand(5, dtype=torch.float64) + 0.5
-    shift = torch.randn(5, dtype=torch.float64)
-    restored = output.restored(parameters, scale, shift)
-    plain = output.quantiles(parameters, [0.1, 0.8])
-    want = plain * scale[:, None] + shift[:, None]
-    torch.testing.assert_close(output.quantiles(restored, [0.1, 0.8]), want, rtol=1e-4, atol=1e-4)
-
-
-def test_the_pinball_loss_is_least_at_the_quantiles() -> None:
-    torch.manual_seed(0)
-    sample = torch.randn(4000)
-    parameters = torch.zeros(len(QUANTILES), requires_grad=True)
-    optimizer = torch.optim.Adam([parameters], 0.05)
-    output = Quantiles()
-    for _ in range(400):
-        optimizer.zero_grad()
-        output.loss(parameters.expand(4000, -1), sample).mean().backward()
-        optimizer.step()
-    want = torch.quantile(sample, torch.tensor(QUANTILES))
-    torch.testing.assert_close(parameters.detach(), want, atol=0.06, rtol=0)
-    between = output.quantiles(want, [0.1, 0.175, 0.9])
-    torch.testing.assert_close(between[0], want[1])
-    torch.testing.assert_close(between[1], (want[1] + want[2]) / 2)
-    outer = output.quantiles(want, [0.001, 0.025, 0.975, 0.999])
-    torch.testing.assert_close(outer, want[[0, 0, -1, -1]])
-
-
-def test_learned_quantiles_that_cross_are_put_in_order() -> None:
-    crossed = torch.tensor([0.0, 2.0, 1.0, 3.0, 4.0, 6.0, 5.0])
-    found = Quantiles().quantiles(crossed, [k / 40 for k in range(1, 40)])
-    assert (found.diff() >= 0).all()
-
-
-def log_gamma_sum(count: int, mean: float, dispersion: float) -> float:
-    """The log of a negative binomial's probability, in Python's own floats."""
-    r = 1 / dispersion
-    chosen = math.lgamma(count + r) - math.lgamma(r) - math.lgamma(count + 1)
-    return chosen + r * math.log(r / (r + mean)) + count * math.log(mean / (r + mean))
-
-
-@pytest.mark.parametrize(
-    ("mean", "dispersion"), [(0.1, 0.5), (2.0, 0.01), (40.0, 0.3), (1.0, 100.0)]
-)
-def test_the_negative_binomial_is_the_one_of_the_books(mean: float, dispersion: float) -> None:
-    output = NegativeBinomial()
-    parameters = torch.tensor([mean, dispersion])
-    levels = (0.005, 0.1, 0.5, 0.9, 0.995)
-    found = output.quantiles(parameters, levels).tolist()
-    below, want = 0.0, []
-    for count in range(1000):
-        log_p = log_gamma_sum(count, mean, dispersion)
-        if count % 50 == 0:
-            loss = output.loss(parameters, torch.tensor(float(count)))
-            assert loss.item() == pytest.approx(-log_p, rel=1e-4)
-        below += math.exp(log_p)
-        want += [float(count)] * sum(below >= q for q in levels[len(want) :])
-    assert found == want
-
-
-def test_many_counts_have_the_quantiles_of_a_sample() -> None:
-    generator = torch.Generator().manual_seed(0)
-    gamma = torch._standard_gamma(torch.full((200_000,), 10.0), generator=generator)
-    sample = torch.poisson(gamma * 500, generator=generator)  # mean 5000, dispersion 0.1
-    levels = [0.01, 0.1, 0.5, 0.9, 0.99]
-    want = torch.quantile(sample, torch.tensor(levels))
-    means = torch.tensor([5000.0, 3.0])  # one of them is summed, the other is not
-    found = negative_binomial_quantiles(means, torch.tensor([0.1, 0.1]), levels)
-    torch.testing.assert_close(found[0], want, rtol=0, atol=0.04 * sample.std().item())
-    assert found[1].tolist() == [0, 1, 3, 6, 9]
-
-
 def test_counts_scale_with_their_window() -> None:
-    """Ten times the counts, ten times the mean (nearly: a window is divided by its mean + 1)."""
+    """Ten times the counts give nearly ten times the mean (windows are divided by mean + 1)."""
     model = network(output="negative_binomial")
     x = (values(1).abs() * 1000).round()
     mean = model.output.center(model(x))
@@ -365,7 +271,7 @@ STATEFUL: dict[str, Any] = {"stateful": True, "horizon": 7}
 
 
 def chunks_of(x: torch.Tensor, sizes: tuple[int, ...]) -> list[torch.Tensor]:
-    """Chunks of so many rows, each with the 7 rows behind it."""
+    """Returns chunks of the given sizes, each with the 7 rows after it."""
     ends = [sum(sizes[: n + 1]) for n in range(len(sizes))]
     return [x[:, end - size : end + 7] for end, size in zip(ends, sizes, strict=True)]
 
@@ -397,8 +303,8 @@ def test_a_stream_is_the_same_in_chunks(
         torch.testing.assert_close(own, other, equal_nan=True)
 
 
-def test_a_stream_answers_what_windows_of_it_do() -> None:
-    """The last forecast of a chunk from zero state is that of forward()."""
+def test_a_stream_forecasts_like_its_windows() -> None:
+    """The last forecast of a chunk from zero state equals forward()."""
     model = network(**{**EVERYTHING, **STATEFUL})
     x, statics = everything()
     answers, _ = model.read_chunk(x, statics)
@@ -408,7 +314,7 @@ def test_a_stream_answers_what_windows_of_it_do() -> None:
         assert torch.equal(horizons[:, origin], x[:, 4 * (origin + 1) :][:, :7])
 
 
-def test_lanes_that_begin_anew_know_nothing_of_before() -> None:
+def test_new_lanes_start_from_zero_state() -> None:
     model = network(**STATEFUL, num_targets=2)
     x = values(2, 4)
     _, carried = model.read_chunk(x)
@@ -441,7 +347,7 @@ def test_a_stream_sees_nothing_of_the_future(has_missing: bool) -> None:
         assert origin == 2 or not torch.allclose(again[:, origin + 1], answers[:, origin + 1])
 
 
-def test_a_moved_stream_moves_its_forecasts() -> None:
+def test_forecasts_of_a_stream_shift_with_its_level() -> None:
     model = network(**STATEFUL, num_targets=2)
     x = values(2)
     torch.testing.assert_close(model.read_chunk(x + 100)[0], model.read_chunk(x)[0] + 100)
@@ -456,16 +362,94 @@ def test_a_moved_stream_moves_its_forecasts() -> None:
         {"output": "negative_binomial"},
     ],
 )
-def test_what_no_stream_can_be_read_with_is_refused(given: Any) -> None:
-    with pytest.raises(ConfigError, match=f"{next(iter(given))} is .*leave out .* or tbptt"):
+def test_options_that_exclude_streams_are_refused(given: Any) -> None:
+    with pytest.raises(ConfigError, match=f"`{next(iter(given))}` is .*leave out .* or `tbptt`"):
         ForecasterConfig(**{**SIZES, **STATEFUL, **given})
 
 
 @pytest.mark.usefixtures("no_bf16_products")
 @pytest.mark.parametrize("given", [{}, {"bidirectional": True}, {"stateful": True}], ids=str)
-def test_bf16_asks_torch_for_no_product_that_it_has_not_got(given: Any) -> None:
+def test_bf16_uses_no_product_that_torch_lacks(given: Any) -> None:
     model = network(**EVERYTHING, **given)
     with torch.autocast("cpu", torch.bfloat16):
         forecast = model(*everything())
     forecast.float().sum().backward()
     assert all(p.grad is not None for n, p in model.named_parameters() if "cell_of" not in n)
+
+
+def trained() -> CategoricalFeatures:
+    torch.manual_seed(0)
+    features = CategoricalFeatures(2, ((1, 4),))
+    features(torch.tensor([[0.5, 0.0], [0.5, 2.0]]))  # in training; 1, 3 and NaN do not come
+    return features.eval()
+
+
+def test_unseen_categories_get_the_mean_embedding() -> None:
+    features = trained()
+    codes = torch.tensor([0.0, 1.0, 2.0, 3.0, torch.nan])
+    found = features(torch.stack([torch.zeros(5), codes], 1))[:, 1:]
+    weight = features.embeddings[0].weight.detach()
+    mean = (weight[0] + weight[2]) / 2
+    torch.testing.assert_close(found, torch.stack([weight[0], mean, weight[2], mean, mean]))
+    assert not torch.equal(weight[1], mean)
+
+
+def test_an_untrained_network_answers_zero() -> None:
+    features = CategoricalFeatures(1, ((0, 3),)).eval()
+    assert (features(torch.tensor([[0.0], [torch.nan]])) == 0).all()
+
+
+def test_seen_categories_are_saved() -> None:
+    features, codes = trained(), torch.tensor([[0.0, 1.0], [0.0, torch.nan]])
+    again = CategoricalFeatures(2, ((1, 4),))
+    again.load_state_dict(features.state_dict())
+    assert torch.equal(again.eval()(codes), features(codes))
+
+
+@pytest.mark.parametrize("role", ["static", "future"])
+def test_an_unseen_category_is_forecast_like_the_mean_of_known_ones(role: Any) -> None:
+    """Its embedding is the mean of the known ones, so its forecast lies between theirs."""
+    rows = 200
+    kinds = np.array(["low", "high"])[np.arange(rows) // 5 % 2]
+    y = np.where(kinds == "low", 1.0, 3.0) + 0.1 * np.random.default_rng(0).normal(size=rows)
+    kinds[170:] = "new"  # behind the training rows
+    table = long_table(rows, 1, y=y.astype(np.float32), temp=None, kind=kinds)
+    given: dict[str, Any] = {
+        "horizon": 5, "input_size": 10, "patch": 5, "hidden_size": 16, "steps": 150,
+        "dropout": 0.0, "learning_rate": 0.01, "split": (140, 30, 30), "normalize": "none",
+        "linear": False,
+    }  # fmt: skip
+    if role == "static":
+        last = table.append_column("place", pa.array(["a"] * rows))
+        other = pa.concat_tables(
+            [last, set_columns(last, unique_id="s1", place="b"), short(last, rows)]
+        )
+        model = Forecaster(**given, static=["place"], categorical=["place"], ignore=["kind"])
+        with pytest.warns(UserWarning, match="1 of 3 series lack 15 consecutive training rows"):
+            model.fit(other)
+        features = model.network_.statics
+    else:
+        model = Forecaster(**given, future=["kind"], categorical=["kind"]).fit(table)
+        features = model.network_.future
+        found = {}
+        for kind in ("low", "high", "new"):
+            ahead = long_table(5, 1, y=None, temp=None, kind=np.array([kind] * 5))
+            times = table["ds"].to_numpy()[-1] + np.arange(1, 6).astype("timedelta64[h]")
+            ahead = ahead.set_column(1, "ds", pa.array(times))
+            found[kind] = model.predict(table, ahead)["y"].to_numpy().mean()
+        assert found["low"] < found["new"] < found["high"]
+    assert features.embeddings[0].is_trained.tolist() == [True, True, False, False]
+    embedded = features.embeddings[0](torch.arange(4))
+    torch.testing.assert_close(embedded[2], (embedded[0] + embedded[1]) / 2)
+
+
+def set_columns(table: pa.Table, **values: str) -> pa.Table:
+    for name, value in values.items():
+        place = table.column_names.index(name)
+        table = table.set_column(place, name, pa.array([value] * table.num_rows))
+    return table
+
+
+def short(table: pa.Table, rows: int) -> pa.Table:
+    """Returns a third series, of another place, that begins after the training rows."""
+    return set_columns(table.slice(rows - 45), unique_id="s2", place="c")

@@ -48,7 +48,7 @@ def test_losses_of_a_point(loss: str, expected: list[float]) -> None:
     assert found.tolist() == pytest.approx(expected)
 
 
-def test_quantiles_lie_between_those_that_were_learnt() -> None:
+def test_quantiles_interpolate_the_learned_ones() -> None:
     output = make_output("quantiles")
     found = torch.tensor([sorted(range(7), reverse=True)], dtype=torch.float32)  # crossing ones
     assert output.quantiles(found, QUANTILES).tolist() == [[0, 1, 2, 3, 4, 5, 6]]

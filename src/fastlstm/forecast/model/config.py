@@ -1,9 +1,8 @@
-"""The architecture of a forecaster, as stored in config.json."""
+"""The architecture of a forecaster, as config.json stores it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import get_args
 
 from fastlstm.errors import ConfigError
 from fastlstm.forecast.config import Channels, Decoder, Loss, Normalize, OutputKind
@@ -18,16 +17,16 @@ class ForecasterConfig:
         input_size: L, a multiple of `patch`.
         horizon: h.
         num_targets: C.
-        num_past: past covariates.
-        num_future: future covariates.
-        categories: (position among targets, past, future; size) of categorical columns.
-        num_static: static columns.
-        static_categories: (position, size) of categorical static columns.
-        patch: s, steps read or forecast per LSTM step.
+        num_past: number of past covariates.
+        num_future: number of future covariates.
+        categories: (position among targets, past, future; size) of each categorical column.
+        num_static: number of static columns.
+        static_categories: (position, size) of each categorical static column.
+        patch: s, time steps read or forecast per LSTM step.
         embed_size: d, width of an embedded patch.
         has_missing: values may be missing; adds a mask to the input.
-        stateful: carries state from chunk to chunk (`ForecastNetwork.read_chunk`).
-        linear: a linear path beside the LSTM, with the weights of `forecast.ridge`.
+        stateful: carries the state from chunk to chunk (`ForecastNetwork.read_chunk`).
+        linear: adds a linear path with the weights of `forecast.ridge`.
     """
 
     input_size: int
@@ -54,14 +53,14 @@ class ForecasterConfig:
     linear: bool = False
 
     def __post_init__(self) -> None:
-        check_values(self, _BOUNDS, _CHOICES)
+        check_values(self, _BOUNDS)
         rows = self.num_targets + self.num_past + self.num_future
         _check_categories("categories", self.categories, rows)
         _check_categories("static_categories", self.static_categories, self.num_static)
         if self.bidirectional and self.decoder != "direct":
             raise ConfigError(
-                "bidirectional and autoregressive exclude each other: forecasts continue in one"
-                " direction; leave out one of them"
+                "`bidirectional` and `decoder='autoregressive'` exclude each other: forecasts"
+                " continue in one direction; leave out one of them"
             )
         if self.input_size % self.patch:
             raise ConfigError(
@@ -77,8 +76,9 @@ class ForecasterConfig:
         for name, is_unfit in unfit.items():
             if self.stateful and is_unfit:
                 raise ConfigError(
-                    f"{name} is {getattr(self, name)!r}: tbptt needs one direction, the direct"
-                    f" decoder, no counts, normalize 'last' or 'none'; leave out {name} or tbptt"
+                    f"`{name}` is {getattr(self, name)!r}: `tbptt` needs one direction, the direct"
+                    " decoder, no counts, `normalize` 'last' or 'none'; leave out"
+                    f" `{name}` or `tbptt`"
                 )
 
 
@@ -89,24 +89,17 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "num_layers": (1, 64),
     "dropout": (0.0, 1.0),
 }
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "channels": get_args(Channels),
-    "decoder": get_args(Decoder),
-    "normalize": get_args(Normalize),
-    "output": get_args(OutputKind),
-    "loss": get_args(Loss),
-}
 
 
 def _check_categories(name: str, pairs: tuple[tuple[int, int], ...], num_columns: int) -> None:
-    """Raises ConfigError unless `pairs` are positions of columns and numbers of names."""
+    """Raises ConfigError unless `pairs` are (position of a column, number of categories)."""
     places: set[int] = set()
     for pair in pairs:
         is_pair = len(pair) == 2 and all(type(number) is int for number in pair)
         place, size = pair if is_pair else (-1, 0)
         if not 0 <= place < num_columns or place in places or not 0 <= size <= 1 << 24:
             raise ConfigError(
-                f"{name} holds {pair!r:.60}, expected each of {num_columns} columns at most once,"
-                f" by position, with a number of names up to {1 << 24}"
+                f"{name} holds {pair!r:.60}, expected the position of one of {num_columns} columns,"
+                f" each at most once, and a number of categories up to {1 << 24}"
             )
         places.add(place)

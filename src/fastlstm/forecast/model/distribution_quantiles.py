@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 _MAX_COUNT = 1024
-"""Limit for summing probabilities count by count; beyond, a difference of one is negligible."""
+"""Limit for summing probabilities count by count; beyond it an error of one is negligible."""
 _PART = 512
-"""Distributions summed at once: 4 MB."""
+"""Distributions per summation: 4 MB."""
 _HEAD = 128
-"""Beyond `_MAX_COUNT`, gamma quantiles are within 0.2 % from this count on."""
+"""In larger distributions, gamma quantiles are within 0.2 % from this count on."""
 _LARGE_SHAPE = 16.0
 """From this shape on, Wilson & Hilferty's gamma quantiles are within 0.1 %."""
 _SMALL_SHAPE = 1e-4
@@ -50,9 +50,9 @@ def negative_binomial_quantiles(
 ) -> Tensor:
     """Returns quantiles of negative binomial distributions.
 
-    They are exact (summed probabilities) up to about a thousand, and below 128 in larger
-    distributions. Others use gamma distributions and are within 1 %, for means up to 1e6 and
-    dispersions of 1e-3 to 1e3.
+    Quantiles up to about 1,000, and below 128 in larger distributions, are exact (summed
+    probabilities). Others use gamma distributions and are within 1 % for means up to 1e6 and
+    dispersions from 1e-3 to 1e3.
 
     Args:
         mean: above 0, any shape.
@@ -76,7 +76,7 @@ def negative_binomial_quantiles(
             first < _HEAD, first.double(), counts_at[part].clamp(min=_HEAD)
         )
     left = (longest < _MAX_COUNT).nonzero()[:, 0]
-    while len(left):  # repeat with more counts if the largest level was not reached
+    while len(left):  # repeat with more counts until the largest level is reached
         left, missed = left[longest[left].argsort()], []
         for part in left.split(_PART):
             counts = int(longest[part[-1]]) + 1

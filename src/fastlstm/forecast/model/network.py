@@ -7,11 +7,11 @@
     query of patch 1 … m: position, channel, covariates ──► cell step ┴─► linear ──► (B, h, C)
 
 Direct decoder: every future patch is one cell step from the state after the last input patch, with
-its position as the query (Lin et al. 2023, "SegRNN", section 4); all patches are one product.
-Autoregressive decoder: the LSTM also reads the network's own forecast of each patch before the
-next, in training as at predict. Channels (targets) share the network and differ by an embedding,
-or are read jointly. Stateful: the input is a chunk of a longer series, every patch is normalised
-by the last value before it, and every state is decoded: one pass trains a forecast per patch.
+its position as the query (Lin et al. 2023, "SegRNN", section 4); one product computes all patches.
+Autoregressive decoder: the LSTM reads the forecast of each patch before the next one, in training
+and in prediction. Channels (targets) share the network and differ by an embedding, or are read
+jointly. Stateful: the input is a chunk of a longer series, every patch is normalised by the last
+value before it, and every state is decoded: one pass trains a forecast per patch.
 """
 
 from __future__ import annotations
@@ -24,15 +24,83 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastlstm.errors import ShapeError, counted
-from fastlstm.forecast.model.categorical import CategoricalFeatures
 from fastlstm.forecast.model.config import ForecasterConfig
 from fastlstm.forecast.model.outputs import make_output
 from fastlstm.nn.linear import Linear
 from fastlstm.nn.lstm import LSTM
 from fastlstm.training.precision import allow_tf32, tf32_kept
 
+_MAX_EMBEDDING = 16
 LINEAR = ("linear_weight", "linear_bias", "linear_share", "linear_future")
-"""Buffers of the linear path, which training leaves as they are."""
+"""Buffers of the linear path; training does not change them."""
+
+
+class CategoryEmbedding(nn.Embedding):
+    """An embedding per category, and one for unknown values.
+
+    Categories that training has not seen, unknown ones too, get the mean of the seen ones.
+
+    Args:
+        size: number of categories; unknown values have the number `size`.
+        width: width of an embedding.
+
+    Attributes:
+        is_trained: which categories training has seen, shape ``(size + 1,)``, bool.
+    """
+
+    is_trained: Tensor
+
+    def __init__(self, size: int, width: int) -> None:
+        super().__init__(size + 1, width)
+        self.register_buffer("is_trained", torch.zeros(size + 1, dtype=torch.bool))
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """Returns embeddings ``(…, width)`` of numbers ``(…)``."""
+        if self.training:
+            self.is_trained[codes] = True
+            return super().forward(codes)
+        is_trained = self.is_trained[:, None]
+        known = torch.where(is_trained, self.weight, 0.0)
+        mean = known.sum(0) / is_trained.sum().clamp(min=1)
+        return nn.functional.embedding(codes, torch.where(is_trained, self.weight, mean))
+
+
+class CategoricalFeatures(nn.Module):
+    """Passes numbers through and embeds categories.
+
+    Args:
+        num_columns: columns of the input.
+        categories: (position, size) of categorical columns; NaN and other numbers are unknown.
+
+    Attributes:
+        places: positions of the numeric columns.
+        num_numbers: how many there are.
+        width: columns of the output.
+    """
+
+    def __init__(self, num_columns: int, categories: tuple[tuple[int, int], ...]) -> None:
+        super().__init__()
+        self.categories = categories
+        self.places = sorted(set(range(num_columns)).difference(place for place, _ in categories))
+        widths = [min(_MAX_EMBEDDING, (size + 3) // 2) for _, size in categories]
+        self.embeddings = nn.ModuleList(
+            CategoryEmbedding(size, width)
+            for (_, size), width in zip(categories, widths, strict=True)
+        )
+        self.num_numbers = len(self.places)
+        self.width = self.num_numbers + sum(widths)
+
+    def numbers(self, values: Tensor) -> Tensor:
+        """Returns the numeric columns of values ``(…, num_columns)``; missing numbers are 0."""
+        return values[..., self.places].nan_to_num(0.0)
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Returns features ``(…, width)`` of values ``(…, num_columns)``; missing numbers are 0."""
+        parts = [self.numbers(values)]
+        for (place, size), embedding in zip(self.categories, self.embeddings, strict=True):
+            codes = values[..., place].nan_to_num(float(size)).clamp(max=size)
+            parts.append(embedding(torch.where(codes < 0, float(size), codes).long()))
+        return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
 
 
 class RecurrentState(NamedTuple):
@@ -41,7 +109,7 @@ class RecurrentState(NamedTuple):
     Attributes:
         hidden: shape ``(num_layers, B * channels, H)``.
         cell: same shape.
-        level: last present value of each target, shape ``(B, C)``; NaN if there was none.
+        level: last present value of each target, shape ``(B, C)``; NaN without one.
     """
 
     hidden: Tensor
@@ -49,7 +117,7 @@ class RecurrentState(NamedTuple):
     level: Tensor
 
     def where(self, continues: Tensor) -> RecurrentState:
-        """Returns the state of the first ``len(continues)`` rows, reset where it is False."""
+        """Returns the state of the first ``len(continues)`` rows, reset where that is False."""
         rows = len(continues)
         each = self.hidden.shape[1] // len(self.level)
         states = continues.repeat_interleave(each)[:, None]
@@ -60,12 +128,12 @@ class RecurrentState(NamedTuple):
         )
 
     def detach(self) -> RecurrentState:
-        """Returns the state cut from its graph."""
+        """Returns the state, detached from the graph."""
         return RecurrentState(*(tensor.detach() for tensor in self))
 
 
 class ForecastNetwork(nn.Module):
-    """The network of a `config`; `output` is the meaning of its last layer's numbers."""
+    """The network of a `config`; `output` interprets its last layer."""
 
     linear_weight: Tensor
     linear_bias: Tensor
@@ -122,8 +190,8 @@ class ForecastNetwork(nn.Module):
         """Returns the parameters of the output, shape ``(B, h, C, num_parameters)``.
 
         Args:
-            values: shape ``(B, L + h, C + P + F)``; only the F future covariates are read from the
-                last h rows. Missing values are NaN.
+            values: shape ``(B, L + h, C + P + F)``; of the last h rows only the F future covariates
+                are read. Missing values are NaN.
             statics: shape ``(B, S)``.
 
         Raises:
@@ -157,8 +225,8 @@ class ForecastNetwork(nn.Module):
         return self.output.restored(decoded, scale[:, None], shift[:, None])
 
     def normalised(self, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns targets ``(B, L, C)`` as the LSTM reads them, 0 where missing, and what was taken
-        off and what they were divided by, ``(B, C)``."""
+        """Returns targets ``(B, L, C)`` as the LSTM reads them, 0 if missing, and the shift and the
+        scale of each window, ``(B, C)``."""
         is_there = ~targets.isnan() if self.config.has_missing else None
         shift, scale = self._level(targets, is_there)
         targets = (targets - shift[:, None]) / scale[:, None]
@@ -184,9 +252,9 @@ class ForecastNetwork(nn.Module):
 
     @torch.no_grad()
     def set_linear(self, weight: Tensor, bias: Tensor, future: Tensor, is_start: bool) -> None:
-        """Sets the weights of the linear path: of lags ``(h, L)``, ``(h,)``, and of the numbers
-        among the future covariates of each step ``(h, F)``. With `is_start` training begins with
-        the linear forecast; else it has no share in it."""
+        """Sets the weights of the linear path: lags ``(h, L)``, bias ``(h,)`` and numeric future
+        covariates ``(h, F)``. With `is_start` the network starts at the linear forecast; else the
+        path has no share in the forecast."""
         self.linear_weight.copy_(weight)
         self.linear_bias.copy_(bias)
         if self.future.num_numbers:
@@ -197,13 +265,13 @@ class ForecastNetwork(nn.Module):
 
     @torch.no_grad()
     def zero_head(self) -> None:
-        """Makes the forecast equal to the linear path's."""
+        """Makes the forecast equal to that of the linear path."""
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
     @torch.no_grad()
     def average_with_linear(self, share: float) -> None:
-        """Makes the forecast ``share`` of what it was and ``1 - share`` of the linear path's."""
+        """Averages the forecast with the linear path, which gets ``1 - share``."""
         for parameters in (self.head.weight, self.head.bias):
             of_values = parameters.view(-1, self.output.num_parameters, *parameters.shape[1:])
             of_values[:, self.output.locations] *= share
@@ -211,12 +279,12 @@ class ForecastNetwork(nn.Module):
 
     @torch.no_grad()
     def answers(self, values: Tensor, statics: Tensor | None = None) -> Tensor:
-        """As `forward`, wherever the weights are, from the CPU's memory to the CPU's.
+        """Returns `forward` of tensors on the CPU as a tensor on the CPU, on any device.
 
-        Windows that the GPU's memory does not hold together are computed in halves.
+        Computes in halves if the GPU has too little memory.
 
         Raises:
-            torch.OutOfMemoryError: there is too little memory for a single window.
+            torch.OutOfMemoryError: too little memory for a single window.
         """
         device = self.head.weight.device
         try:
@@ -241,13 +309,13 @@ class ForecastNetwork(nn.Module):
         carried: RecurrentState | None = None,
         origins: int | None = None,
     ) -> tuple[Tensor, RecurrentState]:
-        """Returns forecasts after the patches of a chunk, and the state after it.
+        """Returns forecasts from the patch ends of a chunk, and the state after the chunk.
 
         Args:
             values: shape ``(B, n * s + h, C + P + F)``: n input patches and the horizon.
             statics: shape ``(B, S)``.
-            carried: state after the chunk before; None starts from zero.
-            origins: number of patch ends to forecast from, the last ones; default n.
+            carried: state after the previous chunk; None starts from zeros.
+            origins: how many of the last patch ends to forecast from; default: n.
 
         Returns:
             Parameters of the output, shape ``(B * origins, h, C, num_parameters)``, in the order
@@ -272,7 +340,7 @@ class ForecastNetwork(nn.Module):
         if static is not None:
             static = static.repeat_interleave(origins, 0)
         queries = self._queries(self.horizons(values[..., C + config.num_past :], origins), static)
-        assert self.cell_of_hidden is not None  # the LSTM returns no cell states but the last
+        assert self.cell_of_hidden is not None  # the LSTM returns only the last cell state
         decoded = self._decode(queries, hidden, self.cell_of_hidden(hidden))[:, :h]
         if config.normalize == "none":
             return decoded, after
@@ -280,10 +348,8 @@ class ForecastNetwork(nn.Module):
         return self.output.restored(decoded, torch.ones_like(level), level), after
 
     def horizons(self, values: Tensor, origins: int) -> Tensor:
-        """Returns the h rows after each of a chunk's last origins, ``(B * origins, h, columns)``.
-
-        `values` has shape ``(B, n * s + h, columns)``; `origins` counts patch ends.
-        """
+        """Returns the h rows after each of the last `origins` patch ends of a chunk, shape
+        ``(B * origins, h, columns)``; `values` has shape ``(B, n * s + h, columns)``."""
         s, h = self.config.patch, self.config.horizon
         rows = values[:, values.shape[1] - h - (origins - 1) * s :]
         return rows if origins == 1 else rows.unfold(1, h, s).transpose(2, 3).flatten(0, 1)
@@ -291,10 +357,10 @@ class ForecastNetwork(nn.Module):
     def _levels(
         self, targets: Tensor, is_there: Tensor | None, carried: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Returns each patch's level and the last present value at its end, shapes ``(B, n, C)``.
+        """Returns the level of each patch and the last present value up to its end, ``(B, n, C)``.
 
-        The level is the last value before the patch, else its own first value, else 0. The last
-        value is NaN if there was none yet.
+        The level is the last value before the patch, else its first value, else 0. The last value
+        is NaN before the first present value.
         """
         B, steps, C = targets.shape
         s, n = self.config.patch, steps // self.config.patch
@@ -306,7 +372,7 @@ class ForecastNetwork(nn.Module):
             first = _picked(patches, is_there.view(shape), order.flip(0)[:, None], 2)
             last = _picked(patches, is_there.view(shape), order[:, None], 2)
             distance = 1
-            while distance < n:  # takes the nearest value before a patch without any
+            while distance < n:  # an empty patch takes the nearest value before it
                 before = targets.new_full((B, distance, C), math.nan)
                 before = torch.cat([before, last[:, :-distance]], 1)
                 last, distance = torch.where(last.isnan(), before, last), 2 * distance
@@ -345,8 +411,8 @@ class ForecastNetwork(nn.Module):
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Runs the LSTM over patches; returns outputs ``(steps / s, B * channels, ·)`` and state.
 
-        Targets are normalised, ``(B, steps, C)``; `past` are features of the covariates, `static`
-        is embedded, ``(B, d)``.
+        `targets` ``(B, steps, C)`` are normalised, `past` are covariate features, `static` is
+        embedded, ``(B, d)``.
         """
         s, K = self.config.patch, self.num_channels
         B, steps = targets.shape[:2]
@@ -365,7 +431,7 @@ class ForecastNetwork(nn.Module):
         return outputs, last_state
 
     def _last(self, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Returns the last layer's final state, ``(B * channels, H)``, both directions combined."""
+        """Returns the final state of the last layer, ``(B * channels, H)``; combines directions."""
         hidden, cell = state
         if self.hidden_of_both is None or self.cell_of_both is None:
             return hidden[-1], cell[-1]
@@ -394,7 +460,7 @@ class ForecastNetwork(nn.Module):
         return queries
 
     def _decode(self, queries: Tensor, hidden: Tensor, cell: Tensor) -> Tensor:
-        """Returns ``(B, m * s, C, num_parameters)``: a cell step per patch, all from one state."""
+        """Returns ``(B, m * s, C, num_parameters)``, by one cell step per patch from one state."""
         m, K, H = queries.shape[0], self.num_channels, self.config.hidden_size
         B = hidden.shape[0] // K
         gates = self.cell_ih(queries) + self.cell_hh(hidden).view(1, B, K, 4 * H)
@@ -415,10 +481,10 @@ class ForecastNetwork(nn.Module):
         static: Tensor | None,
         linear: Tensor | None,
     ) -> Tensor:
-        """Returns the same as `_decode`; the LSTM reads each patch's forecast before the next.
+        """Decodes like `_decode`, but the LSTM reads the forecast of each patch before the next.
 
-        `state` follows the input, `ahead` are the covariates of the horizon ``(B, h, P + F)``,
-        `linear` the forecast of the linear path ``(B, h, C)``.
+        `state` is the state after the input, `ahead` are the covariates of the horizon
+        ``(B, h, P + F)``, `linear` is the forecast of the linear path ``(B, h, C)``.
         """
         s, config = self.config.patch, self.config
         past, future = ahead[..., : config.num_past], ahead[..., config.num_past :]
@@ -439,7 +505,7 @@ class ForecastNetwork(nn.Module):
 
 
 def _picked(values: Tensor, is_there: Tensor, order: Tensor, dim: int) -> Tensor:
-    """Returns the present values that are last in an order, numbers above 0, along a dimension; NaN
-    where none is present."""
+    """Returns the present values with the highest `order`, numbers above 0, along a dimension; NaN
+    without present values."""
     numbers = torch.where(is_there, order.to(values), 0.0)
     return torch.where(numbers == numbers.amax(dim, keepdim=True), values, 0.0).sum(dim)

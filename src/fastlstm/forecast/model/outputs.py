@@ -23,12 +23,12 @@ QUANTILES = (0.025, 0.1, 0.25, 0.5, 0.75, 0.9, 0.975)
 
 
 class Output(ABC):
-    """The meaning of the last layer's numbers.
+    """The meaning of the last layer's outputs.
 
     Attributes:
-        num_parameters: numbers per forecast value.
-        center_at: number of the point forecast among them.
-        locations: parameters that move with the values; all, or the location of a distribution.
+        num_parameters: outputs per forecast value.
+        center_at: index of the point forecast among them.
+        locations: parameters that shift with the values: all, or the location of a distribution.
         is_calibrated: quantiles are calibrated on validation windows.
         counts: targets are counts, neither scaled nor shifted.
     """
@@ -57,16 +57,16 @@ class Output(ABC):
         """Returns quantiles, shape ``(…, len(levels))``, or ``(…, 1)`` for a point output."""
 
     def restored(self, parameters: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-        """Returns the parameters of ``value * scale + shift``; by default all are locations."""
+        """Returns the parameters of ``value * scale + shift``; default: all are locations."""
         return parameters * scale[..., None] + shift[..., None]
 
     def moved(self, parameters: Tensor, offset: Tensor) -> Tensor:
-        """Returns the parameters of ``value + offset``; by default all are locations."""
+        """Returns the parameters of ``value + offset``; default: all are locations."""
         return parameters + offset[..., None]
 
 
 class Point(Output):
-    """One number: the median (mae), the mean (mse), or between (huber, beta 0.5)."""
+    """One number: the median (mae), the mean (mse), or in between (huber, beta 0.5)."""
 
     num_parameters = 1
 
@@ -86,7 +86,7 @@ class Point(Output):
 
 
 class Quantiles(Output):
-    """Seven quantiles, trained by the pinball loss (Koenker & Bassett 1978); they do not cross."""
+    """Seven quantiles, trained by the pinball loss (Koenker & Bassett 1978), sorted when read."""
 
     num_parameters = len(QUANTILES)
     center_at = QUANTILES.index(0.5)
@@ -97,7 +97,7 @@ class Quantiles(Output):
         return 2 * torch.maximum(levels * error, (levels - 1) * error).mean(-1)
 
     def quantiles(self, parameters: Tensor, levels: Sequence[float]) -> Tensor:
-        """Interpolates between the seven levels; beyond them, returns the outermost."""
+        """Interpolates between the seven levels; returns the outermost quantile beyond them."""
         ordered = parameters.sort(-1).values
         above = [min(max(bisect_left(QUANTILES, p), 1), len(QUANTILES) - 1) for p in levels]
         below = [place - 1 for place in above]
@@ -155,8 +155,8 @@ class StudentT(Output):
 class NegativeBinomial(Output):
     """Mean and dispersion of counts, trained by likelihood; variance = mean + dispersion * mean².
 
-    As in DeepAR (Salinas et al. 2020, section 3) the input is divided by the window's scale and
-    ``mean = scale * softplus(a)``, so the loss is on the counts themselves. As in GluonTS,
+    As in DeepAR (Salinas et al. 2020, section 3), the input is divided by the window's scale and
+    ``mean = scale * softplus(a)``, so the loss is on the counts. As in GluonTS,
     ``dispersion = softplus(b)`` at any scale: similar series share it.
     """
 
@@ -192,7 +192,7 @@ def _repeated(parameters: Tensor, count: int) -> Tensor:
 
 
 def make_output(kind: OutputKind, loss: Loss = "mae") -> Output:
-    """Returns the output of that kind; `loss` is for point forecasts."""
+    """Returns the output of a kind; `loss` is for point forecasts."""
     kinds: dict[str, Callable[[], Output]] = {
         "point": partial(Point, loss), "quantiles": Quantiles,
         "student_t": StudentT, "negative_binomial": NegativeBinomial,
