@@ -74,8 +74,9 @@ sanitize:  ## the kernels under the address, undefined-behaviour and thread sani
 bench: install  ## what this machine is and what it was measured to reach
 	.venv/bin/fastlstm info
 
-docs: install  ## docs/cli.md, which is generated
+docs: install  ## the generated pages: docs/cli.md, docs/files.md and its drawing
 	$(PY) docs/reference.py > docs/cli.md
+	$(PY) docs/source_map.py
 
 clean:  ## remove the environment and everything built; runs/ stays
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

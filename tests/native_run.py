@@ -20,7 +20,7 @@ ALL_OPTIONS: dict[str, Any] = {
     "activation": "softsign",
     "recurrent_activation": "hard_sigmoid",
 }
-"""Every option of the cell away from its default."""
+"""Every option that the kernels have, away from its default."""
 
 
 def lstm(

@@ -40,7 +40,10 @@ def test_a_run_is_as_it_was(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", courses.COURSES)
 def test_a_run_says_what_it_said(kind: str, tmp_path: Path) -> None:
-    assert courses.course_of(kind, tmp_path) == COURSES[kind]
+    found = courses.course_of(kind, tmp_path)
+    assert found == COURSES[kind], (
+        f"if meant: PYTHONPATH=tests python -m golden.make courses {kind!r}"
+    )
 
 
 def test_every_golden_figure_has_its_run() -> None:

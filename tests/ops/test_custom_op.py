@@ -10,7 +10,7 @@ from fastlstm.ops.cell_options import TORCHS_CELL, CellOptions
 from fastlstm.ops.custom_op import (
     all_tensors,
     lstm_flop,
-    options_of,
+    parsed_options,
     present_tensors,
     run_custom_op,
 )
@@ -85,7 +85,7 @@ def test_absent_tensors_stay_in_their_places():
 
 def test_options_are_read_as_they_were_written():
     for options in (TORCHS_CELL, OPTIONS):
-        assert options_of(options.text) == options
+        assert parsed_options(options.text) == options
 
 
 def test_open_sizes_are_those_of_the_kernels():

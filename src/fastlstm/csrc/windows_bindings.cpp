@@ -1,5 +1,5 @@
-// Windows of a table in Python: addresses come in as integers from forecast/data/windows.py, which
-// knows the sizes and keeps what they point to alive.
+// Windows of a table in Python: addresses come in as integers from forecast/data/window_index.py
+// and window_loader.py, which know the sizes and keep the memory alive.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 

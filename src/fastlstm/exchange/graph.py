@@ -50,8 +50,8 @@ Operand = Value | float | NDArray[Any]
 
 
 class Node(NamedTuple):
-    """An operation: `kind` is the method of `GraphBuilder` that made it, `attributes` are numbers,
-    options and names of weights."""
+    """An operation: `kind` is its name, such as add or lstm; `attributes` are numbers, options and
+    names of weights."""
 
     kind: str
     inputs: tuple[Value, ...]
@@ -148,7 +148,8 @@ class GraphBuilder:
         """Adds one LSTM layer on `x` `(T, B, I)` with initial h and c `(D, B, H)`; D directions.
 
         `directions` holds for each direction the names of `weight_ih` `(4H, I)`, `weight_hh`
-        `(4H, H)` and the biases `(4H,)`, which are summed; gates i, f, g, o. Outputs beyond
+        `(4H, H)` and the biases `(4H,)`, which are summed; gates i, f, g, o. Parameters of
+        `options` have the name of `weight_ih` with this part replaced: gamma_ih_l0. Outputs beyond
         `lengths` `(B,)` int32 are 0. Returns outputs `(T, B, D * H)`, and the last h and c.
         """
         H = self.graph.weights[directions[0][1]].shape[1]
@@ -224,7 +225,7 @@ class GraphBuilder:
         return self._add(kind, (x,), shape, x.dtype, axis=axis)
 
     def split(self, x: Value, parts: int) -> tuple[Value, ...]:
-        """Returns equal parts along the last axis, of known length."""
+        """Returns equal parts along the last axis, of known length; only LiteRT's writer has it."""
         shape = (*x.shape[:-1], _known(x.shape[-1]) // parts)
         outputs = tuple(self._new(shape, x.dtype) for _ in range(parts))
         self.graph.nodes.append(Node("split", (x,), outputs, {}))

@@ -28,7 +28,7 @@ _OF_TABLES = """
     future gaps hidden_size horizon ignore input_size keep_value linear loss missing_value normalize
     output past patch series static target tbptt time time_format tz snap delimiter decimal
     thousands header skip_rows skip_footer skip_below skip_headers na look wide
-    quotes units
+    quotes escape units
 """
 OPTIONS_OF_TABLES = frozenset(_OF_TABLES.split())
 """Fields of ForecastConfig that TrainConfig lacks: they ask for a forecaster."""
