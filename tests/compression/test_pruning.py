@@ -140,7 +140,7 @@ class Grow(Callback):
 
     def on_update(self, trainer: Any) -> None:
         if trainer.progress.step + 1 in self.steps:
-            (pruning,) = [c for c in trainer.callbacks._callbacks if isinstance(c, Pruning)]
+            (pruning,) = [c for c in trainer.callbacks.all if isinstance(c, Pruning)]
             trainer.model.get_parameter(NAME).data[pruning.masks[NAME]] = 5.0
 
 
@@ -236,7 +236,7 @@ def test_a_run_with_a_budget_prunes_by_its_share(monkeypatch: pytest.MonkeyPatch
         def on_update(self, trainer: Any) -> None:
             found.append((pruning.sparsity, pruning.is_over))
 
-    trainer.callbacks._callbacks.append(Note())
+    trainer.callbacks.all = (*trainer.callbacks.all, Note())
     trainer.fit()
     at = [max(0, min((step / 7 - 0.2) / 0.4, 1)) for step in range(7)]
     assert [sparsity for sparsity, _ in found] == pytest.approx([0.5 * p for p in at])

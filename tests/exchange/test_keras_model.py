@@ -125,7 +125,7 @@ def test_token_zero_of_a_masking_embedding_is_left_out_of_one_answer(tmp_path):
     x = 1 + TOKENS % 16
     x[0, 4:], x[1, :2] = 0, 0
     module = assert_same(path, x, outputs(model, x))
-    with pytest.raises(fastlstm.ShapeError, match="has no token but 0"):
+    with pytest.raises(fastlstm.ShapeError, match="has only token 0"):
         module(torch.zeros(1, 3, dtype=torch.long))
 
 
@@ -275,7 +275,7 @@ def refusals():
     for ends, said in (
         ([layers.LSTM(10), flat], r"'reshape\w*' is a Reshape to \[2, 5\]"),
         ([layers.LSTM(3), layers.Dense(10), flat, layers.Dense(2)], "behind a Reshape"),
-        ([layers.Dense(10), flat], "a layer that writes at every step"),
+        ([layers.Dense(10), flat], "a layer that writes every step"),
     ):
         yield keras.Sequential([keras.Input((1, 5)), *ends]), said
     for layer, said in (

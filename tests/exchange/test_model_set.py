@@ -368,7 +368,7 @@ def test_a_text_model_can_be_a_classifier_of_the_next_token(tmp_path: Path) -> N
     [
         (lambda stack: stack["layers"][0].update(kind="replace"), "no such network"),
         (lambda stack: stack["layers"].pop(), "the weights are of different models"),
-        (lambda stack: stack["layers"][1].update(every_step=True), "another model"),
+        (lambda stack: stack["layers"][1].update(every_step=True), "different models"),
         (lambda stack: stack.update(more=1), "no such network"),
     ],
 )

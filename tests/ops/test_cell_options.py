@@ -73,7 +73,7 @@ def test_a_larger_configuration_gives_its_options() -> None:
     assert found == CellOptions(layer_norm=True)
     in_kernels = {"layer_norm", "recurrent_dropout", "zoneout", "activation"}
     assert set(OPTION_NAMES) == {*in_kernels, "recurrent_activation"}, (
-        "the kernels take every option as theirs: compute a new one there, or refuse it in `supports`"
+        "kernels take every option as theirs: compute a new one there, or refuse it in `supports`"
         " of ops/backends/native.py and cluster.py and in GraphBuilder.lstm; then add it here"
     )
 
