@@ -59,7 +59,8 @@ def reshaped(
             records = _Joined(records, label, columns, mark, kept)
     columns = [name for name in records.schema.names if name not in request.ignore]
     months, steps = _months(records, columns), numbered(columns)
-    others = [name for name in columns if name not in steps]
+    numbers = set(steps)
+    others = [name for name in columns if name not in numbers]
     is_by_time = bool(months) or are_dates(columns)
     if steps and not is_by_time and request.time is None:
         is_by_time = any(is_text(records.schema.field(n).type) for n in others) and (
