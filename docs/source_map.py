@@ -53,13 +53,16 @@ _WHAT = {
 }
 
 
+@cache
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def first_line(path: Path) -> str:
     """Returns the first sentence or line of a file's docstring or leading comment, or ''."""
-    text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
-        text = ast.get_docstring(ast.parse(text)) or ""
-        return text.partition("\n")[0]
-    comment = re.match(r"(?://.*\n)+", text)
+        return (ast.get_docstring(_parsed(path)) or "").partition("\n")[0]
+    comment = re.match(r"(?://.*\n)+", path.read_text(encoding="utf-8"))
     lines = [line.removeprefix("//").strip() for line in comment[0].splitlines()] if comment else []
     return re.split(r"(?<=\.)\s", " ".join(lines), maxsplit=1)[0]
 
@@ -70,7 +73,7 @@ def imports() -> dict[str, frozenset[str]]:
     found: dict[str, set[str]] = {folder: set() for folder in _WHAT}
     for folder in found:
         for path in (SRC / folder).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for node in ast.walk(_parsed(path)):
                 names: list[str] = []
                 if isinstance(node, ast.ImportFrom):
                     names = [f"{node.module}.{alias.name}" for alias in node.names]
