@@ -30,7 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fastlstm.errors import ConfigError, CorruptFileError
+from fastlstm.errors import ConfigError, CorruptFileError, FastLSTMError
 from fastlstm.system import hardware, storage
 
 if TYPE_CHECKING:
@@ -115,14 +115,17 @@ class Cache:
         return entry
 
     def recall(self, key: str) -> Any:
-        """Returns what `remember` stored under `key`, or None."""
-        return storage.read_own_json(self._memos / f"{key}.json")
+        """Returns what `remember` stored under `key`; None if it is missing or damaged."""
+        stored = storage.read_own_json(self._memos / f"{key}.json")
+        is_whole = isinstance(stored, list) and len(stored) == 2
+        return stored[0] if is_whole and stored[1] == make_key(key, stored[0]) else None
 
     def remember(self, key: str, value: Any) -> None:
-        """Stores a small JSON value."""
+        """Stores a small JSON value with its hash; if that fails, it is computed again."""
         path = self._memos / f"{key}.json"
-        storage.write_json(path, value)
-        _make_private(path)
+        with suppress(OSError, FastLSTMError):
+            storage.write_json(path, [value, make_key(key, value)])
+            _make_private(path)
 
     @contextmanager
     def work_directory(self) -> Iterator[Path]:

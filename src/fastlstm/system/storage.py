@@ -142,7 +142,7 @@ def allocate(path: Path, num_bytes: int) -> None:
         StorageError: reserving failed; no file is left.
     """
     doing = f"reserve {counted(num_bytes, 'byte')}"
-    with _removed_on_error(path), storage_errors(path, doing), open(path, "wb") as file:
+    with storage_errors(path, doing), open(path, "wb") as file, _removed_on_error(path):
         if hasattr(os, "posix_fallocate") and num_bytes:
             os.posix_fallocate(file.fileno(), 0, num_bytes)
         file.truncate(num_bytes)

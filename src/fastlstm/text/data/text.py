@@ -113,10 +113,10 @@ class TextDataset:
     def train_counts(self, spec: str = "90/5/5", files: Collection[str] = ()) -> NDArray[np.int64]:
         """Returns how often each token occurs in the training part, ``(V,)``; remembered."""
         end, _ = self._edges(spec, files)
-        memo, size = make_key("counts", self.key, end), self.tokenizer.vocab_size
+        memo = make_key("counts", self.key, end)
         counts = self.cache.recall(memo)
-        if not _are_whole(counts) or len(counts) != size or sum(counts) != end:
-            counts = token_counts(self.ids[:end], size).tolist()
+        if counts is None:
+            counts = token_counts(self.ids[:end], self.tokenizer.vocab_size).tolist()
             self.cache.remember(memo, counts)
         return np.array(counts, dtype=np.int64)
 
@@ -144,7 +144,7 @@ class TextDataset:
         num_chars = share_of(self.num_chars, share)
         memo = make_key("edge", self.key, num_chars)
         known = self.cache.recall(memo)
-        if _are_whole([known]) and known <= len(self.ids):
+        if known is not None:
             return int(known)
         edge, chars, sizes = 0, 0.0, self.tokenizer.token_chars
         while edge < len(self.ids) and chars < num_chars:
@@ -154,11 +154,6 @@ class TextDataset:
             release_pages(self.ids)
         self.cache.remember(memo, edge)
         return edge
-
-
-def _are_whole(numbers: Any) -> bool:
-    """Returns whether a remembered value is a list of whole numbers of at least 0."""
-    return isinstance(numbers, list) and all(type(n) is int and n >= 0 for n in numbers)
 
 
 class TextCache(Cache):
@@ -219,12 +214,19 @@ def token_counts(ids: Ids, vocab_size: int) -> NDArray[np.int64]:
     counts = np.zeros(vocab_size, dtype=np.int64)
     for start in range(0, len(ids), _COUNT_BLOCK):
         block = np.asarray(ids[start : start + _COUNT_BLOCK])
-        if block.dtype != np.uint8 or len(block) % 2 or not block.flags.c_contiguous:
+        is_large = len(block) > 1 << 16
+        if (
+            block.dtype != np.uint8
+            or not is_large
+            or len(block) % 2
+            or not block.flags.c_contiguous
+        ):
             counts += np.bincount(block, minlength=vocab_size)
         else:  # bincount widens every item to int64 first: two bytes as one are twice as fast
             pairs = np.bincount(block.view(np.uint16), minlength=1 << 16).reshape(256, 256)
             counts += (pairs.sum(axis=0) + pairs.sum(axis=1))[:vocab_size]
-        release_pages(ids)
+        if is_large:
+            release_pages(ids)
     return counts
 
 
