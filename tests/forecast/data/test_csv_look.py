@@ -289,6 +289,13 @@ def told(message: str) -> str:
     return " ".join(filter(None, found.groups()))
 
 
+def cure(path: Path, **config: Any) -> str:
+    """The options that the message about a table proposes."""
+    with pytest.raises(DataError) as caught:
+        prepare(path, ForecastConfig(**config))
+    return told(str(caught.value))
+
+
 @pytest.fixture
 def read(tmp_path: Path) -> Callable[..., SeriesDataset]:
     """Reads lines with the options of a command line."""
@@ -510,7 +517,9 @@ def test_damaged_bytes_in_a_guessed_encoding_are_no_crash(tmp_path: Path) -> Non
     lines = [f"{1000 + n}-01-01,Logro\xf1o,{n}" for n in range(5000)]
     lines.append("6000-01-01,\x81\x8d,5000")
     (tmp_path / "a.csv").write_bytes("\n".join(["ds,city,y", *lines]).encode("latin-1"))
-    with pytest.raises(DataError, match=r"Logroño.* then: byte 0x81 is no character in"):
+    with pytest.raises(
+        DataError, match=r"Logroño.* with these options: byte 0x81 is no character in"
+    ):
         prepare(str(tmp_path / "a.csv"), ForecastConfig(cache_dir=str(tmp_path)))
 
 
@@ -565,3 +574,44 @@ def test_common_encodings_are_guessed_first(encoding: str, line: str) -> None:
         head = "Дата;Город;Сумма"
     data = "\r\n".join([head, *rows(line)]).encode(encoding)
     assert encoding_of(data) == encoding
+
+
+def test_duplicates_are_dropped_where_they_are_few_or_explained_by_a_column(tmp_path: Path) -> None:
+    stations = [f"{n},{s},{START + timedelta(hours=n)},{n}" for n in range(120) for s in "AB"]
+    stations.insert(10, stations[9])
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(stations) + "\n")
+    assert cure(path, target=("4",)) == "--no-header --series 2 --duplicates last"
+    with pytest.raises(DataError, match=r"`duplicates='last'` drops 1 of 241 rows"):
+        prepare(path, ForecastConfig(target=("4",), header=False, series="2"))
+    path.write_text("ds,y\n" + "".join(f"{START + timedelta(n // 3)},{n}\n" for n in range(60)))
+    with pytest.raises(DataError, match=r"so have 40 of 60 rows share a time: too many") as caught:
+        prepare(path, ForecastConfig())
+    assert "duplicates" not in str(caught.value)
+
+
+def test_of_a_start_and_an_end_the_start_is_the_time(tmp_path: Path) -> None:
+    times = [START + timedelta(hours=n) for n in range(60)]
+    lines = [f"{t:%Y-%m-%d},{t:%H:%M},{t:%H}:59,{t.hour}.5" for t in times]
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(["DATE,START TIME,END TIME,USAGE", *lines]) + "\n")
+    assert cure(path) == "--time 'DATE,START TIME'"
+
+
+def test_years_and_weeks_of_any_name_are_the_time(tmp_path: Path) -> None:
+    weeks = [(START + timedelta(weeks=n)).isocalendar() for n in range(110)]
+    lines = [f"{w.year};{w.week};{shop};{n}" for n, w in enumerate(weeks) for shop in ("A", "B")]
+    path = tmp_path / "table.csv"
+    for year, week in (("Année", "Semaine"), ("rocznik", "tydzień")):
+        path.write_text("\n".join([f"{year};{week};shop;y", *lines, "Total;;;9999"]) + "\n")
+        found = cure(path)
+        assert found == f"--skip-footer 1 --time '{year},{week}' --series shop"
+        data = prepare(path, built(ForecastConfig, parsed(found), "test"))
+        assert (data.table.num_rows, str(data.frequency)) == (220, "1 week")
+
+
+def test_years_without_a_time_column_are_warned_of(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text("Jahr;y\n" + "".join(f"{1900 + n};{n}\n" for n in range(60)))
+    [repair] = prepare(path, ForecastConfig()).repairs
+    assert "'Jahr' holds years" in repair

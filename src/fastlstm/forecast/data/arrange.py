@@ -37,6 +37,9 @@ _DAY = 86_400_000_000
 
 
 _HOUR = _DAY // 24
+_MOST_DROPPED, _FEW_DROPPED = 0.01, 10
+"""The share of rows with the time of another up to which dropping them is proposed, and the number
+up to which it is in a small table."""
 _ZONES = {
     (10, 2): "Europe/Berlin", (10, 1): "Europe/London", (11, 1): "America/New_York",
     (4, 2): "Australia/Sydney",
@@ -188,21 +191,17 @@ class Arrangement:
                 file[rows] = file[rows][order]
 
     def _remove_duplicates(self) -> None:
-        num_duplicates = 0
-        for first, times, same in self._neighbours():
-            double = np.flatnonzero((np.diff(times) == 0) & same)
-            if len(double) and self._options.duplicates == "error":
-                zone = self._zone_of(times[double]) if self._is_local else None
-                found, more = ("rows of one time", {"duplicates": "last"}), " (or first)"
-                if zone is not None:
-                    found = ("an hour that comes twice where clocks are put back", {"tz": zone})
-                    more = ", the zone of the clocks, or `duplicates='last'`"
-                raise self._fault(
-                    first + int(double[0]), "has the same time as the row before", found, more
-                )
-            num_duplicates += len(double)
+        doubles = np.concatenate(
+            [
+                first + np.flatnonzero((np.diff(times) == 0) & same)
+                for first, times, same in self._neighbours()
+            ]
+        )
+        num_duplicates = len(doubles)
         if not num_duplicates:
             return
+        if self._options.duplicates == "error":
+            raise self._fault_of_duplicates(doubles)
         self.counts["duplicates"] = num_duplicates
         times = self._map("times")
         gone_in_series = np.zeros_like(self._num_in_series)
@@ -223,6 +222,23 @@ class Arrangement:
 
         self._move(self.num_rows - num_duplicates, places)
         self._num_in_series -= gone_in_series
+
+    def _fault_of_duplicates(self, rows: NDArray[np.int64]) -> DataError:
+        """Returns the error for rows with the time of the row before; rows are dropped only where
+        these are few."""
+        zone = self._zone_of(self._map("times")[rows]) if self._is_local else None
+        what = f"drops {len(rows):,} of {counted(self.num_rows, 'row')}"
+        found: Finding | None = (
+            f"several rows have the same time (`duplicates='last'` {what})",
+            {"duplicates": "last"},
+        )
+        more = f" (or first), which {what}"
+        if zone is not None:
+            found = ("an hour that comes twice where clocks are put back", {"tz": zone})
+            more = f", the zone of the clocks, or `duplicates='last'`, which {what}"
+        elif len(rows) > max(_MOST_DROPPED * self.num_rows, _FEW_DROPPED):
+            found, more = None, f" {len(rows):,} of {counted(self.num_rows, 'row')} share a time"
+        return self._fault(int(rows[0]), "has the same time as the row before", found, more)
 
     @property
     def _is_local(self) -> bool:
@@ -256,21 +272,30 @@ class Arrangement:
         shown = show_time(time) if self._in.has_clock else str(time)
         return f"{self._origin}: {series}{named}{shown}"
 
-    def _fault(self, row: int, what: str, found: Finding, more: str = "") -> CurableError:
-        """Returns the error for a row out of order, or of the series that a key tells apart."""
-        where, cure = f"{self._row(row)}, {what}", settings(found[1]) + more
+    def _fault(self, row: int, what: str, found: Finding | None, more: str = "") -> DataError:
+        """Returns the error for a row out of order, or of the series that a key tells apart.
+
+        Without `found` no option is proposed, and `more` says why.
+        """
+        where = f"{self._row(row)}, {what}"
+        cure = f"or give {settings(found[1])}{more}" if found else f"as{more}"
         if key := self._find_key():
             names = " and ".join(key.split(","))
             own = (f"several series, told apart by {names}", {"series": key})
             return CurableError(
                 f"{where}; each {names} has its own times: give {settings(own[1])}; if they are one"
-                f" series, correct it, or give {cure}",
+                f" series, correct it, {cure}",
                 own,
+            )
+        if found is None:
+            return DataError(
+                f"{where}, and so have{more}: too many to drop; name the columns that tell series"
+                " apart with `series`, or all columns of the time with `time`"
             )
         apart = ""
         if self._in.series == [""]:  # there is no column of series
             apart = "if the table has several series, name their column with `series`; otherwise "
-        return CurableError(f"{where}; {apart}correct it, or give {cure}", found)
+        return CurableError(f"{where}; {apart}correct it, {cure}", found)
 
     def _find_frequency(self) -> Frequency:
         times = self._map("times")

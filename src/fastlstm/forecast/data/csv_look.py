@@ -118,7 +118,8 @@ def _sample(file: TableFile, form: ReadOptions) -> _Sample | None:
         what = f"a header in line {form.skip_rows + line + 1}"
         found.append((what, {"skip_rows": form.skip_rows + line}))
     if has_header and (below := begin - line - 1) > form.skip_below:
-        what = f"{counted(below, 'line')} below the header that are no rows"
+        which = "is no row" if below == 1 else "are no rows"
+        what = f"{counted(below, 'line')} below the header {which}"
         found.append((what, {"skip_below": below}))
     if mark != (form.delimiter or delimiter_of(head[line])):
         found.append((f"{_MARKS[mark]} between columns", {"delimiter": mark}))
@@ -127,6 +128,7 @@ def _sample(file: TableFile, form: ReadOptions) -> _Sample | None:
         what = f"a header that line {form.skip_rows + repeats[0] + 1} repeats"
         found.append((what, {"skip_headers": True}))
     end = _footer(last or rows[begin:], is_row)
+    end += _totals((last or rows[begin:])[: -end or None], null_words_of(form))
     if end:
         kept = form.skip_footer + end
         shown = " | ".join((tail or head)[-end:])
@@ -321,6 +323,25 @@ def _footer(rows: list[list[str]], is_row: Callable[[list[str]], bool]) -> int:
     return ends[0] if ends else 0
 
 
+def _totals(rows: list[list[str]], nulls: Sequence[str]) -> int:
+    """Returns the number of last rows with a text, and no values beside it, in a column that has
+    numbers in all others, such as totals."""
+    if len(rows) <= _FEWEST_STEPS or len({*map(len, rows)}) > 1:
+        return 0
+    columns = list(zip(*rows[:-_FEW_WORDS], strict=True))
+    kinds = [{kind_of(c) for c in column if c not in nulls} for column in columns]
+    full = [place for place, column in enumerate(columns) if all(column)]
+    places = [place for place in full if kinds[place] == {"number"}]
+
+    def is_total(row: list[str]) -> bool:
+        words = [row[k] for k in places if kind_of(row[k]) == "text" and row[k] not in nulls]
+        is_word = any(word.strip() not in _PLACEHOLDERS for word in words)
+        return is_word and not all(row[k].strip() for k in full)
+
+    last = rows[-_FEW_WORDS:][::-1]
+    return next((n for n, row in enumerate(last) if not is_total(row)), 0)
+
+
 def _opens_quote(line: str, form: ReadOptions) -> bool:
     """Whether a field begins with a quote: within one (3" pipe) it is a character."""
     mark = re.escape(form.delimiter or delimiter_of(line))
@@ -370,6 +391,6 @@ def _numbers(sample: _Sample, others: Sequence[str]) -> list[Finding]:
         )
     is_usual = all(n >= _FEW_WORDS or word in _PLACEHOLDERS for word, n in words.items())
     if is_usual and 0 < len(words) <= _FEW_WORDS:
-        shown = " and ".join(map(repr, words))
+        shown = " and ".join(f"'{word}'" for word in words)
         found.append((f"a table with {shown} for no value", {"na": tuple(words)}))
     return found

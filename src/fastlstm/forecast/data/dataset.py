@@ -28,7 +28,14 @@ from fastlstm.forecast.data.opening import look_at, open_records
 from fastlstm.forecast.data.problems import CurableError, Problems, settings
 from fastlstm.forecast.data.records import Records
 from fastlstm.forecast.data.reshaped import HEAD_ROWS, Head, reshaped
-from fastlstm.forecast.data.roles import RoleRequest, Roles, find_roles, listed, series_key
+from fastlstm.forecast.data.roles import (
+    RoleRequest,
+    Roles,
+    find_roles,
+    is_year,
+    listed,
+    series_key,
+)
 from fastlstm.forecast.data.table import DTYPES, MISSING_INT16, Segments, Table, row_blocks
 from fastlstm.forecast.data.timeline import ROWS, Frequency, Timeline
 from fastlstm.forecast.read_options import READING, ReadOptions
@@ -37,6 +44,8 @@ from fastlstm.system.cache import Cache, is_intact, make_key
 from fastlstm.system.storage import append, fsync_file, read_json, write_file, write_json
 
 FORMAT_VERSION = 6
+DROPPED, COUNTED = "duplicate timestamps", "rows are counted as steps in time"
+"""How repairs begin that training warns of."""
 _EXACT = 1 << 24
 """Largest whole number up to which float32 is exact."""
 
@@ -174,6 +183,9 @@ def _prepare(
     columns = [ingested.columns[name] for name in roles.values]
     dtype = _store_values(work, arrangement.num_rows, columns)
     repairs = [*ingested.repairs, *_repairs(arrangement, options, records, roles)]
+    for name, column in ingested.columns.items() if roles.time is None else ():
+        if name not in roles.target and is_year(name, *column.range):
+            repairs.append(f"{COUNTED}, although column '{name}' holds years: see `time`")
     notes += [*_time_notes(arrangement, ingested), *repairs]
     notes += ["values stored as int16: lossless"] * (dtype == "int16")
     rows = [segments.series, segments.first_rows, segments.num_rows, segments.start_times]
@@ -405,7 +417,7 @@ def _repairs(
         repairs.append(f"{counted(counts['sorted'], 'row')} out of order: sorted by time")
     if counts["duplicates"]:
         rows = counted(counts["duplicates"], "row")
-        repairs.append(f"duplicate timestamps: kept the {options.duplicates}, dropped {rows}")
+        repairs.append(f"{DROPPED}: kept the {options.duplicates}, dropped {rows}")
     if counts["filled"]:
         rows = counted(counts["filled"], "empty row")
         more = "" if options.gaps else "; `gaps='split'` cuts there"

@@ -25,6 +25,7 @@ from fastlstm.forecast.data.problems import looks_like
 from fastlstm.forecast.data.records import Records, is_text, numbers_of, with_nulls
 from fastlstm.forecast.data.roles import (
     RoleRequest,
+    are_weeks,
     find_time,
     is_number,
     listed,
@@ -54,7 +55,10 @@ def reshaped(
         if len(columns) > 1 and "" not in columns and not (wide and mark == "/"):
             assert label is not None
             if label == request.time and len(columns) == 2:  # "2015 W2", "2015 Q1"
-                mark += PERIODS.get(columns[1].lower(), "")
+                period = PERIODS.get(columns[1].lower())
+                texts = records.first_texts([] if period else columns[:2])
+                is_week = len(texts) == 2 and all(map(str.isdecimal, texts[columns[0]].to_pylist()))
+                mark += period or "W" * (is_week and are_weeks(texts[columns[1]]))
             kept = {*request.future, *request.static, *(request.past or ()), *request.target}
             records = _Joined(records, label, columns, mark, kept)
     columns = [name for name in records.schema.names if name not in request.ignore]

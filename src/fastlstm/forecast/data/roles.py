@@ -58,13 +58,22 @@ RESERVED = ("cutoff", "forecast", "segment")
 """Columns that forecasts and backtests add to their tables."""
 _LISTS = ("target", "past", "future", "static", "categorical", "ignore")
 """Roles of any number of columns."""
-_PARTS = (("year", "yr"), ("month", "mon", "mo"), ("day", "dy"), ("hour", "hr"))
+_PARTS = (
+    ("year", "yr", "jahr", "année", "annee", "anno", "año", "ano", "jaar", "rok", "år"),
+    ("month", "mon", "mo", "monat", "mois", "mes", "mese", "mês", "maand"),
+    ("day", "dy", "tag", "jour", "día", "dia", "giorno", "dag"),
+    ("hour", "hr", "stunde", "heure", "hora", "ora", "uur"),
+)
 """Names of columns that are parts of a time."""
 _YEAR, _MONTH = re.compile(r"(18|19|20)\d\d"), re.compile(r"0?[1-9]|1[0-2]")
+_START = re.compile("start|begin|from|von|anfang|d[ée]but|inicio|inizio", re.I)
+"""Names of clock times that have an end beside them."""
 _NUMBER = rf"^\s*{NUMBER}\s*$"
 _KEY_ROWS, _KEY_COLUMNS, _KEY_CHOICES = 1 << 17, 4, 6
 _MAX_COLUMNS = 1 << 16
 _MAX_LISTED = 40
+_MAX_PARTS = 8
+"""Columns of whole numbers that are looked at for years and weeks."""
 _MAX_WORD = 20
 
 
@@ -206,8 +215,9 @@ def _counters(records: Records, names: Sequence[str], series: str | None) -> set
 
 
 def series_key(records: Records, request: RoleRequest, roles: Roles, options: ReadOptions) -> str:
-    """Returns the fewest columns, joined by commas, in whose combinations no time comes twice and
-    most times are one step apart, as the first rows show; "" without any."""
+    """Returns the fewest columns, joined by commas, in whose combinations no time comes twice, or a
+    hundredth as often as without them, and most times are one step apart, as the first rows show;
+    "" without any."""
     if roles.time is None:
         return ""
     base = parts_of(roles.series) if roles.series else []
@@ -226,6 +236,7 @@ def series_key(records: Records, request: RoleRequest, roles: Roles, options: Re
     likely = [name for name in likely if 1 < len(np.unique(codes[name])) <= len(times) / 2][
         :_KEY_CHOICES
     ]
+    most_shared = (np.diff(np.sort(times)) == 0).sum() / 100
     for count in range(0 if base else 1, _KEY_COLUMNS):
         for more in combinations(likely, count):
             keys = [codes[name] for name in (*own, *more)]
@@ -233,7 +244,7 @@ def series_key(records: Records, request: RoleRequest, roles: Roles, options: Re
             is_same = ~np.any([np.diff(key[order]) for key in keys], axis=0)
             steps = np.diff(times[order])[is_same]
             usual = np.unique(steps, return_counts=True)[1].max(initial=0)
-            if 2 * usual > len(steps) > len(times) / 2 and steps.min() > 0:
+            if 2 * usual > len(steps) > len(times) / 2 and (steps == 0).sum() <= most_shared:
                 return ",".join(more and [*base, *more])
     return ""
 
@@ -263,6 +274,9 @@ def find_time(records: Records, free: Sequence[str]) -> str | None:
         for n, kind in kinds.items()
         if is_text(kind) or is_typed[n] or pa.types.is_time(kind) or n.lower() in parts
     ]
+    if not (named or typed):  # years and weeks
+        numbers = [n for n, k in kinds.items() if pa.types.is_integer(k) and n not in likely]
+        likely += numbers[:_MAX_PARTS]
     if likely == [named]:
         return named
     texts = records.first_texts(likely)
@@ -302,6 +316,8 @@ def _parts_of_time(texts: Mapping[str, pa.Array], named: str | None) -> list[str
         is_repeated = len(pc.unique(texts[date])) < len(texts[date])
         hours = [n for n in texts if n.lower() in _PARTS[3] and usual[n] == "number"]
         clocks = clocks or hours
+        if len(clocks) > 1:  # a start and an end
+            clocks = list(filter(_START.search, clocks))[:1]
         return [date, *(clocks if is_repeated and len(clocks) == 1 else [])]
     parts = [next((n for n in texts if n.lower() in names), None) for names in _PARTS]
     given = [name for name in parts if name is not None and usual[name] == "number"]
@@ -310,6 +326,8 @@ def _parts_of_time(texts: Mapping[str, pa.Array], named: str | None) -> list[str
     periods = [n for n in texts if n.lower() in PERIODS and usual[n] == "number"]
     if parts[0] and given == parts[:1] and len(periods) == 1 and named is None:
         return given + periods
+    if named is None and (weekly := _year_and_week(texts)):
+        return weekly
     years, months = (texts.get(name) for name in ("1", "2"))
     is_month = (
         years is not None
@@ -318,6 +336,36 @@ def _parts_of_time(texts: Mapping[str, pa.Array], named: str | None) -> list[str
         and all(map(_MONTH.fullmatch, months.to_pylist()))
     )
     return ["1", "2"] if is_month else []
+
+
+def _year_and_week(texts: Mapping[str, pa.Array]) -> list[str]:
+    """Returns columns of years and weeks, which their values tell; none without both."""
+    years = [name for name, values in texts.items() if _are_numbers(values, 1800, 2100)]
+    weeks = [name for name, values in texts.items() if are_weeks(values)]
+    for year, week in ((a, b) for a in years for b in weeks if len(texts[a]) == len(texts[b])):
+        first, second = (texts[name].cast(pa.int64()).to_numpy() for name in (year, week))
+        steps = np.diff(53 * first + second)
+        steps = steps[steps != 0]
+        if len(steps) and np.isin(steps, (1, 2)).mean() > _COUNTED / 2:  # 2: a year of 52 weeks
+            return [year, week]
+    return []
+
+
+def are_weeks(texts: pa.Array) -> bool:
+    """Returns whether texts are numbers up to 53 and more than days of a month."""
+    return _are_numbers(texts, 1, 53) and pc.max(texts.cast(pa.int64())).as_py() > 31
+
+
+def _are_numbers(texts: pa.Array, low: int, high: int) -> bool:
+    if not len(texts) or not pc.all(pc.match_substring_regex(texts, r"^\d{1,4}$")).as_py():
+        return False
+    bounds = pc.min_max(texts.cast(pa.int64())).as_py()
+    return bool(low <= bounds["min"] and bounds["max"] <= high)
+
+
+def is_year(name: str, low: float, high: float) -> bool:
+    """Returns whether a column of this name and range holds years."""
+    return name.strip().lower() in _PARTS[0] and 1800 <= low < high <= 2100
 
 
 def _refuse_numbers(records: Records, names: Sequence[str], problems: Problems) -> None:

@@ -21,7 +21,10 @@ _YEAR_FIRST = (
 )
 _PERIOD = r"^\s*(?P<year>\d{4})[- ]?(?P<kind>[WQM])(?P<number>\d{1,2})\s*$"
 _MONTH = r"^\s*(\d{4}-\d{2})\s*$"
-PERIODS = {"week": "W", "wk": "W", "isoweek": "W", "iso_week": "W", "quarter": "Q", "qtr": "Q"}
+PERIODS = {
+    **dict.fromkeys(("week", "wk", "isoweek", "iso_week", "woche", "kw", "semaine", "semana"), "W"),
+    **dict.fromkeys(("quarter", "qtr", "quartal", "trimestre"), "Q"),
+}
 """Names of columns that are periods of a year, with their letter."""
 _NUM_PERIODS = {"W": 53, "Q": 4, "M": 12}
 _FIRST_ROWS = 1000
