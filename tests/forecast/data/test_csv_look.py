@@ -23,7 +23,7 @@ from fastlstm.errors import DataError
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.preparation import prepare
-from fastlstm.forecast.data.time_text import formats_of
+from fastlstm.forecast.data.time_text import formats_of, read_times
 from fastlstm.system.charset import encoding_of
 from fastlstm.system.fields import built
 
@@ -582,12 +582,12 @@ def test_duplicates_are_dropped_where_they_are_few_or_explained_by_a_column(tmp_
     path = tmp_path / "table.csv"
     path.write_text("\n".join(stations) + "\n")
     assert cure(path, target=("4",)) == "--no-header --series 2 --duplicates last"
-    with pytest.raises(DataError, match=r"`duplicates='last'` drops 1 of 241 rows"):
+    with pytest.raises(DataError, match=r"which drops 1 of 241 rows"):
         prepare(path, ForecastConfig(target=("4",), header=False, series="2"))
     path.write_text("ds,y\n" + "".join(f"{START + timedelta(n // 3)},{n}\n" for n in range(60)))
     with pytest.raises(DataError, match=r"so have 40 of 60 rows share a time: too many") as caught:
         prepare(path, ForecastConfig())
-    assert "duplicates" not in str(caught.value)
+    assert "duplicates=" not in str(caught.value)
 
 
 def test_of_a_start_and_an_end_the_start_is_the_time(tmp_path: Path) -> None:
@@ -615,3 +615,36 @@ def test_years_without_a_time_column_are_warned_of(tmp_path: Path) -> None:
     path.write_text("Jahr;y\n" + "".join(f"{1900 + n};{n}\n" for n in range(60)))
     [repair] = prepare(path, ForecastConfig()).repairs
     assert "'Jahr' holds years" in repair
+
+
+@pytest.mark.parametrize("step", [15, 60])
+def test_hours_that_end_at_24_are_read_across_the_change_of_clocks(
+    step: int, tmp_path: Path
+) -> None:
+    begin, end = (pandas.Timestamp(day, tz="America/Chicago") for day in ("20240301", "20241120"))
+    ends = pandas.date_range(begin, end, freq=f"{step}min", inclusive="right")
+    starts = ends - pandas.Timedelta(minutes=step)
+    late = (starts.tz_localize(None) + pandas.Timedelta(minutes=step)).strftime("%H:%M")
+    lines = [
+        f"{day},{'24:00' if clock == '00:00' else clock},{n % 97}.5"
+        for n, (day, clock) in enumerate(zip(starts.strftime("%m/%d/%Y"), late, strict=True))
+    ]
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(["DeliveryDate,HourEnding,price", *lines]) + "\n")
+    found = cure(path)
+    assert "--time DeliveryDate,HourEnding --time-format '%m/%d/%Y %H:%M'" in found
+    assert found.endswith("--tz America/New_York")
+    options = parsed(found) | {"tz": "America/Chicago"}
+    data = prepare(path, built(ForecastConfig, options, "test"))
+    assert (data.table.num_rows, len(data.table.segments)) == (len(ends), 1)
+    assert data.table.segments.start_times[0] == ends[0].value // 1000
+
+
+def test_24_o_clock_is_midnight(tmp_path: Path) -> None:
+    texts = pa.array(["2024-12-31 23:00", "2024-12-31 24:00", "2025-01-01 01:00"])
+    hours = [datetime(2024, 12, 31, 23) + timedelta(hours=n) for n in range(3)]
+    assert read_times(texts).to_pylist() == hours
+    texts = pa.array(
+        [f"{text[8:10]}.{text[5:7]}.{text[:4]}{text[10:]}" for text in texts.to_pylist()]
+    )
+    assert read_times(texts, "%d.%m.%Y %H:%M").to_pylist() == hours

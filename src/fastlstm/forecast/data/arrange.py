@@ -42,9 +42,10 @@ _MOST_DROPPED, _FEW_DROPPED = 0.01, 10
 up to which it is in a small table."""
 _ZONES = {
     (10, 2): "Europe/Berlin", (10, 1): "Europe/London", (11, 1): "America/New_York",
-    (4, 2): "Australia/Sydney",
+    (11, 2): "America/New_York", (4, 2): "Australia/Sydney",
 }  # fmt: skip
 """A zone for each month and hour that comes twice as clocks are put back."""
+_TWICE = "an hour that comes twice where clocks are put back (give the zone of the place)"
 _SPRING_HOURS = frozenset(range(72, 76))
 """Of the hours from a Thursday on, as 1970 began: the first ones of Sunday."""
 
@@ -173,7 +174,9 @@ class Arrangement:
         for first, times, same in self._neighbours():
             if len(back := np.flatnonzero((np.diff(times) < 0) & same)):
                 if self._options.disorder == "error":
+                    zone = self._zone_of(times[back + 1]) if self._is_local else None
                     found = ("rows out of order", {"disorder": "sort"})
+                    found = found if zone is None else (_TWICE, {"tz": zone})
                     raise self._fault(first + int(back[0]), "is earlier than the row before", found)
                 return self._sort()
 
@@ -234,7 +237,7 @@ class Arrangement:
         )
         more = f" (or first), which {what}"
         if zone is not None:
-            found = ("an hour that comes twice where clocks are put back", {"tz": zone})
+            found = (_TWICE, {"tz": zone})
             more = f", the zone of the clocks, or `duplicates='last'`, which {what}"
         elif len(rows) > max(_MOST_DROPPED * self.num_rows, _FEW_DROPPED):
             found, more = None, f" {len(rows):,} of {counted(self.num_rows, 'row')} share a time"

@@ -294,7 +294,9 @@ def find_time(records: Records, free: Sequence[str]) -> str | None:
             return times[0]
     for name, values in texts.items():
         if len(values) and usual_kind(values.to_pylist()) == "date":
-            forms = [] if are_times(values) else formats_of(values) or ["%d.%m.%Y %H:%M"]
+            more_rows = records.first_texts([name], _KEY_ROWS)[name]  # day or month first
+            forms = [] if are_times(values) else formats_of(more_rows) or formats_of(values)
+            forms = forms or ([] if are_times(values) else ["%d.%m.%Y %H:%M"])
             found = (f"times in the column {name!r}", {"time": name}), *finding_of_format(forms)
             more = f" with, for example, {settings(merged(found[1:]))}" if forms else ""
             raise CurableError(

@@ -27,7 +27,10 @@ PERIODS = {
 }
 """Names of columns that are periods of a year, with their letter."""
 _NUM_PERIODS = {"W": 53, "Q": 4, "M": 12}
-_FIRST_ROWS = 1000
+_LATE = r"^(.*[T ])24((?:[:.]00)+)\s*$|^(\d{4}\D\d{1,2}\D\d{1,2} )24$"
+"""24 o'clock, the end of a day."""
+_DAY = 86_400_000_000
+_FIRST_ROWS = 100_000
 """Times that a format must read to be proposed."""
 _INTERVAL = r"^(.*\d\S*)\s+(?:-|–|to|/)\s+\S*\d.*$"
 _DATES = (
@@ -52,7 +55,7 @@ _ANY_DATE = (
 
 def read_times(column: pa.Array, form: str | None = None) -> pa.Array:
     """Returns texts as timestamps in microseconds, in UTC if they have a zone; of an interval, a
-    week (ISO 8601), a quarter or a month its start.
+    week (ISO 8601), a quarter or a month its start. 24:00 is 00:00 of the next day.
 
     Args:
         column: texts, without nulls.
@@ -62,6 +65,23 @@ def read_times(column: pa.Array, form: str | None = None) -> pa.Array:
         pa.ArrowInvalid: a text is not a time.
         DataError: an unsupported format.
     """
+    try:
+        return _read(column, form)
+    except pa.ArrowInvalid:
+        starts = starts_of(column)
+        is_late = pc.match_substring_regex(starts, _LATE)
+        if not pc.any(is_late).as_py():
+            raise
+        times = _read(pc.replace_substring_regex(starts, _LATE, r"\1\300\2"), form)
+        return pc.if_else(is_late, pc.add(times, pa.scalar(_DAY, pa.duration("us"))), times)
+
+
+def has_late_times(column: pa.Array) -> bool:
+    """Returns whether a time of day is 24:00, the end of a period."""
+    return bool(pc.any(pc.match_substring_regex(column, _LATE)).as_py())
+
+
+def _read(column: pa.Array, form: str | None) -> pa.Array:
     if form is not None:
         return _by_format(column if " - " in form else starts_of(column), form)
     column = pc.replace_substring_regex(starts_of(column), _MONTH, r"\1-01")
