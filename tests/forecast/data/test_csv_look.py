@@ -648,3 +648,29 @@ def test_24_o_clock_is_midnight(tmp_path: Path) -> None:
         [f"{text[8:10]}.{text[5:7]}.{text[:4]}{text[10:]}" for text in texts.to_pylist()]
     )
     assert read_times(texts, "%d.%m.%Y %H:%M").to_pylist() == hours
+
+
+@pytest.mark.parametrize(
+    ("zone", "plain"),
+    [
+        ("America/Chicago", "America/New_York"),
+        ("Europe/Berlin", "Europe/Berlin"),
+        ("Europe/London", "Europe/London"),
+        ("Australia/Sydney", "Australia/Sydney"),
+    ],
+)
+@pytest.mark.parametrize("month", [2, 3, 9])
+@pytest.mark.parametrize("form", ["%Z", "local"])
+def test_the_zone_of_clocks_is_proposed(
+    zone: str, plain: str, form: str, month: int, tmp_path: Path
+) -> None:
+    times = pandas.date_range(f"2024-{month:02}-25", periods=1200, freq="h", tz=zone)
+    lines = [f"{t:%Y-%m-%d %H:%M},{t:{form}},{n % 97}" for n, t in enumerate(times)]
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(["ds,tz_cd,y", *lines]) + "\n")
+    try:
+        text = " ".join(prepare(path, ForecastConfig()).notes)
+    except DataError as error:
+        text = str(error)
+    is_changed = times[0].utcoffset() != times[-1].utcoffset()
+    assert re.findall(r"tz='(.+?)'", text) == [plain if form == "local" else zone] * is_changed

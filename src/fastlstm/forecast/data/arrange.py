@@ -46,6 +46,8 @@ _ZONES = {
 }  # fmt: skip
 """A zone for each month and hour that comes twice as clocks are put back."""
 _TWICE = "an hour that comes twice where clocks are put back (give the zone of the place)"
+_SPRING_ZONES = {(3, 1): "America/New_York", (10, 0): "Australia/Sydney"}
+"""A zone for each month and week of it, from 0, on a Sunday of which an hour is missing."""
 _SPRING_HOURS = frozenset(range(72, 76))
 """Of the hours from a Thursday on, as 1970 began: the first ones of Sunday."""
 
@@ -58,6 +60,7 @@ class Arrangement:
         origin: name of the table in messages.
         like: timeline of another table, whose frequency is used if the times fit it; or None.
         find_key: returns the columns that tell series apart, for the message of a fault.
+        find_zone: returns the time zone that other columns show, or "".
 
     Attributes:
         num_rows: may differ from those ingested.
@@ -71,12 +74,13 @@ class Arrangement:
         origin: str,
         like: Timeline | None,
         find_key: Callable[[], str],
+        find_zone: Callable[[], str],
     ) -> None:
-        self._find_key = find_key
+        self._find_key, self._find_zone = find_key, find_zone
         self._in, self._options, self._origin = ingested, ingested.options, origin
         self._like, self.frequency, self.num_rows = like, ROWS, ingested.num_rows
         self.counts = {"sorted": 0, "duplicates": 0, "gaps": 0, "filled": 0}
-        self._gap_hours = set[int]()
+        self._gap_starts = set[int]()
         self._num_in_series = ingested.counts.copy()
         self._paths = {"values": ingested.values}
         if ingested.times is not None:
@@ -255,17 +259,23 @@ class Arrangement:
         clocks = np.unique(hours % 24)
         if not np.isin(hours, list(_SPRING_HOURS)).all() or len(months) > 1 or len(clocks) > 1:
             return None
-        return _ZONES.get((int(months[0]), int(clocks[0])))
+        if (zone := _ZONES.get((int(months[0]), int(clocks[0])))) is None:
+            return None
+        return self._find_zone() or zone
 
     @property
     def spring_hint(self) -> str:
         """Advice on clock times, of which an hour is missing in spring: on Sundays alone, between
         midnight and 4 o'clock."""
-        if not self._is_local or self._gap_hours - _SPRING_HOURS or not self._gap_hours:
+        hours = {time // _HOUR % (7 * 24) for time in self._gap_starts}
+        if not self._is_local or hours - _SPRING_HOURS or not hours:
             return ""
+        day = np.datetime64(min(self._gap_starts), "us").astype("M8[D]").item()
+        zone = self._find_zone() or _SPRING_ZONES.get((day.month, (day.day - 1) // 7))
+        zone = zone or ("Europe/London" if min(hours) % 24 == 1 else "Europe/Berlin")
         return (
             "; an hour is missing at night on a Sunday, as where clocks are put forward: for local"
-            " times give their zone: `tz='Europe/Berlin'`"
+            f" times give their zone: `tz={zone!r}`"
         )
 
     def _row(self, row: int) -> str:
@@ -327,7 +337,7 @@ class Arrangement:
                 )
             gap = same & (np.diff(self.frequency.ticks(times)) != 1)
             self.counts["gaps"] += int(gap.sum())
-            self._gap_hours |= set(_lost_hours(times, gap))
+            self._gap_starts |= set(_lost_hours(times, gap))
             cuts.append(first + np.flatnonzero(gap | ~same))
         rows = np.concatenate(cuts)
         lengths = np.diff(rows, append=self.num_rows)
@@ -380,11 +390,12 @@ class Arrangement:
 
 
 def _lost_hours(times: NDArray[np.int64], gap: NDArray[np.bool_]) -> list[int]:
-    """Returns the hours of the week, from Thursday on, in which gaps of one hour begin; -1 for
-    other gaps."""
+    """Returns when gaps of one hour begin, the first one of each hour of the week; -1 for other
+    gaps."""
     before, after = times[:-1][gap], times[1:][gap]
     steps = np.diff(times)
     step = int(steps[steps > 0].min(initial=_DAY))
     is_hour = (after - before == step + _HOUR) & (step <= _HOUR)
-    hours = (before + step) // _HOUR % (7 * 24)
-    return [int(hour) for hour in np.unique(np.where(is_hour, hours, -1))]
+    starts = np.where(is_hour, before + step, -1)
+    first = np.unique(starts // _HOUR % (7 * 24), return_index=True)[1]
+    return [int(start) for start in starts[first]]

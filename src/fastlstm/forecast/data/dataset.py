@@ -35,6 +35,7 @@ from fastlstm.forecast.data.roles import (
     is_year,
     listed,
     series_key,
+    zone_shown,
 )
 from fastlstm.forecast.data.table import DTYPES, MISSING_INT16, Segments, Table, row_blocks
 from fastlstm.forecast.data.timeline import ROWS, Frequency, Timeline
@@ -177,7 +178,8 @@ def _prepare(
     if origins and not problems:  # far from 0: read again, minus the origin
         ingested = read(origins)
     notes = [*roles.notes, *_column_notes(ingested, records, problems), *ingested.notes]
-    arrangement = Arrangement(ingested, records.name, like, find_key)
+    find_zone = partial(zone_shown, records)
+    arrangement = Arrangement(ingested, records.name, like, find_key, find_zone)
     segments = arrangement.run()
     problems.raise_all()
     columns = [ingested.columns[name] for name in roles.values]
