@@ -674,3 +674,20 @@ def test_the_zone_of_clocks_is_proposed(
         text = str(error)
     is_changed = times[0].utcoffset() != times[-1].utcoffset()
     assert re.findall(r"tz='(.+?)'", text) == [plain if form == "local" else zone] * is_changed
+
+
+@pytest.mark.parametrize("months", ["Januar Februar März April Mai Juni Juli August September"
+    " Oktober November Dezember", "janvier février mars avril mai juin juillet août septembre"
+    " octobre novembre décembre"])  # fmt: skip
+def test_names_of_months_beside_years_and_a_header_of_three_lines(
+    months: str, tmp_path: Path
+) -> None:
+    names = months.split()
+    head = ["A table", ";;Total;Hotels;Inns", ";;net;net;net", ";;2015=100;2015=100;2015=100"]
+    lines = [f"{2005 + n // 12};{names[n % 12]};{n},5;{n},5;{n},5" for n in range(60)]
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(head + lines) + "\n")
+    found = cure(path, target=("Total",))
+    assert found.startswith("--skip-rows 1 --skip-below 2 --decimal ,")
+    data = prepare(path, built(ForecastConfig, parsed(found) | {"target": "Total"}, "test"))
+    assert (data.table.num_rows, str(data.frequency)) == (60, "1 month")

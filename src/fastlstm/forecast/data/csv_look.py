@@ -299,8 +299,8 @@ def is_date(name: str) -> bool:
 
 def _header_line(rows: list[list[str]], width: int) -> int:
     """Returns the line of the column names: the first one with a different name for each column,
-    of those above the first row without a line of another width between them; else one of which a
-    name is empty, else the last one; that row if there is none. A line that names a time is
+    of those above the first row without a line of another width between them; else one of which
+    names are empty, else the last one; that row if there is none. A line that names a time is
     preferred: station data may stand above it."""
     before = len(rows) - 1
     while before and len(rows[before - 1]) != width and any(len(r) == width for r in rows[:before]):
@@ -310,8 +310,9 @@ def _header_line(rows: list[list[str]], width: int) -> int:
         begin -= 1
     if begin == before:
         return len(rows) - 1
-    names = [{cell.strip() for cell in row} for row in rows[begin:before]]
-    whole = [k for k, cells in enumerate(names) if len(cells) == width]
+    names = [[cell.strip() for cell in row] for row in rows[begin:before]]
+    filled = [list(filter(None, row)) for row in names]
+    whole = [k for k, row in enumerate(filled) if width < 2 * len(row) == 2 * len({*row})]
     likely = [k for k in whole if "" not in names[k]] or whole or [before - begin - 1]
     of_time = (k for k in likely if any(map(_TIME_NAME.fullmatch, names[k])))
     return begin + next(of_time, likely[0])

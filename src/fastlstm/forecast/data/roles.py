@@ -34,6 +34,7 @@ from fastlstm.forecast.data.time_text import (
     are_times,
     finding_of_format,
     formats_of,
+    month_numbers,
     parts_of,
 )
 from fastlstm.forecast.read_options import ReadOptions
@@ -299,7 +300,8 @@ def find_time(records: Records, free: Sequence[str]) -> str | None:
     if len(joined := _parts_of_time(texts, named)) > 1:
         what = f"times in the columns {' and '.join(map(repr, joined))}"
         what += f" (or `time={named!r}` if it holds them alone)" if named else ""
-        raise looks_like(records.name, [(what, {"time": ",".join(joined)})], "")
+        places = [n or str(records.schema.names.index(n) + 1) for n in joined]
+        raise looks_like(records.name, [(what, {"time": ",".join(places)})], "")
     texts = {name: values for name, values in texts.items() if is_text(kinds[name])}
     if named or len(typed) == 1:
         return named or typed[0]
@@ -344,7 +346,7 @@ def _parts_of_time(texts: Mapping[str, pa.Array], named: str | None) -> list[str
     periods = [n for n in texts if n.lower() in PERIODS and usual[n] == "number"]
     if parts[0] and given == parts[:1] and len(periods) == 1 and named is None:
         return given + periods
-    if named is None and (weekly := _year_and_week(texts)):
+    if named is None and (weekly := _year_and_part(texts)):
         return weekly
     years, months = (texts.get(name) for name in ("1", "2"))
     is_month = (
@@ -356,9 +358,13 @@ def _parts_of_time(texts: Mapping[str, pa.Array], named: str | None) -> list[str
     return ["1", "2"] if is_month else []
 
 
-def _year_and_week(texts: Mapping[str, pa.Array]) -> list[str]:
-    """Returns columns of years and weeks, which their values tell; none without both."""
+def _year_and_part(texts: Mapping[str, pa.Array]) -> list[str]:
+    """Returns columns of years and weeks or months by name, as their values are; none without
+    both."""
     years = [name for name, values in texts.items() if _are_numbers(values, 1800, 2100)]
+    months = [name for name, values in texts.items() if are_month_names(values)]
+    if len(months) == 1 and years:
+        return [years[0], months[0]]
     weeks = [name for name, values in texts.items() if are_weeks(values)]
     for year, week in ((a, b) for a in years for b in weeks if len(texts[a]) == len(texts[b])):
         first, second = (texts[name].cast(pa.int64()).to_numpy() for name in (year, week))
@@ -367,6 +373,11 @@ def _year_and_week(texts: Mapping[str, pa.Array]) -> list[str]:
         if len(steps) and np.isin(steps, (1, 2)).mean() > _COUNTED / 2:  # 2: a year of 52 weeks
             return [year, week]
     return []
+
+
+def are_month_names(texts: pa.Array) -> bool:
+    """Returns whether texts are names of months."""
+    return not _are_numbers(texts, 1, 12) and _are_numbers(month_numbers(texts), 1, 12)
 
 
 def are_weeks(texts: pa.Array) -> bool:

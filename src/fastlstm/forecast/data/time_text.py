@@ -27,6 +27,10 @@ PERIODS = {
 }
 """Names of columns that are periods of a year, with their letter."""
 _NUM_PERIODS = {"W": 53, "Q": 4, "M": 12}
+_MONTH_NAMES = (
+    *("jan", "feb|f[ée]v", "m[aä]r|mrz", "apr|avr", "ma[iy]", "jun|juin", "jul|juil"),
+    *("aug|ao[uû]", "sep", "o[ck]t", "nov", "de[cz]|déc"),
+)
 _LATE = r"^(.*[T ])24((?:[:.]00)+)\s*$|^(\d{4}\D\d{1,2}\D\d{1,2} )24$"
 """24 o'clock, the end of a day."""
 _DAY = 86_400_000_000
@@ -97,6 +101,13 @@ def _read(column: pa.Array, form: str | None) -> pa.Array:
 def parts_of(names: str) -> list[str]:
     """Returns the columns that together hold times or names: "Date" and "Time" of "Date,Time"."""
     return [name.strip() for name in names.split(",")]
+
+
+def month_numbers(texts: pa.Array) -> pa.Array:
+    """Returns English, German and French names of months as numbers, other texts as they are."""
+    for number, name in enumerate(_MONTH_NAMES, 1):
+        texts = pc.replace_substring_regex(texts, rf"(?i)^\s*(?:{name})\pL*\.?\s*$", str(number))
+    return texts
 
 
 def starts_of(column: pa.Array) -> pa.Array:
