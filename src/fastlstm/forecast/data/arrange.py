@@ -198,12 +198,9 @@ class Arrangement:
                 file[rows] = file[rows][order]
 
     def _remove_duplicates(self) -> None:
-        doubles = np.concatenate(
-            [
-                first + np.flatnonzero((np.diff(times) == 0) & same)
-                for first, times, same in self._neighbours()
-            ]
-        )
+        blocks = self._neighbours()
+        found = [first + np.flatnonzero((np.diff(t) == 0) & same) for first, t, same in blocks]
+        doubles = np.concatenate(found)
         num_duplicates = len(doubles)
         if not num_duplicates:
             return
@@ -231,20 +228,22 @@ class Arrangement:
         self._num_in_series -= gone_in_series
 
     def _fault_of_duplicates(self, rows: NDArray[np.int64]) -> DataError:
-        """Returns the error for rows with the time of the row before; rows are dropped only where
-        these are few."""
+        """Returns the error for rows with the time of the row before; proposes to drop them only
+        where they are few."""
         zone = self._zone_of(self._map("times")[rows]) if self._is_local else None
-        what = f"drops {len(rows):,} of {counted(self.num_rows, 'row')}"
-        found: Finding | None = (
-            f"several rows have the same time (`duplicates='last'` {what})",
-            {"duplicates": "last"},
-        )
-        more = f" (or first), which {what}"
+        share = f"{len(rows):,} of {counted(self.num_rows, 'row')}"
+        text = f"several rows have the same time (`duplicates='last'` drops {share})"
+        found: Finding | None = (text, {"duplicates": "last"})
+        more = f" (or first), which drops {share}"
         if zone is not None:
             found = (_TWICE, {"tz": zone})
-            more = f", the zone of the clocks, or `duplicates='last'`, which {what}"
+            more = f", the zone of the clocks, or `duplicates='last'`, which drops {share}"
         elif len(rows) > max(_MOST_DROPPED * self.num_rows, _FEW_DROPPED):
-            found, more = None, f" {len(rows):,} of {counted(self.num_rows, 'row')} share a time"
+            found = None
+            more = (
+                f"{share} have the time of another, too many to drop: name the columns that tell"
+                " series apart with `series`, or all columns of the time with `time`"
+            )
         return self._fault(int(rows[0]), "has the same time as the row before", found, more)
 
     @property
@@ -288,27 +287,23 @@ class Arrangement:
     def _fault(self, row: int, what: str, found: Finding | None, more: str = "") -> DataError:
         """Returns the error for a row out of order, or of the series that a key tells apart.
 
-        Without `found` no option is proposed, and `more` says why.
+        Without `found`, `more` says why no option is proposed.
         """
         where = f"{self._row(row)}, {what}"
-        cure = f"or give {settings(found[1])}{more}" if found else f"as{more}"
+        cure = f"correct it, or give {settings(found[1])}{more}" if found else more
         if key := self._find_key():
             names = " and ".join(key.split(","))
             own = (f"several series, told apart by {names}", {"series": key})
+            other = f"; if they are one series, {cure}" if found else ""
             return CurableError(
-                f"{where}; each {names} has its own times: give {settings(own[1])}; if they are one"
-                f" series, correct it, {cure}",
-                own,
+                f"{where}; each {names} has its own times: give {settings(own[1])}{other}", own
             )
         if found is None:
-            return DataError(
-                f"{where}, and so have{more}: too many to drop; name the columns that tell series"
-                " apart with `series`, or all columns of the time with `time`"
-            )
+            return DataError(f"{where}; {cure}")
         apart = ""
         if self._in.series == [""]:  # there is no column of series
             apart = "if the table has several series, name their column with `series`; otherwise "
-        return CurableError(f"{where}; {apart}correct it, {cure}", found)
+        return CurableError(f"{where}; {apart}{cure}", found)
 
     def _find_frequency(self) -> Frequency:
         times = self._map("times")

@@ -184,10 +184,7 @@ def _prepare(
     problems.raise_all()
     columns = [ingested.columns[name] for name in roles.values]
     dtype = _store_values(work, arrangement.num_rows, columns)
-    repairs = [*ingested.repairs, *_repairs(arrangement, options, records, roles)]
-    for name, column in ingested.columns.items() if roles.time is None else ():
-        if name not in roles.target and is_year(name, *column.range):
-            repairs.append(f"{COUNTED}, although column '{name}' holds years: see `time`")
+    repairs = [*ingested.repairs, *_repairs(arrangement, ingested, records, roles)]
     notes += [*_time_notes(arrangement, ingested), *repairs]
     notes += ["values stored as int16: lossless"] * (dtype == "int16")
     rows = [segments.series, segments.first_rows, segments.num_rows, segments.start_times]
@@ -411,7 +408,7 @@ def _time_notes(arrangement: Arrangement, ingested: TableIngest) -> list[str]:
 
 
 def _repairs(
-    arrangement: Arrangement, options: ReadOptions, records: Records, roles: Roles
+    arrangement: Arrangement, ingested: TableIngest, records: Records, roles: Roles
 ) -> list[str]:
     """Returns notes on rows that were moved, dropped or added, and on columns that do not count."""
     counts, repairs = arrangement.counts, []
@@ -419,15 +416,18 @@ def _repairs(
         repairs.append(f"{counted(counts['sorted'], 'row')} out of order: sorted by time")
     if counts["duplicates"]:
         rows = counted(counts["duplicates"], "row")
-        repairs.append(f"{DROPPED}: kept the {options.duplicates}, dropped {rows}")
+        repairs.append(f"{DROPPED}: kept the {ingested.options.duplicates}, dropped {rows}")
     if counts["filled"]:
         rows = counted(counts["filled"], "empty row")
-        more = "" if options.gaps else "; `gaps='split'` cuts there"
+        more = "" if ingested.options.gaps else "; `gaps='split'` cuts there"
         gaps = f"{counted(counts['gaps'], 'gap')} in time: filled with {rows}{more}"
         repairs.append(gaps + arrangement.spring_hint)
     if roles.dropped:
         names = listed(roles.dropped)
         repairs.append(f"ignored columns (not numbers and without a role): {names}")
+    for name, column in ingested.columns.items() if roles.time is None else ():
+        if name not in roles.target and is_year(name, *column.range):
+            repairs.append(f"{COUNTED}, although column '{name}' holds years: see `time`")
     if records.jumps and roles.time is None and roles.series is None:
         repairs.append(
             f"{records.jumps}, but rows are counted as steps in time: give a column of times, or"

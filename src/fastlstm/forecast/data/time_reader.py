@@ -85,7 +85,8 @@ class TimeReader:
         self._zone, snap = options.tz, options.snap
         self._snap = 0 if snap is None else round(parse_duration(snap, "snap") * 1e6)
         self._twice = set[tuple[int, int]]()
-        self._num_moved, self._has_intervals, self._shift = 0, False, 0
+        self._num_moved, self._has_intervals = 0, False
+        self._shift = 0  # of times that end a period: the clocks of its start tell the zone's time
         self._where = f"{origin}: the times in '{name}'"
         self._kind: str | None = None
         self._low, self._high = _INT64.max, _INT64.min
@@ -110,11 +111,10 @@ class TimeReader:
             column = column.dictionary_decode()
         column = self._typed(column, first_row)
         if self._zone is not None and pa.types.is_timestamp(column.type) and not column.type.tz:
-            if self._shift:  # the clocks are those at the start
-                column = pc.subtract(column, pa.scalar(self._shift, pa.duration("us")))
-            column = self._zoned(column, first_row, series)
-            if self._shift:
-                column = pc.add(column, pa.scalar(self._shift, pa.duration("us")))
+            shift = pa.scalar(self._shift, pa.duration("us"))
+            starts = pc.subtract(column, shift) if self._shift else column
+            column = self._zoned(starts, first_row, series)
+            column = pc.add(column, shift) if self._shift else column
         zone = getattr(column.type, "tz", None)
         if pa.types.is_integer(column.type):
             self._require_kind("whole numbers", first_row)
@@ -301,9 +301,7 @@ class TimeReader:
             self._has_intervals = starts_of(column[:1]) != column[:1]
         try:
             times = read_times(column, self._format)
-            if (
-                self._zone is not None and first_row == 0 and has_late_times(column)
-            ):  # periods' ends
+            if self._zone is not None and first_row == 0 and has_late_times(column):
                 steps = np.diff(np.unique(times.cast(pa.int64()).to_numpy()))
                 self._shift = int(steps.min(initial=_HOUR))
             return times
