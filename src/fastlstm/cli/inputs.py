@@ -104,4 +104,7 @@ def require_tables(sources: Sequence[str]) -> None:
         if not is_there:
             raise DataError(f"there is no file {source or repr('')}{hint_of_file(Path(path))}")
         if kind_of_source(source) == "text":
-            raise DataError(f"{source} is a text, expected a table: CSV, Parquet, Arrow or .npy")
+            raise DataError(
+                f"{source} is a text, expected a table: CSV, Parquet, Arrow or .npy; if it is a"
+                " CSV, give it a name ending in .csv"
+            )

@@ -23,7 +23,7 @@ from fastlstm.forecast.data.calendar import (
     calendar_parts,
     with_calendar,
 )
-from fastlstm.forecast.data.dataset import SeriesDataset
+from fastlstm.forecast.data.dataset import COUNTED, DROPPED, SeriesDataset
 from fastlstm.forecast.data.preparation import prepare, require_counts
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split, split_table
@@ -202,7 +202,8 @@ class _ForecastSession(RunSession):
             self._set_linear(task, linear)
         spread = config.evaluations or default_evaluations(task, stop_criterion, config.patience)
         plan = dataclasses.replace(plan, evaluations=spread)
-        self.notes += [*dataset.notes, *notes_on(choice.name, device, _layer_call(config, device))]
+        shown = [note for note in dataset.notes if note not in _warned(dataset)]
+        self.notes += [*shown, *notes_on(choice.name, device, _layer_call(config, device))]
         about = {"source": source_text(frame), "precision_why": start.why(choice)}
         own = [RiseStopping()] * (self.ends_early and _may_rise(config, stop_criterion))
         result = self.fit(
@@ -346,13 +347,19 @@ class _ForecastSession(RunSession):
         return dataset
 
 
+def _warned(dataset: SeriesDataset) -> list[str]:
+    return [text for text in dataset.repairs if text.startswith((DROPPED, COUNTED))]
+
+
 def _warning(
     config: ForecastConfig, sizes: ForecasterConfig, dataset: SeriesDataset, split: Split
 ) -> str | None:
-    """Returns a warning about series too short to train on or to forecast, if there are any."""
+    """Returns a warning about series too short to train on or to forecast, rows that were dropped
+    and years that are no time, if there are any."""
     refused = note_of_short_ends(dataset, sizes.input_size)
     notes = [note_of_short_series(config, sizes, dataset, split)]
     notes += [refused and f"forecasts of this table will be refused: {refused}"]
+    notes += _warned(dataset)
     return "; ".join(filter(None, notes)) or None
 
 

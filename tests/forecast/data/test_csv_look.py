@@ -23,7 +23,7 @@ from fastlstm.errors import DataError
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.preparation import prepare
-from fastlstm.forecast.data.time_text import formats_of
+from fastlstm.forecast.data.time_text import formats_of, read_times
 from fastlstm.system.charset import encoding_of
 from fastlstm.system.fields import built
 
@@ -289,6 +289,13 @@ def told(message: str) -> str:
     return " ".join(filter(None, found.groups()))
 
 
+def cure(path: Path, **config: Any) -> str:
+    """The options that the message about a table proposes."""
+    with pytest.raises(DataError) as caught:
+        prepare(path, ForecastConfig(**config))
+    return told(str(caught.value))
+
+
 @pytest.fixture
 def read(tmp_path: Path) -> Callable[..., SeriesDataset]:
     """Reads lines with the options of a command line."""
@@ -510,7 +517,9 @@ def test_damaged_bytes_in_a_guessed_encoding_are_no_crash(tmp_path: Path) -> Non
     lines = [f"{1000 + n}-01-01,Logro\xf1o,{n}" for n in range(5000)]
     lines.append("6000-01-01,\x81\x8d,5000")
     (tmp_path / "a.csv").write_bytes("\n".join(["ds,city,y", *lines]).encode("latin-1"))
-    with pytest.raises(DataError, match=r"Logroño.* then: byte 0x81 is no character in"):
+    with pytest.raises(
+        DataError, match=r"Logroño.* with these options: byte 0x81 is no character in"
+    ):
         prepare(str(tmp_path / "a.csv"), ForecastConfig(cache_dir=str(tmp_path)))
 
 
@@ -565,3 +574,122 @@ def test_common_encodings_are_guessed_first(encoding: str, line: str) -> None:
         head = "Дата;Город;Сумма"
     data = "\r\n".join([head, *rows(line)]).encode(encoding)
     assert encoding_of(data) == encoding
+
+
+def test_duplicates_are_dropped_where_they_are_few_or_explained_by_a_column(tmp_path: Path) -> None:
+    stations = [f"{n},{s},{START + timedelta(hours=n)},{n}" for n in range(120) for s in "AB"]
+    stations.insert(10, stations[9])
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(stations) + "\n")
+    assert cure(path, target=("4",)) == "--no-header --series 2 --duplicates last"
+    with pytest.raises(DataError, match=r"which drops 1 of 241 rows"):
+        prepare(path, ForecastConfig(target=("4",), header=False, series="2"))
+    path.write_text("ds,y\n" + "".join(f"{START + timedelta(n // 3)},{n}\n" for n in range(60)))
+    with pytest.raises(
+        DataError, match=r"40 of 60 rows have the time of another, too many"
+    ) as caught:
+        prepare(path, ForecastConfig())
+    assert "duplicates=" not in str(caught.value)
+
+
+def test_of_a_start_and_an_end_the_start_is_the_time(tmp_path: Path) -> None:
+    times = [START + timedelta(hours=n) for n in range(60)]
+    lines = [f"{t:%Y-%m-%d},{t:%H:%M},{t:%H}:59,{t.hour}.5" for t in times]
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(["DATE,START TIME,END TIME,USAGE", *lines]) + "\n")
+    assert cure(path) == "--time 'DATE,START TIME'"
+
+
+def test_years_and_weeks_of_any_name_are_the_time(tmp_path: Path) -> None:
+    weeks = [(START + timedelta(weeks=n)).isocalendar() for n in range(110)]
+    lines = [f"{w.year};{w.week};{shop};{n}" for n, w in enumerate(weeks) for shop in ("A", "B")]
+    path = tmp_path / "table.csv"
+    for year, week in (("Année", "Semaine"), ("rocznik", "tydzień")):
+        path.write_text("\n".join([f"{year};{week};shop;y", *lines, "Total;;;9999"]) + "\n")
+        found = cure(path)
+        assert found == f"--skip-footer 1 --time '{year},{week}' --series shop"
+        data = prepare(path, built(ForecastConfig, parsed(found), "test"))
+        assert (data.table.num_rows, str(data.frequency)) == (220, "1 week")
+
+
+def test_years_without_a_time_column_are_warned_of(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text("Jahr;y\n" + "".join(f"{1900 + n};{n}\n" for n in range(60)))
+    [repair] = prepare(path, ForecastConfig()).repairs
+    assert "'Jahr' holds years" in repair
+
+
+@pytest.mark.parametrize("step", [15, 60])
+def test_hours_that_end_at_24_are_read_across_the_change_of_clocks(
+    step: int, tmp_path: Path
+) -> None:
+    begin, end = (pandas.Timestamp(day, tz="America/Chicago") for day in ("20240301", "20241120"))
+    ends = pandas.date_range(begin, end, freq=f"{step}min", inclusive="right")
+    starts = ends - pandas.Timedelta(minutes=step)
+    late = (starts.tz_localize(None) + pandas.Timedelta(minutes=step)).strftime("%H:%M")
+    lines = [
+        f"{day},{'24:00' if clock == '00:00' else clock},{n % 97}.5"
+        for n, (day, clock) in enumerate(zip(starts.strftime("%m/%d/%Y"), late, strict=True))
+    ]
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(["DeliveryDate,HourEnding,price", *lines]) + "\n")
+    found = cure(path)
+    assert "--time DeliveryDate,HourEnding --time-format '%m/%d/%Y %H:%M'" in found
+    assert found.endswith("--tz America/New_York")
+    options = parsed(found) | {"tz": "America/Chicago"}
+    data = prepare(path, built(ForecastConfig, options, "test"))
+    assert (data.table.num_rows, len(data.table.segments)) == (len(ends), 1)
+    assert data.table.segments.start_times[0] == ends[0].value // 1000
+
+
+def test_24_o_clock_is_midnight(tmp_path: Path) -> None:
+    texts = pa.array(["2024-12-31 23:00", "2024-12-31 24:00", "2025-01-01 01:00"])
+    hours = [datetime(2024, 12, 31, 23) + timedelta(hours=n) for n in range(3)]
+    assert read_times(texts).to_pylist() == hours
+    texts = pa.array(
+        [f"{text[8:10]}.{text[5:7]}.{text[:4]}{text[10:]}" for text in texts.to_pylist()]
+    )
+    assert read_times(texts, "%d.%m.%Y %H:%M").to_pylist() == hours
+
+
+@pytest.mark.parametrize(
+    ("zone", "plain"),
+    [
+        ("America/Chicago", "America/New_York"),
+        ("Europe/Berlin", "Europe/Berlin"),
+        ("Europe/London", "Europe/London"),
+        ("Australia/Sydney", "Australia/Sydney"),
+    ],
+)
+@pytest.mark.parametrize("month", [2, 3, 9])
+@pytest.mark.parametrize("form", ["%Z", "local"])
+def test_the_zone_of_clocks_is_proposed(
+    zone: str, plain: str, form: str, month: int, tmp_path: Path
+) -> None:
+    times = pandas.date_range(f"2024-{month:02}-25", periods=1200, freq="h", tz=zone)
+    lines = [f"{t:%Y-%m-%d %H:%M},{t:{form}},{n % 97}" for n, t in enumerate(times)]
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(["ds,tz_cd,y", *lines]) + "\n")
+    try:
+        text = " ".join(prepare(path, ForecastConfig()).notes)
+    except DataError as error:
+        text = str(error)
+    is_changed = times[0].utcoffset() != times[-1].utcoffset()
+    assert re.findall(r"tz='(.+?)'", text) == [plain if form == "local" else zone] * is_changed
+
+
+@pytest.mark.parametrize("months", ["Januar Februar März April Mai Juni Juli August September"
+    " Oktober November Dezember", "janvier février mars avril mai juin juillet août septembre"
+    " octobre novembre décembre"])  # fmt: skip
+def test_names_of_months_beside_years_and_a_header_of_three_lines(
+    months: str, tmp_path: Path
+) -> None:
+    names = months.split()
+    head = ["A table", ";;Total;Hotels;Inns", ";;net;net;net", ";;2015=100;2015=100;2015=100"]
+    lines = [f"{2005 + n // 12};{names[n % 12]};{n},5;{n},5;{n},5" for n in range(60)]
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(head + lines) + "\n")
+    found = cure(path, target=("Total",))
+    assert found.startswith("--skip-rows 1 --skip-below 2 --decimal ,")
+    data = prepare(path, built(ForecastConfig, parsed(found) | {"target": "Total"}, "test"))
+    assert (data.table.num_rows, str(data.frequency)) == (60, "1 month")

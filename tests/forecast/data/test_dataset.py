@@ -204,14 +204,14 @@ def test_disorder_is_refused_or_sorted() -> None:
 
 def test_several_series_without_a_column_that_tells_them_apart_are_named_as_the_cause() -> None:
     table = long_table()
-    hint = r"; each shop has its own times: give `series='shop'`; if they are one series, correct"
+    hint = r"; each shop has its own times: give `series='shop'`"
     shops = table.rename_columns(
         ["shop" if name == "unique_id" else name for name in table.column_names]
     )
-    with pytest.raises(DataError, match=r"is earlier than the row before" + hint):
+    with pytest.raises(DataError, match=r"is earlier than the row before" + hint + "; if they"):
         prepared(shops)
     by_time = shops.take(np.argsort(shops["ds"].to_numpy(), kind="stable"))
-    with pytest.raises(DataError, match=r"has the same time as the row before" + hint):
+    with pytest.raises(DataError, match=r"has the same time as the row before" + hint + "$"):
         prepared(by_time)
     with pytest.raises(
         DataError, match="is earlier than the row before; correct it, or give `disorder="
@@ -601,8 +601,8 @@ def test_an_hour_that_clocks_skip_in_spring_hints_at_the_zone(table: Any, is_hin
     hint = "an hour is missing at night on a Sunday, as where clocks are put forward: for local"
     assert (hint in notes[0]) == is_hinted
     if is_hinted:
-        assert "tz='Europe/Berlin'" in notes[0]
         zone = "Europe/London" if table["ds"][49].as_py().hour == 2 else "Europe/Berlin"
+        assert f"tz={zone!r}" in notes[0]
         options = ReadOptions(tz=zone)
         repaired = prepare_table(table, options)
         assert not [note for note in repaired.notes if "in time: filled" in note]

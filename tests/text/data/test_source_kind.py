@@ -92,3 +92,20 @@ def test_what_many_files_are_is_looked_up_once_each(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(source_kind, "walk", lambda path: paths)
     assert files_of("tables") == (paths, [])
     assert len(hashed) <= len(paths)
+
+
+def test_a_logger_file_with_lines_of_names_and_units_is_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = [
+        '"TOA5","Station","33456"',
+        '"TIMESTAMP","n","a","b"',
+        '"TS","RN","C","%"',
+        '"","","",""',
+    ]
+    rows = [f'"2024-03-01 00:{n}:00",{n},1.5,2' for n in range(10, 40)]
+    Path("table10min.dat").write_text("\n".join(lines + rows))
+    assert kind_of_source("table10min.dat") == "csv"
+    Path("prose.dat").write_text("Once, upon\na time, there\nwas, a cat\n" * 9)
+    assert kind_of_source("prose.dat") == "text"

@@ -37,11 +37,17 @@ _DAY = 86_400_000_000
 
 
 _HOUR = _DAY // 24
+_MOST_DROPPED, _FEW_DROPPED = 0.01, 10
+"""The share of rows with the time of another up to which dropping them is proposed, and the number
+up to which it is in a small table."""
 _ZONES = {
     (10, 2): "Europe/Berlin", (10, 1): "Europe/London", (11, 1): "America/New_York",
-    (4, 2): "Australia/Sydney",
+    (11, 2): "America/New_York", (4, 2): "Australia/Sydney",
 }  # fmt: skip
 """A zone for each month and hour that comes twice as clocks are put back."""
+_TWICE = "an hour that comes twice where clocks are put back (give the zone of the place)"
+_SPRING_ZONES = {(3, 1): "America/New_York", (10, 0): "Australia/Sydney"}
+"""A zone for each month and week of it, from 0, on a Sunday of which an hour is missing."""
 _SPRING_HOURS = frozenset(range(72, 76))
 """Of the hours from a Thursday on, as 1970 began: the first ones of Sunday."""
 
@@ -54,6 +60,7 @@ class Arrangement:
         origin: name of the table in messages.
         like: timeline of another table, whose frequency is used if the times fit it; or None.
         find_key: returns the columns that tell series apart, for the message of a fault.
+        find_zone: returns the time zone that other columns show, or "".
 
     Attributes:
         num_rows: may differ from those ingested.
@@ -67,12 +74,13 @@ class Arrangement:
         origin: str,
         like: Timeline | None,
         find_key: Callable[[], str],
+        find_zone: Callable[[], str],
     ) -> None:
-        self._find_key = find_key
+        self._find_key, self._find_zone = find_key, find_zone
         self._in, self._options, self._origin = ingested, ingested.options, origin
         self._like, self.frequency, self.num_rows = like, ROWS, ingested.num_rows
         self.counts = {"sorted": 0, "duplicates": 0, "gaps": 0, "filled": 0}
-        self._gap_hours = set[int]()
+        self._gap_starts = set[int]()
         self._num_in_series = ingested.counts.copy()
         self._paths = {"values": ingested.values}
         if ingested.times is not None:
@@ -170,7 +178,9 @@ class Arrangement:
         for first, times, same in self._neighbours():
             if len(back := np.flatnonzero((np.diff(times) < 0) & same)):
                 if self._options.disorder == "error":
+                    zone = self._zone_of(times[back + 1]) if self._is_local else None
                     found = ("rows out of order", {"disorder": "sort"})
+                    found = found if zone is None else (_TWICE, {"tz": zone})
                     raise self._fault(first + int(back[0]), "is earlier than the row before", found)
                 return self._sort()
 
@@ -188,21 +198,14 @@ class Arrangement:
                 file[rows] = file[rows][order]
 
     def _remove_duplicates(self) -> None:
-        num_duplicates = 0
-        for first, times, same in self._neighbours():
-            double = np.flatnonzero((np.diff(times) == 0) & same)
-            if len(double) and self._options.duplicates == "error":
-                zone = self._zone_of(times[double]) if self._is_local else None
-                found, more = ("rows of one time", {"duplicates": "last"}), " (or first)"
-                if zone is not None:
-                    found = ("an hour that comes twice where clocks are put back", {"tz": zone})
-                    more = ", the zone of the clocks, or `duplicates='last'`"
-                raise self._fault(
-                    first + int(double[0]), "has the same time as the row before", found, more
-                )
-            num_duplicates += len(double)
+        blocks = self._neighbours()
+        found = [first + np.flatnonzero((np.diff(t) == 0) & same) for first, t, same in blocks]
+        doubles = np.concatenate(found)
+        num_duplicates = len(doubles)
         if not num_duplicates:
             return
+        if self._options.duplicates == "error":
+            raise self._fault_of_duplicates(doubles)
         self.counts["duplicates"] = num_duplicates
         times = self._map("times")
         gone_in_series = np.zeros_like(self._num_in_series)
@@ -224,6 +227,25 @@ class Arrangement:
         self._move(self.num_rows - num_duplicates, places)
         self._num_in_series -= gone_in_series
 
+    def _fault_of_duplicates(self, rows: NDArray[np.int64]) -> DataError:
+        """Returns the error for rows with the time of the row before; proposes to drop them only
+        where they are few."""
+        zone = self._zone_of(self._map("times")[rows]) if self._is_local else None
+        share = f"{len(rows):,} of {counted(self.num_rows, 'row')}"
+        text = f"several rows have the same time (`duplicates='last'` drops {share})"
+        found: Finding | None = (text, {"duplicates": "last"})
+        more = f" (or first), which drops {share}"
+        if zone is not None:
+            found = (_TWICE, {"tz": zone})
+            more = f", the zone of the clocks, or `duplicates='last'`, which drops {share}"
+        elif len(rows) > max(_MOST_DROPPED * self.num_rows, _FEW_DROPPED):
+            found = None
+            more = (
+                f"{share} have the time of another, too many to drop: name the columns that tell"
+                " series apart with `series`, or all columns of the time with `time`"
+            )
+        return self._fault(int(rows[0]), "has the same time as the row before", found, more)
+
     @property
     def _is_local(self) -> bool:
         """Clock times, of which an hour may come twice in autumn."""
@@ -236,17 +258,23 @@ class Arrangement:
         clocks = np.unique(hours % 24)
         if not np.isin(hours, list(_SPRING_HOURS)).all() or len(months) > 1 or len(clocks) > 1:
             return None
-        return _ZONES.get((int(months[0]), int(clocks[0])))
+        if (zone := _ZONES.get((int(months[0]), int(clocks[0])))) is None:
+            return None
+        return self._find_zone() or zone
 
     @property
     def spring_hint(self) -> str:
         """Advice on clock times, of which an hour is missing in spring: on Sundays alone, between
         midnight and 4 o'clock."""
-        if not self._is_local or self._gap_hours - _SPRING_HOURS or not self._gap_hours:
+        hours = {time // _HOUR % (7 * 24) for time in self._gap_starts}
+        if not self._is_local or hours - _SPRING_HOURS or not hours:
             return ""
+        day = np.datetime64(min(self._gap_starts), "us").astype("M8[D]").item()
+        zone = self._find_zone() or _SPRING_ZONES.get((day.month, (day.day - 1) // 7))
+        zone = zone or ("Europe/London" if min(hours) % 24 == 1 else "Europe/Berlin")
         return (
             "; an hour is missing at night on a Sunday, as where clocks are put forward: for local"
-            " times give their zone: `tz='Europe/Berlin'`"
+            f" times give their zone: `tz={zone!r}`"
         )
 
     def _row(self, row: int) -> str:
@@ -256,21 +284,26 @@ class Arrangement:
         shown = show_time(time) if self._in.has_clock else str(time)
         return f"{self._origin}: {series}{named}{shown}"
 
-    def _fault(self, row: int, what: str, found: Finding, more: str = "") -> CurableError:
-        """Returns the error for a row out of order, or of the series that a key tells apart."""
-        where, cure = f"{self._row(row)}, {what}", settings(found[1]) + more
+    def _fault(self, row: int, what: str, found: Finding | None, more: str = "") -> DataError:
+        """Returns the error for a row out of order, or of the series that a key tells apart.
+
+        Without `found`, `more` says why no option is proposed.
+        """
+        where = f"{self._row(row)}, {what}"
+        cure = f"correct it, or give {settings(found[1])}{more}" if found else more
         if key := self._find_key():
             names = " and ".join(key.split(","))
             own = (f"several series, told apart by {names}", {"series": key})
+            other = f"; if they are one series, {cure}" if found else ""
             return CurableError(
-                f"{where}; each {names} has its own times: give {settings(own[1])}; if they are one"
-                f" series, correct it, or give {cure}",
-                own,
+                f"{where}; each {names} has its own times: give {settings(own[1])}{other}", own
             )
+        if found is None:
+            return DataError(f"{where}; {cure}")
         apart = ""
         if self._in.series == [""]:  # there is no column of series
             apart = "if the table has several series, name their column with `series`; otherwise "
-        return CurableError(f"{where}; {apart}correct it, or give {cure}", found)
+        return CurableError(f"{where}; {apart}{cure}", found)
 
     def _find_frequency(self) -> Frequency:
         times = self._map("times")
@@ -299,7 +332,7 @@ class Arrangement:
                 )
             gap = same & (np.diff(self.frequency.ticks(times)) != 1)
             self.counts["gaps"] += int(gap.sum())
-            self._gap_hours |= set(_lost_hours(times, gap))
+            self._gap_starts |= set(_lost_hours(times, gap))
             cuts.append(first + np.flatnonzero(gap | ~same))
         rows = np.concatenate(cuts)
         lengths = np.diff(rows, append=self.num_rows)
@@ -352,11 +385,12 @@ class Arrangement:
 
 
 def _lost_hours(times: NDArray[np.int64], gap: NDArray[np.bool_]) -> list[int]:
-    """Returns the hours of the week, from Thursday on, in which gaps of one hour begin; -1 for
-    other gaps."""
+    """Returns when gaps of one hour begin, the first one of each hour of the week; -1 for other
+    gaps."""
     before, after = times[:-1][gap], times[1:][gap]
     steps = np.diff(times)
     step = int(steps[steps > 0].min(initial=_DAY))
     is_hour = (after - before == step + _HOUR) & (step <= _HOUR)
-    hours = (before + step) // _HOUR % (7 * 24)
-    return [int(hour) for hour in np.unique(np.where(is_hour, hours, -1))]
+    starts = np.where(is_hour, before + step, -1)
+    first = np.unique(starts // _HOUR % (7 * 24), return_index=True)[1]
+    return [int(start) for start in starts[first]]

@@ -118,7 +118,8 @@ def _sample(file: TableFile, form: ReadOptions) -> _Sample | None:
         what = f"a header in line {form.skip_rows + line + 1}"
         found.append((what, {"skip_rows": form.skip_rows + line}))
     if has_header and (below := begin - line - 1) > form.skip_below:
-        what = f"{counted(below, 'line')} below the header that are no rows"
+        which = "is no row" if below == 1 else "are no rows"
+        what = f"{counted(below, 'line')} below the header {which}"
         found.append((what, {"skip_below": below}))
     if mark != (form.delimiter or delimiter_of(head[line])):
         found.append((f"{_MARKS[mark]} between columns", {"delimiter": mark}))
@@ -127,6 +128,7 @@ def _sample(file: TableFile, form: ReadOptions) -> _Sample | None:
         what = f"a header that line {form.skip_rows + repeats[0] + 1} repeats"
         found.append((what, {"skip_headers": True}))
     end = _footer(last or rows[begin:], is_row)
+    end += _totals((last or rows[begin:])[: -end or None], null_words_of(form))
     if end:
         kept = form.skip_footer + end
         shown = " | ".join((tail or head)[-end:])
@@ -297,8 +299,8 @@ def is_date(name: str) -> bool:
 
 def _header_line(rows: list[list[str]], width: int) -> int:
     """Returns the line of the column names: the first one with a different name for each column,
-    of those above the first row without a line of another width between them; else one of which a
-    name is empty, else the last one; that row if there is none. A line that names a time is
+    of those above the first row without a line of another width between them; else one of which
+    names are empty, else the last one; that row if there is none. A line that names a time is
     preferred: station data may stand above it."""
     before = len(rows) - 1
     while before and len(rows[before - 1]) != width and any(len(r) == width for r in rows[:before]):
@@ -308,8 +310,9 @@ def _header_line(rows: list[list[str]], width: int) -> int:
         begin -= 1
     if begin == before:
         return len(rows) - 1
-    names = [{cell.strip() for cell in row} for row in rows[begin:before]]
-    whole = [k for k, cells in enumerate(names) if len(cells) == width]
+    names = [[cell.strip() for cell in row] for row in rows[begin:before]]
+    filled = [list(filter(None, row)) for row in names]
+    whole = [k for k, row in enumerate(filled) if width < 2 * len(row) == 2 * len({*row})]
     likely = [k for k in whole if "" not in names[k]] or whole or [before - begin - 1]
     of_time = (k for k in likely if any(map(_TIME_NAME.fullmatch, names[k])))
     return begin + next(of_time, likely[0])
@@ -319,6 +322,25 @@ def _footer(rows: list[list[str]], is_row: Callable[[list[str]], bool]) -> int:
     """Returns the number of last lines that are no rows; 0 if none is one."""
     ends = [number for number, row in enumerate(reversed(rows)) if is_row(row)]
     return ends[0] if ends else 0
+
+
+def _totals(rows: list[list[str]], nulls: Sequence[str]) -> int:
+    """Returns the number of last rows with a text, and no values beside it, in a column that has
+    numbers in all others, such as totals."""
+    if len(rows) <= _FEWEST_STEPS or len({*map(len, rows)}) > 1:
+        return 0
+    columns = list(zip(*rows[:-_FEW_WORDS], strict=True))
+    kinds = [{kind_of(c) for c in column if c not in nulls} for column in columns]
+    full = [place for place, column in enumerate(columns) if all(column)]
+    places = [place for place in full if kinds[place] == {"number"}]
+
+    def is_total(row: list[str]) -> bool:
+        words = [row[k] for k in places if kind_of(row[k]) == "text" and row[k] not in nulls]
+        is_word = any(word.strip() not in _PLACEHOLDERS for word in words)
+        return is_word and not all(row[k].strip() for k in full)
+
+    last = rows[-_FEW_WORDS:][::-1]
+    return next((n for n, row in enumerate(last) if not is_total(row)), 0)
 
 
 def _opens_quote(line: str, form: ReadOptions) -> bool:
@@ -370,6 +392,6 @@ def _numbers(sample: _Sample, others: Sequence[str]) -> list[Finding]:
         )
     is_usual = all(n >= _FEW_WORDS or word in _PLACEHOLDERS for word, n in words.items())
     if is_usual and 0 < len(words) <= _FEW_WORDS:
-        shown = " and ".join(map(repr, words))
+        shown = " and ".join(f"'{word}'" for word in words)
         found.append((f"a table with {shown} for no value", {"na": tuple(words)}))
     return found

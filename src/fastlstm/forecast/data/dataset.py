@@ -28,7 +28,15 @@ from fastlstm.forecast.data.opening import look_at, open_records
 from fastlstm.forecast.data.problems import CurableError, Problems, settings
 from fastlstm.forecast.data.records import Records
 from fastlstm.forecast.data.reshaped import HEAD_ROWS, Head, reshaped
-from fastlstm.forecast.data.roles import RoleRequest, Roles, find_roles, listed, series_key
+from fastlstm.forecast.data.roles import (
+    RoleRequest,
+    Roles,
+    find_roles,
+    is_year,
+    listed,
+    series_key,
+    zone_shown,
+)
 from fastlstm.forecast.data.table import DTYPES, MISSING_INT16, Segments, Table, row_blocks
 from fastlstm.forecast.data.timeline import ROWS, Frequency, Timeline
 from fastlstm.forecast.read_options import READING, ReadOptions
@@ -37,6 +45,8 @@ from fastlstm.system.cache import Cache, is_intact, make_key
 from fastlstm.system.storage import append, fsync_file, read_json, write_file, write_json
 
 FORMAT_VERSION = 6
+DROPPED, COUNTED = "duplicate timestamps", "rows are counted as steps in time"
+"""How repairs begin that training warns of."""
 _EXACT = 1 << 24
 """Largest whole number up to which float32 is exact."""
 
@@ -168,12 +178,13 @@ def _prepare(
     if origins and not problems:  # far from 0: read again, minus the origin
         ingested = read(origins)
     notes = [*roles.notes, *_column_notes(ingested, records, problems), *ingested.notes]
-    arrangement = Arrangement(ingested, records.name, like, find_key)
+    find_zone = partial(zone_shown, records)
+    arrangement = Arrangement(ingested, records.name, like, find_key, find_zone)
     segments = arrangement.run()
     problems.raise_all()
     columns = [ingested.columns[name] for name in roles.values]
     dtype = _store_values(work, arrangement.num_rows, columns)
-    repairs = [*ingested.repairs, *_repairs(arrangement, options, records, roles)]
+    repairs = [*ingested.repairs, *_repairs(arrangement, ingested, records, roles)]
     notes += [*_time_notes(arrangement, ingested), *repairs]
     notes += ["values stored as int16: lossless"] * (dtype == "int16")
     rows = [segments.series, segments.first_rows, segments.num_rows, segments.start_times]
@@ -397,7 +408,7 @@ def _time_notes(arrangement: Arrangement, ingested: TableIngest) -> list[str]:
 
 
 def _repairs(
-    arrangement: Arrangement, options: ReadOptions, records: Records, roles: Roles
+    arrangement: Arrangement, ingested: TableIngest, records: Records, roles: Roles
 ) -> list[str]:
     """Returns notes on rows that were moved, dropped or added, and on columns that do not count."""
     counts, repairs = arrangement.counts, []
@@ -405,15 +416,18 @@ def _repairs(
         repairs.append(f"{counted(counts['sorted'], 'row')} out of order: sorted by time")
     if counts["duplicates"]:
         rows = counted(counts["duplicates"], "row")
-        repairs.append(f"duplicate timestamps: kept the {options.duplicates}, dropped {rows}")
+        repairs.append(f"{DROPPED}: kept the {ingested.options.duplicates}, dropped {rows}")
     if counts["filled"]:
         rows = counted(counts["filled"], "empty row")
-        more = "" if options.gaps else "; `gaps='split'` cuts there"
+        more = "" if ingested.options.gaps else "; `gaps='split'` cuts there"
         gaps = f"{counted(counts['gaps'], 'gap')} in time: filled with {rows}{more}"
         repairs.append(gaps + arrangement.spring_hint)
     if roles.dropped:
         names = listed(roles.dropped)
         repairs.append(f"ignored columns (not numbers and without a role): {names}")
+    for name, column in ingested.columns.items() if roles.time is None else ():
+        if name not in roles.target and is_year(name, *column.range):
+            repairs.append(f"{COUNTED}, although column '{name}' holds years: see `time`")
     if records.jumps and roles.time is None and roles.series is None:
         repairs.append(
             f"{records.jumps}, but rows are counted as steps in time: give a column of times, or"

@@ -80,13 +80,13 @@ class Records(ABC):
             DataError: the file is damaged, or a value does not have its column's type.
         """
 
-    def first_texts(self, names: Sequence[str]) -> dict[str, pa.Array]:
+    def first_texts(self, names: Sequence[str], count: int = _FIRST_TEXTS) -> dict[str, pa.Array]:
         """Returns the first values of some columns of text, without missing ones."""
         if not names:
             return {}
         kinds = {name: self.schema.field(name).type for name in names}
         batch = next((batch for batch in self.batches(kinds) if len(batch)), None)
-        columns = [] if batch is None else batch.slice(0, _FIRST_TEXTS).columns
+        columns = [] if batch is None else batch.slice(0, count).columns
         texts = (with_nulls(column.cast(pa.string()), self.null_words) for column in columns)
         return {name: column.drop_null() for name, column in zip(names, texts, strict=False)}
 

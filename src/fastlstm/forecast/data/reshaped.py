@@ -25,12 +25,14 @@ from fastlstm.forecast.data.problems import looks_like
 from fastlstm.forecast.data.records import Records, is_text, numbers_of, with_nulls
 from fastlstm.forecast.data.roles import (
     RoleRequest,
+    are_month_names,
+    are_weeks,
     find_time,
     is_number,
     listed,
     named_columns,
 )
-from fastlstm.forecast.data.time_text import PERIODS, parts_of
+from fastlstm.forecast.data.time_text import PERIODS, month_numbers, parts_of
 
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 HEAD_ROWS = 1 << 17
@@ -50,11 +52,12 @@ def reshaped(
     for label, mark in ((request.time, " "), (request.series, "/")):
         names = records.schema.names
         parts = [] if label is None or label in names else parts_of(label)
-        columns = [next(iter(named_columns(part, names)), "") for part in parts]
-        if len(columns) > 1 and "" not in columns and not (wide and mark == "/"):
+        found = [named_columns(part, names) for part in parts]
+        columns = [some[0] for some in found if some]
+        if 1 < len(columns) == len(parts) and not (wide and mark == "/"):
             assert label is not None
             if label == request.time and len(columns) == 2:  # "2015 W2", "2015 Q1"
-                mark += PERIODS.get(columns[1].lower(), "")
+                mark += PERIODS.get(columns[1].lower()) or _period(records, *columns)
             kept = {*request.future, *request.static, *(request.past or ()), *request.target}
             records = _Joined(records, label, columns, mark, kept)
     columns = [name for name in records.schema.names if name not in request.ignore]
@@ -72,6 +75,14 @@ def reshaped(
     if not wide:
         return records, request
     return (_by_time if is_by_time else _by_series)(records, request, columns)
+
+
+def _period(records: Records, year: str, part: str) -> str:
+    """Returns W or M if columns are years and weeks or names of months, else ""."""
+    texts = records.first_texts([year, part])
+    if not texts or not all(map(str.isdecimal, texts[year].to_pylist())):
+        return ""
+    return "M" if are_month_names(texts[part]) else "W" * are_weeks(texts[part])
 
 
 class _Reshaped(Records):
@@ -112,6 +123,8 @@ class _Joined(_Reshaped):
             columns = dict(zip(batch.schema.names, batch.columns, strict=True))
             if self._label in types:
                 texts = [_text(columns[name]) for name in self._parts]
+                if self._mark == " M":
+                    texts[1] = month_numbers(texts[1])
                 if self._mark == "/":  # so that no two keys have one name
                     texts = [pc.replace_substring_regex(t, r"[/\\]", r"\\\0") for t in texts]
                 columns[self._label] = pc.binary_join_element_wise(*texts, self._mark)

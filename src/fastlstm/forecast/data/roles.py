@@ -34,6 +34,7 @@ from fastlstm.forecast.data.time_text import (
     are_times,
     finding_of_format,
     formats_of,
+    month_numbers,
     parts_of,
 )
 from fastlstm.forecast.read_options import ReadOptions
@@ -58,13 +59,29 @@ RESERVED = ("cutoff", "forecast", "segment")
 """Columns that forecasts and backtests add to their tables."""
 _LISTS = ("target", "past", "future", "static", "categorical", "ignore")
 """Roles of any number of columns."""
-_PARTS = (("year", "yr"), ("month", "mon", "mo"), ("day", "dy"), ("hour", "hr"))
+_PARTS = (
+    ("year", "yr", "jahr", "année", "annee", "anno", "año", "ano", "jaar", "rok", "år"),
+    ("month", "mon", "mo", "monat", "mois", "mes", "mese", "mês", "maand"),
+    ("day", "dy", "tag", "jour", "día", "dia", "giorno", "dag"),
+    ("hour", "hr", "stunde", "heure", "hora", "ora", "uur"),
+)
 """Names of columns that are parts of a time."""
 _YEAR, _MONTH = re.compile(r"(18|19|20)\d\d"), re.compile(r"0?[1-9]|1[0-2]")
+_START = re.compile("start|begin|from|von|anfang|d[ée]but|inicio|inizio", re.I)
+"""Names of clock times that have an end beside them."""
 _NUMBER = rf"^\s*{NUMBER}\s*$"
+_CITIES = {"New_York": "E", "Chicago": "C", "Denver": "M", "Los_Angeles": "P"}
+_CLOCKS = {
+    **{f"America/{city}": {f"{c}ST", f"{c}DT"} for city, c in _CITIES.items()},
+    "Europe/Berlin": {"CET", "CEST", "MEZ", "MESZ"}, "Europe/London": {"GMT", "BST"},
+    "Europe/Athens": {"EET", "EEST"}, "Australia/Sydney": {"AEST", "AEDT"},
+}  # fmt: skip
+"""The names of the winter and summer time of zones."""
 _KEY_ROWS, _KEY_COLUMNS, _KEY_CHOICES = 1 << 17, 4, 6
 _MAX_COLUMNS = 1 << 16
 _MAX_LISTED = 40
+_MAX_PARTS = 8
+"""Columns of whole numbers that are looked at for years and weeks."""
 _MAX_WORD = 20
 
 
@@ -206,8 +223,9 @@ def _counters(records: Records, names: Sequence[str], series: str | None) -> set
 
 
 def series_key(records: Records, request: RoleRequest, roles: Roles, options: ReadOptions) -> str:
-    """Returns the fewest columns, joined by commas, in whose combinations no time comes twice and
-    most times are one step apart, as the first rows show; "" without any."""
+    """Returns the fewest columns, joined by commas, in whose combinations no time comes twice, or a
+    hundredth as often as without them, and most times are one step apart, as the first rows show;
+    "" without any."""
     if roles.time is None:
         return ""
     base = parts_of(roles.series) if roles.series else []
@@ -226,6 +244,7 @@ def series_key(records: Records, request: RoleRequest, roles: Roles, options: Re
     likely = [name for name in likely if 1 < len(np.unique(codes[name])) <= len(times) / 2][
         :_KEY_CHOICES
     ]
+    most_shared = (np.diff(np.sort(times)) == 0).sum() / 100
     for count in range(0 if base else 1, _KEY_COLUMNS):
         for more in combinations(likely, count):
             keys = [codes[name] for name in (*own, *more)]
@@ -233,9 +252,18 @@ def series_key(records: Records, request: RoleRequest, roles: Roles, options: Re
             is_same = ~np.any([np.diff(key[order]) for key in keys], axis=0)
             steps = np.diff(times[order])[is_same]
             usual = np.unique(steps, return_counts=True)[1].max(initial=0)
-            if 2 * usual > len(steps) > len(times) / 2 and steps.min() > 0:
+            if 2 * usual > len(steps) > len(times) / 2 and (steps == 0).sum() <= most_shared:
                 return ",".join(more and [*base, *more])
     return ""
+
+
+def zone_shown(records: Records) -> str:
+    """Returns the zone whose names of winter and summer time are a column in the first rows; "" for
+    none."""
+    texts = records.first_texts([f.name for f in records.schema if is_text(f.type)][:_MAX_LISTED])
+    words = [{*pc.unique(values).to_pylist()} for values in texts.values()]
+    zones = (zone for zone, names in _CLOCKS.items() for found in words if found and found <= names)
+    return next(zones, "")
 
 
 def _codes(column: pa.Array) -> NDArray[np.int64]:
@@ -263,13 +291,17 @@ def find_time(records: Records, free: Sequence[str]) -> str | None:
         for n, kind in kinds.items()
         if is_text(kind) or is_typed[n] or pa.types.is_time(kind) or n.lower() in parts
     ]
+    if not (named or typed):  # years and weeks
+        numbers = [n for n, k in kinds.items() if pa.types.is_integer(k) and n not in likely]
+        likely += numbers[:_MAX_PARTS]
     if likely == [named]:
         return named
     texts = records.first_texts(likely)
     if len(joined := _parts_of_time(texts, named)) > 1:
         what = f"times in the columns {' and '.join(map(repr, joined))}"
         what += f" (or `time={named!r}` if it holds them alone)" if named else ""
-        raise looks_like(records.name, [(what, {"time": ",".join(joined)})], "")
+        places = [n or str(records.schema.names.index(n) + 1) for n in joined]
+        raise looks_like(records.name, [(what, {"time": ",".join(places)})], "")
     texts = {name: values for name, values in texts.items() if is_text(kinds[name])}
     if named or len(typed) == 1:
         return named or typed[0]
@@ -280,7 +312,9 @@ def find_time(records: Records, free: Sequence[str]) -> str | None:
             return times[0]
     for name, values in texts.items():
         if len(values) and usual_kind(values.to_pylist()) == "date":
-            forms = [] if are_times(values) else formats_of(values) or ["%d.%m.%Y %H:%M"]
+            more_rows = records.first_texts([name], _KEY_ROWS)[name]  # day or month first
+            forms = [] if are_times(values) else formats_of(more_rows) or formats_of(values)
+            forms = forms or ([] if are_times(values) else ["%d.%m.%Y %H:%M"])
             found = (f"times in the column {name!r}", {"time": name}), *finding_of_format(forms)
             more = f" with, for example, {settings(merged(found[1:]))}" if forms else ""
             raise CurableError(
@@ -302,6 +336,8 @@ def _parts_of_time(texts: Mapping[str, pa.Array], named: str | None) -> list[str
         is_repeated = len(pc.unique(texts[date])) < len(texts[date])
         hours = [n for n in texts if n.lower() in _PARTS[3] and usual[n] == "number"]
         clocks = clocks or hours
+        if len(clocks) > 1:  # a start and an end
+            clocks = list(filter(_START.search, clocks))[:1]
         return [date, *(clocks if is_repeated and len(clocks) == 1 else [])]
     parts = [next((n for n in texts if n.lower() in names), None) for names in _PARTS]
     given = [name for name in parts if name is not None and usual[name] == "number"]
@@ -310,6 +346,8 @@ def _parts_of_time(texts: Mapping[str, pa.Array], named: str | None) -> list[str
     periods = [n for n in texts if n.lower() in PERIODS and usual[n] == "number"]
     if parts[0] and given == parts[:1] and len(periods) == 1 and named is None:
         return given + periods
+    if named is None and (weekly := _year_and_part(texts)):
+        return weekly
     years, months = (texts.get(name) for name in ("1", "2"))
     is_month = (
         years is not None
@@ -318,6 +356,45 @@ def _parts_of_time(texts: Mapping[str, pa.Array], named: str | None) -> list[str
         and all(map(_MONTH.fullmatch, months.to_pylist()))
     )
     return ["1", "2"] if is_month else []
+
+
+def _year_and_part(texts: Mapping[str, pa.Array]) -> list[str]:
+    """Returns columns of years and weeks or months by name, as their values are; none without
+    both."""
+    years = [name for name, values in texts.items() if _are_numbers(values, 1800, 2100)]
+    months = [name for name, values in texts.items() if are_month_names(values)]
+    if len(months) == 1 and years:
+        return [years[0], months[0]]
+    weeks = [name for name, values in texts.items() if are_weeks(values)]
+    for year, week in ((a, b) for a in years for b in weeks if len(texts[a]) == len(texts[b])):
+        first, second = (texts[name].cast(pa.int64()).to_numpy() for name in (year, week))
+        steps = np.diff(53 * first + second)
+        steps = steps[steps != 0]
+        if len(steps) and np.isin(steps, (1, 2)).mean() > _COUNTED / 2:  # 2: a year of 52 weeks
+            return [year, week]
+    return []
+
+
+def are_month_names(texts: pa.Array) -> bool:
+    """Returns whether texts are names of months."""
+    return not _are_numbers(texts, 1, 12) and _are_numbers(month_numbers(texts), 1, 12)
+
+
+def are_weeks(texts: pa.Array) -> bool:
+    """Returns whether texts are numbers up to 53 and more than days of a month."""
+    return _are_numbers(texts, 1, 53) and pc.max(texts.cast(pa.int64())).as_py() > 31
+
+
+def _are_numbers(texts: pa.Array, low: int, high: int) -> bool:
+    if not len(texts) or not pc.all(pc.match_substring_regex(texts, r"^\d{1,4}$")).as_py():
+        return False
+    bounds = pc.min_max(texts.cast(pa.int64())).as_py()
+    return bool(low <= bounds["min"] and bounds["max"] <= high)
+
+
+def is_year(name: str, low: float, high: float) -> bool:
+    """Returns whether a column of this name and range holds years."""
+    return name.strip().lower() in _PARTS[0] and 1800 <= low < high <= 2100
 
 
 def _refuse_numbers(records: Records, names: Sequence[str], problems: Problems) -> None:

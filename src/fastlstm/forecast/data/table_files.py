@@ -15,7 +15,7 @@ from fastlstm.system.cache import file_signature
 from fastlstm.system.object_store import RemoteFile, is_url, remote_files
 
 SUFFIXES = (
-    *(".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".csv.zst", ".tsv.zst"),
+    *(".csv", ".tsv", ".txt", ".dat", ".csv.gz", ".tsv.gz", ".csv.zst", ".tsv.zst"),
     *(".parquet", ".pq", ".arrow", ".feather", ".ipc", ".npy"),
 )
 TableFile = Path | RemoteFile
@@ -68,5 +68,5 @@ def _files(source: str | Path) -> list[TableFile]:
 
 
 def _tables(files: Sequence[TableFile]) -> list[TableFile]:
-    tables = [file for file in files if not file.name.lower().endswith(".txt")]
-    return tables or list(files)  # a .txt beside tables describes them
+    tables = [file for file in files if not file.name.lower().endswith((".txt", ".dat"))]
+    return tables or list(files)  # a .txt or .dat beside tables describes them

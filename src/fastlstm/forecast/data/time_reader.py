@@ -17,6 +17,7 @@ from fastlstm.forecast.data.records import Records, first_refused, is_text
 from fastlstm.forecast.data.table import row_blocks
 from fastlstm.forecast.data.time_text import (
     finding_of_format,
+    has_late_times,
     hint_for_time,
     micro_of_floats,
     read_times,
@@ -41,6 +42,8 @@ _CALENDAR = (-62_135_596_800, 253_402_300_799)
 """Seconds since 1970 at the start of year 1 and the end of year 9999."""
 _INT64 = np.iinfo(np.int64)
 _ROWS = 1 << 20
+_HOUR = 3_600_000_000
+"""In microseconds."""
 
 
 def unit_since_1970(low: float, high: float) -> str | None:
@@ -83,6 +86,7 @@ class TimeReader:
         self._snap = 0 if snap is None else round(parse_duration(snap, "snap") * 1e6)
         self._twice = set[tuple[int, int]]()
         self._num_moved, self._has_intervals = 0, False
+        self._shift = 0  # of times that end a period: the clocks of its start tell the zone's time
         self._where = f"{origin}: the times in '{name}'"
         self._kind: str | None = None
         self._low, self._high = _INT64.max, _INT64.min
@@ -107,7 +111,10 @@ class TimeReader:
             column = column.dictionary_decode()
         column = self._typed(column, first_row)
         if self._zone is not None and pa.types.is_timestamp(column.type) and not column.type.tz:
-            column = self._zoned(column, first_row, series)
+            shift = pa.scalar(self._shift, pa.duration("us"))
+            starts = pc.subtract(column, shift) if self._shift else column
+            column = self._zoned(starts, first_row, series)
+            column = pc.add(column, shift) if self._shift else column
         zone = getattr(column.type, "tz", None)
         if pa.types.is_integer(column.type):
             self._require_kind("whole numbers", first_row)
@@ -293,7 +300,11 @@ class TimeReader:
         if not self._has_intervals and len(column):
             self._has_intervals = starts_of(column[:1]) != column[:1]
         try:
-            return read_times(column, self._format)
+            times = read_times(column, self._format)
+            if self._zone is not None and first_row == 0 and has_late_times(column):
+                steps = np.diff(np.unique(times.cast(pa.int64()).to_numpy()))
+                self._shift = int(steps.min(initial=_HOUR))
+            return times
         except pa.ArrowInvalid as error:
             row, value = first_refused(column, lambda part: read_times(part, self._format))
             hint, found = hint_for_time(str(value), column)

@@ -21,10 +21,20 @@ _YEAR_FIRST = (
 )
 _PERIOD = r"^\s*(?P<year>\d{4})[- ]?(?P<kind>[WQM])(?P<number>\d{1,2})\s*$"
 _MONTH = r"^\s*(\d{4}-\d{2})\s*$"
-PERIODS = {"week": "W", "wk": "W", "isoweek": "W", "iso_week": "W", "quarter": "Q", "qtr": "Q"}
+PERIODS = {
+    **dict.fromkeys(("week", "wk", "isoweek", "iso_week", "woche", "kw", "semaine", "semana"), "W"),
+    **dict.fromkeys(("quarter", "qtr", "quartal", "trimestre"), "Q"),
+}
 """Names of columns that are periods of a year, with their letter."""
 _NUM_PERIODS = {"W": 53, "Q": 4, "M": 12}
-_FIRST_ROWS = 1000
+_MONTH_NAMES = (
+    *("jan", "feb|f[ée]v", "m[aä]r|mrz", "apr|avr", "ma[iy]", "jun|juin", "jul|juil"),
+    *("aug|ao[uû]", "sep", "o[ck]t", "nov", "de[cz]|déc"),
+)
+_LATE = r"^(.*[T ])24((?:[:.]00)+)\s*$|^(\d{4}\D\d{1,2}\D\d{1,2} )24$"
+"""24 o'clock, the end of a day."""
+_DAY = 86_400_000_000
+_FIRST_ROWS = 100_000
 """Times that a format must read to be proposed."""
 _INTERVAL = r"^(.*\d\S*)\s+(?:-|–|to|/)\s+\S*\d.*$"
 _DATES = (
@@ -49,7 +59,7 @@ _ANY_DATE = (
 
 def read_times(column: pa.Array, form: str | None = None) -> pa.Array:
     """Returns texts as timestamps in microseconds, in UTC if they have a zone; of an interval, a
-    week (ISO 8601), a quarter or a month its start.
+    week (ISO 8601), a quarter or a month its start. 24:00 is 00:00 of the next day.
 
     Args:
         column: texts, without nulls.
@@ -59,6 +69,23 @@ def read_times(column: pa.Array, form: str | None = None) -> pa.Array:
         pa.ArrowInvalid: a text is not a time.
         DataError: an unsupported format.
     """
+    try:
+        return _read(column, form)
+    except pa.ArrowInvalid:
+        starts = starts_of(column)
+        is_late = pc.match_substring_regex(starts, _LATE)
+        if not pc.any(is_late).as_py():
+            raise
+        times = _read(pc.replace_substring_regex(starts, _LATE, r"\1\300\2"), form)
+        return pc.if_else(is_late, pc.add(times, pa.scalar(_DAY, pa.duration("us"))), times)
+
+
+def has_late_times(column: pa.Array) -> bool:
+    """Returns whether a time of day is 24:00, the end of a period."""
+    return bool(pc.any(pc.match_substring_regex(column, _LATE)).as_py())
+
+
+def _read(column: pa.Array, form: str | None) -> pa.Array:
     if form is not None:
         return _by_format(column if " - " in form else starts_of(column), form)
     column = pc.replace_substring_regex(starts_of(column), _MONTH, r"\1-01")
@@ -74,6 +101,13 @@ def read_times(column: pa.Array, form: str | None = None) -> pa.Array:
 def parts_of(names: str) -> list[str]:
     """Returns the columns that together hold times or names: "Date" and "Time" of "Date,Time"."""
     return [name.strip() for name in names.split(",")]
+
+
+def month_numbers(texts: pa.Array) -> pa.Array:
+    """Returns English, German and French names of months as numbers, other texts as they are."""
+    for number, name in enumerate(_MONTH_NAMES, 1):
+        texts = pc.replace_substring_regex(texts, rf"(?i)^\s*(?:{name})\pL*\.?\s*$", str(number))
+    return texts
 
 
 def starts_of(column: pa.Array) -> pa.Array:

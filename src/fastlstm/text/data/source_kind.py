@@ -22,6 +22,8 @@ _SNIFFED_LINES, _SNIFFED_BYTES = 20, 1 << 20
 _QUOTED, _DELIMITER = re.compile(r'"([^"]*)"'), re.compile(r"[,;\t|]")
 _VALUE = re.compile(r"(?=.*\d)[-+\d.,:/eETZ% ]+")
 """A number or a time."""
+_HEADER_LINES = 4
+"""Lines that may stand above the rows of a table."""
 _MAX_FILES = 100_000
 """Limit of files of a directory that are looked at."""
 
@@ -73,14 +75,14 @@ def files_of(source: str) -> tuple[list[Path], list[Path]]:
 def _is_table(path: Path) -> bool:
     name = path.name.lower()
     is_named_so = name.endswith((*_BINARY_TABLES, *_CSV))
-    return is_named_so or (name.endswith(".txt") and _has_columns(path))
+    return is_named_so or (name.endswith((".txt", ".dat")) and _has_columns(path))
 
 
 def _has_columns(path: Path) -> bool:
     """Whether the first lines have equally many delimiters, and nine of ten rows a number or time.
 
-    A row is every line but the first and comments (#); one of its cells is nothing but that number
-    or time. Few rows may be something else, such as units.
+    A row is every line but comments (#) and the first ones, such as names and units; one of its
+    cells is nothing but that number or time. Few rows may be something else.
     """
     try:
         if not path.is_file():
@@ -95,12 +97,16 @@ def _has_columns(path: Path) -> bool:
     lines = lines[:_SNIFFED_LINES]
     lines = [_QUOTED.sub(lambda quoted: _DELIMITER.sub(" ", quoted[1]), line) for line in lines]
     tables = ([line.split(mark) for line in lines] for mark in ",;\t|")
-    return len(lines) > 2 and any(
-        len({len(row) for row in table}) == 1
-        and sum(not any(_VALUE.fullmatch(c.strip()) for c in row) for row in table[1:])
-        <= len(table) // 10
-        for table in tables
-    )
+    return len(lines) > 2 and any(map(_are_rows, tables))
+
+
+def _are_rows(table: list[list[str]]) -> bool:
+    has_value = [any(_VALUE.fullmatch(cell.strip()) for cell in row) for row in table]
+    most = min(_HEADER_LINES, len(table) - 2)
+    odd = (n for n in range(most) if not has_value[n] or len(table[n]) != len(table[-1]))
+    rows = slice(max(odd, default=0) + 1, None)
+    is_even = len({*map(len, table[rows])}) == 1
+    return is_even and has_value[rows].count(False) <= len(table) // 10
 
 
 def few(paths: Sequence[Path]) -> str:
