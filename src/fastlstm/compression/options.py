@@ -44,8 +44,8 @@ class PruningSchedule:
     ``(step - begin) % every == 0``, and at `end`.
 
     `begin` and `end` are numbers of finished steps (int) or shares of the run (float). Shares
-    become steps when a run starts with a known number of steps. A run with a budget keeps them, and
-    masks are renewed every `every` steps.
+    become steps when a run starts with a known number of steps. A run with a budget keeps the
+    shares, and masks are renewed every `every` steps.
 
     In steps it is `PolynomialDecay` of TensorFlow's Model Optimization Toolkit, which renews no
     mask at `end` unless `every` divides ``end - begin``, and makes a mask before the step, not

@@ -31,7 +31,7 @@ _SAMPLES = 2000
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFigures:
-    """A model before or after.
+    """A model before or after its compression.
 
     Attributes:
         path: the run.
@@ -124,7 +124,7 @@ class CompressReport:
         result: the model after.
         measure: measure of quality; "bits_per_char" for a text.
         change: change of quality; None if not measured.
-        not_measured: the reason, or None.
+        not_measured: why quality was not measured, or None.
         outputs: distance of the outputs; None if not compared.
         speed_unit: "characters", "tokens" or "windows".
         lacks: what this CPU lacks for the fastest kernels of the result.

@@ -25,8 +25,8 @@ _ACTIVATIONS = [(name, getattr(keras.activations, name)) for name in ACTIVATIONS
 class LSTM(keras.layers.LSTM):  # type: ignore[misc]
     """Drop-in for `keras.layers.LSTM`: same arguments, variables, files and results.
 
-    Files name it `keras.layers.LSTM`: stock Keras loads them without fastlstm, and a program that
-    imports `fastlstm.keras` loads them with this layer.
+    Files name this layer `keras.layers.LSTM`: stock Keras loads the files without fastlstm, and a
+    program that imports `fastlstm.keras` loads them with this layer.
 
     The kernels compute every mask, `go_backwards`, `stateful`, `return_state`, `unroll`,
     `use_bias`, initial states, regularizers, constraints and `mixed_bfloat16`; they compute
