@@ -340,7 +340,7 @@ def test_weights_of_another_size_are_named(tmp_path):
         fastlstm.import_module(path)
     arrays["l"].append(arrays["l"][-1])
     path = hdf5_file(tmp_path / "n.h5", keras_2_lstm("LSTM"), arrays, "2.4.0")
-    with pytest.raises(FormatError, match="'l' has weights too many"):
+    with pytest.raises(FormatError, match="'l' has too many weights"):
         fastlstm.import_module(path)
 
 

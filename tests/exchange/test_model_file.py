@@ -51,7 +51,7 @@ def test_other_files(tmp_path):
     refused(pickle.dumps([1]), tmp_path / "m.pt", "no model that can be imported")
     with pytest.raises(FormatError, match=r"n\.keras: no such file \(did you mean 'm\.keras'\?\)"):
         fastlstm.import_module(tmp_path / "n.keras")
-    with pytest.raises(FormatError, match=r"is a directory; imported are files: \.keras"):
+    with pytest.raises(FormatError, match=r"is a directory; expected a file: \.keras"):
         fastlstm.import_module(tmp_path)
     (tmp_path / "saved_model.pb").write_bytes(b"")
     with pytest.raises(FormatError, match=r"SavedModel .* model\.save\('model\.keras'\)"):

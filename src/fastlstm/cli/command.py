@@ -267,7 +267,7 @@ class Parsed:
         return next(option.default for option in self.command.options if option.name == name)
 
     def given(self, options: Sequence[Option]) -> dict[str, Any]:
-        """The values that were set, of some options only."""
+        """The values that were set among some options."""
         names = {option.name for option in options}
         return {name: value for name, value in self.values.items() if name in names}
 
@@ -375,7 +375,7 @@ def split_arguments(options: Sequence[Option], argv: Sequence[str]) -> Arguments
     """Splits a command line into positionals and options.
 
     Raises:
-        UsageError: a flag with a value it does not take, or without one it needs.
+        UsageError: a flag with a value that it does not take, or without a value that it needs.
     """
     by_flag = _flags(options)
     arguments = Arguments()

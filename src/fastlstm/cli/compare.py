@@ -23,7 +23,7 @@ COMMAND = Command(
     options=(
         Option("at", "what is equal where quality is compared", _AT, "seconds"),
         Option("html", "write table, curves and differences to a file as well", value="FILE"),
-        switch("json", "print one JSON object, with both"),
+        switch("json", "print one JSON object with both comparisons"),
     ),
     examples=(
         "fastlstm compare runs/small runs/large",

@@ -14,8 +14,8 @@ from fastlstm.report.export import export_rows
 _TARGET = Literal["keras", "litert", "onnx", "saved-model", "torch"]
 _FORMAT = Literal["fp32", "fp16", "int8"]
 _QUANTILES = (
-    "forecaster: comma-separated levels; default is 0.025,0.1,0.5,0.9,0.975; not if its output is"
-    " a distribution"
+    "forecaster: comma-separated levels; default is 0.025,0.1,0.5,0.9,0.975; a distribution has"
+    " none"
 )
 COMMAND = Command(
     verb="export",

@@ -27,7 +27,7 @@ REPORT_TOKENS = 100_000
 """Weights are measured on at most this many tokens."""
 _SAMPLING = (
     ("temperature", "lower is more predictable; 0 takes the likeliest token", float),
-    ("top_k", "sample from the K likeliest tokens; 0 from all", int),
+    ("top_k", "sample from the K likeliest tokens; 0 samples from all", int),
     ("top_p", "sample from the likeliest tokens with this joint probability", float),
     ("repetition_penalty", "above 1 makes recent tokens less likely", float),
     ("stop", "stop before this text", str),
@@ -48,7 +48,7 @@ COMMAND = Command(
         Option("prompt", "text to continue; '-' reads it from stdin", str, ""),
         Option("length", "tokens to generate; with a char vocabulary, characters", int, 500),
         switch("json", "print JSON lines: pieces of text, then totals"),
-        device_option("auto uses the faster one; for one text the CPU until both are measured"),
+        device_option("auto uses the faster device, for one text the CPU until both are measured"),
         *_SAMPLING_OPTIONS,
         Option(
             "weights",

@@ -23,7 +23,7 @@ _HELP = {
     " character to number or back, or the tokenizer.json of a run",
     "activation": "state_dict with several linear layers: the function between them, such as relu"
     " or linear",
-    "answer": "sequence model whose LSTM returns every step: the input of the layers behind it, the"
+    "answer": "sequence model whose LSTM returns every step: the layers behind it read the"
     " last output, the last state of each direction, the mean or the maximum",
     "classes": "the outputs are class scores before a softmax; text model: a classifier of the next"
     " token, without a vocabulary",

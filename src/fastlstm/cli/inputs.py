@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def require_run(path: str, wanted: Kind | None = None) -> None:
-    """As `find_run.require_run`; the error of a file shows how to train on it."""
+    """Works as `find_run.require_run`; the error for a file shows how to train on it."""
     if os.path.isfile(path):
         wanted = "forecaster" if kind_of_source(path) in ("csv", "binary table") else "text"
     find_run.require_run(path, wanted)

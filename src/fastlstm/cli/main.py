@@ -213,7 +213,7 @@ def _fail(message: str, code: int, details: Sequence[str] = ()) -> int:
 def _stdout_error(seen: OSError | None = None) -> OSError | None:
     """Returns the error of writing to standard output, or None.
 
-    Its buffer reports an error only once: it may be the one that was `seen`.
+    The buffer reports an error only once, so it may be the error that was `seen`.
     """
     try:
         sys.stdout.flush()
@@ -245,7 +245,7 @@ def _internal_error(error: Exception, arguments: list[str]) -> int:
     import traceback
 
     head = f"internal error: {type(error).__name__}: {error}".removesuffix(": ")
-    words = redacted_words(arguments)  # hides what the traceback may have too
+    words = redacted_words(arguments)  # hides secrets that the traceback may have, too
     trace = redacted("".join(traceback.format_exception(error)))
     if environment.value("FASTLSTM_DEBUG") not in ("", "0"):
         sys.stderr.write(trace)

@@ -35,7 +35,7 @@ _UNDECIDED = (
 )
 _UNKNOWN = "but it changes learning, and its effect on the result is not known: tune measures it"
 _MIN_OTHERS = 0.1
-"""Share of the cores in use by other processes from which the profile reports it."""
+"""The profile reports other processes that use at least this share of the cores."""
 _TRACE = "write a trace of three steps as Chrome trace JSON (opens in Perfetto)"
 COMMAND, TABLE_COMMAND = of_training_runs(
     Command(

@@ -129,7 +129,7 @@ def read_training(
         return TrainingRun(argv, parsed, config, names, True, own)
     text_config, names = resolve_config(parsed, TEXT_OPTIONS, TrainConfig)
     refuse_runs([*sources, *filter(None, (getattr(text_config, part) for part in PARTS))])
-    if not is_started_by_torchrun():  # there rank 0 says what another machine has not
+    if not is_started_by_torchrun():  # with it, rank 0 says what another machine lacks
         open_source(sources)  # a misspelt name is an error before torch is loaded
     return TrainingRun(argv, parsed, text_config, names, False, own)
 
@@ -169,7 +169,7 @@ def command_for(argv: Sequence[str], text: Command, table: Command) -> Command:
 
 
 def _split_for_both(argv: Sequence[str], text: Command, table: Command) -> Arguments:
-    # Options of one name are of one form, a switch or with a value, in both.
+    # An option of both commands has the same form in both: it is a switch, or it has a value.
     merged = {option.name: option for option in (*table.options, *text.options)}
     return split_arguments(tuple(merged.values()), argv)
 

@@ -51,7 +51,7 @@ def compress(
         observers: called with every event of training, a plain dict; by default progress is shown
             on standard output, `()` is silent.
         callbacks: see `fastlstm.Callback`.
-        stop: polled; by default the first SIGTERM or Ctrl-C sets it.
+        stop: function that is polled; by default the first SIGTERM or Ctrl-C stops the run.
         given: fields of `config` that were chosen, not defaults; a resumed compression compares
             them with its first start.
         started: `time.perf_counter()` from which a budget counts; default now.

@@ -65,7 +65,8 @@ from fastlstm.system.measurements import CpuTimer
 from fastlstm.training.trainer import Trainer
 
 BATCHES = (1, 256)
-"""Windows at once in a measurement of speed: one, and the most that `forecast` and `serve` run."""
+"""Windows at once in a measurement of speed: one, and the most that `forecast` and `serve` run at
+once."""
 PARTS = {"valid": "validation", "test": "test"}
 _BLOCK, _NUM_BLOCKS = 64, 32
 """Consecutive windows of a block; blocks of a part."""
@@ -73,11 +74,11 @@ _COMPARED = 256
 _SPEED_S = 0.15
 _BUDGET = "5m"
 _RATE = 0.5
-"""Of the peak learning rate of the first run in a chain, for training on from its weights."""
+"""Share of the peak learning rate of a chain's first run that training on from its weights uses."""
 _SHARE = 0.04
-"""Of a budget, for the errors of each part before training, and again after."""
+"""Share of a budget for the errors of each part before training, and again after it."""
 _MEASURING_S = 3.0
-"""Kept of a budget for measuring speed."""
+"""Time of a budget kept for measuring speed."""
 
 
 class ForecastCompression(CompressionSource):
@@ -85,7 +86,7 @@ class ForecastCompression(CompressionSource):
 
     Attributes:
         stored: the forecaster, calibrated anew for a table that is not its own.
-        table: table to train and measure on; None for the reason `why_not`.
+        table: table to train and measure on; None if there is none, with the reason in `why_not`.
         why_not: why errors are not measured.
     """
 
@@ -309,7 +310,7 @@ class ForecastCompression(CompressionSource):
                 del blocks["valid"]
         for part, rows in blocks.items():
             errors = block_errors(self.stored, inputs, rows, limit_s)
-            if errors.num_values.sum():  # else every value is missing
+            if errors.num_values.sum():  # otherwise every value is missing
                 self._before[part] = errors
                 self._blocks[part] = rows[: len(errors.num_values)]
         self._scored = next(iter(blocks))
@@ -539,8 +540,8 @@ def change_of(
 ) -> Change:
     """Returns the change of a measure with a bootstrap interval.
 
-    The bootstrap draws groups of neighbouring blocks, at least a horizon long: windows that are
-    nearer forecast the same values.
+    The bootstrap draws groups of neighbouring blocks, at least a horizon long, because windows that
+    are nearer forecast the same values.
     """
     before, after = (own.taken(np.argsort(own.first_rows)) for own in (before, after))
     counts = before.num_values

@@ -41,7 +41,7 @@ class CompressedForecastTask(ForecastTask):
     """A forecaster that learns from its table and from a teacher, and is published at the end only.
 
     Args:
-        *args: as of `ForecastTask`.
+        *args: the arguments of `ForecastTask`.
         teacher: network that reads the same windows, or None.
         alpha: share of the teacher in the loss.
         finished: makes the forecaster to publish from the one with the best weights.
@@ -144,11 +144,11 @@ class CompressedForecastTask(ForecastTask):
 def distance(output: Output, parameters: Tensor, answers: Tensor) -> Tensor:
     """Returns the distance of forecasts from those of a teacher, one number per value, ``(…)``.
 
-    For a point it is the loss of the output with the point of the teacher as the target; for
-    quantiles the mean absolute difference per level; for a distribution the cross-entropy with the
-    one of the teacher (KL divergence plus a constant), estimated from 4 random values: Student's t
-    and the negative binomial have no closed form. `parameters` of the student and `answers` of the
-    teacher are ``(…, num_parameters)``.
+    For a point it is the loss of the output, with the teacher's point as the target. For quantiles
+    it is the mean absolute difference per level. For a distribution it is the cross-entropy with
+    the teacher's distribution (KL divergence plus a constant), estimated from 4 random values
+    because Student's t and the negative binomial have no closed form. `parameters` of the student
+    and `answers` of the teacher are ``(…, num_parameters)``.
     """
     if isinstance(output, Quantiles):
         return (parameters - answers).abs().mean(-1)

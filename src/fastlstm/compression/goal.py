@@ -52,8 +52,8 @@ WAYS_OF_TEXTS = (
     CompressionWay("int4", 0.75, "units"),
     CompressionWay("int4", 0.875, "units"),
 )
-"""Mildest first: ways that keep every weight, then by loss. The comments are the loss in bits per
-character after 1,200 steps (int4: 150) of a model of 512 units on tinyshakespeare
+"""Mildest first: ways that keep every weight, then the others by loss. The comments are the loss in
+bits per character after 1,200 steps (int4: 150) of a model of 512 units on tinyshakespeare
 (benchmarks/compression.py, docs/compress.md); ways without one were not measured."""
 WAYS_OF_FORECASTERS = (
     CompressionWay("int8"),
@@ -70,7 +70,7 @@ WAYS_OF_FORECASTERS = (
 def ways_of_text(output_width: int | None) -> tuple[CompressionWay, ...]:
     """Returns the ways to compress a text model, mildest first.
 
-    With the `output_width` of a large output matrix, some ways lower its rank.
+    With the `output_width` of a large output matrix, some ways lower the rank of that matrix.
     """
     ways = list(WAYS_OF_TEXTS)
     if output_width is None:

@@ -44,8 +44,8 @@ class PruningSchedule:
     ``(step - begin) % every == 0``, and at `end`.
 
     `begin` and `end` are numbers of finished steps (int) or shares of the run (float). Shares
-    become steps when a run starts with a known number of steps. A run with a budget keeps them, and
-    masks are renewed every `every` steps.
+    become steps when a run starts with a known number of steps. A run with a budget keeps the
+    shares, and masks are renewed every `every` steps.
 
     In steps it is `PolynomialDecay` of TensorFlow's Model Optimization Toolkit, which renews no
     mask at `end` unless `every` divides ``end - begin``, and makes a mask before the step, not
@@ -112,12 +112,12 @@ class CompressConfig:
             64 weights of a row).
         prune: share of the weights (none, blocks) or of the hidden units (units) to remove, such
             as 0.9.
-        structured: which zeros: none are single weights, which save no time; blocks are 16 x 4
-            weights, which the kernels skip; units are hidden units, which makes a smaller dense
+        structured: kind of zeros: none means single weights, which save no time; blocks means 16 x
+            4 weights, which the kernels skip; units means hidden units, which makes a smaller dense
             model.
-        schedule: how none and blocks are pruned, polynomial:BEGIN,END,POWER,EVERY: from BEGIN to
-            END, shares of the training or numbers of steps, anew every EVERY steps; default
-            polynomial:0.02,0.4,3,10.
+        schedule: how none and blocks are pruned, as polynomial:BEGIN,END,POWER,EVERY: from BEGIN to
+            END (shares of the training or numbers of steps), with new zeros every EVERY steps;
+            default polynomial:0.02,0.4,3,10.
         output_rank: rank of the output matrix, which becomes the product of two smaller ones: for
             large vocabularies. RUN is the teacher where there is training.
         rnn_size: hidden units per layer of a new, smaller model (the student); RUN is its teacher.
@@ -125,33 +125,33 @@ class CompressConfig:
             teacher.
         embed_size: width of the student's token embedding.
         num_layers: number of the student's layers.
-        distil: run of the teacher, whose predictions are learnt too; may be RUN itself, which
-            teaches a pruned model, or one of a lower rank, by default.
-        temperature: of the predictions of teacher and student that are compared.
-        alpha: share of the teacher's predictions in the loss; the rest is the data's. 0 is no
-            teacher of these.
-        target: a speed to reach, such as 200000/s: characters a second, of a forecaster windows.
-            The mildest method that reaches it is chosen by trying them here, instead of to, prune
-            and structured.
+        distil: run of the teacher, whose predictions are learnt too; by default RUN itself teaches
+            a pruned model, or a model of a lower rank.
+        temperature: temperature at which the predictions of teacher and student are compared.
+        alpha: share of the teacher's predictions in the loss; the data has the rest. With 0, RUN is
+            no teacher by default.
+        target: a speed to reach, such as 200000/s, in characters a second, for a forecaster in
+            windows. Methods are tried here, and the mildest method that reaches the target replaces
+            to, prune and structured.
         max_bytes: size that the file of weights may have, such as 500k or 2M (1,000 and 1,000,000
             bytes); the method is chosen as with a target.
-        streams: texts, or windows, at once in which the target is counted.
-        max_loss: largest loss of quality: of a text in bits per character, of a forecaster as a
-            share of its error; above it nothing is published and the exit code is 2.
-        budget: wall-clock time of the whole command, e.g. 90s, 5m, 1h30m; default 5m where there
-            is something to train without --steps or --epochs.
+        streams: number of texts, or windows, computed at once when the target is measured.
+        max_loss: largest loss of quality, for a text in bits per character, for a forecaster as a
+            share of its error; above this loss nothing is published and the exit code is 2.
+        budget: wall-clock time of the whole command, e.g. 90s, 5m, 1h30m; default 5m if there is
+            something to train and neither --steps nor --epochs is given.
         steps: stop after this many optimizer steps.
         epochs: stop after this many passes over the training data.
         patience: stop after this many evaluations without improvement; 0 is off.
         batch_size: rows per forward pass, B; default is RUN's.
         seq_length: steps of truncated backpropagation through time, T; default is RUN's.
-        learning_rate: peak learning rate; default is a share of RUN's; a student's is as of a
-            new model.
+        learning_rate: peak learning rate; default is a share of RUN's; for a student, it is the
+            default of a new model.
         dropout: default is RUN's; 0 where a model is pruned, gets an output of lower rank or is a
             student.
         seed: random seed of order and dropout, and of a student's initialization.
         device: auto uses the GPU if there is one.
-        precision: of training; auto measures which is fastest on this machine.
+        precision: precision of training; auto measures which is fastest on this machine.
         threads: CPU threads; default is one per core of this process.
         eval_every: steps between evaluations; default keeps them under 5 % of the time.
         checkpoint_every: steps between checkpoints; default is one after 15 s, then one a minute.

@@ -136,9 +136,10 @@ class Pruning(_ZeroMasks):
     """Sets a growing share of the weights, those of smallest magnitude, to zero.
 
     Masked weights are zero after every step, in the averaged weights too. Their gradients are zero
-    before clipping, and so are their entries in the state of the optimizers: Muon mixes the entries
-    of a matrix, and gradients of pruned weights, which no step makes smaller, would decide the
-    steps of the others (benchmarks/log). A pruned weight does not come back.
+    before clipping, and so are their entries in the state of the optimizers. Otherwise, because
+    Muon mixes the entries of a matrix, gradients of pruned weights, which no step makes smaller,
+    would decide the steps of the other weights (benchmarks/log). A pruned weight does not come
+    back.
 
     No evaluation is accepted before the end of the schedule. Then the masks are fixed, and at least
     ``round(final * number)`` weights or blocks of every matrix are zero.

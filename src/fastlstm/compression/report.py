@@ -22,7 +22,7 @@ SideT = TypeVar("SideT")
 REPORT_FILE = "compression.json"
 _ROUNDS = 3
 _QUIET_SHARE = 0.9
-"""Of the time of one thread: with less CPU time, other processes had the cores."""
+"""Share of the time of one thread; with less CPU time, other processes had the cores."""
 MIN_BLOCKS = 10
 """Fewer blocks say too little about how the values scatter."""
 _MAX_BLOCKS, _NUM_BLOCKS, _BLOCK = 1000, 20, 200
@@ -31,7 +31,7 @@ _SAMPLES = 2000
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFigures:
-    """A model before or after.
+    """A model before or after its compression.
 
     Attributes:
         path: the run.
@@ -82,7 +82,7 @@ class OutputErrors:
 
     Attributes:
         what: the outputs: "logits" or "forecasts".
-        largest: absolute difference.
+        largest: largest absolute difference.
         rms: root of the mean squared difference.
         num_compared: tokens or windows.
         agreement: share of tokens for which both models predict the same one; None for tables.
@@ -102,7 +102,7 @@ class TrainingFigures:
     Attributes:
         steps: optimizer steps.
         seconds: wall clock of all starts of the run.
-        teacher_s: seconds of these in the teacher.
+        teacher_s: seconds of these that the teacher took.
         reason: why training ended.
     """
 
@@ -122,9 +122,9 @@ class CompressReport:
         methods: the methods in order, such as ["90 % of the blocks of weights pruned", "int8, …"].
         source: the model before.
         result: the model after.
-        measure: of quality; "bits_per_char" for a text.
-        change: of quality; None if not measured.
-        not_measured: the reason, or None.
+        measure: measure of quality; "bits_per_char" for a text.
+        change: change of quality; None if not measured.
+        not_measured: why quality was not measured, or None.
         outputs: distance of the outputs; None if not compared.
         speed_unit: "characters", "tokens" or "windows".
         lacks: what this CPU lacks for the fastest kernels of the result.
@@ -132,7 +132,8 @@ class CompressReport:
         max_loss: as given.
         is_published: False if the loss is above `max_loss`.
         notes: remarks for the user.
-        scores: of a forecaster, by part of its table, then "source" or "result", then measure.
+        scores: scores of a forecaster, by part of its table, then "source" or "result", then
+            measure.
     """
 
     kind: Literal["text", "forecaster"]

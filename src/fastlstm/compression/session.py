@@ -38,7 +38,8 @@ from fastlstm.training.session import checkpoint_to_resume, locked_run, resumed_
 from fastlstm.training.trainer import Trainer
 
 NEW_ROUNDING_BEGIN = 0.6
-"""Share of the run after which a new student is rounded; other models are from the start."""
+"""Share of the run after which a new student is rounded; other models are rounded from the
+start."""
 
 
 class Result(NamedTuple):
@@ -223,7 +224,8 @@ class CompressionSession:
     def conclude(self, trainer: Trainer, results: Iterable[Result]) -> Result | None:
         """Measures the results of training; returns the one to publish, or None.
 
-        The first is the trained model, the second RUN with weights rounded to the nearest.
+        The first result is the trained model, the second is RUN with weights rounded to the
+        nearest.
         """
         if trainer.progress.best_step < 0:
             return None

@@ -68,7 +68,8 @@ Weights = Mapping[str, "NDArray[np.float32] | QuantizedMatrix"]
 
 STREAMS = (1, 64)
 MAX_SCORED = 1_000_000
-"""Most tokens in a measurement of quality; a fiftieth where torch runs them one by one."""
+"""Most tokens in a measurement of quality; a fiftieth of them where torch runs tokens one by
+one."""
 _LOGIT_TOKENS, _LOGIT_LANES, _LOGIT_STEPS = 4096, 16, 16
 OUTPUT, PROJECTION = "output.weight", "projection.weight"
 _SPARSE_SHARE = 0.25
@@ -117,7 +118,7 @@ class TextModel:
 
 
 class TextCompression(CompressionSource):
-    """A text model, and the tokens to measure it on: `ids`, or None for the reason `about_ids`."""
+    """A text model and the tokens to measure it on: `ids`, or None and the reason `about_ids`."""
 
     unit = "characters"
     ids: NDArray[Any] | None = None
@@ -428,8 +429,8 @@ def with_output_rank(
 ) -> tuple[dict[str, Any], ModelConfig]:
     """Returns weights with the nearest output matrix of a rank, and the sizes of that model.
 
-    The largest values of the singular value decomposition ``U S V^T``, in float64, stay: the output
-    matrix is ``U sqrt(S)``, the projection before it ``sqrt(S) V^T``. An output that has a
+    It keeps the largest values of the singular value decomposition ``U S V^T``, in float64. The
+    output matrix is ``U sqrt(S)``, the projection before it ``sqrt(S) V^T``. An output that has a
     projection already is multiplied out first.
     """
     check_output_rank(config, rank)

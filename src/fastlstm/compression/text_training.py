@@ -46,7 +46,7 @@ from fastlstm.training.task import Watch, even_parts
 from fastlstm.training.trainer import Trainer
 
 MEASURING_S = 4.0
-"""Kept of a budget for loading and for measuring speed."""
+"""Time of a budget kept for loading and for measuring speed."""
 MAX_KEPT_BYTES = 2**30
 """Most memory for the logits of a teacher: 5 million characters of 100 kinds."""
 _LARGEST = 65_504.0
@@ -171,7 +171,7 @@ def training_options(source: TextCompression, start: ModelConfig) -> TrainConfig
 
 
 def _rate_share(config: CompressConfig) -> float:
-    """Returns the peak learning rate over the one of the source (benchmarks/log)."""
+    """Returns the ratio of the peak learning rate to the rate of the source (benchmarks/log)."""
     if config.prune is not None:
         kept = 1.0 - config.prune  # a step of Muon is larger by its root
         return 1.0 if config.structured == "units" else min(kept**-0.5, 3.0)
@@ -334,8 +334,8 @@ class ReadingTeacher:
 class RememberingTeacher(ReadingTeacher):
     """A teacher that reads the first epoch only, and keeps its logits for the epochs after.
 
-    The logits are float16 in the memory of the CPU, not in checkpoints: a resumed run reads the
-    first epoch again, as far as it had come.
+    The logits are float16 in the memory of the CPU. Checkpoints do not hold them, so a resumed run
+    reads the first epoch again, up to its position.
     """
 
     def __init__(self, teaching: Teaching, precision: str, loader: TextLoader) -> None:

@@ -14,7 +14,7 @@ from fastlstm.forecast.model.config import ForecasterConfig
 from fastlstm.text.config import ModelConfig
 
 MULTIPLE = 16
-"""The kernels prefer multiples: a smaller model has a multiple of so many units."""
+"""A smaller model has a multiple of so many units, because the kernels prefer multiples."""
 
 Weights = Mapping[str, Tensor]
 Config = ModelConfig | ForecasterConfig
@@ -38,9 +38,9 @@ def unit_groups(config: Config) -> list[Group]:
     """Returns the groups of hidden units of a model; each may lose other units.
 
     A unit of a layer has four gate rows in both matrices and biases (and in parameters of cell
-    options), a column of `weight_hh`, and a column of each matrix that reads it. Layers with
+    options), a column of `weight_hh`, and a column of each matrix that reads the layer. Layers with
     residual connections share one group, with the columns of an embedding of the same width. A tied
-    embedding belongs to the last layer. Each direction of a layer of a forecaster is a group. Its
+    embedding belongs to the last layer. In a forecaster, each direction of a layer is a group. The
     decoder belongs to the last layer, or is a group if the layers are bidirectional.
     """
     if isinstance(config, ModelConfig):
@@ -157,8 +157,9 @@ def smaller(
 ) -> tuple[dict[str, Tensor], ConfigT]:
     """Returns the weights and the configuration of a model with some of its hidden units.
 
-    Where the other units change nothing it computes the same, unless normalisation counts them.
-    `keep` has the units of every group of `unit_groups` that stay, ascending; as many of each.
+    If the removed units change nothing, the smaller model computes the same, unless normalisation
+    counts them. `keep` has, for every group of `unit_groups`, the units that stay, ascending; each
+    group keeps as many.
     """
     groups, (size,) = unit_groups(config), {len(units) for units in keep}
     rows: dict[tuple[str, int], dict[int, Tensor]] = {}

@@ -30,7 +30,7 @@ from fastlstm.errors import FormatError
 _SPARE_BYTES = 256 << 20
 _SPARE_S, _BYTES_PER_S, _MAX_S = 10, 20_000_000, 300
 _COPIES = {"onnx": 16}
-"""Allowed memory in file sizes, default 4; int8 in ONNX becomes float32."""
+"""Allowed memory as a multiple of the file size, default 4; int8 in ONNX becomes float32."""
 _MAX_OBJECTS = 100_000
 _MAX_DEPTH = 32
 _SKIPPED = ("optimizer", "optimizer_weights")
@@ -41,7 +41,7 @@ def main() -> None:
     """Converts standard input; a refusal is one line on standard error and exit code 2."""
     kind, size = sys.argv[1], int(sys.argv[2])
     read, *libraries = _READERS[kind]
-    for library in libraries:  # they are large: load them before the limit
+    for library in libraries:  # these libraries are large: load them before the limit
         import_module(library)
     _set_limits(size, _COPIES.get(kind, 4))
     warnings.simplefilter("ignore")
@@ -107,7 +107,7 @@ def _hdf5_items(h5py: Any, file: Any) -> Iterator[tuple[str, Any]]:
         path, item = stack.pop()
         address = h5py.h5o.get_info(item.id).addr
         if address in seen or len(seen) >= _MAX_OBJECTS or path.count("/") > _MAX_DEPTH:
-            raise FormatError(f"'{path}' is linked twice, or one of too many objects")
+            raise FormatError(f"'{path}' is linked twice, or the file has too many objects")
         seen.add(address)
         yield path, item
         if not isinstance(item, h5py.Group):
@@ -176,7 +176,7 @@ def _read_torch(data: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
             continue
         num_bytes = tensor.numel() * tensor.element_size()
         storage = tensor.untyped_storage()
-        if not tensor.is_meta and storage.data_ptr() not in seen:  # tied weights have one
+        if not tensor.is_meta and storage.data_ptr() not in seen:  # tied weights have one storage
             seen.add(storage.data_ptr())
             total += storage.nbytes()
         if tensor.is_meta or num_bytes > storage.nbytes() or total > len(data):

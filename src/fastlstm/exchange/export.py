@@ -1,7 +1,7 @@
 """`export()`: a trained model as a file of another runtime, checked in that runtime.
 
-An `ExportSource` is the model, a `Target` the kind of file: the source gives a `Graph`, the target
-writes it. `prove` compares the file in the target's runtime with fastlstm's network.
+An `ExportSource` is the model and gives a `Graph`. A `Target` is the kind of file and writes the
+graph. `prove` compares the file in the target's runtime with fastlstm's network.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from fastlstm.training.signals import ended_like_ctrl_c
 
 REPORT_FILE = "export.json"
 LAYER_NORM_LIMIT = 1e-4
-"""For layer norm in the cell: it amplifies rounding wherever a cell is small, so that two libraries
-differ by up to 5e-5."""
+"""The limit for layer norm in the cell, which amplifies rounding wherever a cell is small, so that
+two libraries differ by up to 5e-5."""
 
 
 class Runner(Protocol):
@@ -72,7 +72,8 @@ class Target:
         runner: loads the model.
         limits: weight format -> largest error of an output, relative to the largest value of that
             output or 1, whichever is larger.
-        has_loops: runs any number of steps in one call; otherwise a text model is one step.
+        has_loops: whether one call runs any number of steps; otherwise a text model computes one
+            step.
         has_state: a text model has its state as input and output.
         exact_runner: runs the same int8 weights without rounded products, within the limit of
             fp32; None if the runtime rounds nothing.
@@ -96,7 +97,7 @@ def _torch(graph: Graph) -> dict[str, bytes]:
 
 _EXACT = {"fp32": 1e-5, "fp16": 1e-5, "int8": 1e-5}
 _LITERT = {"fp32": 1e-4, "fp16": 1e-4, "int8": 0.1}
-"""Of int8 the activations are rounded too, by LiteRT's kernels."""
+"""For int8 weights, LiteRT's kernels round the activations too."""
 TARGETS = {
     "keras": Target(
         "model.keras", lambda graph: {"model.keras": write_keras(graph)}, KerasRunner,
@@ -115,8 +116,8 @@ TARGETS = {
     ),
     "torch": Target("model.pt2", _torch, TorchRunner, {"fp32": 1e-5}),
 }  # fmt: skip
-"""Every target by name. A new one: a file with a writer and a runner, its place here, its name in
-cli/export.py."""
+"""Every target by name. A new target needs a file with a writer and a runner, a place here, and its
+name in cli/export.py."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ class ExportReport:
         target: "onnx", "litert", …
         path: the exported directory.
         model: name of the model's file or folder in it.
-        num_bytes: of the model.
+        num_bytes: size of the model.
         weights: format of the weights.
         is_step: the model computes one step per call.
         files: name -> size and SHA-256.
@@ -449,8 +450,8 @@ def _rounding(own: ExportSource, source: ExportSource) -> dict[str, float]:
 def staged_directory(path: Path) -> Iterator[Path]:
     """Yields a new directory, which gets the name `path` after the block.
 
-    An error, SIGTERM, SIGHUP or Ctrl-C removes it and the parents made for it. In the main thread
-    SIGTERM raises SystemExit(143) within the block.
+    An error, SIGTERM, SIGHUP or Ctrl-C removes the directory and the parents made for it. In the
+    main thread SIGTERM raises SystemExit(143) within the block.
 
     Raises:
         OSError: a directory cannot be made or renamed.

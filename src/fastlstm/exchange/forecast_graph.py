@@ -105,9 +105,9 @@ def random_windows(
 ) -> dict[str, NDArray[np.float32]]:
     """Returns B random windows for a forecaster's graph: `past`, `future` and `static`.
 
-    A share of the values is `missing`, by default 0.3 for a model with missing values; then the
-    first window lacks its first half, the last one its first column. Static columns lack a share
-    of 0.3 unless `missing` is 0.
+    `missing` is the share of missing values, by default 0.3 for a model with missing values; then
+    the first window lacks its first half, and the last window lacks its first column. Static
+    columns lack a share of 0.3 unless `missing` is 0.
     """
     config = stored.network.config
     rng = np.random.default_rng(B)

@@ -21,7 +21,7 @@ CELL_EPSILON = 1e-5
 """Added to the variance in the cell's layer norm, as `ops.cell_call` does (which loads torch)."""
 DType = Literal["float32", "int32", "bool"]
 Size = int | str
-"""Length of an axis: a number, or the name of one that callers choose, such as "B"."""
+"""Length of an axis: a number, or the name of a length that callers choose, such as "B"."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Graph:
     """A model.
 
     Attributes:
-        name: of the model.
+        name: name of the model.
         weights: arrays by name: float32, float16, or matrices in int8 with scales.
         inputs: in the order of the call.
         outputs: results, in order.
@@ -148,8 +148,8 @@ class GraphBuilder:
         """Adds one LSTM layer on `x` `(T, B, I)` with initial h and c `(D, B, H)`; D directions.
 
         `directions` holds for each direction the names of `weight_ih` `(4H, I)`, `weight_hh`
-        `(4H, H)` and the biases `(4H,)`, which are summed; gates i, f, g, o. Parameters of
-        `options` have the name of `weight_ih` with this part replaced: gamma_ih_l0. Outputs beyond
+        `(4H, H)` and the biases `(4H,)`, which are summed; gates i, f, g, o. A parameter of
+        `options` is named as `weight_ih` is, with that part replaced: gamma_ih_l0. Outputs beyond
         `lengths` `(B,)` int32 are 0. Returns outputs `(T, B, D * H)`, and the last h and c.
         """
         H = self.graph.weights[directions[0][1]].shape[1]
@@ -323,8 +323,10 @@ def zeros(g: GraphBuilder, x: Value, shape: tuple[int, int, int]) -> Value:
 
 
 def composed(graph: Graph, kinds: Mapping[str, Callable[..., Sequence[Value]]]) -> Graph:
-    """Returns the graph with some kinds of operation replaced by what a function of a builder,
-    inputs and attributes adds."""
+    """Returns the graph with some `kinds` of operation replaced by what their functions add.
+
+    A function gets a builder, the inputs and the attributes.
+    """
     g = GraphBuilder(graph.name, graph.weights)
     g.graph.inputs, g.graph.outputs, g.graph.metadata = graph.inputs, graph.outputs, graph.metadata
     names = (v.name.removeprefix("value_") for node in graph.nodes for v in node.outputs)
@@ -353,8 +355,7 @@ def interpret(
 
 
 def reshaped(node: Node, lengths: Any) -> list[Any]:
-    """Returns the target of a `reshape`: a named axis that stays has the input's length, another
-    named one is -1."""
+    """Returns the target of a `reshape`: a named axis that stays keeps its length, else -1."""
     before, after = node.inputs[0].shape, node.outputs[0].shape
     return [
         size if isinstance(size, int) else lengths[k] if before[k : k + 1] == (size,) else -1

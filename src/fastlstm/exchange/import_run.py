@@ -79,14 +79,14 @@ def import_run(
         model: the file, as for `import_module`.
         out: the run directory to write.
         text: training text of a text model; its characters in Unicode order are the vocabulary.
-        chars: instead, the characters in the order of their numbers.
-        vocab: instead, a JSON file with the characters, or tokenizer.json of a run.
+        chars: the characters in the order of their numbers, instead of `text`.
+        vocab: a JSON file with the characters, or tokenizer.json of a run, instead of `text`.
         activation: see `import_module`.
         answer: what the last layers read if the LSTM writes at every step: the output of the last
             step, the last state of each direction, the mean or the maximum of all steps. Default
             for a one-directional state_dict: last.
-        classes: the outputs are class scores before a softmax, one output before a sigmoid. A text
-            model becomes a classifier of the next token and needs no vocabulary.
+        classes: whether the outputs are class scores before a softmax, or one output before a
+            sigmoid. A text model becomes a classifier of the next token and needs no vocabulary.
 
     Raises:
         FormatError: a damaged file, or a model that no run can hold; names the layer.
@@ -202,7 +202,7 @@ def _directory(folder: Path) -> FormatError:
             " itself, model.save('model.keras'), and import that file"
         )
     return FormatError(
-        f"{folder} is a directory; imported are files: .keras, .h5, .onnx, .safetensors, .pt"
+        f"{folder} is a directory; expected a file: .keras, .h5, .onnx, .safetensors or .pt"
     )
 
 

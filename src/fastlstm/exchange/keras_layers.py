@@ -17,7 +17,7 @@ from fastlstm.sequence import layer_stack as ls
 Arrays = list[NDArray[np.float32]]
 _OTHER_NAMES = {"swish": "silu", "exp": "exponential"}
 _HARD_SIGMOID_SCALE = 1.2
-"""clip(0.2 x + 0.5) of Keras 1 and 2 is clip(y / 6 + 0.5), Keras 3's and ours, at y = 1.2 x."""
+"""At y = 1.2 x, clip(0.2 x + 0.5) of Keras 1 and 2 equals clip(y / 6 + 0.5) of Keras 3 and ours."""
 
 
 @dataclass
@@ -26,7 +26,7 @@ class KerasLayer:
 
     Attributes:
         kind: class, such as "LSTM".
-        name: of the layer.
+        name: name of the layer.
         config: settings.
         version: major version of Keras that wrote it.
         arrays: weights in Keras' order; reading removes them.
@@ -123,7 +123,7 @@ def read_layer(layer: KerasLayer) -> list[ls.Layer]:
     if reader is None:
         raise FormatError(
             f"the layer '{layer.name}' is {_article(layer.kind)} {layer.kind}, which cannot be"
-            f" imported; imported are {', '.join(_SHOWN)}"
+            f" imported; expected one of {', '.join(_SHOWN)}"
         )
     return reader(layer)
 
@@ -135,7 +135,7 @@ def output_shape(layer: KerasLayer, before: list[ls.Layer]) -> tuple[int, ...]:
         dense = next((la for la in before[::-1] if not isinstance(la, ls.Function)), None)
         if not isinstance(dense, ls.Dense) or len(dense.weight) > 1:
             raise FormatError(
-                f"the layer '{layer.name}' is a Squeeze; imported is one at the end, behind a Dense"
+                f"the layer '{layer.name}' is a Squeeze; expected one at the end, behind a Dense"
                 " layer of one unit"
             )
         return ()
@@ -144,7 +144,7 @@ def output_shape(layer: KerasLayer, before: list[ls.Layer]) -> tuple[int, ...]:
     is_shape = isinstance(shape, list) and all(type(size) is int for size in shape)
     if not is_shape or not isinstance(last, ls.Dense):
         raise FormatError(
-            f"the layer '{layer.name}' is a Reshape to {shape!r:.60}; imported is one at the end,"
+            f"the layer '{layer.name}' is a Reshape to {shape!r:.60}; expected one at the end,"
             " behind a Dense layer"
         )
     known = math.prod(size for size in shape if size != -1)
@@ -241,7 +241,7 @@ def _time_distributed(layer: KerasLayer) -> list[ls.Layer]:
     if inner.kind not in _PER_STEP:
         raise FormatError(
             f"the layer '{layer.name}' applies {_article(inner.kind)} {inner.kind} to every step,"
-            f" which cannot be imported; imported are {', '.join(_PER_STEP)}"
+            f" which cannot be imported; expected one of {', '.join(_PER_STEP)}"
         )
     return read_layer(inner)
 
@@ -267,7 +267,7 @@ def _bidirectional(layer: KerasLayer) -> list[ls.Layer]:
         if way.kind not in ("LSTM", "CuDNNLSTM"):
             raise FormatError(
                 f"the layer '{layer.name}' wraps {_article(way.kind)} {way.kind}, which cannot be"
-                " imported; imported are LSTM, CuDNNLSTM"
+                " imported; expected LSTM or CuDNNLSTM"
             )
     is_reversed = first.is_set("go_backwards")
     if is_reversed or (second.config is not first.config and not second.is_set("go_backwards")):
@@ -370,7 +370,7 @@ def _steeper(weights: ls.CellWeights, H: int) -> ls.CellWeights:
 
 
 def _activation_of(layer: KerasLayer, setting: str, default: str) -> str:
-    """Returns the name of an activation, stored as a text or a described function."""
+    """Returns the name of an activation, which is stored as a text or as a described function."""
     value = layer.config.get(setting, default)
     if value is None:
         return "linear"
@@ -389,7 +389,7 @@ def _unknown_activation(
     layer: KerasLayer, setting: str, value: Any, known: tuple[str, ...]
 ) -> FormatError:
     expected = [name for name in known if name != "hard_sigmoid_0.2"]
-    hint = f"; imported are {', '.join(expected)}" if expected else ""
+    hint = f"; expected one of {', '.join(expected)}" if expected else ""
     return FormatError(
         f"{setting} of the layer '{layer.name}' is {value!s:.60}, which cannot be imported{hint}"
     )

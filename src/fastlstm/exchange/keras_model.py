@@ -27,7 +27,7 @@ _MODELS = ("Sequential", "Functional", "Model")
 _MAX_LAYERS = 1000
 _MAX_NESTED, _MAX_DEPTH = 16, 100
 _ROOTS = ("layers", "_layer_checkpoint_dependencies")
-"""Group of the layers in model.weights.h5: of Keras 3 and late Keras 2, of Keras 2.12."""
+"""Group of the layers in model.weights.h5: for Keras 3 and late Keras 2, then for Keras 2.12."""
 
 
 def read_archive(data: bytes, path: Path) -> LayerStack:
@@ -74,12 +74,12 @@ def _stack_of(
         added = read_layer(layer)
         if added and shape is not None:
             raise FormatError(
-                f"the layer '{layer.name}' is behind a Reshape or Squeeze, which is imported at the"
+                f"the layer '{layer.name}' is behind a Reshape or Squeeze, which is possible at the"
                 " end only"
             )
         layers += added
         if arrays and not weights.is_shared:
-            raise FormatError(f"the layer '{layer.name}' ({kind}) has weights too many")
+            raise FormatError(f"the layer '{layer.name}' ({kind}) has too many weights")
         if kind in ("LSTM", "Bidirectional"):
             time_major.add(_is_time_major(own))
     if not layers:
@@ -125,7 +125,7 @@ def listed_layers(config: Mapping[str, Any], depth: int) -> list[dict[str, Any]]
     if kind not in _MODELS:
         class_of(config)  # refuses a user's class by name
         raise FormatError(
-            f"the model is {kind!r:.60}; imported are Sequential and Functional models of one path"
+            f"the model is {kind!r:.60}; expected a Sequential or Functional model of one path"
         )
     listed: Any = inner.get("layers") if isinstance(inner, dict) else inner
     is_list = isinstance(listed, list) and (kind == "Sequential" or isinstance(inner, dict))
@@ -161,15 +161,15 @@ def _path_of(config: Mapping[str, Any], listed: list[dict[str, Any]]) -> list[di
         if len(before) != 1 or before[0][1] != 0:
             reads = ", ".join(sorted({source for source, _ in before})) or "nothing"
             raise FormatError(
-                f"the layer '{name}' reads {reads}; imported are models of one path, in which"
-                " every layer reads the output of the one before it, once"
+                f"the layer '{name}' reads {reads}; expected a model of one path, in which"
+                " every layer reads the output of the layer before it, once"
             )
         name = before[0][0]
     unused = by_name.keys() - {str(layer.get("name") or name_of(layer)) for layer in path}
     if unused:
         raise FormatError(
-            f"the layer '{min(unused)}' is not on the path from input to output; imported are"
-            " models of one path"
+            f"the layer '{min(unused)}' is not on the path from input to output; expected"
+            " a model of one path"
         )
     return path[::-1]
 
@@ -180,7 +180,7 @@ def _ends(value: Any, key: str) -> str:
     if isinstance(value, list) and len(value) == 3 and isinstance(value[0], str):
         return value[0]
     raise FormatError(
-        f"the model has {key} {value!s:.80}; imported are models with one input and one output"
+        f"the model has {key} {value!s:.80}; expected a model with one input and one output"
     )
 
 
@@ -228,14 +228,14 @@ class Hdf5Weights:
     def of_layers(self, config: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], Arrays]]:
         for layer in layers_of(config):
             arrays = self._arrays(str(layer.get("name") or name_of(layer)))
-            if len(set(_trainable(layer))) > 1:  # Keras lists what is frozen last
+            if len(set(_trainable(layer))) > 1:  # Keras lists frozen weights last
                 raise FormatError(
                     f"a part of the layer '{name_of(layer)}' is frozen, which changes the order of"
                     " its weights in an .h5 file; save the model as .keras"
                 )
             yield from self._flat(layer, arrays, 0)
             if arrays:
-                raise FormatError(f"the layer '{name_of(layer)}' has weights too many")
+                raise FormatError(f"the layer '{name_of(layer)}' has too many weights")
 
     def _flat(
         self, layer: dict[str, Any], arrays: Arrays, depth: int
@@ -280,7 +280,7 @@ def _text_list(attributes: Mapping[str, Any], name: str) -> list[str]:
 
 
 class ArchiveWeights:
-    """Weights of `.keras` files: by the number of a layer among those of its class."""
+    """Weights of `.keras` files, found by the number of a layer among the layers of its class."""
 
     is_shared = False
 

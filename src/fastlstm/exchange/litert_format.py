@@ -29,7 +29,7 @@ from fastlstm.runs.weight_formats import QuantizedMatrix
 SCHEMA_VERSION, IDENTIFIER = 3, b"TFL3"
 SIGNATURE = "serving_default"
 ALIGNMENT = 16
-"""Bytes; the schema asks for it in every buffer."""
+"""In bytes; the schema asks for this alignment in every buffer."""
 LARGEST_FILE = (1 << 31) - 1
 """Offsets in a flatbuffer are signed 32-bit numbers."""
 _SMALLEST_SCALE = np.finfo(np.float32).tiny
@@ -223,8 +223,8 @@ class _LiteRtWriter:
     def _linear(self, node: Node, x: int, weight: str, bias: str | None) -> Any:
         """Adds `x @ weight^T + bias` along the last axis.
 
-        The kernels multiply int8 weights in int8 and round `x` row by row: a third of the time
-        of float32.
+        The kernels multiply int8 weights in int8 and round `x` row by row, which takes a third of
+        the time of float32.
         """
         is_int8 = _is_int8(self._graph.weights[weight])
         matrix = self._int8(weight) if is_int8 else self._floats(weight)

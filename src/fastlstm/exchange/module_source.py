@@ -57,7 +57,7 @@ class ModuleSource(ExportSource):
             yield inputs
 
     def _tokens(self, value: Value, example: Tensor) -> NDArray[Any]:
-        """Returns the integers for an input: rows of its embeddings, else the example's."""
+        """Returns integers for an input: rows of its embeddings, else the example's integers."""
         tables = [
             self._graph.weights[node.attributes["table"]].shape[0]
             for node in self._graph.nodes
@@ -100,9 +100,10 @@ def module_graph(
 ) -> Graph:
     """Returns the graph of a module in evaluation.
 
-    Inputs have the names of `module.forward`'s arguments; those of an LSTM are `x`, `h0` and `c0`;
-    the parts of a tuple are numbered. The axes T and B have any length. The output is `output`; an
-    LSTM has `output`, `h_n` and `c_n`, a tuple `output_0` and so on, a dict its keys.
+    Inputs have the names of `module.forward`'s arguments; the inputs of an LSTM are `x`, `h0` and
+    `c0`; the parts of a tuple are numbered. The axes T and B have any length. The output is named
+    `output`. The outputs of an LSTM are `output`, `h_n` and `c_n`; the parts of a tuple are
+    `output_0` and so on; a dict keeps its keys.
 
     Args:
         module: made of layers and functions that `trace` knows.

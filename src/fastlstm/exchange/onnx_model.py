@@ -157,10 +157,10 @@ class _OnnxReader:
 
 
     Attributes:
-        layers: of the model.
+        layers: layers of the model.
         main: input of the first LSTM, with `dtype` and `shape`; None is a size that callers choose.
         others: other inputs by name: states are floats, lengths of sequences integers.
-        outputs: names.
+        outputs: names of the outputs.
         num_tokens: V of a model that reads token ids, else 0.
         reverses: something reads or writes a sequence backwards.
         half: number of the layer that reads one direction of an LSTM, or -1.
@@ -198,8 +198,8 @@ class _OnnxReader:
     def notes(self) -> tuple[str, ...]:
         """Returns how the inputs beside the main one are read."""
         said = {
-            "f": "taken for the state before the first step: a sequence starts from zero here, a"
-            " text run carries it",
+            "f": "taken for the state before the first step: here a sequence starts from zero,"
+            " and a text run carries the state",
             "i": "the lengths of sequences: here all are read in full",
         }
         notes = []
@@ -270,7 +270,7 @@ class _OnnxReader:
             )
         if kind not in _FUNCTIONS:
             raise FormatError(
-                f"{label} is no operator that is imported; imported are LSTM, Gather of tokens,"
+                f"{label} is no operator that can be imported; expected LSTM, Gather of tokens,"
                 " MatMul, Gemm, LayerNormalization, functions, and constants added or multiplied"
             )
         is_new = kind == "HardSigmoid" and abs(get("alpha", 0.2) - 1 / 6) < 1e-6
@@ -302,7 +302,7 @@ class _OnnxReader:
         if array is None:
             merges: dict[str, ls.Merge] = {"Add": "sum", "Mul": "mul"}
             if not isinstance(last, ls.LSTMLayer) or last.backward is None or kind not in merges:
-                raise FormatError(f"{label} joins different paths; imported are models of one")
+                raise FormatError(f"{label} joins different paths; expected a model of one path")
             self.layers[-1], self._width = replace(last, merge=merges[kind]), last.hidden_size
             return
         is_turned = kind in ("Sub", "Div") and a is not None
@@ -445,7 +445,7 @@ def proved(arrays: dict[str, NDArray[Any]], about: dict[str, Any]) -> ls.LayerSt
 
 
 def _candidates(stack: ls.LayerStack, reverses: bool, half: int) -> Iterator[ls.LayerStack]:
-    """Yields the arrangements that operators moving values can make of the layers."""
+    """Yields the arrangements of the layers that are possible when operators move values."""
     lstms = {k: layer for k, layer in enumerate(stack.layers) if isinstance(layer, ls.LSTMLayer)}
     one_way = [k for k, layer in lstms.items() if layer.backward is None][:4]
     flips = itertools.product((False, True), repeat=len(one_way)) if reverses else [()]

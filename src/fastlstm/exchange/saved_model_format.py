@@ -180,7 +180,7 @@ def _along(axis: int, part: slice) -> tuple[slice, ...]:
 
 
 class SavedModelRunner:
-    """A SavedModel in TensorFlow, called by its signature; TensorFlow Serving does not run."""
+    """A SavedModel in TensorFlow, called by its signature, without TensorFlow Serving."""
 
     def __init__(self, path: Path) -> None:
         tf = self._tf = _tensorflow()

@@ -63,10 +63,10 @@ def _answering(stack: ls.LayerStack, answer: str | None) -> ls.LayerStack:
         if stack.made_by != "torch":
             raise FormatError(
                 f"its layer '{lstm.name}' writes at every step; a sequence run answers once for a"
-                " sequence: say what is read of it by `answer`"
+                " sequence: say with `answer` which output counts"
             )
         raise ConfigError(
-            f"'{lstm.name}' reads both ways, and a state_dict does not say what is read of it:"
+            f"'{lstm.name}' reads both ways, and a state_dict does not say which output counts:"
             " give `answer` last (y[:, -1]), state (the last of each way), mean or max"
         )
     if answer == "state" or (answer in (None, "last") and lstm.backward is None):

@@ -97,9 +97,9 @@ def sequence_graph(
     the end; `lengths` `(B,)` int32, steps of each sequence, 1 to T. NaN is a missing value; a model
     trained without missing values reads it as the mean of its column.
 
-    Outputs: `answers` `(B, K)` of a regressor; `probabilities` `(B, K)` and `label` `(B,)` int32,
-    the number of the likeliest class, of a classifier. The metadata has the classes. Weights have
-    the names of the network; T is `length`, or any number for None.
+    Outputs: a regressor has `answers` `(B, K)`; a classifier has `probabilities` `(B, K)` and
+    `label` `(B,)` int32, the number of the likeliest class. The metadata has the classes. Weights
+    have the names of the network; T is `length`, or any number for None.
     """
     network = stored.network
     mean, std = stored.mean.numpy(), stored.std.numpy()

@@ -25,7 +25,7 @@ class ExportSource:
 
     Attributes:
         kind: "text", "forecaster", "sequence" or "module".
-        weight_format: of the weights in the file: "fp32", "fp16" or "int8".
+        weight_format: format of the weights in the file: "fp32", "fp16" or "int8".
         notes: remarks for the user.
         is_step: a text model reads one token per call, without an axis of time.
         has_state: the state is an input and an output; otherwise every call starts from zero.

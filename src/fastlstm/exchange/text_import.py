@@ -49,8 +49,8 @@ class Vocabulary:
 
     Attributes:
         tokenizer: of the run.
-        ids: `(V,)` number in the imported model of each token of the tokenizer.
-        unused: numbers of the imported model without a character.
+        ids: `(V,)` for each token of the tokenizer, its number in the imported model.
+        unused: numbers in the imported model that stand for no character.
     """
 
     tokenizer: Tokenizer

@@ -142,8 +142,7 @@ class TextExport(ExportSource):
             yield {**inputs, "tokens": tokens[:num]}
 
     def _num_comparable(self, inputs: dict[str, NDArray[Any]]) -> int:
-        """Returns after how many steps fastlstm's float32 is about as close to its float64 as after
-        the first step."""
+        """Returns for how many steps float32 stays about as close to float64 as after one step."""
         num = len(inputs["tokens"])
         limit = max(_OWN_ERROR, 2 * self._own_error(inputs, 1)) if num > 1 else 0.0
         while num > 1 and not self._own_error(inputs, num) <= limit:  # which may be NaN
@@ -173,8 +172,10 @@ class TextExport(ExportSource):
         return {name: value.numpy() for name, value in outputs.items()}
 
     def in_units(self, outputs: Arrays) -> Arrays:
-        """Returns logits relative to the largest logit of LSTM outputs in [-1, 1]: the rounding of
-        the state moves a logit in proportion to its weights."""
+        """Returns logits relative to the largest logit that LSTM outputs in [-1, 1] can give.
+
+        The rounding of the state moves a logit in proportion to the weights of the logit.
+        """
         return {**outputs, "logits": outputs["logits"] / self._largest_logit}
 
     @cached_property

@@ -27,7 +27,7 @@ _DTYPES = {"float32": torch.float32, "int32": torch.int32, "bool": torch.bool}
 _EXAMPLE_SIZES = {"T": 5, "B": 3}
 """Not 0 or 1, which torch takes for fixed sizes."""
 _SATURATED = 1e6
-"""Makes a gate exactly 1, its negative exactly 0, for any input."""
+"""Makes a gate exactly 1 for any input; the negative value makes a gate exactly 0."""
 _OPERATORS: dict[str, Callable[..., Any]] = {
     **{"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div},
     **{"maximum": torch.maximum, "minimum": torch.minimum, "equal": torch.eq, "less": torch.lt},

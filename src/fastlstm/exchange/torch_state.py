@@ -25,7 +25,7 @@ _NOTE = (
 _MAX_ORDERS = 500
 _KINDS = {3: "nn.GRU", 1: "nn.RNN"}
 """Number of gates -> module with the same names of tensors."""
-_READ = "imported are models of embedding, LSTM and linear layers"
+_READ = "expected a model of embedding, LSTM and linear layers"
 
 
 class _StateModule(NamedTuple):
@@ -94,7 +94,8 @@ def _between(linears: Sequence[_StateModule], activation: str | None) -> str:
 def _order(modules: list[_StateModule], path: object) -> list[_StateModule]:
     """Returns the modules in the only order in which each reads the output of the one before it.
 
-    Of several orders it takes the one with an embedding named so, then with ascending numbers."""
+    Of several orders it takes the one whose embedding is named so, then the one with ascending
+    numbers."""
     lstms = [module for module in modules if module.layers]
     natural = [*(m for m in modules if not m.layers), *(_numbered(lstms) or lstms)]
     orders = [*itertools.islice(_orders(natural, None, False), _MAX_ORDERS)]
@@ -234,7 +235,7 @@ def _cell(module: _StateModule, suffix: str) -> tuple[ls.CellWeights, int]:
     H = hh.shape[-1] if hh.ndim == 2 else 0
     gates = len(hh) // H if H else 0
     if gates in _KINDS and hh.shape == (gates * H, H):
-        raise FormatError(f"'{module.prefix}' is {_KINDS[gates]}; imported is nn.LSTM")
+        raise FormatError(f"'{module.prefix}' is {_KINDS[gates]}; expected nn.LSTM")
     if H < 1 or hh.shape != (4 * H, H) or ih.ndim != 2 or ih.shape[0] != 4 * H or not ih.shape[1]:
         raise FormatError(
             f"{module.named(f'weight_hh_{suffix}')} has the shape {hh.shape} and weight_ih"

@@ -75,7 +75,7 @@ class TracedLength(str):
 
 
 class Tracer(GraphBuilder):
-    """A builder that makes an operation once, and a part of joined values from the values."""
+    """A builder that makes equal operations once, and takes a part of joined values from these."""
 
     def __init__(self, name: str, module: nn.Module, weights: Mapping[str, Any]) -> None:
         super().__init__(name, dict(weights))
@@ -90,8 +90,8 @@ class Tracer(GraphBuilder):
 
     @contextmanager
     def recording(self, lengths: Traced | None = None) -> Iterator[None]:
-        """Has the module's LSTMs add their operation, for the time of the block; they read
-        `lengths` where a call has none."""
+        """Within the block the module's LSTMs add their operation, by default with these
+        `lengths`."""
         lstms = [(n, m) for n, m in self._module.named_modules() if isinstance(m, nn.LSTM)]
         for name, lstm in lstms:
             own = partial(_lstm, prefix=f"{name}." if name else "", layer=lstm)
@@ -135,7 +135,7 @@ class Tracer(GraphBuilder):
         return x if isinstance(x, Value) else self.constant(_array(x))
 
     def weight_of(self, tensor: Tensor) -> str:
-        """Returns the name of a tensor among the weights, to which it is added if need be."""
+        """Returns the name of a tensor among the weights; adds the tensor if need be."""
         if id(tensor) in self._names:
             return self._names[id(tensor)]
         name = self.constant(_array(tensor)).name
@@ -274,7 +274,7 @@ def _arithmetic(kind: str) -> Callable[..., Value]:
             return a
         high = array.astype(np.float32)
         if array.dtype == np.float64 and kind in ("add", "sub") and (array != high).any():
-            # float32 alone would move what is far from zero
+            # float32 alone would move numbers far from zero
             low = (array - high).astype(np.float32)
             first, second = (high, low) if kind == "sub" else (low, high)
             return g.binary(kind, g.binary(kind, a, first), second)

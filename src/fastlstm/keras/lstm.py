@@ -25,15 +25,15 @@ _ACTIVATIONS = [(name, getattr(keras.activations, name)) for name in ACTIVATIONS
 class LSTM(keras.layers.LSTM):  # type: ignore[misc]
     """Drop-in for `keras.layers.LSTM`: same arguments, variables, files and results.
 
-    Files name it `keras.layers.LSTM`: stock Keras loads them without fastlstm, and a program that
-    imports `fastlstm.keras` loads them with this layer.
+    Files name this layer `keras.layers.LSTM`: stock Keras loads the files without fastlstm, and a
+    program that imports `fastlstm.keras` loads them with this layer.
 
     The kernels compute every mask, `go_backwards`, `stateful`, `return_state`, `unroll`,
-    `use_bias`, initial states, regularizers, constraints and `mixed_bfloat16`; `mixed_float16` and
-    `float16` in float32. Integer inputs are cast. With `recurrent_dropout` or `implementation=1`,
-    where Keras draws a mask per gate, one mask serves all four gates.
+    `use_bias`, initial states, regularizers, constraints and `mixed_bfloat16`; they compute
+    `mixed_float16` and `float16` in float32. Integer inputs are cast. With `recurrent_dropout` or
+    `implementation=1`, where Keras draws a mask per gate, one mask serves all four gates.
 
-    Keras' loop computes, with one UserWarning, an activation that the kernels lack, float64, a
+    With one UserWarning, Keras' loop computes an activation that the kernels lack, float64, a
     device that is not the CPU, and calls inside `torch.jit.trace`, `torch.onnx.export` or
     `torch.func`.
 
@@ -54,7 +54,7 @@ class LSTM(keras.layers.LSTM):  # type: ignore[misc]
 
         Raises:
             KernelError: with `strict`, a slow path.
-            ShapeError: input, mask, state or weights of another shape than the others.
+            ShapeError: input, mask, state or weights whose shapes do not fit each other.
         """
         sequences = keras.ops.convert_to_tensor(sequences)  # stateless calls give arrays
         reason = self._refusal(sequences.device.type)
@@ -216,7 +216,7 @@ class MaskedSteps(NamedTuple):
         Args:
             y: output of the unmasked steps, which come first.
             last: `(B, H)` output of the last of them.
-            zero_others: zeros where the mask is False, else the output of the step before.
+            zero_others: gives zeros where the mask is False, else the output of the step before.
         """
         if self.order is None:
             others = torch.zeros_like(last) if zero_others else self._or_zero(last)

@@ -131,7 +131,7 @@ def _machines(runs: Sequence[RunSummary]) -> str:
     ceilings = [number(run.start, "ceiling_gflops") for run in runs]
     known = [ceiling for ceiling in ceilings if ceiling]
     devices = {text_of(run.start, "device") for run in runs}
-    machines = {text_of(run.start, "machine") for run in runs} - {""}  # older runs lack it
+    machines = {text_of(run.start, "machine") for run in runs} - {""}  # older runs lack this entry
     # Ceilings differ between numbers of threads and precisions on one machine too.
     settings = {f"{run.start.get('threads')} {run.start.get('precision')}" for run in runs}
     differ = len(settings) == 1 and known and max(known) > _CEILING_RATIO * min(known)

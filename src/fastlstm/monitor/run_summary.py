@@ -59,8 +59,8 @@ class RunSummary:
         machine: use of the machine by the run and by others.
         phases: seconds spent in each phase.
         warnings: newest warnings, alerts and skipped steps, oldest first.
-        num_warnings: number of all of them.
-        first_end_s: first predicted total seconds, None before that.
+        num_warnings: number of all warnings.
+        first_end_s: first predicted total seconds, None before the first prediction.
     """
 
     def __init__(self, path: Path) -> None:
@@ -237,7 +237,7 @@ class RunSummary:
 
     @property
     def units_per_char(self) -> float | None:
-        """Tokens per character of a text, None before the first figure; 1 of other runs."""
+        """Tokens per character of a text, None before the first figure; 1 for other runs."""
         if self.measure.key != "bits_per_char" or text_of(self.start, "vocab") == "char":
             return 1.0
         for event, best in ((self.last, ""), (self.end or {}, "best_")):
@@ -312,7 +312,7 @@ class RunIndex:
 def differences(runs: Sequence[RunSummary]) -> dict[str, list[Any]]:
     """Returns the settings that are not equal in all runs: name -> one value per run.
 
-    For runs of different tasks only settings that all runs have.
+    For runs of different tasks it compares only settings that all runs have.
     """
     flat = [_settings(run.start) for run in runs]
     names = dict.fromkeys(name for settings in flat for name in settings)

@@ -21,7 +21,7 @@ _POLL_S = 0.75
 """Least interval between readings; the page asks once a second, so it shows an event within 2 s."""
 _MAX_THREADS = 200
 _REFRESH_S = 15.0
-"""Most seconds between bodies: a process that is killed changes its state without an event."""
+"""Most seconds between bodies, because a killed process changes its state without an event."""
 
 
 class LivePage:

@@ -82,8 +82,8 @@ def projected_nats(
 
 @dataclass(frozen=True)
 class _Plan:
-    """Rows per chunk, dtype of the GEMMs, dtype of softmax and sums; whether the native kernel of
-    a CPU or the fused softmax of a GPU computes it, else torch's operators do."""
+    """Rows per chunk, dtype of the GEMMs, dtype of softmax and sums, and what computes the loss:
+    the native kernel of a CPU, the fused softmax of a GPU, or torch's operators."""
 
     rows: int
     gemm: torch.dtype

@@ -73,11 +73,12 @@ class _Option:
 class LSTM(nn.LSTM):
     """Drop-in for `torch.nn.LSTM`: same constructor, parameters, state_dict, results and errors.
 
-    Layers and directions run one by one on the native kernels. torch's LSTM runs `proj_size`, a
-    GPU, float64, and calls inside `torch.func.grad`, `torch.jit.trace` or `torch.onnx.export`;
-    `explain` reports it, `strict` refuses it. Second derivatives, gradients in batches,
-    `torch.func.vmap` and `jvp` run as a Python loop over time with a warning; `strict` refuses it.
-    `torch.jit.script` and `torch.ao.quantization` need an `nn.LSTM`: see `restore`.
+    Layers and directions run one by one on the native kernels. torch's LSTM runs calls with
+    `proj_size`, on a GPU, in float64, and inside `torch.func.grad`, `torch.jit.trace` or
+    `torch.onnx.export`; `explain` reports such a call, `strict` refuses it. Second derivatives,
+    gradients in batches, `torch.func.vmap` and `jvp` run as a Python loop over time with a warning;
+    `strict` refuses the loop. `torch.jit.script` and `torch.ao.quantization` need an `nn.LSTM`: see
+    `restore`.
 
     Weights may change in any way between calls, also through `.data` and NumPy: every call reads
     them, unless `fastlstm.freeze` was called.
@@ -87,12 +88,12 @@ class LSTM(nn.LSTM):
 
     Args:
         *args: torch's, like all keywords that are not below.
-        options: what the cell computes beyond torch's, with any of torch's arguments but
-            `proj_size`; or its fields as keywords: `layer_norm`, `recurrent_dropout`, `zoneout`,
-            `activation`, `recurrent_activation` (`ops.cell_options.CellOptions`). `layer_norm` adds
-            `gamma_ih_l0` `(4H,)`, `gamma_hh_l0` `(4H,)`, `gamma_c_l0` and `beta_c_l0` `(H,)`, and
-            so on for every layer and direction. A layer with options that the kernels cannot run
-            is a slow loop over time, which `explain` reports.
+        options: what the cell computes beyond torch's; it goes with any of torch's arguments but
+            `proj_size`. Its fields may be keywords instead: `layer_norm`, `recurrent_dropout`,
+            `zoneout`, `activation`, `recurrent_activation` (`ops.cell_options.CellOptions`).
+            `layer_norm` adds `gamma_ih_l0` `(4H,)`, `gamma_hh_l0` `(4H,)`, `gamma_c_l0` and
+            `beta_c_l0` `(H,)`, and so on for every layer and direction. A layer with options that
+            the kernels cannot run is a slow loop over time, which `explain` reports.
         max_activation_bytes: limit of the activations that a layer and direction saves for its
             backward pass, beside input and output; the rest is computed again, in parts of the
             sequence. None saves everything, as a compiled or exported graph always does.
@@ -103,8 +104,8 @@ class LSTM(nn.LSTM):
             place of a weight or bias. A module (`nn.dropout.WeightDrop`) becomes a submodule.
         strict: a slow kernel or torch's LSTM is a KernelError.
         backend: name of the backend to force, or None for the best.
-        is_drop_in: for `explain`: torch's LSTM runs what no kernel can; False if a model calls
-            `run`.
+        is_drop_in: for `explain`, whether torch's LSTM runs what no kernel can; False if a model
+            calls `run`.
     """
 
     weight_ih_l0: nn.Parameter
@@ -374,7 +375,7 @@ class LSTM(nn.LSTM):
     def _torch(
         self, input: Tensor | PackedSequence, hx: State | None, flat: list[Any] | None = None
     ) -> tuple[Any, State]:
-        """Runs torch's LSTM; `flat` are the weights if fetched before."""
+        """Runs torch's LSTM; `flat` holds the weights if they were fetched before."""
         is_on_gpu = isinstance(input, Tensor | PackedSequence) and input.is_cuda
         if self.weight_hook is None and not is_on_gpu:
             with without_missing_kernel(input):

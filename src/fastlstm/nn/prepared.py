@@ -19,14 +19,14 @@ from fastlstm.ops.packed_weights import packed
 State = tuple[Tensor, Tensor]
 
 _MAX_ROWS = 64
-"""Steps times lanes; the checks of a larger call cost little beside its work."""
+"""Most steps times lanes: the checks of a larger call cost little beside its work."""
 
 
 class PreparedCall:
     """A call of one layer in one direction, of one shape and dtype, without gradients.
 
-    Weights are float32, matrix operands float32 or, under autocast, bfloat16. It belongs to its
-    tensors: pickles and copies leave it out.
+    Weights are float32, matrix operands float32 or, under autocast, bfloat16. A prepared call
+    belongs to its tensors, so pickles and copies leave it out.
     """
 
     def __init__(self, layer: nn.LSTM, weights: LSTMWeights, x: Tensor) -> None:

@@ -23,7 +23,7 @@ NUM_ARGS = len(LSTMArgs._fields)
 class LSTMFunction(torch.autograd.Function):
     """The sequence with all activations saved.
 
-    The first backward pass overwrites them, a second one computes them again.
+    The first backward pass overwrites the activations; a second one computes them again.
     """
 
     @staticmethod
@@ -84,9 +84,9 @@ def slow_gradients(
 ) -> Grads | None:
     """Returns gradients that the kernels cannot compute, or None if they can.
 
-    `grads` are of `y`, `hT`, `cT`, or None; `needs` marks the arguments whose gradients are needed.
-    torch's operators compute them, in the dtype of each argument, differentiable in grad mode;
-    `strict` raises KernelError instead.
+    `grads` are the gradients of `y`, `hT`, `cT`, or None; `needs` marks the arguments whose
+    gradients are needed. torch's operators compute these gradients, in the dtype of each argument,
+    differentiable in grad mode; `strict` raises KernelError instead.
     """
     present = [g for g in grads if g is not None]
     if not present:

@@ -35,7 +35,8 @@ class LSTMArgs(NamedTuple):
         mask: `(B, H)` factors of the state that enters the recurrence, or None.
         begins: `(B,)` int64 first step of each sequence, or None.
         ends: `(B,)` int64 one past the last step of each sequence, or None.
-        gamma_ih: `(4H,)` of the layer norm (ops/cell_call.py), or None with the next three.
+        gamma_ih: `(4H,)` of the layer norm (ops/cell_call.py), or None; then the next three are
+            None.
         gamma_hh: `(4H,)`.
         gamma_c: `(H,)`.
         beta_c: `(H,)`.
@@ -175,7 +176,7 @@ class Backend(Protocol):
     def supports(self, call: LSTMCall) -> str | None:
         """Returns None if the backend can run `call`, else the reason why not.
 
-        It runs on every call and must be fast for a supported one.
+        The check runs on every call and must be fast for a supported call.
         """
 
     def describe(self, call: LSTMCall) -> Kernel:

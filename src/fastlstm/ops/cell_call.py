@@ -24,7 +24,7 @@ class Norm(NamedTuple):
         gamma_ih: `(4H,)` of `x @ w_ih^T`, all four gates as one row.
         gamma_hh: `(4H,)` of `h @ w_hh^T`.
         gamma_c: `(H,)` of the new cell, normalised on the way to the output only.
-        beta_c: `(H,)` added to it.
+        beta_c: `(H,)` added to the normalised cell.
     """
 
     gamma_ih: Tensor
@@ -37,8 +37,8 @@ class CellCall(NamedTuple):
     """The options of a layer with the tensors that one call needs.
 
     Attributes:
-        options: of the layer.
-        norm: for `layer_norm`.
+        options: options of the layer.
+        norm: parameters for `layer_norm`.
         mask: `(B, H)` recurrent dropout: factors of the state that enters the recurrence, one mask
             per sequence, divided by the share of kept units; or None.
         seed: `(1,)` int64 for `zoneout_masks`; None for zoneout's expectation, as in evaluation.
@@ -95,7 +95,7 @@ def activate(name: str, x: Tensor) -> Tensor:
 def zoneout_masks(seed: Tensor, T: int, B: int, H: int, cell: CellCall) -> tuple[Tensor, Tensor]:
     """Returns which outputs and which cells zoneout keeps, `(T, B, H)` bool each.
 
-    A hash of the position, in the direction's order of time, and of `seed` `(1,)` int64, so that
+    The draws hash the position, in the direction's order of time, and `seed` `(1,)` int64, so that
     every step can be drawn again: "lowbias32" of C. Wellons' hash-prospector.
     """
     rows = torch.arange(T * B, device=seed.device).view(T, B, 1) & _LOW

@@ -89,7 +89,7 @@ def _part(args: LSTMArgs, first: int, steps: int) -> LSTMArgs:
 
 
 def _sum(total: Gradients, part: Gradients) -> Gradients:
-    """Adds the gradients of an earlier part and takes those of its initial states."""
+    """Adds the gradients of an earlier part; takes the gradients of that part's initial states."""
     for name, sum_, more in zip(Gradients._fields, total, part, strict=True):
         if name not in ("h0", "c0") and sum_ is not None and more is not None:
             sum_ += more

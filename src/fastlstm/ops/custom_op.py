@@ -1,8 +1,8 @@
 """The native sequence as one operator of torch: one node for torch.compile and torch.export.
 
-It takes a list of the tensors that are not None, with a bitmask of their positions: for a list with
-None torch 2.13 silently drops gradients. Outside a trace, ops/autograd.py costs less per call and
-its backward pass may overwrite the saved activations.
+It takes a list of the tensors that are not None, with a bitmask of their positions, because torch
+2.13 silently drops gradients for a list with None. Outside a trace, ops/autograd.py costs less per
+call and its backward pass may overwrite the saved activations.
 """
 
 from __future__ import annotations

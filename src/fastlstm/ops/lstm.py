@@ -44,7 +44,7 @@ def run(
 
 
 def _empty_output(call: LSTMCall, args: LSTMArgs) -> LSTMOutput:
-    """No step or no lane: an empty `y` that every argument still gets its (zero) gradient from."""
+    """Returns an empty `y` for no step or lane; every argument still gets a (zero) gradient."""
     with torch.autocast(call.device, enabled=False):
         cast = args.embedded().cast(call.dtype)
         gates = cast.rows @ cast.w_ih.t() + cast.h0 @ cast.w_hh.t()

@@ -70,7 +70,7 @@ def saved_layout(
 def symbolic_gate_rows(T: Any, B: Any) -> Any:
     """As the kernels' `gate_rows`, for symbolic T and B of a graph with dynamic shapes."""
     steps = torch.sym_min(-(-CHUNK_ROWS // B), T)
-    # Never below T * B, which torch cannot derive: it would ask whether there are 2 values or more.
+    # Never below T * B: torch cannot derive that, and would ask whether there are 2 values or more.
     return torch.sym_max(-(-T // steps) * steps * B, T * B)
 
 
@@ -130,9 +130,9 @@ def backward(
 ) -> Gradients:
     """Runs a sequence of `forward` backward; `saved.gates` and `saved.normed` are overwritten.
 
-    `grads` are of `y` `(T, B, H)`, `hT` and `cT` `(B, H)`, or None each; `needs` marks arguments
-    that need a gradient. Returns float32 gradients, for dense rows in the dtype of `y`; raises the
-    errors of `forward`.
+    `grads` are the gradients of `y` `(T, B, H)`, `hT` and `cT` `(B, H)`, or None each; `needs`
+    marks arguments that need a gradient. Returns float32 gradients, for dense rows in the dtype of
+    `y`; raises the errors of `forward`.
     """
     T, B, I, H = args.sizes  # noqa: E741
     is_bf16 = y.dtype == torch.bfloat16

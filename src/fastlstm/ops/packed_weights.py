@@ -28,7 +28,7 @@ class Contents(NamedTuple):
 
     Attributes:
         sources: the tensors as torch describes them.
-        fingerprint: of all bytes; None if not taken, or if a tensor is not on the CPU.
+        fingerprint: fingerprint of all bytes; None if not taken, or if a tensor is not on the CPU.
     """
 
     sources: tuple[SourceTensor, ...]
@@ -92,7 +92,7 @@ class SourceTensor(NamedTuple):
 
 
 def _version(t: Tensor) -> int:
-    """Returns torch's count of changes; it counts none of inference tensors."""
+    """Returns torch's count of changes; torch counts no changes of inference tensors."""
     return 0 if t.is_inference() else t._version
 
 
@@ -208,7 +208,7 @@ _MAX_SCRATCH = 128 << 20
 def _scratch(size: int) -> Tensor:
     """Returns at least `size` bytes, which the next call of this thread overwrites.
 
-    They are kept because fresh pages are expensive, up to 128 MB.
+    Up to 128 MB are kept, because fresh pages are expensive.
     """
     scratch: Tensor | None = getattr(_THREAD, "scratch", None)
     if scratch is None or scratch.nbytes < size:

@@ -26,7 +26,7 @@ def lstm_step_reference(
 ) -> tuple[Tensor, Tensor]:
     """Runs one step on `x` `(B, I)`, `h` and `c` `(B, H)`; returns the new `h` and `c`.
 
-    `keep` is zoneout's for `h` and for `c`.
+    `keep` is what zoneout keeps of `h` and of `c`.
     """
     options, norm = cell.options, cell.norm
     recurrent = h if cell.mask is None else h * cell.mask

@@ -44,7 +44,7 @@ _SETTINGS: Any = {
 class Chart:
     """A drawn chart: heading, a sentence below it, and the SVG, empty if drawing failed.
 
-    Small ones are three in a row.
+    Small charts are three in a row.
     """
 
     title: str
@@ -88,7 +88,7 @@ class Panel:
         x_unit: label below; "time" is in seconds, shown in seconds, minutes or hours; "date" has
             `datetime` values.
         bottom: lower end of the y axis.
-        left, right: ends of the x axis; None for those of the curves.
+        left, right: ends of the x axis; None takes the ends of the curves.
         may_be_log: use a logarithmic y axis if all values are positive and the highest is more than
             twice the lowest.
     """
@@ -131,11 +131,11 @@ def render(
 
     Args:
         panels: at least one.
-        size: of a panel in inches.
+        size: size of a panel in inches.
         columns: panels beside each other.
         form: kind of the file.
         palette: colours of ink, muted, grid, a and b, and optionally of the paper; without paper
-            the figure is transparent. `embed` needs the default.
+            the figure is transparent. `embed` needs the default palette.
     """
     import matplotlib
 

@@ -29,7 +29,7 @@ MAX_EVENTS = 1 << 15
 
 @dataclass(frozen=True)
 class History:
-    """The events of a run by kind; a step that was repeated after a resume is the newer one.
+    """The events of a run by kind; of a step that a resume repeated, only the newer event.
 
     `starts` has one event per start of the run, oldest first; `notes` has messages and skipped
     steps; `end` is None while the run continues.
@@ -116,7 +116,7 @@ def read_history(path: Path) -> History:
         elif kind == "end":
             end = event
         elif kind in _KINDS and (kind not in ("step", "eval") or number(event, "step") is not None):
-            if kind == "eval":  # the units at it, from the line of progress before it
+            if kind == "eval":  # its units, from the newest progress
                 newest = lists["steps"].newest
                 step, units = number(newest, "step"), number(newest, "units")
                 if step and units is not None:

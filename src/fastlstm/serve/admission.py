@@ -24,10 +24,10 @@ _STOP_S = 5.0
 class Places:
     """A number of places, shared by API keys; not thread-safe.
 
-    A key that holds places gets more only while at least as many stay free as it would then hold
-    (the dynamic threshold of Choudhury and Hahne, 1998): alone it may have half of them, two keys a
-    third each, and there is always one for a key that holds none. Without `is_shared` one client
-    may take every place. One request may have `limit`.
+    A key that holds places gets more only if the places left free are then at least as many as its
+    own (the dynamic threshold of Choudhury and Hahne, 1998). A single key may have half of the
+    places, two keys a third each, and a key without places always gets one. Without `is_shared` one
+    client may take every place. One request may have `limit` places.
     """
 
     def __init__(self, total: int, *, is_shared: bool = False) -> None:
@@ -46,7 +46,7 @@ class Places:
     def has_room(self, tenant: bytes, count: int, held: int = 0) -> bool:
         """Whether a key may take `count` more places for a request that already has `held`."""
         if count == 0:
-            return True  # what it holds stays its own, whatever others have taken since
+            return True  # the key keeps the places that it holds, whatever others have taken since
         num_free = self.total - self.num_taken - count
         if num_free < 0 or count + held > self.limit:
             return False
@@ -103,8 +103,8 @@ class Reservation:
             future.cancel()
             raise
         finally:
-            # An error's traceback leads here: with the future, which has the error, the request's
-            # memory would stay until the next garbage collection.
+            # An error's traceback leads here, and the future has the error: together they would
+            # keep the request's memory until the next garbage collection.
             self._awaited = None
             del future
 
@@ -122,15 +122,16 @@ class ModelThread:
     Args:
         deliver: receives each call's output on this thread; must not block.
         settings: limits of the texts or windows that are admitted at a time.
-        limit: texts or windows of one request; beyond it `too_many` is the text of the error and
-            `param` its field.
-        is_shared: there are several keys, and none gets all places.
+        limit: most texts or windows of one request; for more, `too_many` is the text of the error
+            and `param` the field at fault.
+        is_shared: whether there are several keys; then none of them gets all places.
 
     Attributes:
-        status: of the refusal when there is no room.
+        status: HTTP status of the refusal when there is no room.
         num_active: texts or windows that the model works on.
         has_work: something waits for the model, or for its next call.
-        is_closed: no new request is admitted; with `is_stopping` admitted requests end as well.
+        is_closed: whether new requests are refused; with `is_stopping` admitted requests end as
+            well.
     """
 
     too_many: ClassVar[str]
@@ -158,14 +159,14 @@ class ModelThread:
 
     @property
     def num_held(self) -> int:
-        """Places taken: by requests that are read, wait, run or are being answered."""
+        """Number of places of requests that are being read, wait, run or are being answered."""
         return self._places.num_taken
 
     def reserve(self, reservation: Reservation, count: int = 1) -> None:
         """Raises the places of a request to `count`; `release` must follow.
 
         Raises:
-            ApiError: 400, more than one request may have.
+            ApiError: 400, for more places than one request may have.
             Overloaded: no room now, or none for this key.
             Unavailable: the server is closing, or the request was cancelled.
         """

@@ -78,7 +78,7 @@ class Log(logging.Handler):
             line = self._lines.get()
             try:
                 _write(self._report() if line is None else line)
-            except (OSError, ValueError):  # the reader is gone, the disk full, or it is closed
+            except (OSError, ValueError):  # no reader, a full disk, or a closed stream
                 with self._guard:
                     self._drop()
 
@@ -89,7 +89,8 @@ def _write(text: str) -> None:
     except (AttributeError, ValueError, OSError):  # standard error is an object
         sys.stderr.write(text)
         return
-    # Past the buffer of sys.stderr: its lock, held in a write that stalls, would abort the exit.
+    # Written past the buffer of sys.stderr: a write that stalls would hold the buffer's lock, and
+    # that would abort the exit.
     rest = text.encode("utf-8", "backslashreplace")
     while rest:
         try:

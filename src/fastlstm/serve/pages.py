@@ -1,7 +1,7 @@
 """The pages at `/`: one to try a text model, one that describes a forecaster.
 
-Each is one file. Its policy allows only its own script and style, by their digests. Text of the
-model, such as names of columns, is escaped.
+Each page is one file, whose policy allows only the script and the style in it, by their digests.
+Text of the model, such as names of columns, is escaped.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ _SEND_BUFFER = 1 << 18
 _A_TURN, _BACKLOG = 16, 2048
 """Connections accepted per turn of the event loop, and waiting for it in the kernel."""
 _GONE_A_TURN = 256
-"""Connections closed by their clients before they were accepted: dropped at once, up to so many."""
+"""Most connections to drop at once that their clients closed before they were accepted."""
 _KEEP_ALIVE_S = 30
 _FLUSH_S, _CANCEL_S = 5, 1.0
 """Time for clients to read the end of their answers, and for tasks to be cancelled."""
@@ -52,14 +52,14 @@ _SWITCH_S = 0.001
 """The longest the engine waits for the interpreter after a call."""
 _GARBAGE_AFTER = 400_000
 """Objects between two garbage collections. Reading a body of 1 MB makes this many; with the default
-of 700 most of the time would go there, with the interpreter held."""
+of 700, garbage collection would take most of the time and hold the interpreter."""
 
 
 class Listener(socket.socket):
     """A listening socket that drops connections already closed by their clients.
 
-    A flood of them fills the queue in the kernel; without this a client behind them waits for each
-    connection to be set up.
+    A flood of such connections fills the queue in the kernel. Without this class, a client behind
+    them would wait until each of them is set up.
     """
 
     def accept(self) -> tuple[socket.socket, Any]:
@@ -93,8 +93,8 @@ class Server(uvicorn.Server):
 class ServerRunner:
     """A server from start to end.
 
-    `load` returns the model, once the port is open; without API `keys` everyone is let in;
-    `session_key` signs states, None draws one; `say` receives messages for the user.
+    `load` is called once the port is open, and returns the model. Without API `keys` everyone is
+    let in. `session_key` signs states; None draws a key. `say` receives messages for the user.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class ServerRunner:
         service, settings = self.service, self._settings
         bound = _listen(settings)
         service.is_local = is_local(bound.getsockname()[0])
-        # Far more than places: a client that finds none must get an answer.
+        # Far more connections than places: a client that finds no place must get an answer.
         limit = max_connections(4096 + 4 * (settings.max_streams + settings.max_queue))
         server = Server(_config(service, limit))
         loop = asyncio.get_running_loop()
@@ -187,7 +187,7 @@ class ServerRunner:
         service, settings, cores = self.service, self._settings, hardware.default_threads()
         is_shared = service.keys.are_several
         if not isinstance(model, InferenceModel):
-            threads = settings.threads or max(1, cores // 2)  # of two cores the clients have one
+            threads = settings.threads or max(1, cores // 2)  # on two cores, one is for clients
             service.loaded = ForecastEngine(
                 model, settings, service.metrics, threads, is_shared=is_shared
             )
@@ -204,7 +204,8 @@ class ServerRunner:
                 " valid for the next one"
             )
         key = self._session_key or secrets.token_bytes(32)
-        # Of two cores the clients have one; of more, the fastest number is found while serving.
+        # On two cores, one is left to the clients; on more, the fastest number is found while
+        # serving.
         text_threads = settings.threads or (1 if cores <= 2 else None)
         service.loaded = TextEngine(
             model, settings, service.metrics, key, text_threads, is_shared=is_shared
@@ -296,7 +297,7 @@ def _config(service: Service, limit: int) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=limit + 1,  # as uvicorn counts the connection that asks
+        limit_concurrency=limit + 1,  # uvicorn counts the connection that asks, too
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_FLUSH_S,
@@ -306,7 +307,7 @@ def _config(service: Service, limit: int) -> uvicorn.Config:
 
 def _listen(settings: Settings) -> socket.socket:
     try:
-        # With its protocol: else asyncio leaves Nagle's 40 ms on.
+        # The protocol is given, because asyncio otherwise leaves Nagle's 40 ms on.
         own = (socket.AF_UNSPEC, socket.SOCK_STREAM, socket.IPPROTO_TCP, socket.AI_PASSIVE)
         *kind, _, address = socket.getaddrinfo(settings.host, settings.port, *own)[0]
         bound = Listener(*kind)

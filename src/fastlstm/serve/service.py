@@ -84,7 +84,7 @@ class Service:
         return self.loaded is not None and self.loaded.is_stuck()
 
     def require_ready(self) -> None:
-        """Raises Unavailable while requests should not be sent here: as `engine`, or stuck."""
+        """Raises Unavailable if no requests should come: while loading, closing or stuck."""
         self.engine  # noqa: B018
         if self.is_stuck:
             raise Unavailable("requests are under way but make no progress; ask another server")

@@ -22,15 +22,15 @@ class Settings:
     Attributes:
         host: address to listen on; if other machines reach it, use API keys.
         port: port to listen on; 0 takes a free one.
-        device: auto uses a GPU for texts from 64 max_streams on, or the faster one that generate
-            has measured; forecasts use a GPU with cuda only.
+        device: for texts, auto uses a GPU from 64 max_streams on, or the device that generate has
+            measured as faster; forecasts use a GPU with cuda only.
         weights: format of the weights in memory; default is the format of a compressed run, else
             int8; a GPU takes fp32, bf16 or fp16 (its default).
         threads: threads of the engine; 0 chooses: one on two cores, the fastest number on more.
-        max_streams: texts generated at the same time, a request counts n; or windows forecast in
-            one pass.
-        max_queue: texts or windows that may wait for these; further requests are answered 429,
-            forecasts 503.
+        max_streams: texts generated at the same time, where a request counts as its n texts; or
+            windows forecast in one pass.
+        max_queue: texts or windows that may wait; further requests are answered 429, and 503 for
+            forecasts.
         prefix_cache: states of prompts kept per API key; a prompt with the same beginning continues
             from there; 0 keeps none.
         max_sequences: sequences kept on the server, each with its newest rows.
@@ -43,7 +43,7 @@ class Settings:
             forecast and once for each quantile.
         max_body: largest request body, in bytes.
         header_timeout: seconds in which a request's headers must arrive.
-        body_timeout: seconds in which its body must arrive.
+        body_timeout: seconds in which a request's body must arrive.
         stall: seconds after which a client that reads nothing of its answer is disconnected.
         watchdog: seconds without progress after which /health/live answers 503.
         grace: seconds that pending answers have after SIGTERM.

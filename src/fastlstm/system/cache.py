@@ -10,8 +10,8 @@
 An entry is written to a work directory, fsynced and renamed. The next preparation removes work
 directories without a lock: their processes have ended. Directories and files are private (0700,
 0600), whatever the umask. Files that belong to another user, or that another user may write, are
-not used. An entry holds SHA-256 hashes of its files, compared when a process first opens it: 1 GB
-takes about a second of one core, and all cores hash.
+not used. An entry holds SHA-256 hashes of its files, which are compared when a process first opens
+the entry. 1 GB takes about a second of one core, and all cores hash.
 """
 
 from __future__ import annotations

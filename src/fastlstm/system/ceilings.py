@@ -56,8 +56,8 @@ def measured_ceilings(
 ) -> Ceilings:
     """Returns the machine's measured speed; measures once (about a second) and stores the result.
 
-    Later calls repeat a measurement of a busy machine, at first each, after three once a day. The
-    best is kept.
+    If the machine was busy, later calls measure again: every call until there are three
+    measurements, then one a day. The best measurement is kept.
 
     Args:
         dtype: fp32, bf16, fp16 or tf32 (fp32 on the CPU).
@@ -94,7 +94,7 @@ def measured_ceilings(
 def ceiling_dtype(dtype: str, device: str) -> str:
     """Returns the dtype whose ceiling counts: fp32 for bf16 on a CPU without bf16 instructions.
 
-    fastlstm's kernels multiply bf16 there at the speed of fp32, torch slower than that.
+    There fastlstm's kernels multiply bf16 at the speed of fp32, and torch is slower than that.
     """
     is_widened = dtype == "bf16" and device == "cpu" and hardware.bf16_instructions() is None
     return "fp32" if is_widened else dtype

@@ -7,7 +7,7 @@ import re
 _SAMPLE_BYTES = 1 << 16
 _UNICODE = ("utf_8", "ascii")
 _USUAL = {"gb2312": "gb18030", "gbk": "gb18030", "mac_cyrillic": "cp1251"}
-"""Encodings that read the same bytes and more, or that are far more usual."""
+"""Encodings that replace others: they read the same bytes and more, or are far more usual."""
 _COMMON = [
     *("utf_16", "utf_16_le", "utf_16_be", "cp1252", "iso8859_15", "cp1250", "cp1251", "cp1253"),
     *("cp1254", "cp1255", "cp1256", "cp1257", "koi8_r", "tis_620", "gb18030", "big5", "cp932"),
@@ -20,7 +20,7 @@ _NOT_CP1252 = {
     *("Polish", "Czech", "Hungarian", "Slovak", "Slovene", "Croatian", "Romanian"),
     *("Russian", "Ukrainian", "Bulgarian", "Serbian", "Greek", "Hebrew", "Arabic", "Turkish"),
 }
-"""Languages with letters that cp1252 lacks; it has those of all other Latin texts."""
+"""Languages with letters that cp1252 lacks; cp1252 has the letters of all other Latin texts."""
 
 
 def encoding_of(data: bytes) -> str | None:

@@ -2,14 +2,14 @@
 
 ========================  ========================================================================
 ``FASTLSTM_CACHE``        directory for encoded text, tables and measured speeds
-``XDG_CACHE_HOME``        its parent when ``FASTLSTM_CACHE`` is not set; else ``~/.cache``
+``XDG_CACHE_HOME``        parent of the cache when ``FASTLSTM_CACHE`` is not set; else ``~/.cache``
 ``FASTLSTM_ISA``          widest instruction set to use: scalar, avx2, avx512, avx512_bf16, amx_bf16
 ``ONEDNN_MAX_CPU_ISA``    widest instruction set of oneDNN, as oneDNN itself reads it
 ``OMP_NUM_THREADS``       upper bound on the threads used when ``--threads`` is not given
 ``FASTLSTM_API_KEY``      a key that clients of ``fastlstm serve`` must send
 ``FASTLSTM_SESSION_KEY``  signs the states that ``fastlstm serve`` hands out
-``CUDA_VISIBLE_DEVICES``  GPUs that a run sees; only shown in its ``machine`` events
-``RANK``, ``WORLD_SIZE``  number of this process and count of processes, set by torchrun;
+``CUDA_VISIBLE_DEVICES``  GPUs that a run sees; only shown in its ``machine`` events ``RANK``,
+``WORLD_SIZE``  number of this process and count of processes, set by torchrun;
                           ``MASTER_ADDR``, ``MASTER_PORT``: address at which they connect;
                           ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE``: the same on this machine;
                           ``TORCHELASTIC_USE_AGENT_STORE``: whether torchrun listens there;
@@ -26,9 +26,9 @@
 ``TERM``                  ``dumb`` switches the live progress line off
 ========================  ========================================================================
 
-An empty variable counts as not set. Variables that fastlstm sets unless they are set:
-``KERAS_BACKEND`` and those of `_QUIET`, each before the library is imported; ``GLOO_SOCKET_IFNAME``
-and ``NCCL_SOCKET_IFNAME`` before the processes of one machine connect;
+An empty variable counts as not set. fastlstm sets these variables unless they are set:
+``KERAS_BACKEND`` and the variables of `_QUIET`, each before the library is imported;
+``GLOO_SOCKET_IFNAME`` and ``NCCL_SOCKET_IFNAME`` before the processes of one machine connect;
 ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE`` by ``--nproc``.
 """
 
@@ -168,7 +168,7 @@ def is_one_machine() -> bool:
 
 
 def use_network_device(name: str, *, replaces: bool) -> None:
-    """Sets the network device of gloo and NCCL, if none is set or `replaces`."""
+    """Sets the network device of gloo and NCCL if none is set, or in any case if it `replaces`."""
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         if replaces or not os.environ.get(variable):
             os.environ[variable] = name

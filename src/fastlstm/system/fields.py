@@ -113,7 +113,7 @@ def parse_duration(text: str, name: str = "budget") -> float:
 
     Args:
         text: a duration of at least a second.
-        name: of the setting, for the message.
+        name: name of the setting, for the message.
     """
     clean = text.strip().lower()
     if re.fullmatch(r"\d+(\.\d+)?", clean):
@@ -138,7 +138,7 @@ def _quantity(text: str, pattern: str, units: Mapping[str, float]) -> float:
 
 
 def parse_latency(text: str, name: str) -> float:
-    """Returns the seconds in ``"500us"``, ``"1ms"`` or ``"0.1s"``; `name` is the setting's."""
+    """Returns the seconds in ``"500us"``, ``"1ms"`` or ``"0.1s"``; `name` names the setting."""
     seconds = _quantity(text.lower(), "(us|ms|s)", {"us": 1e-6, "ms": 1e-3, "s": 1.0})
     if not 0.0 < seconds < 3600.0:
         raise ConfigError(
@@ -150,7 +150,7 @@ def parse_latency(text: str, name: str) -> float:
 def parse_amount(text: str, name: str, unit: str = "") -> float:
     """Returns the number in ``"200000"``, ``"500k"`` or ``"1.5M"`` (k, M, G: powers of 1,000).
 
-    `name` is the setting's; the number may end in `unit`, such as "/s".
+    `name` is the name of the setting; the number may end in `unit`, such as "/s".
     """
     amount = _quantity(text.strip().removesuffix(unit), "([kMG]?)", _POWERS)
     if not 0 < amount < 1e15:

@@ -16,10 +16,10 @@ _HELD_BACK = 0x08 | 0x20 | 0x40 | 0x80
 def gpu_usage() -> dict[str, Any]:
     """Returns `gpus`, one dict for each GPU of the driver, and `cuda_visible_devices`.
 
-    A GPU has the figures that it supports of: `index`, `busy_share` 0..1, `used_bytes`,
+    A GPU has the figures that it supports among `index`, `busy_share` 0..1, `used_bytes`,
     `others_bytes` (memory of other processes), `total_bytes`, `power_w`, `power_limit_w`,
-    `clock_mhz` of its processors, `is_held_back` (by heat or power). Empty without the package or
-    a driver.
+    `clock_mhz` of its processors, `is_held_back` (by heat or power). Empty without the package or a
+    driver.
     """
     try:
         nvml: Any = importlib.import_module("pynvml")

@@ -80,8 +80,8 @@ def native() -> Any:
 def keep_freed_memory() -> bool:
     """Keeps freed memory in the process, so that buffers of a training step are not mapped again.
 
-    A step of H=512, B=32, T=128 takes 900 page faults instead of 21,000 and runs at 44 instead of
-    34 k tokens/s (benchmarks/log); the process never shrinks. False without glibc.
+    A step of H=512, B=32, T=128 then takes 900 page faults, not 21,000, and runs at 44 k tokens/s,
+    not 34 k (benchmarks/log); the process never shrinks. Returns False without glibc.
     """
     return bool(native().keep_freed_memory())
 
@@ -162,7 +162,7 @@ def _onednn_has_bf16() -> bool:
 def bf16_instructions() -> str | None:
     """Returns the bf16 matrix instructions that oneDNN uses, "AMX" or "AVX512-BF16", or None.
 
-    ``FASTLSTM_ISA`` does not limit oneDNN, its own ``ONEDNN_MAX_CPU_ISA`` does.
+    ``FASTLSTM_ISA`` does not limit oneDNN; ``ONEDNN_MAX_CPU_ISA`` does.
     """
     if not has_bf16_products():
         return None
@@ -252,7 +252,7 @@ NO_GPU = "this torch is built without CUDA", "torch finds none"
 def gpu_refusal() -> str | None:
     """Returns why torch cannot compute on a GPU here, or None; initialises CUDA.
 
-    One of `NO_GPU` where none is looked for or found.
+    It is one of `NO_GPU` if torch looks for no GPU or finds none.
     """
     import torch
 
@@ -361,7 +361,7 @@ def ceiling_share(gflops: float, ceiling_gflops: float) -> float | None:
 def join_openmp() -> bool:
     """Lets the kernels use the threads of torch's OpenMP runtime; cheap enough for every call.
 
-    False without a runtime, and in a forked child; the kernels then start their own threads.
+    Returns False without a runtime and in a forked child: the kernels then start their own threads.
     """
     module = native()
     if not module.has_openmp():

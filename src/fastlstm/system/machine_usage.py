@@ -41,7 +41,7 @@ class MachineUsage:
     def read(self) -> dict[str, Any]:
         """Returns the use since the last reading, or since the construction.
 
-        Children of the process count as its own once they have ended, until then as others.
+        Child processes count as this process once they have ended; until then they count as others.
 
         Returns:
             The figures that the system has of:
@@ -56,7 +56,7 @@ class MachineUsage:
             throttled_share: share of the time in which a CPU quota stopped the process.
             available_bytes: free memory of the machine or the container.
             rss_bytes: resident memory of the process, mapped files included.
-            anonymous_bytes: the same without mapped files.
+            anonymous_bytes: resident memory without mapped files.
             disk_free_bytes: free space of the directory's disk.
         """
         before, own_before = self._before

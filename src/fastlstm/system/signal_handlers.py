@@ -59,5 +59,5 @@ class Arrivals:
         os.close(self._write)
 
     def age_s(self) -> float:
-        """Returns the seconds since its arrival: the last write to the pipe."""
+        """Returns the seconds since the newest signal arrived, by the last write to the pipe."""
         return max(0.0, time.time() - os.fstat(self._read).st_mtime)

@@ -136,7 +136,7 @@ def append(file: FileIO, data: memoryview) -> None:
 def allocate(path: Path, num_bytes: int) -> None:
     """Creates or replaces a file of `num_bytes` to be mapped, with its disk space reserved.
 
-    Without it, writing to a mapped page on a full disk would kill the process.
+    Without reserved space, writing to a mapped page on a full disk would kill the process.
 
     Raises:
         StorageError: reserving failed; no file is left.
@@ -162,7 +162,7 @@ def fsync_dir(directory: Path) -> None:
 
 
 def rename(source: Path, target: Path) -> None:
-    """Renames within one directory, replacing a file, and makes it durable. Raises OSError."""
+    """Renames within one directory, replacing a file, durably. Raises OSError."""
     os.replace(source, target)
     fsync_dir(target.parent)
 
@@ -227,7 +227,7 @@ def staged(path: Path, create: Callable[[Path], object]) -> Iterator[Path]:
     """Yields a new file or directory beside `path`, which is renamed to `path` after the block.
 
     An error removes it. Leftovers of killed processes for the same `path` are removed first; a
-    living process has its own locked.
+    living process has locked its own.
 
     Args:
         path: final name; its parent exists.

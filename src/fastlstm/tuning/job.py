@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fastlstm.tuning.tune import Search
 
 Changes = Mapping[str, Any]
-"""Value by axis, of the axes that differ from the default."""
+"""Value by axis, for the axes that differ from the default."""
 Show = Callable[[str, str], None]
 """Shows a label and a text."""
 MIN_STEPS_PER_EPOCH = 8

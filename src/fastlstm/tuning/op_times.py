@@ -29,7 +29,7 @@ _KERNELS = {
     "_ProjectedCrossEntropyBackward": "output and loss backward",
 }
 _GZIP = b"\x1f\x8b"
-"""The start of a compressed trace, with a name in .gz."""
+"""The first bytes of a compressed trace, whose name ends in .gz."""
 
 
 @dataclass(frozen=True)

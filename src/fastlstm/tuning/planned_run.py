@@ -44,7 +44,7 @@ def plan_run(
     """Sets a run up as `train` does, and ends it before its first step.
 
     Args:
-        source: as of `train`.
+        source: as for `train`.
         config: options of a text or a table.
         given: names of the options that were chosen.
         look: called with the trainer.
@@ -62,7 +62,7 @@ def plan_run(
 
 
 def end_of_run(source: Any, config: Any, given: Collection[str], start: _Start = None) -> Event:
-    """Trains a run and returns its end event; arguments as of `plan_run`.
+    """Trains a run and returns its end event; the arguments are those of `plan_run`.
 
     Raises:
         Stopped: SIGTERM or Ctrl-C.
@@ -96,7 +96,7 @@ def _first(events: Sequence[Event], kind: str) -> Event:
 
 def chosen_sizes(given: Any, used: Any) -> dict[str, Any]:
     """Returns the sizes that a budget chose, for a command that trains the same model; `given` is
-    the configuration of the user, `used` the one of the run."""
+    the configuration of the user, `used` is the configuration of the run."""
     is_table = isinstance(given, ForecastConfig)
     names: tuple[str, ...] = ("hidden_size",)
     if not is_table:

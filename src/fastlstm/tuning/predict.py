@@ -1,7 +1,7 @@
 """`fastlstm predict`: the result of a training run, from short runs of the same model.
 
 A text needs one short run and the law of quality (`text/quality_law.py`). A table needs two:
-doubling the length of a complete run gains a fixed share of the gain of the doubling before. Two
+each doubling of a complete run's length gains a fixed share of what the doubling before gained. Two
 complete runs, one twice as long as the other, measure that gain. If the longer run is no better,
 even longer runs will not be: a small table is learned within a hundred steps. The share and the
 errors were measured on complete runs of 30 to 960 steps (`benchmarks/forecast_sizes.py --steps`,
@@ -37,19 +37,19 @@ if TYPE_CHECKING:
 MIN_MEASURED_S, _MAX_DEFAULT_S = 5.0, 120.0
 _DEFAULT_SHARE, _MAX_SHARE = 0.1, 0.25
 _STEPS_SHARE = 0.8
-"""Of the time of a short run, without set-up and evaluations."""
+"""Share of the time of a short run that remains without set-up and evaluations."""
 _FACTORS = (0.5, 1.0, 2.0, 4.0)
-"""Lengths of the runs in the table of predictions, in lengths of the run."""
+"""Lengths of the runs in the table of predictions, as multiples of the run's length."""
 KEPT_GAIN = 0.6
 """Share of the gain of a doubling that the next one gains."""
 _BELOW, _ABOVE = (0.025, 0.01), (0.045, 0.02)
 """Distances of the 90 % limits from the prediction, in shares of the loss: at the measured length,
-and more per root of doublings. A longer run is more often worse than predicted, as it overfits a
-small table."""
+and the increase per square root of doublings. A longer run is more often worse than predicted, as
+it overfits a small table."""
 FEWEST_TABLE_STEPS = 60
-"""Of the longer short run: the law was measured on runs of 60 steps or more."""
+"""Fewest steps of the longer short run: the law was measured on runs of 60 steps or more."""
 _LONGER = 0.65
-"""Share of the longer one in the time of both short runs."""
+"""Share of the longer short run in the time of both."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def predict_run(
     """Trains a short complete run and predicts the result of the whole run.
 
     Args:
-        source: as of `fastlstm.train`.
+        source: as for `fastlstm.train`.
         config: options of the whole run.
         given: names of the options that were chosen.
         measure_s: seconds of the short run; default is a tenth of the whole run, 5 s to 2 min, or
@@ -236,8 +236,7 @@ def loss_after(steps: float, measured_steps: float, half: float, measured: float
 
 @dataclass(frozen=True)
 class MeasuredRuns:
-    """A complete short run with its validation loss; `half_loss` of a run of half as many steps,
-    and the `seconds` of both."""
+    """A complete short run, the `half_loss` of one of half as many steps, the `seconds` of both."""
 
     steps: int
     loss: float
@@ -270,7 +269,7 @@ def predict_forecaster(
 ) -> TablePrediction:  # fmt: skip
     """Trains two short complete runs and predicts the result of the whole run.
 
-    Arguments as of `predict_run`; `measure_s` is for both short runs together.
+    The arguments are those of `predict_run`; `measure_s` is for both short runs together.
 
     Raises:
         UsageError: the whole run is no longer than the short run.

@@ -51,10 +51,10 @@ if TYPE_CHECKING:
 
 _FIRST_TURNS = 3
 _RANKING_SHARE, _LATE_SHARE = 0.5, 1.2
-"""Shares of the time: all variants are timed until the first (the rest is for one variant alone),
-those with too few pairs for an interval until the second."""
+"""Shares of the time: all variants are timed until the first, variants with too few pairs for an
+interval are timed until the second. The rest is for one variant alone."""
 _LONG_TURN_S, _ALONE_S = 0.25, 4.0
-"""Of the variant that is timed alone: seconds of a turn, and least seconds of all turns."""
+"""For the variant that is timed alone: seconds of a turn, and least seconds of all turns."""
 _RATE_SHARE = 0.3
 """Share of the time for a learning rate that looks too high."""
 _MIN_WAIT = 0.02
@@ -123,7 +123,7 @@ def profile_run(
 ) -> tuple[Profile, Any]:  # fmt: skip
     """Profiles a run instead of training it, for about so many seconds, and throws it away.
 
-    Source, options and names of the given options are as of `train`. A few steps are recorded for
+    Source, options and names of the given options are as for `train`. A few steps are recorded for
     the operations, or for a `trace` as Chrome's JSON. Returns the profile, and the options with
     every choice made.
     """
@@ -187,9 +187,9 @@ def _verdicts_by_turns(
 ) -> tuple[list[Verdict], list[str]]:  # fmt: skip
     """Times all variants, then the first recommended one alone, else the best undecided one.
 
-    The gain of the latter is the one of the second measurement, as it was chosen by the first. Slow
-    steps that take all `seconds` since `started` leave no time for it. Returns all verdicts, with
-    the `others` (which need no turns), and why some variants were not timed.
+    The gain of that variant is the gain in its second measurement, because the first one chose it.
+    Slow steps that take all `seconds` since `started` leave no time for it. Returns all verdicts,
+    with the `others` (which need no turns), and why some variants were not timed.
     """
     rng, end = random.Random(0), started + seconds
     ranked_at, late = started + _RANKING_SHARE * seconds, started + _LATE_SHARE * seconds

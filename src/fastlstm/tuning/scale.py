@@ -31,8 +31,8 @@ _WAYS = (("fp32", 1), ("bf16", 1), ("fp32", 8), ("fp32", 25))
 WORTH_IT = 1.05
 """Least speedup at which more nodes are advised."""
 _SAME, _CLEARLY = 0.98, 1.1
-"""Share of the best exact speed from which fp32 is preferred to bf16; multiple of that speed from
-which local steps are advised."""
+"""fp32 is preferred to bf16 from this share of the best exact speed; local steps are advised from
+this multiple of that speed."""
 LOCAL_LOSS = {8: "at most 0.01 bits/char worse", 25: "0.01 to 0.03 bits/char worse"}
 _TIMED_S, _MIN_TIMED, _MAX_TIMED = 0.5, 3, 12
 _DIVISORS = (1, 2, 4, 8)

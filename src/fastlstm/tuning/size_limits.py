@@ -30,7 +30,7 @@ class ModelCost:
         latency_s: median seconds per token of one stream, or per forecast of one window.
         num_bytes: size of the file of weights.
         low_s, high_s: the second fastest and the second slowest measurement; `high_s` is at least a
-            tenth above the median, and above a token at the beginning of a text.
+            tenth above the median, and above the time of a token at the beginning of a text.
     """
 
     latency_s: float

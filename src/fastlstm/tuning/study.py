@@ -45,9 +45,10 @@ STUDY_FILE = "study.db"
 _TRIALS = "trials"
 MIN_TRIAL_S = 10.0
 _MIN_SHARE = 1 / 12
-"""Of the budget: shorter runs predict the whole run too badly (docs/predict.md)."""
+"""Least share of the budget: shorter runs predict the whole run too badly (docs/predict.md)."""
 _LEAST_RUNS, _LONGEST_SHARE = 9, 1 / 8
-"""Shortest runs in the shortest search; share of the longest run in the time of a search."""
+"""Number of shortest runs in the shortest search; share of the longest run in the time of a
+search."""
 _REDUCTION = 3
 """Ratio of the lengths of two rungs; a third of the trials gets to the next rung."""
 _STARTUP_TRIALS = 4
@@ -302,10 +303,10 @@ def spent_s(study: optuna.Study) -> float:
 
 
 def best_trial(study: optuna.Study) -> tuple[FrozenTrial, float, float]:
-    """Returns the best trial, its expected result, and the one of the default.
+    """Returns the best trial, its expected result, and the expected result of the default.
 
-    The default is the best trial unless another one is clearly better. UsageError: every run
-    failed.
+    The default is the best trial unless another trial is clearly better. Raises UsageError if every
+    run failed.
     """
 
     def expected(trial: FrozenTrial) -> float:

@@ -54,7 +54,7 @@ class Search:
     """A search for the settings of a run.
 
     Attributes:
-        source: as of `fastlstm.train`.
+        source: as for `fastlstm.train`.
         config: options of the run.
         given: names of the given options, which stay as they are.
         out: directory of the search.

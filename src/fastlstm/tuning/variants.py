@@ -142,7 +142,7 @@ def candidates(trainer: Trainer) -> list[Candidate]:
     (benchmarks/log), and no further.
     """
     task, options = trainer.task, trainer.plan.options
-    now = _threads(options)  # variants are made later, when torch may have another number
+    now = _threads(options)  # variants are made later, when torch may have other threads
 
     def chain(cause: str, effect: str, values: list[dict[str, Any]]) -> list[Candidate]:
         following: Candidate | None = None

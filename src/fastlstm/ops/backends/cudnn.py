@@ -3,8 +3,8 @@
 torch (ATen/native/cudnn/RNN.cpp) asks for a persistent kernel, which keeps the weights on the chip
 through all steps, for fp16, one layer, one direction, `H <= 1024`, `H` and `I` multiples of 128,
 `B <= 128` a multiple of 8; and, in fp16 and fp32, for few units: `H <= 192` forward, `H <= 128`
-backward. Layers run one by one here, so sizes and dtype remain. On an H200 these rules named the
-kernel that ran in all of 236 cases (benchmarks/cudnn_steps.py, docs/results.md).
+backward. Layers run one by one here, so only the sizes and the dtype decide. On an H200 these rules
+named the kernel that ran in all of 236 cases (benchmarks/cudnn_steps.py, docs/results.md).
 
 A padded hidden unit has zero weights and biases: its gates are sigmoid(0), its candidate
 tanh(0) = 0, so its cell and output stay 0 and the result is exact.
@@ -25,8 +25,8 @@ MAX_PERSISTENT_H = 1024
 MAX_PERSISTENT_B = 128
 MAX_SMALL_H, MAX_SMALL_H_BACKWARD = 192, 128
 MAX_PADDING_COSTS = {64: 2.0, MAX_PERSISTENT_B: 1.2}
-"""Up to a batch of so many rows, pad while the padded call has at most this many times the FLOP. On
-an H200 the persistent kernel is 2.3 to 5 times as fast up to 64 rows, 1.2 to 4.6 with 128."""
+"""Up to a batch of so many rows, pad if the padded call has at most this many times the FLOP. On an
+H200 the persistent kernel is 2.3 to 5 times as fast up to 64 rows, 1.2 to 4.6 with 128."""
 
 
 def cudnn_kernel(call: LSTMCall) -> Kernel:

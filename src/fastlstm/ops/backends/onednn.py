@@ -14,9 +14,9 @@ from fastlstm.system import hardware
 def refusal(call: LSTMCall) -> str | None:
     """Returns why torch cannot run `call` through oneDNN, or None.
 
-    Source: `use_mkldnn` in ATen/native/RNN.cpp: float32; bf16 on a CPU with AVX-512; fp16 without a
-    gradient on a CPU that has it; never anything else, never with mkldnn switched off. There is no
-    condition on T or B.
+    By `use_mkldnn` in ATen/native/RNN.cpp, oneDNN runs float32, bf16 on a CPU with AVX-512, and
+    fp16 without a gradient on a CPU that has fp16. It runs nothing else, and nothing with mkldnn
+    switched off. There is no condition on T or B.
     """
     if not torch.backends.mkldnn.is_available():
         return "this torch is built without oneDNN"
@@ -53,7 +53,7 @@ def kernel(call: LSTMCall) -> Kernel:
 
 @contextmanager
 def hidden_from(dtype: torch.dtype, device: str) -> Iterator[None]:
-    """Hides oneDNN from torch's LSTM in bf16 on a CPU where oneDNN has none.
+    """Hides oneDNN from torch's LSTM in bf16 on a CPU where oneDNN has no bf16.
 
     Otherwise torch calls oneDNN, which raises "could not create a primitive descriptor". Without
     oneDNN torch runs its loop over the steps.

@@ -1,8 +1,8 @@
 """The LSTM of `lstm_cluster.cu`: one launch per sequence and pass, matrix products around it.
 
-The input is multiplied before the loop, for all steps at once; of tokens, the rows of the embedding
-are, and the kernel gathers. The backward kernel returns the gradients of the gates, from which
-products form all others.
+The input is multiplied before the loop, for all steps at once. For tokens, the rows of the
+embedding are multiplied, and the kernel gathers the products. The backward kernel returns the
+gradients of the gates, from which products form all others.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _UNITS_OF_BLOCK, _THREADS = 32, 256
 _MAX_GROUPS = 6
 """Groups of 8 rows that a cluster computes in turn."""
 _MAX_NORMED_GROUPS = 4
-"""With a layer norm, whose values take more registers."""
+"""The groups with a layer norm, whose values take more registers."""
 
 
 class KernelVariant(NamedTuple):
@@ -48,7 +48,7 @@ class KernelVariant(NamedTuple):
 
     @property
     def saved_bytes(self) -> int:
-        """What a block saves of a group of 8 rows and a step for the backward pass."""
+        """Bytes that a block saves for a group of 8 rows and a step, for the backward pass."""
         return 3072 + 1024 * (self.zoneout > 0) + 2048 * (self.norm_size > 0)
 
     def macros(self, groups: int) -> dict[str, int]:
@@ -137,7 +137,8 @@ class Saved(NamedTuple):
         steps: `(T, groups, blocks, bytes)` gates, cells and what options add, as the kernels lay
             them out.
         w_hh: `(4H, H)` in the compute dtype.
-        w_ih: `(4H, I)` in it, gates innermost; None where the projected input is given.
+        w_ih: `(4H, I)` in the compute dtype, gates innermost; None where the projected input is
+            given.
         moments: `(T, B, 4)` float32 of the layer norms.
     """
 
@@ -166,7 +167,7 @@ def run_cluster_lstm(
 
     Args:
         call: what is run.
-        args: its tensors; of many tokens already embedded (`embedded_if_large`).
+        args: its tensors; many tokens are already embedded (`embedded_if_large`).
         gx: `(N, 4H)` projected rows with gates innermost; None projects them here.
         norm_size: units that a layer norm is over, without padding; 0 without one.
     """
@@ -205,8 +206,8 @@ class _ClusterLSTM(torch.autograd.Function):
                 return None, None, None, *slow
         elif torch.is_grad_enabled():
             raise KernelError(
-                "a gradient that is itself differentiated (create_graph=True) does not exist of a"
-                " layer norm on a GPU; use backend='reference'"
+                "a layer norm on a GPU has no gradient that is itself differentiated"
+                " (create_graph=True); use backend='reference'"
             )
         dgx, gradients = _backward(call, args, saved, grads, needs, ctx.norm_size)
         return None, None, dgx, *by_argument(args, gradients, needs)
@@ -251,9 +252,9 @@ class _OfGates(NamedTuple):
 
     Attributes:
         sums: `(T * B, 4H)` gradients of the sums that enter the gates.
-        product: those of the recurrent product; the same without a layer norm.
-        h0, c0: `(B, H)`; of h0 without the part that passes through w_hh.
-        bias: `(4H,)` gates first, without a layer norm.
+        product: gradients of the recurrent product; without a layer norm they are `sums`.
+        h0, c0: `(B, H)` gradients; the gradient of h0 lacks the part that passes through w_hh.
+        bias: `(4H,)` gradient of the biases, gates first, without a layer norm.
         norms: gradients of gamma_hh, gamma_c, beta_c, or None each.
     """
 
@@ -300,7 +301,7 @@ def _gate_gradients(
 def _backward(
     call: LSTMCall, args: LSTMArgs, saved: Saved, grads: Any, needs: LSTMArgs, norm_size: int
 ) -> tuple[Tensor | None, Gradients]:
-    """Returns the gradient of the projected rows, where those are given, and all others."""
+    """Returns the gradient of the projected rows, if these are given, and all other gradients."""
     T, B, _, H = args.sizes
     dtype, of_gates = call.dtype, _gate_gradients(call, args, saved, grads, norm_size)
     d, product = of_gates.sums, of_gates.product

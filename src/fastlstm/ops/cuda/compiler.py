@@ -32,7 +32,7 @@ def compiled(name: str, macros: Mapping[str, int], arch: str) -> bytes:
     """Returns the machine code (cubin) of a source file, from the cache where it is there.
 
     Args:
-        name: of the file, without `.cu`.
+        name: name of the file, without `.cu`.
         macros: its settings.
         arch: such as "sm_90".
 
@@ -83,7 +83,7 @@ def _version() -> str:
     nvrtc = bindings("nvrtc")
     try:
         status, major, minor = nvrtc.nvrtcVersion()
-    except Exception as error:  # of the loader of libraries, each release has its own kind
+    except Exception as error:  # from the loader of libraries; each release raises its own kind
         raise KernelError(f"NVRTC cannot be loaded ({error})") from error
     checked((status, None))
     return f"{major}.{minor}"
@@ -101,7 +101,7 @@ def bindings(name: str) -> Any:
 
 
 def checked(result: tuple[Any, ...], failed: str = "NVRTC failed") -> Any:
-    """Returns what a function of CUDA gives; raises KernelError for a status but success."""
+    """Returns the result of a CUDA function; raises KernelError unless its status is success."""
     status, *values = result
     if int(status):
         raise KernelError(f"{failed}: {status.name}")

@@ -1,4 +1,4 @@
-"""Rows of small tables on a GPU: gathered in the compute dtype, their gradient one product."""
+"""Rows of small tables on a GPU: gathered in the compute dtype; their gradient is one product."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fastlstm.ops.call import compute_dtype
 from fastlstm.ops.custom_op import is_traced
 
 _SUMS_WIDE = torch.__version__ >= "2.8"
-"""Whether torch.mm returns float32 of bf16 and fp16."""
+"""Whether torch.mm returns float32 for bf16 and fp16."""
 MAX_TABLE_ROWS = 1024
 """The gradient of a larger table would be a product over too many zeros."""
 

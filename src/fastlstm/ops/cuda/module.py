@@ -107,8 +107,11 @@ class CudaKernel:
 
     @contextmanager
     def _entered(self) -> Iterator[None]:
-        """Makes torch's context of this device current: a thread that has not used the GPU yet has
-        none, one that uses another GPU gets its own back."""
+        """Makes torch's context of this device current within the block.
+
+        A thread that has not used the GPU yet has no context. A thread that uses another GPU gets
+        its own context back.
+        """
         before = int(_checked(self._driver.cuCtxGetCurrent()))
         context = _primary_context(self._device)
         is_other = before != int(context)

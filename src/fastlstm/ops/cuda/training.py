@@ -15,7 +15,7 @@ from fastlstm.ops.cuda.module import CudaKernel, KernelArguments, pointers
 from fastlstm.ops.custom_op import is_traced
 
 _ROWS = 8
-"""Of a block, each by a warp."""
+"""Rows of a block, one for each warp."""
 _THREADS = 256
 _PACK = 8
 """Values that a thread reads at once."""
@@ -99,7 +99,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         logits: `(N, V)`, bf16 or fp16.
-        targets: `(N,)` int64; one outside of `[0, V)` has NaN.
+        targets: `(N,)` int64; a target outside of `[0, V)` gives NaN.
 
     Returns:
         `(N,)` float32 each.
@@ -125,7 +125,7 @@ def cross_entropy_gradient(
 
 
 class StepEnd:
-    """What a training step decides of its loss and gradient norms, by one kernel.
+    """What a training step decides from its loss and gradient norms, by one kernel.
 
     Args:
         num: gradients.
@@ -162,10 +162,10 @@ class StepEnd:
         Args:
             loss: float32 scalar.
             norms: `(num,)` of the gradients, times the loss scale.
-            scalars: factor of the learning rates, the same after a bad step; weight of an average,
-                the same after a bad step.
+            scalars: factor of the learning rates, and that factor after a bad step; weight of an
+                average, and that weight after a bad step.
             scale: loss scale, or None.
-            max_norm: that the gradient is clipped to.
+            max_norm: norm to which the gradient is clipped.
         """
         if self._kernel is not None:
             arguments = _StepEnd(
@@ -203,15 +203,15 @@ class MuonStep:
     """The elementwise parts of one update by Muon, of a float32 weight `(4H, K)`.
 
     Args:
-        weight: and what belongs to it.
+        weight: the weight; the other arguments belong to it.
         update: `(4, H, K)` bf16, what is orthogonalised; `begin` fills it.
         momentum: changed when the update ends.
         inverse: what the gradient is divided by, a scalar.
         is_bad: 1 where nothing may change.
         rate: learning rate.
-        decay_momentum: of the running gradient.
-        weight_decay: decoupled.
-        safety: of the norm that a block is divided by.
+        decay_momentum: decay of the running gradient.
+        weight_decay: decoupled weight decay.
+        safety: factor of the norm that a block is divided by.
     """
 
     def __init__(

@@ -45,7 +45,7 @@ Outputs = dict[str, Floats]
 _TOO_MANY = (
     "the request has {count} windows, this server forecasts at most {limit} at a time; send fewer"
 )
-_FAILED = "forecasting failed; send the request again, of a sequence from its start"
+_FAILED = "forecasting failed; send the request again, or start its sequence again"
 _LOG = logging.getLogger("fastlstm.serve")
 
 
@@ -86,7 +86,7 @@ class BatchResult(NamedTuple):
 class DynamicBatcher(ModelThread):
     """Runs a forecaster on one thread, which delivers a `BatchResult` per pass.
 
-    A pass has at most `max_streams` windows, and runs on so many `threads`.
+    A pass has at most `max_streams` windows, and runs on `threads` threads.
     """
 
     too_many, status = _TOO_MANY, 503
@@ -147,7 +147,7 @@ class DynamicBatcher(ModelThread):
         return batch
 
     def _answers(self, batch: list[ForecastRequest]) -> list[Answer]:
-        """Forecasts requests, each alone where all together fail."""
+        """Forecasts all requests together; if that fails, each one alone."""
         try:
             return self._forecast(batch)
         except Exception:
@@ -184,11 +184,11 @@ class _Sequence:
 class SequenceStore:
     """The newest rows of every sequence; not thread-safe.
 
-    A sequence belongs to the key that started it: other keys neither see nor change it, and may
-    have one of the same name.
+    A sequence belongs to the key that started it. Other keys neither see nor change it, and may
+    have another sequence of the same name.
 
-    Of each `num_rows` are stored, and needed for a forecast; after `idle_s` seconds without a
-    request it is forgotten.
+    The store keeps the newest `num_rows` rows of each sequence, which a forecast needs. It forgets
+    a sequence after `idle_s` seconds without a request.
     """
 
     def __init__(
@@ -214,8 +214,8 @@ class SequenceStore:
         Shapes: `rows` ``(n, columns)``, `statics` ``(S,)``; None keeps the earlier ones.
 
         Raises:
-            ApiError: no such sequence (404) or no room for another (503), nothing is stored; too
-                few rows so far (409), these are stored.
+            ApiError: 404 without such a sequence and 503 without room for another, and no row is
+                stored; 409 for too few rows so far, and the rows are stored.
         """
         self._forget_idle()
         key = (tenant, step.id)
@@ -328,10 +328,10 @@ class ForecastEngine(Engine):
             self._num_reading[tenant] -= 1
 
     def submit(self, pending: PendingForecast, request: InferRequest) -> None:
-        """Queues a request's windows; raises ApiError without room, for too many, or a sequence's.
+        """Queues a request's windows; raises ApiError if they have no room or the store refuses.
 
-        The rows of a sequence are added here and now: a window is what the sequence held when its
-        request had been read.
+        A sequence gets its rows here and now, so that a window has the rows that were known when
+        its request had been read.
         """
         count = len(request.past)
         self._check_numbers(count, request)

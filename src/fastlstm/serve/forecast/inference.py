@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 EXTENSIONS = ("parameters", "sequence", "sequence(string_id)")
 _BINARY = b"inference-header-content-length"
 _SLICE = 1 << 12
-"""Numbers encoded at a time; an answer of no more is sent whole, with its length."""
+"""Numbers encoded at a time; an answer with no more numbers is sent whole, with its length."""
 
 
 def inference_routes(service: Service) -> list[Route]:

@@ -61,8 +61,8 @@ class TensorSpec:
     Attributes:
         datatype: FP32 or FP64, or BYTES for names.
         shape: -1 where any size will do.
-        columns: of the last axis; empty where the request says them.
-        may_miss: null stands for a missing value.
+        columns: names of the columns of the last axis; empty where the request gives them.
+        may_miss: whether null may stand for a missing value.
     """
 
     name: str
@@ -80,7 +80,7 @@ class TensorSpec:
         return ApiError(400, f"input '{self.name}' {what}", "inputs")
 
     def struct(self) -> type[Tensor]:
-        """Returns the type of this input in a request, told from others by its name."""
+        """Returns the type of this input in a request; the name of an input tells its type."""
         sizes = tuple(Size if size == -1 else Literal[size] for size in self.shape)
         element = {"type": ["string" if self.datatype == "BYTES" else "number"]}
         element["type"] += ["null"] * self.may_miss
@@ -142,7 +142,7 @@ NAMES = tuple(
 
 @dataclass(frozen=True)
 class SequenceStep:
-    """A request of the sequence `id`, perhaps its first or last one; 7 and "7" are two."""
+    """A request of the sequence `id`, perhaps the first or last; 7 and "7" are two sequences."""
 
     id: str | int
     starts: bool = False
@@ -157,9 +157,9 @@ class InferRequest:
         past: rows in the table's units, names as their numbers, shape ``(B, n, columns)``; n is L,
             in a sequence at most L.
         future: shape ``(B, h, future covariates)``, or None where there are none.
-        statics: shape ``(B, S)``, with the number of the series behind them if the model knows
-            several; or None where there are none, or the sequence has them.
-        levels: of the quantiles.
+        statics: shape ``(B, S)``, followed by the number of the series if the model knows several
+            series; None where there are no static values, or where the sequence has them.
+        levels: levels of the quantiles.
         timeout_s: from the request's headers, or None.
     """
 
@@ -267,7 +267,7 @@ def parse_request(
 
 
 def _missing(columns: InputColumns, name: str) -> str:
-    """Returns which inputs lack: of numbers, of names, or both."""
+    """Returns which inputs are missing: the numbers, the names, or both."""
     inputs = [f"'{name}'"] if columns.numbers else []
     inputs += [f"'{name}{_NAMES}'"] if columns.categorical else []
     what = f"inputs {' and '.join(inputs)} are" if len(inputs) == 2 else f"input {inputs[0]} is"

@@ -29,7 +29,7 @@ _ONCE = (b"content-type", b"content-encoding")
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _KEY_DIGITS = 4
 GONE = 499
-"""The status if the client left before the answer had one."""
+"""The status of a request whose client left before the answer had a status."""
 _PLAIN = "/:@!$&'()*+,;="
 """Characters of a path besides letters and digits; all others are written as %XX."""
 _LOG = logging.getLogger("fastlstm.serve")
@@ -70,7 +70,7 @@ class Record:
 class Access:
     """Answers errors, counts requests, and logs them unless `log` is None.
 
-    `check` raises ApiError for requests that are refused before `app`, the router, is asked.
+    `check` raises ApiError for requests to refuse before they reach `app`, the router.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ def _check_headers(scope: Scope) -> None:
         expected = f"at most {MAX_HEADERS} of {MAX_HEADER_BYTES}"
         raise ApiError(431, f"the request has {came}, expected {expected}", closes=True)
     names = [name for name, _ in headers]
-    if b"transfer-encoding" in names:  # what a proxy may read differently (request smuggling)
+    if b"transfer-encoding" in names:  # a proxy may read it differently (request smuggling)
         if b"content-length" in names:
             message = "the request has Content-Length and Transfer-Encoding, expected one of them"
             raise ApiError(400, message, closes=True)

@@ -22,10 +22,11 @@ from fastlstm.serve.metrics import Metrics
 from fastlstm.serve.settings import Settings
 
 _FREE_CHUNKS, _LEAST_CHUNK = 1024, 256
-"""Chunks of a body that may be small; beyond these, the least average size in bytes."""
+"""Number of chunks of a body that may be small; with more chunks, their least average size in
+bytes."""
 _READ_SIZE = 1 << 17
-"""Bytes read from a connection per turn of the event loop; with asyncio's 256 KiB 150 clients at
-once make a turn of 40 ms, with these of 6 ms."""
+"""Bytes read from a connection per turn of the event loop. With 150 clients at once a turn takes 6
+ms; with asyncio's 256 KiB it would take 40 ms."""
 _NO_LINGER = struct.pack("ii", 1, 0)
 _SPARE_FILES = 32
 """Files that the process may need besides its connections."""
@@ -40,7 +41,7 @@ _SAY_AGAIN_S = 60.0
 
 
 class Parser(h11.Connection):
-    """h11's parser; refuses bodies of many tiny chunks, as each takes as long as a large one."""
+    """h11's parser; refuses bodies of many tiny chunks, each as slow as a large one."""
 
     _num_chunks = _num_bytes = 0
 
@@ -113,7 +114,7 @@ class Connection(H11Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is answered, and the client is to send."""
+        """Whether no answer is under way, and it is the client's turn to send."""
         return self.waits_for[0] in ("head", "request", "body") and not self.is_answering
 
     def look(self, now_s: float) -> None:
@@ -132,7 +133,7 @@ class Connection(H11Protocol):
 
 
 class Watch:
-    """Ends connections of slow clients, and idle ones if nearly `limit` are open.
+    """Ends connections of slow clients, and idle ones if nearly `limit` connections are open.
 
     `say` receives a warning, at most once a minute.
     """

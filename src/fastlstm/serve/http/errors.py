@@ -36,7 +36,7 @@ ENDING = "the server is shutting down; send the request to another one"
 class ApiError(Exception):
     """An answer other than 200; `param` is the field at fault, `code` is for programs.
 
-    With `closes` the connection is closed: the request was not read to its end.
+    With `closes` the connection is closed, because the request was not read to its end.
     """
 
     def __init__(
@@ -119,8 +119,8 @@ def decode(
 ) -> T:
     """Decodes JSON; raises ApiError 400 with the field at fault as `param`.
 
-    Of the known fields in `names` the error of an unknown one names the nearest; `within` names the
-    JSON value in errors; `notes` has, by field, text added to the error of a wrong value.
+    The error of an unknown field suggests the nearest field in `names`. `within` names the JSON
+    value in errors. `notes` has, by field, text to add to the error of a wrong value.
     """
     try:
         return decoder.decode(data)
@@ -152,5 +152,5 @@ def _root(field: str) -> str:
 
 
 def refused(field: str, expected: str) -> ApiError:
-    """Returns the error of a value with the right type that the model or other fields exclude."""
+    """Returns the error of a value of the right type that the model or other fields exclude."""
     return ApiError(400, f"{field}: {expected}", field)

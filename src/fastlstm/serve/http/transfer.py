@@ -18,7 +18,7 @@ _PARTS_PER_TURN = 4
 
 
 class Bodies:
-    """Receives bodies, of long ones only a few parts per turn of the event loop (`turns`)."""
+    """Receives bodies; takes a few parts of a long body per turn of the event loop (`turns`)."""
 
     def __init__(self, max_bytes: int, timeout_s: float) -> None:
         self._max_bytes, self._timeout_s = max_bytes, timeout_s

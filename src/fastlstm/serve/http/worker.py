@@ -1,8 +1,8 @@
 """A daemon thread for long calls outside the event loop; nothing waits for it at the end.
 
-API keys take turns. The thread also takes turns with the event loop: most calls hold the
-interpreter while they last, and the loop releases it at every read and write of a connection, so
-with calls back to back a turn of the loop with 100 connections would wait for 100 calls.
+API keys take turns. The thread also takes turns with the event loop. Most calls hold the
+interpreter until they end, and the loop releases it at every read and write of a connection: if the
+calls came back to back, a turn of the loop with 100 connections would wait for 100 calls.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Worker:
     def call(
         self, function: Callable[..., Result], *args: Any, tenant: bytes = NOBODY
     ) -> asyncio.Future[Result]:
-        """Calls a function on the thread in its tenant's turn; returns the future result.
+        """Calls a function on the thread when it is the tenant's turn; returns the future result.
 
         A call cancelled while it waits is dropped; after `stop` the result is Unavailable.
         """

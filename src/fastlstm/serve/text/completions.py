@@ -25,7 +25,7 @@ Parts = list[bytes | bytearray]
 
 DONE = b"data: [DONE]\n\n"
 _LOWEST = -9999.0
-"""Stands for a probability of zero, as with OpenAI: JSON has no infinity."""
+"""Stands for the log of a zero probability, as with OpenAI, because JSON has no infinity."""
 _FIELDS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 _SLICE = 256
 """Tokens encoded at a time, with the interpreter held."""
@@ -144,7 +144,7 @@ class _Answer:
 
 
 class Logprobs:
-    """OpenAI's `logprobs` object, kept as JSON: a tenth of the memory of Python objects.
+    """OpenAI's `logprobs` object, kept as JSON, which takes a tenth of the memory of objects.
 
     It has `num_top` likeliest tokens per place; with 0 there is no list of them.
     """
@@ -218,7 +218,7 @@ class Prompt:
 
     def add(self, scores: Sequence[ScoredToken]) -> None:
         named = []
-        # No tokens are left for what stands for an empty prompt.
+        # `_tokens` has no token for the one that stands for an empty prompt.
         for scored, token in zip(scores, self._tokens, strict=False):
             named.append(scored._replace(token=token, offset=self._offset))
             self._offset += len(self._decoder.push(token))

@@ -47,7 +47,7 @@ class Channel(Reservation):
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, chunk: OutputChunk) -> None:
-        """Adds a chunk; one of the same text that still waits grows instead."""
+        """Adds a chunk, or extends a chunk of the same text that still waits."""
         before = self._chunks.setdefault(chunk.index, chunk)
         if before is not chunk:
             before.text += chunk.text
@@ -61,7 +61,8 @@ class Channel(Reservation):
         self._wake()
 
     async def get(self) -> list[OutputChunk]:
-        """Returns new output, at most one chunk per text; Disconnected: the client has left."""
+        """Returns new output, at most one chunk per text; raises Disconnected if nobody reads
+        it."""
         while not self._chunks and not self.has_left:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -124,7 +125,8 @@ class TextEngine(Engine):
         """Parses a request, and reserves a place for each text; long bodies go to a worker."""
         if len(body) <= _SHORT_BODY:
             return self._read(channel, body)
-        # In no variable: an error's traceback leads here, and it would lead back to the error.
+        # Kept in no variable: an error's traceback leads here, and the variable would lead back to
+        # the error.
         return await channel.wait(
             self._reader.call(self._read, channel, body, tenant=channel.tenant)
         )
@@ -150,8 +152,8 @@ class TextEngine(Engine):
     ) -> int:
         """Reserves memory for the tokens that an answer repeats and scores; returns their number.
 
-        These are the prompts, where repeated, times n; and written tokens, where scored and not
-        streamed. `scored.release` must follow.
+        They are the tokens of a prompt that is repeated, times n, and written tokens that are
+        scored and not streamed. `scored.release` must follow.
         """
         count = request.n * sum(len(g.prompt) for g in generations) if request.echo else 0
         if request.logprobs is not None and not request.stream:

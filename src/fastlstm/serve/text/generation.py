@@ -47,7 +47,8 @@ class State(NamedTuple):
 class ScoredToken(NamedTuple):
     """A token, its log probability, the likeliest tokens in its place, and its place in the text.
 
-    The first of a text has no log probability; `offset` is the number of characters before it.
+    The first token of a text has no log probability; `offset` is the number of characters before
+    it.
     """
 
     token: int
@@ -62,7 +63,7 @@ class GenerationRequest:
 
     Attributes:
         channel: receives the output; holds the request's places.
-        index: of its first choice in the response.
+        index: number of its first choice in the response.
         start: ids to begin with if neither prompt nor state has any.
         samplings: one per choice, with different seeds.
         stops: stop strings as sequences of tokens, where possible; see `text.writing.token_stops`.
@@ -94,9 +95,9 @@ class OutputChunk:
     """New output of one text.
 
     Attributes:
-        finish: "stop" or "length" in the last chunk, or its `error` says why there is no more.
-        prompt_scores: of the prompt, in chunks of its request's first choice; they precede every
-            choice's first token.
+        finish: "stop" or "length" in the last chunk, unless `error` says why the text ends there.
+        prompt_scores: scores of the prompt, in chunks of the request's first choice, before the
+            first token of any choice.
     """
 
     index: int
@@ -116,7 +117,7 @@ class OutputChunk:
 class ActiveSequence:
     """A stream of the decoder and the text of one choice; without a choice it reads the prompt.
 
-    `opened` is the state after the prompt if another sequence has read it.
+    `opened` is the state after the prompt if another sequence has read the prompt.
     """
 
     def __init__(
@@ -163,7 +164,7 @@ class ActiveSequence:
 
     @property
     def indices(self) -> range:
-        """The choices that it writes or reads the prompt for."""
+        """The choices that this sequence writes, or for which it reads the prompt."""
         return self.request.indices if self.choice is None else range(self.index, self.index + 1)
 
     def _begin(self, opened: bytes | None) -> int:
@@ -269,7 +270,7 @@ class ActiveSequence:
         return [ScoredToken(-1, lp, pairs[k * n : (k + 1) * n], 0) for k, lp in enumerate(own)]
 
     def _released(self, chunk: OutputChunk) -> list[ScoredToken]:
-        """Returns the scores of tokens with sent text; text behind a stop is never sent."""
+        """Returns the scores of tokens whose text was sent; text behind a stop is never sent."""
         self._num_out += len(chunk.text)
         ready = self._pending
         if chunk.finish != "length":

@@ -23,7 +23,8 @@ class Prefix(NamedTuple):
     """The cached part of a prompt.
 
     Attributes:
-        key: cache key for the state of the whole prompt; None if it is cached or too short.
+        key: cache key for the state of the whole prompt; None if this state is cached, or the
+            prompt is too short.
         num_known: tokens at the beginning that need not be read.
         state: `Stream.save` after these, or None.
     """

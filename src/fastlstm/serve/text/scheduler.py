@@ -40,8 +40,8 @@ _CONGESTED_WAIT_S = 0.05
 _LOG = logging.getLogger("fastlstm.serve")
 
 SHORTEST_S, PER_SEQUENCE_S, LONGEST_S = 0.005, 0.0002, 0.03
-"""A call for one client is short, so that its text comes at once. With many clients the work around
-a call counts, which is the same for one token as for a hundred: so calls become longer."""
+"""A call for one client is short, so that its text comes at once. With many clients, calls become
+longer, because the work around a call is the same for one token and for a hundred."""
 _MAX_TOKENS = 4096
 _SHARE = 0.3
 
@@ -214,7 +214,7 @@ class Scheduler(ModelThread):
         return Advanced(seconds, num_read, num_written, chunks)
 
     def _call(self, sequences: list[ActiveSequence], num_tokens: int) -> set[int]:
-        """Advances sequences, each alone where all together fail; returns the ids of the failed."""
+        """Advances all sequences, or each alone if that fails; returns the ids of failed ones."""
         failed: set[int] = set()
         for sequence in sequences:
             try:
