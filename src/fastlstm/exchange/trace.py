@@ -59,6 +59,16 @@ class TracedLength(str):
     def _refuse(self, *others: Any) -> Any:
         raise Unwritable("arithmetic on a length that is not known")
 
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, int) and other not in (-1, 0, 1):  # the check exports at length 1
+            raise Unwritable("a comparison with a length that is not known")
+        return str.__eq__(self, other) is True
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
+
     __add__ = __radd__ = __mod__ = __lt__ = __le__ = __gt__ = __ge__ = (
         _refuse  # as str they would succeed
     )
@@ -250,6 +260,12 @@ class _Sorted(NamedTuple):
     values: Value
 
 
+def _sort(g: Tracer, x: Value, dim: int = -1) -> _Sorted:
+    if dim not in (-1, len(x.shape) - 1):
+        raise Unwritable("sorting along another axis than the last")
+    return _Sorted(g.sort(x))
+
+
 def _array(x: Any) -> Any:
     return x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x, np.float32)
 
@@ -376,14 +392,18 @@ def _pad(
 ) -> Value:
     if not any(pad):
         return x
+    if mode != "constant" or len(pad) != 4 or any(pad[:3]) or pad[3] < 0:
+        raise Unwritable("padding other than rows of one value behind the last row")
     sizes = _sizes(x.shape)
-    sizes[-2] = pad[-1]  # rows behind the last one; the code that is traced adds no others
+    sizes[-2] = pad[3]
     return _cat(g, [x, torch.full(sizes, value or 0.0)], -2)
 
 
 def _getitem(g: Tracer, x: Any, index: Any) -> Any:
     places = index if isinstance(index, tuple) else (index,)
     if isinstance(places[-1], list | np.ndarray):
+        if len(places) < len(x.shape) and places[0] is not Ellipsis:
+            raise Unwritable("an index by a list of another axis than the last")
         return _taken(g, x, [int(k) for k in places[-1]])
     if any(isinstance(place, slice) and place.step not in (None, 1) for place in places):
         raise Unwritable("a part with a step")
@@ -660,7 +680,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "expm1": lambda g, x: g.unary("exp", x) - 1.0,
     "neg": lambda g, x: x * -1.0,
     "long": lambda g, x: x if x.dtype == "int32" else g.cast(x, "int32"),
-    "sort": lambda g, x, dim=-1: _Sorted(g.sort(x)),
+    "sort": _sort,
     "softmax": lambda g, x, dim=None, **kwargs: g.softmax(x, _axis_of(dim)),
     "log_softmax": lambda g, x, dim=None, **kwargs: g.log_softmax(x, _axis_of(dim)),
     "ones_like": lambda g, x: torch.ones(_sizes(x.shape)),

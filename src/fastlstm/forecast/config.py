@@ -165,7 +165,7 @@ def _numbers(field: str, value: Any) -> Numbers:
         pairs = {name: c if isinstance(c, list | tuple) else [c] for name, c in value.items()}
         text = [f"{name}={code}" for name, codes in pairs.items() for code in codes]
     if not isinstance(text, str):
-        parts = (text,) if isinstance(text, int | float) else text or ()
+        parts = (text,) if isinstance(text, int | float) else () if text is None else text
         text = ",".join(map(str, parts)) if isinstance(parts, Iterable) else "?"
     found = list(_NUMBER.finditer(text))
     if "".join(match[0] for match in found) != text or not all(

@@ -266,6 +266,13 @@ def test_gaps_split_or_are_filled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert note in chosen.repairs
 
 
+@pytest.mark.parametrize(("missing", "is_filled"), [(20, True), (100, False)])
+def test_a_gap_as_long_as_the_validation_part_is_not_filled(missing: int, is_filled: bool) -> None:
+    rows = [row for row in range(1000) if not 700 <= row < 700 + missing]
+    found = prepared(long_table(1000, 1).take(rows))
+    assert found.table.num_rows == (1000 if is_filled else 1000 - missing)
+
+
 @pytest.mark.parametrize(("kept", "is_filled"), [(6, True), (2, False)])
 def test_gaps_are_filled_by_default_up_to_a_quarter_of_the_rows(kept: int, is_filled: bool) -> None:
     """A shop is closed on Sundays; a sensor that is off most days is not filled."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from fastlstm.errors import DataError
+from fastlstm.forecast.data.dataset import prepare_table
 from fastlstm.forecast.data.problems import Problems
 from fastlstm.forecast.data.records import FrameRecords
 from fastlstm.forecast.data.roles import RoleRequest, Roles, find_roles, listed
@@ -121,3 +123,13 @@ def test_of_many_names_the_first_are_listed() -> None:
     text = listed([f"c{n}" for n in range(50)])
     assert text.startswith("c0, c1, ")
     assert text.endswith("c39 … (50 in all)")
+
+
+def test_the_hour_of_a_daily_row_is_a_covariate(tmp_path: Path) -> None:
+    rows = [
+        f"2024-01-{day:02},{8 + day % 3},{store},{day}" for day in range(1, 29) for store in "ab"
+    ]
+    path = tmp_path / "shops.csv"
+    path.write_text("\n".join(["date,hour,store,y", *rows]))
+    found = prepare_table(path, request=RoleRequest(series="store", target=("y",))).roles
+    assert (found.time, found.past) == ("date", ("hour",))

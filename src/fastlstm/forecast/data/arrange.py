@@ -32,6 +32,9 @@ _BLOCK_ROWS = 1 << 20
 _MOST_FILLED = 1.25
 """Rows with the filled ones over rows, up to which gaps are filled by default: every Sunday may be
 missing, but not every night."""
+_LONGEST_FILLED = 0.06
+"""Longest gap that is filled by default, of the rows of a series: a longer one could cover the
+validation part."""
 _DAY = 86_400_000_000
 """In microseconds."""
 
@@ -363,7 +366,9 @@ class Arrangement:
         before = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(missing)])
         new_rows, gaps = self.num_rows + int(before[-1]), self._options.gaps
         if gaps is None and (self._like is None or self._like.may_miss):
-            gaps = "fill" if new_rows <= _MOST_FILLED * self.num_rows else "split"
+            longest = _LONGEST_FILLED * self.num_rows / max(1, len(self._in.series))
+            is_small = new_rows <= _MOST_FILLED * self.num_rows
+            gaps = "fill" if is_small and missing.max(initial=0) <= longest else "split"
         if gaps != "fill":
             return segments
         self.counts["filled"] = int(before[-1])

@@ -138,7 +138,7 @@ def prepare_table(
     problems = Problems(records.name)
     with problems.fatal():
         roles = find_roles(records, request, problems)
-        if request.has_target:
+        if request.has_target and like is None:
             require_columns(options, records.schema.names, records.name)
     key_of = partial(series_key, records, request, roles, options)
     with cache.work_directory() as work:

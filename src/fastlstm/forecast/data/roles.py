@@ -335,6 +335,9 @@ def _parts_of_time(texts: Mapping[str, pa.Array], named: str | None) -> list[str
         date = named if named in dates else dates[0]
         is_repeated = len(pc.unique(texts[date])) < len(texts[date])
         hours = [n for n in texts if n.lower() in _PARTS[3] and usual[n] == "number"]
+        if hours:  # not the opening hour of a shop: several hours a day
+            pairs = set(zip(texts[date].to_pylist(), texts[hours[0]].to_pylist(), strict=True))
+            hours = hours if len(pairs) >= 3 * len(pc.unique(texts[date])) else []
         clocks = clocks or hours
         if len(clocks) > 1:  # a start and an end
             clocks = list(filter(_START.search, clocks))[:1]
