@@ -77,10 +77,10 @@ def _is_table(path: Path) -> bool:
 
 
 def _has_columns(path: Path) -> bool:
-    """Whether the first lines have equally many delimiters, and nine of ten rows a number or time.
+    """Whether first lines have equally many delimiters, and nine of ten rows hold a number or time.
 
-    A row is every line but the first and comments (#); one of its cells is nothing but that number
-    or time. Few rows may be something else, such as units.
+    Every line except the first and comments (#) is a row. The number or time must fill a cell. One
+    row in ten may hold something else, such as units.
     """
     try:
         if not path.is_file():
