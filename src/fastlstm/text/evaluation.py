@@ -351,7 +351,8 @@ def _gather(
     steps: int,
     should_stop: Callable[[], bool] | None = None,
 ) -> torch.Tensor:
-    """Returns `(steps, lanes)` ids from each start on; past the end they repeat the last id."""
+    """Returns `(steps, lanes)` ids from each start on; past the end, the last id again
+    (unscored)."""
     if should_stop is not None and should_stop():
         raise Stopped("evaluation was asked to stop")
     out = np.empty((steps, len(starts)), dtype=np.int64)

@@ -188,8 +188,8 @@ class LM:
     ) -> list[str]:
         """Works like `generate` for many prompts at once, far faster than one after the other.
 
-        Each text is what `generate` returns for its prompt and seed. Prompt k has the seed `seed +
-        k`, so that equal prompts give different texts.
+        Each text is what `generate` returns for its prompt and seed. The seed of prompt k is `seed
+        + k`, so that equal prompts give different texts.
         """
         if isinstance(prompts, str) or not isinstance(prompts, Iterable):
             raise PromptError(f"prompts is {kind_of_value(prompts)}, expected a list of texts")

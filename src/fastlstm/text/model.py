@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from fastlstm.text.config import ModelConfig
 
 EMBEDDING_SHARE = 1 / 3
-"""Ratio of dropout on embeddings to dropout elsewhere: a lost character costs more than a
-feature."""
+"""Dropout on embeddings relative to the rest: a lost character costs more than a lost feature."""
 
 State = tuple[torch.Tensor, torch.Tensor]
 """`(h, c)`, each `(L, B, H)` float32."""
@@ -92,8 +91,7 @@ class LanguageModel(nn.Module):
             layer.strict = value
 
     def initial_state(self, B: int, device: torch.device | str | None = None) -> State:
-        """Returns the zero state `(h, c)`, each `(L, B, H)` float32 (float64 in a float64
-        model)."""
+        """Returns the zero state `(h, c)`, each `(L, B, H)` float32, or float64."""
         weight = self.output.bias
         shape = (self.config.num_layers, B, self.config.rnn_size)
         dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
@@ -162,8 +160,7 @@ class LanguageModel(nn.Module):
         return self.features_loss(features, targets), state
 
     def features_loss(self, features: Tensor, targets: Tensor) -> Tensor:
-        """Returns the summed cross-entropy of `targets` `(T, B)` in nats, for features `(T, B,
-        F)`."""
+        """Returns the summed cross-entropy in nats of `targets` `(T, B)`, from `(T, B, F)`."""
         rows = features.flatten(0, 1)
         return projected_cross_entropy(
             rows, self.output_weight, self.output.bias, targets.reshape(-1)

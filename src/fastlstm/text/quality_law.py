@@ -133,8 +133,7 @@ class QualityPrediction:
         return PredictedBits(bits, bits / width, bits * width)
 
     def seconds_to(self, bits: float) -> float | None:
-        """Returns how long the run must be to end at so many bits, or None if no length is
-        enough."""
+        """Returns how long a run must be to end at so many bits, or None if no length is enough."""
         low, high = 1e-3, _LONGEST
         if self.after(self.measured.times(high)).bits > bits:
             return None

@@ -59,8 +59,7 @@ _GPU_SIZES, _FIRST_GPU_SIZE = (128, 256, 512, 1024), 512
 _BATCHES = {"cpu": (64, 16), "cuda": (64, 128, 256)}
 """Batch sizes that are tried beside the default."""
 _MIN_STEPS_OF_SMALL = 900
-"""With fewer steps, a batch under the default loses at the default learning rate
-(benchmarks/log)."""
+"""With fewer steps, batches under the default lose at the default rate (benchmarks/log)."""
 PLANNING_SHARE = 0.05
 """Share of the budget for the search, which ends when the next timing may not fit."""
 _GPU_PLANNING_S = 1.2
@@ -83,8 +82,7 @@ _CLEAR_GAIN = 0.01
 
 @dataclass(frozen=True)
 class SizeCandidate:
-    """A configuration, its measured rate, and predicted bits that only serve to compare
-    candidates."""
+    """A configuration, its measured rate, and predicted bits, which only compare candidates."""
 
     config: TrainConfig
     tokens_per_s: float

@@ -117,7 +117,7 @@ class RecurrentState(NamedTuple):
     level: Tensor
 
     def where(self, continues: Tensor) -> RecurrentState:
-        """Returns the state of the first ``len(continues)`` rows, reset where `continues` is
+        """Returns the first ``len(continues)`` rows of the state, reset where `continues` is
         False."""
         rows = len(continues)
         each = self.hidden.shape[1] // len(self.level)

@@ -57,8 +57,7 @@ class Output(ABC):
         """Returns quantiles, shape ``(…, len(levels))``, or ``(…, 1)`` for a point output."""
 
     def restored(self, parameters: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-        """Returns the parameters of ``value * scale + shift``; by default all count as
-        locations."""
+        """Returns parameters of ``value * scale + shift``; by default all count as locations."""
         return parameters * scale[..., None] + shift[..., None]
 
     def moved(self, parameters: Tensor, offset: Tensor) -> Tensor:
@@ -157,8 +156,8 @@ class NegativeBinomial(Output):
     """Mean and dispersion of counts, trained by likelihood; variance = mean + dispersion * mean².
 
     As in DeepAR (Salinas et al. 2020, section 3), the input is divided by the window's scale and
-    ``mean = scale * softplus(a)``, so the loss is on the counts. As in GluonTS, ``dispersion =
-    softplus(b)`` at any scale, so that similar series share it.
+    ``mean = scale * softplus(a)``, so the loss is on the counts. As in GluonTS, the dispersion is
+    ``softplus(b)`` at any scale, so that similar series share it.
     """
 
     num_parameters = 2
