@@ -221,8 +221,8 @@ def _times_ahead(
 def times_from(
     dataset: SeriesDataset, segments: NDArray[np.int64], steps: NDArray[np.int64], count: int
 ) -> NDArray[np.int64]:
-    """Returns the times of `count` steps of each of N segments, from its `steps` on, which may lie
-    behind it, ``(N, count)``."""
+    """Returns the times of `count` steps of each of N segments, from the row in `steps` on; that
+    row may lie after the segment. The shape is ``(N, count)``."""
     starts, frequency = dataset.table.segments.start_times[segments], dataset.frequency
     if frequency.unit in ("us", "rows"):
         own = steps[:, None] + np.arange(count, dtype=np.int64)

@@ -60,7 +60,7 @@ class WindowForecaster:
         past: columns of the input rows: targets, past and future covariates.
         future: future covariates.
         static: columns with one value per series.
-        series: the column of series with the names known at fit; empty for one series.
+        series: the column of series, with the names known at fit; empty if there is one series.
         note: line about the format of the weights, or None.
         may_miss: values of past and future may be NaN; static values may always be NaN.
         frequency: step of the rows, such as "1 hour".

@@ -88,9 +88,9 @@ def quantize(w: NDArray[Any], weight_format: str) -> QuantizedMatrix:
     """Rounds a matrix `(rows, columns)` to int8 or int4.
 
     int8 has one scale per row, max / 127. int4 has one scale per 64 values of a row: max / 7,
-    rounded to fp16, or up to a power of two below fp16's normal range. Rounding again thus gives
-    the same codes and scales. Rows or groups with NaN, or values beyond every scale, get the scale
-    NaN.
+    rounded to fp16; below fp16's normal range it is rounded up to a power of two. Rounding again
+    thus gives the same codes and scales. Rows or groups with NaN, or values beyond every scale, get
+    the scale NaN.
     """
     w = np.asarray(w, np.float32)
     largest = _LARGEST_CODE[weight_format]
@@ -186,7 +186,7 @@ def encode_weights(
 
     Args:
         weights: float arrays or `QuantizedMatrix`.
-        weight_format: of `FORMATS_IN_FILES`.
+        weight_format: one of `FORMATS_IN_FILES`.
         block_sparse: names of matrices whose zero blocks are left out.
 
     Raises:
@@ -277,7 +277,7 @@ def decode_weights(
     Args:
         data: content of a safetensors file.
         shapes: shape of every weight, by name.
-        weight_format: of `FORMATS_IN_FILES`.
+        weight_format: one of `FORMATS_IN_FILES`.
         origin: the file, for messages.
 
     Returns:

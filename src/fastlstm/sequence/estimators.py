@@ -177,7 +177,7 @@ class SequenceModel(Estimator[StoredSequenceModel], ABC):
 class SequenceRegressor(SequenceModel):
     """Answers sequences with numbers, learned by least squares; `y` is ``(N,)`` or ``(N, K)``.
 
-    Arguments and attributes are as of `SequenceModel`.
+    Arguments and attributes are those of `SequenceModel`.
 
     Example:
         ::
@@ -236,7 +236,7 @@ class SequenceRegressor(SequenceModel):
 class SequenceClassifier(SequenceModel):
     """Answers sequences with one of several classes; `y` is N hashable labels.
 
-    Arguments and attributes are as of `SequenceModel`.
+    Arguments and attributes are those of `SequenceModel`.
 
     Attributes:
         classes_: labels in the order of `predict_proba`: sorted if possible, else in order of

@@ -129,8 +129,8 @@ class TrainConfig(TrainingOptions, CellOptions):
             text is given, that share is added to the training split.
         test: test text, scored with the best model at the end; default is a share of SOURCE.
         cache_dir: cache of encoded texts (default ~/.cache/fastlstm).
-        preset: model size; without a given size, a budget chooses one layer or two, batch and
-            optimizer by timed steps, other runs are small.
+        preset: model size. Without a given size, a run with a budget chooses size, one or two
+            layers, batch and optimizer by timing steps; other runs are small.
         rnn_size: hidden units per layer, H.
         num_layers: number of LSTM layers.
         embed_size: width of the token embedding, E.

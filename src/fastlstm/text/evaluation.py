@@ -351,8 +351,7 @@ def _gather(
     steps: int,
     should_stop: Callable[[], bool] | None = None,
 ) -> torch.Tensor:
-    """Returns `(steps, lanes)` ids from each start on; past the end, the last id again
-    (unscored)."""
+    """Returns `(steps, lanes)` ids from each start; past the end, the last id again (unscored)."""
     if should_stop is not None and should_stop():
         raise Stopped("evaluation was asked to stop")
     out = np.empty((steps, len(starts)), dtype=np.int64)

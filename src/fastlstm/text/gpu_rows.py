@@ -64,7 +64,7 @@ class Rows:
         recent: `(R, 64)` ring of tokens.
         counts: `(R, V)` how often each token was written.
         cells: `(R, H)` cell states of each layer.
-        operands: `(R, H)`, from the second layer on `(R, 2H)`: its input and its output.
+        operands: `(R, H)`, and from the second layer on `(R, 2H)`: input and output of the layer.
         outputs: `(R, H)` float32 outputs of each layer.
         tokens: `(R,)` tokens that are being read.
     """

@@ -188,8 +188,8 @@ class LM:
     ) -> list[str]:
         """Works like `generate` for many prompts at once, far faster than one after the other.
 
-        Each text is what `generate` returns for its prompt and seed. The seed of prompt k is `seed
-        + k`, so that equal prompts give different texts.
+        Each text is what `generate` returns for its prompt and seed. Prompt number k has the seed
+        `seed + k`, so that equal prompts give different texts.
         """
         if isinstance(prompts, str) or not isinstance(prompts, Iterable):
             raise PromptError(f"prompts is {kind_of_value(prompts)}, expected a list of texts")
@@ -226,7 +226,7 @@ class LM:
             text: the text itself, or a `pathlib.Path` of a file, directory or archive of texts.
             unknown: ``count`` leaves out characters that the vocabulary lacks, with a warning, and
                 counts them in the result (`text.evaluation.with_unknown`); ``refuse`` raises.
-            **settings: of `text.evaluation.evaluate`: `lanes`, `zero_state_window`, ….
+            **settings: settings of `text.evaluation.evaluate`: `lanes`, `zero_state_window`, ….
 
         Returns:
             Bits per character and byte, perplexity and counts.

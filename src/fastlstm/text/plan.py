@@ -59,7 +59,7 @@ def tokens_of_budget(config: TrainConfig, precision: PrecisionChoice, started: f
 
 
 def choose_seq_length(config: TrainConfig, budget_tokens: float, train_tokens: int) -> TrainConfig:
-    """Returns the configuration with a sequence length: shorter if the run reads little text."""
+    """Returns the configuration with a sequence length, shorter if the run reads little text."""
     if config.seq_length is not None:
         return config
     step_tokens = config.batch_size * config.accumulate * LONG

@@ -285,8 +285,8 @@ Snapshots = RunSnapshots | MemorySnapshots
 class BestWeights:
     """The weights of the best evaluation.
 
-    If a task publishes at once, these weights are in the run directory; memory and checkpoints hold
-    them only until then. Other tasks need the weights at the end.
+    If a task publishes at once, these weights are soon in the run directory; memory and checkpoints
+    hold them only until they are published. Other tasks need the weights at the end.
 
     Attributes:
         weights: by name; empty if there are none to publish.
@@ -487,8 +487,7 @@ class Saver:
                 trainer.best.publish_if_possible()
 
     def save_last(self) -> None:
-        """Saves the state at the end; a task that does not publish at once publishes in
-        `finish`."""
+        """Saves the last state; a task that does not publish at once publishes in `finish`."""
         best, at_once = self._trainer.best, self._trainer.task.publishes_at_once
         if at_once:
             best.publish_if_possible()

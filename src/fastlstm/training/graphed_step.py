@@ -27,7 +27,7 @@ from fastlstm.training.task import Task, even_parts
 
 NO_GPU = "only a GPU has them"
 _MAX_SHAPES = 3
-"""Shapes of batches that get a graph, such as whole ones and the last of an epoch."""
+"""Shapes of batches that get a graph, such as whole batches and the last one of an epoch."""
 _ALIGNMENT = 256
 _CAPTURED = frozenset({"muon", "adam", "adamw"})
 _SEEING = ("on_gradients", "on_update", "weights_in_use")

@@ -217,7 +217,7 @@ class RunSession(EventHub):
     ) -> TrainingResult:
         """Trains a task and writes the files of the run; see `Trainer.fit`.
 
-        `about` are further keys of the `start` event; the notes and `warning` follow it.
+        `about` holds further keys of the `start` event; the notes and `warning` follow that event.
         """
         path = None if self.run is None else str(self.run.path)
         with self.files(checkpoint, plan.options.tensorboard):

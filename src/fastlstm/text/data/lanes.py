@@ -189,7 +189,7 @@ class TextLoader:
         return self._waited_s + (0.0 if self._ahead is None else self._ahead.wait_s)
 
     def next(self) -> Batch:
-        """Returns the next batch; raises Stopped where `should_stop` returned True."""
+        """Returns the next batch; raises Stopped if `should_stop` returned True."""
         if self._ahead is None:
             self._ahead = Prefetcher(self._batches, should_stop=self._should_stop)
         return self._ahead.next()

@@ -36,7 +36,7 @@ _NUM_CODE_POINTS = 0x110000
 TRAINING_BYTES = 32 << 20
 """Limit of text that a BPE is trained on, spread evenly."""
 _CACHED_CHARS = 1 << 23
-"""Limit of the characters of cached words, about 100 MB of memory."""
+"""Limit of the characters of cached words, which take about 100 MB of memory."""
 
 # White space in the library's pattern. Unlike Python's, it lacks U+001C to U+001F.
 _SPACE = r"\t\n\v\f\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
