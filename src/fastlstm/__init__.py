@@ -9,7 +9,7 @@ Example:
         lm = fastlstm.LM.load(run.path)
         print(lm.generate("Well, Prince", max_tokens=500))
 
-Public names but errors are loaded when they are first used: importing the package is cheap.
+Public names, except errors, are loaded at first use, so importing the package is cheap.
 """
 
 from __future__ import annotations

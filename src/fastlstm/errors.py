@@ -65,8 +65,8 @@ class FastLSTMError(Exception):
     """Base class.
 
     Attributes:
-        exit_code: of the command line.
-        is_of_one_rank: whether a process that is not rank 0 has found it during training.
+        exit_code: exit code of the command line.
+        is_of_one_rank: whether a process other than rank 0 found the error during training.
     """
 
     exit_code = EXIT_FAILED
@@ -95,7 +95,7 @@ class DataError(UsageError, ValueError):
 
 
 class DataErrors(DataError):
-    """Several errors of one table: a heading, then a DataError each."""
+    """Several errors of one table: a heading, then one DataError for each."""
 
     def __str__(self) -> str:
         return "\n".join([f"{self.args[0]}:", *(f"  - {error}" for error in self.args[1:])])
@@ -116,7 +116,7 @@ class QualityError(UsageError):
     """A compressed model is worse than `max_loss` allows; nothing is published.
 
     Attributes:
-        report: what was measured, as compression.json would hold it.
+        report: the measurements, in the form of compression.json.
     """
 
     report: dict[str, Any]
@@ -238,7 +238,7 @@ def nearest_hint(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     Args:
         name: unknown flag, key, parameter or file.
         known: valid names.
-        cutoff: required similarity of spelling, 1 for synonyms only.
+        cutoff: required similarity of spelling; 1 suggests synonyms only.
     """
     plain = {_plain(word): word for word in known}
     nearest = get_close_matches(_plain(name), plain, n=1, cutoff=cutoff)

@@ -87,7 +87,7 @@ def signature_of(
     Args:
         config: a dataclass; every field has a default.
         positional: field that comes first and may be positional; default: none.
-        more: defaults of further arguments by name, or other defaults of fields.
+        more: by name, defaults of further arguments, or defaults that replace those of fields.
     """
     hints = get_type_hints(config)
     kinds = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -106,6 +106,6 @@ def signature_of(
 
 
 def show_warning(event: Mapping[str, Any]) -> None:
-    """Passes a warning of training on to Python's warnings."""
+    """Passes a warning from training to Python's warnings."""
     if event["event"] == "message" and event["level"] == "warning":
         warnings.warn(event["text"], stacklevel=2)

@@ -1,7 +1,7 @@
 """Training in the workers of Ray Train: `fastlstm.ray.train`, a thin TorchTrainer.
 
 Each worker starts `fastlstm train` in another process, as torchrun would. Ray decides how many
-there are and restarts all if one is lost; the run continues from its last checkpoint.
+workers there are. If one is lost, Ray restarts all, and the run continues from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -50,11 +50,12 @@ def train(
     """Trains one model in the workers of a Ray cluster, and returns its run directory.
 
     Args:
-        source: files at the same path on every node: a text, or with `horizon` a table.
+        source: files at the same path on every node: a text or, with `horizon`, a table.
         out: the run directory, on storage that all nodes share; an existing run is continued.
-        num_workers: processes; (2, 8) takes as many as the cluster has room for.
-        options: of `fastlstm.TrainConfig`, with `horizon` of `fastlstm.ForecastConfig`; `threads`
-            per worker is 1 by default.
+        num_workers: number of processes; (2, 8) starts as many of 2 to 8 as the cluster has room
+            for.
+        options: options of `fastlstm.TrainConfig` or, with `horizon`, of `fastlstm.ForecastConfig`;
+            by default each worker has 1 thread (`threads`).
 
     Raises:
         UsageError: an option, the source or the run directory is unusable.
@@ -111,7 +112,7 @@ def _train_worker(words: list[str]) -> str | None:
     """Runs in every worker; returns why the command was refused, or None.
 
     Raises:
-        RuntimeError: this or another process is lost; makes Ray restart all.
+        RuntimeError: this or another process is lost; the error makes Ray restart all workers.
     """
     from ray import train as ray_train
     from ray.util import get_node_ip_address
@@ -142,7 +143,7 @@ class TrainProcess:
         variables: further environment variables.
 
     Attributes:
-        code: its exit code, None while it runs, negative for the signal that killed it.
+        code: exit code of the process; None while it runs; negative if a signal killed it.
     """
 
     def __init__(self, words: Sequence[str], variables: Mapping[str, str] | None = None) -> None:
@@ -184,7 +185,7 @@ def _reason(code: int, text: str) -> str:
 
 
 def import_ray() -> Any:
-    """Returns the module; raises MissingExtraError without it."""
+    """Returns the module `ray`; raises MissingExtraError if it is not installed."""
     try:
         import ray
     except ImportError as error:

@@ -32,7 +32,7 @@ from fastlstm.system.signal_handlers import STOP_SIGNALS, handling, is_not_ignor
 
 _SAID_AFTER_S = 15.0
 MEETING = timedelta(minutes=10)
-"""Limit for all processes to come, from the first on."""
+"""Limit of the wait for all processes, from the first one on."""
 _INVITATION, _POLL_S = "fastlstm-invitation", 0.02
 _ISA = "instruction set"
 MAY_DIFFER = frozenset(
@@ -46,8 +46,9 @@ def joined(options: Any = None, stop: Callable[[], bool] | None = None) -> Itera
     """Joins the processes of a run for the block.
 
     Args:
-        options: of the run, a dataclass; all processes must have the same.
-        stop: of the run; with a `name`, a signal has come already, and the process ends.
+        options: options of the run, a dataclass; all processes must have the same.
+        stop: stop flag of the run; if it has a `name`, a signal has come already, and the process
+            ends.
     """
     if not dist.is_initialized():
         environment.require_torchrun()
@@ -96,7 +97,7 @@ def joined(options: Any = None, stop: Callable[[], bool] | None = None) -> Itera
 
 
 def _own() -> dict[str, Any]:
-    """Returns facts about this process for the others; under "alike" those its bits depend on."""
+    """Returns facts about this process for the others; those under "alike" determine its bits."""
     alike = {
         "fastlstm": importlib.metadata.version("fastlstm"),
         "torch": torch.__version__,

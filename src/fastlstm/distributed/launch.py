@@ -28,7 +28,7 @@ _NEWER: dict[str, Any] = {_SIGNALS: "SIGQUIT", "shutdown_timeout": 8}
 """Fields of LaunchConfig from torch 2.9 and 2.12 on; without the first, torch handles signals and
 kills the processes after 30 s."""
 _KEEP_ALIVE_S = 24 * 3600
-"""Long: each sign of life of the only agent makes its file longer."""
+"""Long, because each sign of life of the only agent makes the file longer."""
 _LEADER_FIRST_S = 2.0
 """Longest wait of other ranks after an error; the agent ends them as soon as rank 0 ends."""
 
@@ -36,9 +36,9 @@ _LEADER_FIRST_S = 2.0
 def launch(arguments: Sequence[str], num_processes: int) -> int:
     """Runs `fastlstm ARGUMENTS` in several processes; returns the exit code.
 
-    If one dies all restart from the last checkpoint. An error that would repeat ends them, and so
-    does a signal (`StopSignals`). They meet in a private directory, not at a port: torch's agent
-    unpickles what it receives.
+    If one process dies, all restart from the last checkpoint. An error that would come again ends
+    all, and so does a signal (`StopSignals`). The processes meet in a private directory, not at a
+    port: torch's agent unpickles what it receives.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -74,15 +74,16 @@ def launch(arguments: Sequence[str], num_processes: int) -> int:
 class StopSignals:
     """Passes the first signal on to the processes and waits while they save; a second kills them.
 
-    torch's agent would kill them after a timeout. A signal within a second counts as the first:
-    schedulers send it to every process. So does a second SIGHUP: a closing terminal and its shell
-    send one each.
+    torch's agent would kill them after a timeout. A second signal within a second counts as the
+    first, because schedulers send it to every process. A second SIGHUP counts as the first too,
+    because a closing terminal and its shell send one each.
 
     Args:
-        verdict: file of a private directory; with it, processes that start later end at once.
+        verdict: file of a private directory; once it exists, processes that start later end at
+            once.
 
     Attributes:
-        number: of the first signal, or 0.
+        number: number of the first signal, or 0.
     """
 
     def __init__(self, verdict: Path) -> None:

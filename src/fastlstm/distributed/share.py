@@ -18,5 +18,5 @@ class Share:
     size: int = 1
 
     def rows(self, num_rows: int) -> slice:
-        """Returns the rows of this part of a batch of `num_rows`; of a small batch maybe none."""
+        """Returns this part's rows in a batch of `num_rows`; there may be none in a small batch."""
         return slice(num_rows * self.rank // self.size, num_rows * (self.rank + 1) // self.size)

@@ -26,7 +26,7 @@ from fastlstm.system import hardware
 DEADLINE = timedelta(minutes=5)
 """A process that does not answer for so long is lost."""
 PATIENCE = timedelta(days=7)
-"""The same for rank 0 before and after training."""
+"""The same limit for rank 0 before and after training."""
 _ERROR_SAID_S = 2.0
 _SETTLED, _SLOW = 30, 1.4
 """Least steps before a rank counts as slow, and its least time over the median of all ranks."""
@@ -38,11 +38,11 @@ class World:
     """The processes of a run; by default one.
 
     Attributes:
-        rank: of this process, from 0.
+        rank: number of this process, from 0.
         size: number of processes.
         attempt: how often the processes were restarted.
         num_machines: number of machines.
-        threads: default of this process: its part of the machine's cores.
+        threads: default number of threads: this process's part of the machine's cores.
         names: machine and process number of each rank.
         seconds: running means of the time of a step's passes on each rank.
     """
@@ -167,8 +167,8 @@ class World:
         """Runs the block in rank 0, then in the others; if one fails, all stop.
 
         Raises:
-            FastLSTMError: in rank 0: its error, or the first of the others.
-            Dismissed: in the others.
+            FastLSTMError: raised in rank 0: its own error, or the first error of the others.
+            Dismissed: raised in the other processes.
         """
         failure: FastLSTMError | None = None
         if not self.is_leader:  # rank 0 first: it fills the cache

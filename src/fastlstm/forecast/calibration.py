@@ -24,13 +24,13 @@ LEVELS = (0.005, 0.01, 0.025, *(k / 20 for k in range(1, 20)), 0.975, 0.99, 0.99
 _HALF = (0.25, 0.75)
 _MAX_WINDOWS = 5_000
 _MAX_VALUES = 1 << 24
-"""Most network outputs in memory: 64 MB."""
+"""Most network outputs held in memory: 64 MB."""
 _PRIOR_WINDOWS = 2
 _LEAST_NOISE = 1e-3
 _LARGE = 1e30
 """Stands for an infinite quantile in arithmetic."""
 MIN_SPREAD = 0.05
-"""In standard deviations; a constant window may start to move."""
+"""Least spread, in standard deviations; a constant window may start to move."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,13 @@ class Calibration:
     their level when a series calms down. Series with equal spread may be smooth or noisy, so
     residuals are also in units of the mean error of each series, if it is known.
 
-    Of n validation values the order statistic (n + 1) p is used, rounded away from the median: a
-    central interval covers a further exchangeable value with at least its level for any n. If n is
-    too small for a level, the quantile is infinite.
+    From n validation values the order statistic (n + 1) p is used, rounded away from the median.
+    Thus a central interval covers a further exchangeable value with at least its level for any n.
+    If n is too small for a level, the quantile is infinite.
 
     Attributes:
         residuals: shape ``(25, h, C)``, float32, at `LEVELS`, in units of `width`.
-        noise: mean error of each series over the mean of all, ``(S, C)``; None: 1.
+        noise: mean error of each series over the mean of all, ``(S, C)``; None means 1.
     """
 
     residuals: Tensor
@@ -147,7 +147,7 @@ def calibrate(
         network: the trained network.
         inputs: the table.
         valid: validation windows.
-        show: called with the number of windows done and of all.
+        show: called with the number of windows done and the number of all windows.
         should_continue: called with the number of windows done; False skips the rest.
         noise_before: `noise` of an earlier calibration, for series with few or no windows.
     """
@@ -230,7 +230,8 @@ def conformal(errors: Tensor) -> Tensor:
     """Returns the order statistics of errors for conformal prediction at `LEVELS`.
 
     Args:
-        errors: shape ``(N, C, 25)``, of every level's quantile, or ``(N, C, 1)``; NaN if missing.
+        errors: errors of every level's quantile, shape ``(N, C, 25)``, or ``(N, C, 1)``; NaN if
+            missing.
 
     Returns:
         Shape ``(25, C)``: the error at place (n + 1) p of n, rounded down below the median and up

@@ -50,11 +50,12 @@ class ForecastConfig(TrainingOptions, ReadOptions):
         patch: time steps per LSTM step; default fits input and horizon.
         hidden_size: hidden units, H.
         num_layers: number of LSTM layers.
-        channels: shared runs each target alone through one network, joint all targets together.
+        channels: shared runs each target alone through one network, joint runs all targets
+            together.
         linear: add to the LSTM a linear path with the weights of ridge regression on lags and
             future covariates; default for a single target.
         decoder: direct forecasts all patches at once; autoregressive forecasts one after another,
-            each from those before it.
+            each from the patches before it.
         bidirectional: read the input in both directions (direct decoder only).
         normalize: per window: subtract the last value, standardize, or nothing.
         tbptt: truncated backpropagation: train on series in order, in chunks of N steps with the
@@ -66,8 +67,8 @@ class ForecastConfig(TrainingOptions, ReadOptions):
             evaluations, the test and the report; default 2m without --steps or --epochs.
         batch_size: windows per step; lanes with tbptt.
         balance: sample all series equally often, whatever their length.
-        evaluations: number of validations, evenly spaced over the run; default up to 16 that take
-            about 3 % of the time.
+        evaluations: number of validations, evenly spaced over the run; by default up to 16, which
+            take about 3 % of the time.
     """
 
     default_budget: ClassVar[str] = "2m"

@@ -33,7 +33,7 @@ FAN = (95, 80, 50)
 FAN_LEVELS = tuple(sorted((100 + sign * level) / 200 for level in FAN for sign in (-1, 1)))
 _CURVE = (*(round(0.1 * n, 1) for n in range(1, 10)), 0.95, 0.99)
 _EXAMPLES = 6
-"""Most windows shown: as many of each series, the targets in turn."""
+"""Most windows shown: equally many of each series, with the targets in turn."""
 _MAX_SERIES = 20
 _MIN_PAST = 48
 """Least past steps shown with a forecast, if the network reads as many."""
@@ -65,8 +65,8 @@ def evaluate_forecasts(
         inputs: the table.
         rows: first rows of windows of input and horizon.
         season: period of the seasonal naive forecast, in steps.
-        quantiles: receives the quantiles; its figures are added to the forecaster's.
-        split: of the table; without it there is no mase and no "ridge".
+        quantiles: receives the quantiles; the figures of this object are added to the forecaster's.
+        split: split of the table; without it there is no mase and no "ridge".
         is_scaled: report errors in standard deviations of the training rows.
         by_step: also receives the errors, by name of the forecast.
         by_series: also receives the errors of the forecaster and of the seasonal naive forecast.
@@ -143,7 +143,7 @@ def _windows_at_once(config: ForecasterConfig, quantiles: QuantileScores) -> int
 
 
 def season_of(dataset: SeriesDataset) -> int:
-    """Returns the steps of a day; of a week for days, of a year for months, else 1."""
+    """Returns the steps of a day; for days the steps of a week, for months of a year, else 1."""
     frequency = dataset.frequency
     if frequency.unit == "business_days":
         return 5
@@ -332,8 +332,9 @@ def times_of(dataset: SeriesDataset, rows: range, ahead: int = 0) -> list[str] |
 def example_rows(
     dataset: SeriesDataset, index: WindowIndex, count: int, of: Sequence[int] | None = None
 ) -> NDArray[np.int64]:
-    """Returns the first rows of up to `count` windows: evenly spread, as many of each series, of
-    evenly spread series if there are more. `of` are the numbers of the series to choose from.
+    """Returns the first rows of up to `count` evenly spread windows, equally many of each series;
+    if there are more series, evenly spread series are taken. `of` are the numbers of the series to
+    choose from.
 
     Raises:
         DataError: none of the series has a window.

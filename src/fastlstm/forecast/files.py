@@ -63,11 +63,11 @@ _FORMAT = 3
 _FORMAT_OF_COMPRESSED = 4
 """Format of forecasters with `compression` in config.json."""
 _MAX_JSON_BYTES = 1 << 28
-"""Large, as a table may have millions of names."""
+"""Large, because a table may have millions of names."""
 _RESIDUALS = "calibration.residuals"
 _NETWORK = "network."
 _MIN_ZERO_BLOCKS = 0.05
-"""Share of zero blocks from which a matrix is stored as the places and values of the others."""
+"""From this share of zero blocks on, a matrix is stored as places and values of other blocks."""
 
 
 @dataclass(frozen=True)
@@ -361,7 +361,7 @@ def _decompressed(
     compression: Compression,
     origin: Path,
 ) -> tuple[dict[str, Tensor], Compression]:
-    """Returns the tensors as a file without compression has them."""
+    """Returns the tensors as they are in a file without compression."""
     stored = {name: tensor.numpy() for name, tensor in tensors.items()}
     shapes = {
         _NETWORK + name: tuple(tensor.shape)

@@ -16,7 +16,7 @@ _WRITERS: dict[str, Any] = {
 }  # fmt: skip
 SUFFIXES = tuple(_WRITERS)
 _GROUP_ROWS = 1 << 19
-"""Rows of a group that is in memory; fewer in wide tables."""
+"""Rows of a group, which is held in memory; fewer in wide tables."""
 
 
 def write_rows(

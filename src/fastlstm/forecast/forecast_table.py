@@ -42,17 +42,17 @@ class Forecasts:
     Args:
         stored: the forecaster.
         dataset: the past of the series.
-        inputs: its scaled windows.
-        quantiles: levels, a column each; none for point forecasts.
+        inputs: scaled windows of the dataset.
+        quantiles: levels, one column for each; empty for point forecasts.
         future: future covariates, if any.
 
     Attributes:
         num_rows: rows of all blocks.
-        schema: Arrow's, of every block.
+        schema: Arrow schema of every block.
 
     Raises:
         DataError: a series is too short.
-        ConfigError: a level outside those calibrated.
+        ConfigError: a level outside the calibrated range.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Forecasts:
         return self.dataset.has_clock and bool(is_whole)
 
     def blocks(self) -> Iterator[pa.Table]:
-        """Yields the rows of `SERIES_AT_ONCE` series at a time, a table each.
+        """Yields tables, each with the rows of `SERIES_AT_ONCE` series.
 
         Raises:
             DataError: future covariates are missing.
@@ -102,9 +102,9 @@ class Forecasts:
         return pa.concat_tables(self.blocks())
 
     def plot(self, series: Sequence[Any] | None = None, max_panels: int = 12) -> Picture:
-        """Returns a picture: the end of the past, the forecast, and intervals of 50, 80 and 95 %, a
-        panel per series and target, at most `max_panels`; of the named `series`, by default evenly
-        spread ones.
+        """Returns a picture of the end of the past, the forecast, and intervals of 50, 80 and 95 %.
+        Each series and target has a panel, at most `max_panels` in all. `series` names the series
+        to draw; default: evenly spread ones.
 
         Raises:
             ConfigError: an unknown series, or max_panels below 1.
@@ -221,8 +221,8 @@ def _times_ahead(
 def times_from(
     dataset: SeriesDataset, segments: NDArray[np.int64], steps: NDArray[np.int64], count: int
 ) -> NDArray[np.int64]:
-    """Returns the times of `count` steps of each of N segments, from its `steps` on, which may lie
-    behind it, ``(N, count)``."""
+    """Returns the times of `count` steps of each of N segments, from the row in `steps` on; that
+    row may lie after the segment. The shape is ``(N, count)``."""
     starts, frequency = dataset.table.segments.start_times[segments], dataset.frequency
     if frequency.unit in ("us", "rows"):
         own = steps[:, None] + np.arange(count, dtype=np.int64)
@@ -233,7 +233,7 @@ def times_from(
 
 
 def as_times(dataset: SeriesDataset, times: NDArray[np.int64]) -> pa.Array:
-    """Returns times of a table as Arrow's: counted rows, or times of its zone."""
+    """Returns times of a table as an Arrow array: counted rows, or times of the table's zone."""
     steps = pa.array(times.reshape(-1))
     if dataset.has_clock:
         steps = steps.cast(pa.timestamp("us", None if dataset.is_wall else dataset.time_zone))

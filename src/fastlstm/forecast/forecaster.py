@@ -59,8 +59,8 @@ class Forecaster(Estimator[StoredForecaster]):
         options: fields of `ForecastConfig` by name. A column may be a string, several columns a
             sequence of strings; `split` may be counts of steps. Without `steps`, `epochs` or
             `budget`, `fit` takes two minutes. A budget chooses `hidden_size` (on a GPU also
-            `batch_size` and `precision`) if it and `num_layers` are None. Further options:
-            `observers`, functions called with every event, a plain dict; `callbacks`, see
+            `batch_size` and `precision`) if `hidden_size` and `num_layers` are None. Further
+            options: `observers`, functions called with every event, a plain dict; `callbacks`, see
             `fastlstm.Callback`; `verbose`: None shows a live line in a terminal or a notebook, True
             everything that the command line shows, False nothing.
 
@@ -142,7 +142,7 @@ class Forecaster(Estimator[StoredForecaster]):
         """Continues training from the current weights on another table of the same columns.
 
         Keeps the scaler of `fit`. Training options (duration, learning rate, batch size, split …)
-        may change. Fits an unfitted Forecaster.
+        may change. If the forecaster is not fitted yet, this is `fit`.
 
         Raises:
             ConfigError: a parameter of the network or its columns changed since `fit`.
@@ -211,7 +211,7 @@ class Forecaster(Estimator[StoredForecaster]):
         """Forecasts quantiles, in columns such as ``y-q0.1``; see `predict`.
 
         Each quantile of the network is shifted by its error on validation windows, per step and
-        target. Point forecasts get the residuals of validation windows added. Counts have the
+        target. For point forecasts, residuals of validation windows are added. Counts have the
         quantiles of their distribution, without calibration. A quantile is infinite, with a
         warning, if validation has too few values for it.
         """
@@ -285,7 +285,7 @@ class Forecaster(Estimator[StoredForecaster]):
             scaled: report errors in standard deviations of the training rows, not in the table's
                 units (counts stay counts).
             frame: the table; default: the table of `fit`.
-            quantiles: levels to report the pinball loss of.
+            quantiles: levels for which to report the pinball loss.
 
         Returns:
             num_values, mse, mae, rmse, smape (0 to 2), rel_mae and mase of each forecast:
@@ -342,7 +342,8 @@ class Forecaster(Estimator[StoredForecaster]):
         Args:
             part: train, valid or test.
             series: names of the series to draw; default: evenly spread ones.
-            max_panels: most windows: one of every series, or several of few series.
+            max_panels: most windows to draw: one of every series, or several of each if series are
+                few.
             frame: the table; default: the table of `fit`.
 
         Raises:
@@ -373,11 +374,11 @@ class Forecaster(Estimator[StoredForecaster]):
         Returns:
             A table of the kind of `frame` (Arrow for files and arrays): series, time, cutoff (the
             last time before the forecast), and for every target ``y`` its value and ``y-forecast``.
-            A series without the rows for an origin is left out there.
+            If a series lacks the rows for an origin, it is left out at that origin.
 
         Raises:
             ConfigError: a count below 1.
-            DataError: too few rows, and errors of `fit`.
+            DataError: too few rows, or an error of `fit`.
         """
         options = self.get_options()
         horizon = options["horizon"]
@@ -420,8 +421,8 @@ class Forecaster(Estimator[StoredForecaster]):
 
         Raises:
             ConfigError: the output is a distribution of counts, or `steps` is below the horizon.
-            DataError: a target has fewer than three values at a step of the horizon, and errors of
-                `predict`. The intervals stay as they were.
+            DataError: a target has fewer than three values at a step of the horizon, or an error of
+                `predict`. The intervals then stay as they were.
         """
         stored, horizon = self._fitted(), self.network_.config.horizon
         if not stored.network.output.is_calibrated:
@@ -619,5 +620,5 @@ def _config(given: dict[str, Any]) -> tuple[ForecastConfig, Collection[str]]:
 
 _FEW_STEPS = 20
 _FEWEST_WINDOWS = 64
-"""Windows from which "auto" takes a GPU."""
+"""From this many windows on, "auto" takes a GPU."""
 _COLUMN_LISTS = ("target", "past", "future", "static", "categorical", "ignore")

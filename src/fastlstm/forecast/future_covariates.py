@@ -24,7 +24,7 @@ def future_covariates(
         past: table of the series to forecast.
         schema: schema of the table at fit.
         series: number in `past` of each forecast's series, shape ``(N,)``.
-        times: times of its steps, shape ``(N, h)``, int64.
+        times: times of each forecast's steps, shape ``(N, h)``, int64.
 
     Raises:
         DataError: a step without a row or a value; the message names series and time.

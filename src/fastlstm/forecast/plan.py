@@ -145,8 +145,8 @@ def training_loader(
 ) -> WindowLoader | ChunkLoader:
     """Returns the loader of this process's training rows: windows, or chunks with `tbptt`.
 
-    A stream is cut after twice the input size: then a state has read, on average, as many steps as
-    in forecasting.
+    A stream is cut after twice the input size, so that a state has read, on average, as many steps
+    as in forecasting.
 
     Raises:
         DataError: the training part has no window, or no chunk.
@@ -212,8 +212,8 @@ def longest_segments(table: Table, split: Split) -> NDArray[np.int64]:
 def flop_per_window(config: ForecasterConfig) -> int:
     """Returns the floating-point operations of a training step per window: three forward passes.
 
-    Counts the products of embedding, LSTM, decoder cell and head, without those that a batch
-    computes once. A stateful network trains one window per patch read.
+    Counts the products of embedding, LSTM, decoder cell and head, without those computed once per
+    batch. A stateful network trains one window per patch read.
     """
     s, d, H = config.patch, config.embed_size, config.hidden_size
     C = config.num_targets

@@ -12,7 +12,7 @@ Disorder = Literal["error", "sort"]
 Duplicates = Literal["error", "first", "last"]
 Names = tuple[str, ...]
 Numbers = tuple[float | str, ...]
-"""Numbers for all columns, and texts such as "humidity=-1" for one."""
+"""Numbers for all columns, and texts such as "humidity=-1" for one column."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,10 +20,10 @@ class ReadOptions:
     r"""How a table is read; each table may have its own options.
 
     Attributes:
-        gaps: split cuts series at missing rows, fill inserts rows without values; default fill if
-            that adds at most a quarter of the rows, else split.
-        disorder: rows that are not in order of time: an error, or sorted.
-        duplicates: rows with the same timestamp: an error, or keep the first or last.
+        gaps: split cuts series at missing rows, fill inserts rows without values; default is fill
+            if it adds at most a quarter of the rows, else split.
+        disorder: rows that are not in order of time are an error, or are sorted.
+        duplicates: rows with the same timestamp are an error, or the first or last of them is kept.
         missing_value: numbers that mean a missing value, such as -9999,-99.9 in all columns, or
             humidity=-1 in one.
         keep_value: numbers, in all columns or in one, that look like codes of missing values and
@@ -33,18 +33,18 @@ class ReadOptions:
         tz: time zone of times without one, such as Europe/Berlin; the hour that comes twice in
             autumn is read in order.
         snap: round times to multiples of a duration, such as 1h.
-        delimiter: between the columns of a CSV; default the most frequent of , ; tab | in its
-            header.
+        delimiter: sign between the columns of a CSV; default is the most frequent of , ; tab | in
+            its header.
         decimal: decimal mark of a CSV.
         thousands: mark between groups of three digits of a CSV; default none.
-        encoding: of a CSV, such as cp1252 or gb18030.
+        encoding: encoding of a CSV, such as cp1252 or gb18030.
         header: the first line of a CSV names its columns; else their names are 1, 2 ….
-        quotes: a CSV may have texts in double quotes; else these are characters like others.
+        quotes: a CSV may have texts in double quotes; else double quotes are ordinary characters.
         escape: character of a CSV before a quote that is part of a text, such as \; by default
             such a quote is doubled.
         units: read numbers of a CSV with signs beside them: $ or other currencies, %, K, M and B
-            for thousands, millions and billions, parentheses for negative ones, and half of the
-            number behind < (below a limit).
+            for thousands, millions and billions, parentheses for negative numbers, and < (below a
+            limit), which is read as half of the number.
         skip_rows: lines of a CSV before its header.
         skip_footer: lines at the end of a CSV that are no rows.
         skip_below: lines of a CSV below its header that are no rows, such as units.

@@ -1,8 +1,8 @@
 """Ridge regression on lags: a linear forecast in closed form.
 
-Every backtest compares the forecaster with it. With the future covariates of each step it is the
-linear path of the network; the LSTM learns the rest (NLinear: Zeng et al. 2023, "Are Transformers
-Effective for Time Series Forecasting?").
+Every backtest compares the forecaster with this forecast. With the future covariates of each step,
+it is the linear path of the network; the LSTM learns the rest (NLinear: Zeng et al. 2023, "Are
+Transformers Effective for Time Series Forecasting?").
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def fit_ridges(
     valid: WindowIndex,
     has_future: bool = False,
 ) -> list[Ridge]:
-    """Returns ridge regressions of a target on its last L lags: on the lags alone, and with
-    `has_future` also with the numeric future covariates of the step, if there are any.
+    """Returns ridge regressions of a target on its last L lags: one on the lags alone and, with
+    `has_future`, one that also uses the numeric future covariates of the step, if there are any.
 
     Values are normalised as the network does it; the penalty with the least error on validation
     windows is chosen. Solves for up to 32,768 windows of single targets, evenly spread over the
@@ -184,7 +184,8 @@ class RidgeForecast:
     Args:
         network: the network; a linear path on lags alone is used as the regression.
         inputs: the table.
-        split: its parts; the regression is fitted to the training part if there is no such path.
+        split: parts of the table; without such a path, the regression is fitted to the training
+            part.
 
     Raises:
         DataError: the training or the validation part is too short for a window.

@@ -1,9 +1,9 @@
 """Chooses the hidden units of a forecaster: the most for which a budget has enough steps.
 
 On small tables every size with enough steps ends within 2 % of the best; only a size that is too
-large costs more (benchmarks/log). So a few training steps of the default size are timed, then of
-smaller sizes while the budget has too few steps. On a GPU a small batch takes as long as a large
-one: precisions and larger batches are timed too, and the fastest wins by a clear margin.
+large costs more (benchmarks/log). So a few training steps of the default size are timed, then steps
+of smaller sizes while the budget has time for too few. On a GPU a small batch takes as long as a
+large one, so precisions and larger batches are timed too; the fastest must win by a clear margin.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from fastlstm.training.trainer import Trainer
 
 CPU = torch.device("cpu")
 ENOUGH_STEPS = 250
-"""From this number on, more steps gain less than a larger size (benchmarks/log)."""
+"""From this number of steps on, more gain less than a larger size (benchmarks/log)."""
 MIN_BUDGET_S = 10.0
 TRAINING_SHARE = 0.65
-"""Share of the rest of a budget that training gets; evaluations and closing take the other."""
+"""Share of the rest of a budget that training gets; evaluations and closing take the remainder."""
 _QUIET_SHARE = 0.7
 _SIZES = ("hidden_size", "num_layers")
 CHOSEN = (*_SIZES, "batch_size", "precision")

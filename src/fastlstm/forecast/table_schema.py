@@ -24,9 +24,9 @@ class TableSchema:
 
     Attributes:
         columns: names, in order.
-        frequency: of the rows.
-        time_zone: of the times, or None.
-        categories: names by number, by categorical column.
+        frequency: frequency of the rows.
+        time_zone: zone of the times, or None.
+        categories: for each categorical column, the names by number.
         may_miss: values may be missing.
         is_wall: times are local times of the zone; None if that was not stored.
     """

@@ -1,7 +1,7 @@
 """The task of a forecaster: its training, then calibration, files and scores on the test part.
 
 Training reads windows from zero state, or chunks with carried state. Calibration and scores each
-have a share of a budget; if it is too small they read fewer windows and say so.
+have a share of a budget; if that share is too small, they read fewer windows and say so.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from fastlstm.training.trainer import CLOSING_S, Trainer
 
 EVALUATION_BATCH = 256
 MIN_CALIBRATED = 256
-"""Validation windows that calibrate quantiles in any time: each of `LEVELS` needs up to 199."""
+"""Least validation windows for calibration, however long it takes: a level needs up to 199."""
 _FINAL_SHARE, _EARLY_SHARE, _TEST_SHARE = 0.1, 0.02, 0.15
-"""Largest share of a budget: of the last calibration, of an earlier one, of the test part."""
+"""Largest shares of a budget: for the last calibration, an earlier one, and the test part."""
 _CALIBRATION_COST, _TEST_COST = 1.5, 2.5
-"""Time per window over a forecast's (ETTh1, 96 steps of 7 targets)."""
+"""Time per window, relative to a forecast (ETTh1, 96 steps of 7 targets)."""
 
 
 class PreparedBatch(NamedTuple):
@@ -58,7 +58,7 @@ class BatchPart:
     """Some rows of a batch.
 
     Attributes:
-        rows: their places in the batch.
+        rows: places of these rows in the batch.
         values: the windows as the network reads them.
         statics: static values, or None.
         actual: values of the targets, shape ``(B * origins, h, C)``; NaN if missing.
@@ -87,7 +87,7 @@ class ForecastTask(Task):
 
     Attributes:
         valid: validation windows.
-        is_averaged: average the forecast with the linear path's if that has a smaller loss.
+        is_averaged: average the forecast with the linear path's if the average has a smaller loss.
     """
 
     name, unit = "forecast", "windows"
@@ -351,9 +351,9 @@ class ForecastTask(Task):
         return calibration
 
     def _calibrate(self, network: ForecastNetwork, share: float) -> tuple[Calibration, int, int]:
-        """Returns a calibration within a share of the budget, and the windows read, of how many.
+        """Returns a calibration within a share of the budget, the windows read, and all windows.
 
-        Reads `MIN_CALIBRATED` windows if the run was stopped before; a stop now raises Stopped.
+        If the run was stopped before, reads `MIN_CALIBRATED` windows; a stop now raises Stopped.
         """
         is_stopped = self._is_stopped()
         started, read, total = time.perf_counter(), 0, 0

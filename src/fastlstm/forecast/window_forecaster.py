@@ -32,7 +32,7 @@ class InputColumns:
 
     Attributes:
         names: columns in the network's order.
-        codes: number of every known value, by categorical column.
+        codes: for each categorical column, the number of every known value.
     """
 
     names: tuple[str, ...]
@@ -60,9 +60,9 @@ class WindowForecaster:
         past: columns of the input rows: targets, past and future covariates.
         future: future covariates.
         static: columns with one value per series.
-        series: the column of series with the names known at fit; empty for one series.
+        series: the column of series, with the names known at fit; empty if there is one series.
         note: line about the format of the weights, or None.
-        may_miss: values of past and future may be NaN; static values always may.
+        may_miss: values of past and future may be NaN; static values may always be NaN.
         frequency: step of the rows, such as "1 hour".
         dtype: dtype of inputs and outputs: float32, or float64 if float32 would lose digits of a
             column that is large compared with its range.
@@ -133,8 +133,8 @@ class WindowForecaster:
     ) -> WindowForecasts:
         """Computes `run` with functions that `exchange.trace` can export.
 
-        If the model has no missing values, a missing target makes its forecast NaN; with joint
-        channels the forecasts of all targets.
+        If the model has no missing values, a missing target makes its own forecast NaN; with joint
+        channels it makes the forecasts of all targets NaN.
         """
         stored, config = self._stored, self._stored.network.config
         scales = stored.scaler.mean, stored.scaler.std

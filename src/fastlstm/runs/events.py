@@ -55,8 +55,8 @@ class MetricsFile:
 class TensorBoardWriter:
     """Writes `step` and `eval` events as TensorBoard scalars, samples as text.
 
-    Hides steps after `first_step` of earlier starts. Writes in the calling thread: tensorboardX's
-    thread dies silently on a full disk and then blocks.
+    Hides the steps of earlier starts after `first_step`. Writes in the calling thread:
+    tensorboardX's thread dies silently on a full disk and then blocks.
     """
 
     def __init__(self, directory: Path, first_step: int) -> None:

@@ -67,8 +67,8 @@ class Manifest:
         """Parses a manifest.
 
         Raises:
-            CorruptFileError: changed or invalid.
-            FormatError: of a newer fastlstm.
+            CorruptFileError: the manifest is changed or invalid.
+            FormatError: the manifest is of a newer fastlstm.
         """
         body = storage.parse_json(data, origin)
         if not isinstance(body, dict) or body.get("format") != MANIFEST_FORMAT:
@@ -143,7 +143,7 @@ def verify_manifest(directory: Path, *, from_disk: bool = False) -> Manifest:
     """Checks size and SHA-256 of every listed file; refuses unlisted ones, except hidden ones.
 
     Args:
-        directory: of manifest.json and the files.
+        directory: the directory with manifest.json and the files.
         from_disk: read the disk, not the page cache.
 
     Raises:

@@ -104,7 +104,7 @@ os.register_at_fork(after_in_child=_forget_in_child)
 def _lock_now(descriptor: int) -> None:
     """Locks a file; raises BlockingIOError if another process keeps the lock.
 
-    Tries again: `is_locked` takes the lock for an instant.
+    Tries again, because `is_locked` takes the lock for an instant.
     """
     for wait_s in (0.01, 0.05):
         with contextlib.suppress(BlockingIOError):
@@ -209,7 +209,7 @@ class RunDirectory:
 
     def require_owned(self) -> None:
         """Raises RunDirectoryError if another process has locked the run since: some shared disks
-        let two lock."""
+        let two processes lock."""
         with storage.storage_errors(self._lock_path, "read"):
             if not self._lock_path.exists():
                 return  # removed by hand

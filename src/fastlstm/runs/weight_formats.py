@@ -1,7 +1,7 @@
 """Formats of stored weights: fp32, fp16, int8, int4; each whole or block-sparse. No torch.
 
-Matrices are quantized, 1-d tensors (biases, norms) stay fp32 (fp16 in fp16 files). A file of a
-matrix NAME of (rows, columns) holds:
+Matrices are quantized, 1-d tensors (biases, norms) stay fp32 (fp16 in fp16 files). For a matrix
+NAME of shape (rows, columns), a file holds:
 
 - fp32, fp16: ``NAME``.
 - int8: ``NAME`` I8 (rows, columns) in [-127, 127], ``NAME.scales`` F32 (rows,).
@@ -43,7 +43,7 @@ _NUMPY_DTYPES = {
 }
 _STRUCTURES = ("none", "blocks", "units")
 _FREE_BYTES, _MAX_GROWTH = 64 << 20, 2000
-"""Bytes, and times its own size, that a block-sparse file may describe."""
+"""Limits of what a block-sparse file may describe: bytes, and times its own size."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,9 +87,10 @@ def check_file_format(weight_format: Any) -> None:
 def quantize(w: NDArray[Any], weight_format: str) -> QuantizedMatrix:
     """Rounds a matrix `(rows, columns)` to int8 or int4.
 
-    int8 has one scale per row, max / 127. int4 has one per 64 values of a row, max / 7 rounded to
-    fp16, below fp16's normal range up to a power of two: rounding again gives the same codes and
-    scales. Rows or groups with NaN, or values beyond every scale, get the scale NaN.
+    int8 has one scale per row, max / 127. int4 has one scale per 64 values of a row: max / 7,
+    rounded to fp16; below fp16's normal range it is rounded up to a power of two. Rounding again
+    thus gives the same codes and scales. Rows or groups with NaN, or values beyond every scale, get
+    the scale NaN.
     """
     w = np.asarray(w, np.float32)
     largest = _LARGEST_CODE[weight_format]
@@ -185,7 +186,7 @@ def encode_weights(
 
     Args:
         weights: float arrays or `QuantizedMatrix`.
-        weight_format: of `FORMATS_IN_FILES`.
+        weight_format: one of `FORMATS_IN_FILES`.
         block_sparse: names of matrices whose zero blocks are left out.
 
     Raises:
@@ -261,7 +262,7 @@ def from_blocks(
     shape: tuple[int, ...],
     gates: int,
 ) -> NDArray[Any]:
-    """Returns the matrix of `shape` of these blocks and zeros."""
+    """Returns the matrix of shape `shape` with these blocks, else zeros."""
     grid = block_grid(np.zeros(shape, blocks.dtype), gates)
     grid[np.repeat(np.arange(len(starts) - 1), np.diff(starts)), columns] = blocks
     padded = grid.swapaxes(1, 2).reshape(gates, -1, grid.shape[1] * BLOCK_COLUMNS)
@@ -275,8 +276,8 @@ def decode_weights(
 
     Args:
         data: content of a safetensors file.
-        shapes: of every weight, by name.
-        weight_format: of `FORMATS_IN_FILES`.
+        shapes: shape of every weight, by name.
+        weight_format: one of `FORMATS_IN_FILES`.
         origin: the file, for messages.
 
     Returns:

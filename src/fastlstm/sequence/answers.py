@@ -32,7 +32,7 @@ class Numbers:
 
     @staticmethod
     def of(answers: NDArray[np.float64], train: NDArray[np.int64]) -> Numbers:
-        """Returns mean and deviation of the training sequences; `answers` are of `answers_of`."""
+        """Returns mean and deviation of the training sequences; `answers_of` gives `answers`."""
         plain = answers.reshape(len(answers), -1)[train]
         # The mean of equal numbers may differ from them by rounding.
         is_varied = varied(plain)
@@ -184,8 +184,8 @@ def classes_of(labels: list[Any], dtype: np.dtype[Any] | None = None) -> NDArray
 
     Args:
         labels: labels of `labels_of`.
-        dtype: dtype of the array; default, and for object: the common type of the labels, or object
-            without one.
+        dtype: dtype of the array. By default, and for object, it is the common type of the labels,
+            or object if they have none.
 
     Raises:
         DataError: there is only one class.
@@ -211,12 +211,13 @@ def classes_of(labels: list[Any], dtype: np.dtype[Any] | None = None) -> NDArray
 def stratified(
     order: NDArray[np.int64], classes: NDArray[np.int64], num_held_out: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the held-out sequences, of each class its share, and the training sequences.
+    """Returns the held-out sequences, a share of each class, and the training sequences.
 
     Args:
         order: numbers of the sequences, shuffled.
         classes: class of each sequence, by number.
-        num_held_out: how many to hold out; the last one of a class only if no others are left.
+        num_held_out: how many to hold out; the last sequence of a class is held out only if no
+            others are left.
     """
     own = classes[order]
     by_class, counts = np.argsort(own, kind="stable"), np.bincount(own)

@@ -22,7 +22,7 @@ class Architecture:
         num_layers: number of LSTM layers.
         embed_size: d, width of an embedded step.
         bidirectional: read the sequence in both directions.
-        pooling: last takes the final state of each direction, mean the mean over all steps.
+        pooling: last takes the final state of each direction, mean takes the mean over all steps.
         dropout: dropout before the last layer, in [0, 1).
     """
 

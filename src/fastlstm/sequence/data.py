@@ -135,7 +135,7 @@ class Sequences:
         return number, row - int(self._ends[number] - self.lengths[number])
 
     def require_like(self, num_columns: int, may_miss: bool) -> None:
-        """Raises DataError for other columns than at `fit`, or missing values if it had none."""
+        """Raises DataError for other columns than at `fit`, or missing values if `fit` had none."""
         if self.num_columns != num_columns:
             raise DataError(
                 f"the sequences have {counted(self.num_columns, 'column')}, the sequences at fit"

@@ -177,7 +177,7 @@ class SequenceModel(Estimator[StoredSequenceModel], ABC):
 class SequenceRegressor(SequenceModel):
     """Answers sequences with numbers, learned by least squares; `y` is ``(N,)`` or ``(N, K)``.
 
-    Arguments and attributes are as of `SequenceModel`.
+    Arguments and attributes are those of `SequenceModel`.
 
     Example:
         ::
@@ -214,7 +214,7 @@ class SequenceRegressor(SequenceModel):
         return answers.decode(self._answers(X))
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Returns the mean R² of the outputs: 1 is perfect, 0 as good as the mean of `y`.
+        """Returns the mean R² of the outputs: 1 is perfect, 0 is as good as the mean of `y`.
 
         Args:
             X: sequences.
@@ -234,9 +234,9 @@ class SequenceRegressor(SequenceModel):
 
 
 class SequenceClassifier(SequenceModel):
-    """Answers sequences with one of several classes; `y` is N labels, anything hashable.
+    """Answers sequences with one of several classes; `y` is N hashable labels.
 
-    Arguments and attributes are as of `SequenceModel`.
+    Arguments and attributes are those of `SequenceModel`.
 
     Attributes:
         classes_: labels in the order of `predict_proba`: sorted if possible, else in order of

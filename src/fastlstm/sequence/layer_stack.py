@@ -1,7 +1,7 @@
 """`LayerStack`: a model from another framework as plain layers with NumPy weights.
 
 Weights are float32 in torch's layout: `(4H, I)` with gates in the order i, f, g, o. Activations
-have the names of `fastlstm.ops.cell_options`; after a Dense layer there are more.
+have the names of `fastlstm.ops.cell_options`; more functions are possible after a Dense layer.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class LSTMLayer:
 
     @property
     def hidden_size(self) -> int:
-        """H, of each direction."""
+        """H, hidden units of each direction."""
         return int(self.forward.weight_hh.shape[1])
 
     @property

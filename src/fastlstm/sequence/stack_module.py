@@ -155,7 +155,7 @@ class ImportedLSTM(nn.Module):
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns `(B, T, K)` of every step, or `(B, K)` of the last."""
+        """Returns `(B, T, K)` for every step, or `(B, K)` for the last."""
         outputs: Tensor
         last: Tensor
         outputs, (last, _) = self.lstm(x.flip(1) if self._reverses else x)
@@ -319,7 +319,7 @@ def _check_cells(layer: LSTMLayer) -> None:
 
 @dataclass(frozen=True)
 class StackConfig:
-    """Describes a `StackNetwork`, as `NetworkConfig` does a `SequenceNetwork`.
+    """Describes a `StackNetwork`, as `NetworkConfig` describes a `SequenceNetwork`.
 
     Attributes:
         num_columns: C; 1 for token ids.

@@ -20,9 +20,9 @@ PARTS = {"valid": "validation", "test": "test"}
 """Parts of the data: shares of the text, unless the option of this name gives a text."""
 
 FORMAT_VERSION = 2
-"""Of config.json."""
+"""Format of config.json."""
 COMPRESSED_VERSION = FORMAT_VERSION + 1
-"""Of the config.json of a compressed run: one that has the key "compression"."""
+"""Format of the config.json of a compressed run, which has the key "compression"."""
 _OF_TABLES = """
     balance bidirectional calendar categorical channels decoder disorder duplicates evaluations
     future gaps hidden_size horizon ignore input_size keep_value linear loss missing_value normalize
@@ -35,7 +35,7 @@ OPTIONS_OF_TABLES = frozenset(_OF_TABLES.split())
 WHY_NOT_OF_TEXTS = {
     "bidirectional": "a language model reads forward only: backward it would see what comes next"
 }
-"""Why some of these mean nothing for a text."""
+"""Why some of these options mean nothing for a text."""
 
 PRESETS: dict[str, dict[str, int]] = {
     "tiny": {"rnn_size": 128, "embed_size": 64, "num_layers": 1},
@@ -49,9 +49,9 @@ PRESETS: dict[str, dict[str, int]] = {
 class ModelConfig(CellOptions):
     """Architecture of a language model, with the options of its cells; stored in config.json.
 
-    The fields of `TrainConfig`; `vocab_size` is V, the number of tokens, `embed_size` E, `rnn_size`
-    H, `num_layers` L, `output_rank` R. ConfigError: the rank is too large, or the weights are tied
-    and have a rank or two widths.
+    Fields mean the same as in `TrainConfig`; `vocab_size` is V, the number of tokens; `embed_size`
+    is E, `rnn_size` H, `num_layers` L and `output_rank` R. Raises ConfigError if the rank is too
+    large, or if tied weights have a rank or two widths.
     """
 
     vocab_size: int
@@ -123,20 +123,20 @@ class TrainConfig(TrainingOptions, CellOptions):
         invalid_utf8: error stops at the first invalid byte; replace substitutes U+FFFD.
         encoding: encoding of the text, such as cp1252 or gb18030.
         missing_text: JSON lines without a text are an error, or skipped and counted.
-        split: train/validation/test shares of the text in percent, contiguous; of its characters
-            for BPE, else of its tokens.
-        valid: validation text, in any form that SOURCE takes; default is a share of SOURCE, which
-            is otherwise added to the training split.
+        split: contiguous train/validation/test shares of the text in percent; they count characters
+            for BPE, else tokens.
+        valid: validation text, in any form that SOURCE takes; default is a share of SOURCE. If a
+            text is given, that share is added to the training split.
         test: test text, scored with the best model at the end; default is a share of SOURCE.
         cache_dir: cache of encoded texts (default ~/.cache/fastlstm).
-        preset: model size; without a given size, a budget chooses one layer or two, batch and
-            optimizer by timed steps, other runs are small.
+        preset: model size. Without a given size, a run with a budget chooses size, one or two
+            layers, batch and optimizer by timing steps; other runs are small.
         rnn_size: hidden units per layer, H.
         num_layers: number of LSTM layers.
         embed_size: width of the token embedding, E.
         dropout: dropout between layers and before the output, and a third of it on embeddings;
             default depends on the number of epochs and the size of the model.
-        dropout_kind: variational uses one mask per sequence, plain a new one per step.
+        dropout_kind: variational uses one mask per sequence, plain uses a new mask per step.
         weight_drop: DropConnect probability on the recurrent weights.
         output_norm: layer normalization of the output of every layer.
         residual: add the input of a layer to its output if the sizes match.
@@ -148,16 +148,17 @@ class TrainConfig(TrainingOptions, CellOptions):
         budget: wall-clock time of the whole command, e.g. 90s, 5m, 1h30m, with setup, evaluations
             and the report; default 5m without --steps or --epochs.
         batch_size: lanes (rows of contiguous text) per forward pass, B.
-        seq_length: steps of truncated backpropagation through time, T; default is 128, for a short
-            run 64.
+        seq_length: steps of truncated backpropagation through time, T; default is 128, or 64 for a
+            short run.
         order: lanes carries the state through contiguous text; windows shuffles (for comparison).
         lane_reset: probability per lane and step of a reset to the zero state.
         optimizer: optimizer; muon updates the recurrent matrices, Adam the rest.
         learning_rate: peak learning rate; default depends on the optimizer.
-        eval_every: steps between evaluations; default keeps them under 5 % of the time.
+        eval_every: steps between evaluations; by default evaluations take less than 5 % of the
+            time.
         sample_every: evaluations between text samples; 0 disables samples.
-        pipeline: divide the layers among the processes, and pass a batch through them in so many
-            parts; 0 divides the batch instead.
+        pipeline: divide the layers among the processes, and pass each batch through them in this
+            many parts; 0 divides the batch, not the layers.
     """
 
     vocab: Vocab = "char"
@@ -233,7 +234,7 @@ class TrainConfig(TrainingOptions, CellOptions):
                 )
 
     def model_config(self, vocab_size: int, dropout: float) -> ModelConfig:
-        """Returns the architecture: the preset, with every field given here laid over it."""
+        """Returns the architecture: the preset, with given fields in place of its own."""
         names = {field.name for field in dataclasses.fields(ModelConfig)}
         own = {name: value for name, value in vars(self).items() if name in names}
         sizes = {

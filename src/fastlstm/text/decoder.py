@@ -1,7 +1,7 @@
 """`Decoder`: the weights of a model, laid out for writing text.
 
-One native call has many streams read and write many tokens, sampling included (csrc/decode.h). No
-torch in here: weights come as numpy arrays, from a model or from a file.
+In one native call, many streams read and write many tokens, with sampling (csrc/decode.h). This
+module does not use torch: weights come as numpy arrays, from a model or from a file.
 """
 
 from __future__ import annotations
@@ -37,17 +37,18 @@ FORMATS = ("fp32", "bf16", "int8", "int4")
 """Formats of the weights; the kernels know each by its place in this tuple."""
 Weight = NDArray[Any] | QuantizedMatrix
 MAX_TABLE_BYTES = 128 << 20
-"""A larger first-layer table is not made; its rows are computed when needed."""
+"""Limit of a first-layer table; the rows of a larger one are computed when needed."""
 MIN_ZERO_SHARE = 0.25
 """Share of zero blocks from which a matrix is multiplied block by block.
 
-Measured (H=1024, AVX-512 with VNNI and bf16; 1 and 64 streams): at 10 % 0.8 to 1.3 times as fast as
-the dense kernels, at 20 % 0.9 to 1.4, at 30 % 1.1 to 1.6 times (benchmarks/decode_sparse.py).
+Measured (H=1024, AVX-512 with VNNI and bf16; 1 and 64 streams): 0.8 to 1.3 times as fast as the
+dense kernels at 10 %, 0.9 to 1.4 times at 20 %, 1.1 to 1.6 times at 30 %
+(benchmarks/decode_sparse.py).
 """
 _MIN_MACS_PER_THREAD = 1 << 16
 """Multiplications per token below which a second thread costs more than it saves."""
 _UNBOUNDED = {"relu", "linear"}
-"""Activations with which outputs leave [-1, 1], as int8 and int4 store them."""
+"""Activations whose outputs leave [-1, 1], the range that int8 and int4 store."""
 
 NOT_FINITE = "the model's output is not finite; its weights are damaged"
 _PANEL = 4
@@ -67,21 +68,22 @@ class Decoder:
     """A language model's weights laid out for decoding; any number of streams share it.
 
     Args:
-        weights: by their names in a run's model.safetensors: arrays of any float dtype, or
-            `QuantizedMatrix`, of which int8 and int4 decoding take over codes and scales.
+        weights: arrays of any float dtype, or `QuantizedMatrix`, by their names in a run's
+            model.safetensors. int8 and int4 decoding take over the codes and scales of a
+            `QuantizedMatrix`.
         config: the model's sizes and options.
         weight_format: "fp32", "bf16", "int8" (one scale per gate of a unit and per token of the
-            vocabulary; activations in 8 bits) or "int4" (one scale per 64 values of these).
+            vocabulary; activations in 8 bits) or "int4" (one scale per 64 values of such a row).
 
     Attributes:
         output_bias: `(V,)`, added to the logits; can be written to.
         nbytes: bytes of all weights in memory.
         bytes_per_token: bytes of weights that one step of one stream reads.
-        model_hash: SHA-256 of weights, sizes and format, in hex; states belong to it.
+        model_hash: SHA-256 of weights, sizes and format, in hex; a saved state belongs to one hash.
 
     Raises:
         ConfigError: an unknown format.
-        KernelError: options of the cell that these kernels lack; `make_decoder` runs them.
+        KernelError: these kernels lack an option of the cell; `make_decoder` can run it.
     """
 
     def __init__(
@@ -139,9 +141,10 @@ class Decoder:
         weight_format: str = "fp32",
         stored: Mapping[str, QuantizedMatrix] | None = None,
     ) -> Decoder:
-        """Copies a model's weights as they are now, wherever it lives; raises as `make_decoder`.
+        """Copies a model's present weights from any device; raises what `make_decoder` raises.
 
-        A weight that still equals a matrix of `stored` is decoded with its codes and scales.
+        A weight that still equals a matrix of `stored` is decoded with the codes and scales of that
+        matrix.
         """
         floats = float_weights(model)
         whole = (stored or {}).items()
@@ -163,7 +166,7 @@ class Decoder:
 
     @property
     def zero_blocks(self) -> float:
-        """Share of the blocks of 16 x 4 that block-sparse matrices leave out; 0 where none is."""
+        """Share of 16 x 4 blocks that block-sparse matrices leave out; 0 without such matrices."""
         stored, everything = self._blocks
         return 1.0 - float(stored) / float(everything) if everything else 0.0
 
@@ -176,13 +179,14 @@ class Decoder:
         return Stream(self)
 
     def run(self, streams: Sequence[Stream], steps: int, threads: int | None = None) -> None:
-        """Advances every running stream by up to `steps` tokens: it reads its prompt, then writes.
+        """Advances running streams by up to `steps` tokens; a stream reads its prompt, then writes.
 
         A stream's text does not depend on the others, on `steps` or on `threads`. Without
-        `threads`, the number that was fastest lately runs: one, if other work keeps cores busy.
+        `threads`, the call uses the number of threads that was fastest lately: one, if other work
+        keeps cores busy.
 
         Raises:
-            RuntimeError: another call has one of the streams, or it is given twice.
+            RuntimeError: another call uses one of the streams, or a stream is given twice.
         """
         hardware.join_openmp()
         native = [stream.native for stream in streams]
@@ -278,12 +282,12 @@ class Decoder:
 
 
 def float_weights(model: LanguageModel) -> dict[str, NDArray[np.float32]]:
-    """Returns copies of a model's weights, by their names, wherever it lives."""
+    """Returns copies of a model's weights by name, from any device."""
     return {n: p.detach().float().cpu().numpy().copy() for n, p in model.named_parameters()}
 
 
 def _quantized(w: Weight, weight_format: str) -> Weight:
-    """Returns a matrix as codes and scales; one in this format already keeps its own."""
+    """Returns a matrix as codes and scales; a matrix already in this format keeps its own."""
     if w.ndim != 2 or (isinstance(w, QuantizedMatrix) and w.weight_format == weight_format):
         return w
     return quantize(w.dequantized() if isinstance(w, QuantizedMatrix) else w, weight_format)
@@ -294,13 +298,13 @@ def _bias(weights: dict[str, NDArray[np.float32]], k: int) -> NDArray[np.float32
 
 
 def default_format(stored_format: str, config: ModelConfig) -> str:
-    """Returns the default format to decode weights in that are stored in `stored_format`."""
+    """Returns the default format for decoding weights that are stored in `stored_format`."""
     is_known = stored_format in FORMATS and native_refusal(config) is None
     return stored_format if is_known else "fp32"
 
 
 def format_note(stored_format: str, weight_format: str) -> str | None:
-    """Returns a note for the user where weights are decoded in another format than their file's."""
+    """Returns a note for the user if weights are decoded in another format than stored."""
     if stored_format in ("fp32", weight_format):
         return None
     return f"weights are stored as {stored_format}; {weight_format} decoding starts from these"
@@ -321,10 +325,10 @@ def make_decoder(
     *,
     strict: bool = False,
 ) -> Decoder:
-    """Returns a `Decoder`; one that runs on torch, with a warning, where the native one cannot.
+    """Returns a native `Decoder`; if that cannot run, warns and returns a decoder on torch.
 
     Raises:
-        KernelError: with `strict`, options of the cell that need torch.
+        KernelError: with `strict`, the cell has options that need torch.
     """
     why = native_refusal(config)
     if why is None:
@@ -376,18 +380,18 @@ def _address(array: NDArray[Any] | None) -> int:
 
 
 class ThreadTuner:
-    """Chooses one thread or `limit`, whichever was faster, and tries the other now and then.
+    """Chooses one or `limit` threads, whichever was faster, and tries the other now and then.
 
-    After a model was prepared, BLAS threads spin for 0.1 s, and threads that have slept take
-    some ms to get a core: a token then takes 10 times as long on two threads. So a choice lasts
-    some calls, and `limit` threads that lost are tried again soon, then less and less often.
+    After a model was prepared, BLAS threads spin for 0.1 s, and threads that have slept take some
+    ms to get a core: a token then takes 10 times as long on two threads. So a choice lasts for some
+    calls. If `limit` threads lost, they are tried again soon, then less and less often.
     """
 
     TRY_S = 0.01
     FIRST_RETRY_S, RETRY_S = 0.1, 1.0
-    """Age at which the estimate of the slower number is measured again. That of `limit` threads
-    starts at `FIRST_RETRY_S` and doubles each time. The limit, and the age for one thread, is
-    `RETRY_S` times the ratio of the two speeds."""
+    """Age at which the slower number of threads is timed again. For `limit` threads this age starts
+    at `FIRST_RETRY_S` and doubles each time, up to `RETRY_S` times the ratio of the two speeds. For
+    one thread it is always that limit."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -432,8 +436,8 @@ class ThreadTuner:
 class Stream:
     """One text being written: what the model has read, what it is to read, how it chooses.
 
-    While `Decoder.run` has it in one thread, other threads may ask for `status` and `is_running`
-    only; everything else raises a RuntimeError.
+    While `Decoder.run` uses a stream in one thread, other threads may only ask for its `status` and
+    `is_running`; everything else raises a RuntimeError.
     """
 
     def __init__(self, decoder: Decoder) -> None:
@@ -455,11 +459,11 @@ class Stream:
         num_top: int | None = None,
         scores_given: bool = False,
     ) -> None:
-        """Sets how to choose from now on; a seed of None is drawn, `stop` is left to the caller.
+        """Sets how to choose from now on; draws a seed if it is None, leaves `stop` to the caller.
 
         `stops` are sequences of up to 64 tokens that end the text. With `num_top`, 0 to 20, the log
-        probability of every token written and of so many likeliest is reported; with
-        `scores_given` also those of the tokens fed, after the first.
+        probabilities of every token written and of the `num_top` likeliest tokens are reported.
+        With `scores_given`, the tokens fed, except the first, are reported in the same way.
         """
         settings = sampling.native(self.decoder.config.vocab_size, stops)
         settings.num_top = -1 if num_top is None else num_top
@@ -489,7 +493,7 @@ class Stream:
 
     @property
     def status(self) -> str:
-        """ "running", or why not: "length", "stop", "not finite", "bad token"."""
+        """ "running", or why it does not run: "length", "stop", "not finite", "bad token"."""
         return str(self.native.status)
 
     def take(self) -> list[int]:
@@ -508,11 +512,11 @@ class Stream:
         return bytes(self.native.save())
 
     def restore(self, blob: bytes) -> None:
-        """Takes over what `save` returned for a model of these sizes; else a ValueError."""
+        """Takes over what `save` returned; raises ValueError if the model had other sizes."""
         self.native.restore(blob)
 
     def mark(self) -> Any:
-        """Returns what `go_back` takes after the next call of the decoder; cheaper than `save`."""
+        """Returns a mark for `go_back` after the decoder's next call; cheaper than `save`."""
         return self.save()
 
     def go_back(self, mark: Any) -> None:
@@ -523,14 +527,14 @@ class Stream:
 class BlockSparse(NamedTuple):
     """A weight matrix without its zero blocks (csrc/cpu/block_sparse.h), for every instruction set.
 
-    A block is 16 hidden units of one gate, or 16 tokens, x 4 inner values. Blocks follow row by row
-    of blocks; the gates of 16 units follow each other.
+    A block is 4 inner values of 16 hidden units of one gate, or of 16 tokens. Blocks are stored row
+    by row; the gates of 16 units follow each other.
     """
 
     lines: NDArray[Any]  # (n, 64) of float32, bf16 bits or int8: each block as the kernels read it
-    starts: NDArray[np.int32]  # (rows of blocks + 1,) first line of each, then the end
+    starts: NDArray[np.int32]  # (rows of blocks + 1,) first line of each row, then the end
     indices: NDArray[np.uint16]  # (n,) inner index / 4
-    num_blocks: int  # of the matrix, zeros included
+    num_blocks: int  # blocks of the matrix, zero blocks included
 
 
 def block_sparse(w: Weight, weight_format: str, *, is_gates: bool) -> BlockSparse | None:
@@ -558,7 +562,7 @@ def block_sparse(w: Weight, weight_format: str, *, is_gates: bool) -> BlockSpars
 
 
 def _bf16_bits(w: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Returns the bits of the nearest bf16; a NaN stays one, -0 becomes 0."""
+    """Returns the bits of the nearest bf16; a NaN stays a NaN, -0 becomes 0."""
     bits = np.ascontiguousarray(w).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     rounded[rounded == 0x8000] = 0

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fastlstm.text.model import LanguageModel, State
 
 PRIME = 256
-"""Tokens that warm the state of a lane before its first score: an LSTM forgets its start."""
+"""Tokens that warm the state of a lane before its first score; an LSTM forgets its start."""
 LANES, LANES_ON_GPU, CHUNK = 32, 256, 256
 _WINDOWS_AT_ONCE = 128
 _FEWEST_STEPS = 8
@@ -38,8 +38,8 @@ _UNICODE = 0x110000 - 0x800
 class ScoredLanes:
     """Lanes to run side by side: lane `k` predicts `length[k]` tokens from index `start[k]`.
 
-    `prime` tokens before its start warm the state of a lane. With `has_first`, the first lane is
-    at the start of the text and has none.
+    The `prime` tokens before the start of a lane warm its state. With `has_first`, the first lane
+    is at the start of the text and has no such tokens.
     """
 
     start: NDArray[np.int64]
@@ -72,17 +72,18 @@ class Evaluation:
 
     Attributes:
         nats_per_token: mean cross-entropy.
-        bits_per_char: the same text's bits over its characters, comparable across vocabularies.
-        bits_per_byte: over its UTF-8 bytes.
+        bits_per_char: bits of the scored text per character, comparable across vocabularies.
+        bits_per_byte: bits of the scored text per UTF-8 byte.
         perplexity: `exp(nats_per_token)`.
-        num_tokens: tokens scored; the first of a text (or window) has no context and is not.
-        num_chars: characters in them.
-        num_bytes: UTF-8 bytes in them.
+        num_tokens: tokens scored. The first token of a text (or window) has no context and is not
+            scored.
+        num_chars: characters in these tokens.
+        num_bytes: UTF-8 bytes in these tokens.
         seconds: wall clock.
         num_unknown: characters of the text that are not in the vocabulary. They are left out of
             the context and of the figures above.
         unknown_share: `num_unknown` over all characters of the text.
-        first_unknown: up to ten of them, with the first position of each.
+        first_unknown: up to ten unknown characters, with the first position of each.
         bits_per_char_with_unknown: bits per character of the whole text, see `with_unknown`; the
             same as `bits_per_char` where no character is unknown.
     """
@@ -108,7 +109,7 @@ def with_unknown(
     first: Sequence[tuple[str, int]],
     vocab_size: int,
 ) -> Evaluation:
-    """Returns an evaluation with the characters that were left out because they are unknown.
+    """Returns an evaluation that also counts unknown characters, which were left out.
 
     A character model gives them no probability. `bits_per_char_with_unknown` is the cost of the
     text when a code that knows the share u of unknown characters first marks every character as
@@ -116,7 +117,8 @@ def with_unknown(
     ``(1 - u) bits_per_char + H(u) + u log2(1,112,064 - V)``, with
     ``H(u) = -u log2(u) - (1 - u) log2(1 - u)``.
 
-    `num_chars` counts known and unknown ones; `first` are some of these, each with its position.
+    `num_chars` counts known and unknown characters; `first` are some unknown ones, each with its
+    position.
     """
     bits, share = result.bits_per_char, num_unknown / num_chars
     if share > 0:
@@ -155,10 +157,12 @@ def evaluate(
         ids: 1-d token ids; a memory map is read piece by piece.
         tokenizer: characters and bytes per token.
         lanes: contiguous parts evaluated side by side; 1 is exact. The 256 tokens before each lane
-            but the first warm its state, unscored; a text with fewer per lane gets fewer lanes.
+            but the first warm its state, unscored. A text with fewer tokens per lane gets fewer
+            lanes.
         chunk: steps per forward pass.
-        zero_state_window: instead, cut the text into windows of this many predictions, each from
-            a zero state, without the remainder: how models without carried state are evaluated.
+        zero_state_window: cut the text into windows of this many predictions, not into lanes; each
+            window starts from a zero state, and the remainder is dropped. Models without carried
+            state are evaluated this way.
         max_tokens: score at most this many.
         should_stop: polled between forward passes.
         watch: called after every forward pass with the tokens scored so far and in all.
@@ -208,13 +212,13 @@ def evaluate_on(
     chunk: int = CHUNK,
     **settings: Any,
 ) -> Evaluation:
-    """As `evaluate`, on a device: "auto" takes a GPU where there is one.
+    """Works like `evaluate`, on a device; "auto" takes a GPU if there is one.
 
-    There the default of `lanes` is `LANES_ON_GPU`, a copy of the model is scored, and a pass that
-    memory does not hold takes half the steps.
+    On a GPU the default of `lanes` is `LANES_ON_GPU`, and a copy of the model is scored. A pass
+    that does not fit into memory is repeated with half the steps.
 
     Raises:
-        ConfigError: there is no such device, or its memory does not hold a pass of a few steps.
+        ConfigError: there is no such device, or its memory is too small for a pass of a few steps.
     """
     check_device(device)
     if device == "cpu" or not has_gpu():
@@ -323,7 +327,7 @@ def _primed_state(
     chunk: int,
     should_stop: Callable[[], bool] | None,
 ) -> State:
-    """Returns the state of every lane before its first token; the first lane's is zero."""
+    """Returns the state of every lane before its first token; it is zero for the first lane."""
     state = model.initial_state(len(piece.start))
     if piece.prime == 0:
         return state
@@ -347,7 +351,7 @@ def _gather(
     steps: int,
     should_stop: Callable[[], bool] | None = None,
 ) -> torch.Tensor:
-    """Returns `(steps, lanes)` ids from each start on; past the end, the last id (unscored)."""
+    """Returns `(steps, lanes)` ids from each start; past the end, the last id again (unscored)."""
     if should_stop is not None and should_stop():
         raise Stopped("evaluation was asked to stop")
     out = np.empty((steps, len(starts)), dtype=np.int64)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel(StoredModel):
-    """A `StoredModel` with its weights in a network: `model`, fp32 on the CPU, evaluating."""
+    """A `StoredModel` whose weights are in `model`: an fp32 network on the CPU, evaluating."""
 
     model: LanguageModel
     matrices: Mapping[str, QuantizedMatrix]

@@ -1,8 +1,8 @@
 """`GpuDecoder`: writing many texts at a time on a GPU.
 
-The streams of a call advance together, a row each, in CUDA graphs of many tokens: matrix products
-by torch, the cell and the choice of the next token by two kernels (ops/cuda/decode.cu). State stays
-in GPU memory between calls; tokens are read while the next graph runs.
+The streams of a call advance together in CUDA graphs of many tokens; each stream has a row. torch
+computes the matrix products; two kernels (ops/cuda/decode.cu) compute the cell and choose the next
+token. State stays in GPU memory between calls; tokens are read while the next graph runs.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 Placed = list[tuple[GpuStream, int]]
 """Streams with the numbers of their rows."""
 Graphs = dict[int, Callable[[], None]]
-"""By number of steps."""
+"""Graphs by number of steps."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Formats of the weights; the kernels know each by its place. Sums and cells are float32."""
 SIZES = (1, 8, 64, 256, 1024, 4096, 16384)
 """Numbers of rows that have graphs; a call runs in the next larger one."""
 _LAUNCHES = 4
-"""Launches whose tokens are read together, while the next ones run."""
+"""Launches whose tokens are read together, while the next launches run."""
 _RUNNING, _PAUSED = 0, 4
 _KNOWS_FIRST, _HAS_MORE = 1 << 30, 1 << 29
 _MAX_TABLE_BYTES = 4 << 30
@@ -93,7 +93,7 @@ class GpuDecoder(Decoder):
     cannot write goes to a CPU decoder, with a warning.
 
     Raises:
-        ConfigError: another format.
+        ConfigError: a format that is not fp16, bf16 or fp32.
         KernelError: the model has options that the kernels lack, or they cannot be compiled.
     """
 
@@ -197,7 +197,7 @@ class GpuDecoder(Decoder):
         return GpuStream(self)
 
     def run(self, streams: Sequence[Stream], steps: int, threads: int | None = None) -> None:
-        """As `Decoder.run`; streams that the GPU cannot write run on the CPU."""
+        """Works like `Decoder.run`; streams that the GPU cannot write run on the CPU."""
         if len({id(stream) for stream in streams}) < len(streams):
             raise RuntimeError(_IN_USE)
         with self._lock, torch.no_grad():
@@ -248,7 +248,7 @@ class GpuDecoder(Decoder):
     # rows ---------------------------------------------------------------------------------------
 
     def _admit(self, part: list[GpuStream]) -> Rows | None:
-        """Gives every stream a row; None: there is no memory for so many, and fewer may run."""
+        """Gives every stream a row; returns None if only fewer streams fit into memory."""
         try:
             rows = self._rows_for(len(part))
         except torch.OutOfMemoryError:
@@ -276,7 +276,7 @@ class GpuDecoder(Decoder):
         return rows
 
     def _rows_for(self, num: int) -> Rows:
-        """Returns at least so many rows; rows in use stay as they are."""
+        """Returns `Rows` with at least `num` rows; rows in use stay as they are."""
         if self._rows is None or self._rows.size < num:
             rows = Rows(self.config, _size_for(num), self._device, self._dtype)
             size = rows.size * STEPS * _LAUNCHES
@@ -322,7 +322,7 @@ class GpuDecoder(Decoder):
     def _launch(
         self, placed: Placed, rows: Rows, size: int, steps: int, graphs: Graphs, turn: int
     ) -> Any:
-        """Starts so many steps, whose tokens and status come to host memory `turn`."""
+        """Starts `steps` steps, whose tokens and status are copied to host memory `turn`."""
         k = STEPS if steps >= STEPS else 1
         tokens, status = self._host[turn], self._host[2 + turn]
         written = rows.written.view(-1)[: k * size]
@@ -382,7 +382,7 @@ class GpuDecoder(Decoder):
         return self._graphs[size, steps]
 
     def _step(self, rows: Rows, size: int, step: int) -> None:
-        """One token of the first `size` rows."""
+        """Computes one token of the first `size` rows."""
         config, H = self.config, self.config.rnn_size
         tensors = rows.status, rows.fields, rows.num_given, rows.given
         common: dict[str, Any] = {
@@ -421,7 +421,7 @@ class GpuDecoder(Decoder):
         self._choose.launch(size, choose)
 
     def _between(self, k: int, rows: Rows, size: int, x: Tensor | None) -> Tensor:
-        """Norm and residual of a layer; returns its output, which the next one reads."""
+        """Applies norm and residual of a layer; returns the output, which the next layer reads."""
         H, y = self.config.rnn_size, rows.outputs[k][:size]
         if k == 0 and self._embedding is not None:
             x = F.embedding(rows.tokens[:size], self._embedding)
@@ -439,7 +439,7 @@ def _size_for(num: int) -> int:
 
 
 def _multiply(x: Tensor, w: Tensor, out: Tensor) -> None:
-    """A product whose sums are float32."""
+    """Multiplies with float32 sums."""
     if x.dtype == out.dtype:
         torch.mm(x, w, out=out)
     else:

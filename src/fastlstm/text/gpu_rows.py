@@ -1,6 +1,7 @@
 """`Rows`: the streams of a `GpuDecoder` in GPU memory, a row each, and how they come and go.
 
-A stream travels as the bytes of `Stream.save`, so that the CPU and the GPU continue each other's.
+A stream travels as the bytes of `Stream.save`, so that the CPU can continue a stream of the GPU,
+and the GPU a stream of the CPU.
 """
 
 from __future__ import annotations
@@ -50,22 +51,22 @@ HEADER = np.dtype(
 
 
 class Rows:
-    """What a graph reads and changes, `size` rows of each; `(R, …)` below.
+    """What a graph reads and changes: tensors with R = `size` rows.
 
     Attributes:
-        status: `(R,)`, as `Status` in decode.cu.
+        status: `(R,)`, values of `Status` in decode.cu.
         fields: `(R, 10)`, see `FIELDS`.
-        num_given: `(R,)` tokens to be read in the next launch, with flags.
-        given: `(R, STEPS)` these.
+        num_given: `(R,)` number of tokens to be read in the next launch, with flags.
+        given: `(R, STEPS)` these tokens.
         rates: `(R, 6)`, see `RATES`.
         biases: `(R, V)` added to logits.
-        stops: `(R, MAX_STOPS, 65)`, each behind its length.
+        stops: `(R, MAX_STOPS, 65)` stop sequences, each after its length.
         recent: `(R, 64)` ring of tokens.
-        counts: `(R, V)` times a token was written.
-        cells: `(R, H)` of each layer.
-        operands: `(R, H)`, from the second layer on `(R, 2H)`: its input and its output.
+        counts: `(R, V)` how often each token was written.
+        cells: `(R, H)` cell states of each layer.
+        operands: `(R, H)`, and from the second layer on `(R, 2H)`: input and output of the layer.
         outputs: `(R, H)` float32 outputs of each layer.
-        tokens: `(R,)` that are being read.
+        tokens: `(R,)` tokens that are being read.
     """
 
     def __init__(
@@ -93,11 +94,11 @@ class Rows:
         self._before = [t.clone() for t in self._memory()]
 
     def _memory(self) -> list[Tensor]:
-        """What changes while a row writes and decides what comes next."""
+        """Tensors that change while a row writes, and that decide what comes next."""
         return [*self.cells, *self.operands, self.fields, self.recent, self.counts]
 
     def take_over(self, other: Rows) -> None:
-        """Takes the rows of a smaller one."""
+        """Takes over the rows of smaller `Rows`."""
         own = [*self._memory(), *self._before, self.rates, self.biases, self.stops]
         theirs = [*other._memory(), *other._before, other.rates, other.biases, other.stops]
         for to, given in zip(own, theirs, strict=True):
@@ -153,9 +154,9 @@ class Rows:
         *,
         is_before: bool = False,
     ) -> list[bytes]:
-        """Returns rows as `Stream.save` does, or as they were at the last `keep`.
+        """Returns rows in the form of `Stream.save`; with `is_before`, as at the last `keep`.
 
-        Each has `unread` tokens to read, of which the first was written if `knows_first`.
+        Each row has `unread` tokens to read; with `knows_first`, the row wrote the first of them.
         """
         config, L, H = self.config, self.config.num_layers, self.config.rnn_size
         at = torch.tensor(rows, device=self._device)
@@ -201,14 +202,15 @@ class Mark(NamedTuple):
 class GpuStream(Stream):
     """A stream whose state lies in a row of GPU memory while it runs.
 
-    Whatever asks for `native` brings the state to the CPU; the next run takes it back.
+    Access to `native` brings the state to the CPU; the next run takes the state back to the GPU.
 
     Attributes:
         row: number of its row; None while the native stream holds the state.
         refusal: why the CPU must write the text, or None.
-        unread: tokens that the row has not read; with `knows_first` it wrote the first of them.
+        unread: tokens that the row has not read; with `knows_first` the row wrote the first of
+            them.
         room: tokens that may still be written.
-        is_marked: the next run keeps the row as it is before it.
+        is_marked: whether the next run first keeps a copy of the row.
     """
 
     decoder: GpuDecoder
@@ -279,7 +281,7 @@ class GpuStream(Stream):
     # For GpuDecoder.
 
     def leave_home(self) -> bytes:
-        """Takes over what the native stream holds; returns its bytes."""
+        """Takes over the state of the native stream; returns the state as bytes."""
         blob = bytes(self._record.save())
         head = np.frombuffer(blob, HEADER, 1)[0]
         config = self.decoder.config
@@ -300,7 +302,7 @@ class GpuStream(Stream):
 
     @property
     def has_unread(self) -> bool:
-        """Whether there are tokens to be read that its row does not have yet."""
+        """Whether tokens are to be read that the row does not have yet."""
         return len(self.unread) > (1 if self.knows_first else 0)
 
     def next_given(self, num: int) -> tuple[NDArray[Any], bool, bool]:

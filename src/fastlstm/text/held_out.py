@@ -48,7 +48,7 @@ def open_held_out(config: TrainConfig, source: InputText) -> dict[str, InputText
 
 
 def _places(source: InputText) -> Iterator[str]:
-    """Yields where the documents of a source are, links resolved; a built-in corpus has a name."""
+    """Yields the places of a source's documents: resolved paths, or a built-in corpus's name."""
     for document in source.documents:
         yield document.name if document.path is None else os.path.realpath(document.path)
 
@@ -81,12 +81,12 @@ class RunText:
             owners[own.key] = f"`{part}`"
 
     def splits(self) -> Splits:
-        """Returns the tokens that are trained, validated and tested on."""
+        """Returns the tokens for training, validation and test."""
         cut = self.source.split(self.shares, self.held_out)
         return replace(cut, **{part: own.ids for part, own in self.held_out.items()})
 
     def train_counts(self) -> NDArray[np.int64]:
-        """Returns how often each token occurs in what is trained on, shape ``(V,)``."""
+        """Returns how often each token occurs in the training text, shape ``(V,)``."""
         return self.source.train_counts(self.shares, self.held_out)
 
     def notes(self) -> Iterator[str]:
@@ -120,13 +120,13 @@ def read_text(
 
 
 def held_out_names(config: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the separate texts that a run was validated and tested on, by part."""
+    """Returns the separate validation and test texts of a run, by part."""
     data = config.get("data", {})
     return {part: data[part]["source"] for part in PARTS if part in data}
 
 
 def part_of(config: Mapping[str, Any], data: TextDataset, part: str | None) -> Ids:
-    """Returns one part of a text, divided as the run divided its own; None is all of it."""
+    """Returns a part of a text, divided like the run's own text; part None is the whole text."""
     shares = config.get("train", {}).get("split", TrainConfig.split)
     return data.ids if part is None else getattr(data.split(shares, held_out_names(config)), part)
 
@@ -151,7 +151,7 @@ def validation_ids(config: Mapping[str, Any], tokenizer: Tokenizer) -> Ids:
 def another_text(
     run: Path, stored: Mapping[str, Any] | None, now: InputText | None, part: str | None = None
 ) -> FormatError:
-    """Returns the error for another text than the run's, `stored` in its config.json."""
+    """Returns the error for a text other than the run's, which config.json describes (`stored`)."""
     if stored is None:
         text = f"without `{part}`; leave it out to resume"
     else:

@@ -56,10 +56,10 @@ class LM:
         config: the run's config.json: `model`, `train`, ….
         generation: the run's sampling defaults, generation_config.json.
         note: what to tell the user about the choice of weights, or None.
-        weights: format the text is written in, "fp32", "bf16", "int8" or "int4"; can be set.
+        weights: format of the weights for writing: "fp32", "bf16", "int8" or "int4"; can be set.
         stored: the matrices of an int8 or int4 run as its file holds them.
-        device: where text is written and scored: "cpu", "cuda", or "auto", by the number of texts.
-            A GPU writes in fp16 unless fp32 or bf16 was asked for.
+        device: where text is written and scored: "cpu", "cuda", or "auto", which decides by the
+            number of texts. A GPU writes in fp16 unless fp32 or bf16 was asked for.
     """
 
     def __init__(
@@ -104,15 +104,15 @@ class LM:
 
         Args:
             path: the directory.
-            weights: format to write text in; default is the run's own (fp32 where its weights
-                are stored as fp16), on a GPU fp16.
+            weights: format to write text in; default is the run's own format (fp32 if it stores
+                fp16), or fp16 on a GPU.
             device: where to write and score text: "cpu", "cuda" (an NVIDIA GPU), or "auto": a GPU
-                from 64 texts at a time on.
+                for 64 or more texts at a time.
 
         Raises:
             ConfigError: an unknown format, or there is no such device.
             RunDirectoryError: there is no run at `path`.
-            CorruptFileError: a file does not match its recorded hash; it is named.
+            CorruptFileError: a file does not match its recorded hash; the message names the file.
             FormatError: written by a newer format, or with another tokenizer.
         """
         check_device(device)
@@ -127,7 +127,7 @@ class LM:
 
     @property
     def format_note(self) -> str | None:
-        """What to tell the user where `weights` is another format than the file's, or None."""
+        """What to tell the user if `weights` is not the format of the file, or None."""
         return format_note(self.stored_format, self.weights)
 
     @property
@@ -138,8 +138,8 @@ class LM:
     def decoder_for(self, num_streams: int) -> Decoder:
         """Returns the decoder that writes so many texts at a time.
 
-        It holds a copy of the model's weights, in `weights` and on `device`. The copy is made on
-        first use, and again after a write to the model's weights.
+        The decoder holds a copy of the model's weights, in the format `weights` and on `device`.
+        The copy is made on first use, and again after a write to the model's weights.
         """
         asked = self.weights if self._is_given or self.weights != self._default else None
         where = device_for(self.device, self.model.config, asked, num_streams)
@@ -165,8 +165,8 @@ class LM:
             prompt: text to continue; empty starts a new line.
             max_tokens: tokens to write: characters, with a char vocabulary.
             **settings: how to choose, the fields of `Sampling`: temperature, top_k, top_p, min_p,
-                repetition_penalty, frequency_penalty, presence_penalty, logit_bias, stop, seed.
-                One left out is the run's (generation_config.json), else the default of `Sampling`.
+                repetition_penalty, frequency_penalty, presence_penalty, logit_bias, stop, seed. A
+                setting left out comes from the run (generation_config.json), else from `Sampling`.
 
         Raises:
             PromptError: an unseen character in `prompt`, or a setting out of range.
@@ -175,7 +175,7 @@ class LM:
         return "".join(self.stream(prompt, max_tokens, **settings))
 
     def stream(self, prompt: str = "", max_tokens: int = 500, **settings: Any) -> Iterator[str]:
-        """As `generate`, piece by piece as it is made; a character is never split.
+        """Works like `generate`, but yields pieces as they are made; never splits a character.
 
         The arguments are checked now, not at the first piece.
         """
@@ -186,9 +186,9 @@ class LM:
     def generate_batch(
         self, prompts: Sequence[str], max_tokens: int = 500, **settings: Any
     ) -> list[str]:
-        """As `generate` for many prompts at once, far faster than one after the other.
+        """Works like `generate` for many prompts at once, far faster than one after the other.
 
-        Each text is the one `generate` gives for its prompt and seed; the seed of prompt k is
+        Each text is what `generate` returns for its prompt and seed. Prompt number k has the seed
         `seed + k`, so that equal prompts give different texts.
         """
         if isinstance(prompts, str) or not isinstance(prompts, Iterable):
@@ -226,14 +226,14 @@ class LM:
             text: the text itself, or a `pathlib.Path` of a file, directory or archive of texts.
             unknown: ``count`` leaves out characters that the vocabulary lacks, with a warning, and
                 counts them in the result (`text.evaluation.with_unknown`); ``refuse`` raises.
-            **settings: of `text.evaluation.evaluate`: `lanes`, `zero_state_window`, ….
+            **settings: settings of `text.evaluation.evaluate`: `lanes`, `zero_state_window`, ….
 
         Returns:
             Bits per character and byte, perplexity and counts.
 
         Raises:
-            DataError: the text cannot be read or is too short; UnknownCharacterError where
-                unknown characters are refused.
+            DataError: the text cannot be read or is too short; UnknownCharacterError if unknown
+                characters are refused.
             ConfigError: a setting out of range.
         """
         if unknown not in get_args(UnknownPolicy):
@@ -261,7 +261,7 @@ class LM:
     def read(
         self, source: str | os.PathLike[str], unknown: UnknownPolicy = "refuse"
     ) -> TextDataset:
-        """Encodes a file, a directory or whatever `train` takes, read as the run read its text.
+        """Encodes any source that `train` takes, with the reading options of the run.
 
         Args:
             source: what to read.
@@ -295,7 +295,7 @@ def sample_text(
     temperature: float = 0.8,
     seed: int | None = None,
 ) -> str:
-    """Returns `length` tokens of text from a model in training; it is left alone."""
+    """Returns `length` tokens of text from a model in training; does not change it."""
     if length == 0:
         return ""
     decoder = Decoder.of(model)

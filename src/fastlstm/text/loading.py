@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fastlstm.text.data.tokenizer import Tokenizer
 
 FEWEST_STREAMS = 64
-"""Texts at a time from which "auto" writes on a GPU."""
+"""From this many texts at a time on, "auto" writes on a GPU."""
 
 
 def device_for(
@@ -32,7 +32,7 @@ def device_for(
     """Returns the device that writes so many texts at a time.
 
     Warns:
-        UserWarning: a GPU was asked for and cannot write with this model, and why.
+        UserWarning: a GPU was asked for but cannot write with this model; the warning says why.
     """
     if device == "cpu" or not has_gpu():
         return "cpu"
@@ -53,7 +53,7 @@ def gpu_decoder(
     *,
     is_required: bool,
 ) -> Decoder | None:
-    """Returns a decoder on the GPU; None, with a warning, where it fails and is not required."""
+    """Returns a decoder on the GPU; if that fails and is not required, warns and returns None."""
     import torch
 
     from fastlstm.text.gpu_decoder import GpuDecoder
@@ -75,7 +75,7 @@ def gpu_decoder(
 class InferenceModel:
     """A trained language model for inference; `generation` are the run's sampling defaults.
 
-    `note` is for the user, about the choice of weights and of their format, or None.
+    `note` tells the user about the choice of weights and of their format, or is None.
     """
 
     decoder: Decoder
@@ -95,9 +95,9 @@ def load_decoder(
 ) -> InferenceModel:
     """Loads the model of a run or of a checkpoint for writing.
 
-    Without `weight_format` a compressed run is written in its own (fp32 where it is fp16), other
-    runs in `otherwise`; a GPU writes in fp16. "auto" chooses the device for `num_streams` texts at
-    a time.
+    Without `weight_format`, a compressed run uses its own format (fp32 if that is fp16), other runs
+    use `otherwise`, and a GPU uses fp16. "auto" chooses the device for `num_streams` texts at a
+    time.
     """
     check_device(device)
     stored, given = load_stored_model(path), weight_format

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fastlstm.text.config import ModelConfig
 
 EMBEDDING_SHARE = 1 / 3
-"""Dropout on embeddings over dropout elsewhere: a lost character costs more than a lost feature."""
+"""Dropout on embeddings relative to the rest: a lost character costs more than a lost feature."""
 
 State = tuple[torch.Tensor, torch.Tensor]
 """`(h, c)`, each `(L, B, H)` float32."""
@@ -48,10 +48,11 @@ class LanguageModel(nn.Module):
     """Predicts the next token from the ones before it.
 
     Parameters: `embedding.weight` `(V, E)`; `layers.<k>.weight_ih_l0`, `weight_hh_l0`,
-    `bias_ih_l0`, `bias_hh_l0` and what options of the cell add (`fastlstm.LSTM`);
+    `bias_ih_l0`, `bias_hh_l0` and the weights that options of the cell add (`fastlstm.LSTM`);
     `norms.<k>.weight`, `.bias` with output norm; `projection.weight` `(R, H)` with an output rank;
-    `output.weight` `(V, F)`, where F is R or H (tied: the embedding serves); `output.bias` `(V,)`.
-    Built with torch's random weights; `initialize` draws the ones that train well.
+    `output.weight` `(V, F)`, where F is R or H (if tied, the embedding takes its place);
+    `output.bias` `(V,)`. A new model has torch's random weights; `initialize` draws weights that
+    train well.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -90,7 +91,7 @@ class LanguageModel(nn.Module):
             layer.strict = value
 
     def initial_state(self, B: int, device: torch.device | str | None = None) -> State:
-        """Returns the zero state `(h, c)`, each `(L, B, H)` float32, of a float64 model float64."""
+        """Returns the zero state `(h, c)`, each `(L, B, H)` float32, or float64."""
         weight = self.output.bias
         shape = (self.config.num_layers, B, self.config.rnn_size)
         dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
@@ -98,10 +99,10 @@ class LanguageModel(nn.Module):
         return h, h.clone()
 
     def features(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
-        """Everything before the output matrix, attached to the graph.
+        """Computes everything before the output matrix, attached to the graph.
 
-        Tokens are `(T, B)` int64, the state `(h, c)`, each `(L, B, H)`, is not modified. Returns
-        features `(T, B, F)` and the state after the last token; ShapeError for other shapes.
+        Tokens are `(T, B)` int64. The state `(h, c)`, each `(L, B, H)`, is not modified. Returns
+        features `(T, B, F)` and the state after the last token; raises ShapeError for other shapes.
         """
         _check(tokens, state, self.config)
         x, hs, cs = tokens, [], []
@@ -151,22 +152,22 @@ class LanguageModel(nn.Module):
         return self.logits(features), state
 
     def loss(self, tokens: Tensor, targets: Tensor, state: State) -> tuple[Tensor, State]:
-        """Returns the summed cross-entropy of `targets` in nats (a float32 scalar), the new state.
+        """Returns the summed cross-entropy of `targets` in nats (float32 scalar) and the new state.
 
-        Tokens and targets, the token after each, are `(T, B)` int64; `(h, c)` each `(L, B, H)`.
+        Tokens and targets (the token after each one) are `(T, B)` int64; h and c are `(L, B, H)`.
         """
         features, state = self.features(tokens, state)
         return self.features_loss(features, targets), state
 
     def features_loss(self, features: Tensor, targets: Tensor) -> Tensor:
-        """Returns the summed cross-entropy of `targets` `(T, B)` in nats, of `(T, B, F)`."""
+        """Returns the summed cross-entropy in nats of `targets` `(T, B)`, from `(T, B, F)`."""
         rows = features.flatten(0, 1)
         return projected_cross_entropy(
             rows, self.output_weight, self.output.bias, targets.reshape(-1)
         )
 
     def token_nats(self, tokens: Tensor, targets: Tensor, state: State) -> tuple[Tensor, State]:
-        """As `loss`, but `(T, B)` nats, one per target, without a gradient."""
+        """Works like `loss`, but returns `(T, B)` nats, one per target, without a gradient."""
         with torch.no_grad():
             features, state = self.features(tokens, state)
             nats = projected_nats(
@@ -191,7 +192,7 @@ def _layer(input_size: int, config: ModelConfig) -> LSTM:
 
 
 def reset_state(state: State, reset: Tensor) -> State:
-    """Returns `state` with the lanes where `reset` `(B,)` bool is True set to zero."""
+    """Returns `state` with zeros in the lanes where `reset`, `(B,)` bool, is True."""
     keep = reset.to(state[0].device).logical_not()[None, :, None]
     return state[0] * keep, state[1] * keep
 
@@ -218,11 +219,11 @@ def initialize(
 ) -> None:
     """Fills every parameter, from `seed` alone; the global random generator is not touched.
 
-    Embeddings are N(0, 1), tied ones N(0, 1/H). Each gate is drawn by itself: input weights Xavier,
-    recurrent ones orthogonal. The forget bias is 1, other biases 0. Output weights are N(0, 1/H),
-    with an output rank N(0, 1/R) behind a projection N(0, 1/H). The output bias is the log of the
-    smoothed frequencies of the tokens (`token_counts` `(V,)` in the training text), so that the
-    first loss is the unigram entropy and not log V.
+    Embeddings are N(0, 1), tied ones N(0, 1/H). Each gate is drawn separately: input weights are
+    Xavier, recurrent weights orthogonal. The forget bias is 1, other biases 0. Output weights are
+    N(0, 1/H). With an output rank they are N(0, 1/R), and the projection before them is N(0, 1/H).
+    The output bias is the log of the smoothed frequencies of the tokens (`token_counts` `(V,)` in
+    the training text), so that the first loss is the unigram entropy and not log V.
     """
     generator = torch.Generator().manual_seed(seed)
     H = model.config.rnn_size

@@ -1,7 +1,7 @@
-"""A language model whose layers are divided among processes: a GPipe of parts of the rows.
+"""A language model whose layers are divided among processes, as in GPipe.
 
-The stages of `torch.distributed.pipelining` exchange pickled descriptions and need parts of one
-size; these sends and receives do not.
+Unlike the stages of `torch.distributed.pipelining`, these processes exchange no pickled
+descriptions, and the parts of a batch may differ in size.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class PipelinedTextTask(TextTask):
-    """The layers of one process; parts of the rows of a batch pass through the layers of all.
+    """The layers of one process; parts of a batch's rows pass through the layers of all processes.
 
-    Weights, gradients and the state of the optimizer are where their layer is; they are gathered to
-    evaluate and to save. `norm` is of the gradients of all processes, in the newest step.
+    Weights, gradients and optimizer state are in the process of their layer; they are gathered to
+    evaluate and to save. `norm` is the gradient norm over all processes in the newest step.
     """
 
     is_pipelined = True
@@ -90,7 +90,7 @@ class PipelinedTextTask(TextTask):
     def _forward(
         self, batch: Batch, rows: slice, begin: State, received: Tensor | None
     ) -> tuple[Tensor, list[State]]:
-        """Returns what the next process receives, in the last one the loss, and new states."""
+        """Returns what the next process receives (the loss in the last process), and new states."""
         hidden, cell = (tensor[:, rows].contiguous() for tensor in begin)
         x, ends = batch.x[:, rows] if received is None else received, list[State]()
         with autocast(self.config.precision, self.device):
@@ -103,7 +103,7 @@ class PipelinedTextTask(TextTask):
             return loss / batch.y.numel(), ends
 
     def _received(self, batch: Batch, rows: slice, rank: int) -> tuple[Tensor, float]:
-        """Waits for what a rank sends of some rows; returns it, and the seconds."""
+        """Waits for what a rank sends for some rows; returns that and the seconds waited."""
         shape = (len(batch.x), rows.stop - rows.start, self.model.config.rnn_size)
         into, started = torch.empty(shape, dtype=self._dtype), time.perf_counter()
         dist.recv(into, rank)
@@ -120,8 +120,8 @@ class PipelinedTextTask(TextTask):
         return float(told[0])
 
     def gather(self, state: TrainingState) -> None:
-        """Brings all weights, their averages and the carried state to every process, where a step
-        was taken since."""
+        """Brings all weights, their averages and the carried state to every process, if a step was
+        taken since the last time."""
         if not self._is_apart:
             return
         self._is_apart, average = False, state.average
@@ -155,7 +155,7 @@ class PipelinedTextTask(TextTask):
 
 
 def _sent(tensor: Tensor, rank: int) -> tuple[dist.Work, Tensor]:
-    """Begins to send a tensor, which is kept until then."""
+    """Begins to send a tensor; returns the tensor too, to keep it until it is sent."""
     kept = tensor.contiguous()
     work = dist.isend(kept, rank)
     assert work is not None
@@ -163,7 +163,7 @@ def _sent(tensor: Tensor, rank: int) -> tuple[dist.Work, Tensor]:
 
 
 def layers_of(config: ModelConfig, num_stages: int) -> list[range]:
-    """Returns the layers of each process, nearly equal numbers."""
+    """Returns the layers of each process, in nearly equal numbers."""
     layers = range(config.num_layers)
     return [layers[Share(rank, num_stages).rows(config.num_layers)] for rank in range(num_stages)]
 
@@ -171,7 +171,7 @@ def layers_of(config: ModelConfig, num_stages: int) -> list[range]:
 def check_pipeline(
     config: TrainConfig, num_layers: int, device: torch.device, num_processes: int
 ) -> None:
-    """Raises ConfigError where this device, batch or number of processes has no pipeline."""
+    """Raises ConfigError if a pipeline cannot use this device, batch or number of processes."""
     if not config.pipeline:
         return
     if device.type != "cpu":

@@ -20,20 +20,21 @@ from fastlstm.training.schedule import EVALUATION_SHARE, StopCriterion
 _EVALUATION_COST = 0.7
 """Cost of scoring a token in float32 relative to training on it in bf16."""
 LONG, SHORT = 128, 64
-"""Default sequence lengths. On our kernels LONG reads 1.45 times as many characters per second (the
-optimizer's share of a step halves) and wins from 20 s on; at equal characters SHORT learns more
-from the first million (benchmarks/log)."""
+"""Default sequence lengths. On our kernels LONG reads 1.45 times as many characters per second as
+SHORT, because the optimizer's share of a step halves, and it wins in runs from 20 s on. From the
+first million characters SHORT learns more (benchmarks/log)."""
 SHORT_RUN_TOKENS = 1_500_000
 _MIN_STEPS_PER_EPOCH = 8
 _SMALL_MODEL = 500_000
-"""Parameters up to which dropout is 0.3 at most: measured with 214,000 and with 1.4 million."""
+"""Number of parameters up to which dropout is at most 0.3; measured at 214,000 and 1.4 million."""
 _DROPOUTS = ((3.5, 0.0), (5.5, 0.1), (7.0, 0.2), (17.0, 0.3), (40.0, 0.4), (80.0, 0.5),
     (math.inf, 0.6))  # fmt: skip
-"""Limits of epochs times parameters per token, and the dropout of one layer below each. At 38 a
-model with 0.4 was best at two thirds of its steps; values beyond are provisional."""
+"""Limits of epochs times parameters per token, and the dropout of one-layer models below each
+limit. At 38, a model with dropout 0.4 was best at two thirds of its steps; values beyond 38 are
+provisional."""
 _SHARES_OF_DEEP = ((17.0, 1 / 3), (40.0, 1 / 2), (math.inf, 2 / 3))
-"""The same limits, and the share of that dropout for models with more layers, where it acts on the
-output of each. Measured below 17 and, with 2 x 192 units, at 51."""
+"""The same limits, and the share of that dropout for models with more layers, in which it acts on
+the output of each layer. Measured below 17 and, with 2 x 192 units, at 51."""
 _FRESH_EPOCHS = 1.5
 """A text that is read once is not memorised, however large the model."""
 _TRAINING_SHARE = 0.9
@@ -58,7 +59,7 @@ def tokens_of_budget(config: TrainConfig, precision: PrecisionChoice, started: f
 
 
 def choose_seq_length(config: TrainConfig, budget_tokens: float, train_tokens: int) -> TrainConfig:
-    """Returns the configuration with a sequence length: shorter if the run reads little text."""
+    """Returns the configuration with a sequence length, shorter if the run reads little text."""
     if config.seq_length is not None:
         return config
     step_tokens = config.batch_size * config.accumulate * LONG
@@ -102,7 +103,7 @@ def fit_batch(config: TrainConfig, train_tokens: int) -> tuple[TrainConfig, tupl
 
 
 def open_batches(config: TrainConfig, ids: Ids, share: Share | None = None) -> TextBatches:
-    """Returns the batches of the training split; of several processes the lanes of this one."""
+    """Returns the batches of the training split; with several processes, this one's lanes."""
     assert config.seq_length is not None
     num = config.batch_size * config.accumulate
     return TextBatches(
@@ -121,7 +122,7 @@ def resolve(
     steps_per_epoch: int,
     num_parameters: int,
 ) -> tuple[TrainConfig, tuple[str, ...]]:
-    """Chooses dropout and evaluation interval; returns the notes to show, too."""
+    """Chooses dropout and evaluation interval; also returns the notes to show."""
     stop_criterion = StopCriterion.of(config, steps_per_epoch)
     assert config.seq_length is not None
     step_tokens = config.batch_size * config.accumulate * config.seq_length
@@ -140,7 +141,7 @@ def resolve(
     every = config.eval_every
     if every is None:
         scored = valid_tokens
-        if stop_criterion.budget_s is not None:  # an evaluation takes a tenth of it at most
+        if stop_criterion.budget_s is not None:  # an evaluation takes at most a tenth
             scored = min(scored, int(0.1 * total))
         every = math.ceil(scored * _EVALUATION_COST / EVALUATION_SHARE / step_tokens)
         every = max(1, every, math.ceil(total / step_tokens / 20))
@@ -163,8 +164,8 @@ def default_dropout(
 ) -> float:
     """Returns the best dropout for a text read `epochs` times (measured, benchmarks/log).
 
-    A model with more parameters per token of the text memorises it sooner; a small one lacks the
-    units that are dropped. Models of two layers and more get a share of it.
+    A model with more parameters per token memorises the text sooner; a small model lacks the units
+    that are dropped. Models of two or more layers get a share of that dropout.
     """
     if epochs <= _FRESH_EPOCHS:
         return 0.0

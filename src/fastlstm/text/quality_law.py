@@ -1,17 +1,18 @@
 """How good a language model gets: bits per character by size, characters read and steps.
 
-The law was fitted to 148 complete runs of three texts (`benchmarks/sizes.py`, fit in
-`benchmarks/fit_sizes.py`, errors in benchmarks/log), all but E, which runs of these lengths do not
-tell::
+The law was fitted to 148 complete runs on three texts (`benchmarks/sizes.py`, fit in
+`benchmarks/fit_sizes.py`, errors in benchmarks/log), except for E, which runs of these lengths do
+not determine::
 
     L = E + A (w H / 256)^-a + C (D' / 10^6)^-c (H / 256)^e + G (S' / 500 + s)^-g
 
-with H hidden units a layer, each worth w units of a model with one layer, S' steps worth a step of
-Muon, and D' characters worth as much as fresh ones (repeated ones count for less and less:
-Muennighoff et al., "Scaling Data-Constrained Language Models", 2023). E differs from text to text
-by a factor common to all terms, so the law compares models on one text. One complete short run on a
-text gives its factor: `QualityPrediction` then says what longer runs end at. Its interval comes
-from the runs of the fit (errors at 4 and 10 times the characters measured: benchmarks/log).
+H is the number of hidden units per layer, each worth w units of a model with one layer. S' is the
+number of steps, counted in steps of Muon. D' is the number of characters, counted in fresh ones
+(repeated characters count for less and less: Muennighoff et al., "Scaling Data-Constrained Language
+Models", 2023). Texts differ by a factor common to all terms, so the law compares models on one
+text. One complete short run on a text gives the factor of that text; `QualityPrediction` then says
+what longer runs end at. The interval of a prediction comes from the fitted runs (errors at 4 and 10
+times the characters measured: benchmarks/log).
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ _STEPS, _STEPS_POWER, _FIRST_STEPS = 0.1069, 1.3626, 0.1656
 _REPEATS = 1.2097
 """Epochs after the first one that count before further ones add little."""
 _LAYERS = (1.0, 1.6086, 1.9009)
-"""How many units of a model with one layer a unit is worth, with one, two and three layers."""
+"""How many units of a one-layer model a unit is worth in models of one, two and three layers."""
 MOST_LAYERS = len(_LAYERS)
 OPTIMIZERS: Final = {"muon": (1.0, 1.0), "adamw": (1.0457, 2.234)}
 """By optimizer, at its default rate: factor on the bits per character, and how many steps of Muon
-one step is worth. AdamW needs fewer steps and ends higher (16 of the runs). Others were not
-measured."""
+one step is worth. AdamW needs fewer steps and ends higher (16 of the runs). Other optimizers were
+not measured."""
 
 _SD_NEAR = 0.012
 """Standard deviation of the logarithm of a prediction at the length that was measured."""
@@ -39,9 +40,9 @@ _SD_PER_DECADE = 0.022
 """Standard deviation that is added in quadrature for ten times the characters."""
 _Z90 = 1.645
 FEWEST_STEPS = 120
-"""Least steps of the measured run; from fewer the law errs by 4 % (benchmarks/log)."""
+"""Least steps of the measured run; with fewer, the law errs by 4 % (benchmarks/log)."""
 _LONGEST = 1e4
-"""Times the characters measured: `seconds_to` looks no further."""
+"""Longest run that `seconds_to` looks at, in multiples of the measured characters."""
 
 
 def relative_bits(
@@ -54,7 +55,7 @@ def relative_bits(
 ) -> float:
     """Returns what a run ends at, in units that are the same for every model on one text.
 
-    `tokens` counts repetitions, `train_tokens` is the training split.
+    `tokens` counts repetitions too; `train_tokens` is the size of the training split.
     """
     size, fresh = rnn_size / 256, min(tokens, train_tokens)
     again = tokens / train_tokens - 1.0
@@ -101,10 +102,10 @@ class QualityPrediction:
     """Predicts longer runs of one model on one text.
 
     Attributes:
-        optimizer: one that `OPTIMIZERS` lacks counts as AdamW.
+        optimizer: name; an optimizer that `OPTIMIZERS` lacks counts as AdamW.
         measured_bits: validation bits per character that the complete run `measured` ended at.
-        tokens_per_s: of that run, with its evaluations and checkpoints.
-        setup_s: before its first step.
+        tokens_per_s: speed of that run, with its evaluations and checkpoints.
+        setup_s: seconds before the first step of that run.
     """
 
     rnn_size: int
@@ -117,7 +118,7 @@ class QualityPrediction:
     setup_s: float
 
     def length_in(self, seconds: float) -> Length:
-        """Returns how much a run of so many seconds trains on, at the speed measured."""
+        """Returns the length of a run of so many seconds, at the measured speed."""
         tokens = self.tokens_per_s * max(seconds - self.setup_s, 0.0)
         return self.measured.times(tokens / self.measured.tokens)
 
@@ -126,13 +127,13 @@ class QualityPrediction:
         return self.setup_s + length.tokens / self.tokens_per_s
 
     def after(self, length: Length) -> PredictedBits:
-        """Returns what a run of some length ends at."""
+        """Returns the bits per character that a run of this length ends at."""
         bits = self.measured_bits * self._law(length) / self._law(self.measured)
         width = interval_factor(length.tokens / self.measured.tokens)
         return PredictedBits(bits, bits / width, bits * width)
 
     def seconds_to(self, bits: float) -> float | None:
-        """Returns how long the run must be to end at so many bits, or None: no length is enough."""
+        """Returns how long a run must be to end at so many bits, or None if no length is enough."""
         low, high = 1e-3, _LONGEST
         if self.after(self.measured.times(high)).bits > bits:
             return None

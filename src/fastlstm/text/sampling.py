@@ -18,7 +18,7 @@ PENALTY_WINDOW = 64
 """The repetition penalty looks at this many tokens back; no stop sequence is longer."""
 MAX_SEED = (1 << 64) - 1
 SMALLEST = 1e-30
-"""Smaller values are zero to the kernels."""
+"""The kernels treat smaller values as zero."""
 _RANGES = {
     "temperature": (0.0, 1e6, "0 (greedy) or more"),
     "top_p": (SMALLEST, 1.0, "above 0 and at most 1"),
@@ -27,7 +27,7 @@ _RANGES = {
     "frequency_penalty": (-1e6, 1e6, ""),
     "presence_penalty": (-1e6, 1e6, ""),
 }
-"""Least and largest value of the numbers that the kernels take, and what to say of them."""
+"""Least and largest value that the kernels take, and the words for them in messages."""
 
 
 @dataclass(frozen=True)
@@ -35,21 +35,24 @@ class Sampling:
     """How to choose the next token; checked when built.
 
     Attributes:
-        temperature: divides the log probabilities; 0 takes the likeliest token always.
-        top_k: choose among the k likeliest; 0 among all.
-        top_p: choose among the likeliest whose joint probability just reaches this; 1 among all.
-        min_p: leave out what is less likely than this share of the likeliest; 0 leaves out none.
+        temperature: divides the log probabilities; 0 always takes the likeliest token.
+        top_k: samples from the k likeliest tokens; 0 samples from all tokens.
+        top_p: samples from the smallest set of likeliest tokens whose total probability reaches
+            this value; 1 samples from all tokens.
+        min_p: leaves out tokens less likely than this share of the likeliest token's probability; 0
+            leaves out no token.
         repetition_penalty: multiplies the (negative) log probabilities of the last 64 tokens, so
-            that above 1 makes them less likely; 1 is off.
-        frequency_penalty: taken off a token's logit per time it was written since the last
-            prompt. Prompts do not count, nor what was written before them.
-        presence_penalty: taken off a token's logit if it was written since then.
+            that values above 1 make these tokens less likely; 1 is off.
+        frequency_penalty: subtracted from a token's logit for each time the token was written since
+            the last prompt. Prompts and earlier text do not count.
+        presence_penalty: subtracted from a token's logit if the token was written since the last
+            prompt.
         logit_bias: added to the logits of these tokens.
-        stop: end before this text, or any of these, would be written.
-        seed: makes the choice repeatable; None draws a fresh one.
+        stop: end before this text, or one of these texts, is written.
+        seed: makes the choice repeatable; None draws a new seed.
 
     Raises:
-        PromptError: a value out of range; it is named.
+        PromptError: a value is out of range; the message names it.
     """
 
     temperature: float = 1.0
@@ -90,7 +93,7 @@ class Sampling:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     def native(self, vocab_size: int, stops: Iterable[Sequence[int]] = ()) -> Any:
-        """Returns the settings as the kernels take them; a seed of None is drawn.
+        """Returns the settings as the kernels take them; draws a seed if it is None.
 
         `stops` are sequences of 1 to `PENALTY_WINDOW` tokens that end the text.
         """
@@ -123,7 +126,7 @@ def known_settings(generation: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sampling_of(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Sampling:
-    """Returns a run's settings with those given in their place; None counts as not given."""
+    """Returns a run's settings, replaced by given ones; None counts as not given."""
     known = {field.name for field in fields(Sampling)}
     for name in given:
         if name not in known:
@@ -142,7 +145,7 @@ def _require_whole(name: object, value: object, expected: str) -> None:
 
 
 class StopText:
-    """Passes text until a stop string would be complete; holds back what may start one."""
+    """Passes text until a stop string would be complete; holds back text that may start one."""
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._stops = stops
@@ -150,7 +153,7 @@ class StopText:
         self.is_done = False
 
     def push(self, text: str) -> str:
-        """Returns what of the text so far may be written; sets `is_done` at a stop string."""
+        """Returns the text that may be written now; sets `is_done` at a stop string."""
         if not self._stops:
             return text
         self._held += text
@@ -160,7 +163,7 @@ class StopText:
             ready, self._held = self._held[: min(ends)], ""
             return ready
         first = max(0, len(self._held) + 1 - max(map(len, self._stops)))
-        starts = range(first, len(self._held) + 1)  # of the longest end that a stop begins with
+        starts = range(first, len(self._held) + 1)  # places where a stop string may have begun
         cut = next(at for at in starts if any(s.startswith(self._held[at:]) for s in self._stops))
         ready, self._held = self._held[:cut], self._held[cut:]
         return ready

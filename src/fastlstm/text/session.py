@@ -1,4 +1,4 @@
-"""A text as a value: `Session` reads and writes in turns, is saved, restored and forked.
+"""A text as a value: a `Session` reads and writes in turns; it can be saved, restored and forked.
 
 The memory of an LSTM is its state: a few kilobytes, however long the text.
 """
@@ -64,7 +64,7 @@ class Session:
         return "".join(self.stream(max_tokens, **settings))
 
     def stream(self, max_tokens: int = 500, **settings: Any) -> Iterator[str]:
-        """As `write`, piece by piece. A stop string is read but not written."""
+        """Works like `write`, but yields pieces. A stop string is read but not written."""
         sampling = sampling_of(self._defaults, settings)
         check_max_tokens(max_tokens)
         stops = token_stops(self._tokenizer, sampling.stops)
@@ -75,7 +75,7 @@ class Session:
         self._stream.set(sampling, stops=stops)
         self._stream.begin(max_tokens)
         text = Text(self._stream, self._text, sampling.stops)
-        # Where a stop string is no sequence of tokens, no token may come after it unseen.
+        # If a stop string is no sequence of tokens, the text is checked after every token.
         limit = {} if len(stops) == len(sampling.stops) else {"max_steps": 1}
         return (piece for (piece,) in write_all(self._decoder, [text], **limit) if piece)
 
@@ -89,8 +89,8 @@ class Session:
         """Returns the session as bytes that belong to this model.
 
         Args:
-            key: signs them, so that nobody without the key can make or change one; without a key
-                they are protected against damage only.
+            key: signs the bytes, so that nobody without the key can make or change them; without a
+                key they are protected against damage only.
         """
         return Seal(key, self._decoder.model_hash).close(self._stream.save(), self._text.held)
 
@@ -98,7 +98,8 @@ class Session:
         """Takes over what `save` returned for this model and key; returns itself.
 
         Raises:
-            CorruptFileError: damaged, cut, made with another key, or for another model.
+            CorruptFileError: the bytes are damaged, cut, made with another key, or for another
+                model.
         """
         seal = Seal(key, self._decoder.model_hash)
         try:
@@ -108,7 +109,7 @@ class Session:
         return self
 
     def _take(self, stream: bytes, held: bytes) -> None:
-        text = self._tokenizer.stream_decoder(held)  # first: what is refused changes nothing
+        text = self._tokenizer.stream_decoder(held)  # first, as refused bytes must change nothing
         self._stream.restore(stream)
         self._text = text
 
@@ -132,7 +133,7 @@ class Seal:
         return _MAGIC + self._digest(content) + content
 
     def open(self, blob: bytes) -> tuple[bytes, bytes]:
-        """Returns `stream` and `held`; CorruptFileError for what `close` did not return."""
+        """Returns `stream` and `held`; CorruptFileError for other bytes than from `close`."""
         if not isinstance(blob, bytes | bytearray):
             raise CorruptFileError(f"it is {kind_of_value(blob)}, expected the bytes of save()")
         digest = blob[len(_MAGIC) : len(_MAGIC) + _DIGEST]

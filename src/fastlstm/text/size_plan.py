@@ -1,10 +1,10 @@
 """What a text run decides by timing steps: precision and, within a budget, size and batch.
 
-Training steps of a few candidates are timed on the real text, with loader and optimizer; a law of
-quality (`quality_law`) compares what each would end at. The search climbs from 256 units while the
-next size ends better, does so with two layers, then tries the batches and the other optimizer at
-the best size. On a GPU it starts from 512 units, tries the sizes that kernels hold without padding,
-and at the best one the precisions, of which the fastest is taken.
+Training steps of a few candidates are timed on the real text, with loader and optimizer. A law of
+quality (`quality_law`) predicts what each candidate would end at. The search climbs from 256 units
+while the next size ends better, climbs again with two layers, then tries the batches and the other
+optimizer at the best size. On a GPU the search starts from 512 units and tries the sizes that
+kernels hold without padding. At the best size it tries the precisions and takes the fastest.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ _GPU_SIZES, _FIRST_GPU_SIZE = (128, 256, 512, 1024), 512
 _BATCHES = {"cpu": (64, 16), "cuda": (64, 128, 256)}
 """Batch sizes that are tried beside the default."""
 _MIN_STEPS_OF_SMALL = 900
-"""Below it a batch under the default loses at the default learning rate (benchmarks/log)."""
+"""With fewer steps, batches under the default lose at the default rate (benchmarks/log)."""
 PLANNING_SHARE = 0.05
-"""Share of the budget; the search ends when the next timing may not fit."""
+"""Share of the budget for the search, which ends when the next timing may not fit."""
 _GPU_PLANNING_S = 1.2
-"""Limit on a GPU, after the first timing, which loads libraries and compiles kernels."""
+"""Limit of the search on a GPU, after a first timing that loads libraries and compiles kernels."""
 _GPU_TIMING_S = 0.4
 """Expected seconds of the second timing on a GPU."""
 MIN_BUDGET_S = 10.0
@@ -74,7 +74,7 @@ _SIZES = {
     *("preset", "rnn_size", "num_layers", "embed_size"),
     *("tie_weights", "output_rank", "residual"),
 }
-"""Options that fix the size: where one is given, the budget does not choose it."""
+"""Options that fix the size; if one is given, the budget does not choose the size."""
 _QUIET_SHARE = 0.7
 _CLEAR_GAIN = 0.01
 """Predicted gain from which a second layer, another batch or another optimizer is chosen."""
@@ -82,7 +82,7 @@ _CLEAR_GAIN = 0.01
 
 @dataclass(frozen=True)
 class SizeCandidate:
-    """A configuration with its measured rate, and predicted bits, which compare candidates only."""
+    """A configuration, its measured rate, and predicted bits, which only compare candidates."""
 
     config: TrainConfig
     tokens_per_s: float
@@ -98,7 +98,7 @@ class SizeCandidate:
 def can_choose_size(
     config: TrainConfig, chosen: Collection[str], device: torch.device, train_tokens: int
 ) -> bool:
-    """Returns whether the size is free, the end a budget, and the law measured for such runs."""
+    """Returns whether a budget may choose the size, and the law was measured for such runs."""
     stop = StopCriterion.of(config, 1)
     return (
         stop.budget_s is not None
@@ -198,7 +198,7 @@ class SizePlan:
         sizes = self._sizes
         at = sizes.index(self._first)
         best = self._try_size(sizes[at])
-        # What torch loads for the first step of a process is no planning: training needs it too.
+        # What torch loads for the first step does not count as planning: training needs it too.
         self._until = time.perf_counter() + self._planning_s - TIMED_S
         if self._device.type == "cuda":
             # Two layers first: a GPU reads a text often enough for more units to pay, and time
@@ -301,9 +301,9 @@ def _clearly_better(candidate: SizeCandidate, best: SizeCandidate) -> SizeCandid
 
 
 def expected_bits(config: TrainConfig, tokens: float, train_tokens: int, batch_size: int) -> float:
-    """Returns what a run of so many tokens is expected to end at, comparable on one text only.
+    """Returns the bits that a run of so many tokens may end at; compares runs on one text only.
 
-    With fewer rows than `batch_size`, the default, too few steps are worth nothing.
+    A run with fewer rows than `batch_size`, the default, and too few steps ends at infinite bits.
     """
     assert config.rnn_size is not None
     assert config.seq_length is not None
@@ -321,8 +321,8 @@ def step_seconds(
 ) -> float:
     """Returns the seconds of the fastest of a few training steps, with loader and optimizer.
 
-    The model is new and thrown away; random numbers are left alone. A `torch.OutOfMemoryError`
-    says that not even one row at a time fits.
+    The model is new and thrown away; random numbers do not change. Raises `torch.OutOfMemoryError`
+    if not even one row at a time fits.
     """
     config = replace(config, learning_rate=config.learning_rate or 1e-3)
     allow_tf32(config.precision)
@@ -347,8 +347,8 @@ def budget_plan(
 ) -> ChosenPlan:
     """Returns the precision of a run and, where a budget chooses them, size, batch and optimizer.
 
-    `chosen` names the options that were given; None keeps the size. The plan of a new run repeats
-    (`remembered_plan`).
+    `chosen` names the options that were given; None keeps the size. The plan of a new run is
+    remembered for the same command (`remembered_plan`).
     """
 
     def make() -> ChosenPlan:

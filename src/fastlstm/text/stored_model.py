@@ -56,7 +56,7 @@ class StoredModel:
     """A model read from disk, from the directory `path`.
 
     Weights are read-only float32 arrays by name; matrices of an int8 or int4 run are
-    `QuantizedMatrix`. `note` is for the user, about the choice of `path`, or None.
+    `QuantizedMatrix`. `note` tells the user about the choice of `path`, or is None.
     """
 
     weights: dict[str, NDArray[np.float32] | QuantizedMatrix]
@@ -76,9 +76,9 @@ class StoredModel:
 def load_stored_model(path: str | os.PathLike[str]) -> StoredModel:
     """Loads the model of a run or of a checkpoint.
 
-    A run that has published no model yet gives the one of its newest intact, finite checkpoint, and
-    `note` says so. A checkpoint gives its averaged weights when it has them. CorruptFileError names
-    the damaged file and an intact checkpoint to use instead.
+    If a run has published no model yet, the model of its newest intact, finite checkpoint is
+    loaded, and `note` says so. If a checkpoint has averaged weights, these are loaded.
+    CorruptFileError names the damaged file and an intact checkpoint to use instead.
     """
     require_run(path, "text")
     directory = Path(path)

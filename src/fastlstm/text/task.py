@@ -45,7 +45,7 @@ _TEST_SHARE = 0.1
 """Largest share of a budget for scoring a test text."""
 _MIN_TESTED = 1_000
 _DROP, _DROP_SD, _POWER, _NOISE_SD = 0.21, 0.06, 1.5, 0.01
-"""Of `expected_end`: the fit with its standard deviation, and the noise of a run's end."""
+"""For `expected_end`: the fit with its standard deviation, and the noise of a run's end."""
 _MEASURED_COOLDOWN = 0.7
 _FIRST_OUTLOOK, _LAST_OUTLOOK = 0.12, 0.97
 """Shares of a run between which its end is predicted."""
@@ -54,7 +54,7 @@ _Z90, _HOUR_S = 1.645, 3600.0
 
 @dataclass(frozen=True)
 class FinalTest:
-    """A text, `name` and 1-d `ids`, that the best model of a run is scored on at the end.
+    """A text, `name` and 1-d `ids`, on which the best model of a run is scored at the end.
 
     `best_model` returns the published model, on its device.
     """
@@ -66,13 +66,13 @@ class FinalTest:
     watch: Watch
 
     def seconds(self, token_s: float) -> float:
-        """Returns about how long scoring takes of a budget, at `token_s` a token."""
+        """Returns about how many seconds of a budget scoring takes, at `token_s` per token."""
         if self.budget_s is None:
             return 0.0
         return min(len(self.ids) * token_s, _TEST_SHARE * self.budget_s)
 
     def limit(self, token_s: float, left_s: float) -> int:
-        """Returns how many tokens to score, at `token_s` each, in the `left_s` of a budget."""
+        """Returns how many tokens to score, at `token_s` each, in the `left_s` left of a budget."""
         num = len(self.ids) - 1  # the first has no context
         if self.budget_s is None:
             return num
@@ -231,7 +231,7 @@ def _metrics(result: Evaluation) -> dict[str, float]:
 
 
 class Samples(Callback):
-    """Writes a short text after every so many evaluations, with the weights that were evaluated."""
+    """Writes a short text after every `every` evaluations, with the evaluated weights."""
 
     def __init__(self, every: int, tokenizer: Tokenizer, seed: int) -> None:
         self._every, self._tokenizer, self._seed = every, tokenizer, seed
@@ -246,7 +246,7 @@ class Samples(Callback):
 def training_flop_per_token(config: ModelConfig) -> int:
     """Returns the operations of a training step per token: three times the forward pass.
 
-    The embedding is a row gather and counts nothing.
+    The embedding is a row gather and counts as zero.
     """
     H, L = config.rnn_size, config.num_layers
     layers = 8 * H * (config.embed_size + H + (L - 1) * 2 * H)
@@ -277,7 +277,7 @@ def expected_end(share: float, loss: float) -> tuple[float, float]:
 
 
 class Outlook(Callback):
-    """Emits after an evaluation an `outlook`: the end expected, and the one an hour later."""
+    """After an evaluation, emits an `outlook`: the expected end, and the end with an hour more."""
 
     def __init__(self, model: ModelConfig, train_tokens: int) -> None:
         self._size = model.rnn_size, model.num_layers

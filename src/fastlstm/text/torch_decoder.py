@@ -79,7 +79,7 @@ class TorchDecoder(Decoder):
                 self._step(stream)
 
     def _step(self, stream: _TorchStream) -> None:
-        """Has a stream read one token, and write one or end if it is due."""
+        """Has a stream read one token and, if it is due, write one or end."""
         if len(stream.unread) > 1 or stream.native.room > 0:
             with torch.no_grad():
                 token = torch.tensor([[stream.unread[0]]])

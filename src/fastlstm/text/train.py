@@ -74,7 +74,7 @@ from fastlstm.training.signals import StopFlag
 Source = str | Path | Sequence[str | Path]
 
 TEXT_MAY_CHANGE = MAY_CHANGE | {"sample_every", "cache_dir", "pipeline", *PARTS}
-"""A text may be found under another name: a resumed run compares what is in it."""
+"""Also texts: they may be found under another name, as a resumed run compares their content."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Run:
     Attributes:
         path: the run directory; `LM.load(run)` takes it.
         evaluation: the last evaluation of the validation split.
-        test: the best model on the text given as `test`; None where none was given.
+        test: evaluation of the best model on the text `test`; None if no such text was given.
     """
 
     path: Path
@@ -117,12 +117,13 @@ def train(
     """Trains a language model on a text.
 
     Args:
-        source: a file, several, a directory, a glob, "-", or a built-in corpus ("python-docs").
+        source: a file, several files, a directory, a glob, "-", or a built-in corpus
+            ("python-docs").
         out: the run directory; default `runs/<name of the source>`.
         resume: continue if `out` holds a checkpoint, else start.
         config: all settings at once; or give single `fields` of TrainConfig instead.
-        observers: called with every event, a plain dict (docs/runs.md lists them);
-            by default progress is shown on standard output, `()` is silent.
+        observers: called with every event, a plain dict (docs/runs.md lists them); by default
+            progress is shown on standard output; `()` shows nothing.
         callbacks: see `fastlstm.Callback`.
         stop: polled; by default the first SIGTERM or Ctrl-C sets it.
         given: names of the fields of `config` that the caller set; a resumed run compares them
@@ -137,7 +138,7 @@ def train(
         The run; `run.path` is the directory, `run.bits_per_char` the final quality.
 
     Raises:
-        UsageError: something given cannot be done as asked.
+        UsageError: the request cannot be carried out as given.
         Stopped: SIGTERM or Ctrl-C; the state is saved.
         NonFiniteError: NaN or Inf that training could not recover from.
         BudgetError: the budget was over before the first step.
@@ -179,9 +180,9 @@ def train(
 class TextSession(RunSession):
     """One start of a run: prepares the text, builds the model, trains, reports.
 
-    A subclass may start from a trained model in another way: it has a `tokenizer`, says what to do
-    with characters it lacks, and overrides `set_weights`, `model_files`, `make_task` and
-    `final_test`.
+    A subclass may start from a trained model in another way: it sets a `tokenizer`, says what to do
+    with characters that the tokenizer lacks, and overrides `set_weights`, `model_files`,
+    `make_task` and `final_test`.
     """
 
     tokenizer: Tokenizer | None = None
@@ -194,7 +195,7 @@ class TextSession(RunSession):
 
     @property
     def path(self) -> Path:
-        """The run directory, also where another process writes it."""
+        """The run directory, even if another process writes it."""
         return self.place if self.run is None else self.run.path
 
     def start_with(self, first: WarmStart, config: TrainConfig) -> None:
@@ -206,7 +207,7 @@ class TextSession(RunSession):
     def configs_of(
         self, checkpoint: Checkpoint, start: str | Path | None
     ) -> tuple[TrainConfig, TrainConfig]:
-        """As `stored_configs`, of a run that `train` started, with `start` if that is given."""
+        """Works like `stored_configs`, for a run that `train` started; adds `start` if given."""
         stored, path = json.loads(checkpoint.files["config.json"]), checkpoint.path.parent
         if "compression" in stored:
             raise FormatError(
@@ -226,7 +227,7 @@ class TextSession(RunSession):
         text, splits = texts.source, texts.splits()
         num, is_new = len(splits.train), bool(self.world.decided(checkpoint is None)[0])
         chosen = self.of_leader(ChosenPlan, lambda: self._plan(start, splits.train, text.tokenizer))
-        told: Any = chosen.precision  # of rank 0, to the others as a dict
+        told: Any = chosen.precision  # from rank 0; the others get a dict
         precision = told if isinstance(told, PrecisionChoice) else PrecisionChoice(**told)
         config = replace(config, **chosen.changes)
         sizes = config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)
@@ -307,7 +308,7 @@ class TextSession(RunSession):
     def _prepared(
         self, source: InputText, config: TrainConfig, checkpoint: Checkpoint | None
     ) -> RunText:
-        """Returns the text, which other processes read after rank 0, with its vocabulary."""
+        """Returns the text with its vocabulary; other processes read it after rank 0."""
         if self.world.is_leader:
             texts = self._prepare(source, config, checkpoint)
             tokenizer = texts.source.tokenizer
@@ -338,7 +339,7 @@ class TextSession(RunSession):
             share = split_shares(config.split, opened)[0]
             text = self._encode(source, config, tokenizer, unknown, share)
         except UnknownCharacterError:
-            if stored is None:  # of a new run that has a vocabulary from the start
+            if stored is None:  # a new run that has a vocabulary from the start
                 raise
             raise another_text(self.path, stored, source) from None
         if stored is not None and text.key != stored["key"]:
@@ -375,7 +376,7 @@ class TextSession(RunSession):
 def _callbacks(
     config: TrainConfig, model: LanguageModel, tokenizer: Tokenizer, train_tokens: int
 ) -> Iterator[Callback]:
-    """Yields what writes samples and predicts the end of a run."""
+    """Yields callbacks that write samples and predict the end of a run."""
     if config.sample_every:
         yield Samples(config.sample_every, tokenizer, config.seed)
     if has_outlook(config.cooldown, config.patience, config.vocab):

@@ -16,7 +16,7 @@ from fastlstm.text.stored_model import load_stored_model, weights_record
 from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
 
 CONTINUED_RATE = 0.3
-"""Peak learning rate of a run that starts with a trained model, over the default."""
+"""Ratio of the peak learning rate to the default, if a run starts with a trained model."""
 _OF_TRAINING = {"dropout", "dropout_kind", "weight_drop", "recurrent_dropout", "zoneout"}
 """Options of a model that do not change its weights: the new run may set others."""
 
@@ -49,8 +49,8 @@ class WarmStart:
     def options(self, config: TrainConfig, given: Collection[str]) -> TrainConfig:
         """Returns the options of the run, with the sizes and the vocabulary of the model.
 
-        The default learning rate is `CONTINUED_RATE` times the usual one. ConfigError: one of the
-        `given` options contradicts the model.
+        The default learning rate is `CONTINUED_RATE` times the usual one. Raises ConfigError if one
+        of the `given` options contradicts the model.
         """
         values = self._values()
         for name in sorted(given):
@@ -74,7 +74,7 @@ class WarmStart:
             sizes = PRESETS[value].items()
             is_other = any(getattr(config, n) is None and values[n] != size for n, size in sizes)
             has = ", ".join(f"{size} {values[size]}" for size in PRESETS[value])
-        elif name == "vocab_size":  # what was asked for; a short text has fewer
+        elif name == "vocab_size":  # as asked for; a short text has fewer tokens
             is_other = values["vocab"] == "bpe" and value not in (has, first.get(name))
         if is_other and name in {"preset", *values} - _OF_TRAINING:
             raise ConfigError(f"`{name}={value!r}`: the run in `start` has {has}; leave it out")
@@ -106,10 +106,10 @@ class WarmStart:
 def refuse_other_start(
     run: Path, stored: Mapping[str, Any], start: str | os.PathLike[str] | None
 ) -> dict[str, str] | None:
-    """Returns what a resumed run was started with: `start` of its config.json, `stored`.
+    """Returns the model that a resumed run was started with: `start` in its config.json (`stored`).
 
-    The `start` that is given now need not exist any more under the same path. FormatError: the run
-    was started with another model, or without one.
+    The `start` that is given now need not exist any more. Raises FormatError if the run was started
+    with another model, or without one.
     """
     before: dict[str, str] | None = stored.get("start")
     if before is not None:

@@ -27,8 +27,8 @@ _SPEED_S = 0.2
 class WeightReport:
     """One format of a model's weights.
 
-    `bytes_per_token` are read by one step of one stream, which writes `tokens_per_s`;
-    `bits_per_char` is over `num_tokens`.
+    One step of one stream reads `bytes_per_token`; the stream writes `tokens_per_s`.
+    `bits_per_char` was measured on `num_tokens` tokens.
     """
 
     weight_format: str
@@ -38,7 +38,7 @@ class WeightReport:
     num_tokens: int
 
     def compared(self, other: WeightReport) -> str:
-        """Describes the change from `other` to this in one line."""
+        """Describes the change from `other` to this format in one line."""
         change = 100 * (self.bits_per_char / other.bits_per_char - 1)
         return (
             f"{self.weight_format}: {self.bytes_per_token / 1e6:.2f} MB of weights a token instead"
@@ -65,7 +65,7 @@ def score(decoder: Decoder, tokenizer: Tokenizer, ids: NDArray[Any]) -> tuple[fl
 
 
 class TokenScores(NamedTuple):
-    """Scores of n tokens by the decoding kernels: `nats` are minus their log probabilities."""
+    """Scores of n tokens by the decoding kernels: `nats` are the negative log probabilities."""
 
     targets: NDArray[np.int64]
     nats: NDArray[np.float64]
@@ -73,7 +73,7 @@ class TokenScores(NamedTuple):
 
 
 def score_tokens(decoder: Decoder, ids: NDArray[Any]) -> TokenScores:
-    """Scores every token of `ids`, 1-d, but the first, in the primed lanes of `evaluate`."""
+    """Scores every token of the 1-d `ids` except the first, in the primed lanes of `evaluate`."""
     if len(ids) < 2:
         raise DataError(f"the text has {counted(len(ids), 'token')}, scoring needs at least 2")
     lanes = lanes_of(len(ids), num_lanes(len(ids)))

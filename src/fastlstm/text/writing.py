@@ -26,7 +26,7 @@ _MAX_STEPS = 4096
 
 
 class Text:
-    """The text that one stream, fed and ready to start, writes; it ends before any of `stops`."""
+    """The text that a stream, fed and ready to start, writes; it ends before any of `stops`."""
 
     def __init__(self, stream: Stream, decoder: StreamDecoder, stops: tuple[str, ...] = ()) -> None:
         self.stream = stream
@@ -34,7 +34,7 @@ class Text:
         self.is_done = False
 
     def take(self) -> str:
-        """Returns what of the text is ready since the last call."""
+        """Returns the text that became ready since the last call."""
         ready = self._gate.push(self._decoder.push_all(self.stream.take()))
         if self._gate.is_done:
             self.is_done = True
@@ -47,7 +47,7 @@ class Text:
 def write_all(
     decoder: Decoder, texts: Sequence[Text], max_steps: int = _MAX_STEPS
 ) -> Iterator[list[str]]:
-    """Runs streams to their ends; yields what each has ready, "" where nothing, call by call."""
+    """Runs streams to their ends; yields after each call the text that each has ready."""
     steps = min(4, max_steps)
     while not all(text.is_done for text in texts):
         running = [text.stream for text in texts if not text.is_done]
@@ -62,7 +62,7 @@ def write_all(
 def token_stops(tokenizer: Tokenizer, stops: tuple[str, ...]) -> list[list[int]]:
     """Returns the stop strings that are always the same sequence of tokens.
 
-    With them the stream ends at that token; others are found in the text afterwards.
+    The stream ends at such a sequence; other stop strings are found in the text afterwards.
     """
     if tokenizer.kind == "bpe":
         return []
@@ -91,7 +91,7 @@ def check_max_tokens(max_tokens: Any) -> None:
 
 
 def prompt_ids(tokenizer: Tokenizer, prompt: str) -> NDArray[Any]:
-    """Returns at least one id: an empty prompt is a line end, or else the first token."""
+    """Returns at least one id: an empty prompt becomes a line end, or else the first token."""
     if not isinstance(prompt, str):
         raise PromptError(f"the prompt is {kind_of_value(prompt)}, expected a str")
     try:

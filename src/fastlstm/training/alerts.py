@@ -33,19 +33,19 @@ _NORMAL, _WINDOW, _JUMP = 20, 50, 6.0
 _SLIP, _SLIP_S = 0.2, 45.0
 _RISE_EVALUATIONS, _RISE = 3, 0.03
 _STALL_S, _STALL_TIMES, _LOOK_S = 60.0, 10.0, 1.0
-"""Least time without an event, the same over the longest one before, and time between checks."""
+"""Least pause without events, its least ratio to the longest before, and time between checks."""
 
 Rule = Callable[[Event], str | None]
 """Returns what is wrong, an empty text if all is well again, None if it cannot tell."""
 
 
 class Alerts(Callback):
-    """Warns once if something is wrong with a run, and again if it returns.
+    """Warns once if something is wrong with a run, and again if the problem returns.
 
     `nan`: a step was skipped because of NaN or Inf. `spike`: the training loss is six robust
     deviations above its last values. `rise`: the median validation loss since the best evaluation
-    is 3 % above it, after three evaluations. `slip`: the run will take 20 % longer than predicted
-    at first. `stall`: no event for a minute and for ten times as long as ever before.
+    is 3 % above the best, after three evaluations. `slip`: the run will take 20 % longer than first
+    predicted. `stall`: no event has come for a minute and for ten times the longest earlier pause.
 
     Args:
         command: run by `sh -c` for each alert, with FASTLSTM_ALERT_RULE, _TEXT, _ADVICE, _RUN and
@@ -191,9 +191,10 @@ def not_finite() -> Rule:
 
 
 def spike() -> Rule:
-    """A training loss far above its last 15 values, twice in a row or five times as far.
+    """A training loss far above its last 15 values, twice in a row, or once but five times as far.
 
-    The deviation is between successive ones of 50 values: a falling loss does not widen it.
+    The deviation is taken between successive values of the last 50, so that a falling loss does not
+    widen it.
     """
     losses: deque[float] = deque(maxlen=_WINDOW)
     high = low = 0
@@ -210,7 +211,7 @@ def spike() -> Rule:
         spread = 1.05 * median(abs(after - before) for before, after in pairwise(losses))
         z = (loss - middle) / max(spread, 0.02 * abs(middle), 1e-9)
         high, low = (high + 1, 0) if z > _JUMP else (0, low + (z < _JUMP / 2))
-        if not high or high > _NORMAL:  # a lasting level is the new one
+        if not high or high > _NORMAL:  # a lasting level is the new normal
             losses.append(loss)
         if high >= 2 or z > 5 * _JUMP:
             return f"step {text_of(event, 'step')}: the loss is {loss:.4g}, it was {middle:.4g}"
@@ -243,7 +244,7 @@ def rise() -> Rule:
 
 
 def slip() -> Rule:
-    """A predicted length of the run, the median over 45 s, that has grown."""
+    """A predicted length of the run (median over 45 s) that has grown."""
     totals: deque[tuple[float, float]] = deque(maxlen=200)
     first: float | None = None
 

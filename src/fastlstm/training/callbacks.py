@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _STEM = "callback-"
 _RISE_EVALUATIONS, _RISE_SHARE, _CLEAR_RISE = 3, 0.25, 0.03
-"""Evaluations and share of the run since the best one, and the rise of their median above it."""
+"""Evaluations and share of the run since the best one, and rise of their median above the best."""
 
 
 class Callback:
@@ -78,8 +78,9 @@ class Callback:
     def weights_in_use(self, trainer: Trainer) -> AbstractContextManager[None]:
         """Returns a block within which the model holds the weights to use, such as rounded ones.
 
-        The passes of a step and whole evaluations run within it, and the best weights are copied.
-        Its end must restore the weights, which the optimizer updates and checkpoints hold.
+        The passes of a step and whole evaluations run within the block, and the best weights are
+        copied in it. The end of the block must restore the weights that the optimizer updates and
+        checkpoints hold.
         """
         return nullcontext()
 
@@ -215,7 +216,7 @@ class CallbackList:
             getattr(callback, method)(self._trainer, *args)
 
     def evaluate(self, metrics: Event) -> Event:
-        """Returns the metrics with those that callbacks add."""
+        """Returns the metrics with the metrics that callbacks add."""
         for callback in self.all:
             returned = callback.on_evaluate(self._trainer, dict(metrics))
             metrics = {**metrics, **_added(callback, returned, metrics)}
@@ -227,14 +228,14 @@ class CallbackList:
 
     @contextmanager
     def weights_in_use(self) -> Iterator[None]:
-        """Enters the blocks of all callbacks, the first one's outermost."""
+        """Enters the blocks of all callbacks; the block of the first one is outermost."""
         with ExitStack() as stack:
             for callback in self.all:
                 stack.enter_context(callback.weights_in_use(self._trainer))
             yield
 
     def _named(self) -> dict[str, Callback]:
-        """Returns the callbacks by class name, numbered if it repeats."""
+        """Returns the callbacks by class name, numbered if a name occurs again."""
         named: dict[str, Callback] = {}
         for callback in self.all:
             name = type(callback).__name__

@@ -1,8 +1,8 @@
 """Checkpoints: a whole training state in one directory, written so that no crash can tear it.
 
-`checkpoint-<step>.tmp-<pid>/` gets its files, each fsynced, and the manifest last. It is renamed,
-the parent is fsynced, everything is read back and compared, and only then are old checkpoints
-removed. Tensors are safetensors, the rest is JSON: loading executes nothing.
+Files are written to `checkpoint-<step>.tmp-<pid>/`, each fsynced, the manifest last. The directory
+is renamed, its parent is fsynced, and everything is read back and compared. Old checkpoints are
+removed only then. Tensors are safetensors, the rest is JSON: loading executes nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ BEST = "best"
 COUNTERS = ("best_step", "best_loss", "best_bits_per_char")
 """Counters of `Progress` about the best weights."""
 _FINITE = ("model", "optimizer", "average", "carried")
-"""File stems whose tensors must be finite for a roll-back to them."""
+"""File stems whose tensors must be finite for a roll-back to their checkpoint."""
 _FIRST_SAVE_S, _SAVE_S = 15.0, 60.0
 """Seconds to the first checkpoint after the start, and between later ones."""
 
@@ -85,7 +85,7 @@ def save_checkpoint(run: RunDirectory, state: Checkpoint, keep: int) -> Path:
 
     Args:
         run: the run directory, locked.
-        state: with tensors on any device.
+        state: the state, with tensors on any device.
         keep: at least 1.
 
     Raises:
@@ -183,7 +183,7 @@ def load_checkpoint(directory: Path) -> Checkpoint:
 
     Raises:
         CorruptFileError: names the damaged file.
-        FormatError: no checkpoint, or of a newer fastlstm.
+        FormatError: not a checkpoint, or one of a newer fastlstm.
     """
     manifest = read_manifest(directory)
     refuse_unlisted(directory, manifest)
@@ -221,7 +221,8 @@ def find_checkpoint(
     """Returns the newest intact checkpoint, finite if asked, and the damage of newer ones.
 
     Raises:
-        FormatError: the newest is of a newer fastlstm; an older one would silently lose work.
+        FormatError: the newest one is of a newer fastlstm; an older checkpoint would silently lose
+            work.
     """
     checkpoint: Checkpoint | None = None
     damage: list[CorruptFileError] = []
@@ -284,8 +285,8 @@ Snapshots = RunSnapshots | MemorySnapshots
 class BestWeights:
     """The weights of the best evaluation.
 
-    A task that publishes at once has them in the run directory; memory and checkpoints hold them
-    only until they are published. Other tasks need them at the end.
+    If a task publishes at once, these weights are soon in the run directory; memory and checkpoints
+    hold them only until they are published. Other tasks need the weights at the end.
 
     Attributes:
         weights: by name; empty if there are none to publish.
@@ -486,7 +487,7 @@ class Saver:
                 trainer.best.publish_if_possible()
 
     def save_last(self) -> None:
-        """Saves the state at the end; a task that does not publish at once does so in `finish`."""
+        """Saves the last state; a task that does not publish at once publishes in `finish`."""
         best, at_once = self._trainer.best, self._trainer.task.publishes_at_once
         if at_once:
             best.publish_if_possible()

@@ -20,7 +20,7 @@ _CONTEXT_BYTES = 1 << 30
 """Largest GPU memory of a process outside torch's allocator: CUDA's context, libraries, graphs."""
 _LEAST_OTHERS_GB = 1.0
 _TURN_S = 0.35
-"""More than three periods of Linux' scheduler, which holds nothing back in the first."""
+"""More than three periods of Linux' scheduler, which never throttles in the first period."""
 _ROUNDS = 2
 _ROWS, _UNITS = 256, 512
 _QUIET_SHARE = 0.9
@@ -124,7 +124,7 @@ def threads_within_quota() -> tuple[int, str] | None:
     """Returns a number of threads and the reason, or None without a CPU quota.
 
     With a quota of 1.5 cores it depends on the machine whether one thread or two throttled ones are
-    faster: both are timed, once per machine.
+    faster, so both are timed, once per machine.
     """
     if (quota := hardware.quota()) is None:
         return None
@@ -147,7 +147,7 @@ def threads_within_quota() -> tuple[int, str] | None:
 
 def _gain(low: int, high: int) -> tuple[float, bool]:
     """Returns how many times as much `high` threads compute as `low`, and whether the machine was
-    quiet: the quota does not hold the fewer threads back."""
+    quiet: the quota does not hold back the smaller number of threads."""
     before, done, is_quiet = torch.get_num_threads(), dict.fromkeys((low, high), 0.0), True
     x, weight = torch.zeros(_ROWS, _UNITS), torch.zeros(_UNITS, 4 * _UNITS)
     try:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
 
 INTERVAL_S = 10.0
-"""Between `phase` events, and between `machine` events."""
+"""Seconds between `phase` events, and between `machine` events."""
 _LOG_INTERVAL_S = 1.0
 _OPTIONS = ("batch_size", "accumulate", "optimizer", "learning_rate", "precision", "seed")
 
@@ -125,7 +125,7 @@ def end_event(trainer: Trainer, reason: str) -> Event:
 class PhaseTimes:
     """The seconds of each phase of training since the last `phase` event.
 
-    On a GPU an update runs into the next step, which then counts a part of it.
+    On a GPU an update runs into the next step, which then counts a part of the update's time.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -240,7 +240,7 @@ class ThroughputMeter:
 
     @property
     def unit_s(self) -> float:
-        """Returns the seconds of scoring a validation unit; before an evaluation an estimate."""
+        """Returns the seconds of scoring a validation unit; an estimate before an evaluation."""
         if self._scored:
             return self.evaluation_s / self._scored
         return self._task.forward_share * self.seconds_per_step / self._task.step_units

@@ -27,7 +27,7 @@ from fastlstm.training.task import Task, even_parts
 
 NO_GPU = "only a GPU has them"
 _MAX_SHAPES = 3
-"""Shapes of batches that get a graph, such as whole ones and the last of an epoch."""
+"""Shapes of batches that get a graph, such as whole batches and the last one of an epoch."""
 _ALIGNMENT = 256
 _CAPTURED = frozenset({"muon", "adam", "adamw"})
 _SEEING = ("on_gradients", "on_update", "weights_in_use")
@@ -39,7 +39,7 @@ class StepResult(NamedTuple):
 
     loss: float
     norm: float
-    gradient: str | None = None  # the name of the first one that is not finite
+    gradient: str | None = None  # name of the first one that is not finite
 
     @property
     def is_finite(self) -> bool:
@@ -89,8 +89,8 @@ class Recorder:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Runs the block on another stream, as work must before it is recorded; after all earlier
-        work and before all later work."""
+        """Runs the block on another stream, as work must run before it is recorded. The block runs
+        after all earlier work and before all later work."""
         current, own = torch.cuda.current_stream(self._device), _stream(self._device, "warm-up")
         own.wait_stream(current)
         with torch.cuda.stream(own):
@@ -123,12 +123,12 @@ def _stream(device: torch.device, use: str) -> torch.cuda.Stream:
 
 @lru_cache
 def _stream_of(number: int, use: str) -> torch.cuda.Stream:
-    del use  # of the key
+    del use  # part of the cache's key
     return torch.cuda.Stream(number)
 
 
 class _Inputs:
-    """Tensors on a GPU that one copy fills, in turns from two buffers of the host."""
+    """Tensors on a GPU that one copy fills, from two host buffers in turn."""
 
     def __init__(self, like: Sequence[Tensor], device: torch.device, recorder: Recorder) -> None:
         starts, size = list[int](), 0
@@ -166,7 +166,7 @@ class _Recorded:
 class GraphedStep:
     """Records the step of a run once for each shape of a batch, and replays it.
 
-    `num_parts` are the parts that a batch runs in.
+    A batch runs in `num_parts` parts.
     """
 
     def __init__(
@@ -294,7 +294,7 @@ class GraphedStep:
         return None if scaler is None else scaler.on(self._device)
 
     def _average_weights(self) -> tuple[float, float]:
-        """Counts an update of the average; returns the weight of the new values, and that weight if
+        """Counts an update of the average; returns the weight of the new values, and what it is if
         the previous step, still running, changes nothing."""
         average = self._state.average
         if average is None:

@@ -48,7 +48,7 @@ class TrackerLogger(Callback):
     Args:
         project: project of W&B and Trackio, experiment of MLflow; default is WANDB_PROJECT or
             MLFLOW_EXPERIMENT_NAME, else "fastlstm".
-        name: of the run in the tracker; default is the name of the run directory.
+        name: name of the run in the tracker; default is the name of the run directory.
 
     Raises:
         MissingExtraError: the package of the tracker is not installed.

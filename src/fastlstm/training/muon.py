@@ -18,8 +18,9 @@ from fastlstm.ops.cuda.training import MuonStep, refusal
 from fastlstm.system import hardware
 
 _POLYNOMIALS = ((8.0934, -23.6204, 17.4462), (3.6366, -2.7219, 0.5365), (2.6613, -1.9772, 0.4526))
-"""Coefficients of x, x^3, x^5. Each is the odd quintic nearest to 1 on the range to which earlier
-ones map singular values of 0.01 to 1 (by linear programming); the last one maps to 0.73 to 1.27."""
+"""Coefficients of x, x^3, x^5. Each polynomial is the odd quintic nearest to 1 on the range to
+which earlier ones map singular values of 0.01 to 1 (found by linear programming). The last one maps
+them to 0.73 to 1.27."""
 _SAFETY = 1.01
 """bf16 may round a singular value of 1 up, to where the first polynomial rises steeply."""
 _NUM_STREAMS = 4
@@ -41,7 +42,8 @@ def orthogonalise(update: torch.Tensor) -> torch.Tensor:
         The same shape, in `product_dtype` of its device.
 
     Numerics: the polynomials take singular values in 0..1, so each matrix is divided by its
-    Frobenius norm first. Values below a hundredth of it stay smaller, a zero matrix stays zero.
+    Frobenius norm first. Singular values below a hundredth of that norm stay smaller, and a zero
+    matrix stays zero.
     """
     x = update.to(product_dtype(update.device))
     return _orthogonalised(x / (_SAFETY * x.norm(dim=(-2, -1), keepdim=True) + 1e-7))
@@ -135,7 +137,7 @@ class Muon(torch.optim.Optimizer):
         updates = (
             self._update(parameter, group["momentum"], running) for parameter, group in moved
         )
-        # One weight at a time: memory for one.
+        # One weight at a time, which takes memory for one only.
         for (parameter, group), direction in zip(moved, map(orthogonalise, updates), strict=True):
             kept = self.state[parameter].get("momentum")
             if group.get("capturable") and kept is not None:  # a CUDA graph has its address
@@ -189,7 +191,7 @@ class Muon(torch.optim.Optimizer):
         )  # fmt: skip
 
     def _move_recorded(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
-        """The same for one weight, by torch's operators."""
+        """Does the same for one weight, by torch's operators."""
         found_inf, inverse = self.found_inf, self.grad_scale  # type: ignore[attr-defined]
         kept, rate, decay = self.state[parameter]["momentum"], group["lr"], group["weight_decay"]
         assert parameter.grad is not None

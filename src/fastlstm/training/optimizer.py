@@ -17,10 +17,10 @@ from fastlstm.training.options import TrainingOptions
 
 BETAS = (0.9, 0.99)
 MUON_RATIO = 2.5
-"""Muon's learning rate over Adam's."""
+"""Ratio of Muon's learning rate to Adam's."""
 DEFAULT_LEARNING_RATE = {"muon": 0.01, "adam": 8e-3, "adamw": 8e-3, "nadam": 4e-3, "sgd": 1.0}
-"""Peak learning rates of texts: Muon's measured with 512 units and 4096 tokens a step, Adam's and
-AdamW's with 128 to 512 units and 2048 or 4096 tokens (benchmarks/log)."""
+"""Peak learning rates for texts. Muon's was measured with 512 units and 4096 tokens a step; Adam's
+and AdamW's were measured with 128 to 512 units and 2048 or 4096 tokens (benchmarks/log)."""
 _COUNTERS = frozenset({"step", "mu_product"})
 _STATES = {
     Muon: {"momentum"},
@@ -154,7 +154,7 @@ def _compiler_left_out() -> Iterator[None]:
     """Keeps torch from loading its compiler, which takes seconds, for a new optimizer.
 
     torch loads it to exclude `add_param_group` from compilation, unless the function has the
-    attribute of an excluded one.
+    attribute of an excluded function.
     """
     function, name = inspect.unwrap(torch.optim.Optimizer.add_param_group), "__dynamo_disable"
     is_open = "torch._dynamo" not in sys.modules and not hasattr(function, name)

@@ -34,16 +34,16 @@ class TrainingOptions:
         eval_every: steps between evaluations.
         checkpoint_every: steps between checkpoints; default is one after 15 s, then one a minute.
         keep_checkpoints: number of checkpoints to keep.
-        log_every: steps between progress lines; default is about one a second.
+        log_every: steps between progress lines; default is about one line a second.
         tensorboard: write TensorBoard event files.
         device: auto uses the GPU if there is one.
         precision: auto measures which precision is fastest on this machine.
-        threads: CPU threads; default is one per core of this process, without a run directory
-            torch's own number.
+        threads: CPU threads; default is one per core of this process, or torch's own number without
+            a run directory.
         memory_limit_gb: limit of GPU memory in GB.
         wire: number format of the gradients that processes exchange; bf16 halves the bytes.
-        sync_every: steps of each process on its own rows between averages of the weights, for slow
-            links; 1 sums the gradients of every step.
+        sync_every: steps that each process takes on its own rows before the weights are averaged,
+            for slow links; 1 sums the gradients of every step.
         strict_kernels: fail instead of using a slow kernel.
         seed: random seed of initialization, order and dropout.
     """

@@ -36,7 +36,7 @@ class EventHub:
         self._losses: list[tuple[float, float]] = []
 
     def emit(self, event: Event) -> None:
-        """Hands out an event; only files get the end until the report is written."""
+        """Hands out an event; until the report is written, only files get the `end` event."""
         if event["event"] == "eval":
             self._add_loss(event)
         if event["event"] == "end" and self.run is not None:

@@ -20,13 +20,13 @@ class TrainingPlan:
     """How a run trains, with every choice made.
 
     Attributes:
-        options: resolved; the learning rate is not None.
+        options: resolved options; the learning rate is not None.
         stop_criterion: when the run ends.
-        device: where it runs.
+        device: device of the run.
         eval_every: steps between evaluations; None spreads `evaluations` over the run.
-        evaluations: number of them.
+        evaluations: number of evaluations.
         ceiling_gflops: measured GEMM rate of the device in this precision, or 0.
-        ceiling_how: how it was measured.
+        ceiling_how: how the ceiling was measured.
         started: `time.perf_counter()` at the start of the wall clock; default is the trainer's.
         world: the processes that train together.
     """
@@ -43,7 +43,7 @@ class TrainingPlan:
 
     @property
     def is_local(self) -> bool:
-        """Whether processes take steps of their own, and average weights every `sync_every`."""
+        """Whether processes take their own steps, and average weights every `sync_every` steps."""
         return self.world.size > 1 and self.options.sync_every > 1
 
     @property
@@ -53,7 +53,8 @@ class TrainingPlan:
 
     def round_steps(self, step: int, done: float, each: float) -> int:
         """Returns the local steps until weights are averaged, at the latest at an evaluation, a
-        checkpoint and the end; `done` of the run is done, a step is `each` of it."""
+        checkpoint and the end; `done` is the share of the run that is done, `each` the share of a
+        step."""
         every = [self.options.sync_every, self.eval_every, self.options.checkpoint_every]
         steps = min(number - step % number for number in every if number is not None)
         if each > 0.0:
@@ -69,7 +70,7 @@ class TrainingResult:
         steps: optimizer steps taken.
         epochs: passes over the training part.
         best_step: step of the best evaluation, -1 if callbacks accepted none.
-        best_loss: its validation loss.
+        best_loss: validation loss of the best evaluation.
         last: the last evaluation.
         reason: why training ended.
         units: tokens, windows or sequences trained on.

@@ -23,16 +23,16 @@ from fastlstm.training.options import TrainingOptions
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 MIN_GAIN = 1.1
-"""Least speed-up of a less exact precision that `auto` chooses."""
+"""Least speed-up for which `auto` chooses a less exact precision."""
 _FIRST_WITH_FP16, _FIRST_WITH_BF16 = 7, 8
-"""Least compute capabilities with faster matrix products in it; from 8 on there is TF32 too."""
+"""Least compute capability with faster matrix products, by precision; 8 and more have TF32 too."""
 _QUIET_SHARE = 0.7
 """Least share of the threads' time spent computing on a quiet machine."""
 _PASSES = {"cpu": (1, 2), "cuda": (4, 12)}
 """Passes that warm up and passes that are timed. A GPU loads kernels in the first ones."""
 AS_ASKED = "as asked"
 STEP_OVER_PASS = 1.3
-"""Time of a step, with clipping and Muon, over its forward and backward pass on a CPU."""
+"""Time of a step, with clipping and Muon, relative to its two passes on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def _choose(
 
 def require_fast_kernels(options: TrainingOptions, call: LSTMCall) -> None:
     """Raises KernelError with `strict_kernels` if no precision that may be chosen has a fast kernel
-    for the call; its dtype is ignored."""
+    for the call, whose dtype is ignored."""
     if not options.strict_kernels:
         return
     device = torch.device(call.device)

@@ -1,4 +1,4 @@
-"""Remembers the plan of a run with a budget, so that the same command plans the same again.
+"""Remembers the plan of a run with a budget, so that the same command gets the same plan again.
 
 Timings differ between runs, and the first run of a text also encodes it: two runs of one command
 would train models of different sizes.
@@ -24,7 +24,7 @@ _PLANNED = frozenset(
 )
 """Options that a plan may choose."""
 _MORE_TIME = 1.25
-"""A plan is made anew for more than so many times its seconds."""
+"""A plan is made anew if more than so many times its seconds are left."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class ChosenPlan:
 
     Attributes:
         changes: values of the chosen options, by name.
-        why: the measurements behind them; empty if none was chosen.
-        precision: of the steps, if it was chosen too.
-        tokens: about how many the budget has time for; texts only.
+        why: the measurements behind the choices; empty if no option was chosen.
+        precision: precision of the steps, if it was chosen too.
+        tokens: about how many tokens the budget has time for; texts only.
     """
 
     changes: dict[str, Any] = field(default_factory=dict)
@@ -59,11 +59,12 @@ def remembered_plan(
 ) -> ChosenPlan:
     """Returns the remembered plan for these options on this machine, else a new one.
 
-    A plan of a busy machine is made anew on a quiet one, and any plan if clearly more time is left.
-    Runs without a budget, and on a GPU, whose free memory changes, remember nothing.
+    A plan made on a busy machine is made anew on a quiet one. Any plan is made anew if clearly more
+    time is left. Nothing is remembered for runs without a budget, or for runs on a GPU, whose free
+    memory changes.
 
     Args:
-        options: of the run.
+        options: options of the run.
         data: sizes that the plan depends on.
         device: where the run trains.
         left_s: seconds of the budget that are left for training.

@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from fastlstm.training.task import Task
 
 _FIRST = 0.5
-"""Share of a budget before the first evaluation: it measures the time to reserve for the last one,
-which is a guess from steps before, often twice too much on a busy machine."""
+"""Share of a budget before the first evaluation, which measures the time to reserve for the last
+one. Before it, that time is a guess from steps, often twice too much on a busy machine."""
 EVALUATION_SHARE, SPREAD_SHARE, _SHARE_OF_ONE = 0.05, 0.03, 0.1
-"""Largest shares of the time: all evaluations that come every so many steps; all that are spread
-over the run, without the last (benchmarks/log); of a budget, one that comes every so many steps."""
+"""Largest shares of the time: for all evaluations that come every so many steps; for all that are
+spread over the run, except the last (benchmarks/log); for a single one that comes every so many
+steps, as a share of a budget."""
 _MOST = 16
 """Default number of evaluations that are spread over a run."""
 
@@ -30,10 +31,10 @@ class StopCriterion:
 
     Attributes:
         kind: option that decides.
-        total_steps: optimizer steps, or None. With both limits the steps decide: an earlier start
-            has used up the budget.
+        total_steps: optimizer steps, or None. With both limits the steps decide, because an earlier
+            start has used up the budget.
         budget_s: seconds, or None.
-        text: for people, such as "budget 2m".
+        text: text for people, such as "budget 2m".
         over_at: step at which a budget ended an earlier start; this start must take more steps.
     """
 
@@ -63,8 +64,9 @@ class StopCriterion:
 
         Args:
             step: optimizer steps done.
-            elapsed_s: wall clock over all starts; this and the others count for budgets only.
-            setup_s: the part of it before the first step of each start.
+            elapsed_s: wall clock over all starts; this and the arguments below matter for budgets
+                only.
+            setup_s: the part of `elapsed_s` before the first step of each start.
             reserve_s: seconds to keep for the end; at most 3/4 of the time after set-up counts.
         """
         if self.total_steps is not None:
@@ -101,7 +103,8 @@ def learning_rate_factor(progress: float, warmup: float, cooldown: float) -> flo
 def default_evaluations(task: Task, stop_criterion: StopCriterion, patience: int) -> int:
     """Returns how many evaluations to spread over a run: as many as its steps leave time for.
 
-    With patience, which counts evaluations, or a budget, which times them, it is the maximum.
+    With patience, which counts evaluations, or a budget, which times them, the number is the
+    maximum.
     """
     if stop_criterion.total_steps is None or patience:
         return _MOST

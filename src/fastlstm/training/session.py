@@ -73,7 +73,7 @@ class Start(Generic[OptionsT]):
     Attributes:
         options: resolved if the run continues, else as the user set them.
         first: options of the first start, as the user set them.
-        device: where it runs.
+        device: device of the run.
         checkpoint: the checkpoint that it continues from, or None.
         given: names of the options with values other than the defaults in this start.
     """
@@ -95,7 +95,7 @@ class RunSession(EventHub):
     """One start of a run.
 
     Args:
-        run: the locked run directory, or None: nothing is written.
+        run: the locked run directory, or None to write nothing.
         observers: called with every event.
         stop: polled; see `Trainer`.
         started: `time.perf_counter()` at the start of the wall clock; default now.
@@ -142,10 +142,10 @@ class RunSession(EventHub):
         stored: Callable[[Checkpoint], tuple[OptionsT, OptionsT]],
         may_change: frozenset[str],
     ) -> Iterator[Start[OptionsT]]:
-        """Sets up threads and device for the block, which leaves outside random numbers alone.
+        """Sets up threads and device for the block; restores random numbers after it.
 
         Args:
-            options: of this start.
+            options: options of this start.
             names: the options that the user has set.
             resume: whether to continue the run.
             stored: returns the options of a checkpoint, resolved and as first given.
@@ -217,7 +217,7 @@ class RunSession(EventHub):
     ) -> TrainingResult:
         """Trains a task and writes the files of the run; see `Trainer.fit`.
 
-        `about` are further keys of the `start` event; the notes and `warning` follow it.
+        `about` holds further keys of the `start` event; the notes and `warning` follow that event.
         """
         path = None if self.run is None else str(self.run.path)
         with self.files(checkpoint, plan.options.tensorboard):
@@ -285,8 +285,8 @@ class RunSession(EventHub):
     def with_rate(self, options: OptionsT, rates: Mapping[str, float]) -> OptionsT:
         """Returns the options with a peak learning rate, by default the optimizer's in `rates`.
 
-        For local steps of W processes the default is sqrt(W) times as high, but for SGD: the mean
-        of W normalized steps is shorter than one step of the whole batch (benchmarks/log).
+        For local steps of W processes the default is sqrt(W) times as high, except for SGD, because
+        the mean of W normalized steps is shorter than one step of the whole batch (benchmarks/log).
         """
         if options.learning_rate is not None:
             return options
@@ -439,7 +439,7 @@ def resumed_config(
 
     Args:
         new: options of this start.
-        names: those that the user has set.
+        names: names of the options that the user has set.
         resolved: options of the run.
         first: options of its first start, as the user set them.
         may_change: names of the options that are taken from `new`.
@@ -479,7 +479,8 @@ def notes_of_changes(before: TrainingOptions, now: TrainingOptions) -> list[str]
 def _thread_s() -> tuple[float, float]:
     """Returns the seconds in which this thread had work for a core, and in which it had a core.
 
-    Without Linux's schedstat the first are all seconds, with waits for other threads or a GPU.
+    Without Linux's schedstat the first number is all seconds, with waits for other threads or a
+    GPU.
     """
     words = first_words(_SCHEDSTAT, 2)
     if len(words) < 2:

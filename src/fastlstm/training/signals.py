@@ -27,8 +27,8 @@ def ended_like_ctrl_c(*, within_stop_flag: bool = False) -> Iterator[None]:
     ignored.
 
     Args:
-        within_stop_flag: the block is within a `StopFlag` but has nothing to save: all three
-            signals end it at once.
+        within_stop_flag: the block is within a `StopFlag` but has nothing to save, so that all
+            three signals end it at once.
     """
     handlers: dict[int, Any] = {signal.SIGTERM: _exit, signal.SIGHUP: _exit}
     if within_stop_flag:
@@ -48,12 +48,13 @@ def _exit(number: int, frame: FrameType | None) -> NoReturn:
 class StopFlag:
     """Context manager: the first signal sets the flag, the second ends the process at once.
 
-    A line on standard error acknowledges the first signal, as saving may take a while. The second
-    leaves stored files intact; the exit code is 128 plus its number.
+    A line on standard error acknowledges the first signal, because saving may take a while. The
+    second signal leaves stored files intact; the exit code is 128 plus its number.
 
-    Ignored signals stay ignored, as under `nohup`. With several processes a second signal within a
-    second counts as the first: a scheduler and an agent may send one each. So does any second
-    SIGHUP. Outside the main thread, where Python allows no handlers, only `set()` sets the flag.
+    Ignored signals stay ignored, as under `nohup`. With several processes, a second signal within a
+    second counts as the first, because a scheduler and an agent may send one each. Any second
+    SIGHUP counts as the first too. Outside the main thread, where Python allows no handlers, only
+    `set()` sets the flag.
     """
 
     def __init__(self) -> None:

@@ -39,14 +39,14 @@ class Progress:
         train_s: seconds spent in steps.
         spent: other seconds: setup (before the first step of each start), evaluations, saving.
         best_step: step of the best evaluation, -1 before the first.
-        best_loss: its loss.
-        best_bits_per_char: its loss in bits per character, for texts.
+        best_loss: loss of the best evaluation.
+        best_bits_per_char: that loss in bits per character, for texts.
         evaluated_step: step of the newest evaluation, -1 before the first.
         evaluations: number of evaluations.
         without_gain: evaluations since the best one.
         lr_scale: factor of the learning rate, which roll-backs halve.
         scored: validation units per evaluation, 0 before the first.
-        slot: evaluations due by the last one, if they are spread evenly over the run.
+        slot: evaluations that were due at the newest one, if they are spread evenly over the run.
     """
 
     step: int = 0
@@ -94,7 +94,7 @@ class Progress:
 
 @dataclass
 class NonFiniteGuard:
-    """Counts skipped steps: five in a row ask for a roll-back, a fourth roll-back for a stop."""
+    """Counts skipped steps: five in a row mean a roll-back, and a fourth roll-back means a stop."""
 
     skipped: int = 0
     in_a_row: int = 0
@@ -121,7 +121,8 @@ class NonFiniteGuard:
 class WeightAverage:
     """Exponential moving average of the weights (EMA): `decay * average + (1 - decay) * weight`.
 
-    The decay is at most (1 + n) / (10 + n) in update n: early averages forget the initial weights.
+    The decay is at most (1 + n) / (10 + n) in update n, so that early averages forget the initial
+    weights.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -242,7 +243,7 @@ class TrainingState:
     ) -> dict[str, int]:
         """Restores what `capture` returned; returns the loader's position.
 
-        A roll-back keeps the guard: it could repeat for ever otherwise.
+        A roll-back keeps the guard, because it could be repeated for ever otherwise.
         """
         require_like(dict(self.model.named_parameters()), tensors["model"], "model")
         # Not strict: tied weights are stored once.

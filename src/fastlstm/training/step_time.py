@@ -1,4 +1,4 @@
-"""The time of a training step: the fastest of a few, on a GPU of a few series of steps."""
+"""The time of a training step: the fastest of a few steps or, on a GPU, of a few series."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ StepT = TypeVar("StepT")
 TIMED_S, MIN_TIMED = 0.2, 3
 """Least seconds and number of the timed steps."""
 LONG_STEP_S = 1.0
-"""A first step this long is the only one, though it is a little slower than later ones."""
+"""If a first step is this long, only it is timed, though later steps are a little faster."""
 _MAX_TIMED = 8
 _TURN_S, _TURNS = 0.015, 3
 """On a GPU: seconds and number of series; the fastest counts."""

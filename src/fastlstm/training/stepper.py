@@ -31,7 +31,7 @@ class Stepper:
     On a GPU a step is one CUDA graph if possible (`GraphedStep`): `launch` returns before its end.
 
     Attributes:
-        seconds: of all forward and backward passes, with whole graphs, and of all updates.
+        seconds: seconds of all forward and backward passes, with whole graphs, and of all updates.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Stepper:
         """Starts a step if it can be a CUDA graph, else returns False.
 
         Args:
-            batch: of the task's loader.
+            batch: a batch of the task's loader.
             factor: share of the peak learning rate.
             after_bad: the share if the previous step, still running, changes nothing.
         """
@@ -216,9 +216,9 @@ class _Passes(nn.Module):
 class DataParallel:
     """Runs the passes of a batch of which each process has its own rows.
 
-    The gradient is of the sum of the losses over the number of targets in all processes, so that
-    missing values and small batches get their weight. Local steps send nothing: their gradient is
-    the mean over the process's own targets.
+    The gradient is that of the summed losses, divided by the number of targets in all processes, so
+    that missing values and small batches get their weight. Local steps send nothing: their gradient
+    is the mean over the process's own targets.
     """
 
     def __init__(self, task: Task, plan: TrainingPlan, state: TrainingState) -> None:

@@ -62,7 +62,7 @@ class Score:
 
 
 def even_parts(num_rows: int, num_parts: int) -> list[slice]:
-    """Returns the rows of each of `num_parts` parts, of fewer if there are fewer rows."""
+    """Returns the rows of each of `num_parts` parts, or of fewer parts if there are fewer rows."""
     if num_rows == 0:
         return []
     size, longer = divmod(num_rows, num := min(num_parts, num_rows))
@@ -74,23 +74,23 @@ class Task(ABC):
     """A model with its data.
 
     Attributes:
-        name: of the job in events: text, forecast or sequence.
+        name: name of the job in events: text, forecast or sequence.
         unit: what batches are counted in, such as "tokens".
         publishes_at_once: whether each best model is published when it is found, without a copy in
             memory; else with the next checkpoint, and the model has the best weights at the end.
         min_scored: units that an evaluation scores at least, if there are as many.
         max_scored: units that an evaluation scores at most, or None.
-        forward_share: estimated time of scoring a unit over training on it.
+        forward_share: estimated time of scoring a unit relative to training on it.
         may_be_nan: names of carried tensors in which NaN has a meaning.
         row_axis: axis of the batch's rows in each carried tensor.
         num_lanes: rows with a carried state, in all processes.
         num_sums: numbers per block of an evaluation.
-        model: on its device.
-        loader: of the training batches.
+        model: the model, on its device.
+        loader: loader of the training batches.
         flop_per_unit: floating-point operations of a training step per unit.
         num_valid: units of the validation part.
         step_units: validation units that cost as much reading as one step of this process.
-        is_pipelined: whether it is a `PipelinedTask`, whose processes share layers, not rows.
+        is_pipelined: whether the task is a `PipelinedTask`, whose processes share layers, not rows.
     """
 
     name: ClassVar[str]
@@ -125,7 +125,7 @@ class Task(ABC):
         advances after the last part.
 
         Args:
-            batch: of the loader.
+            batch: a batch of the loader.
             parts: consecutive rows that make up the batch, none empty.
             count: default `num_targets`, so that the losses add up to the mean.
         """
@@ -176,7 +176,7 @@ class Task(ABC):
 
     @abstractmethod
     def score(self, limit: int, sums: Tensor, seconds: float) -> Score:
-        """Returns the result of the evaluation; `sums` are of `evaluate_blocks`, for all blocks."""
+        """Returns the result of the evaluation; `evaluate_blocks` gives `sums`, for all blocks."""
 
     @abstractmethod
     def files(self) -> dict[str, bytes]:
@@ -191,7 +191,7 @@ class Task(ABC):
         carried state.
 
         Args:
-            options: of this task's type; sizes of the model are ignored.
+            options: options of this task's type; sizes of the model are ignored.
             stop: polled by the loader.
 
         Raises:

@@ -61,7 +61,7 @@ class _Turn(NamedTuple):
     is_over: float
     is_saved: float
     done: float  # share of the run
-    step_share: float  # share of the run that one step is; 0 unless steps are local
+    step_share: float  # share of the run that one step takes; 0 unless steps are local
 
 
 class Trainer:
@@ -76,10 +76,10 @@ class Trainer:
         snapshots: stores the state; default in memory, for roll-backs only.
         callbacks: called in this order.
         run_path: the run directory, for events and callbacks.
-        watch: called with the units of an evaluation scored so far and in all.
+        watch: called with the units scored so far in an evaluation, and all its units.
 
     Attributes:
-        model, optimizers, progress: of `state`.
+        model, optimizers, progress: parts of `state`.
         state: what a checkpoint holds.
         reason: why training ends, or has ended.
     """
@@ -436,7 +436,7 @@ class Trainer:
         """Skips a step whose loss or gradient is not finite; rolls back when skips do not help.
 
         Args:
-            loss: of the step.
+            loss: loss of the step.
             gradient: the name of the first bad one, if known.
             is_reset: whether the carried state is reset already, as a CUDA graph does.
         """
@@ -469,7 +469,7 @@ class Trainer:
         """Goes back to the last good state, with half the learning rate.
 
         Raises:
-            NonFiniteError: there is none, or this is one roll-back too many.
+            NonFiniteError: there is no good state, or this is one roll-back too many.
         """
         self._emit_skip(culprit, "rolled back to the last good checkpoint")
         guard, before = self.state.guard, self.progress
@@ -548,7 +548,7 @@ class Trainer:
         return task.score(limit, sums[:num], time.perf_counter() - started)
 
     def _sums(self, limit: int, blocks: range, watch: Watch | None) -> Tensor:
-        """Returns `Task.evaluate_blocks`; if GPU memory runs out, in halves with the same bits."""
+        """Returns `Task.evaluate_blocks`, in halves with the same bits if GPU memory runs out."""
         try:
             return self.task.evaluate_blocks(limit, blocks, self.stop, watch)
         except torch.cuda.OutOfMemoryError:

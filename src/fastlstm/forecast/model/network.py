@@ -11,7 +11,7 @@ its position as the query (Lin et al. 2023, "SegRNN", section 4); one product co
 Autoregressive decoder: the LSTM reads the forecast of each patch before the next one, in training
 and in prediction. Channels (targets) share the network and differ by an embedding, or are read
 jointly. Stateful: the input is a chunk of a longer series, every patch is normalised by the last
-value before it, and every state is decoded: one pass trains a forecast per patch.
+value before it, and every state is decoded, so that one pass trains a forecast per patch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LINEAR = ("linear_weight", "linear_bias", "linear_share", "linear_future")
 class CategoryEmbedding(nn.Embedding):
     """An embedding per category, and one for unknown values.
 
-    Categories that training has not seen, unknown ones too, get the mean of the seen ones.
+    Categories that training has not seen, and unknown values, get the mean of the seen ones.
 
     Args:
         size: number of categories; unknown values have the number `size`.
@@ -74,7 +74,7 @@ class CategoricalFeatures(nn.Module):
 
     Attributes:
         places: positions of the numeric columns.
-        num_numbers: how many there are.
+        num_numbers: number of numeric columns.
         width: columns of the output.
     """
 
@@ -117,7 +117,8 @@ class RecurrentState(NamedTuple):
     level: Tensor
 
     def where(self, continues: Tensor) -> RecurrentState:
-        """Returns the state of the first ``len(continues)`` rows, reset where that is False."""
+        """Returns the first ``len(continues)`` rows of the state, reset where `continues` is
+        False."""
         rows = len(continues)
         each = self.hidden.shape[1] // len(self.level)
         states = continues.repeat_interleave(each)[:, None]
@@ -265,7 +266,7 @@ class ForecastNetwork(nn.Module):
 
     @torch.no_grad()
     def zero_head(self) -> None:
-        """Makes the forecast equal to that of the linear path."""
+        """Makes the forecast equal to the forecast of the linear path."""
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
@@ -279,7 +280,7 @@ class ForecastNetwork(nn.Module):
 
     @torch.no_grad()
     def answers(self, values: Tensor, statics: Tensor | None = None) -> Tensor:
-        """Returns `forward` of tensors on the CPU as a tensor on the CPU, on any device.
+        """Computes `forward` on the network's device; takes and returns tensors on the CPU.
 
         Computes in halves if the GPU has too little memory.
 

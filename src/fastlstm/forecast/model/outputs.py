@@ -27,7 +27,7 @@ class Output(ABC):
 
     Attributes:
         num_parameters: outputs per forecast value.
-        center_at: index of the point forecast among them.
+        center_at: index of the point forecast among these outputs.
         locations: parameters that shift with the values: all, or the location of a distribution.
         is_calibrated: quantiles are calibrated on validation windows.
         counts: targets are counts, neither scaled nor shifted.
@@ -57,11 +57,11 @@ class Output(ABC):
         """Returns quantiles, shape ``(…, len(levels))``, or ``(…, 1)`` for a point output."""
 
     def restored(self, parameters: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-        """Returns the parameters of ``value * scale + shift``; default: all are locations."""
+        """Returns parameters of ``value * scale + shift``; by default all count as locations."""
         return parameters * scale[..., None] + shift[..., None]
 
     def moved(self, parameters: Tensor, offset: Tensor) -> Tensor:
-        """Returns the parameters of ``value + offset``; default: all are locations."""
+        """Returns the parameters of ``value + offset``; by default all count as locations."""
         return parameters + offset[..., None]
 
 
@@ -156,8 +156,8 @@ class NegativeBinomial(Output):
     """Mean and dispersion of counts, trained by likelihood; variance = mean + dispersion * mean².
 
     As in DeepAR (Salinas et al. 2020, section 3), the input is divided by the window's scale and
-    ``mean = scale * softplus(a)``, so the loss is on the counts. As in GluonTS,
-    ``dispersion = softplus(b)`` at any scale: similar series share it.
+    ``mean = scale * softplus(a)``, so the loss is on the counts. As in GluonTS, the dispersion is
+    ``softplus(b)`` at any scale, so that similar series share it.
     """
 
     num_parameters = 2

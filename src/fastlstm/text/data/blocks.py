@@ -22,7 +22,7 @@ BLOCK_BYTES = 1 << 18
 _MAX_SPACES = 1000
 _SNIFF_BYTES = 1 << 16
 _MAX_RUN_BYTES = 1 << 23
-"""Limit of text without a safe cut; BPE needs 100 times its size in memory and 0.7 s per MiB."""
+"""Limit of text without a safe cut. BPE needs 100 times its size in memory, and 0.7 s per MiB."""
 _MAX_LINE_BYTES = 1 << 28
 _GZIP_MAGIC, _ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _CONTROL = bytes(set(range(32)) - {7, 8, 9, 10, 12, 13, 27})
@@ -32,7 +32,7 @@ _CONTROL = bytes(set(range(32)) - {7, 8, 9, 10, 12, 13, 27})
 class TextRules:
     """How raw bytes become text; the last five are options of `TrainConfig`.
 
-    With `is_text`, for vocabularies char and bpe, bytes must be text. Blocks end between
+    `is_text` is set for vocabularies char and bpe: bytes must then be text. Blocks end between
     characters, between BPE tokens, or anywhere.
     """
 
@@ -53,7 +53,7 @@ class TextRules:
 class BlockReader:
     """Iterates over the documents' text in blocks, which depend on text and `block_bytes` only.
 
-    `consumed` counts bytes as on disk, `repairs` characters "replaced" by U+FFFD, and documents
+    `consumed` counts bytes on disk. `repairs` counts characters "replaced" by U+FFFD, and documents
     "skipped".
     """
 
@@ -294,8 +294,9 @@ def character_cut(data: bytes) -> int:
 def token_cut(data: bytes) -> int:
     """Returns the last position that no token of a byte-level BPE crosses, or 0.
 
-    Its pattern splits text into words of letters, digits or other signs, with at most one space
-    before each, whatever follows. So encoding block by block gives the ids of the whole text.
+    The pattern of the BPE splits text into words of letters, digits or other signs, with at most
+    one space before each word. The split does not depend on later text, so encoding block by block
+    gives the ids of the whole text.
     """
     end = len(data)
     for _ in range(_MAX_SPACES):

@@ -49,8 +49,8 @@ Progress = Callable[[int, int | None], object]
 class Pass:
     """A parallel pass over a source without streams, whose results do not depend on its threads.
 
-    `on_progress` is called with bytes read, out of `num_passes` times the source. `repairs` is what
-    the first pass changed; see `BlockReader`.
+    `on_progress` is called with the bytes read and `num_passes` times the size of the source.
+    `repairs` is what the first pass changed; see `BlockReader`.
     """
 
     source: InputText
@@ -122,7 +122,8 @@ class Pass:
 class Scan:
     """Result of the first pass: SHA-256 of the clean text, its size, and which code points occur.
 
-    For vocabulary byte, characters are bytes that start one, and `seen` `(0x110000,)` is all False.
+    `seen` is `(0x110000,)`. For vocabulary byte it is all False, and bytes that start a character
+    are counted as characters.
     """
 
     content: str
@@ -132,7 +133,7 @@ class Scan:
 
 
 def scan(work: Pass) -> Scan:
-    """Reads the source once: 6 ns of CPU time per byte (2-core Xeon), a few dozen blocks held."""
+    """Reads the source once, in 6 ns of CPU time a byte (2-core Xeon); holds a few dozen blocks."""
     seen = np.zeros(_NUM_CODE_POINTS, dtype=np.bool_)
     digest = hashlib.sha256()
     num_bytes = num_chars = 0
@@ -164,7 +165,7 @@ def share_of(count: int, share: float) -> int:
 
 
 def learn_bpe(work: Pass, vocab_size: int, scanned: Scan, share: float) -> BpeTokenizer:
-    """Trains a BPE on the first `share` of the characters, at most `TRAINING_BYTES` of them."""
+    """Trains a BPE on at most `TRAINING_BYTES` of the first `share` of the characters."""
     every = max(1, -(-share_of(scanned.num_bytes, share) // TRAINING_BYTES))
 
     def texts() -> Iterator[str]:
@@ -200,7 +201,7 @@ def write_ids(work: Pass, tokenizer: Tokenizer, scanned: Scan, path: Path) -> in
 
 
 def find_unseen(work: Pass, unseen: str) -> list[tuple[str, int]]:
-    """Returns the characters `unseen`, at least ten of many, with the first position of each."""
+    """Returns the characters `unseen`, ten or more if there are many, with first positions."""
     positions: dict[str, int] = {}
     wanted = set(unseen)
     offset = 0

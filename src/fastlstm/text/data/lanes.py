@@ -37,7 +37,7 @@ class Batch:
 
     Attributes:
         x: tokens, shape ``(T, B)``, int64.
-        y: the next token of each, shape ``(T, B)``, int64.
+        y: the token after each token of `x`, shape ``(T, B)``, int64.
         reset: lanes that start from zero state, shape ``(B,)``, bool.
         start: position in the text of each lane's first token, shape ``(B,)``, int64.
     """
@@ -62,10 +62,10 @@ class TextBatches(LoaderPosition):
 
     With order "lanes", lane b of batch k + 1 continues lane b of batch k; with probability
     `lane_reset` it starts from zero state instead. With order "windows", windows of T targets come
-    in random order, each from zero state, as most recipes do. `lanes` are the ones of the B that
-    are handed out: all, or the part of one process.
+    in random order, each from zero state, as in most recipes. `lanes` selects the lanes that are
+    handed out: all B, or the part of one process.
 
-    Cost of a batch: one strided copy: 11 us for B = 32, T = 128; 21 us for B = 128, T = 100 (2-core
+    A batch costs one strided copy: 11 us for B = 32, T = 128; 21 us for B = 128, T = 100 (2-core
     Xeon); 15 us more with `lane_reset`.
     """
 
@@ -151,7 +151,7 @@ class TextBatches(LoaderPosition):
         return np.arange(self._B) * length + self._offset + self._index * self._T
 
     def _gather(self) -> NDArray[np.int64]:
-        """Returns the tokens of the own lanes of a batch and the next one, ``(T + 1, lanes)``."""
+        """Returns the tokens of this process's lanes, and one token more, ``(T + 1, lanes)``."""
         first = self._index * self._T
         if self.is_in_order:
             tokens = self._lanes[first : first + self._T + 1, self.lanes]
@@ -171,8 +171,8 @@ class TextBatches(LoaderPosition):
 class TextLoader:
     """Hands out lanes or windows; the prefetching thread starts with the first batch.
 
-    It owns the batches from now on, and polls `should_stop` while waiting. `num_lanes` is B; of
-    several processes, the lanes of this one.
+    The loader owns the batches from now on, and polls `should_stop` while it waits. `num_lanes` is
+    B or, with several processes, the number of lanes of this process.
     """
 
     def __init__(self, batches: TextBatches, should_stop: Callable[[], bool] | None = None) -> None:
@@ -189,13 +189,13 @@ class TextLoader:
         return self._waited_s + (0.0 if self._ahead is None else self._ahead.wait_s)
 
     def next(self) -> Batch:
-        """Returns the next batch; raises Stopped where `should_stop` returned True."""
+        """Returns the next batch; raises Stopped if `should_stop` returned True."""
         if self._ahead is None:
             self._ahead = Prefetcher(self._batches, should_stop=self._should_stop)
         return self._ahead.next()
 
     def first_epoch(self) -> Iterator[Batch]:
-        """Yields the batches of the first epoch, beside `next`; raises Stopped as `next` does."""
+        """Yields the batches of the first epoch without moving `next`; may raise Stopped."""
         batches = self._batches.from_start()
         for _ in range(self.steps_per_epoch):
             if self._should_stop is not None and self._should_stop():

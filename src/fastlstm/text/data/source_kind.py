@@ -79,7 +79,7 @@ def _is_table(path: Path) -> bool:
 
 
 def _has_columns(path: Path) -> bool:
-    """Whether the first lines have equally many delimiters, and nine of ten rows a number or time.
+    """Whether first lines have equally many delimiters, and nine of ten rows hold a number or time.
 
     A row is every line but comments (#) and the first ones, such as names and units; one of its
     cells is nothing but that number or time. Few rows may be something else.

@@ -234,7 +234,7 @@ def _open_directory(root: Path) -> InputText:
 
 
 def walk(root: Path, onerror: Callable[[OSError], object] | None = None) -> Iterator[Path]:
-    """Yields the files below a directory, without hidden ones and caches of Python."""
+    """Yields the files below a directory, except hidden files and Python's caches."""
     for directory, names, files in os.walk(root, onerror=onerror):
         names[:] = sorted(n for n in names if not n.startswith(".") and n != "__pycache__")
         yield from (Path(directory, name) for name in sorted(files) if not name.startswith("."))

@@ -47,7 +47,7 @@ READING = (
     *("text_field", "keep_crlf", "invalid_utf8", "encoding", "missing_text"),
     "cache_dir",
 )
-"""Options of `prepare_text` that a text read later takes from the run."""
+"""Options of `prepare_text` that a run stores, for texts that are read later."""
 MIN_TOKENS = 200
 """Least number of tokens for a split into parts."""
 _COUNT_BLOCK = 1 << 20
@@ -70,19 +70,19 @@ class Splits:
 class TextDataset:
     """An encoded text of the cache, and where it came from.
 
-    Its key is a hash of the clean text, the reading rules and the tokenizer. What is remembered
-    under that key can therefore not become stale.
+    Its key is a hash of the clean text, the reading rules and the tokenizer. Data remembered under
+    that key can therefore not become stale.
 
     Attributes:
         ids: all token ids, 1-d, memory-mapped, in the smallest unsigned dtype.
         num_bytes: UTF-8 bytes of the clean text.
-        num_chars: its characters.
+        num_chars: characters of the clean text.
         unknown: up to ten characters that the tokenizer lacks and `ids` leaves out, with the first
             position of each.
         num_replaced: invalid bytes that became U+FFFD.
         num_skipped: documents without a text.
         from_cache: nothing had to be encoded.
-        source: as the user wrote it.
+        source: the source, as the user wrote it.
         notes: remarks such as skipped files, a line each.
     """
 
@@ -137,7 +137,8 @@ class TextDataset:
         """Returns the number of tokens in the first share of the text.
 
         BPE merges are learned from the characters of the training split, so a share of a BPE text
-        is a share of its characters. Its edge is remembered: finding it reads all ids before it.
+        is a share of its characters. The edge of the share is remembered, because finding it reads
+        all ids before the edge.
         """
         if self.tokenizer.kind != "bpe":
             return share_of(len(self.ids), share)
@@ -163,7 +164,7 @@ class TextCache(Cache):
         super().__init__(directory, "text")
 
     def find(self, key: str) -> TextDataset | None:
-        """Opens an entry; None if there is none or it is damaged, so that it is encoded again."""
+        """Opens an entry; returns None if it is missing or damaged, so that it is encoded again."""
         directory = self.path(key)
         try:
             if not is_intact(directory):
@@ -199,7 +200,7 @@ class TextCache(Cache):
 def split_shares(spec: str, files: Collection[str] = ()) -> tuple[float, float, float]:
     """Returns the train, validation and test shares of a text; they sum to 1.
 
-    Shares of the parts that are `files` of their own ("valid", "test") are trained on.
+    If a part ("valid", "test") is in `files`, it has its own file, and its share goes to training.
     """
     train, valid, test = parse_split(spec)
     if "valid" in files:
@@ -222,7 +223,7 @@ def token_counts(ids: Ids, vocab_size: int) -> NDArray[np.int64]:
             or not block.flags.c_contiguous
         ):
             counts += np.bincount(block, minlength=vocab_size)
-        else:  # bincount widens every item to int64 first: two bytes as one are twice as fast
+        else:  # bincount widens each item to int64: counting pairs is twice as fast
             pairs = np.bincount(block.view(np.uint16), minlength=1 << 16).reshape(256, 256)
             counts += (pairs.sum(axis=0) + pairs.sum(axis=1))[:vocab_size]
         if is_large:
@@ -249,14 +250,14 @@ def prepare_text(
 ) -> TextDataset:
     """Encodes a text into the cache, or opens it from there.
 
-    The options of `TrainConfig`. A BPE is learned from the first `train_share` of the
-    characters, the training split. An existing `tokenizer`, to resume a run or to evaluate
-    another text, replaces `vocab`; characters that it lacks are an error (`unknown` ``refuse``), or
+    Options mean the same as in `TrainConfig`. A BPE is learned from the first `train_share` of the
+    characters, the training split. An existing `tokenizer`, to resume a run or to evaluate another
+    text, replaces `vocab`; characters that it lacks raise an error (`unknown` ``refuse``), or are
     left out and reported (``count``). `on_progress` is called with bytes done and the total in
     bytes, or None; `should_stop` is polled every MB or 0.2 s.
 
     Raises:
-        DataError: the text cannot be used; says where and why.
+        DataError: the text cannot be used; the message says where and why.
         Stopped: `should_stop` returned True; nothing was stored.
         StorageError: a write failed.
 
@@ -315,7 +316,7 @@ class _Job:
         return self._find(content) if isinstance(content, str) else None
 
     def encode(self, directory: Path) -> tuple[TextDataset, bool]:
-        """Scans the source and encodes it unless its content is cached; True if it was."""
+        """Scans the source, encodes it unless it is cached, and returns whether it was cached."""
         self.work = replace(self.work, source=_spool(self.work, directory))
         source = self.work.source
         before, read_at = source.signature(), time.time_ns()
