@@ -32,7 +32,7 @@ _BLOCK_ROWS = 1 << 20
 _MOST_FILLED = 1.25
 """Rows with the filled ones over rows, up to which gaps are filled by default: every Sunday may be
 missing, but not every night."""
-_LONGEST_FILLED = 0.06
+_LONGEST_FILLED = 0.07
 """Longest gap that is filled by default, of the rows of a series: a longer one could cover the
 validation part."""
 _DAY = 86_400_000_000
