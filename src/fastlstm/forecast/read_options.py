@@ -21,7 +21,7 @@ class ReadOptions:
 
     Attributes:
         gaps: split cuts series at missing rows, fill inserts rows without values; default is fill
-            if it adds at most a quarter of the rows, else split.
+            for short gaps that add at most a quarter of the rows, else split.
         disorder: rows that are not in order of time are an error, or are sorted.
         duplicates: rows with the same timestamp are an error, or the first or last of them is kept.
         missing_value: numbers that mean a missing value, such as -9999,-99.9 in all columns, or
