@@ -274,7 +274,7 @@ class Parsed:
 
 @dataclass
 class Arguments:
-    """A command line split into its parts. Values are text, "true" or "false" for a switch.
+    """A command line split into its parts. Values are text; a switch has "true" or "false".
 
     Nothing after ``--help`` or ``--help-all`` is read; `help` is that word.
     """

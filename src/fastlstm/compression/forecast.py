@@ -452,7 +452,7 @@ def _calibrated(
 
 
 def measure_of(stored: StoredForecaster) -> str:
-    """Returns the name of the error that a forecaster is trained for."""
+    """Returns the name of the error measure that training minimises."""
     if stored.config.output != "point":
         return "crps"
     return "mse" if stored.config.loss == "mse" else "mae"

@@ -83,7 +83,7 @@ def train_compressed(source: TextCompression) -> None:
 
 
 class _Training(TextSession):
-    """One start of a compression with training."""
+    """A compression with training, from its start or resumed."""
 
     unknown: UnknownPolicy = "count"
     needs_steps = False  # a resumed run with a larger max_loss may only publish

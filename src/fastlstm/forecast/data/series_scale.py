@@ -45,7 +45,7 @@ class SeriesScale:
     ) -> SeriesScale:
         """Returns means and standard deviations over the training rows of every series.
 
-        These end (exclusive) at `ends` in each segment. A series that is constant there has the
+        The rows of each segment end at `ends` (exclusive). A series that is constant there has the
         spread of all its rows; one that is constant in all of them as good as none; one without
         values the `default`, mean and spread ``(C,)``.
         """

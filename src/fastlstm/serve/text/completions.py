@@ -146,7 +146,7 @@ class _Answer:
 class Logprobs:
     """OpenAI's `logprobs` object, kept as JSON, which takes a tenth of the memory of objects.
 
-    It has `num_top` likeliest tokens per place; with 0 there is no list of them.
+    Each position lists its `num_top` likeliest tokens; with 0 it has no list.
     """
 
     def __init__(self, vocabulary: Sequence[bytes], num_top: int) -> None:

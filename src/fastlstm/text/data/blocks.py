@@ -234,7 +234,7 @@ def _chunks(head: bytes, stream: BufferedIOBase, size: int) -> Iterator[bytes]:
 
 
 def _json_text(line: bytes, where: str, rules: TextRules) -> str | None:
-    """Returns the text of a line; None if it has none and such lines are skipped."""
+    """Returns the text of a line; None if the line has no text and may be skipped."""
     try:
         errors = "replace" if rules.invalid_utf8 == "replace" else "strict"
         record = json.loads(line.decode(rules.encoding, errors))
