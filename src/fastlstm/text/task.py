@@ -277,7 +277,7 @@ def expected_end(share: float, loss: float) -> tuple[float, float]:
 
 
 class Outlook(Callback):
-    """After an evaluation, emits an `outlook`: the expected result, and the result after an hour more."""
+    """After an evaluation, emits an `outlook`: the expected result, and the one in an hour more."""
 
     def __init__(self, model: ModelConfig, train_tokens: int) -> None:
         self._size = model.rnn_size, model.num_layers
