@@ -232,7 +232,7 @@ def _call(function: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if isinstance(x, Traced):
             tracers.append(x.value.builder)  # type: ignore[arg-type]
             return x.value
-        return x
+        return str(x) if isinstance(x, TracedLength) else x  # graphs may compare names
 
     def traced(x: Any) -> Any:
         return Traced(x) if isinstance(x, Value) else TracedLength(x) if isinstance(x, str) else x
