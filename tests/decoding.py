@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from fastlstm.system import environment, hardware
 from fastlstm.text.sampling import Sampling
+
+ISAS = environment.ISA_NAMES[: environment.ISA_NAMES.index(hardware.cpu().isa) + 1]
+"""The instruction sets of this CPU."""
+KERNELS = [*ISAS, "avx512 without vnni"]
 
 
 def started(

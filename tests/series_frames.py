@@ -16,6 +16,14 @@ from fastlstm.forecast.read_options import ReadOptions
 START = datetime.datetime(2020, 1, 1)
 
 
+QUICK_RUN: dict[str, Any] = {
+    "horizon": 6, "input_size": 24, "patch": 6, "hidden_size": 16, "steps": 30, "dropout": 0.3,
+    "split": "60/20/20", "batch_size": 16, "checkpoint_every": 7, "tensorboard": False,
+    "evaluations": 5, "threads": 1,
+}  # fmt: skip
+"""Options of a run with checkpoints on a table of 120 rows."""
+
+
 def long_table(num_rows: int = 50, num_series: int = 3, **columns: Any) -> pa.Table:
     """Hourly rows of several series: unique_id, ds, y, temp; more columns or others by name."""
     rng = np.random.default_rng(0)

@@ -24,20 +24,8 @@ from fastlstm.forecast.task import ForecastTask
 from fastlstm.forecast.train import train_forecaster
 from fastlstm.training.session import RunSession
 from fastlstm.training.state import Progress
+from series_frames import QUICK_RUN as QUICK
 from series_frames import long_table
-
-QUICK: dict[str, Any] = {
-    "horizon": 6, "input_size": 24, "patch": 6, "hidden_size": 16, "steps": 30, "dropout": 0.3,
-    "split": "60/20/20", "batch_size": 16, "checkpoint_every": 7, "tensorboard": False,
-    "evaluations": 5, "threads": 1,
-}  # fmt: skip
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> str:
-    found = tmp_path / "table.parquet"
-    pq.write_table(long_table(120), found)
-    return str(found)
 
 
 class Network(torch.nn.Linear):

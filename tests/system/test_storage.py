@@ -98,6 +98,13 @@ def test_a_full_disk_leaves_no_allocated_file(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == []
 
 
+def test_a_directory_in_the_place_of_a_file_to_allocate_stays(tmp_path):
+    (tmp_path / "inner").mkdir()
+    with pytest.raises(StorageError):
+        storage.allocate(tmp_path, 10)
+    assert os.listdir(tmp_path) == ["inner"]
+
+
 def test_a_directory_that_cannot_be_fsynced_is_accepted(tmp_path, monkeypatch):
     class NoDirectorySync(RecordingOs):
         def fsync(self, descriptor):

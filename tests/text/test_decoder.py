@@ -12,16 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from decoding import started
+from decoding import ISAS, KERNELS, started
 from fastlstm.errors import ConfigError, NonFiniteError
 from fastlstm.runs.weight_formats import QuantizedMatrix, as_floats, quantize
-from fastlstm.system import environment, hardware
+from fastlstm.system import hardware
 from fastlstm.text import decoder as decoder_module
 from fastlstm.text.decoder import FORMATS, Decoder
 from fastlstm.text.sampling import Sampling
 
-ISAS = environment.ISA_NAMES[: environment.ISA_NAMES.index(hardware.cpu().isa) + 1]
-KERNELS = [*ISAS, "avx512 without vnni"]
 VARIANTS = {
     "plain": {},
     "wide": {"rnn_size": 70, "embed_size": 33, "vocab_size": 131},
@@ -49,19 +47,6 @@ FUNCTIONS = {
 }
 LIMITS = {"fp32": 1e-5, "bf16": 0.03, "int8": 0.06, "int4": 0.4}
 """Relative RMS error of the log probabilities about their mean."""
-
-
-@pytest.fixture(params=KERNELS)
-def isa(request, monkeypatch):
-    """Kernels of one instruction set; a CPU with AVX-512 and no VNNI multiplies by other means."""
-    name, features = request.param, hardware.cpu().features
-    if name == "avx512 without vnni":
-        if "avx512" not in ISAS:
-            pytest.skip("this CPU has no AVX-512")
-        name, features = "avx512", features - {"avx512_vnni"}
-    info = dataclasses.replace(hardware.cpu(), isa=name, bf16_isa=name, features=features)
-    monkeypatch.setattr(hardware, "cpu", lambda: info)
-    return request.param
 
 
 def half(*values):

@@ -1,7 +1,6 @@
 """Block-sparse decoding gives the dense kernels' bits, on every instruction set."""
 
 import ctypes
-import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -9,13 +8,11 @@ import pytest
 
 from decoding import started
 from fastlstm.runs.weight_formats import block_grid, decode_weights, encode_weights, rounded
-from fastlstm.system import environment, hardware
 from fastlstm.text import decoder as decoder_module
 from fastlstm.text.config import ModelConfig
 from fastlstm.text.decoder import Decoder, block_sparse
 from fastlstm.text.stored_model import parameter_shapes
 
-ISAS = environment.ISA_NAMES[: environment.ISA_NAMES.index(hardware.cpu().isa) + 1]
 CONFIGS = {
     "H=100 V=37": ModelConfig(37, 8, 100, 1),
     "residual": ModelConfig(131, 40, 40, 3, residual=True, output_norm=True),
@@ -25,19 +22,6 @@ CONFIGS = {
 }
 FORMATS = ("fp32", "bf16", "int8")
 EMPTY = "strips", "matrix"
-
-
-@pytest.fixture(params=[*ISAS, "avx512 without vnni"])
-def isa(request, monkeypatch):
-    """Kernels of one instruction set; AMX machines multiply bf16 blocks with other roundings."""
-    name, features = request.param, hardware.cpu().features
-    if name == "avx512 without vnni":
-        if "avx512" not in ISAS:
-            pytest.skip("this CPU has no AVX-512")
-        name, features = "avx512", features - {"avx512_vnni"}
-    info = dataclasses.replace(hardware.cpu(), isa=name, bf16_isa=name, features=features)
-    monkeypatch.setattr(hardware, "cpu", lambda: info)
-    return request.param
 
 
 def pruned(config, sparsity, empty=None, seed=0):

@@ -60,7 +60,11 @@ class TracedLength(str):
         raise Unwritable("arithmetic on a length that is not known")
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, int) and other not in (-1, 0, 1):  # the check exports at length 1
+        if isinstance(other, int) and other not in (
+            -1,
+            0,
+            1,
+        ):  # the check runs the file at length 1
             raise Unwritable("a comparison with a length that is not known")
         return str.__eq__(self, other) is True
 

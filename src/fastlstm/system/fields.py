@@ -29,22 +29,17 @@ _KINDS: dict[str, tuple[Any, str]] = {
 }
 
 
-def check_fields(
-    config: Any,
-    bounds: Mapping[str, tuple[float, float]],
-    choices: Mapping[str, tuple[str, ...]] | None = None,
-) -> None:
+def check_fields(config: Any, bounds: Mapping[str, tuple[float, float]]) -> None:
     """Checks the fields of a configuration, and that at most one end of a run is set.
 
     Args:
         config: a dataclass; a numeric budget becomes text, NumPy numbers become Python's.
         bounds: least and largest value by field.
-        choices: allowed values by field; by default those of `Literal` fields.
 
     Raises:
         ConfigError: an invalid value; names the flag and what was expected.
     """
-    check_values(config, bounds, choices)
+    check_values(config, bounds)
     ends = [name for name in ("steps", "epochs", "budget") if getattr(config, name) is not None]
     if len(ends) > 1:
         listed = " and ".join(f"`{end}`" for end in ends)
@@ -53,11 +48,7 @@ def check_fields(
         parse_duration(config.budget)
 
 
-def check_values(
-    config: Any,
-    bounds: Mapping[str, tuple[float, float]],
-    choices: Mapping[str, tuple[str, ...]] | None = None,
-) -> None:
+def check_values(config: Any, bounds: Mapping[str, tuple[float, float]]) -> None:
     """Checks each field of a dataclass; see `check_fields`."""
     for field in dataclasses.fields(config):
         _check_kind(config, field.name, str(field.type))
@@ -69,9 +60,7 @@ def check_values(
         if not is_number or not low <= value <= high:
             limit = "below 1" if high == BELOW_1 else high
             raise ConfigError(f"`{name}` is {value!r:.60}, expected a number from {low} to {limit}")
-    if choices is None:
-        choices = _literals(type(config))  # type: ignore[arg-type]
-    for name, known in choices.items():
+    for name, known in _literals(type(config)).items():  # type: ignore[arg-type]
         value = getattr(config, name)
         if value not in known:
             raise ConfigError(f"`{name}` is {value!r:.60}, expected one of {', '.join(known)}")

@@ -17,9 +17,10 @@ from fastlstm import Forecaster
 from fastlstm.cli.main import main
 from fastlstm.errors import ConfigError, DataError
 from fastlstm.forecast.config import ForecastConfig
-from fastlstm.forecast.data.dataset import SeriesDataset
+from fastlstm.forecast.data.dataset import SeriesDataset, prepare_table
 from fastlstm.forecast.data.preparation import prepare
 from fastlstm.forecast.data.roles import RoleRequest
+from fastlstm.forecast.read_options import ReadOptions
 from series_frames import long_table, prepared
 
 QUICK: dict[str, Any] = {
@@ -131,6 +132,18 @@ def test_a_code_may_hold_for_one_column(kind: str, given: Any, tmp_path: Path) -
         "column 'humidity' has missing values in 3 rows (2.00%), 3 of them given by `missing_value`"
     )
     assert note in found.notes
+
+
+def test_codes_in_an_array_are_codes() -> None:
+    assert ForecastConfig(missing_value=np.array([-1.0, -2.5])).missing_value == (-1.0, -2.5)
+
+
+def test_a_past_without_the_column_of_a_code_is_read() -> None:
+    codes = ReadOptions(missing_value=("humidity=-1",))
+    whole = prepare_table(frost(), codes, RoleRequest(target=("temp",)))
+    past = frost().drop_columns(["humidity"])
+    request = RoleRequest(target=("temp",), past=())
+    assert prepare_table(past, codes, request, like=whole.timeline).table.num_rows == 150
 
 
 def test_a_code_of_all_columns_says_where_it_is_within_the_values() -> None:

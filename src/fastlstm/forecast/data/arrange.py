@@ -30,27 +30,26 @@ from fastlstm.system.storage import allocate
 
 _BLOCK_ROWS = 1 << 20
 _MOST_FILLED = 1.25
-"""Rows with the filled ones over rows, up to which gaps are filled by default: every Sunday may be
-missing, but not every night."""
+"""Largest growth of a table by rows that are filled in by default: every Sunday may be missing, but
+not every night."""
 _LONGEST_FILLED = 0.07
-"""Longest gap that is filled by default, of the rows of a series: a longer one could cover the
-validation part."""
+"""Longest gap that is filled by default, as a share of the rows of a series: a longer one could
+cover the validation part."""
 _DAY = 86_400_000_000
 """In microseconds."""
 
 
 _HOUR = _DAY // 24
 _MOST_DROPPED, _FEW_DROPPED = 0.01, 10
-"""The share of rows with the time of another up to which dropping them is proposed, and the number
-up to which it is in a small table."""
+"""Dropping rows that share a time is proposed up to this share of all rows, or this number."""
 _ZONES = {
     (10, 2): "Europe/Berlin", (10, 1): "Europe/London", (11, 1): "America/New_York",
     (11, 2): "America/New_York", (4, 2): "Australia/Sydney",
 }  # fmt: skip
-"""A zone for each month and hour that comes twice as clocks are put back."""
+"""A zone by the month and the hour that comes twice when clocks are put back."""
 _TWICE = "an hour that comes twice where clocks are put back (give the zone of the place)"
 _SPRING_ZONES = {(3, 1): "America/New_York", (10, 0): "Australia/Sydney"}
-"""A zone for each month and week of it, from 0, on a Sunday of which an hour is missing."""
+"""A zone by the month, and the week of the month from 0, whose Sunday lacks an hour."""
 _SPRING_HOURS = frozenset(range(72, 76))
 """Of the hours from a Thursday on, as 1970 began: the first ones of Sunday."""
 

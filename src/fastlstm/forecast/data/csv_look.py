@@ -57,8 +57,8 @@ _MARKS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 _KINDS = 200
 """Rows that are looked at to see what a column holds."""
 _FEW_WORDS = 3
-"""Different texts among numbers, each so often, that are taken to mean "no value"; or so many
-numbers among letters that are categories."""
+"""At most so many different texts among numbers, each at least so often, mean "no value". Letters
+among at most so many different numbers are categories."""
 _PLACEHOLDERS = (*("-", "--", "---", ".", "..", "..."), *":?*/x", "n.a.", "none", "missing")
 """Those that are taken so where they occur once."""
 LOOK_HINT = "; if it is not so, add `look=False`"

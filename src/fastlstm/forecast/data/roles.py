@@ -333,14 +333,15 @@ def _parts_of_time(texts: Mapping[str, pa.Array], named: str | None) -> list[str
     dates, clocks = ([n for n in texts if usual[n] == kind] for kind in ("date", "clock"))
     if dates:
         date = named if named in dates else dates[0]
-        is_repeated = len(pc.unique(texts[date])) < len(texts[date])
+        num_dates = len(pc.unique(texts[date]))
         hours = [n for n in texts if n.lower() in _PARTS[3] and usual[n] == "number"]
         if hours:  # not the opening hour of a shop: several hours a day
             pairs = set(zip(texts[date].to_pylist(), texts[hours[0]].to_pylist(), strict=True))
-            hours = hours if len(pairs) >= 3 * len(pc.unique(texts[date])) else []
+            hours = hours if len(pairs) >= 3 * num_dates else []
         clocks = clocks or hours
         if len(clocks) > 1:  # a start and an end
             clocks = list(filter(_START.search, clocks))[:1]
+        is_repeated = num_dates < len(texts[date])
         return [date, *(clocks if is_repeated and len(clocks) == 1 else [])]
     parts = [next((n for n in texts if n.lower() in names), None) for names in _PARTS]
     given = [name for name in parts if name is not None and usual[name] == "number"]
