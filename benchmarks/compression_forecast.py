@@ -128,7 +128,7 @@ def errors_of(run: Path, table: str) -> dict[str, dict[str, float]]:
     """Returns mse and mae over every window of validation and test, in deviations."""
     stored = read_forecaster(run)
     dataset = prepare(table, stored.config, like=stored.schema.timeline)
-    inputs = apply_schema(dataset, stored.schema, stored.scaler, stored.static_scale)
+    inputs = apply_schema(dataset, stored)
     split = split_table(dataset.table, dataset.frequency, stored.config.split)
     L, h, C = (getattr(stored.network.config, n) for n in ("input_size", "horizon", "num_targets"))
     errors: dict[str, dict[str, float]] = {}

@@ -51,7 +51,8 @@ class TextCampaign(Campaign):
             mock.patch.object(size_plan, "PLANNING_SHARE", math.inf),  # as if all were known
         ):
             plan = size_plan.SizePlan(config, given, ids, tokenizer, time.process_time())
-            config, why = plan.choose()
+            best, why = plan.choose()
+            config = best.config
             print(why)
             found: list[Space] = []
             names = {*given, "rnn_size", "embed_size", "batch_size", "seq_length", "optimizer"}
