@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 
 from fastlstm.errors import DataError, QualityError
+from fastlstm.report.compression import compression_rows
+from fastlstm.report.html import InNotebook
+from fastlstm.report.lines import Row
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system.measurements import CpuTimer
 
@@ -113,7 +116,7 @@ class TrainingFigures:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompressReport:
+class CompressReport(InNotebook):
     """Result of `compress`; compression.json holds the same.
 
     Attributes:
@@ -177,6 +180,9 @@ class CompressReport:
     def to_dict(self) -> dict[str, Any]:
         """Returns the content of compression.json."""
         return dataclasses.asdict(self)
+
+    def _rows(self) -> list[Row]:
+        return compression_rows(self.to_dict())
 
 
 def speeds_in_turns(

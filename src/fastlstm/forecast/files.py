@@ -28,6 +28,7 @@ from fastlstm.forecast.data.timeline import Frequency
 from fastlstm.forecast.model.config import ForecasterConfig
 from fastlstm.forecast.model.network import LINEAR, ForecastNetwork
 from fastlstm.forecast.table_schema import TableSchema
+from fastlstm.report.lines import Row, model_rows
 from fastlstm.runs.find_run import read_model
 from fastlstm.runs.run_directory import FORECASTER
 from fastlstm.runs.stored_values import (
@@ -379,6 +380,16 @@ def _decompressed(
     }
     floats = {name: torch.from_numpy(w.copy()) for name, w in as_floats(weights).items()}
     return {**floats, **others}, Compression(compression.about, matrices)
+
+
+def forecaster_rows(stored: StoredForecaster) -> list[Row]:
+    """Returns the rows of a forecaster: targets, interval of its steps, layers and size."""
+    sizes, every = stored.network.config, str(stored.schema.frequency)
+    targets = ", ".join(stored.columns["target"])
+    every = "" if every == "rows" else f", every {every.removeprefix('1 ')}"
+    num_parameters = sum(p.numel() for p in stored.network.parameters())
+    facts = {"model": dataclasses.asdict(sizes), "num_parameters": num_parameters}
+    return [("forecasts", targets + every), *model_rows(facts)]
 
 
 def _schema(values: dict[str, Any], sizes: ForecasterConfig, config: ForecastConfig) -> TableSchema:
