@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
-from jupyter_client import AsyncKernelManager
 from nbclient import NotebookClient
 
 NOTEBOOKS = Path(__file__).resolve().parent / "notebooks"
@@ -20,7 +19,6 @@ def executed(path: Path, folder: Path) -> Any:
     NotebookClient(
         notebook, timeout=600, record_timing=False, coalesce_streams=True,
         resources={"metadata": {"path": str(folder)}},
-        km=AsyncKernelManager(transport="ipc"),
     ).execute()  # fmt: skip
     notebook.metadata = {"kernelspec": notebook.metadata["kernelspec"]}
     return notebook
