@@ -50,7 +50,7 @@ def test_pictures_have_a_panel_per_series_and_can_be_saved(
     np.testing.assert_allclose(ahead.y, model.predict()["y"][:4], rtol=1e-6)
     ElementTree.parse(picture.save(tmp_path / "a.svg"))
     assert picture.save(tmp_path / "a.png", dark=True).read_bytes()[:4] == b"\x89PNG"
-    assert "prefers-color-scheme:dark" in picture._repr_html_()
+    assert "prefers-color-scheme: dark" in picture._repr_html_()
     with pytest.raises(ConfigError, match=r"\.svg or \.png"):
         picture.save(tmp_path / "a.pdf")
     tested = model.plot_backtest(series=["s1"], max_panels=2)

@@ -80,13 +80,12 @@ def _run_facts(name: str) -> tuple[dict[str, Any], list[Row]]:
 
 
 def _forecaster(path: Path) -> tuple[dict[str, Any], list[Row]]:
-    from fastlstm.forecast.files import forecaster_rows, read_forecaster
+    from fastlstm.forecast.files import read_forecaster
 
     stored = read_forecaster(path)
-    columns = stored.schema.columns
-    targets = list(columns[: stored.network.config.num_targets])
-    facts = {**_stored_facts(stored), "targets": targets, "columns": list(columns)}
-    rows = forecaster_rows(stored)
+    names = {"targets": list(stored.columns["target"]), "columns": list(stored.schema.columns)}
+    facts = {**_stored_facts(stored), **names}
+    rows = stored.rows()
     if (compression := stored.compression) is not None:
         facts["compression"] = dict(compression.about)
         rows += _compression_rows(facts, path)

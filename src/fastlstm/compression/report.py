@@ -13,7 +13,6 @@ import numpy as np
 from fastlstm.errors import DataError, QualityError
 from fastlstm.report.compression import compression_rows
 from fastlstm.report.html import InNotebook
-from fastlstm.report.lines import Row
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system.measurements import CpuTimer
 
@@ -181,7 +180,7 @@ class CompressReport(InNotebook):
         """Returns the content of compression.json."""
         return dataclasses.asdict(self)
 
-    def _rows(self) -> list[Row]:
+    def _rows(self) -> list[tuple[str, str]]:
         return compression_rows(self.to_dict())
 
 

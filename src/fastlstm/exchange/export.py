@@ -40,7 +40,6 @@ from fastlstm.exchange.torch_format import TorchRunner, state_dict_file, write_t
 from fastlstm.forecast.files import read_forecaster
 from fastlstm.report.export import export_rows
 from fastlstm.report.html import InNotebook
-from fastlstm.report.lines import Row
 from fastlstm.runs.find_run import require_run
 from fastlstm.runs.manifest import FileRecord
 from fastlstm.runs.run_directory import kind_of_run
@@ -193,7 +192,7 @@ class ExportReport(InNotebook):
             values["proof"] = {**values["proof"], **own}
         return values
 
-    def _rows(self) -> list[Row]:
+    def _rows(self) -> list[tuple[str, str]]:
         return export_rows(self.to_dict())
 
 

@@ -30,7 +30,7 @@ from fastlstm.exchange.text_import import (
 )
 from fastlstm.exchange.torch_state import read_state
 from fastlstm.report.html import InNotebook
-from fastlstm.report.lines import Row, labelled
+from fastlstm.report.lines import labelled
 from fastlstm.runs.run_directory import kind_of_run
 from fastlstm.sequence.layer_stack import LayerStack
 from fastlstm.sequence.stack_module import ImportedModel, check_widths
@@ -63,7 +63,7 @@ class ImportedRun(InNotebook):
     def __fspath__(self) -> str:
         return str(self.path)
 
-    def _rows(self) -> list[Row]:
+    def _rows(self) -> list[tuple[str, str]]:
         return [
             ("run", f"{self.path}, {self.kind}, made by {self.made_by}"),
             ("open", f"fastlstm.{self.opened_by}.load({str(self.path)!r})"),

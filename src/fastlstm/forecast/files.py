@@ -137,6 +137,14 @@ class StoredForecaster:
         num = sizes.num_targets
         return {"target": names[:num], "past": names[num : num + sizes.num_past]}
 
+    def rows(self) -> list[Row]:
+        """Returns targets, time between steps, layers and size as labels and texts."""
+        every, targets = str(self.schema.frequency), ", ".join(self.columns["target"])
+        every = "" if every == "rows" else f", every {every.removeprefix('1 ')}"
+        num_parameters = sum(p.numel() for p in self.network.parameters())
+        facts = {"model": self.network.config.__dict__, "num_parameters": num_parameters}
+        return [("forecasts", targets + every), *model_rows(facts)]
+
     def unsupported(self, levels: Sequence[float]) -> str | None:
         """Returns a warning if some quantiles are infinite, else None.
 
@@ -380,16 +388,6 @@ def _decompressed(
     }
     floats = {name: torch.from_numpy(w.copy()) for name, w in as_floats(weights).items()}
     return {**floats, **others}, Compression(compression.about, matrices)
-
-
-def forecaster_rows(stored: StoredForecaster) -> list[Row]:
-    """Returns the rows of a forecaster: targets, interval of its steps, layers and size."""
-    sizes, every = stored.network.config, str(stored.schema.frequency)
-    targets = ", ".join(stored.columns["target"])
-    every = "" if every == "rows" else f", every {every.removeprefix('1 ')}"
-    num_parameters = sum(p.numel() for p in stored.network.parameters())
-    facts = {"model": dataclasses.asdict(sizes), "num_parameters": num_parameters}
-    return [("forecasts", targets + every), *model_rows(facts)]
 
 
 def _schema(values: dict[str, Any], sizes: ForecasterConfig, config: ForecastConfig) -> TableSchema:

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from fastlstm.report.picture import Picture
 
 SERIES_AT_ONCE = 256
-_PANELS_SHOWN = 4
-"""Most panels of forecasts that end a cell of a notebook."""
 _SECOND_US = 1_000_000
 
 
@@ -123,7 +121,7 @@ class Forecasts:
         return f"Forecasts({counted(self.num_rows, 'row')} of {', '.join(self.schema.names)})"
 
     def _repr_html_(self) -> str:
-        return self.plot(max_panels=_PANELS_SHOWN)._repr_html_()
+        return self.plot(max_panels=4)._repr_html_()
 
     def _events(self, of: Sequence[int] | None, limit: int) -> list[dict[str, Any]]:
         """Returns an event `forecast` of each of the series and targets, without actual values."""

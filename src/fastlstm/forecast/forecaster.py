@@ -35,12 +35,7 @@ from fastlstm.forecast.evaluation import (
     season_of,
     series_numbers,
 )
-from fastlstm.forecast.files import (
-    StoredForecaster,
-    forecaster_files,
-    forecaster_rows,
-    read_forecaster,
-)
+from fastlstm.forecast.files import StoredForecaster, forecaster_files, read_forecaster
 from fastlstm.forecast.forecast_table import Forecasts, as_kind, as_times, kind_of, times_from
 from fastlstm.forecast.model.network import ForecastNetwork
 from fastlstm.forecast.read_options import READING
@@ -49,6 +44,7 @@ from fastlstm.forecast.table_schema import apply_schema
 from fastlstm.forecast.train import train_forecaster
 from fastlstm.report.html import InNotebook
 from fastlstm.report.progress import fit_shown
+from fastlstm.report.terminal import clock
 from fastlstm.runs.events import checked_observers
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system.devices import check_device, has_gpu
@@ -57,7 +53,6 @@ from fastlstm.training.options import chosen_names
 from fastlstm.training.signals import StopFlag
 
 if TYPE_CHECKING:
-    from fastlstm.report.lines import Row
     from fastlstm.report.picture import Picture
 
 
@@ -498,11 +493,15 @@ class Forecaster(InNotebook, Estimator[StoredForecaster]):
             )
         return 1 - scores["rel_mae"]
 
-    def _rows(self) -> list[Row]:
+    def _rows(self) -> list[tuple[str, str]]:
         if not hasattr(self, "stored_"):
             return [("not fitted", repr(self))]
-        fitted = self.fitted_._rows() if hasattr(self, "fitted_") else []
-        return [*forecaster_rows(self.stored_), *fitted]
+        if (fitted := getattr(self, "fitted_", None)) is None:
+            return self.stored_.rows()
+        best = f"validation loss {fitted.best_loss:.4g} at step {fitted.best_step:,}"
+        amount = f"{counted(fitted.steps, 'step')}, {fitted.epochs:.3g} epochs"
+        trained = f"{amount} in {clock(fitted.seconds)}, {best}"
+        return [*self.stored_.rows(), ("trained", trained), ("ended", fitted.reason)]
 
     def _place(self, num_windows: int) -> None:
         """Moves the network to the device that forecasts so many windows."""

@@ -13,7 +13,6 @@ from fastlstm.errors import ShapeError, kind_of_value
 from fastlstm.ops.call import LSTMCall, compute_dtype
 from fastlstm.ops.left_alone import left_to_torch, options_of, recurrent_modules
 from fastlstm.ops.registry import select
-from fastlstm.report.html import output, quiet, table
 from fastlstm.system.fields import is_whole
 
 
@@ -59,23 +58,14 @@ class KernelReport(list[LayerReport]):
 
     note = ""
 
-    def _table(self) -> list[tuple[str, ...]]:
-        """Returns the heads and a line of each report, without empty columns."""
+    def __str__(self) -> str:
         rows = [("layer", "module", "backend", "kernel", "why not faster")]
         rows += [(r.layer, r.module, r.backend, r.kernel, r.why) for r in self]
         columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
-        return list(zip(*columns, strict=True))
-
-    def _repr_html_(self) -> str:
-        heads, *rows = self._table() or [("no recurrent layer",)]
-        return output(table(heads, rows, kind="rows") + quiet(self.note) * bool(self.note))
-
-    def __str__(self) -> str:
-        cells = self._table()
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        widths = [max(map(len, column)) for column in columns]
         lines = (
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-            for line in cells
+            for line in zip(*columns, strict=True)
         )
         note = [self.note] if self.note else []
         return "\n".join([*lines, *note]) if self else "no recurrent layer"

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from fastlstm.errors import ConfigError
@@ -127,18 +127,10 @@ def draw(
 
 def render(panels: Sequence[Panel], size: tuple[float, float]) -> bytes:
     """Returns panels below each other as a transparent SVG in light colours."""
-    figure = _new_figure()
-    add_panels(figure, panels, size)
-    return written(figure, "svg", transparent=True)
-
-
-def _new_figure() -> Figure:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure()
-    FigureCanvasAgg(figure)
-    return figure
+    add_panels(figure := Figure(), panels, size)
+    return written(figure, "svg", transparent=True)
 
 
 @contextmanager
@@ -150,17 +142,14 @@ def _settings() -> Iterator[None]:
         yield
 
 
-def form_of(path: str | Path) -> Literal["svg", "png"]:
-    """Returns the kind of picture by a file's suffix. Raises ConfigError for another suffix."""
-    suffix = Path(path).suffix.lower()
-    if suffix == ".svg":
-        return "svg"
-    if suffix == ".png":
-        return "png"
-    raise ConfigError(f"the picture is '{path}', expected a file name ending in .svg or .png")
+def form_of(path: str | Path) -> str:
+    """Returns svg or png, the suffix of a file. Raises ConfigError for another suffix."""
+    if (suffix := Path(path).suffix.lower()) not in (".svg", ".png"):
+        raise ConfigError(f"the picture is '{path}', expected a file name ending in .svg or .png")
+    return suffix[1:]
 
 
-def written(figure: Figure, form: Literal["svg", "png"], **options: Any) -> bytes:
+def written(figure: Figure, form: str, **options: Any) -> bytes:
     """Returns a figure as a file."""
     about: dict[str, Any] = {"metadata": {"Date": None}} if form == "svg" else {"dpi": 200}
     buffer = io.BytesIO()
@@ -176,15 +165,8 @@ def add_panels(
     columns: int = 1,
     palette: Mapping[str, str] = LIGHT,
 ) -> None:
-    """Draws panels into an empty figure, row by row, with one legend.
-
-    Args:
-        figure: gets the size of all panels.
-        panels: at least one.
-        size: size of a panel in inches.
-        columns: panels beside each other.
-        palette: colours of paper, ink, muted, grid, a and b.
-    """
+    """Draws at least one panel of `size` inches into an empty figure, row by row, with one legend;
+    `columns` panels are beside each other."""
     rows = math.ceil(len(panels) / columns)
     figure.set_size_inches(size[0] * columns, size[1] * rows + (0.3 if len(panels) > 1 else 0.0))
     figure.set_layout_engine("constrained")

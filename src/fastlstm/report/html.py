@@ -7,7 +7,6 @@ script of a live page. All text of a run is escaped here or by `markup.to_html`.
 from __future__ import annotations
 
 import base64
-import functools
 import hashlib
 import importlib.resources
 import re
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from fastlstm.report.events import Event
-    from fastlstm.report.lines import Row
 
 _FILES = importlib.resources.files("fastlstm.report")
 STYLE = (_FILES / "report.css").read_text("utf-8")
@@ -104,9 +102,9 @@ def scores_table(scores: Mapping[str, Event], about: Event) -> str:
 
 
 class InNotebook:
-    """Base of objects that a notebook shows as a table of labels and texts."""
+    """Base of objects that a notebook shows as a table of labels and texts, `_rows`."""
 
-    def _rows(self) -> list[Row]:
+    def _rows(self) -> list[tuple[str, str]]:
         raise NotImplementedError
 
     def _repr_html_(self) -> str:
@@ -117,18 +115,7 @@ class InNotebook:
 def output(body: str) -> str:
     """Returns HTML for the output of a cell, in the colours of the notebook or the site around it;
     elsewhere of the browser."""
-    return f'<div class="fastlstm"><style>{_notebook_style()}</style>{body}</div>'
-
-
-@functools.cache
-def _notebook_style() -> str:
-    light, dark = (
-        "{" + "".join(f"--{name}:{colour};" for name, colour in colours.items()) + "}"
-        for colours in (LIGHT, DARK)
-    )
-    is_light = ":is([data-jp-theme-light=true],[data-md-color-scheme=default],.vscode-light)"
-    is_dark = ":is([data-jp-theme-light=false],[data-md-color-scheme=slate],.vscode-dark)"
-    return (
-        f".fastlstm{light}@media(prefers-color-scheme:dark){{.fastlstm{dark}}}"
-        f"{is_light} .fastlstm{light}{is_dark} .fastlstm{dark}"
-    ) + (_FILES / "notebook.css").read_text("utf-8")
+    style = (_FILES / "notebook.css").read_text("utf-8")
+    for word, colours in (("light();", LIGHT), ("dark();", DARK)):
+        style = style.replace(word, "".join(f"--{n}:{colour};" for n, colour in colours.items()))
+    return f'<div class="fastlstm"><style>{style}</style>{body}</div>'

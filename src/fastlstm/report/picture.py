@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from matplotlib.figure import Figure
 
 from fastlstm.errors import DataError
+from fastlstm.report import drawing
 from fastlstm.report.charts import forecast_panel, quality_panel
-from fastlstm.report.drawing import SMALL_INCHES, Panel, add_panels, embed, form_of, written
+from fastlstm.report.drawing import SMALL_INCHES, Panel, add_panels, embed, form_of
 from fastlstm.report.history import read_history
 from fastlstm.report.html import DARK, LIGHT, output
 from fastlstm.report.markup import name_text
@@ -52,14 +53,14 @@ class Picture(Figure):
             StorageError: the disk refused.
         """
         form = form_of(path)
-        figure = Picture(self.panels, self.get_label(), is_dark=True) if dark else self
-        write_file(path := Path(path), written(figure, form))
+        figure = Picture(self.panels, str(self.get_label()), is_dark=True) if dark else self
+        write_file(path := Path(path), drawing.written(figure, form))
         return path
 
     def _repr_html_(self) -> str:
-        svg = written(self, "svg")
+        svg = drawing.written(self, "svg")
         name, width = f"fastlstm-{zlib.crc32(svg):08x}", round(96 * self.get_figwidth())
-        drawn = embed(svg, name, self.get_label())
+        drawn = embed(svg, name, str(self.get_label()))
         return output(f'<div style="max-width:{width}px">{drawn}</div>')
 
 

@@ -315,18 +315,13 @@ class NotebookOutput(LiveOutput):
         super().__init__(stream, is_brief)
         self._display = display
         self._shown: Any = None
-        self._is_over = False
-
-    def close(self) -> None:
-        if not self._is_over:
-            super().close()
 
     def _on_end(self, event: Event) -> None:
         super()._on_end(event)
         best = dict(words.end_rows(event, self.start)).get("best", "")
         time = clock(number(event, "elapsed_s") or 0.0)
         self._draw(words.joined(text_of(event, "reason"), best, time))
-        self._is_over = True
+        self._live = ""  # stays when the output is closed
 
     def _draw(self, line: str) -> None:
         if line != self._live:

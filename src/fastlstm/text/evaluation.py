@@ -15,7 +15,6 @@ import torch
 
 from fastlstm.errors import ConfigError, DataError, Stopped, counted
 from fastlstm.report.html import InNotebook
-from fastlstm.report.lines import Row
 from fastlstm.report.terminal import short_count
 from fastlstm.system.devices import check_device, has_gpu
 from fastlstm.system.fields import Device, is_whole
@@ -105,7 +104,7 @@ class Evaluation(InNotebook):
     first_unknown: tuple[tuple[str, int], ...] = ()
     bits_per_char_with_unknown: float | None = None
 
-    def _rows(self) -> list[Row]:
+    def _rows(self) -> list[tuple[str, str]]:
         rate = self.num_tokens / self.seconds if self.seconds > 0 else 0.0
         unknown = (
             f"{counted(self.num_unknown, 'character')} ({self.unknown_share:.2%} of the text)"

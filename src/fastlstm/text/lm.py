@@ -37,7 +37,6 @@ from fastlstm.text.writing import Text, begin, check_max_tokens, write_all
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from fastlstm.report.lines import Row
     from fastlstm.runs.weight_formats import QuantizedMatrix
     from fastlstm.text.data.tokenizer import Tokenizer
     from fastlstm.text.model import LanguageModel
@@ -281,7 +280,7 @@ class LM(InNotebook):
     def __reduce__(self) -> NoReturn:
         raise TypeError("an LM is not picklable; pass the path of its run and call LM.load(path)")
 
-    def _rows(self) -> list[Row]:
+    def _rows(self) -> list[tuple[str, str]]:
         return [*language_model_rows(self), ("weights", self.weights)]
 
     def __repr__(self) -> str:

@@ -25,7 +25,7 @@ from fastlstm.ops.cell_options import CellOptions
 from fastlstm.ops.explain import explain
 from fastlstm.report.history import read_history
 from fastlstm.report.html import InNotebook
-from fastlstm.report.lines import Row, end_rows
+from fastlstm.report.lines import end_rows
 from fastlstm.report.progress import default_output
 from fastlstm.runs.events import Event, Observer, checked_observers
 from fastlstm.runs.run_directory import RunDirectory
@@ -114,7 +114,7 @@ class Run(InNotebook):
 
         return training_picture(self.path)
 
-    def _rows(self) -> list[Row]:
+    def _rows(self) -> list[tuple[str, str]]:
         history = read_history(self.path / "metrics.jsonl")
         return [("run", str(self.path)), *end_rows(history.end or {}, history.start)]
 

@@ -10,10 +10,6 @@ import torch
 
 from fastlstm.distributed.share import Share
 from fastlstm.distributed.world import World
-from fastlstm.errors import counted
-from fastlstm.report.html import InNotebook
-from fastlstm.report.lines import Row
-from fastlstm.report.terminal import clock
 from fastlstm.training.options import TrainingOptions
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.task import Score
@@ -67,7 +63,7 @@ class TrainingPlan:
 
 
 @dataclass(frozen=True)
-class TrainingResult(InNotebook):
+class TrainingResult:
     """Result of training; see `Progress`.
 
     Attributes:
@@ -95,12 +91,3 @@ class TrainingResult(InNotebook):
     train_s: float
     spent: Mapping[str, float]
     input_wait_share: float
-
-    def _rows(self) -> list[Row]:
-        best = f"{self.best_loss:.4g} validation loss at step {self.best_step:,}"
-        return [
-            ("trained", f"{counted(self.steps, 'step')}, {self.epochs:.3g} epochs"),
-            ("best", best if self.best_step >= 0 else "none accepted"),
-            ("time", clock(self.seconds)),
-            ("ended", self.reason),
-        ]
