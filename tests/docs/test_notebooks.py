@@ -41,9 +41,7 @@ def test_a_notebook_runs_and_shows_what_is_stored(path: Path, tmp_path: Path) ->
     text = path.read_text(encoding="utf-8")
     assert len(text) < _MOST_BYTES
     assert not re.findall(r"/(?:home|root|tmp|work|Users)/\w+", text)
-    streams = [o for cell in stored.cells for o in cell.get("outputs", ()) if "name" in o]
-    notes = [o.text for o in streams if o.name == "stderr"]
-    assert all(text.startswith("INFO: Created TensorFlow Lite XNNPACK") for text in notes)
+    assert '"stderr"' not in text
 
 
 class Kernel:
