@@ -498,9 +498,9 @@ class Forecaster(InNotebook, Estimator[StoredForecaster]):
             return [("not fitted", repr(self))]
         if (fitted := getattr(self, "fitted_", None)) is None:
             return self.stored_.rows()
-        best = f"validation loss {fitted.best_loss:.4g} at step {fitted.best_step:,}"
         amount = f"{counted(fitted.steps, 'step')}, {fitted.epochs:.3g} epochs"
-        trained = f"{amount} in {clock(fitted.seconds)}, {best}"
+        best = f", validation loss {fitted.best_loss:.4g} at step {fitted.best_step:,}"
+        trained = f"{amount} in {clock(fitted.seconds)}{best if fitted.best_step >= 0 else ''}"
         return [*self.stored_.rows(), ("trained", trained), ("ended", fitted.reason)]
 
     def _place(self, num_windows: int) -> None:
