@@ -31,7 +31,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # An environment that was moved or copied points to its old place: make it again.
 $(shell test "$$(cat .venv/.place 2>/dev/null)" = "$$(pwd -P)" || rm -f .venv/.place .venv/.made .venv/.dev)
 
-.PHONY: help demo install test test-isa gpu check format sanitize bench docs clean
+.PHONY: help demo install test test-isa gpu check format sanitize bench notebooks docs clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## */  make \1\t/p' Makefile
@@ -73,6 +73,9 @@ sanitize:  ## the kernels under the address, undefined-behaviour and thread sani
 
 bench: install  ## what this machine is and what it was measured to reach
 	.venv/bin/fastlstm info
+
+notebooks: .venv/.dev  ## runs docs/notebooks and stores their outputs
+	$(PY) docs/execute.py
 
 docs: install  ## the generated pages: docs/cli.md, docs/files.md and its drawing
 	$(PY) docs/reference.py > docs/cli.md

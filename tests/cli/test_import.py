@@ -35,7 +35,7 @@ def test_imported_run_writes_text(state_dict, tmp_path, capsys):
     out = tmp_path / "run"
     assert main(["import", str(state_dict), "--chars", "ab cd", "--out", str(out)]) == EXIT_OK
     shown = capsys.readouterr().out
-    assert f"model  {state_dict}, torch\nrun    {out}, text\n" in shown
+    assert f"model  {state_dict}\nrun    {out}, text, made by torch\n" in shown
     assert main(["generate", str(out), "--length", "5", "--prompt", "ab"]) == EXIT_OK
     assert set(capsys.readouterr().out.strip()) <= set("ab cd")
 

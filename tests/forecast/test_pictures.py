@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -49,13 +50,29 @@ def test_pictures_have_a_panel_per_series_and_can_be_saved(
     np.testing.assert_allclose(ahead.y, model.predict()["y"][:4], rtol=1e-6)
     ElementTree.parse(picture.save(tmp_path / "a.svg"))
     assert picture.save(tmp_path / "a.png", dark=True).read_bytes()[:4] == b"\x89PNG"
-    assert "prefers-color-scheme:dark" in picture._repr_html_()
+    assert "prefers-color-scheme: dark" in picture._repr_html_()
     with pytest.raises(ConfigError, match=r"\.svg or \.png"):
         picture.save(tmp_path / "a.pdf")
     tested = model.plot_backtest(series=["s1"], max_panels=2)
     assert [panel.title for panel in tested.panels] == ["s1", "s1"]
     with pytest.raises(ConfigError, match="no series 'x'"):
         model.plot_backtest(series=["x"])
+
+
+@pytest.mark.charts
+def test_a_notebook_shows_the_forecaster_its_forecasts_and_its_errors(model: Forecaster) -> None:
+    assert "not fitted" in Forecaster(4)._repr_html_()
+    shown = model._repr_html_()
+    assert "<td>forecasts</td><td>y, every day</td>" in shown
+    assert "<td>trained</td><td>20 steps" in shown
+    loaded = pickle.loads(pickle.dumps(model))._repr_html_()
+    assert "every day" in loaded
+    assert all(f">{name}</text>" in model.forecasts()._repr_html_() for name in ("s0", "s1"))
+    figures, evaluation = model.backtest(), model.evaluation()
+    assert figures == evaluation.figures
+    assert "seasonal naive (season 7)" in evaluation._repr_html_()
+    assert f"<td>{figures['naive']['mae']:.4g}</td>" in figures._repr_html_()
+    assert '<tr class="best"><td>forecaster</td>' in figures._repr_html_()
 
 
 @pytest.mark.parametrize(

@@ -265,9 +265,10 @@ def test_settings_are_the_ones_of_the_run_and_the_time_of_an_event_is_none(run_d
 def test_every_class_of_the_page_has_a_rule_and_every_rule_a_class() -> None:
     package = Path(page_module.__file__).parent
     code = (package / "page.py").read_text() + (package / "html.py").read_text()
-    styles = (package / "report.css").read_text()
+    styles = (package / "report.css").read_text() + (package / "notebook.css").read_text()
     used = {name for names in re.findall(r'class="([a-z ]+)["{]', code) for name in names.split()}
     used |= set(re.findall(r"class=([a-z]+)", code)) | {"good", "warn"}  # the state of a run
+    used |= {"rows", "vscode"}  # a kind of table, and the page around a notebook
     assert set(re.findall(r"\.([a-z]+)", styles)) == used
     colours = re.findall(r"--([a-z]+):", styles)
     assert set(re.findall(r"var\(--([a-z]+)\)", styles)) <= set(colours)

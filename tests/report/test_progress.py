@@ -417,9 +417,10 @@ def test_a_fit_in_a_notebook_changes_one_display(
     monkeypatch.setitem(sys.modules, "IPython", ipython)
     monkeypatch.setitem(sys.modules, "IPython.display", of_display)
     shown = fit_with(verbose, io.StringIO(), monkeypatch)
-    assert [kind for kind, _ in calls] == ["display", "update"]
+    assert [kind for kind, _ in calls] == ["display", "update", "update"]
     assert "50%" in calls[0][1]
     assert calls[1][1] == ""
+    assert "7 steps" in calls[2][1]
     assert "\x1b" not in shown + calls[0][1]
     assert ("validation" in shown) == (verbose is True)
 

@@ -19,7 +19,6 @@ from fastlstm.cli.options import JSON, READ_OPTIONS, device_option
 from fastlstm.cli.output import print_result, say
 from fastlstm.cli.training import command_for
 from fastlstm.errors import EXIT_OK, DataError, counted
-from fastlstm.report.terminal import short_count
 from fastlstm.text.config import PARTS
 from fastlstm.text.data.sources import open_source
 
@@ -115,7 +114,7 @@ def _text_figures(parsed: Parsed, path: str, text: str) -> tuple[dict[str, Any],
         ("model", path),
         ("text", text + (f", {split} split" if split else "")),
         ("mode", f"{mode}, {where}"),
-        *_result_rows(result, lm.tokenizer.vocab_size),
+        *result._rows(),
     ]
 
 
@@ -141,42 +140,6 @@ def _evaluate(lm: LM, text: str, parsed: Parsed) -> tuple[Evaluation, int]:
     size = lm.tokenizer.vocab_size
     whole = with_unknown(result, data.num_unknown, data.num_chars, data.unknown, size)
     return whole, lanes
-
-
-def _result_rows(result: Evaluation, vocab_size: int) -> list[Row]:
-    rate = result.num_tokens / result.seconds if result.seconds > 0 else 0.0
-    return [
-        ("bits/char", f"{result.bits_per_char:.4f}"),
-        ("bits/byte", f"{result.bits_per_byte:.4f}"),
-        ("perplexity", f"{result.perplexity:.4f}"),
-        ("nats/token", f"{result.nats_per_token:.4f}"),
-        (
-            "scored",
-            f"{counted(result.num_tokens, 'token')}, {counted(result.num_chars, 'character')},"
-            f" {counted(result.num_bytes, 'byte')}",
-        ),
-        *(_unknown_rows(result, vocab_size) if result.num_unknown else ()),
-        ("time", f"{result.seconds:.2f} s, {short_count(rate)} tokens/s"),
-    ]
-
-
-def _unknown_rows(result: Evaluation, vocab_size: int) -> list[Row]:
-    from fastlstm.text.data.tokenizer import shown_characters
-    from fastlstm.text.evaluation import unknown_bits
-
-    return [
-        (
-            "unknown",
-            f"{counted(result.num_unknown, 'character')} ({result.unknown_share:.2%} of the text)"
-            f" outside the vocabulary, not scored above: {shown_characters(result.first_unknown)}",
-        ),
-        (
-            "with unknown",
-            f"{result.bits_per_char_with_unknown:.4f} bits/char, counting"
-            f" {unknown_bits(vocab_size):.1f} bits for each unknown character and the cost of"
-            " marking them",
-        ),
-    ]
 
 
 def _table_figures(parsed: Parsed, path: str, data: list[str]) -> dict[str, Any]:

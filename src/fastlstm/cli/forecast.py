@@ -9,7 +9,7 @@ from fastlstm.cli.command import Command, Option, Positional, parse, switch
 from fastlstm.cli.inputs import one_or_many, open_forecaster, refuse_swapped
 from fastlstm.cli.options import READ_OPTIONS, device_option, levels_of
 from fastlstm.errors import EXIT_OK, ConfigError, counted
-from fastlstm.report.picture import form_of
+from fastlstm.report.drawing import form_of
 from fastlstm.system.object_store import is_url, write_whole
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ from fastlstm.cli.command import Command, Option, Positional, parse, switch
 from fastlstm.cli.options import JSON
 from fastlstm.cli.output import print_result
 from fastlstm.errors import EXIT_OK
-from fastlstm.report.lines import labelled
 from fastlstm.text.data.sources import open_source
 
 _MODEL = (
@@ -69,11 +68,5 @@ def run(argv: list[str]) -> int:
         **{"model": path, "made_by": imported.made_by, "run": str(imported.path)},
         **{"kind": imported.kind, "opened_by": imported.opened_by, "notes": list(imported.notes)},
     }
-    rows = [
-        ("model", f"{path}, {imported.made_by}"),
-        ("run", f"{imported.path}, {imported.kind}"),
-        ("open", f"fastlstm.{imported.opened_by}.load({str(imported.path)!r})"),
-        *labelled("note", facts["notes"]),
-    ]
-    print_result(facts, rows, parsed["json"])
+    print_result(facts, [("model", path), *imported._rows()], parsed["json"])
     return EXIT_OK

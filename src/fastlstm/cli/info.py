@@ -18,7 +18,7 @@ from fastlstm.report.lines import (
     gpu_state,
     joined,
     labelled,
-    model_lines,
+    model_rows,
     si,
 )
 from fastlstm.report.terminal import clock, short_bytes, short_count
@@ -83,11 +83,9 @@ def _forecaster(path: Path) -> tuple[dict[str, Any], list[Row]]:
     from fastlstm.forecast.files import read_forecaster
 
     stored = read_forecaster(path)
-    columns, every = stored.schema.columns, str(stored.schema.frequency)
-    targets = list(columns[: stored.network.config.num_targets])
-    facts = {**_stored_facts(stored), "targets": targets, "columns": list(columns)}
-    every = "" if every == "rows" else f", every {every.removeprefix('1 ')}"
-    rows = [("forecasts", ", ".join(targets) + every), *_model_rows(facts)]
+    names = {"targets": list(stored.columns["target"]), "columns": list(stored.schema.columns)}
+    facts = {**_stored_facts(stored), **names}
+    rows = stored.rows()
     if (compression := stored.compression) is not None:
         facts["compression"] = dict(compression.about)
         rows += _compression_rows(facts, path)
@@ -106,7 +104,7 @@ def _sequence_model(path: Path) -> tuple[dict[str, Any], list[Row]]:
     if layers := facts["model"].get("stack", {}).get("layers"):  # of another framework
         kinds = [layer.get("function", layer["kind"].removesuffix("Layer")) for layer in layers]
         rows.append(("layers", ", ".join(kinds)))
-    return {"kind": "sequence", "answers": answers.kind, **facts}, [*rows, *_model_rows(facts)]
+    return {"kind": "sequence", "answers": answers.kind, **facts}, [*rows, *model_rows(facts)]
 
 
 def _stored_facts(stored: StoredForecaster | StoredSequenceModel) -> dict[str, Any]:
@@ -118,30 +116,17 @@ def _stored_facts(stored: StoredForecaster | StoredSequenceModel) -> dict[str, A
 
 
 def _text_model(path: Path) -> tuple[dict[str, Any], list[Row]]:
-    from fastlstm.text.files import load_language_model
+    from fastlstm.text.files import language_model_rows, load_language_model
 
     loaded = load_language_model(path)
     tokenizer, config = loaded.tokenizer, loaded.config
-    data = config.get("data")
     facts = {
         **{"files": str(loaded.path), "model": loaded.model.config.to_dict()},
-        **{"train": config.get("train"), "data": data, "compression": config.get("compression")},
+        **{name: config.get(name) for name in ("train", "data", "compression")},
         **{"num_parameters": loaded.model.num_parameters, "note": loaded.note},
         **{"vocab": tokenizer.kind, "vocab_size": tokenizer.vocab_size},
     }
-    rows = [
-        *_model_rows(facts),
-        *_compression_rows(facts, loaded.path),
-        ("vocabulary", f"{tokenizer.kind}, {counted(tokenizer.vocab_size, 'token')}"),
-        ("trained on", str(data.get("source") or "") if isinstance(data, dict) else ""),
-        ("note", loaded.note),
-    ]
-    return facts, [(label, text) for label, text in rows if text]
-
-
-def _model_rows(facts: dict[str, Any]) -> list[Row]:
-    size = f"{short_bytes(4 * facts['num_parameters'])} of weights in fp32"
-    return [*labelled("model", model_lines(facts)), ("size", size)]
+    return facts, [*language_model_rows(loaded), *_compression_rows(facts, loaded.path)]
 
 
 def _compression_rows(facts: dict[str, Any], path: Path) -> list[Row]:

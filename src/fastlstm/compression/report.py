@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 
 from fastlstm.errors import DataError, QualityError
+from fastlstm.report.compression import compression_rows
+from fastlstm.report.html import InNotebook
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system.measurements import CpuTimer
 
@@ -113,7 +115,7 @@ class TrainingFigures:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompressReport:
+class CompressReport(InNotebook):
     """Result of `compress`; compression.json holds the same.
 
     Attributes:
@@ -177,6 +179,9 @@ class CompressReport:
     def to_dict(self) -> dict[str, Any]:
         """Returns the content of compression.json."""
         return dataclasses.asdict(self)
+
+    def _rows(self) -> list[tuple[str, str]]:
+        return compression_rows(self.to_dict())
 
 
 def speeds_in_turns(

@@ -38,6 +38,8 @@ from fastlstm.exchange.source import Arrays, ExportSource, differences, largest_
 from fastlstm.exchange.text_source import TEXT_GRAPH, TextExport
 from fastlstm.exchange.torch_format import TorchRunner, state_dict_file, write_torch
 from fastlstm.forecast.files import read_forecaster
+from fastlstm.report.export import export_rows
+from fastlstm.report.html import InNotebook
 from fastlstm.runs.find_run import require_run
 from fastlstm.runs.manifest import FileRecord
 from fastlstm.runs.run_directory import kind_of_run
@@ -149,7 +151,7 @@ class Proof:
 
 
 @dataclass(frozen=True)
-class ExportReport:
+class ExportReport(InNotebook):
     """Result of an export, as export.json holds it.
 
     Attributes:
@@ -189,6 +191,9 @@ class ExportReport:
             own = {"max_error": self.proof.max_error, "is_good": self.proof.is_good}
             values["proof"] = {**values["proof"], **own}
         return values
+
+    def _rows(self) -> list[tuple[str, str]]:
+        return export_rows(self.to_dict())
 
 
 def export(

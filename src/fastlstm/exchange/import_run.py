@@ -29,6 +29,8 @@ from fastlstm.exchange.text_import import (
     tokens_of,
 )
 from fastlstm.exchange.torch_state import read_state
+from fastlstm.report.html import InNotebook
+from fastlstm.report.lines import labelled
 from fastlstm.runs.run_directory import kind_of_run
 from fastlstm.sequence.layer_stack import LayerStack
 from fastlstm.sequence.stack_module import ImportedModel, check_widths
@@ -38,7 +40,7 @@ Answer = Literal["last", "state", "mean", "max"]
 
 
 @dataclass(frozen=True)
-class ImportedRun:
+class ImportedRun(InNotebook):
     """An imported run.
 
     Attributes:
@@ -60,6 +62,13 @@ class ImportedRun:
 
     def __fspath__(self) -> str:
         return str(self.path)
+
+    def _rows(self) -> list[tuple[str, str]]:
+        return [
+            ("run", f"{self.path}, {self.kind}, made by {self.made_by}"),
+            ("open", f"fastlstm.{self.opened_by}.load({str(self.path)!r})"),
+            *labelled("note", list(self.notes)),
+        ]
 
 
 def import_run(

@@ -23,6 +23,7 @@ from fastlstm.forecast.data.window_index import WindowIndex, read_windows, sprea
 from fastlstm.forecast.files import StoredForecaster
 from fastlstm.forecast.model.config import ForecasterConfig
 from fastlstm.forecast.ridge import RidgeForecast
+from fastlstm.report.html import output, scores_table
 from fastlstm.system.fields import is_whole
 
 MAX_WINDOWS = 20_000
@@ -201,7 +202,7 @@ def evaluation_events(
         "event": "test",
         "scores": scores,
         "targets": _target_errors(dataset.roles.target, by_step, sizes.horizon),
-        "series": TableEvaluation(scores, season, by_series, dataset).worst_series(),
+        "series": TableEvaluation(Figures(scores), season, by_series, dataset).worst_series(),
         "windows": num_done,
         "of_windows": len(index),
         "season": season,
@@ -240,19 +241,29 @@ def _target_errors(
     ]
 
 
+class Figures(dict[str, dict[str, float]]):
+    """Figures by forecast and measure; a notebook shows a table."""
+
+    def _repr_html_(self) -> str:
+        return output(scores_table(self, {}))
+
+
 @dataclass(frozen=True)
 class TableEvaluation:
-    """The errors of forecasts of a part of a table.
+    """The errors of forecasts of a part of a table; a notebook shows those of all series.
 
     Attributes:
         figures: figures of all series, by forecast; see `Forecaster.backtest`.
         season: period of the seasonal naive forecast, in steps.
     """
 
-    figures: dict[str, dict[str, float]]
+    figures: Figures
     season: int
     _errors: SeriesErrors
     _dataset: SeriesDataset
+
+    def _repr_html_(self) -> str:
+        return output(scores_table(self.figures, {"season": self.season}))
 
     def by_series(self) -> list[dict[str, Any]]:
         """Returns series, target, num_values, mae, seasonal_naive_mae and ratio (mae over

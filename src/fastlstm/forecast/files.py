@@ -28,6 +28,7 @@ from fastlstm.forecast.data.timeline import Frequency
 from fastlstm.forecast.model.config import ForecasterConfig
 from fastlstm.forecast.model.network import LINEAR, ForecastNetwork
 from fastlstm.forecast.table_schema import TableSchema
+from fastlstm.report.lines import Row, model_rows
 from fastlstm.runs.find_run import read_model
 from fastlstm.runs.run_directory import FORECASTER
 from fastlstm.runs.stored_values import (
@@ -135,6 +136,14 @@ class StoredForecaster:
         sizes, names = self.network.config, self.schema.columns
         num = sizes.num_targets
         return {"target": names[:num], "past": names[num : num + sizes.num_past]}
+
+    def rows(self) -> list[Row]:
+        """Returns targets, time between steps, layers and size as labels and texts."""
+        every, targets = str(self.schema.frequency), ", ".join(self.columns["target"])
+        every = "" if every == "rows" else f", every {every.removeprefix('1 ')}"
+        num_parameters = sum(p.numel() for p in self.network.parameters())
+        facts = {"model": self.network.config.__dict__, "num_parameters": num_parameters}
+        return [("forecasts", targets + every), *model_rows(facts)]
 
     def unsupported(self, levels: Sequence[float]) -> str | None:
         """Returns a warning if some quantiles are infinite, else None.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastlstm.errors import DataError
+from fastlstm.errors import DataError, counted
 from fastlstm.forecast.calibration import require_known
 from fastlstm.forecast.data.calendar import calendar_values
 from fastlstm.forecast.data.dataset import SeriesDataset
@@ -30,7 +30,9 @@ from fastlstm.forecast.evaluation import (
 from fastlstm.forecast.files import StoredForecaster
 from fastlstm.forecast.future_covariates import future_covariates
 from fastlstm.forecast.plan import note_of_short_ends
-from fastlstm.report.picture import Picture
+
+if TYPE_CHECKING:
+    from fastlstm.report.picture import Picture
 
 SERIES_AT_ONCE = 256
 _SECOND_US = 1_000_000
@@ -102,16 +104,24 @@ class Forecasts:
         return pa.concat_tables(self.blocks())
 
     def plot(self, series: Sequence[Any] | None = None, max_panels: int = 12) -> Picture:
-        """Returns a picture of the end of the past, the forecast, and intervals of 50, 80 and 95 %.
-        Each series and target has a panel, at most `max_panels` in all. `series` names the series
-        to draw; default: evenly spread ones.
+        """Returns the end of the past, the forecast, and intervals of 50, 80 and 95 %, as a
+        matplotlib Figure. Each series and target has a panel, at most `max_panels` in all. `series`
+        names the series to draw; default: evenly spread ones.
 
         Raises:
             ConfigError: an unknown series, or max_panels below 1.
             DataError: future covariates are missing.
         """
         require_counts(max_panels=max_panels)
-        return Picture(self._events(series_numbers(self.dataset, series), max_panels))
+        from fastlstm.report.picture import forecast_picture
+
+        return forecast_picture(self._events(series_numbers(self.dataset, series), max_panels))
+
+    def __repr__(self) -> str:
+        return f"Forecasts({counted(self.num_rows, 'row')} of {', '.join(self.schema.names)})"
+
+    def _repr_html_(self) -> str:
+        return self.plot(max_panels=4)._repr_html_()
 
     def _events(self, of: Sequence[int] | None, limit: int) -> list[dict[str, Any]]:
         """Returns an event `forecast` of each of the series and targets, without actual values."""

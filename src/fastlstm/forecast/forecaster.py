@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +26,7 @@ from fastlstm.forecast.data.splits import Split, split_table, validation_steps
 from fastlstm.forecast.data.window_index import WindowIndex
 from fastlstm.forecast.evaluation import (
     INTERVALS,
+    Figures,
     TableEvaluation,
     evaluate_forecasts,
     example_rows,
@@ -41,8 +42,9 @@ from fastlstm.forecast.read_options import READING
 from fastlstm.forecast.size_plan import CHOSEN
 from fastlstm.forecast.table_schema import apply_schema
 from fastlstm.forecast.train import train_forecaster
-from fastlstm.report.picture import Picture
+from fastlstm.report.html import InNotebook
 from fastlstm.report.progress import fit_shown
+from fastlstm.report.terminal import clock
 from fastlstm.runs.events import checked_observers
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system.devices import check_device, has_gpu
@@ -50,8 +52,11 @@ from fastlstm.system.fields import Device
 from fastlstm.training.options import chosen_names
 from fastlstm.training.signals import StopFlag
 
+if TYPE_CHECKING:
+    from fastlstm.report.picture import Picture
 
-class Forecaster(Estimator[StoredForecaster]):
+
+class Forecaster(InNotebook, Estimator[StoredForecaster]):
     """Forecasts the next steps of time series with an LSTM.
 
     Args:
@@ -274,7 +279,7 @@ class Forecaster(Estimator[StoredForecaster]):
         scaled: bool = False,
         frame: Any = None,
         quantiles: Sequence[float] = (),
-    ) -> dict[str, dict[str, float]]:
+    ) -> Figures:
         """Evaluates forecasts from every origin of a part of a table.
 
         Args:
@@ -328,7 +333,7 @@ class Forecaster(Estimator[StoredForecaster]):
             self._fitted(), inputs, windows.rows(), season, QuantileScores(quantiles, INTERVALS),
             split, scaled, by_series=by_series,
         )  # fmt: skip
-        return TableEvaluation(figures, season, by_series, dataset)
+        return TableEvaluation(Figures(figures), season, by_series, dataset)
 
     def plot_backtest(
         self,
@@ -337,7 +342,8 @@ class Forecaster(Estimator[StoredForecaster]):
         max_panels: int = 6,
         frame: Any = None,
     ) -> Picture:
-        """Returns a picture of forecasts from origins of a part beside the actual values.
+        """Returns forecasts from origins of a part beside the actual values, as a matplotlib
+        Figure.
 
         Args:
             part: train, valid or test.
@@ -350,13 +356,15 @@ class Forecaster(Estimator[StoredForecaster]):
             ConfigError: an unknown series, or `max_panels` below 1.
             DataError: none of the series has a window in that part.
         """
+        from fastlstm.report.picture import forecast_picture
+
         _require_part(part)
         require_counts(max_panels=max_panels)
         dataset, inputs = self._table(frame)
         index = self._windows(dataset, part, 1)[1]
         rows = example_rows(dataset, index, max_panels, series_numbers(dataset, series))
         self._place(len(rows))
-        return Picture(examples(self._fitted(), dataset, inputs, rows))
+        return forecast_picture(examples(self._fitted(), dataset, inputs, rows))
 
     def cross_validation(
         self, frame: Any, n_windows: int = 1, step_size: int | None = None, refit: bool = False
@@ -484,6 +492,16 @@ class Forecaster(Estimator[StoredForecaster]):
                 " use the other measures of backtest()"
             )
         return 1 - scores["rel_mae"]
+
+    def _rows(self) -> list[tuple[str, str]]:
+        if not hasattr(self, "stored_"):
+            return [("not fitted", repr(self))]
+        if (fitted := getattr(self, "fitted_", None)) is None:
+            return self.stored_.rows()
+        amount = f"{counted(fitted.steps, 'step')}, {fitted.epochs:.3g} epochs"
+        best = f", validation loss {fitted.best_loss:.4g} at step {fitted.best_step:,}"
+        trained = f"{amount} in {clock(fitted.seconds)}{best if fitted.best_step >= 0 else ''}"
+        return [*self.stored_.rows(), ("trained", trained), ("ended", fitted.reason)]
 
     def _place(self, num_windows: int) -> None:
         """Moves the network to the device that forecasts so many windows."""

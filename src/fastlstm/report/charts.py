@@ -56,6 +56,13 @@ def _made(title: str, make: Callable[[str], Chart | None]) -> Chart | None:
 
 
 def _quality(history: History, x_key: str, x_unit: str, title: str) -> Chart | None:
+    panel = quality_panel(history, x_key, x_unit)
+    caption = f"{history.measure.title}; lower is better."
+    return None if panel is None else draw(panel, title, caption, name=f"quality-{x_unit}")
+
+
+def quality_panel(history: History, x_key: str, x_unit: str) -> Panel | None:
+    """Returns the loss of steps and validations; None with fewer than two points."""
     measure = history.measure
     steps = series(history.steps, x_key, measure.key)
     evals = series(history.validations, x_key, measure.key)
@@ -65,8 +72,7 @@ def _quality(history: History, x_key: str, x_unit: str, title: str) -> Chart | N
         DrawnCurve(*steps, "training", "b"),
         DrawnCurve(*evals, "validation", "a", is_dotted=True),
     ]
-    panel = Panel(curves, x_unit, measure.label, may_be_log=True)
-    return draw(panel, title, f"{measure.title}; lower is better.", name=f"quality-{x_unit}")
+    return Panel(curves, x_unit, measure.label, may_be_log=True)
 
 
 def _of_steps(

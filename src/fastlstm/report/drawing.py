@@ -10,16 +10,21 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
+from fastlstm.errors import ConfigError
+from fastlstm.report.html import LIGHT
 from fastlstm.report.markup import visible
 from fastlstm.report.terminal import tick_texts
 
-# Stand-ins that matplotlib can parse; each becomes var(--name) in the SVG.
-_COLOURS = {"ink": "#010203", "muted": "#010205", "grid": "#010207", "a": "#010209", "b": "#01020b"}
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 _SIZE_INCHES = (5.4, 2.9)
 SMALL_INCHES = (3.6, 2.3)
 """Size of a panel among several, or of a chart beside two others."""
@@ -120,41 +125,62 @@ def draw(
     return Chart(title, caption, svg, is_small=size is not None)
 
 
-def render(
-    panels: Sequence[Panel],
-    size: tuple[float, float],
-    columns: int = 1,
-    form: Literal["svg", "png"] = "svg",
-    palette: Mapping[str, str] = _COLOURS,
-) -> bytes:
-    """Returns a figure of panels, row by row.
+def render(panels: Sequence[Panel], size: tuple[float, float]) -> bytes:
+    """Returns panels below each other as a transparent SVG in light colours."""
+    from matplotlib.figure import Figure
 
-    Args:
-        panels: at least one.
-        size: size of a panel in inches.
-        columns: panels beside each other.
-        form: kind of the file.
-        palette: colours of ink, muted, grid, a and b, and optionally of the paper; without paper
-            the figure is transparent. `embed` needs the default palette.
-    """
+    add_panels(figure := Figure(), panels, size)
+    return written(figure, "svg", transparent=True)
+
+
+@contextmanager
+def _settings() -> Iterator[None]:
     import matplotlib
 
     with matplotlib.rc_context(_SETTINGS), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # the reader's browser has its own fonts
-        figure, grid = _new_figure(len(panels), size, columns)
+        yield
+
+
+def form_of(path: str | Path) -> str:
+    """Returns svg or png, the suffix of a file. Raises ConfigError for another suffix."""
+    if (suffix := Path(path).suffix.lower()) not in (".svg", ".png"):
+        raise ConfigError(f"the picture is '{path}', expected a file name ending in .svg or .png")
+    return suffix[1:]
+
+
+def written(figure: Figure, form: str, **options: Any) -> bytes:
+    """Returns a figure as a file."""
+    about: dict[str, Any] = {"metadata": {"Date": None}} if form == "svg" else {"dpi": 200}
+    buffer = io.BytesIO()
+    with _settings():
+        figure.savefig(buffer, format=form, **about, **options)
+    return buffer.getvalue()
+
+
+def add_panels(
+    figure: Figure,
+    panels: Sequence[Panel],
+    size: tuple[float, float],
+    columns: int = 1,
+    palette: Mapping[str, str] = LIGHT,
+) -> None:
+    """Draws at least one panel of `size` inches into an empty figure, row by row, with one legend;
+    `columns` panels are beside each other."""
+    rows = math.ceil(len(panels) / columns)
+    figure.set_size_inches(size[0] * columns, size[1] * rows + (0.3 if len(panels) > 1 else 0.0))
+    figure.set_layout_engine("constrained")
+    figure.set_facecolor(palette["paper"])
+    with _settings():
+        grid = [figure.add_subplot(rows, columns, n + 1) for n in range(len(panels))]
         for axes, panel in zip(grid, panels, strict=True):
             _draw_panel(axes, panel, palette)
         handles, labels = grid[0].get_legend_handles_labels()
         if len(panels) > 1 or panels[0].title:
-            place = {"loc": "outside upper left", "ncols": 5, "frameon": False, "fontsize": 9}
+            place: Any = {"loc": "outside upper left", "ncols": 5, "frameon": False, "fontsize": 9}
             figure.legend(handles, labels, labelcolor=palette["ink"], **place)
         elif len(panels[0].curves) > 1:
             _add_legend(grid[0], palette)
-        buffer, paper = io.BytesIO(), palette.get("paper")
-        colours = {"transparent": True} if paper is None else {"facecolor": paper}
-        about = {"metadata": {"Date": None}} if form == "svg" else {"dpi": 200}
-        figure.savefig(buffer, format=form, **colours, **about)
-    return buffer.getvalue()
 
 
 def _draw_panel(axes: Any, panel: Panel, palette: Mapping[str, str]) -> None:
@@ -175,17 +201,6 @@ def _draw_panel(axes: Any, panel: Panel, palette: Mapping[str, str]) -> None:
         axes.set_ylim(panel.bottom, 1.12 * highest or 1.0)
     if panel.title:
         axes.set_title(visible(panel.title), loc="left", fontsize=10, color=palette["ink"])
-
-
-def _new_figure(count: int, size: tuple[float, float], columns: int) -> tuple[Any, list[Any]]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    rows = math.ceil(count / columns)
-    whole = size[0] * columns, size[1] * rows + (0.3 if count > 1 else 0.0)
-    figure = Figure(figsize=whole, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, [figure.add_subplot(rows, columns, n + 1) for n in range(count)]
 
 
 def _add_band(axes: Any, band: Band, colour: str, alpha: float) -> None:
@@ -286,7 +301,7 @@ def _style_axes(axes: Any, palette: Mapping[str, str]) -> None:
 
 
 def embed(svg: bytes, name: str, title: str) -> str:
-    """Returns a standalone SVG for use in a page with others, in the page's colours.
+    """Returns a standalone SVG in light colours for use in a page, in the page's colours.
 
     Only attributes are rewritten, never text.
     """
@@ -312,6 +327,6 @@ def _rewritten(key: str, value: str, name: str) -> str:
     if key == "href":
         return value.replace("#", f"#{name}-", 1)
     value = value.replace("url(#", f"url(#{name}-")
-    for variable, colour in _COLOURS.items():
+    for variable, colour in LIGHT.items():
         value = value.replace(colour, f"var(--{variable})")
     return re.sub(r"font: ([\d.]+)px [^;]+", r"font-size: \1px", value)

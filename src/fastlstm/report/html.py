@@ -1,4 +1,4 @@
-"""The parts of every HTML page: the document, tables, remarks and figures.
+"""The parts of every HTML page: the document, tables, remarks, figures; and outputs of notebooks.
 
 A page is one file and loads nothing: its content security policy allows its own styles, and the
 script of a live page. All text of a run is escaped here or by `markup.to_html`.
@@ -9,15 +9,25 @@ from __future__ import annotations
 import base64
 import hashlib
 import importlib.resources
+import re
 from typing import TYPE_CHECKING
 
-from fastlstm.report.markup import to_html
+from fastlstm.report.lines import figure_text, forecast_name, score_form
+from fastlstm.report.markup import MAX_TEXT, clipped, name_text, to_html
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-STYLE = (importlib.resources.files("fastlstm.report") / "report.css").read_text("utf-8")
+    from fastlstm.report.events import Event
+
+_FILES = importlib.resources.files("fastlstm.report")
+STYLE = (_FILES / "report.css").read_text("utf-8")
 """The style of every page; its first colours are light, then dark."""
+LIGHT, DARK = (
+    dict(re.findall(r"--(\w+): (#\w+);", part))
+    for part in STYLE.partition("* {")[0].split("@media")
+)
+"""The colours of every page by the names of their CSS variables."""
 
 
 class Html(str):
@@ -74,3 +84,38 @@ def figure(title: str, caption: str, svg: str) -> str:
     """Returns a drawing below its heading and its caption."""
     text = f"<h3>{to_html(title)}</h3><p>{to_html(caption)}</p>"
     return f"<figure><figcaption>{text}</figcaption>{svg}</figure>\n"
+
+
+def scores_table(scores: Mapping[str, Event], about: Event) -> str:
+    """Returns the errors of each forecast, the forecaster's in bold; `about` may have `season`."""
+    names = list(dict.fromkeys(key for errors in scores.values() for key in errors))
+    rows = [
+        [forecast_name(name_text(who), about)]
+        + [figure_text(errors, name, score_form(name)) for name in names]
+        for who, errors in scores.items()
+    ]
+    best = list(scores).index("forecaster") if "forecaster" in scores else None
+    return table(["", *map(name_text, names)], rows, best)
+
+
+# in a notebook -----------------------------------------------------------------------------------
+
+
+class InNotebook:
+    """Base of objects that a notebook shows as a table of labels and texts, `_rows`."""
+
+    def _rows(self) -> list[tuple[str, str]]:
+        raise NotImplementedError
+
+    def _repr_html_(self) -> str:
+        rows = [(label, clipped(text, MAX_TEXT)) for label, text in self._rows()]
+        return output(table([type(self).__name__, ""], rows, kind="rows"))
+
+
+def output(body: str) -> str:
+    """Returns HTML for the output of a cell, in the colours of the notebook or the site around it;
+    elsewhere of the browser."""
+    style = (_FILES / "notebook.css").read_text("utf-8")
+    for word, colours in (("light();", LIGHT), ("dark();", DARK)):
+        style = style.replace(word, "".join(f"--{n}:{colour};" for n, colour in colours.items()))
+    return f'<div class="fastlstm"><style>{style}</style>{body}</div>'

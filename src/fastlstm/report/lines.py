@@ -160,6 +160,12 @@ def model_lines(start: Event) -> list[str]:
     return [text for text in lines if text]
 
 
+def model_rows(facts: Event) -> list[Row]:
+    """Returns the rows of a stored model with these `model` and `num_parameters`."""
+    size = f"{short_bytes(4 * facts['num_parameters'])} of weights in fp32"
+    return [*labelled("model", model_lines(facts)), ("size", size)]
+
+
 def _training_text(start: Event, glyphs: Glyphs) -> str:
     length, accumulate = number(start, "seq_length"), number(start, "accumulate") or 1
     noun = unit_of(start).removesuffix("s") if length is None else "lane"

@@ -16,13 +16,12 @@ from fastlstm.report.compression import compression_charts, compression_rows
 from fastlstm.report.drawing import Chart
 from fastlstm.report.events import SPLITS, Event, metrics_of, number, stored_json, text_of
 from fastlstm.report.history import History, read_history
-from fastlstm.report.html import document, figure, quiet, table
+from fastlstm.report.html import document, figure, quiet, scores_table, table
 from fastlstm.report.lines import (
     Row,
     ceiling_share,
     end_notes,
     figure_text,
-    forecast_name,
     header_rows,
     is_unfinished,
     joined,
@@ -147,19 +146,12 @@ def _test(test: Event) -> str:
     scores = test.get("scores")
     if not isinstance(scores, dict) or not scores:
         return ""
-    names = list(dict.fromkeys(key for errors in scores.values() for key in errors))
-    rows = [
-        [forecast_name(name_text(who), test), *_scores(errors, names)]
-        for who, errors in scores.items()
-    ]
-    best = list(scores).index("forecaster") if "forecaster" in scores else None
     remark = (
         f"{windows_text(test)} of the test set, all targets together, in units of the table."
         " Lower errors are better; rel_mae 0.8 is an error 20 % below the naive forecast's. A"
         " coverage should be close to its level: 0.8 for coverage_80."
     )
-    errors = table(["", *map(name_text, names)], rows, best)
-    return f"{quiet(remark)}{errors}{_targets(test)}{_series(test)}"
+    return f"{quiet(remark)}{scores_table(scores, test)}{_targets(test)}{_series(test)}"
 
 
 def _scores(event: Event, names: Sequence[str]) -> list[str]:

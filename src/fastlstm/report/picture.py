@@ -1,17 +1,19 @@
-"""Pictures of forecasts for a notebook or a file, a panel per series, light or dark."""
+"""Pictures of forecasts and of training: matplotlib figures, in a notebook light or dark."""
 
 from __future__ import annotations
 
-import re
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from fastlstm.errors import ConfigError
+from matplotlib.figure import Figure
+
+from fastlstm.errors import DataError
 from fastlstm.report import drawing
-from fastlstm.report.charts import forecast_panel
-from fastlstm.report.drawing import SMALL_INCHES, Panel, embed
-from fastlstm.report.html import STYLE
+from fastlstm.report.charts import forecast_panel, quality_panel
+from fastlstm.report.drawing import SMALL_INCHES, Panel, add_panels, embed, form_of
+from fastlstm.report.history import read_history
+from fastlstm.report.html import DARK, LIGHT, output
 from fastlstm.report.markup import name_text
 from fastlstm.system.storage import write_file
 
@@ -21,60 +23,64 @@ if TYPE_CHECKING:
     from fastlstm.report.events import Event
 
 _LARGE_INCHES = (7.2, 3.4)
-_VARIABLE = re.compile(r"--(\w+): (#\w+);")
 
 
-class Picture:
-    """A figure of forecasts. A notebook shows it; `save` writes it.
+class Picture(Figure):
+    """A matplotlib Figure in light colours. A notebook shows it light or dark.
 
     Args:
-        events: events `forecast`, a panel each; without ``actual`` if it is unknown.
+        panels: at least one.
+        label: the content in a few words, for readers of screens.
+        is_dark: draw it in dark colours.
 
     Attributes:
         panels: the panels, row by row.
     """
 
-    def __init__(self, events: Sequence[Event]) -> None:
-        panels = [forecast_panel(event, _title(event, len(events))) for event in events]
-        self.panels: list[Panel] = [panel for panel in panels if panel is not None]
-        self._columns = 1 if len(panels) == 1 else 2 if len(panels) <= 4 else 3
-        self._size = _LARGE_INCHES if len(panels) == 1 else SMALL_INCHES
+    def __init__(self, panels: Sequence[Panel], label: str, is_dark: bool = False) -> None:
+        super().__init__(label=label)
+        self.panels = list(panels)
+        columns = 1 if len(panels) == 1 else 2 if len(panels) <= 4 else 3
+        size = _LARGE_INCHES if len(panels) == 1 else SMALL_INCHES
+        add_panels(self, panels, size, columns, DARK if is_dark else LIGHT)
 
     def save(self, path: str | Path, dark: bool = False) -> Path:
-        """Writes an SVG or a PNG, by the suffix of the path, and returns the path.
+        """Writes an SVG or a PNG, by the suffix of the path, and returns the path; a dark one is
+        drawn anew from `panels`.
 
         Raises:
             ConfigError: another suffix.
             StorageError: the disk refused.
         """
-        path = Path(path)
-        form, colours = form_of(path), _palette(dark)
-        write_file(path, drawing.render(self.panels, self._size, self._columns, form, colours))
+        form = form_of(path)
+        figure = Picture(self.panels, str(self.get_label()), is_dark=True) if dark else self
+        write_file(path := Path(path), drawing.written(figure, form))
         return path
 
     def _repr_html_(self) -> str:
-        svg = drawing.render(self.panels, self._size, self._columns)
-        name = f"fastlstm-{zlib.crc32(svg):08x}"
-        light, dark = (
-            "".join(f"--{key}:{colour};" for key, colour in _palette(is_dark).items())
-            for is_dark in (False, True)
-        )
-        width = round(96 * self._size[0] * self._columns)
-        return (
-            f"<style>#{name}{{{light}background:var(--paper);max-width:{width}px}}"
-            f"@media (prefers-color-scheme:dark){{#{name}{{{dark}}}}}</style>"
-            f'<div id="{name}">{embed(svg, name, "Forecasts")}</div>'
-        )
+        svg = drawing.written(self, "svg")
+        name, width = f"fastlstm-{zlib.crc32(svg):08x}", round(96 * self.get_figwidth())
+        drawn = embed(svg, name, str(self.get_label()))
+        return output(f'<div style="max-width:{width}px">{drawn}</div>')
 
 
-def form_of(path: str | Path) -> Literal["svg", "png"]:
-    """Returns the kind of picture by a file's suffix. Raises ConfigError for another suffix."""
-    suffix = Path(path).suffix.lower()
-    if suffix == ".svg":
-        return "svg"
-    if suffix == ".png":
-        return "png"
-    raise ConfigError(f"the picture is '{path}', expected a file name ending in .svg or .png")
+def forecast_picture(events: Sequence[Event]) -> Picture:
+    """Returns a panel of each event `forecast`; without ``actual`` if it is unknown."""
+    panels = [forecast_panel(event, _title(event, len(events))) for event in events]
+    return Picture([panel for panel in panels if panel is not None], "Forecasts")
+
+
+def training_picture(run_dir: Path) -> Picture:
+    """Returns the loss of the training steps and validations of a run directory.
+
+    Raises:
+        DataError: the run has no such points yet.
+    """
+    history = read_history(run_dir / "metrics.jsonl")
+    panel = quality_panel(history, "units", history.unit)
+    if panel is None:
+        raise DataError(f"'{run_dir}' has no losses in metrics.jsonl to draw")
+    return Picture([panel], f"{history.measure.title} by {history.unit}")
 
 
 def _title(event: Event, count: int) -> str:
@@ -84,8 +90,3 @@ def _title(event: Event, count: int) -> str:
     elif count > 1:
         title = name_text(event["target"])
     return title if len(title) <= 40 else title[:40] + "…"
-
-
-def _palette(is_dark: bool) -> dict[str, str]:
-    light, _, dark = STYLE.partition("@media")
-    return dict(_VARIABLE.findall(dark.partition("* {")[0] if is_dark else light))

@@ -83,15 +83,22 @@ class LineOutput:
             self.is_closed = True
 
 
-def default_output(*, use_json: bool, stream: TextIO | None = None) -> LineOutput:
-    """Returns JSON lines, a live line on a terminal, or plain lines elsewhere.
+def default_output(
+    *, use_json: bool, stream: TextIO | None = None, is_brief: bool = False
+) -> LineOutput:
+    """Returns JSON lines, a live line in a terminal or a notebook, or plain lines elsewhere.
 
-    `stream` is standard output by default.
+    `stream` is standard output by default. `is_brief` shows the live line only.
     """
+    display = notebook_display() if stream is None else None
     stream = sys.stdout if stream is None else stream
     if use_json:
         return JsonOutput(stream)
-    return LiveOutput(stream) if is_terminal(stream) else PlainOutput(stream)
+    if display is not None:
+        return NotebookOutput(stream, display, is_brief)
+    if is_terminal(stream):
+        return LiveOutput(stream, is_brief)
+    return LineOutput(stream) if is_brief else PlainOutput(stream)
 
 
 @contextmanager
@@ -104,14 +111,9 @@ def fit_shown(verbose: bool | None) -> Iterator[Callable[[Event], None]]:
         verbose: True shows the output of the command line; None a live line in a terminal or a
             notebook, nothing elsewhere; False nothing.
     """
-    stream, display = sys.stdout, notebook_display()
-    output = LineOutput(stream)
-    if verbose is not False and display is not None:
-        output = NotebookOutput(stream, display, is_brief=not verbose)
-    elif verbose:
-        output = default_output(use_json=False)
-    elif verbose is None and is_terminal(stream):
-        output = LiveOutput(stream, is_brief=True)
+    output = LineOutput(sys.stdout)
+    if verbose is not False:
+        output = default_output(use_json=False, is_brief=not verbose)
 
     def show(event: Event) -> None:
         if event["event"] == "message" and event["level"] == "warning":
@@ -303,7 +305,8 @@ class LiveOutput(PlainOutput):
 
 
 class NotebookOutput(LiveOutput):
-    """The live line as a changing output of a notebook cell; the rest is printed below it.
+    """The live line as a changing output of a notebook cell; the rest is printed below it. The end
+    of the run stays in place of the live line.
 
     `display` is IPython's.
     """
@@ -312,6 +315,13 @@ class NotebookOutput(LiveOutput):
         super().__init__(stream, is_brief)
         self._display = display
         self._shown: Any = None
+
+    def _on_end(self, event: Event) -> None:
+        super()._on_end(event)
+        best = dict(words.end_rows(event, self.start)).get("best", "")
+        time = clock(number(event, "elapsed_s") or 0.0)
+        self._draw(words.joined(text_of(event, "reason"), best, time))
+        self._live = ""  # stays when the output is closed
 
     def _draw(self, line: str) -> None:
         if line != self._live:

@@ -14,9 +14,12 @@ import numpy as np
 import torch
 
 from fastlstm.errors import ConfigError, DataError, Stopped, counted
+from fastlstm.report.html import InNotebook
+from fastlstm.report.terminal import short_count
 from fastlstm.system.devices import check_device, has_gpu
 from fastlstm.system.fields import Device, is_whole
 from fastlstm.text.data.text import token_counts
+from fastlstm.text.data.tokenizer import shown_characters
 from fastlstm.training.precision import allow_tf32, tf32_kept
 
 if TYPE_CHECKING:
@@ -67,7 +70,7 @@ def lanes_of(num_ids: int, lanes: int) -> ScoredLanes:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(InNotebook):
     """Result of `evaluate`, over the tokens that were scored.
 
     Attributes:
@@ -100,6 +103,30 @@ class Evaluation:
     unknown_share: float = 0.0
     first_unknown: tuple[tuple[str, int], ...] = ()
     bits_per_char_with_unknown: float | None = None
+
+    def _rows(self) -> list[tuple[str, str]]:
+        rate = self.num_tokens / self.seconds if self.seconds > 0 else 0.0
+        unknown = (
+            f"{counted(self.num_unknown, 'character')} ({self.unknown_share:.2%} of the text)"
+            f" outside the vocabulary, not scored above: {shown_characters(self.first_unknown)}"
+        )
+        whole = (
+            f"{self.bits_per_char_with_unknown or 0.0:.4f} bits/char, where an unknown character"
+            " may be any other of Unicode"
+        )
+        return [
+            ("bits/char", f"{self.bits_per_char:.4f}"),
+            ("bits/byte", f"{self.bits_per_byte:.4f}"),
+            ("perplexity", f"{self.perplexity:.4f}"),
+            ("nats/token", f"{self.nats_per_token:.4f}"),
+            (
+                "scored",
+                f"{counted(self.num_tokens, 'token')}, {counted(self.num_chars, 'character')},"
+                f" {counted(self.num_bytes, 'byte')}",
+            ),
+            *([("unknown", unknown), ("with unknown", whole)] if self.num_unknown else ()),
+            ("time", f"{self.seconds:.2f} s, {short_count(rate)} tokens/s"),
+        ]
 
 
 def with_unknown(

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fastlstm.errors import counted
+from fastlstm.report.lines import Row, model_rows
 from fastlstm.runs.run_directory import TEXT_RUN
 from fastlstm.runs.tensors import encode_tensors
 from fastlstm.runs.weight_formats import QuantizedMatrix, as_floats
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
     from fastlstm.text.config import ModelConfig
     from fastlstm.text.data.tokenizer import Tokenizer
+    from fastlstm.text.lm import LM
     from fastlstm.text.model import LanguageModel
 
 
@@ -39,6 +42,18 @@ class LoadedModel(StoredModel):
 
     model: LanguageModel
     matrices: Mapping[str, QuantizedMatrix]
+
+
+def language_model_rows(loaded: LoadedModel | LM) -> list[Row]:
+    """Returns the rows of a model: layers, size, vocabulary, and the text it was trained on."""
+    model, tokenizer, data = loaded.model, loaded.tokenizer, loaded.config.get("data")
+    rows = [
+        *model_rows({"model": model.config.to_dict(), "num_parameters": model.num_parameters}),
+        ("vocabulary", f"{tokenizer.kind}, {counted(tokenizer.vocab_size, 'token')}"),
+        ("trained on", str(data.get("source") or "") if isinstance(data, dict) else ""),
+        ("note", loaded.note or ""),
+    ]
+    return [(label, text) for label, text in rows if text]
 
 
 def weights_file(weights: Mapping[str, torch.Tensor]) -> bytes:

@@ -13,6 +13,7 @@ from torch import nn
 
 from fastlstm.errors import ConfigError, DataError, PromptError, counted, kind_of_value
 from fastlstm.ops.packed_weights import Contents
+from fastlstm.report.html import InNotebook
 from fastlstm.system.devices import check_device
 from fastlstm.system.fields import Device
 from fastlstm.text.data.text import TextDataset, UnknownPolicy
@@ -25,7 +26,7 @@ from fastlstm.text.decoder import (
     format_note,
 )
 from fastlstm.text.evaluation import Evaluation, evaluate_on, with_unknown
-from fastlstm.text.files import load_language_model
+from fastlstm.text.files import language_model_rows, load_language_model
 from fastlstm.text.held_out import read_text
 from fastlstm.text.loading import device_for, gpu_decoder
 from fastlstm.text.sampling import MAX_SEED, Sampling, known_settings, sampling_of
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from fastlstm.text.model import LanguageModel
 
 
-class LM:
+class LM(InNotebook):
     """A trained language model.
 
     Example:
@@ -278,6 +279,9 @@ class LM:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("an LM is not picklable; pass the path of its run and call LM.load(path)")
+
+    def _rows(self) -> list[tuple[str, str]]:
+        return [*language_model_rows(self), ("weights", self.weights)]
 
     def __repr__(self) -> str:
         config = self.model.config

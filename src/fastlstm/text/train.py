@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,6 +23,9 @@ from fastlstm.errors import (
 from fastlstm.ops.call import LSTMCall
 from fastlstm.ops.cell_options import CellOptions
 from fastlstm.ops.explain import explain
+from fastlstm.report.history import read_history
+from fastlstm.report.html import InNotebook
+from fastlstm.report.lines import end_rows
 from fastlstm.report.progress import default_output
 from fastlstm.runs.events import Event, Observer, checked_observers
 from fastlstm.runs.run_directory import RunDirectory
@@ -71,6 +74,9 @@ from fastlstm.training.remembered_plan import ChosenPlan
 from fastlstm.training.session import RunSession, Start, locked_run, torch_settings_kept
 from fastlstm.training.signals import StopFlag
 
+if TYPE_CHECKING:
+    from fastlstm.report.picture import Picture
+
 Source = str | Path | Sequence[str | Path]
 
 TEXT_MAY_CHANGE = MAY_CHANGE | {"sample_every", "cache_dir", "pipeline", *PARTS}
@@ -78,7 +84,7 @@ TEXT_MAY_CHANGE = MAY_CHANGE | {"sample_every", "cache_dir", "pipeline", *PARTS}
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(InNotebook):
     """A finished training run.
 
     Attributes:
@@ -97,6 +103,20 @@ class Run:
     @property
     def bits_per_char(self) -> float:
         return self.evaluation.bits_per_char
+
+    def plot(self) -> Picture:
+        """Returns bits per character of training and validation by tokens, as a matplotlib Figure.
+
+        Raises:
+            DataError: metrics.jsonl is missing.
+        """
+        from fastlstm.report.picture import training_picture
+
+        return training_picture(self.path)
+
+    def _rows(self) -> list[tuple[str, str]]:
+        history = read_history(self.path / "metrics.jsonl")
+        return [("run", str(self.path)), *end_rows(history.end or {}, history.start)]
 
 
 def train(

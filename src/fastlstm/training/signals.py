@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -46,7 +47,8 @@ def _exit(number: int, frame: FrameType | None) -> NoReturn:
 
 
 class StopFlag:
-    """Context manager: the first signal sets the flag, the second ends the process at once.
+    """Context manager: the first signal sets the flag, the second ends the process at once. A
+    second Ctrl-C at a prompt of Python or in a notebook raises KeyboardInterrupt instead.
 
     A line on standard error acknowledges the first signal, because saving may take a while. The
     second signal leaves stored files intact; the exit code is 128 plus its number.
@@ -99,6 +101,8 @@ class StopFlag:
                 came_at = time.monotonic() - self._arrivals.age_s()
                 if came_at < self._set_at + ONE_SIGNAL_S:
                     return
+            if number == signal.SIGINT and hasattr(sys, "ps1"):  # a prompt or a notebook stays
+                raise KeyboardInterrupt
             os._exit(128 + number)
         self.name, self._set_at = signal.Signals(number).name, time.monotonic()
         again = (
