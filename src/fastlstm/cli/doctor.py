@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from fastlstm.cli.command import Command, parse, switch
 from fastlstm.cli.options import JSON
 from fastlstm.cli.output import print_result
 from fastlstm.errors import EXIT_FAILED, EXIT_OK, FastLSTMError
-from fastlstm.report.lines import gpu_state, joined, labelled, si
+from fastlstm.report.lines import labelled
 from fastlstm.report.terminal import short_bytes
 from fastlstm.system import environment, hardware
 from fastlstm.system.cgroup import lines_of
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from fastlstm.report.lines import Row
-
-    Told = tuple[dict[str, Any], list[Row]]
 
 COMMAND = Command(
     verb="doctor",
@@ -38,92 +37,109 @@ COMMAND = Command(
 _BUSY = 0.1
 """Share of the cores from which other processes are mentioned."""
 _LIMITS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "FASTLSTM_ISA")
+_PAGES = "sys/kernel/mm/transparent_hugepage/enabled"
 
 
 def run(argv: list[str]) -> int:
     """Prints the facts; returns 1 if a part of them is unknown because of an error."""
     parsed = parse(COMMAND, argv)
-    facts, rows = examined(parsed["measure"])
+    facts = examined(parsed["measure"])
     home = os.path.expanduser("~")
     if home not in ("", "/", "~"):
         facts = json.loads(json.dumps(facts).replace(json.dumps(home)[1:-1], "~"))
-        rows = [(label, text.replace(home, "~")) for label, text in rows]
-    print_result(facts, rows, parsed["json"])
+    advice = facts["advice"] or ["nothing is missing"]
+    print_result(facts, rows({**facts, "advice": advice}), parsed["json"])
     return EXIT_FAILED if facts["faults"] else EXIT_OK
 
 
-def examined(measure: bool = False, root: Path = Path("/")) -> Told:
+def examined(measure: bool = False, root: Path = Path("/")) -> dict[str, Any]:
     """Returns the facts of this machine; `root` is the parent of /proc and /sys."""
-    usage, facts, rows, faults = (
-        MachineUsage(root=root),
-        dict[str, Any](),
-        list[tuple[str, str]](),
-        list[str](),
-    )
-    parts: list[Callable[[], Told]] = [_versions, _cpu, lambda: _cores(root, usage)]
-    parts += [lambda: _gpu(root), _kernels, *[_ceilings] * measure, _extras, _cache, _environment]
+    usage, facts, faults = MachineUsage(root=root), dict[str, Any](), list[str]()
+    parts: list[Callable[[], dict[str, Any]]] = [_versions, _cpu, partial(_cores, root, usage)]
+    parts += [partial(_gpu, root), _kernels, *[_ceilings] * measure, _packages]
     for part in parts:
         try:
-            own, shown = part()
+            facts |= part()
         except (FastLSTMError, ImportError, OSError, RuntimeError) as error:
             faults += [str(error)] * (str(error) not in faults)
-        else:
-            facts, rows = facts | own, rows + shown
-    told = [text for applies, text in (*_gpu_advice(facts), *_advice(facts)) if applies]
-    rows += labelled("fault", faults) + labelled("advice", told or ["nothing is missing"])
-    return facts | {"faults": faults, "advice": told}, rows
+    rules = (*_gpu_advice(facts), *_cpu_advice(facts))
+    return {**facts, "faults": faults, "advice": [text for applies, text in rules if applies]}
+
+
+def rows(facts: dict[str, Any]) -> list[Row]:
+    """Returns the facts as lines: lists of sentences one a line, the rest in one."""
+    found = list[tuple[str, str]]()
+    for name, value in facts.items():
+        label = _word(name)
+        if isinstance(value, list) and any(" " in item for item in value):
+            found += labelled(label, value)
+        elif text := _text(name, value) if value else "":
+            found.append((label, text))
+    return found
+
+
+def _word(name: str) -> str:
+    return name if name.isupper() else name.removesuffix("_bytes").replace("_", " ")
+
+
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, dict):
+        known = {key: item for key, item in value.items() if item is not None}
+        forms = {key: "{} ({})" if isinstance(known[key], dict) else "{} {}" for key in known}
+        return ", ".join(form.format(_word(k), _text(k, known[k])) for k, form in forms.items())
+    if isinstance(value, list):
+        return " ".join(_text(name, item) for item in value)
+    if name.endswith("_bytes"):
+        return short_bytes(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _gpu_advice(facts: dict[str, Any]) -> list[tuple[Any, str]]:
     """Returns what is missing on a GPU, and the command that adds it."""
-    gpus, why = ", ".join(facts.get("gpu_names", ())), facts.get("gpu_refusal")
+    gpu, state = facts.get("gpu", {}), facts.get("gpu_state")
+    name, why, nvrtc = gpu.get("found"), gpu.get("refusal"), gpu.get("nvrtc_error")
     is_hidden = facts.get("environment", {}).get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    no_cuda, nvrtc, states = hardware.NO_GPU[0], facts.get("nvrtc_error"), facts.get("gpu_state")
-    is_held = any(state.get("is_held_back") for state in states or ())
+    is_held, no_cuda = any(one.get("is_held_back") for one in state or ()), hardware.NO_GPU[0]
+    other = f"torch cannot use {name} (driver {gpu.get('driver')}): {why}; update the driver, or"
+    other += " choose another torch: https://pytorch.org/get-started/locally"
     return [
         (
-            gpus and why == no_cuda,
-            f"torch lacks CUDA for {gpus}: pip install --force-reinstall torch",
+            name and why == no_cuda,
+            f"no CUDA in torch for {name}: pip install --force-reinstall torch",
         ),
-        (gpus and is_hidden, f"CUDA_VISIBLE_DEVICES hides {gpus}: unset CUDA_VISIBLE_DEVICES"),
-        (
-            gpus and why not in (None, no_cuda) and not is_hidden,
-            f"torch cannot use {gpus} with driver {facts.get('gpu_driver')}: {why}; update the"
-            " driver or choose another torch: https://pytorch.org/get-started/locally",
-        ),
-        (nvrtc, f"the GPU gets no kernels of fastlstm: {nvrtc}: pip install cuda-bindings"),
-        (states == [], "load and memory of the GPU are unknown: pip install nvidia-ml-py"),
+        (name and is_hidden, f"CUDA_VISIBLE_DEVICES hides {name}: unset CUDA_VISIBLE_DEVICES"),
+        (name and why not in (None, no_cuda) and not is_hidden, other),
+        (nvrtc, f"no kernels of fastlstm on the GPU: {nvrtc}: pip install cuda-bindings"),
+        (state == [], "load and memory of the GPU are unknown: pip install nvidia-ml-py"),
         (is_held, "heat or power holds the GPU back: nvidia-smi -q -d PERFORMANCE"),
     ]
 
 
-def _advice(facts: dict[str, Any]) -> list[tuple[Any, str]]:
+def _cpu_advice(facts: dict[str, Any]) -> list[tuple[Any, str]]:
     """Returns what slows the CPU down or is missing, and the command that mends it."""
-    get, quota, others = facts.get, facts.get("quota"), facts.get("others_share", 0.0)
-    threads, cores, torch = get("threads", 0), get("cores", 0), get("torch", "")
-    low, high, least = get("limit_mhz", 0), get("max_mhz", 0), get("least_torch", "")
-    is_old = torch and _number(torch) < _number(least)
-    is_low = get("governor") == "powersave" and "pstate" not in get("clock_driver", "")
-    limits = [name for name in _LIMITS if get("environment", {}).get(name)]
-    pages = "/sys/kernel/mm/transparent_hugepage/enabled"
+    cores, clock, versions = (facts.get(name, {}) for name in ("cores", "clock", "versions"))
+    quota, others, used = cores.get("quota"), cores.get("others_share", 0), cores.get("threads", 0)
+    most, low, high = cores.get("usable", 0), clock.get("limit_khz"), clock.get("max_khz")
+    torch, least = versions.get("torch", ""), facts.get("requires", {}).get("torch", "")
+    is_low = clock.get("governor") == "powersave" and "pstate" not in (clock["driver"] or "")
+    limits = [name for name in _LIMITS if facts.get("environment", {}).get(name)]
+    has_pages = facts.get("memory", {}).get("huge_pages") != "never"
+    is_kept = facts.get("cache", {}).get("is_writable", True)
     return [
-        (is_old, f"torch {torch} is older than {least}: pip install --upgrade torch"),
-        *((True, f"{name} limits the instructions: unset {name}") for name in limits),
-        (threads < cores, f"{threads} of {cores} cores are used: unset OMP_NUM_THREADS"),
         (
-            quota,
-            f"the CPU quota is {quota or 0:.3g} cores: docker run --cpus {get('logical_cores')}",
+            torch and _number(torch) < _number(least),
+            f"torch {torch} is older than {least}: pip install --upgrade torch",
         ),
+        *((True, f"{name} limits the instructions: unset {name}") for name in limits),
+        (used < most, f"{used} of {most} cores are used: unset OMP_NUM_THREADS"),
+        (quota, f"the CPU quota is {quota} cores: docker run --cpus {cores.get('allowed')}"),
         (is_low, "the clock is kept low: sudo cpupower frequency-set --governor performance"),
         (
-            low < 0.95 * high,
-            f"the clock is limited to {low} MHz: sudo cpupower frequency-set --max {high}MHz",
+            low and high and low < 0.95 * high,
+            f"the clock is limited to {low} kHz: sudo cpupower frequency-set --max {high}",
         ),
-        (get("huge_pages") == "never", f"no huge pages: echo madvise | sudo tee {pages}"),
-        (
-            get("is_cache_writable") is False,
-            "the cache cannot be written, nothing is kept: export FASTLSTM_CACHE=DIR",
-        ),
+        (not has_pages, f"no huge pages: echo madvise | sudo tee /{_PAGES}"),
+        (not is_kept, "the cache cannot be written: export FASTLSTM_CACHE=DIR"),
         (others > _BUSY, f"other processes use {others:.0%} of the cores: measure when they end"),
     ]
 
@@ -132,95 +148,75 @@ def _number(version: str) -> list[int]:
     return [int(part) for part in re.findall(r"\d+", version)[:2]]
 
 
-def _versions() -> Told:
+def _versions() -> dict[str, Any]:
     import torch
 
     names = ("fastlstm", "numpy", "safetensors")
-    facts = {"python": platform.python_version(), "torch": torch.__version__}
-    facts |= {name: str(_installed(name)) for name in names}
-    shown = ", ".join(f"{name} {version}" for name, version in facts.items())
-    return facts | {"system": platform.platform()}, [
-        ("versions", shown),
-        ("system", platform.platform()),
-    ]
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    versions |= {name: _installed(name) or "not installed" for name in names}
+    return {"system": platform.platform(), "versions": versions}
 
 
-def _cpu() -> Told:
+def _installed(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu() -> dict[str, Any]:
     import torch
 
-    cpu, widest, bf16 = hardware.cpu(), hardware.widest_isa(), hardware.bf16_instructions()
-    own = {**dataclasses.asdict(cpu), "features": sorted(cpu.features), "widest_isa": widest}
-    isa, has_onednn = torch.backends.cpu.get_cpu_capability(), hardware.has_onednn()
-    facts = {"cpu": own, "torch_isa": isa, "has_onednn": has_onednn, "bf16_instructions": bf16}
-    sizes = {"L1d": cpu.l1d_bytes, "L2": cpu.l2_bytes, "L3": cpu.l3_bytes}
-    onednn = f"oneDNN with bf16 by {bf16}" if bf16 else "oneDNN without bf16"
-    own_bf16 = "" if cpu.bf16_isa == cpu.isa else f"bf16 {cpu.bf16_isa}"
-    limit = "" if cpu.isa == widest else f"limited, the CPU has {widest}"
-    return facts, [
-        ("cpu", cpu.model),
-        (
-            "instructions",
-            joined(cpu.isa, own_bf16, limit),
-        ),
-        ("", " ".join(own["features"])),
-        ("torch", f"{isa}, {onednn if has_onednn else 'no oneDNN'}"),
-        (
-            "caches",
-            ", ".join(f"{name} {short_bytes(size)}" for name, size in sizes.items() if size),
-        ),
-    ]
+    cpu = dataclasses.asdict(hardware.cpu())
+    caches = {name.removesuffix("_bytes"): cpu.pop(name) for name in list(cpu) if "_bytes" in name}
+    onednn = hardware.bf16_instructions() or "no bf16" if hardware.has_onednn() else "off"
+    isa = torch.backends.cpu.get_cpu_capability()
+    return {
+        "cpu": {name: cpu[name] for name in ("vendor", "model")},
+        "instructions": {"used": cpu["isa"], "bf16": cpu["bf16_isa"], "of": hardware.widest_isa()},
+        "features": sorted(cpu["features"]),
+        "torch": {"instructions": isa, "onednn": onednn},
+        "caches": {name: short_bytes(size) for name, size in caches.items() if size},
+    }
 
 
-def _cores(root: Path, usage: MachineUsage) -> Told:
+def _cores(root: Path, usage: MachineUsage) -> dict[str, Any]:
     """Returns cores, clock and memory; a fact that the system lacks is missing."""
     import torch
 
+    def text(path: Path) -> str | None:
+        return "".join(lines_of(path)[:1]).strip() or None
+
+    def number(path: Path) -> int | None:
+        return int(found) if (found := text(path) or "").isdecimal() else None
+
     mask = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else {0}
-    cpus, quota = root / "sys/devices/system/cpu", hardware.quota()
-    clock = cpus / f"cpu{min(mask)}/cpufreq"
-
-    def text(path: Path) -> str:
-        return "".join(lines_of(path)[:1]).strip()
-
-    def number(path: Path) -> int:
-        return int(found) if (found := text(path)).isdecimal() else 0
-
-    siblings = {text(cpus / f"cpu{number}/topology/thread_siblings") for number in mask} - {""}
-    total = re.match(r"MemTotal:\s+(\d+) kB", text(root / "proc/meminfo"))
-    pages = text(root / "sys/kernel/mm/transparent_hugepage/enabled")
-    facts = {
-        "logical_cores": len(mask),
-        "physical_cores": len(siblings) or None,
-        **{"cores": hardware.cores(), "quota": quota, "threads": hardware.default_threads()},
-        "clock_driver": text(clock / "scaling_driver") or None,
-        "governor": text(clock / "scaling_governor") or None,
-        "max_mhz": number(clock / "cpuinfo_max_freq") // 1000,
-        "limit_mhz": number(clock / "scaling_max_freq") // 1000,
-        "slowed_by_heat": number(clock.with_name("thermal_throttle") / "package_throttle_count"),
-        "total_bytes": int(total[1]) << 10 if total else 0,
-        "huge_pages": pages.partition("[")[2].partition("]")[0] or None,
-        **usage.read(),
+    cpus, used = root / "sys/devices/system/cpu", usage.read()
+    clock, heat = (cpus / f"cpu{min(mask)}" / name for name in ("cpufreq", "thermal_throttle"))
+    siblings = {text(cpus / f"cpu{cpu}/topology/thread_siblings") for cpu in mask} - {None}
+    total = re.match(r"MemTotal:\s+(\d+) kB", text(root / "proc/meminfo") or "")
+    return {
+        "cores": {
+            **{"allowed": len(mask), "of": os.cpu_count(), "physical": len(siblings) or None},
+            **{"quota": hardware.quota(), "usable": hardware.cores()},
+            **{"threads": hardware.default_threads(), "threads_of_torch": torch.get_num_threads()},
+            **{n: used[n] for n in ("others_share", "steal_share", "throttled_share") if n in used},
+        },
+        "clock": {
+            **{name: text(clock / f"scaling_{name}") for name in ("driver", "governor")},
+            "max_khz": number(clock / "cpuinfo_max_freq"),
+            "limit_khz": number(clock / "scaling_max_freq"),
+            "slowed_by_heat": number(heat / "package_throttle_count"),
+        },
+        "memory": {
+            "total_bytes": int(total[1]) << 10 if total else None,
+            "available_bytes": used.get("available_bytes"),
+            "huge_pages": (text(root / _PAGES) or "").partition("[")[2].partition("]")[0] or None,
+        },
     }
-    facts = {name: value for name, value in facts.items() if value is not None}
-    heat, free = facts["slowed_by_heat"], facts.get("available_bytes", 0)
-    shown = joined(
-        f"{len(mask)} of {os.cpu_count()} hardware threads",
-        f"{len(siblings)} cores" if siblings else "",
-        "" if quota is None else f"CPU quota {quota:.3g}",
-        f"{facts['threads']} threads by default (torch {torch.get_num_threads()})",
-    )
-    clocks = joined(facts.get("governor", ""), facts.get("clock_driver", ""))
-    return facts, [
-        ("cores", shown),
-        ("clock", joined(clocks or "unknown", f"slowed by heat {heat} times" if heat else "")),
-        (
-            "memory",
-            f"{short_bytes(facts['total_bytes'])}, {short_bytes(free)} free for this process",
-        ),
-    ]
 
 
-def _gpu(root: Path) -> Told:
+def _gpu(root: Path) -> dict[str, Any]:
     import torch
 
     from fastlstm.ops.cuda.compiler import nvrtc_version
@@ -230,38 +226,29 @@ def _gpu(root: Path) -> Told:
     version = re.search(r"Kernel Module.*?(\d+\.[\d.]+)", "".join(lines_of(folder / "version")))
     models = ["\n".join(lines_of(path)) for path in sorted(folder.glob("gpus/*/information"))]
     names = [found[1].strip() for text in models if (found := re.search(r"Model:(.*)", text))]
-    facts: dict[str, Any] = {"gpu_refusal": refusal, "gpu_names": names, "gpu": None}
-    facts |= {"gpu_driver": version[1] if version else None, "cuda": torch.version.cuda}
-    driver = f"driver {version[1]}" if version else ""
+    about: dict[str, Any] = {"found": ", ".join(names) or None, "refusal": refusal}
+    about |= {"driver": version[1] if version else None, "cuda": torch.version.cuda}
     if (gpu := hardware.gpu()) is None or refusal is not None:
-        return facts, [("gpu", joined(f"none usable by torch: {refusal}", *names, driver))]
-    facts |= {"gpu": dataclasses.asdict(gpu), "gpu_state": gpu_usage().get("gpus", [])}
+        return {"gpu": about}
+    about |= {**dataclasses.asdict(gpu), "capability": ".".join(map(str, gpu.capability))}
     try:
-        nvrtc = f"NVRTC {nvrtc_version()}"
+        about["nvrtc"] = nvrtc_version()
     except FastLSTMError as error:
-        nvrtc = facts["nvrtc_error"] = str(error)
-    about = joined(
-        gpu.name, short_bytes(gpu.total_bytes), f"sm_{''.join(map(str, gpu.capability))}"
-    )
-    versions = joined(driver, f"CUDA {gpu.cuda_version}", f"cuDNN {gpu.cudnn_version}", nvrtc)
-    states = [text for text in map(gpu_state, facts["gpu_state"]) if text]
-    return facts, [("gpu", about), ("", versions), *labelled("gpu state", states)]
+        about["nvrtc_error"] = str(error)
+    return {"gpu": about, "gpu_state": gpu_usage().get("gpus", [])}
 
 
-def _kernels() -> Told:
+def _kernels() -> dict[str, Any]:
     """Returns the kernels of a layer of the default size, and of writing text, by precision."""
     import torch
 
     from fastlstm.text.decoder import isa_of
     from fastlstm.training.precision import precisions_of
 
-    facts: dict[str, Any] = {"kernels": _kernel_lines("cpu", ("fp32", "bf16"))}
-    facts["writing"] = {name: isa_of(name) for name in ("fp32", "bf16", "int8", "int4")}
-    writing = ", ".join(f"{name} {isa}" for name, isa in facts["writing"].items())
-    rows = [*labelled("lstm", facts["kernels"]), ("writing text", writing)]
+    kernels = {"lstm": _kernel_lines("cpu", ("fp32", "bf16"))}
     if hardware.gpu_refusal() is None:
-        facts["gpu_kernels"] = _kernel_lines("cuda", precisions_of(torch.device("cuda")))
-    return facts, rows + labelled("gpu lstm", facts.get("gpu_kernels"))
+        kernels["gpu_lstm"] = _kernel_lines("cuda", precisions_of(torch.device("cuda")))
+    return {**kernels, "writing": {name: isa_of(name) for name in ("fp32", "bf16", "int8", "int4")}}
 
 
 def _kernel_lines(device: str, precisions: Sequence[str]) -> list[str]:
@@ -278,35 +265,25 @@ def _kernel_lines(device: str, precisions: Sequence[str]) -> list[str]:
     return [line.replace("layer 0: ", "") for line in lines]
 
 
-def _ceilings() -> Told:
+def _ceilings() -> dict[str, Any]:
     """Measures matrix products and copies, or recalls them."""
     import torch
 
     from fastlstm.system.ceilings import ceiling_dtype, measured_ceilings
     from fastlstm.training.precision import precisions_of
 
-    threads = hardware.default_threads()
-    ceilings = {"fp32": measured_ceilings("fp32", threads)}
-    has_bf16 = ceiling_dtype("bf16", "cpu") == "bf16"
-    ceilings["bf16"] = measured_ceilings("bf16", threads) if has_bf16 else ceilings["fp32"]
+    has_bf16, threads = ceiling_dtype("bf16", "cpu") == "bf16", hardware.default_threads()
+    found = {n: measured_ceilings(n, threads) for n in ("fp32", *(["bf16"] if has_bf16 else []))}
     if hardware.gpu_refusal() is None:
         for name in precisions_of(torch.device("cuda")):
-            ceilings[f"gpu {name}"] = measured_ceilings(name, device="cuda")
-    rows = list[tuple[str, str]]()
-    for name, value in ceilings.items():
-        how = value.gemm_by
-        if name == "bf16" and not has_bf16:
-            how += ", as in fp32: oneDNN has no bf16 instructions on this CPU"
-        speed = f"{si(1e9 * value.gemm_gflops)}FLOP/s in matrix products ({how})"
-        rows.append((f"ceiling {name}", f"{speed}, copy {value.copy_gb_s:,.1f} GB/s"))
-    peaks = hardware.peak_gflops(threads)
-    rows += [(f"peak {isa}", f"{si(1e9 * gflops)}FLOP/s") for isa, gflops in peaks.items()]
-    shown = {name: dataclasses.asdict(value) for name, value in ceilings.items()}
-    return {"ceilings": shown, "peak_gflops": peaks}, rows
+            found[f"gpu_{name}"] = measured_ceilings(name, device="cuda")
+    names = ("gemm_gflops", "gemm_by", "copy_gb_s", "is_busy")
+    ceilings = {n: {name: getattr(value, name) for name in names} for n, value in found.items()}
+    return {"ceilings": ceilings, "peak_gflops": hardware.peak_gflops(threads)}
 
 
-def _extras() -> Told:
-    """Returns the packages of every extra with their versions, None for a missing one."""
+def _packages() -> dict[str, Any]:
+    """Returns the extras with the versions of their packages, the cache and the environment."""
     extras, least = dict[str, dict[str, str | None]](), ""
     for line in metadata.requires("fastlstm") or ():
         name, extra = re.split(r"[^\w.-]", line)[0], re.search(r"extra == ['\"](.+?)['\"]", line)
@@ -314,31 +291,11 @@ def _extras() -> Told:
             least = line.partition(">=")[2]
         elif extra is not None and extra[1] not in ("all", "dev", "docs"):
             extras.setdefault(extra[1], {})[name] = _installed(name)
-    missing = [extra for extra, packages in extras.items() if None in packages.values()]
-    have = [extra for extra in extras if extra not in missing]
-    more = f"not installed: {', '.join(missing)}; pip install 'fastlstm[NAME]' adds one"
-    rows = [("extras", ", ".join(have) or "none"), *[("", more)] * bool(missing)]
-    return {"extras": extras, "least_torch": least}, rows
-
-
-def _installed(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _cache() -> Told:
+    missing = [f"pip install 'fastlstm[{n}]'" for n, own in extras.items() if None in own.values()]
+    installed = {name: own for name, own in extras.items() if None not in own.values()}
+    facts = {"extras": installed, "more": missing, "environment": environment.shown()}
     folder = environment.cache_dir()
     size = sum(path.lstat().st_size for path in folder.rglob("*"))
     place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    is_writable = os.access(place, os.W_OK | os.X_OK)
-    facts = {"cache": str(folder), "cache_bytes": size, "is_cache_writable": is_writable}
-    state = "" if is_writable else "cannot be written"
-    return facts, [("cache", joined(str(folder), short_bytes(size), state))]
-
-
-def _environment() -> Told:
-    shown = environment.shown()
-    lines = [f"{name}={value}" for name, value in shown.items()]
-    return {"environment": shown}, labelled("environment", lines)
+    about = {"path": str(folder), "size_bytes": size, "is_writable": os.access(place, os.W_OK)}
+    return {**facts, "requires": {"torch": least}, "cache": about}

@@ -167,8 +167,8 @@ def parse_for_run(argv: Sequence[str], commands: Mapping[Kind, Command]) -> tupl
         UsageError: as `parse`, or an option is for another kind.
     """
     arguments = _split_for_all(argv, *commands.values())
-    runs = map(kind_of_run, arguments.positionals[:1])
-    kind = next((kind for kind in runs if kind in commands), next(iter(commands)))
+    runs = [kind_of_run(word) for word in arguments.positionals[:1]]
+    kind = next((kind for kind in commands if kind in runs), next(iter(commands)))
     return kind, parse(_checked(commands[kind], arguments, kind), argv)
 
 
