@@ -91,8 +91,9 @@ def read_sequences(path: str, needs_answers: bool) -> tuple[Any, Any]:
     if not os.path.isfile(place):
         raise DataError(f"there is no file {path or repr('')}{hint_of_file(Path(place))}")
     try:
-        loaded = np.load(place, allow_pickle=False)
-        found = {"X": loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
+        with open(place, "rb") as file:
+            loaded = np.load(file, allow_pickle=False)
+            found = {"X": loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error):
         raise DataError(f"{path} is no .npy or .npz file of numbers: {_SEQUENCES}") from None
     if missing := {"X", *(["y"] if needs_answers else [])} - found.keys():
