@@ -29,7 +29,7 @@ EXTRAS = (
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     """Returns what gives the advice on a machine whose /proc and /sys hold some files."""
-    monkeypatch.setattr(doctor, "_kernel_lines", lambda device, names: [f"{device} {names}"])
+    monkeypatch.setattr(doctor, "_kernels", dict)
     for name in doctor._LIMITS:
         monkeypatch.delenv(name, raising=False)
 
@@ -86,13 +86,13 @@ def test_the_speed_is_measured_on_request(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured = Ceilings(98.5, "oneDNN", 20.0)
-    monkeypatch.setattr(ceilings, "measured_ceilings", lambda dtype, threads: measured)
+    monkeypatch.setattr(ceilings, "measured_ceilings", lambda dtype, threads, device: measured)
     monkeypatch.setattr(hardware, "peak_gflops", lambda threads: {"avx2": 120.0})
     assert main(["doctor"]) == 0
     assert "gflops" not in capsys.readouterr().out
     assert main(["doctor", "--measure"]) == 0
     shown = capsys.readouterr().out
-    assert "fp32 (gemm gflops 98.5, gemm by oneDNN, copy gb s 20, is busy False)" in shown
+    assert "cpu fp32 (gemm gflops 98.5, gemm by oneDNN, copy gb s 20, is busy False)" in shown
     assert re.search("peak gflops +avx2 120", shown)
 
 

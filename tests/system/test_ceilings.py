@@ -101,7 +101,7 @@ def test_a_cpu_with_avx2_only_is_described() -> None:
     command = [sys.executable, "-m", "fastlstm", "doctor", "--measure"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "ceilings      fp32 (" in done.stdout
+    assert "ceilings      cpu fp32 (" in done.stdout
     assert "bf16 (gemm" not in done.stdout
 
 

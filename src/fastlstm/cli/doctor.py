@@ -238,48 +238,47 @@ def _gpu(root: Path) -> dict[str, Any]:
     return {"gpu": about, "gpu_state": gpu_usage().get("gpus", [])}
 
 
+def _devices() -> dict[str, Sequence[str]]:
+    """Returns the precisions to choose from, by device."""
+    import torch
+
+    from fastlstm.training.precision import precisions_of
+
+    names = ["cpu"] if hardware.gpu_refusal() is not None else ["cpu", "cuda"]
+    return {name: precisions_of(torch.device(name)) for name in names}
+
+
 def _kernels() -> dict[str, Any]:
     """Returns the kernels of a layer of the default size, and of writing text, by precision."""
     import torch
 
-    from fastlstm.text.decoder import isa_of
-    from fastlstm.training.precision import precisions_of
-
-    kernels = {"lstm": _kernel_lines("cpu", ("fp32", "bf16"))}
-    if hardware.gpu_refusal() is None:
-        kernels["gpu_lstm"] = _kernel_lines("cuda", precisions_of(torch.device("cuda")))
-    return {**kernels, "writing": {name: isa_of(name) for name in ("fp32", "bf16", "int8", "int4")}}
-
-
-def _kernel_lines(device: str, precisions: Sequence[str]) -> list[str]:
-    import torch
-
     from fastlstm.nn.lstm import LSTM
     from fastlstm.ops.explain import explain
+    from fastlstm.text.decoder import isa_of
     from fastlstm.training.precision import autocast
 
-    layer, lines = LSTM(128, 512).to(device), []
-    for name in precisions:
-        with autocast(name, torch.device(device)):
-            lines.append(f"{name}, H=512, {explain(layer)[0]}")
-    return [line.replace("layer 0: ", "") for line in lines]
+    lines = list[str]()
+    for device, precisions in _devices().items():
+        layer = LSTM(128, 512).to(device)
+        for name in precisions:
+            with autocast(name, torch.device(device)):
+                report = str(explain(layer)[0]).replace("layer 0: ", "")
+            lines.append(f"{device}, {name}, H=512, {report}")
+    return {"lstm": lines, "writing": {n: isa_of(n) for n in ("fp32", "bf16", "int8", "int4")}}
 
 
 def _ceilings() -> dict[str, Any]:
     """Measures matrix products and copies, or recalls them."""
-    import torch
-
     from fastlstm.system.ceilings import ceiling_dtype, measured_ceilings
-    from fastlstm.training.precision import precisions_of
 
-    has_bf16, threads = ceiling_dtype("bf16", "cpu") == "bf16", hardware.default_threads()
-    found = {n: measured_ceilings(n, threads) for n in ("fp32", *(["bf16"] if has_bf16 else []))}
-    if hardware.gpu_refusal() is None:
-        for name in precisions_of(torch.device("cuda")):
-            found[f"gpu_{name}"] = measured_ceilings(name, device="cuda")
-    names = ("gemm_gflops", "gemm_by", "copy_gb_s", "is_busy")
-    ceilings = {n: {name: getattr(value, name) for name in names} for n, value in found.items()}
-    return {"ceilings": ceilings, "peak_gflops": hardware.peak_gflops(threads)}
+    found, threads = dict[str, dict[str, Any]](), hardware.default_threads()
+    for device, precisions in _devices().items():
+        for name in precisions:
+            if ceiling_dtype(name, device) == name:
+                one = dataclasses.asdict(measured_ceilings(name, threads, device=device))
+                shown = ("gemm_gflops", "gemm_by", "copy_gb_s", "is_busy")
+                found[f"{device}_{name}"] = {key: one[key] for key in shown}
+    return {"ceilings": found, "peak_gflops": hardware.peak_gflops(threads)}
 
 
 def _packages() -> dict[str, Any]:

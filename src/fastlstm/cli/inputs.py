@@ -103,12 +103,10 @@ def read_sequences(path: str, needs_answers: bool) -> tuple[Any, Any]:
         raise DataError(f"X of {path} has shape {X.shape}: {_SEQUENCES}")
     if lengths is None:
         return X, y
-    if lengths.shape != X.shape[:1] or lengths.dtype.kind not in "iu":
-        raise DataError(f"{path}: `lengths` is not a whole number for each sequence: {_SEQUENCES}")
-    if len(bad := np.flatnonzero((lengths < 1) | (lengths > X.shape[1]))):
-        limit = f"expected 1 to {X.shape[1]}"
-        raise DataError(f"{path}: the length of sequence {bad[0]} is {lengths[bad[0]]}, {limit}")
-    return [steps[:length] for steps, length in zip(X, lengths, strict=True)], y
+    known = np.arange(1, X.shape[1] + 1)
+    if lengths.shape != X.shape[:1] or not np.isin(lengths, known).all():
+        raise DataError(f"{path}: `lengths` is not 1 to {X.shape[1]} for each sequence")
+    return [steps[: int(length)] for steps, length in zip(X, lengths, strict=True)], y
 
 
 def refuse_runs(sources: Sequence[str]) -> None:
