@@ -58,7 +58,7 @@ COMMAND = Command(
         "fastlstm compress runs/book --out runs/student --rnn-size 128 --budget 5m",
         "fastlstm compress runs/book --out runs/fast --target 200000/s --budget 10m",
     ),
-    other="With a forecaster as RUN, fastlstm compress RUN --help shows its options.",
+    other="Other kinds of RUN have other options: fastlstm compress RUN --help",
 )
 TABLE_COMMAND = Command(
     verb="compress",

@@ -62,7 +62,7 @@ COMMAND = Command(
         "fastlstm evaluate runs/book other.txt",
         "fastlstm evaluate runs/book book.txt --split valid --zero-state-window 128",
     ),
-    other="A forecaster or a sequence model as RUN has other options: fastlstm evaluate RUN --help",
+    other="Other kinds of RUN have other options: fastlstm evaluate RUN --help",
 )
 TABLE_COMMAND = Command(
     verb="evaluate",

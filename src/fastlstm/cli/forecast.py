@@ -44,7 +44,7 @@ COMMAND = Command(
         "fastlstm forecast runs/sales s3://shop/sales/ --out s3://shop/next.parquet",
         "fastlstm forecast runs/sales sales.csv --future plan.csv --quantiles 0.1,0.9",
     ),
-    other="A sequence model as RUN has other options: fastlstm forecast RUN --help",
+    other="Other kinds of RUN have other options: fastlstm forecast RUN --help",
 )
 
 
