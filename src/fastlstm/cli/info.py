@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 COMMAND = Command(
     verb="info",
     summary="Show a run and check its files; fastlstm doctor shows this machine.",
-    positionals=(Positional("RUN", "a run directory or a checkpoint"),),
+    positionals=(
+        Positional("RUN", "a run directory or a checkpoint (this machine: fastlstm doctor)"),
+    ),
     options=(JSON,),
     examples=("fastlstm info runs/book",),
 )
