@@ -144,7 +144,7 @@ def test_a_gpu_that_torch_does_not_use(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     no_cuda, none = hardware.NO_GPU
     for refusal, told in (
-        (no_cuda, "no CUDA in torch for NVIDIA T4: pip install --force-reinstall torch"),
+        (no_cuda, "torch lacks CUDA: pip install --force-reinstall torch"),
         (
             "the driver is too old",
             "torch cannot use NVIDIA T4 (driver 575.57.08): the driver is too",

@@ -5,13 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.cli.command import (
-    Command,
-    Option,
-    Positional,
-    options_from_dataclass,
-    switch,
-)
+from fastlstm.cli.command import Command, Option, Positional, options_from_dataclass, switch
 from fastlstm.cli.inputs import refuse_runs, require_run, require_tables, warn_of_table
 from fastlstm.cli.output import print_json, print_result
 from fastlstm.cli.train import observed

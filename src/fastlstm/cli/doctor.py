@@ -103,10 +103,7 @@ def _gpu_advice(facts: dict[str, Any]) -> list[tuple[Any, str]]:
     other = f"torch cannot use {name} (driver {gpu.get('driver')}): {why}; update the driver, or"
     other += " choose another torch: https://pytorch.org/get-started/locally"
     return [
-        (
-            name and why == no_cuda,
-            f"no CUDA in torch for {name}: pip install --force-reinstall torch",
-        ),
+        (name and why == no_cuda, "torch lacks CUDA: pip install --force-reinstall torch"),
         (name and is_hidden, f"CUDA_VISIBLE_DEVICES hides {name}: unset CUDA_VISIBLE_DEVICES"),
         (name and why not in (None, no_cuda) and not is_hidden, other),
         (nvrtc, f"no kernels of fastlstm on the GPU: {nvrtc}: pip install cuda-bindings"),
@@ -122,22 +119,18 @@ def _cpu_advice(facts: dict[str, Any]) -> list[tuple[Any, str]]:
     most, low, high = cores.get("usable", 0), clock.get("limit_khz"), clock.get("max_khz")
     torch, least = versions.get("torch", ""), facts.get("requires", {}).get("torch", "")
     is_low = clock.get("governor") == "powersave" and "pstate" not in (clock["driver"] or "")
+    is_old = torch and _number(torch) < _number(least)
+    is_capped = low and high and low < 0.95 * high
     limits = [name for name in _LIMITS if facts.get("environment", {}).get(name)]
     has_pages = facts.get("memory", {}).get("huge_pages") != "never"
     is_kept = facts.get("cache", {}).get("is_writable", True)
     return [
-        (
-            torch and _number(torch) < _number(least),
-            f"torch {torch} is older than {least}: pip install --upgrade torch",
-        ),
+        (is_old, f"torch {torch} is older than {least}: pip install --upgrade torch"),
         *((True, f"{name} limits the instructions: unset {name}") for name in limits),
         (used < most, f"{used} of {most} cores are used: unset OMP_NUM_THREADS"),
         (quota, f"the CPU quota is {quota} cores: docker run --cpus {cores.get('allowed')}"),
         (is_low, "the clock is kept low: sudo cpupower frequency-set --governor performance"),
-        (
-            low and high and low < 0.95 * high,
-            f"the clock is limited to {low} kHz: sudo cpupower frequency-set --max {high}",
-        ),
+        (is_capped, f"the clock is limited: sudo cpupower frequency-set --max {high}"),
         (not has_pages, f"no huge pages: echo madvise | sudo tee /{_PAGES}"),
         (not is_kept, "the cache cannot be written: export FASTLSTM_CACHE=DIR"),
         (others > _BUSY, f"other processes use {others:.0%} of the cores: measure when they end"),

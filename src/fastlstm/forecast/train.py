@@ -30,12 +30,7 @@ from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split, split_table
 from fastlstm.forecast.data.table_files import require_files
 from fastlstm.forecast.data.timeline import ROWS
-from fastlstm.forecast.files import (
-    SCALER_FILE,
-    StoredForecaster,
-    read_forecaster,
-    read_options,
-)
+from fastlstm.forecast.files import SCALER_FILE, StoredForecaster, read_forecaster, read_options
 from fastlstm.forecast.model.config import ForecasterConfig
 from fastlstm.forecast.plan import (
     LEARNING_RATES,
