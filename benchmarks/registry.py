@@ -29,7 +29,9 @@ class Benchmark(NamedTuple):
 
 
 BENCHMARKS = (
-    Benchmark("ceiling", "what this machine reaches: products and copies", "fastlstm info", ""),
+    Benchmark(
+        "ceiling", "what this machine reaches: products and copies", "fastlstm doctor --measure", ""
+    ),
     Benchmark(
         "training_step",
         "whole training steps beside torch and Keras, share of the ceiling",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from fastlstm.cli.command import Command, by_group
-from fastlstm.cli.main import VERBS, commands
+from fastlstm.cli.main import FORMS, VERBS, module_of
 
 _HEAD = """# The command line
 
@@ -36,8 +36,9 @@ def reference() -> str:
     """Returns the reference of all verbs as Markdown."""
     sections = []
     for verb in VERBS:
-        for place, command in enumerate(commands(verb)):
-            sections.append(_section(command, f"{verb} (tables)" if place else verb))
+        module = module_of(verb)
+        named = {name: form for name, form in FORMS.items() if hasattr(module, name)}
+        sections += [_section(getattr(module, name), verb + form) for name, form in named.items()]
     return _HEAD + "".join(sections)
 
 

@@ -8,11 +8,6 @@ from typing import Any
 import pytest
 
 from fastlstm.cli.main import main
-from fastlstm.system import ceilings, hardware
-from fastlstm.system.ceilings import Ceilings
-from fastlstm.system.hardware import CpuInfo
-
-pytestmark = pytest.mark.isa
 
 
 def test_a_run(tiny_run: Path, capsys: pytest.CaptureFixture[str], events: list[Any]) -> None:
@@ -53,40 +48,6 @@ def test_damage_is_shown_and_the_exit_code_is_1(
 def test_no_such_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", "nowhere"]) == 2
     assert capsys.readouterr().err.startswith("fastlstm: error: nowhere: no such run")
-
-
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that needs no measuring."""
-    cpu = CpuInfo("Maker", "Chip 9000", "avx2", "avx2", frozenset({"avx2"}), 2, 32768, 1 << 20, 0)
-    monkeypatch.setattr(hardware, "cpu", lambda: cpu)
-    monkeypatch.setattr(hardware, "gpu", lambda: None)
-    monkeypatch.setattr(hardware, "default_threads", lambda: 2)
-    measured = Ceilings(98.5, "oneDNN", 20.0)
-    monkeypatch.setattr(ceilings, "measured_ceilings", lambda dtype, threads: measured)
-    monkeypatch.setattr(hardware, "peak_gflops", lambda threads: {"avx2": 120.0})
-
-
-@pytest.mark.usefixtures("machine")
-def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["info"]) == 0
-    out = capsys.readouterr().out
-    assert "Chip 9000" in out
-    assert "2 for this process, 2 threads by default" in out
-    assert "L1d 32.8 kB, L2 1.05 MB" in out
-    assert "98.5 GFLOP/s in matrix products (oneDNN), copy 20.0 GB/s" in out
-    assert "none usable by torch" in out
-    assert "fp32, H=512, native" in out
-
-
-@pytest.mark.usefixtures("machine")
-def test_this_machine_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["info", "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)
-    assert facts["cpu"]["features"] == ["avx2"]
-    assert facts["gpu"] is None
-    assert facts["ceilings"]["bf16"]["gemm_gflops"] == 98.5
-    assert len(facts["kernels"]) == 2
 
 
 @pytest.mark.parametrize(

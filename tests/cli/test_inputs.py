@@ -61,7 +61,10 @@ def test_a_forecaster_reads_tables_as_its_options_say(
 
     monkeypatch.setattr("fastlstm.forecast.forecaster.Forecaster.load", load)
     parsed = parse(COMMAND, [str(tiny_run), str(table), "--gaps", "fill"])
-    with pytest.raises(FormatError, match="is a text model, expected a forecaster"):
+    with pytest.raises(
+        FormatError,
+        match="is a text model, which `fastlstm forecast` does not take; `fastlstm gene",
+    ):
         inputs.open_forecaster(parsed, [str(table)])
     monkeypatch.setattr(inputs, "require_run", lambda *_: None)
     with pytest.raises(DataError, match="there is no file"):

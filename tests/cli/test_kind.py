@@ -8,10 +8,10 @@ from types import ModuleType
 import pytest
 
 from fastlstm.cli import evaluate, forecast, train
-from fastlstm.cli.command import Command
+from fastlstm.cli.command import Command, HelpRequested, help_text
 from fastlstm.cli.inputs import require_tables
 from fastlstm.cli.main import main
-from fastlstm.cli.training import command_for
+from fastlstm.cli.training import command_for, parse_for_run
 from fastlstm.errors import DataError, FastLSTMError, UsageError
 from fastlstm.forecast.data.table_files import require_files
 from fastlstm.text.data.source_kind import kind_of_source
@@ -22,8 +22,13 @@ PROSE = "One day, 1 of 3, it rained.\nThe next 2 days, too.\nThen, on the 4th, i
 
 
 def meant(verb: str, argv: list[str]) -> Command:
-    module = train if verb == "train" else evaluate
-    return command_for(argv, module.COMMAND, module.TABLE_COMMAND)
+    if verb == "train":
+        return command_for(argv, train.COMMAND, train.TABLE_COMMAND)
+    try:
+        return parse_for_run(argv, evaluate.COMMANDS)[1].command
+    except HelpRequested as asked:
+        found = evaluate.COMMANDS.values()
+        return next(c for c in found if help_text(c, shows_all=False) == asked.text)
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +63,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ["data.csv", "--horizon", "4", "--out", "r"],
         ["numbers.txt", "--target=y", "--out", "r"],
         ["data.csv", "--out", "started", "--resume"],
+        ["data.csv", "--out", "new", "--start", "started"],
         ["--out", "started", "--resume", "data.csv"],
         ["mixed", "--horizon", "4", "--out", "r"],
         ["--horizon", "4", "--help"],
@@ -105,6 +111,10 @@ def test_the_command_for_texts_is_chosen(argv: list[str]) -> None:
             ["book.txt is a text", "leave out --horizon; to", "a table"],
         ),
         (["book.txt", "--out", "started"], ["book.txt is a text", "another --out"]),
+        (
+            ["book.txt", "--start", "started", "--out", "r"],
+            ["book.txt is a text", "the run in --start is a forecaster", "another --start"],
+        ),
         (["data.csv", "--as-text", "--horizon", "4"], ["--as-text", "--horizon", "one of"]),
         (["data.parquet", "book.txt"], ["data.parquet is a table", "book.txt is a text"]),
         (["book.txt", "--hidden-size", "4"], ["leave out --hidden-size", "mean '--rnn-size'?"]),

@@ -177,7 +177,7 @@ def test_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -
     assert error == (
         "fastlstm: error: unknown command 'trian' (did you mean 'train'?); commands: train,"
         " tune, prepare, generate, forecast, serve, compress, export, import, evaluate,"
-        " profile, predict, scale, monitor, compare, info\n"
+        " profile, predict, scale, monitor, compare, info, doctor\n"
     )
 
 

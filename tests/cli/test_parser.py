@@ -91,7 +91,7 @@ def test_the_last_wrong_value_of_a_repeated_flag_is_named() -> None:
 
 
 def test_too_many_arguments() -> None:
-    assert parse(INFO, []).positionals == []
+    assert parse(INFO, ["a"]).positionals == ["a"]
     with pytest.raises(UsageError, match="unexpected argument 'b'; usage: fastlstm info"):
         parse(INFO, ["a", "b"])
 

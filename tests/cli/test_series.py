@@ -141,7 +141,7 @@ def test_generate_refuses_a_forecaster(
     run: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["generate", run[1]]) == 2
-    assert "is a forecaster, expected a text model; `fastlstm.For" in capsys.readouterr().err
+    assert "is a forecaster, which `fastlstm generate` does not take" in capsys.readouterr().err
 
 
 def test_a_path_with_equals_signs_is_shown_unchanged(

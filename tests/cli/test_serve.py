@@ -16,7 +16,7 @@ from fastlstm.cli.main import main
 def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     """What the server was started with."""
     calls: list[Any] = []
-    monkeypatch.setattr(serve, "require_run", lambda _: None)
+    monkeypatch.setattr(serve, "require_run", lambda *_, **__: None)
     monkeypatch.setattr(serve, "_serve_function", lambda: lambda *given: calls.append(given))
     for name in ("FASTLSTM_API_KEY", "FASTLSTM_SESSION_KEY"):
         monkeypatch.delenv(name, raising=False)

@@ -45,7 +45,9 @@ def test_a_path_that_is_no_run_is_refused(tmp_path: Path, source: Path) -> None:
         fastlstm.compress(tmp_path / "gone", out=tmp_path / "out", to="int8")
     (tmp_path / "sequence").mkdir()
     (tmp_path / "sequence/config.json").write_text(json.dumps({"kind": "sequence"}))
-    with pytest.raises(FormatError, match="is a sequence model, expected a text model or a forec"):
+    with pytest.raises(
+        FormatError, match="is a sequence model, which `fastlstm compress` does not"
+    ):
         fastlstm.compress(tmp_path / "sequence", out=tmp_path / "out", to="int8")
     with pytest.raises(RunDirectoryError, match="holds the run to compress"):
         fastlstm.compress(source / "checkpoint-12", out=source, to="int8")

@@ -72,7 +72,7 @@ def test_bad_input(write_run: Any, tmp_path: Path) -> None:
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "metrics.jsonl").write_bytes(b'\x00{"loss": 1}\n{"event": "st')
     for bad in (tmp_path / "none", tmp_path / "foreign", good / "metrics.jsonl"):
-        with pytest.raises(RunDirectoryError, match="no events of a run"):
+        with pytest.raises(RunDirectoryError, match="no training is recorded there"):
             compare_runs([good, bad])
 
 

@@ -98,10 +98,11 @@ def test_without_bf16_instructions_the_fp32_ceiling_counts(
 def test_a_cpu_with_avx2_only_is_described() -> None:
     """There oneDNN has no product in bf16: "could not create a primitive descriptor"."""
     environment = {**os.environ, **recorded_cpus.CPUS["avx2"].variables()}
-    command = [sys.executable, "-m", "fastlstm", "info"]
+    command = [sys.executable, "-m", "fastlstm", "doctor", "--measure"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "as in fp32: oneDNN has no bf16 instructions on this CPU" in done.stdout
+    assert "ceilings      cpu fp32 (" in done.stdout
+    assert "bf16 (gemm" not in done.stdout
 
 
 def _only_fp32(x: torch.Tensor) -> None:

@@ -97,19 +97,16 @@ def switch(name: str, text: str, group: str = "options") -> Option:
 
 @dataclass(frozen=True)
 class Positional:
-    """One argument without a flag; `is_many` takes one or more, `is_optional` none or one."""
+    """One argument without a flag; `is_many` takes one or more."""
 
     name: str
     help: str
     is_many: bool = False
-    is_optional: bool = False
 
     @property
     def usage(self) -> str:
         """The argument as usage lines show it: ``SOURCE [SOURCE ...]``."""
-        if self.is_many:
-            return f"{self.name} [{self.name} ...]"
-        return f"[{self.name}]" if self.is_optional else self.name
+        return f"{self.name} [{self.name} ...]" if self.is_many else self.name
 
 
 @dataclass(frozen=True)
@@ -419,9 +416,8 @@ def _flags(options: Sequence[Option]) -> dict[str, tuple[Option, str | None]]:
 
 def _check_positionals(command: Command, values: list[str]) -> None:
     known = command.positionals
-    needed = [argument for argument in known if not argument.is_optional]
-    if len(values) < len(needed):
-        argument = needed[len(values)]
+    if len(values) < len(known):
+        argument = known[len(values)]
         raise UsageError(f"{argument.name} is missing: {argument.help}; usage: {command.usage}")
     if not any(argument.is_many for argument in known) and len(values) > len(known):
         extra = values[len(known)]

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fastlstm.cli.command import (
-    Command,
-    Option,
-    Positional,
-    options_from_dataclass,
-    parse,
-    switch,
-)
+from fastlstm.cli.command import Command, Option, Positional, options_from_dataclass, switch
 from fastlstm.cli.inputs import refuse_runs, require_run, require_tables, warn_of_table
 from fastlstm.cli.output import print_json, print_result
 from fastlstm.cli.train import observed
-from fastlstm.cli.training import command_for
+from fastlstm.cli.training import parse_for_run
 from fastlstm.compression.options import OF_FORECASTERS, OF_TEXTS, CompressConfig
 from fastlstm.errors import EXIT_OK, QualityError
 from fastlstm.report.compression import compression_rows
 from fastlstm.system.fields import built
+
+if TYPE_CHECKING:
+    from fastlstm.runs.run_directory import Kind
 
 _GROUPS = {
     "weights": "to prune structured schedule output_rank",
@@ -56,7 +52,7 @@ COMMAND = Command(
         "fastlstm compress runs/book --out runs/student --rnn-size 128 --budget 5m",
         "fastlstm compress runs/book --out runs/fast --target 200000/s --budget 10m",
     ),
-    other="With a forecaster as RUN, fastlstm compress RUN --help shows its options.",
+    other="Other kinds of RUN have other options: fastlstm compress RUN --help",
 )
 TABLE_COMMAND = Command(
     verb="compress",
@@ -68,18 +64,18 @@ TABLE_COMMAND = Command(
         "fastlstm compress runs/etth1 --out runs/small --hidden-size 32 --budget 2m",
     ),
 )
+COMMANDS: dict[Kind, Command] = {"text": COMMAND, "forecaster": TABLE_COMMAND}
 
 
 def run(argv: list[str]) -> int:
     """Compresses, showing progress on standard output, then the report; returns the exit code."""
     started = time.perf_counter()  # a budget counts from here: torch is not loaded yet
-    command = command_for(argv, COMMAND, TABLE_COMMAND)
-    parsed = parse(command, argv)
+    kind, parsed = parse_for_run(argv, COMMANDS)
     (path,), data, use_json = parsed.positionals, parsed["data"], parsed["json"]
     given = parsed.given(_ALL)
     config = built(CompressConfig, given, "command line")
-    require_run(path)
-    if data is not None and command is COMMAND:
+    require_run(path, verb="compress")
+    if data is not None and kind == "text":
         refuse_runs([data])
         warn_of_table(data)
     elif data is not None:

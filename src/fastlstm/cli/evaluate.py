@@ -1,15 +1,16 @@
-"""`fastlstm evaluate RUN TEXT|DATA`: bits per character of a text, or errors on a table."""
+"""`fastlstm evaluate RUN DATA`: bits per character of a text, errors on a table or sequences."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import TYPE_CHECKING, Any, Literal
 
-from fastlstm.cli.command import Command, Option, Parsed, Positional, parse, switch
+from fastlstm.cli.command import Command, Option, Parsed, Positional, switch
 from fastlstm.cli.inputs import (
     one_or_many,
     open_forecaster,
     open_model,
+    read_sequences,
     refuse_runs,
     refuse_swapped,
     require_run,
@@ -17,13 +18,16 @@ from fastlstm.cli.inputs import (
 )
 from fastlstm.cli.options import JSON, READ_OPTIONS, device_option
 from fastlstm.cli.output import print_result, say
-from fastlstm.cli.training import command_for
+from fastlstm.cli.training import parse_for_run
 from fastlstm.errors import EXIT_OK, DataError, counted
 from fastlstm.text.config import PARTS
 from fastlstm.text.data.sources import open_source
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fastlstm.report.lines import Row
+    from fastlstm.runs.run_directory import Kind
     from fastlstm.text.evaluation import Evaluation
     from fastlstm.text.lm import LM
 
@@ -57,7 +61,7 @@ COMMAND = Command(
         "fastlstm evaluate runs/book other.txt",
         "fastlstm evaluate runs/book book.txt --split valid --zero-state-window 128",
     ),
-    other="With a forecaster as RUN, fastlstm evaluate RUN --help shows its options.",
+    other="Other kinds of RUN have other options: fastlstm evaluate RUN --help",
 )
 TABLE_COMMAND = Command(
     verb="evaluate",
@@ -77,20 +81,32 @@ TABLE_COMMAND = Command(
     ),
     examples=("fastlstm evaluate runs/etth1 ETTh1.csv --scaled",),
 )
+SEQUENCE_COMMAND = Command(
+    verb="evaluate",
+    summary="Measure a sequence model on sequences whose answers are known.",
+    positionals=(
+        Positional("RUN", "a run directory of a sequence model"),
+        Positional("DATA", "a .npz file: X (N, T, C), y (N), and lengths (N) of padded sequences"),
+    ),
+    options=(JSON,),
+    examples=("fastlstm evaluate runs/gestures test.npz",),
+)
+COMMANDS: dict[Kind, Command] = {
+    "text": COMMAND, "forecaster": TABLE_COMMAND, "sequence": SEQUENCE_COMMAND
+}  # fmt: skip
 
 
 def run(argv: list[str]) -> int:
     """Prints the figures on standard output; returns the exit code."""
-    command = command_for(argv, COMMAND, TABLE_COMMAND)
-    parsed = parse(command, argv)
+    kind, parsed = parse_for_run(argv, COMMANDS)
     path, *data = parsed.positionals
     refuse_swapped("evaluate", path, data)
-    if command is COMMAND:
-        facts, rows = _text_figures(parsed, path, *data)
-    else:
-        facts = _table_figures(parsed, path, data)
-        rows = _table_rows(facts)
-    print_result(facts, rows, parsed["json"])
+    measure: dict[Kind, Callable[..., tuple[dict[str, Any], list[Row]]]] = {
+        "text": _text_figures,
+        "forecaster": _table_figures,
+        "sequence": _sequence_figures,
+    }
+    print_result(*measure[kind](parsed, path, *data), parsed["json"])
     return EXIT_OK
 
 
@@ -142,13 +158,14 @@ def _evaluate(lm: LM, text: str, parsed: Parsed) -> tuple[Evaluation, int]:
     return whole, lanes
 
 
-def _table_figures(parsed: Parsed, path: str, data: list[str]) -> dict[str, Any]:
+def _table_figures(parsed: Parsed, path: str, *data: str) -> tuple[dict[str, Any], list[Row]]:
     model = open_forecaster(parsed, data)
     split, settings = parsed["split"], {n: parsed[n] for n in ("stride", "season", "scaled")}
-    found = model.evaluation(split, frame=one_or_many(data), **settings)
-    facts = {"run": path, "data": data, "split": split, **settings, "scores": found.figures}
+    found = model.evaluation(split, frame=one_or_many(list(data)), **settings)
+    facts = {"run": path, "data": list(data), "split": split, **settings, "scores": found.figures}
     facts["season"] = found.season
-    return {**facts, "series": found.worst_series()}
+    facts["series"] = found.worst_series()
+    return facts, _table_rows(facts)
 
 
 def _table_rows(facts: dict[str, Any]) -> list[Row]:
@@ -162,3 +179,28 @@ def _table_rows(facts: dict[str, Any]) -> list[Row]:
         *((forecast_name(name, facts), score_text(v)) for name, v in facts["scores"].items()),
         *series_rows(facts["series"]),
     ]
+
+
+def _sequence_figures(parsed: Parsed, path: str, data: str) -> tuple[dict[str, Any], list[Row]]:
+    X, y = read_sequences(data, needs_answers=True)
+
+    import numpy as np
+
+    from fastlstm.sequence.estimators import SequenceClassifier, model_of
+    from fastlstm.sequence.files import read_sequence_model
+
+    model = model_of(read_sequence_model(path))
+    facts: dict[str, Any] = {"run": path, "data": data, "sequences": len(X)}
+    rows = [("run", path), ("data", f"{data}, {counted(len(X), 'sequence')}")]
+    if isinstance(model, SequenceClassifier):
+        facts["accuracy"] = model.score(X, y)
+        labels, counts = np.unique(y, return_counts=True)
+        if not set(labels.tolist()) & set(model.classes_.tolist()):
+            raise DataError(f"no label of {data} is a class of {path}: {model.classes_.tolist()}")
+        facts["most_frequent"] = float(counts.max() / len(y))
+        likeliest = f"always {labels[counts.argmax()]}: {facts['most_frequent']:.2%}"
+        return facts, [*rows, ("accuracy", f"{facts['accuracy']:.2%}; {likeliest}")]
+    facts["r2"] = model.score(X, y)
+    facts["mae"] = float(np.abs(model.predict(X) - y).mean())
+    rows.append(("R²", f"{facts['r2']:.4f}; 0 is the mean of the answers, 1 is exact"))
+    return facts, [*rows, ("mae", f"{facts['mae']:.4g} in units of the answers")]

@@ -1,19 +1,22 @@
-"""`fastlstm forecast RUN DATA --out FILE`: the steps after the end of every series, as a table."""
+"""`fastlstm forecast RUN DATA --out FILE`: the next steps of series, answers to sequences."""
 
 from __future__ import annotations
 
 import sys
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.cli.command import Command, Option, Positional, parse, switch
-from fastlstm.cli.inputs import one_or_many, open_forecaster, refuse_swapped
+from fastlstm.cli.command import Command, Option, Parsed, Positional, switch
+from fastlstm.cli.inputs import one_or_many, open_forecaster, read_sequences, refuse_swapped
 from fastlstm.cli.options import READ_OPTIONS, device_option, levels_of
+from fastlstm.cli.training import parse_for_run
 from fastlstm.errors import EXIT_OK, ConfigError, counted
 from fastlstm.report.drawing import form_of
 from fastlstm.system.object_store import is_url, write_whole
 
 if TYPE_CHECKING:
-    from fastlstm.forecast.forecast_table import Forecasts
+    from collections.abc import Iterable
+
+    from fastlstm.runs.run_directory import Kind
 
 _SUFFIXES = (".parquet", ".csv", ".arrow")
 """The suffixes of forecast files, as `forecast_file.SUFFIXES`, without loading pyarrow."""
@@ -41,18 +44,37 @@ COMMAND = Command(
         "fastlstm forecast runs/sales s3://shop/sales/ --out s3://shop/next.parquet",
         "fastlstm forecast runs/sales sales.csv --future plan.csv --quantiles 0.1,0.9",
     ),
+    other="Other kinds of RUN have other options: fastlstm forecast RUN --help",
 )
+
+
+SEQUENCE_COMMAND = Command(
+    verb="forecast",
+    summary="Answer sequences with a sequence model: numbers, or labels and probabilities.",
+    positionals=(
+        Positional("RUN", "a run directory of a sequence model"),
+        Positional("DATA", "a .npy file (N, T, C), or .npz: X, and lengths of padded sequences"),
+    ),
+    options=(Option("out", _OUT, value="FILE"),),
+    examples=("fastlstm forecast runs/gestures new.npy --out answers.csv",),
+)
+COMMANDS: dict[Kind, Command] = {"forecaster": COMMAND, "sequence": SEQUENCE_COMMAND}
 
 
 def run(argv: list[str]) -> int:
     """Forecasts and writes; returns the exit code."""
-    parsed = parse(COMMAND, argv)
+    kind, parsed = parse_for_run(argv, COMMANDS)
     path, *data = parsed.positionals
-    out, future = parsed["out"], parsed["future"]
-    levels = levels_of(parsed["quantiles"])
-    tables = data if future is None else [*data, future]
     refuse_swapped("forecast", path, data)
-    suffix = ".csv" if out is None else _suffix_of(out)
+    suffix = ".csv" if parsed["out"] is None else _suffix_of(parsed["out"])
+    {"forecaster": _forecast, "sequence": _answer}[kind](parsed, data, suffix)
+    return EXIT_OK
+
+
+def _forecast(parsed: Parsed, data: list[str], suffix: str) -> None:
+    """Writes the next steps of every series."""
+    future, levels = parsed["future"], levels_of(parsed["quantiles"])
+    tables = data if future is None else [*data, future]
     if parsed["plot"] is not None:
         form_of(parsed["plot"])
     if parsed["recalibrate"] and not levels and parsed["plot"] is None:
@@ -64,10 +86,37 @@ def run(argv: list[str]) -> int:
     if parsed["recalibrate"]:
         model.recalibrate(one_or_many(data))
     forecasts = model.forecasts(one_or_many(data), levels, future)
-    _write(forecasts, out, suffix)
+    _write(parsed["out"], suffix, forecasts, forecasts.blocks(), forecasts.has_whole_seconds)
     if parsed["plot"] is not None:
         forecasts.plot().save(parsed["plot"])
-    return EXIT_OK
+
+
+def _answer(parsed: Parsed, data: list[str], suffix: str) -> None:
+    """Writes the answer to every sequence."""
+    sequences, _ = read_sequences(data[0], needs_answers=False)
+
+    import fastlstm.forecast.data  # noqa: F401 - its error names the extra of pyarrow
+    from fastlstm.sequence.estimators import SequenceClassifier, model_of
+    from fastlstm.sequence.files import read_sequence_model
+
+    model = model_of(read_sequence_model(parsed.positionals[0]))
+    columns: dict[str, Any] = {}
+    if isinstance(model, SequenceClassifier):
+        shares, names = model.predict_proba(sequences), model.classes_.tolist()
+        likeliest = [names[place] for place in shares.argmax(-1)]
+        is_mixed = model.classes_.dtype == object
+        columns["label"] = list(map(str, likeliest)) if is_mixed else likeliest
+        columns |= {f"p-{name}": share for name, share in zip(names, shares.T, strict=True)}
+    else:
+        answers = model.predict(sequences).reshape(len(sequences), -1).T
+        one = ["answer"] if len(answers) == 1 else []
+        names = one or [f"answer-{place}" for place in range(len(answers))]
+        columns |= dict(zip(names, answers, strict=True))
+
+    import pyarrow as pa
+
+    table = pa.table(columns)
+    _write(parsed["out"], suffix, table, [table])
 
 
 def _suffix_of(out: str) -> str:
@@ -79,18 +128,19 @@ def _suffix_of(out: str) -> str:
     raise ConfigError(f"--out is {out!r}, expected a file name ending in {', '.join(_SUFFIXES)}")
 
 
-def _write(forecasts: Forecasts, out: str | None, suffix: str) -> None:
+def _write(
+    out: str | None, suffix: str, table: Any, blocks: Iterable[Any], whole_seconds: bool = False
+) -> None:
+    """Writes the blocks of a table, which has `schema` and `num_rows`."""
     import pyarrow as pa
 
     from fastlstm.forecast.forecast_file import write_rows
 
-    schema, whole = forecasts.schema, forecasts.has_whole_seconds
-
     def produce(file: Any) -> None:
-        write_rows(file, suffix, schema, forecasts.blocks(), whole)
+        write_rows(file, suffix, table.schema, blocks, whole_seconds)
 
     if out is None:
         produce(pa.PythonFile(sys.stdout.buffer, mode="w"))
         return
     write_whole(out, produce)
-    print(f"{out}: {counted(forecasts.num_rows, 'row')} of {', '.join(schema.names)}")
+    print(f"{out}: {counted(table.num_rows, 'row')} of {', '.join(table.schema.names)}")

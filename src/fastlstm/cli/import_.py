@@ -48,8 +48,8 @@ COMMAND = Command(
         "fastlstm import state.pt --activation relu --classes --out runs/gestures",
     ),
     other="Then, with a text: fastlstm generate, evaluate, train --start, compress,\n"
-    "export, serve. Other models: fastlstm export, and SequenceRegressor or\n"
-    "SequenceClassifier in Python.",
+    "export, serve. Other models: fastlstm evaluate, forecast, export, and\n"
+    "SequenceRegressor or SequenceClassifier in Python.",
 )
 
 

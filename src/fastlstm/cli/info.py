@@ -1,4 +1,4 @@
-"""`fastlstm info [RUN]`: a run, its files checked; or this machine and its kernels."""
+"""`fastlstm info RUN`: a run, its files checked."""
 
 from __future__ import annotations
 
@@ -15,17 +15,13 @@ from fastlstm.report.events import number
 from fastlstm.report.lines import (
     ceiling_share,
     count_of,
-    gpu_state,
     joined,
     labelled,
     model_rows,
-    si,
 )
 from fastlstm.report.terminal import clock, short_bytes, short_count
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from fastlstm.forecast.files import StoredForecaster
     from fastlstm.report.events import Event
     from fastlstm.report.history import History
@@ -34,17 +30,19 @@ if TYPE_CHECKING:
 
 COMMAND = Command(
     verb="info",
-    summary="Show a run and check its files; without RUN, show this machine and its kernels.",
-    positionals=(Positional("RUN", "a run directory or a checkpoint", is_optional=True),),
+    summary="Show a run and check its files; fastlstm doctor shows this machine.",
+    positionals=(
+        Positional("RUN", "a run directory or a checkpoint (this machine: fastlstm doctor)"),
+    ),
     options=(JSON,),
-    examples=("fastlstm info", "fastlstm info runs/book"),
+    examples=("fastlstm info runs/book",),
 )
 
 
 def run(argv: list[str]) -> int:
     """Prints the facts; returns 1 when a file of the run is damaged."""
     parsed = parse(COMMAND, argv)
-    facts, rows = _run_facts(*parsed.positionals) if parsed.positionals else _machine_facts()
+    facts, rows = _run_facts(*parsed.positionals)
     print_result(facts, rows, parsed["json"])
     return EXIT_FAILED if facts.get("damage") else EXIT_OK
 
@@ -180,90 +178,3 @@ def _whole(key: str, *events: Event) -> int | None:
     """Returns a count from the first event that has a valid one."""
     counts = (number(event, key) for event in events)
     return next((int(count) for count in counts if count is not None), None)
-
-
-def _machine_facts() -> tuple[dict[str, Any], list[Row]]:
-    from fastlstm.system import hardware
-    from fastlstm.system.ceilings import ceiling_dtype, measured_ceilings
-
-    cpu, gpu = hardware.cpu(), hardware.gpu()
-    threads = hardware.default_threads()
-    ceilings = {"fp32": measured_ceilings("fp32", threads)}
-    has_bf16 = ceiling_dtype("bf16", "cpu") == "bf16"
-    ceilings["bf16"] = measured_ceilings("bf16", threads) if has_bf16 else ceilings["fp32"]
-    peaks = hardware.peak_gflops(threads)
-    kernels = _kernel_lines("cpu", ("fp32", "bf16"))
-    gpu_facts, gpu_rows = _gpu_facts() if gpu is not None else ({}, [])
-    facts: dict[str, Any] = {
-        "cpu": {**dataclasses.asdict(cpu), "features": sorted(cpu.features)},
-        "gpu": dataclasses.asdict(gpu) if gpu is not None else None,
-        "threads": threads,
-        "ceilings": {dtype: dataclasses.asdict(value) for dtype, value in ceilings.items()},
-        "peak_gflops": peaks,
-        "kernels": kernels,
-        **gpu_facts,
-    }
-    sizes = {"L1d": cpu.l1d_bytes, "L2": cpu.l2_bytes, "L3": cpu.l3_bytes}
-    caches = [f"{name} {short_bytes(size)}" for name, size in sizes.items() if size]
-    quota, refusal = hardware.quota(), hardware.gpu_refusal()
-    limit = "" if quota is None else f", of a CPU quota of {quota:.3g}"
-    none = "none usable by torch" + ("" if refusal in (None, *hardware.NO_GPU) else f": {refusal}")
-    rows = [
-        ("cpu", cpu.model),
-        ("instructions", cpu.isa),
-        ("cores", f"{cpu.cores} for this process{limit}, {counted(threads, 'thread')} by default"),
-        ("caches", ", ".join(caches) or "unknown"),
-        ("gpu", gpu.name if gpu is not None else none),
-    ]
-    for dtype, value in ceilings.items():
-        how = value.gemm_by
-        if dtype == "bf16" and not has_bf16:
-            how += ", as in fp32: oneDNN has no bf16 instructions on this CPU"
-        speed = f"{si(1e9 * value.gemm_gflops)}FLOP/s in matrix products ({how})"
-        rows.append((f"ceiling {dtype}", f"{speed}, copy {value.copy_gb_s:.1f} GB/s"))
-    rows += [(f"peak {isa}", f"{si(1e9 * gflops)}FLOP/s") for isa, gflops in peaks.items()]
-    return facts, rows + labelled("lstm", kernels) + gpu_rows
-
-
-def _gpu_facts() -> tuple[dict[str, Any], list[Row]]:
-    """Returns state, ceilings and kernels of the GPU."""
-    import torch
-
-    from fastlstm.system.ceilings import measured_ceilings
-    from fastlstm.system.gpu_usage import gpu_usage
-    from fastlstm.training.device import others_gb
-    from fastlstm.training.precision import precisions_of
-
-    device = torch.device("cuda")
-    precisions = precisions_of(device)
-    ceilings = {name: measured_ceilings(name, device="cuda") for name in precisions}
-    kernels, usage = _kernel_lines("cuda", precisions), gpu_usage()
-    total = torch.cuda.mem_get_info(device)[1]
-    facts = {
-        "gpu_ceilings": {name: dataclasses.asdict(value) for name, value in ceilings.items()},
-        "gpu_kernels": kernels,
-        "gpu_state": usage,
-    }
-    others = f"{others_gb(device):.1f} GB held by other processes"
-    rows = [("gpu memory", f"{short_bytes(total)}, {others}")]
-    states = [gpu_state(gpu) for gpu in usage.get("gpus", ())]
-    rows += [("gpu state", text) for text in states if text]
-    for name, value in ceilings.items():
-        speed = f"{si(1e9 * value.gemm_gflops)}FLOP/s in matrix products"
-        rows.append((f"gpu {name}", f"{speed}, copy {value.copy_gb_s:,.0f} GB/s"))
-    return facts, rows + labelled("gpu lstm", kernels)
-
-
-def _kernel_lines(device: str, precisions: Sequence[str]) -> list[str]:
-    """Returns the kernel of a layer of the default size, by precision."""
-    import torch
-
-    from fastlstm.nn.lstm import LSTM
-    from fastlstm.ops.explain import explain
-    from fastlstm.training.precision import autocast
-
-    layer, lines = LSTM(128, 512).to(device), []
-    for name in precisions:
-        with autocast(name, torch.device(device)):
-            lines.append(f"{name}, H=512, {explain(layer)[0]}")
-    return [line.replace("layer 0: ", "") for line in lines]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import glob
 import os
 import warnings
+import zipfile
+import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastlstm.cli.options import READ_OPTIONS
 from fastlstm.cli.output import say
@@ -26,12 +28,17 @@ if TYPE_CHECKING:
     from fastlstm.system.fields import Device
     from fastlstm.text.lm import LM
 
+_SEQUENCES = (
+    "write one with numpy.savez(FILE, X=X, y=y), X of shape (N, T, C), with lengths=lengths of"
+    " padded sequences"
+)
 
-def require_run(path: str, wanted: Kind | None = None) -> None:
+
+def require_run(path: str, wanted: Kind | None = None, verb: str = "") -> None:
     """Works as `find_run.require_run`; the error for a file shows how to train on it."""
     if os.path.isfile(path):
         wanted = "forecaster" if kind_of_source(path) in ("csv", "binary table") else "text"
-    find_run.require_run(path, wanted)
+    find_run.require_run(path, wanted, verb)
 
 
 def one_or_many(sources: list[str]) -> str | list[str]:
@@ -41,7 +48,7 @@ def one_or_many(sources: list[str]) -> str | list[str]:
 
 def open_model(path: str, weights: str | None = None, device: Device = "auto") -> LM:
     """Loads the model of a run or checkpoint as `LM.load`; prints a note about its files."""
-    require_run(path, "text")
+    require_run(path, "text", "generate")  # evaluate gives it texts only
     check_device(device)
 
     from fastlstm.text.lm import LM
@@ -59,7 +66,7 @@ def open_forecaster(parsed: Parsed, tables: Sequence[str]) -> Forecaster:
         FastLSTMError: RUN is no forecaster, or one of `tables` no table.
     """
     path = parsed.positionals[0]
-    require_run(path, "forecaster")
+    require_run(path, "forecaster", "forecast")
     require_tables(tables)
 
     from fastlstm.forecast.forecaster import Forecaster
@@ -69,6 +76,37 @@ def open_forecaster(parsed: Parsed, tables: Sequence[str]) -> Forecaster:
     if compression is not None and compression.note:
         say(f"note: {compression.note}")
     return model
+
+
+def read_sequences(path: str, needs_answers: bool) -> tuple[Any, Any]:
+    """Returns the sequences of a file, an array `(N, T, C)` or a list of `(T_i, C)`, and its
+    answers, None without.
+
+    Raises:
+        DataError: no such file, no .npy or .npz, or an array is missing or of another length.
+    """
+    import numpy as np
+
+    place = os.path.expanduser(path)
+    if not os.path.isfile(place):
+        raise DataError(f"there is no file {path or repr('')}{hint_of_file(Path(place))}")
+    try:
+        with open(place, "rb") as file:
+            loaded = np.load(file, allow_pickle=False)
+            found = {"X": loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error):
+        raise DataError(f"{path} is no .npy or .npz file of numbers: {_SEQUENCES}") from None
+    if missing := {"X", *(["y"] if needs_answers else [])} - found.keys():
+        raise DataError(f"{path} has no array {min(missing)}, but {', '.join(found)}: {_SEQUENCES}")
+    X, y, lengths = found["X"], found.get("y"), found.get("lengths")
+    if X.ndim < 2:
+        raise DataError(f"X of {path} has shape {X.shape}: {_SEQUENCES}")
+    if lengths is None:
+        return X, y
+    known = np.arange(1, X.shape[1] + 1)
+    if lengths.shape != X.shape[:1] or not np.isin(lengths, known).all():
+        raise DataError(f"{path}: `lengths` is not 1 to {X.shape[1]} for each sequence")
+    return [steps[: int(length)] for steps, length in zip(X, lengths, strict=True)], y
 
 
 def refuse_runs(sources: Sequence[str]) -> None:

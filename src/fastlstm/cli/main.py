@@ -54,7 +54,7 @@ GROUPS = {
     },
     "use": {
         "generate": "write text with a trained model",
-        "forecast": "forecast the next steps of time series",
+        "forecast": "forecast the next steps of time series, or answer sequences",
         "serve": "serve a trained model over HTTP",
     },
     "shrink and ship": {
@@ -63,13 +63,14 @@ GROUPS = {
         "import": "read a model of another framework as a run",
     },
     "measure": {
-        "evaluate": "measure a model on a text, or a forecaster on a table",
+        "evaluate": "measure a model on a text, a table or sequences",
         "profile": "find bottlenecks and measure what removing each one gains",
         "predict": "predict the quality of a training run from a short one",
         "scale": "predict what training on several machines gains",
         "monitor": "show any number of runs on a live page",
         "compare": "show runs side by side",
-        "info": "show a run, or this machine and its kernels",
+        "info": "show a run, and check its files",
+        "doctor": "show this machine, its kernels, and what is missing",
     },
 }
 """Heading of `fastlstm --help` -> verb -> summary."""
@@ -164,10 +165,14 @@ def module_of(verb: str) -> Any:
     return importlib.import_module(f"fastlstm.cli.{verb}" + "_" * keyword.iskeyword(verb))
 
 
+FORMS = {"COMMAND": "", "TABLE_COMMAND": " (tables)", "SEQUENCE_COMMAND": " (sequences)"}
+"""The commands in the module of a verb, and what docs/cli.md adds to the verb."""
+
+
 def commands(verb: str) -> list[Command]:
-    """Returns the commands of a verb: one, or one for texts and one for tables."""
+    """Returns the commands of a verb: one, or one for each kind of data."""
     module = module_of(verb)
-    return [getattr(module, n) for n in ("COMMAND", "TABLE_COMMAND") if hasattr(module, n)]
+    return [getattr(module, name) for name in FORMS if hasattr(module, name)]
 
 
 def overview() -> str:

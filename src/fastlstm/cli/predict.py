@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fastlstm.cli.command import Command, Option, Parsed, Positional
 from fastlstm.cli.options import CONFIG, JSON, of_training_runs
 from fastlstm.cli.output import print_result
-from fastlstm.cli.training import read_training
+from fastlstm.cli.training import read_training, with_source_of_run
 from fastlstm.errors import EXIT_OK, UsageError, counted
 from fastlstm.report.lines import labelled
 from fastlstm.report.terminal import clock, short_count
@@ -28,7 +28,7 @@ COMMAND, TABLE_COMMAND = of_training_runs(
     Command(
         verb="predict",
         summary="Predict the result of a training run from short runs of the same model.",
-        positionals=(Positional("SOURCE", "what the run trains on", is_many=True),),
+        positionals=(Positional("SOURCE", "what the run trains on, or a run", is_many=True),),
         options=(CONFIG, Option("measure", _MEASURE, value="TIME"), JSON),
         examples=(
             "fastlstm predict book.txt --budget 1h --target 1.60 --measure 2m",
@@ -48,6 +48,7 @@ _LITTLE = 0.01
 @ended_like_ctrl_c()
 def run(argv: list[str]) -> int:
     """Prints the prediction; returns 0."""
+    argv, _ = with_source_of_run(argv, COMMAND, TABLE_COMMAND)
     job = read_training(argv, COMMAND, TABLE_COMMAND, _measure_s)
     parsed, measure_s = job.parsed, job.own
     if job.is_table:

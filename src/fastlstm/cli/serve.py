@@ -48,7 +48,7 @@ def run(argv: list[str]) -> int:
     parsed = parse(COMMAND, argv)
     settings = Settings(**{option.name: parsed[option.name] for option in _SETTINGS})
     keys, session_key = _api_keys(parsed), _session_key(parsed)
-    require_run(parsed.positionals[0])
+    require_run(parsed.positionals[0], verb="serve")
     _serve_function()(parsed.positionals[0], settings, keys, session_key, say)
     return EXIT_OK
 

@@ -42,6 +42,12 @@ _RUN_OPTIONS = (
         value="CMD",
     ),
 )
+
+
+def _start(kept: str) -> Option:
+    return Option("start", f"run to train on: its {kept}", group="run", value="RUN")
+
+
 COMMAND = Command(
     verb="train",
     summary="Train a language model on a text, until --budget, --steps or --epochs.",
@@ -55,9 +61,7 @@ COMMAND = Command(
     ),
     options=(
         *_RUN_OPTIONS,
-        Option(
-            "start", "run to train on: its vocabulary, sizes and weights", group="run", value="RUN"
-        ),
+        _start("vocabulary, sizes and weights"),
         switch("as_text", "train on the characters of SOURCE even if it is a table", "run"),
         *TEXT_OPTIONS,
     ),
@@ -71,10 +75,11 @@ TABLE_COMMAND = Command(
     verb="train",
     summary="Train a forecaster on a table, until --budget, --steps or --epochs.",
     positionals=(TABLES,),
-    options=(*_RUN_OPTIONS, *FORECAST_OPTIONS),
+    options=(*_RUN_OPTIONS, _start("columns, scales, sizes and weights"), *FORECAST_OPTIONS),
     examples=(
         "fastlstm train ETTh1.csv --horizon 96 --out runs/etth1 --budget 2m",
         "fastlstm train sales.parquet --target units --horizon 28 --out runs/sales",
+        "fastlstm train new.csv --start runs/etth1 --out runs/etth2 --budget 1m",
     ),
 )
 
@@ -84,9 +89,9 @@ def run(argv: list[str]) -> int:
     started = time.perf_counter()  # a budget counts from here: torch is not loaded yet
     job = read_training(argv, COMMAND, TABLE_COMMAND, _require_several)
     parsed, nproc = job.parsed, job.parsed["nproc"]
-    start = None if job.is_table else parsed["start"]
+    start = parsed["start"]
     if start is not None and not parsed["resume"]:
-        require_run(start, "text")
+        require_run(start, "forecaster" if job.is_table else "text", "train --start")
     if nproc > 1 and not is_started_by_torchrun():
         _require_rows(job)
         _require_gpus(nproc, job.config.device)
@@ -95,7 +100,7 @@ def run(argv: list[str]) -> int:
         shared: dict[str, Any] = {
             **{"out": parsed["out"], "resume": parsed["resume"], "given": job.names},
             **{"config": job.config, "observers": [show], "stop": stop, "began": started},
-            "callbacks": _observing(parsed),
+            **{"callbacks": _observing(parsed), "start": start},
         }
         if job.is_table:
             from fastlstm.forecast.train import train_forecaster
@@ -106,7 +111,7 @@ def run(argv: list[str]) -> int:
             from fastlstm.text.train import train
 
             # A table without --as-text was refused above.
-            train(job.source, as_text=True, start=start, **shared)
+            train(job.source, as_text=True, **shared)
     return EXIT_OK
 
 

@@ -1,7 +1,7 @@
 """The training run of a command line, of a text or of a table.
 
-`train`, `tune`, `predict`, `profile` and `scale` read it the same way; `evaluate` and `compress`
-read the kind from their run.
+`train`, `tune`, `predict`, `profile` and `scale` read it the same way; `evaluate`, `forecast` and
+`compress` read the kind from their run (`parse_for_run`).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from fastlstm.cli.command import (
     typed,
 )
 from fastlstm.cli.config_file import config_keys, resolve_config
-from fastlstm.cli.inputs import one_or_many, refuse_runs, require_tables
+from fastlstm.cli.inputs import one_or_many, refuse_runs, require_run, require_tables
 from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS
 from fastlstm.distributed.launch import is_started_by_torchrun
 from fastlstm.errors import ConfigError, FastLSTMError, UsageError, nearest_hint
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.report.history import read_history
-from fastlstm.runs.run_directory import kind_of_run
+from fastlstm.runs.run_directory import Kind, kind_of_run
 from fastlstm.system.storage import MAX_JSON_BYTES, read_bytes
 from fastlstm.text.config import PARTS, WHY_NOT_OF_TEXTS, TrainConfig
 from fastlstm.text.data.source_kind import SourceKind, few, files_of, kind_of_source
@@ -120,7 +120,8 @@ def read_training(
     if command is table:
         config, names = resolve_config(parsed, FORECAST_OPTIONS, ForecastConfig)
         require_tables(sources)
-        is_started = command.verb == "train" and kind_of_run(parsed["out"]) == "forecaster"
+        is_train = command.verb == "train"
+        is_started = is_train and (parsed["start"] or kind_of_run(parsed["out"]) == "forecaster")
         if "horizon" not in names and not is_started:
             raise UsageError(
                 "--horizon is missing: give --horizon N to train a forecaster of the next N rows"
@@ -138,39 +139,54 @@ def read_training(
 
 
 def command_for(argv: Sequence[str], text: Command, table: Command) -> Command:
-    """Returns the command that a command line is meant for.
+    """Returns the command, for a text or for a table, that a command line of `train` is meant for.
 
-    It is the one for tables if an option is only for tables (`--horizon`, `--target` …), if the run
+    It is the one for tables if an option is only for tables (`--horizon`, `--target` …), if a run
     or the configuration is a forecaster's, or if a file can only be a table (Parquet, Arrow …).
 
     Raises:
         UsageError: the source and the options contradict each other, or both are possible.
     """
-    arguments = _split_for_both(argv, text, table)
+    arguments = _split_for_all(argv, text, table)
     try:
-        if text.verb in ("evaluate", "compress"):
-            runs = arguments.positionals[:1]
-            is_table = bool(runs) and kind_of_run(runs[0]) == "forecaster"
-        else:
-            is_table = _trains_on_table(arguments, text, table)
+        is_table = _trains_on_table(arguments, text, table)
     except UsageError:
         for flag in arguments.unknown:
             raise UnknownFlagError(table, flag) from None
         raise
-    command = table if is_table else text
-    if not arguments.help and (arguments.positionals or text.verb == "train"):
+    return _checked(table if is_table else text, arguments, "forecaster" if is_table else "text")
+
+
+def parse_for_run(argv: Sequence[str], commands: Mapping[Kind, Command]) -> tuple[Kind, Parsed]:
+    """Returns the kind of RUN, the first argument, and the command line as its command reads it.
+
+    Without a run it is the first command.
+
+    Raises:
+        HelpRequested: help was asked for.
+        UsageError: as `parse`, or an option is for another kind.
+    """
+    arguments = _split_for_all(argv, *commands.values())
+    runs = [kind_of_run(word) for word in arguments.positionals[:1]]
+    kind = next((kind for kind in commands if kind in runs), next(iter(commands)))
+    return kind, parse(_checked(commands[kind], arguments, kind), argv)
+
+
+def _checked(command: Command, arguments: Arguments, kind: Kind) -> Command:
+    """Returns the command; raises UsageError for an option that only other kinds have."""
+    if not arguments.help and (arguments.positionals or command.verb == "train"):
         known = {option.name: option.flag for option in command.options}
         for option, _ in arguments.options:
             if option.name not in known:
-                what = "a forecaster" if is_table else "a text"
+                what = {"sequence": "sequence model"}.get(kind, kind)
                 hint = nearest_hint(option.flag, known.values(), cutoff=1)
-                raise UsageError(f"{option.flag} is not an option for {what}; leave it out{hint}")
+                raise UsageError(f"{option.flag} is not an option for a {what}; leave it out{hint}")
     return command
 
 
-def _split_for_both(argv: Sequence[str], text: Command, table: Command) -> Arguments:
-    # An option of both commands has the same form in both: it is a switch, or it has a value.
-    merged = {option.name: option for option in (*table.options, *text.options)}
+def _split_for_all(argv: Sequence[str], *commands: Command) -> Arguments:
+    # An option of several commands has the same form in all: it is a switch, or it has a value.
+    merged = {option.name: option for command in commands[::-1] for option in command.options}
     return split_arguments(tuple(merged.values()), argv)
 
 
@@ -193,20 +209,24 @@ def _trains_on_table(arguments: Arguments, text: Command, table: Command) -> boo
         files = filter(os.path.isfile, arguments.positionals)
         return bool(of_tables) or any(kind_of_source(f) in ("csv", "binary table") for f in files)
     kinds = {source: kind_of_source(source) for source in arguments.positionals}
-    run = kind_of_run(values["out"]) if "out" in values else None
-    if of_tables or run == "forecaster":
-        _refuse_texts(kinds, of_tables, [option.flag for option in text.options])
+    runs = {name: kind_of_run(values[name]) for name in ("out", "start") if name in values}
+    own = next((name for name, kind in runs.items() if kind == "forecaster"), None)
+    if of_tables or own is not None:
+        _refuse_texts(kinds, of_tables, [option.flag for option in text.options], own)
         return True
-    if run == "text":
+    if runs.get("out") == "text":
         return False
     _refuse_unclear(kinds, any(option.name == "as_text" for option in text.options))
     return "binary table" in kinds.values()
 
 
 def _refuse_texts(
-    kinds: dict[str, SourceKind], of_tables: dict[str, str], text_flags: Sequence[str]
+    kinds: dict[str, SourceKind],
+    of_tables: dict[str, str],
+    text_flags: Sequence[str],
+    own: str | None,
 ) -> None:
-    why, cure = "the run in --out is a forecaster", "give another --out"
+    why, cure = f"the run in --{own} is a forecaster", f"give another --{own}"
     if of_tables:
         name, shown = next(iter(of_tables.items()))
         reason = f" ({WHY_NOT_OF_TEXTS[name]})" if name in WHY_NOT_OF_TEXTS else ""
@@ -253,13 +273,17 @@ def with_source_of_run(
     Returns:
         The new command line and the path of the run; or the same command line and None.
     """
-    arguments = _split_for_both(argv, text, table)
+    arguments = _split_for_all(argv, text, table)
     runs = [word for word in arguments.positionals if os.path.isdir(word) and kind_of_run(word)]
     if not runs:
         return argv, None
     if len(arguments.positionals) > 1:
-        raise UsageError("give one run, or sources to train on, not both")
+        raise UsageError(
+            "give one run, or sources to train on, not both; `fastlstm forecast` and `fastlstm"
+            " evaluate` take a run and its data"
+        )
     path = Path(runs[0])
+    require_run(runs[0], verb=text.verb)
     words = [*arguments.unknown, *filter(None, [arguments.help])]
     words += [f"{option.flag}={value}" for option, value in arguments.options]
     return [*_sources_of(path, text.verb), "--config", str(path / "config.json"), *words], path
@@ -272,8 +296,6 @@ def _sources_of(path: Path, verb: str) -> list[str]:
         ConfigError: the run does not name its source, or the source does not exist.
     """
     kind = kind_of_run(path)
-    if kind == "sequence":
-        raise ConfigError(f"{path} is a sequence model, expected a run of a text or a table")
     try:
         if kind == "text":
             config = json.loads(read_bytes(path / "config.json", MAX_JSON_BYTES))

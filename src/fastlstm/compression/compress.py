@@ -12,7 +12,7 @@ from typing import Any
 from fastlstm.compression.options import OF_FORECASTERS, OF_TEXTS, CompressConfig
 from fastlstm.compression.report import CompressReport
 from fastlstm.compression.session import CompressionSession
-from fastlstm.errors import FormatError, RunDirectoryError
+from fastlstm.errors import RunDirectoryError
 from fastlstm.report.progress import default_output
 from fastlstm.runs.events import Observer, checked_observers
 from fastlstm.runs.find_run import require_run
@@ -71,15 +71,12 @@ def compress(
     config = called_with(CompressConfig, config, fields, "compress()", stop)
     observers = None if observers is None else checked_observers(observers)
     callbacks = checked_callbacks(callbacks)
-    require_run(run)
+    require_run(run, verb="compress")
     path, target = Path(run), Path(out)
     inside = [path.absolute(), *path.absolute().parents[:1]]
     if any(target.exists() and os.path.samefile(target, place) for place in inside):
         raise RunDirectoryError(f"{target} holds the run to compress; give another `out`")
-    kind = kind_of_run(path)
-    if kind == "sequence":
-        raise FormatError(f"{path} is a sequence model, expected a text model or a forecaster")
-    is_text = kind != "forecaster"
+    is_text = kind_of_run(path) != "forecaster"
     config.refuse(OF_FORECASTERS if is_text else OF_TEXTS, "a text" if is_text else "a forecaster")
     with ExitStack() as stack:
         stack.enter_context(torch_settings_kept())

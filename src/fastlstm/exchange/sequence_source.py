@@ -22,7 +22,7 @@ from fastlstm.exchange.trace import Traced, Tracer, Unwritable
 from fastlstm.forecast.window_forecaster import needs_float64
 from fastlstm.sequence import layer_stack as ls
 from fastlstm.sequence.answers import Labels
-from fastlstm.sequence.estimators import SequenceClassifier, SequenceRegressor
+from fastlstm.sequence.estimators import model_of
 from fastlstm.sequence.files import StoredSequenceModel
 from fastlstm.sequence.stack_module import StackNetwork
 
@@ -40,9 +40,7 @@ class SequenceSource(ExportSource):
         self._given = stored
         network, self._weights = rounded_network(stored.network, weight_format)
         self._stored = dataclasses.replace(stored, network=network)
-        kind = SequenceClassifier if isinstance(stored.answers, Labels) else SequenceRegressor
-        self._model: Any = kind()
-        self._model._take(self._stored)
+        self._model: Any = model_of(self._stored)
 
     def graph(self) -> Graph:
         return sequence_graph(self._stored, self._weights, self.length)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from fastlstm.distributed.joining import joined
@@ -29,7 +30,7 @@ from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split, split_table
 from fastlstm.forecast.data.table_files import require_files
 from fastlstm.forecast.data.timeline import ROWS
-from fastlstm.forecast.files import StoredForecaster, read_options
+from fastlstm.forecast.files import SCALER_FILE, StoredForecaster, read_forecaster, read_options
 from fastlstm.forecast.model.config import ForecasterConfig
 from fastlstm.forecast.plan import (
     LEARNING_RATES,
@@ -48,6 +49,7 @@ from fastlstm.ops.call import LSTMCall
 from fastlstm.ops.explain import explain
 from fastlstm.report.history import read_history
 from fastlstm.runs.events import Event, Observer
+from fastlstm.runs.stored_values import checked_values, json_object
 from fastlstm.training.callbacks import Callback, RiseStopping, checked_callbacks
 from fastlstm.training.checkpoint import Checkpoint
 from fastlstm.training.options import MAY_CHANGE
@@ -72,7 +74,7 @@ _MAY_DIFFER = _MAY_CHANGE | frozenset(
     | {"optimizer", "weight_decay", "warmup", "cooldown", "grad_clip", "accumulate"}
     | set(READING)
 )
-"""Fields that `partial_fit` may change."""
+"""Fields that training on may change."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ def train_forecaster(
     observers: Sequence[Observer] = (),
     callbacks: Sequence[Callback] = (),
     stop: Callable[[], bool] | None = None,
-    start: StoredForecaster | None = None,
+    start: StoredForecaster | str | Path | None = None,
     make_task: MakeTask = ForecastTask,
     needs_steps: bool = True,
     ends_early: bool = False,
@@ -120,8 +122,9 @@ def train_forecaster(
         observers: called with every event, a plain dict.
         callbacks: see `fastlstm.Callback`.
         stop: polled; if it returns True, the state is saved and Stopped is raised.
-        start: a forecaster to continue from, with its scaler; `frame` must be like its table. The
-            caller gives a resumed run the same forecaster.
+        start: a forecaster, or a run of one, to continue from, with its columns, scales and sizes;
+            `frame` must be like its table. A resumed run finds the run again; the caller gives it
+            the same `StoredForecaster`.
         make_task: makes the task from the arguments of `ForecastTask`.
         needs_steps: see `RunSession`.
         ends_early: end a budget when the loss rises (`RiseStopping`).
@@ -139,14 +142,18 @@ def train_forecaster(
         world = stack.enter_context(joined(config, stop))
         with world.together():
             require_files(frame)
+            if start is None and resume and out is not None:
+                start = read_history(Path(out) / "metrics.jsonl").start.get("start")
             if world.size > 1 and (start is not None or make_task is not ForecastTask):
                 raise ConfigError(
-                    f"compress and partial_fit run in one process, but {world.size} were started;"
-                    " start them without torchrun"
+                    f"compress, partial_fit and `start` run in one process, but {world.size} were"
+                    " started; start them without torchrun"
                 )
         run = stack.enter_context(locked_run(out if world.is_leader else None))
         session = _ForecastSession(run, observers, stop, began, world)
         session.needs_steps, session.chosen, session.ends_early = needs_steps, given, ends_early
+        if isinstance(start, str | Path):
+            session.origin, (start, config) = str(start), _started_with(start, config, given)
         with session.start(
             config, given, resume, lambda stored: read_options(stored)[:2], _MAY_CHANGE
         ) as begin:
@@ -159,10 +166,12 @@ class _ForecastSession(RunSession):
     Attributes:
         chosen: names of the options that the user set; the others may be chosen.
         ends_early: end a budget when the loss rises.
+        origin: the run that the training continues from, or None.
     """
 
     chosen: Collection[str] = ()
     ends_early = False
+    origin: str | None = None
 
     def train(
         self,
@@ -184,6 +193,8 @@ class _ForecastSession(RunSession):
         else:
             first = None if checkpoint is None else start.first
             stored = _continued_from(base, config, first, dataset)
+        if checkpoint is not None:
+            _require_same_start(stored, checkpoint)
         sizes = stored.network.to(device).config
         choice = self.of_leader(PrecisionChoice, lambda: _precision(stored, dataset, split, device))
         config = dataclasses.replace(stored.config, precision=choice.name)
@@ -205,6 +216,7 @@ class _ForecastSession(RunSession):
         shown = [note for note in dataset.notes if note not in _warned(dataset)]
         self.notes += [*shown, *notes_on(choice.name, device, _layer_call(config, device))]
         about = {"source": source_text(frame), "precision_why": start.why(choice)}
+        about |= {} if self.origin is None else {"start": self.origin}
         own = [RiseStopping()] * (self.ends_early and _may_rise(config, stop_criterion))
         result = self.fit(
             task, plan, checkpoint, [*callbacks, *own], about | _about(task, stored, dataset),
@@ -408,6 +420,36 @@ def _about(task: ForecastTask, stored: StoredForecaster, dataset: SeriesDataset)
     }
 
 
+def _started_with(
+    run: str | Path, config: ForecastConfig, chosen: Collection[str]
+) -> tuple[StoredForecaster, ForecastConfig]:
+    """Returns the forecaster of a run, and the options with what it keeps: its network, its
+    columns, and how tables are read. Raises FormatError for a pruned one."""
+    stored = read_forecaster(run)
+    about = {} if stored.compression is None else stored.compression.about
+    if about.get("structured") in ("none", "blocks"):
+        raise FormatError(
+            f"{run} is pruned, and training on would fill its zeros in; `fastlstm compress {run}"
+            " --out NEW --budget 2m` trains on with them kept"
+        )
+    own = (_MAY_DIFFER - set(READING)) | set(chosen)
+    names = {field.name for field in dataclasses.fields(config)} - own
+    kept = {name: getattr(stored.given, name) for name in names}
+    return dataclasses.replace(stored, compression=None), dataclasses.replace(config, **kept)
+
+
+def _require_same_start(stored: StoredForecaster, checkpoint: Checkpoint) -> None:
+    """Raises FormatError if a resumed run was started with another forecaster, or without one."""
+    origin, mean = checkpoint.path / SCALER_FILE, stored.scaler.mean
+    with checked_values(origin):
+        before = np.asarray(json_object(checkpoint.files[SCALER_FILE], origin)["mean"], float)
+    if before.shape != mean.shape or not np.allclose(before, mean, rtol=1e-4):
+        raise FormatError(
+            f"'{checkpoint.path.parent}' was started with another `start`, or without one; give the"
+            " same, or another `out`"
+        )
+
+
 def _continued_from(
     start: StoredForecaster,
     config: ForecastConfig,
@@ -428,8 +470,8 @@ def _continued_from(
     for name in sorted(changed.keys() - _MAY_DIFFER):
         before = getattr(start.given, name)
         raise ConfigError(
-            f"`{name}` is {changed[name]!r} and was {before!r} at fit: partial_fit continues with"
-            f" the same network; set `{name}` back, or call fit"
+            f"`{name}` is {changed[name]!r} and was {before!r} at fit: the network and its"
+            f" columns stay; set `{name}` back, or train a new forecaster"
         )
     resolved, given = (dataclasses.replace(c, **changed) for c in (start.config, start.given))
     if given.learning_rate is None:

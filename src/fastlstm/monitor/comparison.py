@@ -92,8 +92,8 @@ def _summary(path: Path) -> RunSummary:
     run.update()
     if not run.start and not run.training and not run.validation:
         raise RunDirectoryError(
-            f"{path}: has no events of a run (metrics.jsonl is missing, empty, damaged or not"
-            " readable); name a run directory"
+            f"{path}: no training is recorded there (metrics.jsonl is missing, as in an imported"
+            " run, or empty, damaged or not readable); `fastlstm evaluate` measures a model"
         )
     return run
 

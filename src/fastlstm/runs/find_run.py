@@ -24,12 +24,39 @@ _OPENED_BY: dict[Kind, tuple[str, str]] = {
     ),
 }
 """The model of each kind of run, and what opens it."""
+_IN_PYTHON = (
+    "it is trained in Python, by `fastlstm.SequenceClassifier` or `fastlstm.SequenceRegressor`"
+)
+REFUSED: dict[str, dict[Kind, str]] = {
+    "generate": {
+        "forecaster": "`fastlstm forecast {run} DATA` forecasts with it",
+        "sequence": "`fastlstm forecast {run} DATA` answers sequences with it",
+    },
+    "forecast": {"text": "`fastlstm generate {run}` writes text with it"},
+    "serve": {
+        "sequence": "`fastlstm export {run} --to onnx --out DIR` writes it for servers of ONNX"
+    },
+    "compress": {
+        "sequence": "`fastlstm export {run} --to onnx --weights int8 --out DIR` rounds its weights"
+    },
+    "train --start": {"sequence": _IN_PYTHON},
+    "profile": {"sequence": _IN_PYTHON},
+    "predict": {"sequence": _IN_PYTHON},
+    "scale": {"sequence": _IN_PYTHON},
+}
+"""By verb: the kinds of run that it does not take, and what to use instead. Every other verb that
+takes a run takes every kind; docs/runs.md has the table."""
 _MODEL_FILES = (".keras", ".h5", ".onnx", ".pt", ".safetensors")
 """Files of other frameworks that `fastlstm import` reads."""
 
 
-def require_run(path: str | os.PathLike[str], wanted: Kind | None = None) -> None:
+def require_run(path: str | os.PathLike[str], wanted: Kind | None = None, verb: str = "") -> None:
     """Checks that a path is a run or checkpoint of the wanted kind, without reading its model.
+
+    Args:
+        path: the run.
+        wanted: required kind; default: any.
+        verb: the verb that opens it, which takes no kind in `REFUSED`.
 
     Raises:
         RunDirectoryError: not a run.
@@ -67,6 +94,9 @@ def require_run(path: str | os.PathLike[str], wanted: Kind | None = None) -> Non
             f"{path}: has no model and no checkpoint; train one with:"
             f" {_training(wanted, run=str(path))}"
         )
+    if kind is not None and (instead := REFUSED.get(verb, {}).get(kind)) is not None:
+        what = f"{path} is {_OPENED_BY[kind][0]}, which `fastlstm {verb}` does not take"
+        raise FormatError(f"{what}; {instead.format(run=path)}")
     if wanted is not None and kind not in (wanted, None):
         what, opener = _OPENED_BY[kind]
         raise FormatError(f"{path} is {what}, expected {_OPENED_BY[wanted][0]}; {opener} opens it")

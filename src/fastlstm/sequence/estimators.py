@@ -174,6 +174,14 @@ class SequenceModel(Estimator[StoredSequenceModel], ABC):
         return torch.cat(answers)
 
 
+def model_of(stored: StoredSequenceModel) -> SequenceRegressor | SequenceClassifier:
+    """Returns the estimator of a stored model."""
+    kind = SequenceClassifier if isinstance(stored.answers, Labels) else SequenceRegressor
+    model = kind(**dataclasses.asdict(stored.given))
+    model._take(stored)
+    return model
+
+
 class SequenceRegressor(SequenceModel):
     """Answers sequences with numbers, learned by least squares; `y` is ``(N,)`` or ``(N, K)``.
 

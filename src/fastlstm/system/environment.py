@@ -42,6 +42,10 @@ from pathlib import Path
 from fastlstm.errors import ConfigError, nearest_hint
 
 _SECRET = re.compile(r"(?:^|_)(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)$|SECRET")
+_SHOWN = re.compile(
+    r"(?:FASTLSTM|OMP|GOMP|KMP|MKL|ONEDNN|DNNL|ATEN|TORCH|PYTORCH|CUDA|CUDNN|NVIDIA|MALLOC)_"
+    r"|(?:KERAS_BACKEND|LD_PRELOAD|XDG_CACHE_HOME|RANK|WORLD_SIZE)$"
+)
 ISA_NAMES = ("scalar", "avx2", "avx512", "avx512_bf16", "amx_bf16")
 """Narrow to wide; each includes all before it."""
 _BF16_LIMITS = ("AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX10_1_512")
@@ -227,6 +231,12 @@ def with_variables(values: Mapping[str, str]) -> dict[str, str]:
 def value(name: str) -> str:
     """Returns a variable of the table above, or an empty string."""
     return os.environ.get(name, "")
+
+
+def shown() -> dict[str, str]:
+    """Returns the variables that change how fastlstm, torch or oneDNN compute; secrets as ***."""
+    found = {name: value for name, value in os.environ.items() if _SHOWN.match(name)}
+    return {name: "***" if _SECRET.search(name) else found[name] for name in sorted(found)}
 
 
 def secrets() -> list[str]:

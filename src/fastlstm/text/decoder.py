@@ -97,7 +97,7 @@ class Decoder:
             raise KernelError(why)
         self.config, self.weight_format = config, weight_format
         native = hardware.native()
-        self._kernels = native.decode_kernels(_isa(weight_format), FORMATS.index(weight_format))
+        self._kernels = native.decode_kernels(isa_of(weight_format), FORMATS.index(weight_format))
         self._arrays: list[NDArray[Any]] = []
         self._blocks = np.zeros(2, np.int64)  # of block-sparse matrices: stored, and all
         E, H, V = config.embed_size, config.rnn_size, config.vocab_size
@@ -344,7 +344,8 @@ def make_decoder(
     return TorchDecoder(weights, config, weight_format)
 
 
-def _isa(weight_format: str) -> str:
+def isa_of(weight_format: str) -> str:
+    """Returns the instruction set that decodes weights of a format."""
     cpu = hardware.cpu()
     if weight_format == "bf16":
         return cpu.bf16_isa

@@ -80,7 +80,7 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
     monkeypatch.setattr(compiler, "compile_source", compile_source)
     monkeypatch.setattr(environment, "cache_dir", lambda: tmp_path)
-    monkeypatch.setattr(compiler, "_version", lambda: "13.0")
+    monkeypatch.setattr(compiler, "nvrtc_version", lambda: "13.0")
     return made
 
 
@@ -99,7 +99,7 @@ def test_another_nvrtc_or_source_compiles_anew(
     calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled()
-    monkeypatch.setattr(compiler, "_version", lambda: "13.1")
+    monkeypatch.setattr(compiler, "nvrtc_version", lambda: "13.1")
     assert compiled() == b"code 2"
     monkeypatch.setattr(compiler, "source_text", lambda name: "other")
     assert compiled() == b"code 3"
@@ -151,11 +151,11 @@ def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def without(name: str) -> Any:
         raise ImportError(name)
 
-    compiler._version.cache_clear()
+    compiler.nvrtc_version.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(compiler, "import_module", without)
         with pytest.raises(KernelError, match=r"cuda\.bindings is missing"):
-            compiler._version()
+            compiler.nvrtc_version()
 
     class NoLibrary:
         @staticmethod
@@ -164,5 +164,5 @@ def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(compiler, "bindings", lambda name: NoLibrary())
     with pytest.raises(KernelError, match=r"cannot be loaded \(libnvrtc\.so\.13 not found\)"):
-        compiler._version()
-    compiler._version.cache_clear()
+        compiler.nvrtc_version()
+    compiler.nvrtc_version.cache_clear()

@@ -39,7 +39,7 @@ def compiled(name: str, macros: Mapping[str, int], arch: str) -> bytes:
     Raises:
         KernelError: NVRTC is missing, or refuses the source.
     """
-    key = make_key(source_text(name), sorted(macros.items()), arch, _version())
+    key = make_key(source_text(name), sorted(macros.items()), arch, nvrtc_version())
     path = None
     with suppress(FastLSTMError, OSError):
         path = Cache(environment.cache_dir(), "kernels").path(key)
@@ -71,7 +71,9 @@ def compile_source(name: str, macros: Mapping[str, int], arch: str) -> tuple[byt
     nvrtc.nvrtcGetProgramLog(program, log)
     text = log.decode(errors="replace").strip("\0 \n")
     if int(status):
-        raise KernelError(f"NVRTC {_version()} cannot compile {name}.cu for {arch}: {text:.400}")
+        raise KernelError(
+            f"NVRTC {nvrtc_version()} cannot compile {name}.cu for {arch}: {text:.400}"
+        )
     image = b" " * checked(nvrtc.nvrtcGetCUBINSize(program))
     nvrtc.nvrtcGetCUBIN(program, image)
     nvrtc.nvrtcDestroyProgram(program)
@@ -79,7 +81,8 @@ def compile_source(name: str, macros: Mapping[str, int], arch: str) -> tuple[byt
 
 
 @lru_cache
-def _version() -> str:
+def nvrtc_version() -> str:
+    """Returns NVRTC's version, such as "12.8"; raises KernelError if it cannot be loaded."""
     nvrtc = bindings("nvrtc")
     try:
         status, major, minor = nvrtc.nvrtcVersion()

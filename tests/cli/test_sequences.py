@@ -1,0 +1,129 @@
+"""`evaluate` and `forecast` of sequence models, and the files of sequences that they read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+
+import fastlstm
+from fastlstm.cli.main import main
+
+SMALL: dict[str, Any] = {"hidden_size": 4, "embed_size": 3, "steps": 3, "threads": 1}
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(30, 6, 3)).astype(np.float32)
+LENGTHS = np.arange(30) % 6 + 1
+LABELS = np.array(["down", "up"])[np.arange(30) % 3 % 2]
+NUMBERS = np.stack([X[:, 0, 0], 100 * X[:, 0, 1]], 1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A classifier and two regressors, and sequences as files."""
+    folder = tmp_path_factory.mktemp("sequences")
+    fastlstm.SequenceClassifier(**SMALL).fit(X, LABELS).save(folder / "labels")
+    fastlstm.SequenceRegressor(**SMALL).fit(X, NUMBERS).save(folder / "two")
+    fastlstm.SequenceRegressor(**SMALL).fit(X, NUMBERS[:, 0]).save(folder / "one")
+    np.save(folder / "X.npy", X)
+    np.savez(folder / "labels.npz", X=X, y=LABELS, lengths=LENGTHS)
+    np.savez(folder / "two.npz", X=X, y=NUMBERS)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+
+
+def test_figures_are_those_of_the_estimators(capsys: pytest.CaptureFixture[str]) -> None:
+    padded = [steps[:length] for steps, length in zip(X, LENGTHS, strict=True)]
+    assert main(["evaluate", "labels", "labels.npz", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    model = fastlstm.SequenceClassifier.load("labels")
+    assert facts["accuracy"] == model.score(padded, LABELS)
+    assert facts["most_frequent"] == 20 / 30
+    assert main(["evaluate", "two", "two.npz", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    two = fastlstm.SequenceRegressor.load("two")
+    assert facts["r2"] == two.score(X, NUMBERS)
+    assert facts["mae"] == pytest.approx(np.abs(two.predict(X) - NUMBERS).mean())
+    assert main(["evaluate", "labels", "labels.npz"]) == 0
+    assert "; always down: 66.67%" in capsys.readouterr().out
+
+
+def test_answers_are_a_table(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert main(["forecast", "labels", "labels.npz"]) == 0
+    lines = capfdbinary.readouterr().out.decode().splitlines()
+    assert lines[0] == '"label","p-down","p-up"'
+    assert len(lines) == 31
+    for run, names in (("one", ["answer"]), ("two", ["answer-0", "answer-1"])):
+        assert main(["forecast", run, "X.npy", "--out", f"{run}.parquet"]) == 0
+        table = pyarrow.parquet.read_table(f"{run}.parquet")
+        assert table.column_names == names
+        predicted = fastlstm.SequenceRegressor.load(run).predict(X).reshape(30, -1)
+        assert (np.stack([table[name].to_numpy() for name in names], 1) == predicted).all()
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (
+            ["evaluate", "labels", "X.npy"],
+            "X.npy has no array y, but X: write one with numpy.savez",
+        ),
+        (["evaluate", "labels", "lables.npz"], "no file lables.npz (did you mean 'labels.npz'?)"),
+        (["evaluate", "labels", "two.npz"], "y has shape (30, 2), expected one label"),
+        (["evaluate", "labels", "other.npz"], "no label of other.npz is a class of labels: ['down"),
+        (["evaluate", "two", "labels.npz"], "expected numbers of shape (N,) or (N, K)"),
+        (["evaluate", "two", "few.npz"], "got 30 sequences and 3 answers"),
+        (
+            ["evaluate", "labels", "labels.npz", "--lanes", "4"],
+            "--lanes is not an option for a seq",
+        ),
+        (
+            ["forecast", "labels", "labels.npz", "--gaps", "fill"],
+            "--gaps is not an option for a se",
+        ),
+        (["forecast", "labels", "book.txt"], "book.txt is no .npy or .npz file of numbers"),
+        (["forecast", "labels", "pickled.npy"], "pickled.npy is no .npy or .npz file of numbers"),
+        (["forecast", "labels", "cut.npz"], "cut.npz is no .npy or .npz file of numbers"),
+        (["forecast", "labels", "flat.npy"], "X of flat.npy has shape (6,): write one"),
+        (["forecast", "labels", "short.npz"], "`lengths` is not 1 to 6 for each sequence"),
+        (["forecast", "labels", "long.npz"], "`lengths` is not 1 to 6 for each sequence"),
+        (["forecast", "labels", "X.npy", "--out", "a.txt"], "expected a file name ending in .par"),
+        (["forecast", "labels", "wide.npy"], "the sequences have 4 columns"),
+        (["forecast", "labels", "labels"], "no file labels"),
+    ],
+)
+def test_bad_input_is_one_line(
+    argv: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.savez("other.npz", X=X, y=np.arange(30))
+    np.savez("few.npz", X=X, y=NUMBERS[:3])
+    np.savez("short.npz", X=X, lengths=LENGTHS[:4])
+    np.savez("long.npz", X=X, lengths=[6, 6, 6, *[7] * 27])
+    np.save("flat.npy", X[0, :, 0])
+    np.save("wide.npy", np.zeros((3, 2, 4)))
+    np.save("pickled.npy", np.array([{}]), allow_pickle=True)
+    Path("cut.npz").write_bytes(Path("labels.npz").read_bytes()[:900])
+    Path("book.txt").write_text("a text\n")
+    assert main(argv) == 2
+    shown = capsys.readouterr().err
+    assert told in shown
+    assert shown.count("\n") == 1
+
+
+def test_an_imported_model_reads_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import safetensors.torch
+    from torch import nn
+
+    parts = {"embed": nn.Embedding(7, 4), "lstm": nn.LSTM(4, 8), "out": nn.Linear(8, 3)}
+    safetensors.torch.save_file(nn.ModuleDict(parts).state_dict(), tmp_path / "m.safetensors")
+    run = fastlstm.import_run(tmp_path / "m.safetensors", out=tmp_path / "run", classes=True)
+    np.savez(tmp_path / "t.npz", X=RNG.integers(0, 7, (9, 5)), y=np.arange(9) % 3)
+    assert main(["evaluate", str(run.path), str(tmp_path / "t.npz"), "--json"]) == 0
+    assert 0 <= json.loads(capsys.readouterr().out)["accuracy"] <= 1
