@@ -32,6 +32,7 @@ OF_OTHER_PROGRAMS = {
     "torchrun": "nnodes nproc-per-node rdzv-backend rdzv-endpoint rdzv-id max-restarts standalone"
     " rdzv-conf numa-binding",
     "srun": "ntasks-per-node",
+    "tensorflow_model_server": "rest-api-port model-name model-base-path",
     "wandb": "yes",
     "py-spy": "native pid",
 }
