@@ -16,8 +16,8 @@ REPOSITORY = Path(__file__).parents[2]
 PAGES = [
     *("README.md", "CONTRIBUTING.md"),
     *(
-        f"docs/{page.name}"
-        for page in (REPOSITORY / "docs").glob("*.md")
+        page.relative_to(REPOSITORY).as_posix()
+        for page in sorted((REPOSITORY / "docs").rglob("*.md"))
         if page.name != "files.md"
     ),
 ]
@@ -32,6 +32,7 @@ OF_OTHER_PROGRAMS = {
     "torchrun": "nnodes nproc-per-node rdzv-backend rdzv-endpoint rdzv-id max-restarts standalone"
     " rdzv-conf numa-binding",
     "srun": "ntasks-per-node",
+    "tensorflow_model_server": "rest-api-port model-name model-base-path",
     "wandb": "yes",
     "py-spy": "native pid",
 }
@@ -46,6 +47,7 @@ TOLD = re.compile(r'\"\"\".*?\"\"\"|#[^"\n]*$', re.DOTALL | re.MULTILINE)
 OF_OTHERS = """
     AWS_ENDPOINT_URL AWS_PROFILE endpoint_override GOMP_SPINCOUNT sched_autogroup_enabled use_mkldnn
     fully_shard ConvLSTM PolynomialDecay load_weights model_base_path output_0
+    ModelCheckpoint reset_states TensorListReserve
     client_max_body_size max_fails proxy_request_buffering
     cpu_pressure memory_pressure FASTLSTM_ALERT_RULE _RUN
     c_0 h_0 T_i W_ih compute_90 d_1 d_2 test_x test_x_y

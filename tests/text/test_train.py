@@ -710,6 +710,8 @@ def test_a_table_is_no_text_unless_it_is_said(tmp_path: Path) -> None:
     assert not out.exists()
     with pytest.raises(ConfigError, match="'horizon' is for a table; to train a forecaster"):
         train(table, out, horizon=24)
+    with pytest.raises(ConfigError, match=r"no `verbose`; `observers=\(\)` shows nothing"):
+        train(table, out, verbose=False)
     train(table, out, steps=1, as_text=True)
     assert train(table, out, steps=2, resume=True).bits_per_char > 0
 

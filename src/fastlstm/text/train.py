@@ -465,6 +465,8 @@ def _refuse_tables(source: Source, config: TrainConfig) -> None:
 
 
 def _refuse_options_of_tables(fields: Collection[str]) -> None:
+    if "verbose" in fields:
+        raise ConfigError("train() has no `verbose`; `observers=()` shows nothing")
     for name in fields:
         if name in OPTIONS_OF_TABLES:
             why = f" ({WHY_NOT_OF_TEXTS[name]})" if name in WHY_NOT_OF_TEXTS else ""

@@ -65,8 +65,10 @@ def test_a_gap_is_whole_steps_and_more_than_one_tick() -> None:
 
 
 def test_irregular_times_are_refused() -> None:
-    with pytest.raises(DataError, match=r"no regular frequency \(most often 1 hour \(25%\)"):
+    with pytest.raises(DataError, match=r"most often 1 hour \(25%\).*; round them with `snap`"):
         frequency_of(np.cumsum([0, HOUR, HOUR * 2, HOUR * 5, HOUR * 11]))
+    with pytest.raises(DataError, match=r"most often 1 \(25%\).*; resample them"):
+        frequency_of(np.cumsum([0, 1, 2, 5, 11]), has_clock=False)
 
 
 def test_whole_numbers_step_by_rows_and_a_single_time_by_days() -> None:
