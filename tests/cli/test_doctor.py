@@ -92,7 +92,7 @@ def test_the_speed_is_measured_on_request(
     assert "gflops" not in capsys.readouterr().out
     assert main(["doctor", "--measure"]) == 0
     shown = capsys.readouterr().out
-    assert "cpu fp32 (gemm gflops 98.5, gemm by oneDNN, copy gb s 20, is busy False)" in shown
+    assert "cpu fp32 (gemm gflops 98.5, gemm by oneDNN, copy gb s 20, busy no)" in shown
     assert re.search("peak gflops +avx2 120", shown)
 
 

@@ -79,7 +79,10 @@ def rows(facts: dict[str, Any]) -> list[Row]:
 
 
 def _word(name: str) -> str:
-    return name if name.isupper() else name.removesuffix("_bytes").replace("_", " ")
+    if name == "refusal":
+        return "not used:"
+    text = name.removesuffix("_bytes").removesuffix("_share").removeprefix("is_")
+    return name if name.isupper() else text.replace("_", " ")
 
 
 def _text(name: str, value: Any) -> str:
@@ -89,6 +92,10 @@ def _text(name: str, value: Any) -> str:
         return ", ".join(form.format(_word(k), _text(k, known[k])) for k, form in forms.items())
     if isinstance(value, list):
         return " ".join(_text(name, item) for item in value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if name.endswith("_share"):
+        return f"{value:.0%}"
     if name.endswith("_bytes"):
         return short_bytes(value)
     return f"{value:.4g}" if isinstance(value, float) else str(value)
