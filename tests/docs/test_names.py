@@ -16,8 +16,8 @@ REPOSITORY = Path(__file__).parents[2]
 PAGES = [
     *("README.md", "CONTRIBUTING.md"),
     *(
-        f"docs/{page.name}"
-        for page in (REPOSITORY / "docs").glob("*.md")
+        page.relative_to(REPOSITORY).as_posix()
+        for page in sorted((REPOSITORY / "docs").rglob("*.md"))
         if page.name != "files.md"
     ),
 ]

@@ -73,11 +73,11 @@ class Forecaster(Estimator[StoredForecaster]):
         fitted_: steps, epochs, best loss and time of the training.
 
     Example:
-        ::
-
-            model = Forecaster(horizon=96, budget="2m").fit("ETTh1.csv")
-            table = model.predict()
-            print(model.backtest())
+        ```python
+        model = Forecaster(horizon=96, budget="2m").fit("ETTh1.csv")
+        table = model.predict()
+        print(model.backtest())
+        ```
     """
 
     _device: Device | None = None

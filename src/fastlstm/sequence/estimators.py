@@ -180,10 +180,10 @@ class SequenceRegressor(SequenceModel):
     Arguments and attributes are those of `SequenceModel`.
 
     Example:
-        ::
-
-            model = SequenceRegressor(bidirectional=True).fit(X, y)
-            model.predict(X_new)
+        ```python
+        model = SequenceRegressor(bidirectional=True).fit(X, y)
+        model.predict(X_new)
+        ```
     """
 
     _answers_kind = Numbers
@@ -243,10 +243,10 @@ class SequenceClassifier(SequenceModel):
             appearance.
 
     Example:
-        ::
-
-            model = SequenceClassifier(pooling="mean").fit(X, labels)
-            model.predict_proba(X_new)
+        ```python
+        model = SequenceClassifier(pooling="mean").fit(X, labels)
+        model.predict_proba(X_new)
+        ```
     """
 
     _answers_kind = Labels

@@ -45,10 +45,10 @@ class LM:
     """A trained language model.
 
     Example:
-        ::
-
-            lm = LM.load("runs/book")
-            print(lm.generate("Well, Prince", max_tokens=500, temperature=0.8))
+        ```python
+        lm = LM.load("runs/book")
+        print(lm.generate("Well, Prince", max_tokens=500, temperature=0.8))
+        ```
 
     Attributes:
         model: the network, in evaluation mode.

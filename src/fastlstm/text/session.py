@@ -28,12 +28,12 @@ class Session:
     """One text on one model.
 
     Example:
-        ::
-
-            session = lm.session()
-            session.read("Well, Prince")
-            first = session.write(200, seed=1)
-            blob = session.save()  # later, or elsewhere: lm.session().restore(blob)
+        ```python
+        session = lm.session()
+        session.read("Well, Prince")
+        first = session.write(200, seed=1)
+        blob = session.save()  # later, or elsewhere: lm.session().restore(blob)
+        ```
 
     `defaults` are the sampling settings for `write`.
     """

@@ -30,14 +30,14 @@ class Callback:
     class: `observers=[…]`.
 
     Example:
-        ::
+        ```python
+        class StopAt(fastlstm.Callback):
+            def on_evaluate(self, trainer, metrics):
+                if metrics["bits_per_char"] < 2.0:
+                    trainer.end("2 bits per character reached")
 
-            class StopAt(fastlstm.Callback):
-                def on_evaluate(self, trainer, metrics):
-                    if metrics["bits_per_char"] < 2.0:
-                        trainer.end("2 bits per character reached")
-
-            fastlstm.train("book.txt", callbacks=[StopAt()])
+        fastlstm.train("book.txt", callbacks=[StopAt()])
+        ```
     """
 
     def on_begin(self, trainer: Trainer) -> None:

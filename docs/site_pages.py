@@ -1,0 +1,127 @@
+"""Hooks of MkDocs: pages for linked files outside docs/, the gallery's pictures, and a check of all links.
+
+A page links to `../examples/callbacks.py`, as a code host needs it; on the site that link leads to
+a page with the file.
+"""
+
+from __future__ import annotations
+
+import logging
+import posixpath
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from mkdocs.structure.files import File
+
+DOCS = Path(__file__).resolve().parent
+REPOSITORY = DOCS.parent
+GALLERY = REPOSITORY / "build" / "gallery"
+_CODE = re.compile(r"(^ *```.*?^ *```|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
+_LINK = re.compile(r"\]\(([^)\s#:]+)(#[^)\s]*)?\)")
+_PICTURE = re.compile(r"<!-- picture: ([\w-]+) -->")
+_LANGUAGES = {".py": "python", ".sh": "sh", ".yaml": "yaml"}
+_LOG = logging.getLogger("mkdocs.hooks.site_pages")
+
+
+def on_files(files: Any, config: Any) -> None:
+    """Adds a page for every file outside docs/ that a page links to, and the gallery's pages."""
+    waiting = [(page.src_uri, page.content_string) for page in files.documentation_pages()]
+    while waiting:
+        page, text = waiting.pop()
+        for target in sorted(set(map(_page_of, _targets(text, page)))):
+            if target.startswith("source/") and files.get_file_from_path(target) is None:
+                content = _content(target.removeprefix("source/").removesuffix(".md"))
+                files.append(File.generated(config, target, content=content))
+                waiting.append((target, content))
+    if not GALLERY.exists():
+        subprocess.run([sys.executable, DOCS / "gallery.py"], check=True)
+    for path in GALLERY.glob("*-page.html"):
+        files.append(File.generated(config, f"gallery/{path.name}", abs_src_path=str(path)))
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Leads links to the site's pages, and shows the pictures of the gallery."""
+    own = page.file.src_uri
+    start = posixpath.dirname(own)
+
+    def moved(match: re.Match[str]) -> str:
+        target = posixpath.relpath(_page_of(_target(match[1], own)), start or ".")
+        return f"]({target}{match[2] or ''})"
+
+    parts = _CODE.split(markdown)
+    parts[::2] = [_LINK.sub(moved, part) for part in parts[::2]]
+    return _PICTURE.sub(lambda match: (GALLERY / f"{match[1]}.html").read_text(), "".join(parts))
+
+
+def _targets(text: str, page: str) -> list[str]:
+    """Returns the paths in the repository that a page links to."""
+    return [_target(link, page) for part in _CODE.split(text)[::2] for link, _ in _LINK.findall(part)]
+
+
+def _target(link: str, page: str) -> str:
+    """Returns the path in the repository of a link on a page of the site."""
+    is_outside = page.startswith("source/")
+    place = page.removeprefix("source/").removesuffix(".md") if is_outside else f"docs/{page}"
+    return posixpath.normpath(posixpath.join(posixpath.dirname(place), link))
+
+
+def _page_of(target: str) -> str:
+    """Returns the page or file of the site that shows a path of the repository."""
+    is_page = target.startswith("docs/") and not target.endswith(".py")
+    return target.removeprefix("docs/") if is_page else f"source/{target}.md"
+
+
+def _content(target: str) -> str:
+    """Returns the page of a file or directory outside docs/."""
+    path = REPOSITORY / target
+    if path.is_dir():
+        names = sorted(p.name for p in path.iterdir() if not p.name.startswith(("_", ".")))
+        body = "".join(f"- [{name}]({posixpath.basename(target)}/{name})\n" for name in names)
+    elif path.suffix == ".md":
+        body = path.read_text(encoding="utf-8")
+    else:
+        text = path.read_text(encoding="utf-8")
+        body = f"```{_LANGUAGES.get(path.suffix, 'text')}\n{text.rstrip()}\n```\n"
+    title = "" if path.suffix == ".md" else f"# {target}\n\n"
+    return f"---\nsearch:\n  exclude: true\n---\n\n{title}{body}"
+
+
+class _Page(HTMLParser):
+    """The ids of a page, its links, and what it loads."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids, self.links, self.loads = set[str](), set[str](), set[str]()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attributes}
+        self.ids |= {given[name] for name in ("id", "name") if name in given}
+        if "src" in given or (tag == "link" and "href" in given):
+            self.loads.add(given.get("src") or given["href"])
+        elif tag == "a" and "href" in given:
+            self.links.add(given["href"])
+
+
+def on_post_build(config: Any) -> None:
+    """Warns of a link without a page or anchor, and of a page that loads from the network."""
+    site = Path(config.site_dir)
+    pages = {path: _Page(path.read_text(encoding="utf-8")) for path in site.rglob("*.html")}
+    for path, page in pages.items():
+        name = path.relative_to(site)
+        for url in sorted(page.links | page.loads):
+            parts = urlsplit(url)
+            if parts.scheme or parts.netloc:
+                if url in page.loads and parts.scheme != "data":
+                    _LOG.warning("%s loads %s", name, url)
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            if not target.is_file():
+                _LOG.warning("%s links to %s, which does not exist", name, url)
+            elif parts.fragment and unquote(parts.fragment) not in pages[target].ids:
+                _LOG.warning("%s links to %s, which has no such anchor", name, url)
