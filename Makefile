@@ -78,7 +78,7 @@ docs: .venv/.docs  ## the documentation site in build/site, after the pages that
 	$(PY) docs/reference.py > docs/cli.md
 	$(PY) docs/source_map.py
 	$(PY) docs/gallery.py
-	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build
 
 clean:  ## remove the environment and everything built; runs/ stays
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

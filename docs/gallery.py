@@ -33,7 +33,9 @@ def load_table() -> pa.Table:
     random, hours = np.random.default_rng(0), np.arange(90 * 24)
     day, week = hours * 2 * np.pi / 24, hours * 2 * np.pi / 168
     loads = [
-        100 * k * (1 + 0.3 * np.sin(day + k) + 0.15 * np.sin(week) + random.normal(0, 0.06, hours.size))
+        100
+        * k
+        * (1 + 0.3 * np.sin(day + k) + 0.15 * np.sin(week) + random.normal(0, 0.06, hours.size))
         for k, _ in enumerate(_PLACES, 1)
     ]
     times = np.datetime64("2026-01-01T00", "s") + hours.astype("timedelta64[h]")
@@ -94,8 +96,14 @@ def _pages(runs: Path) -> None:
     for name in ("text", "load"):
         shutil.copy(runs / name / "report.html", OUT / f"{name}-page.html")
     assert main(["monitor", str(runs), "--export", str(OUT / "runs-page.html")]) == 0
-    titles = {"text": "the report of the text", "load": "the report of the load", "runs": "the page of both runs"}
-    links = [f'<li><a href="gallery/{name}-page.html">{title}</a></li>' for name, title in titles.items()]
+    titles = {
+        "text": "the report of the text",
+        "load": "the report of the load",
+        "runs": "the page of both runs",
+    }
+    links = [
+        f'<li><a href="gallery/{name}-page.html">{title}</a></li>' for name, title in titles.items()
+    ]
     _write("pages", f"<ul>\n{chr(10).join(links)}\n</ul>\n")
 
 

@@ -58,9 +58,16 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     return _PICTURE.sub(lambda match: (GALLERY / f"{match[1]}.html").read_text(), "".join(parts))
 
 
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """Gives the search a name for screen readers, which the theme leaves out."""
+    return output.replace(' role="dialog">', ' role="dialog" aria-label="Search">', 1)
+
+
 def _targets(text: str, page: str) -> list[str]:
     """Returns the paths in the repository that a page links to."""
-    return [_target(link, page) for part in _CODE.split(text)[::2] for link, _ in _LINK.findall(part)]
+    return [
+        _target(link, page) for part in _CODE.split(text)[::2] for link, _ in _LINK.findall(part)
+    ]
 
 
 def _target(link: str, page: str) -> str:
@@ -112,6 +119,7 @@ def on_post_build(config: Any) -> None:
     """Warns of a link without a page or anchor, and of a page that loads from the network."""
     site = Path(config.site_dir)
     pages = {path: _Page(path.read_text(encoding="utf-8")) for path in site.rglob("*.html")}
+    pages.pop(site / "404.html", None)  # a server shows it at any address
     for path, page in pages.items():
         name = path.relative_to(site)
         for url in sorted(page.links | page.loads):

@@ -43,7 +43,9 @@ def members(path: str) -> Iterator[tuple[str, Any]]:
         return
     for name, member in vars(value).items():
         member = getattr(member, "__func__", member)
-        if not name.startswith("_") and (inspect.isfunction(member) or isinstance(member, property)):
+        if not name.startswith("_") and (
+            inspect.isfunction(member) or isinstance(member, property)
+        ):
             yield f"{path}.{name}", member
 
 

@@ -27,7 +27,9 @@ LINK = re.compile(r"\]\(([^)\s:#]*)(?:#([^)\s]+))?\)")
 def leaves(nav: Any) -> list[str]:
     if isinstance(nav, str):
         return [nav]
-    return [leaf for part in (nav.values() if isinstance(nav, dict) else nav) for leaf in leaves(part)]
+    return [
+        leaf for part in (nav.values() if isinstance(nav, dict) else nav) for leaf in leaves(part)
+    ]
 
 
 def anchors(path: Path) -> set[str]:
@@ -71,7 +73,8 @@ def test_the_reference_has_every_public_name_once() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(
-    importlib.util.find_spec("mkdocs") is None, reason="mkdocs, of the extra `docs`, is not installed"
+    importlib.util.find_spec("mkdocs") is None,
+    reason="mkdocs, of the extra `docs`, is not installed",
 )
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
