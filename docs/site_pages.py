@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: pages for linked files outside docs/, the gallery's pictures, and a check of all links.
+"""Hooks of MkDocs: pages of linked files outside docs/, pictures of the gallery, a check of links.
 
 A page links to `../examples/callbacks.py`, as a code host needs it; on the site that link leads to
 a page with the file.

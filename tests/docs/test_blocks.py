@@ -1,7 +1,7 @@
 """Every block of Python and of the shell in README and docs/ runs, with short trainings.
 
-The blocks of a page share a folder, which has book.txt and other.txt, and one namespace. A block that
-cannot run here has `<!-- not run: REASON -->` on the line before.
+The blocks of a page share one namespace and a folder, which has book.txt and other.txt. A block
+that cannot run here has `<!-- not run: REASON -->` on the line before.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ def test_the_readme_begins_with_two_commands_of_the_makefile() -> None:
 
 def test_a_page_is_read_block_by_block() -> None:
     text = (
-        "# A\n```python\nx = 1\n```\n- item\n\n  ```console\n  $ fastlstm info \\\n      --json\n  out\n"
-        "  ```\n<!-- not run: needs a server -->\n```sh\ncurl x\n```\n```text\nno\n```\n"
+        "# A\n```python\nx = 1\n```\n- item\n\n  ```console\n  $ fastlstm info \\\n      --json\n"
+        "  out\n  ```\n<!-- not run: needs a server -->\n```sh\ncurl x\n```\n```text\nno\n```\n"
     )
     python, console, shell = blocks(text)
     assert python == ("python", "x = 1\n", 3, None)

@@ -1,4 +1,4 @@
-"""Every name of the reference has a docstring that says what goes in and out, and which errors come."""
+"""Every name of the reference says what goes in, what comes out, and which errors it raises."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 ARRAY = re.compile(r"\b(?:Tensor|NDArray|ndarray)\b")
 SHAPE = re.compile(r"`\([^`]*\)`")
 ERRORS = {name for name, kind in vars(fastlstm.errors).items() if isinstance(kind, type)}
-HOOKS = re.compile(r"on_\w+|__\w+__")
+KNOWN = {"self", "cls", "trainer", "T", "B"}
+"""Parameters that a class or the list of sizes describes."""
 
 
 def named(page: Path) -> list[str]:
@@ -54,9 +55,10 @@ NAMES = dict(pair for path in PATHS for pair in members(path))
 
 
 def told(path: str) -> str:
-    """Returns a docstring; a method that overrides one may leave it to that."""
-    value = NAMES[path]
-    return inspect.getdoc(value) or ""
+    """Returns a docstring, with those of the methods of the class that it names."""
+    doc, owner = inspect.getdoc(NAMES[path]) or "", path.rpartition(".")[0]
+    named = [NAMES.get(f"{owner}.{name}") for name in re.findall(r"`(\w+)`", doc)]
+    return "\n".join([doc, *(inspect.getdoc(value) or "" for value in named)])
 
 
 def raised(function: Any) -> set[str]:
@@ -67,19 +69,30 @@ def raised(function: Any) -> set[str]:
     return names & ERRORS
 
 
+def is_told(error: str, doc: str) -> bool:
+    """Whether a docstring names an error or one that it derives from."""
+    kinds = getattr(fastlstm.errors, error).__mro__
+    return any(re.search(rf"\b{kind.__name__}\b", doc) for kind in kinds)
+
+
 @pytest.mark.parametrize("path", NAMES)
-def test_a_public_name_says_what_it_is(path: str) -> None:
-    doc, value = told(path), NAMES[path]
-    assert doc.partition("\n")[0].rstrip().endswith((".", ":", ",")) or "\n" in doc, "no docstring"
+def test_a_public_name_says_what_goes_in_and_out(path: str) -> None:
+    value, doc = NAMES[path], told(path)
+    assert doc.strip(), "no docstring"
     if not inspect.isfunction(value):
         return
     signature = inspect.signature(value)
-    for name, parameter in signature.parameters.items():
-        if name not in ("self", "cls") and not HOOKS.fullmatch(value.__name__):
-            stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}
-            shown = stars.get(parameter.kind, "") + name
-            assert re.search(rf"^ *(?:{re.escape(shown)}|{name}):|`{name}`", doc, re.M), name
-    kinds = [parameter.annotation for parameter in signature.parameters.values()]
-    if any(ARRAY.search(str(kind)) for kind in (*kinds, signature.return_annotation)):
-        assert SHAPE.search(doc), "arrays, and no shape"
-    assert not [name for name in raised(value) if name not in doc], "an error is not told"
+    parameters = [
+        parameter for name, parameter in signature.parameters.items() if name not in KNOWN
+    ]
+    faults = [
+        f"nothing about {parameter.name}"
+        for parameter in parameters
+        if not re.search(rf"^ *\**{parameter.name}\b.*:|`{parameter.name}`", doc, re.MULTILINE)
+        and not value.__name__.startswith(("on_", "__"))
+    ]
+    kinds = [*(parameter.annotation for parameter in parameters), signature.return_annotation]
+    if any(ARRAY.search(str(kind)) for kind in kinds) and not SHAPE.search(doc):
+        faults.append("arrays without a shape")
+    faults += [f"nothing about {name}" for name in raised(value) if not is_told(name, doc)]
+    assert faults == []

@@ -41,7 +41,11 @@ class Picture:
         self._size = _LARGE_INCHES if len(panels) == 1 else SMALL_INCHES
 
     def save(self, path: str | Path, dark: bool = False) -> Path:
-        """Writes an SVG or a PNG, by the suffix of the path, and returns the path.
+        """Writes an SVG or a PNG, by the suffix of `path`, and returns the path.
+
+        Args:
+            path: the file.
+            dark: light lines on dark paper.
 
         Raises:
             ConfigError: another suffix.

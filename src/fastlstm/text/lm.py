@@ -136,7 +136,7 @@ class LM:
         return self.decoder_for(1)
 
     def decoder_for(self, num_streams: int) -> Decoder:
-        """Returns the decoder that writes so many texts at a time.
+        """Returns the decoder that writes `num_streams` texts at a time.
 
         The decoder holds a copy of the model's weights, in the format `weights` and on `device`.
         The copy is made on first use, and again after a write to the model's weights.
@@ -186,7 +186,7 @@ class LM:
     def generate_batch(
         self, prompts: Sequence[str], max_tokens: int = 500, **settings: Any
     ) -> list[str]:
-        """Works like `generate` for many prompts at once, far faster than one after the other.
+        """Works like `generate` for many `prompts` at once, far faster than one after the other.
 
         Each text is what `generate` returns for its prompt and seed. Prompt number k has the seed
         `seed + k`, so that equal prompts give different texts.

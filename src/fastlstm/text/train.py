@@ -96,6 +96,7 @@ class Run:
 
     @property
     def bits_per_char(self) -> float:
+        """Bits per character of the validation split, at the end."""
         return self.evaluation.bits_per_char
 
 

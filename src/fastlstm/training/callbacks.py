@@ -89,7 +89,11 @@ class Callback:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores a state of `state_dict`."""
+        """Restores `state`, which `state_dict` returned.
+
+        Raises:
+            CorruptFileError: a checkpoint with another state.
+        """
 
 
 class EarlyStopping(Callback):
