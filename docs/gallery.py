@@ -25,7 +25,7 @@ from fastlstm.report.picture import Picture
 
 OUT = Path(__file__).resolve().parents[1] / "build" / "gallery"
 _PLACES = ("harbour", "hill", "market", "station")
-_TEXT_CHARTS = ("Quality by time", "Throughput", "Gradient norm")
+_TEXT_CHARTS = ("Quality by time", "Throughput")
 
 
 def load_table() -> pa.Table:

@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: pages of linked files outside docs/, pictures of the gallery, a check of links.
+"""Hooks of MkDocs: pages of notebooks and of files outside docs/, the gallery, a check of links.
 
 A page links to `../examples/callbacks.py`, as a code host needs it; on the site that link leads to
 a page with the file.
@@ -6,6 +6,7 @@ a page with the file.
 
 from __future__ import annotations
 
+import json
 import logging
 import posixpath
 import re
@@ -29,7 +30,10 @@ _LOG = logging.getLogger("mkdocs.hooks.site_pages")
 
 
 def on_files(files: Any, config: Any) -> None:
-    """Adds a page for every file outside docs/ that a page links to, and the gallery's pages."""
+    """Adds the pages of notebooks, of the files outside docs/ that a page links to, and of runs."""
+    for path in DOCS.rglob("*.ipynb"):
+        name = path.relative_to(DOCS).with_suffix(".md").as_posix()
+        files.append(File.generated(config, name, content=_notebook(path)))
     waiting = [(page.src_uri, page.content_string) for page in files.documentation_pages()]
     while waiting:
         page, text = waiting.pop()
@@ -79,8 +83,28 @@ def _target(link: str, page: str) -> str:
 
 def _page_of(target: str) -> str:
     """Returns the page or file of the site that shows a path of the repository."""
-    is_page = target.startswith("docs/") and not target.endswith(".py")
-    return target.removeprefix("docs/") if is_page else f"source/{target}.md"
+    if not target.startswith("docs/") or target.endswith(".py"):
+        return f"source/{target}.md"
+    return re.sub(r"\.ipynb$", ".md", target.removeprefix("docs/"))
+
+
+def _notebook(path: Path) -> str:
+    """Returns a notebook as a page: texts, code, and of each output the best that it stores."""
+    parts = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        text = "".join(cell["source"])
+        parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {"text/plain": output.get("text", [])})
+            if "text/html" in data:
+                parts.append(f'<div class="output">\n{"".join(data["text/html"])}\n</div>')
+            elif "image/png" in data:
+                parts.append(
+                    f'<img alt="" src="data:image/png;base64,{data["image/png"].strip()}">'
+                )
+            else:
+                parts.append(f"```text\n{''.join(data['text/plain']).rstrip()}\n```")
+    return "\n\n".join(parts) + "\n"
 
 
 def _content(target: str) -> str:

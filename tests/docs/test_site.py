@@ -46,7 +46,8 @@ def anchors(path: Path) -> set[str]:
 
 def test_the_navigation_has_every_page_once() -> None:
     site = yaml.safe_load((REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8"))
-    assert sorted(leaves(site["nav"])) == PAGES
+    notebooks = [path.relative_to(DOCS).with_suffix(".md") for path in DOCS.rglob("*.ipynb")]
+    assert sorted(leaves(site["nav"])) == sorted([*PAGES, *(path.as_posix() for path in notebooks)])
 
 
 @pytest.mark.parametrize("page", PAGES)
