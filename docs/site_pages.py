@@ -97,10 +97,12 @@ def _notebook(path: Path) -> str:
         for output in cell.get("outputs", ()):
             data = output.get("data", {"text/plain": output.get("text", [])})
             if "text/html" in data:
-                parts.append(f'<div class="output">\n{"".join(data["text/html"])}\n</div>')
+                parts.append(
+                    f'<div class="output" tabindex="0">\n{"".join(data["text/html"])}\n</div>'
+                )
             elif "image/png" in data:
                 parts.append(
-                    f'<img alt="" src="data:image/png;base64,{data["image/png"].strip()}">'
+                    f'<img alt="output" src="data:image/png;base64,{data["image/png"].strip()}">'
                 )
             else:
                 parts.append(f"```text\n{''.join(data['text/plain']).rstrip()}\n```")

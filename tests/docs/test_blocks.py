@@ -87,6 +87,7 @@ def run_line(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.charts
 @pytest.mark.filterwarnings("ignore::UserWarning")  # such as intervals after three steps
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras' own
 @pytest.mark.parametrize("page", PAGES)
 def test_blocks_run(
     page: str,
