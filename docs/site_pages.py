@@ -38,8 +38,10 @@ def on_files(files: Any, config: Any) -> None:
     while waiting:
         page, text = waiting.pop()
         for target in sorted(set(map(_page_of, _targets(text, page)))):
-            if target.startswith("source/") and files.get_file_from_path(target) is None:
-                content = _content(target.removeprefix("source/").removesuffix(".md"))
+            path = REPOSITORY / target.removeprefix("source/").removesuffix(".md")
+            is_new = target.startswith("source/") and files.get_file_from_path(target) is None
+            if is_new and path.exists():  # else MkDocs warns of the link
+                content = _content(path)
                 files.append(File.generated(config, target, content=content))
                 waiting.append((target, content))
     if not GALLERY.exists():
@@ -109,18 +111,17 @@ def _notebook(path: Path) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _content(target: str) -> str:
+def _content(path: Path) -> str:
     """Returns the page of a file or directory outside docs/."""
-    path = REPOSITORY / target
     if path.is_dir():
         names = sorted(p.name for p in path.iterdir() if not p.name.startswith(("_", ".")))
-        body = "".join(f"- [{name}]({posixpath.basename(target)}/{name})\n" for name in names)
+        body = "".join(f"- [{name}]({path.name}/{name})\n" for name in names)
     elif path.suffix == ".md":
         body = path.read_text(encoding="utf-8")
     else:
         text = path.read_text(encoding="utf-8")
         body = f"```{_LANGUAGES.get(path.suffix, 'text')}\n{text.rstrip()}\n```\n"
-    title = "" if path.suffix == ".md" else f"# {target}\n\n"
+    title = "" if path.suffix == ".md" else f"# {path.relative_to(REPOSITORY)}\n\n"
     return f"---\nsearch:\n  exclude: true\n---\n\n{title}{body}"
 
 
