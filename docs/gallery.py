@@ -18,7 +18,6 @@ import torch
 import fastlstm
 from fastlstm.cli.main import main
 from fastlstm.report.charts import draw_charts
-from fastlstm.report.drawing import SMALL_INCHES, embed, render
 from fastlstm.report.history import read_history
 from fastlstm.report.html import figure
 from fastlstm.report.picture import Picture
@@ -60,8 +59,7 @@ def _charts(name: str, run: Path, titles: tuple[str, ...]) -> None:
 
 
 def _panels(name: str, title: str, caption: str, picture: Picture) -> None:
-    svg = embed(render(picture.panels, SMALL_INCHES, columns=2), name, title)
-    _write(name, figure(title, caption, svg))
+    _write(name, figure(title, caption, picture._repr_html_()))
 
 
 def _text(runs: Path) -> None:
