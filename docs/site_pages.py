@@ -85,7 +85,8 @@ def _target(link: str, page: str) -> str:
 
 def _page_of(target: str) -> str:
     """Returns the page or file of the site that shows a path of the repository."""
-    if not target.startswith("docs/") or target.endswith(".py"):
+    is_page = target.startswith("docs/") and not target.endswith(".py")
+    if not is_page or (REPOSITORY / target).is_dir():
         return f"source/{target}.md"
     return re.sub(r"\.ipynb$", ".md", target.removeprefix("docs/"))
 
