@@ -16,7 +16,7 @@ XDIST := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
-DEV_LIST := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["dev"])
+EXTRA := import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]])
 NARROWER := import recorded_cpus; print(*recorded_cpus.narrower())
 # The files with tests marked isa: collecting all the others takes longer than these tests. Each CPU has one process:
 # several would load torch and collect in each, which takes as long as the tests.
@@ -29,7 +29,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc 2>/dev/null || echo 2)
 unexport PYTHONDONTWRITEBYTECODE
 
 # An environment that was moved or copied points to its old place: make it again.
-$(shell test "$$(cat .venv/.place 2>/dev/null)" = "$$(pwd -P)" || rm -f .venv/.place .venv/.made .venv/.dev)
+$(shell test "$$(cat .venv/.place 2>/dev/null)" = "$$(pwd -P)" || rm -f .venv/.place .venv/.made .venv/.dev .venv/.docs)
 
 .PHONY: help demo install test test-isa gpu check format sanitize bench notebooks docs clean
 
@@ -72,14 +72,16 @@ sanitize:  ## the kernels under the address, undefined-behaviour and thread sani
 	tests/native/sanitize.sh
 
 bench: install  ## what this machine is and what it was measured to reach
-	.venv/bin/fastlstm info
+	.venv/bin/fastlstm doctor --measure
 
 notebooks: .venv/.dev  ## runs docs/notebooks and stores their outputs
 	$(PY) docs/execute.py
 
-docs: install  ## the generated pages: docs/cli.md, docs/files.md and its drawing
+docs: .venv/.docs  ## the documentation site in build/site, after the pages that are generated
 	$(PY) docs/reference.py > docs/cli.md
 	$(PY) docs/source_map.py
+	$(PY) docs/gallery.py
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build
 
 clean:  ## remove the environment and everything built; runs/ stays
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -101,5 +103,9 @@ clean:  ## remove the environment and everything built; runs/ stays
 	@touch $@
 
 .venv/.dev: .venv/.made
-	$(PIP) install --quiet --no-compile $$($(PY) -c '$(DEV_LIST)')
+	$(PIP) install --quiet --no-compile $$($(PY) -c '$(EXTRA)' dev)
+	@touch $@
+
+.venv/.docs: .venv/.made
+	$(PIP) install --quiet --no-compile $$($(PY) -c '$(EXTRA)' docs)
 	@touch $@

@@ -1,13 +1,13 @@
 """fastlstm: from a text file to a trained LSTM that writes.
 
 Example:
-    ::
+    ```python
+    import fastlstm
 
-        import fastlstm
-
-        run = fastlstm.train("book.txt", out="runs/book", budget="5m")
-        lm = fastlstm.LM.load(run.path)
-        print(lm.generate("Well, Prince", max_tokens=500))
+    run = fastlstm.train("book.txt", out="runs/book", budget="5m")
+    lm = fastlstm.LM.load(run.path)
+    print(lm.generate("Well, Prince", max_tokens=500))
+    ```
 
 Public names, except errors, are loaded at first use, so importing the package is cheap.
 """

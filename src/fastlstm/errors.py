@@ -1,29 +1,29 @@
 """Every exception fastlstm raises on purpose.
 
-::
-
-    FastLSTMError                exit code 1: the run failed
-    ├── UsageError               exit code 2: what was asked for cannot be done as asked
-    │   ├── ConfigError          an option, a YAML key or a combination of them
-    │   ├── DataError            the text or table given as input
-    │   │   ├── DataErrors       several errors of one table
-    │   │   └── UnknownCharacterError   characters that are not in a vocabulary
-    │   ├── PromptError          a prompt or a sampling setting
-    │   ├── QualityError         a compressed model is worse than max_loss allows
-    │   ├── RunDirectoryError    the run directory: missing, in use, unwritable
-    │   ├── FormatError          a file of a newer format, or of another model
-    │   ├── MissingExtraError    an optional dependency is not installed
-    │   └── ShapeError           a tensor of the wrong shape, dtype or device
-    ├── CorruptFileError         a file does not match its recorded size or SHA-256
-    ├── ExportError              an exported model computes something else in its runtime
-    ├── StorageError             the disk refused a write (full, read-only, I/O error)
-    ├── KernelError              no allowed kernel can run this call
-    ├── DeviceMemoryError        a GPU has too little memory, even for the smallest part of a step
-    ├── NonFiniteError           NaN or Inf that training could not recover from
-    ├── CommandError             a process that `tune --jobs` started failed
-    ├── BudgetError              the budget was over before the first training step
-    ├── DistributedError         exit code 69: a process of a distributed run is lost
-    └── Stopped                  exit code 75: stopped by a signal, state saved; use --resume
+```text
+FastLSTMError                exit code 1: the run failed
+├── UsageError               exit code 2: what was asked for cannot be done as asked
+│   ├── ConfigError          an option, a YAML key or a combination of them
+│   ├── DataError            the text or table given as input
+│   │   ├── DataErrors       several errors of one table
+│   │   └── UnknownCharacterError   characters that are not in a vocabulary
+│   ├── PromptError          a prompt or a sampling setting
+│   ├── QualityError         a compressed model is worse than max_loss allows
+│   ├── RunDirectoryError    the run directory: missing, in use, unwritable
+│   ├── FormatError          a file of a newer format, or of another model
+│   ├── MissingExtraError    an optional dependency is not installed
+│   └── ShapeError           a tensor of the wrong shape, dtype or device
+├── CorruptFileError         a file does not match its recorded size or SHA-256
+├── ExportError              an exported model computes something else in its runtime
+├── StorageError             the disk refused a write (full, read-only, I/O error)
+├── KernelError              no allowed kernel can run this call
+├── DeviceMemoryError        a GPU has too little memory, even for the smallest part of a step
+├── NonFiniteError           NaN or Inf that training could not recover from
+├── CommandError             a process that `tune --jobs` started failed
+├── BudgetError              the budget was over before the first training step
+├── DistributedError         exit code 69: a process of a distributed run is lost
+└── Stopped                  exit code 75: stopped by a signal, state saved; use --resume
+```
 
 Each message says what came, what was expected and what to do. Names of settings and commands
 stand in backticks: ```gaps='fill'``` is an argument in Python; the command line shows it as the

@@ -239,8 +239,8 @@ class CompressConfig:
             )
 
     def require_more_zeros(self, source: Mapping[str, Any]) -> None:
-        """Raises ConfigError if the source, by its `compression`, already has as many zeros of the
-        same kind."""
+        """Raises ConfigError if `source`, the `compression` of a run, already has as many zeros of
+        the same kind."""
         before = source.get("prune")
         if before is None or self.prune is None or self.structured == "units":
             return
@@ -273,7 +273,7 @@ class CompressConfig:
             schedule.require_end(self.steps)
 
     def require_teacher(self, has_teacher: bool) -> None:
-        """Raises ConfigError for options of distillation without a teacher."""
+        """Raises ConfigError for options of distillation unless `has_teacher`."""
         if has_teacher:
             return
         for name in ("temperature", "alpha"):
@@ -316,7 +316,7 @@ class CompressConfig:
         return any(getattr(self, name) is not None for name in ENDS)
 
     def training_options(self, names: Collection[str]) -> dict[str, Any]:
-        """Returns the options among these names that replace those of the source."""
+        """Returns the options among `names` that replace those of the source."""
         own = {name: getattr(self, name) for name in TRAINING if name in names}
         return {n: value for n, value in own.items() if value is not None or n in _OPEN}
 

@@ -78,11 +78,11 @@ class Forecaster(InNotebook, Estimator[StoredForecaster]):
         fitted_: steps, epochs, best loss and time of the training.
 
     Example:
-        ::
-
-            model = Forecaster(horizon=96, budget="2m").fit("ETTh1.csv")
-            table = model.predict()
-            print(model.backtest())
+        ```python
+        model = Forecaster(horizon=96, budget="2m").fit("ETTh1.csv")
+        table = model.predict()
+        print(model.backtest())
+        ```
     """
 
     _device: Device | None = None
@@ -144,7 +144,7 @@ class Forecaster(InNotebook, Estimator[StoredForecaster]):
         return self._train(frame, None, out, resume)
 
     def partial_fit(self, frame: Any, y: None = None) -> Forecaster:
-        """Continues training from the current weights on another table of the same columns.
+        """Continues training from the current weights on `frame`, a table of the same columns.
 
         Keeps the scaler of `fit`. Training options (duration, learning rate, batch size, split …)
         may change. If the forecaster is not fitted yet, this is `fit`.
@@ -213,12 +213,15 @@ class Forecaster(InNotebook, Estimator[StoredForecaster]):
     def predict_quantiles(
         self, frame: Any = None, quantiles: Sequence[float] = (0.1, 0.5, 0.9), future: Any = None
     ) -> Any:
-        """Forecasts quantiles, in columns such as ``y-q0.1``; see `predict`.
+        """Forecasts `quantiles`, levels from 0 to 1, in columns such as ``y-q0.1``; see `predict`.
 
         Each quantile of the network is shifted by its error on validation windows, per step and
         target. For point forecasts, residuals of validation windows are added. Counts have the
         quantiles of their distribution, without calibration. A quantile is infinite, with a
         warning, if validation has too few values for it.
+
+        Raises:
+            ConfigError: an unknown level, or an error of `predict`.
         """
         if isinstance(frame, list | tuple) and frame and isinstance(frame[0], float):
             raise ConfigError(
@@ -233,6 +236,7 @@ class Forecaster(InNotebook, Estimator[StoredForecaster]):
         """Returns the forecasts of `predict` or `predict_quantiles`, computed block by block.
 
         ``for table in model.forecasts("sales/").blocks(): …`` holds one block of series in memory.
+        `quantiles` are the levels; without levels the forecasts are points.
         """
         self._warn_unsupported(quantiles)
         dataset, inputs = self._table(frame)
@@ -471,7 +475,15 @@ class Forecaster(InNotebook, Estimator[StoredForecaster]):
         intervals: Sequence[float] = (0.8, 0.95),
         part: Literal["train", "valid", "test"] = "test",
     ) -> dict[float, float]:
-        """Returns the share of values within their central interval, by level."""
+        """Returns the share of values within their central interval, by level.
+
+        Args:
+            intervals: levels, from 0 to 1.
+            part: train, valid or test.
+
+        Raises:
+            ConfigError: an unknown part or level.
+        """
         _require_part(part)
         stored = self._fitted()
         dataset, inputs = self._table(None)
@@ -484,7 +496,15 @@ class Forecaster(InNotebook, Estimator[StoredForecaster]):
         return scores.coverage()
 
     def score(self, frame: Any = None, y: None = None) -> float:
-        """Returns 1 - rel_mae (see `backtest`) of the test part: above 0 beats naive, 1 is best."""
+        """Returns 1 - rel_mae of the test part (see `backtest`): above 0 beats naive, 1 is best.
+
+        Args:
+            frame: the table; default: the table of `fit`.
+            y: not used; scikit-learn passes it.
+
+        Raises:
+            DataError: rel_mae is undefined, as the targets do not change.
+        """
         scores = self.backtest(frame=frame)["forecaster"]
         if "rel_mae" not in scores:
             raise DataError(
@@ -522,7 +542,7 @@ class Forecaster(InNotebook, Estimator[StoredForecaster]):
         return split, split.windows(dataset.table, part, sizes.input_size, sizes.horizon, stride)
 
     def save(self, path: str | Path) -> None:
-        """Writes config.json, schema.json, scaler.json and model.safetensors; nothing executable.
+        """Writes config.json, schema.json, scaler.json and model.safetensors into `path`.
 
         Raises:
             ConfigError: the forecaster is not fitted.

@@ -4,14 +4,14 @@ Needs Keras 3 on the torch backend: set `KERAS_BACKEND=torch` before you import 
 is a stock Keras file, which loads without fastlstm.
 
 Example:
-    ::
+    ```python
+    import keras
 
-        import keras
+    from fastlstm.keras import accelerate
 
-        from fastlstm.keras import accelerate
-
-        model = accelerate(keras.saving.load_model("model.keras"))
-        model.fit(x, y)
+    model = accelerate(keras.saving.load_model("model.keras"))
+    model.fit(x, y)
+    ```
 
 Raises on import:
     MissingExtraError: keras is not installed.

@@ -50,7 +50,17 @@ class LSTM(keras.layers.LSTM):  # type: ignore[misc]
     def inner_loop(
         self, sequences: Tensor, initial_state: Any, mask: Any, training: bool = False
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Runs all steps; returns the last output, the outputs, `[h, c]`.
+        """Runs all steps; Keras calls it.
+
+        Args:
+            sequences: `(B, T, I)`.
+            initial_state: `[h, c]`, each `(B, H)`.
+            mask: `(B, T)` bool, False for a step to skip; or None.
+            training: whether dropout is active.
+
+        Returns:
+            The last output `(B, H)`; all outputs `(B, T, H)`, or `(B, 1, H)` without
+            `return_sequences`; `[h, c]`.
 
         Raises:
             KernelError: with `strict`, a slow path.
@@ -152,7 +162,8 @@ class LSTM(keras.layers.LSTM):  # type: ignore[misc]
             warnings.warn(text, stacklevel=2)
 
     def kernel_report(self, layer: str, T: int, B: int, module: str) -> LayerReport:
-        """Returns the line of `fastlstm.explain` for this layer on `(B, T, I)`."""
+        """Returns the line of `fastlstm.explain` for this layer on `(B, T, I)`, with `layer` and
+        `module` as name and path."""
         device = keras.ops.zeros(()).device.type
         reason = self._refusal(device)
         if reason is not None:

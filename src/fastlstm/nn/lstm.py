@@ -500,7 +500,9 @@ class LSTM(nn.LSTM):
                 yield name, length, first
 
     def norms(self, device: torch.device) -> Iterator[Norm]:
-        """Yields the parameters of layer norm of every layer and direction.
+        """Yields the parameters of layer norm of every layer and direction, on `device`.
+
+        Each is `(4H,)` or `(H,)`.
 
         Raises:
             ShapeError: a parameter that does not fit the layer.

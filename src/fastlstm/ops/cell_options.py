@@ -69,7 +69,7 @@ class CellOptions:
 
     @classmethod
     def of(cls, config: CellOptions) -> CellOptions:
-        """Returns the options in a configuration with more fields."""
+        """Returns the options in `config`, which has more fields."""
         return cls(**{name: getattr(config, name) for name in OPTION_NAMES})
 
     def __str__(self) -> str:
@@ -89,7 +89,7 @@ class CellOptions:
         return replace(self, recurrent_dropout=0.0) if self.recurrent_dropout else self
 
     def active(self, training: bool) -> list[str]:
-        """Returns descriptions of the options that differ from torch's cell."""
+        """Returns descriptions of the options that differ from torch's, in `training` or not."""
         words = ["layer norm"] if self.layer_norm else []
         if self.recurrent_dropout > 0 and training:
             words.append("recurrent dropout")

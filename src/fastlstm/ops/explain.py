@@ -91,6 +91,9 @@ def explain(
     Returns:
         One report per layer and direction, for the current autocast and gradient mode; the list
         prints as a table.
+
+    Raises:
+        ShapeError: an input without `(T, B)`, or sizes that are no whole numbers.
     """
     if input is not None:
         if not isinstance(input, torch.Tensor) or input.dim() < 2:

@@ -54,6 +54,11 @@ class Selection(NamedTuple):
 def select(call: LSTMCall, *, backend: str | None = None, strict: bool = False) -> Selection:
     """Chooses the first backend, fastest first, that supports `call`, or the named one.
 
+    Args:
+        call: description of the call.
+        backend: name of the only backend to try.
+        strict: refuse a slow path.
+
     Raises:
         KernelError: an unknown backend, one that cannot run the call, or a slow path with `strict`.
     """

@@ -45,8 +45,11 @@ class Picture(Figure):
         add_panels(self, panels, size, columns, DARK if is_dark else LIGHT)
 
     def save(self, path: str | Path, dark: bool = False) -> Path:
-        """Writes an SVG or a PNG, by the suffix of the path, and returns the path; a dark one is
-        drawn anew from `panels`.
+        """Writes an SVG or a PNG, by the suffix of `path`, and returns the path.
+
+        Args:
+            path: the file.
+            dark: light lines on dark paper, drawn anew from `panels`.
 
         Raises:
             ConfigError: another suffix.

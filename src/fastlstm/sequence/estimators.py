@@ -126,7 +126,7 @@ class SequenceModel(Estimator[StoredSequenceModel], ABC):
         """Returns the kind of answers and the network's targets."""
 
     def save(self, path: str | Path) -> None:
-        """Writes config.json and model.safetensors; nothing executable.
+        """Writes config.json and model.safetensors into `path`; nothing executable.
 
         Raises:
             ConfigError: the model is not fitted.
@@ -140,7 +140,7 @@ class SequenceModel(Estimator[StoredSequenceModel], ABC):
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Opens a model that `save`, or `fit` with a run directory, wrote.
+        """Opens the model that `save`, or `fit` with a run directory, wrote into `path`.
 
         Raises:
             CorruptFileError: a damaged file; the message names it.
@@ -188,10 +188,10 @@ class SequenceRegressor(SequenceModel):
     Arguments and attributes are those of `SequenceModel`.
 
     Example:
-        ::
-
-            model = SequenceRegressor(bidirectional=True).fit(X, y)
-            model.predict(X_new)
+        ```python
+        model = SequenceRegressor(bidirectional=True).fit(X, y)
+        model.predict(X_new)
+        ```
     """
 
     _answers_kind = Numbers
@@ -212,7 +212,7 @@ class SequenceRegressor(SequenceModel):
         return tags
 
     def predict(self, X: Any) -> NDArray[np.float64]:
-        """Returns the answers, float64, in the shape of `y` at `fit`.
+        """Returns the answers, float64, `(N,)` or `(N, K)` as `y` at `fit`; `X` as at `fit`.
 
         Raises:
             DataError: other columns than at `fit`, or unusable values.
@@ -228,6 +228,9 @@ class SequenceRegressor(SequenceModel):
             X: sequences.
             y: their answers; a constant output has R² 1 if predicted exactly, else 0.
             sample_weight: weight of each sequence, shape ``(N,)``; default: equal.
+
+        Raises:
+            DataError: answers of another shape.
         """
         predicted, actual = self.predict(X), answers_of(y)
         require_one_each(len(predicted), actual)
@@ -251,10 +254,10 @@ class SequenceClassifier(SequenceModel):
             appearance.
 
     Example:
-        ::
-
-            model = SequenceClassifier(pooling="mean").fit(X, labels)
-            model.predict_proba(X_new)
+        ```python
+        model = SequenceClassifier(pooling="mean").fit(X, labels)
+        model.predict_proba(X_new)
+        ```
     """
 
     _answers_kind = Labels
@@ -287,7 +290,7 @@ class SequenceClassifier(SequenceModel):
         return tags
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
-        """Returns the probability of every class, shape ``(N, len(classes_))``, float64.
+        """Returns the probability of every class, `(N, len(classes_))` float64; `X` as at `fit`.
 
         Raises:
             DataError: other columns than at `fit`, or unusable values.
@@ -296,7 +299,7 @@ class SequenceClassifier(SequenceModel):
         return probabilities
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """Returns the most probable label of every sequence, shape ``(N,)``."""
+        """Returns the most probable label of every sequence, `(N,)`; `X` as at `fit`."""
         labels: NDArray[Any] = self.classes_[self._answers(X).argmax(-1).numpy()]
         return labels
 

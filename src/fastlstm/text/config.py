@@ -234,7 +234,10 @@ class TrainConfig(TrainingOptions, CellOptions):
                 )
 
     def model_config(self, vocab_size: int, dropout: float) -> ModelConfig:
-        """Returns the architecture: the preset, with given fields in place of its own."""
+        """Returns the architecture: the preset, with given fields in place of its own.
+
+        `vocab_size` is V, `dropout` the chosen one.
+        """
         names = {field.name for field in dataclasses.fields(ModelConfig)}
         own = {name: value for name, value in vars(self).items() if name in names}
         sizes = {

@@ -46,10 +46,10 @@ class LM(InNotebook):
     """A trained language model.
 
     Example:
-        ::
-
-            lm = LM.load("runs/book")
-            print(lm.generate("Well, Prince", max_tokens=500, temperature=0.8))
+        ```python
+        lm = LM.load("runs/book")
+        print(lm.generate("Well, Prince", max_tokens=500, temperature=0.8))
+        ```
 
     Attributes:
         model: the network, in evaluation mode.
@@ -137,7 +137,7 @@ class LM(InNotebook):
         return self.decoder_for(1)
 
     def decoder_for(self, num_streams: int) -> Decoder:
-        """Returns the decoder that writes so many texts at a time.
+        """Returns the decoder that writes `num_streams` texts at a time.
 
         The decoder holds a copy of the model's weights, in the format `weights` and on `device`.
         The copy is made on first use, and again after a write to the model's weights.
@@ -187,7 +187,7 @@ class LM(InNotebook):
     def generate_batch(
         self, prompts: Sequence[str], max_tokens: int = 500, **settings: Any
     ) -> list[str]:
-        """Works like `generate` for many prompts at once, far faster than one after the other.
+        """Works like `generate` for many `prompts` at once, far faster than one after the other.
 
         Each text is what `generate` returns for its prompt and seed. Prompt number k has the seed
         `seed + k`, so that equal prompts give different texts.

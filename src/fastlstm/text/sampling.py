@@ -95,7 +95,10 @@ class Sampling:
     def native(self, vocab_size: int, stops: Iterable[Sequence[int]] = ()) -> Any:
         """Returns the settings as the kernels take them; draws a seed if it is None.
 
-        `stops` are sequences of 1 to `PENALTY_WINDOW` tokens that end the text.
+        `vocab_size` is V; `stops` are sequences of 1 to `PENALTY_WINDOW` tokens that end the text.
+
+        Raises:
+            PromptError: `logit_bias` names a token of V or more.
         """
         settings = hardware.native().DecodeSettings()
         for name in _RANGES:

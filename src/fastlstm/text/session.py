@@ -28,12 +28,12 @@ class Session:
     """One text on one model.
 
     Example:
-        ::
-
-            session = lm.session()
-            session.read("Well, Prince")
-            first = session.write(200, seed=1)
-            blob = session.save()  # later, or elsewhere: lm.session().restore(blob)
+        ```python
+        session = lm.session()
+        session.read("Well, Prince")
+        first = session.write(200, seed=1)
+        blob = session.save()  # later, or elsewhere: lm.session().restore(blob)
+        ```
 
     `defaults` are the sampling settings for `write`.
     """
@@ -60,7 +60,15 @@ class Session:
             self._decoder.run([self._stream], 1024)
 
     def write(self, max_tokens: int = 500, **settings: Any) -> str:
-        """Returns text that continues what was read and written; settings as `LM.generate`."""
+        """Returns text that continues what was read and written.
+
+        Args:
+            max_tokens: tokens to write.
+            **settings: as those of `LM.generate`.
+
+        Raises:
+            PromptError: a setting out of range.
+        """
         return "".join(self.stream(max_tokens, **settings))
 
     def stream(self, max_tokens: int = 500, **settings: Any) -> Iterator[str]:
@@ -95,7 +103,7 @@ class Session:
         return Seal(key, self._decoder.model_hash).close(self._stream.save(), self._text.held)
 
     def restore(self, blob: bytes, key: bytes | None = None) -> Session:
-        """Takes over what `save` returned for this model and key; returns itself.
+        """Takes over `blob`, which `save` returned for this model and `key`; returns itself.
 
         Raises:
             CorruptFileError: the bytes are damaged, cut, made with another key, or for another

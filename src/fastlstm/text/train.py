@@ -102,6 +102,7 @@ class Run(InNotebook):
 
     @property
     def bits_per_char(self) -> float:
+        """Bits per character of the validation split, at the end."""
         return self.evaluation.bits_per_char
 
     def plot(self) -> Picture:

@@ -52,9 +52,9 @@ class Alerts(Callback):
             _STEP in its environment, for at most 30 s. Training does not wait for it.
 
     Example:
-        ::
-
-            fastlstm.train("book.txt", callbacks=[fastlstm.Alerts('notify "$FASTLSTM_ALERT_TEXT"')])
+        ```python
+        fastlstm.train("book.txt", callbacks=[fastlstm.Alerts('notify "$FASTLSTM_ALERT_TEXT"')])
+        ```
     """
 
     def __init__(self, command: str | None = None) -> None:

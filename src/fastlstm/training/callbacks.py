@@ -30,14 +30,14 @@ class Callback:
     class: `observers=[…]`.
 
     Example:
-        ::
+        ```python
+        class StopAt(fastlstm.Callback):
+            def on_evaluate(self, trainer, metrics):
+                if metrics["bits_per_char"] < 2.0:
+                    trainer.end("2 bits per character reached")
 
-            class StopAt(fastlstm.Callback):
-                def on_evaluate(self, trainer, metrics):
-                    if metrics["bits_per_char"] < 2.0:
-                        trainer.end("2 bits per character reached")
-
-            fastlstm.train("book.txt", callbacks=[StopAt()])
+        fastlstm.train("book.txt", callbacks=[StopAt()])
+        ```
     """
 
     def on_begin(self, trainer: Trainer) -> None:
@@ -89,7 +89,11 @@ class Callback:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores a state of `state_dict`."""
+        """Restores `state`, which `state_dict` returned.
+
+        Raises:
+            CorruptFileError: a checkpoint with another state.
+        """
 
 
 class EarlyStopping(Callback):

@@ -149,9 +149,9 @@ class WandbLogger(TrackerLogger):
     """Logs a run to W&B: online if a key is configured, else to files for `wandb sync`.
 
     Example:
-        ::
-
-            fastlstm.train("book.txt", callbacks=[fastlstm.WandbLogger(project="books")])
+        ```python
+        fastlstm.train("book.txt", callbacks=[fastlstm.WandbLogger(project="books")])
+        ```
     """
 
     package = "wandb"

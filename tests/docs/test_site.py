@@ -1,0 +1,90 @@
+"""The site: its pages are in the navigation, links and anchors resolve, the build is strict."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import posixpath
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import fastlstm
+
+REPOSITORY = Path(__file__).parents[2]
+DOCS = REPOSITORY / "docs"
+PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
+CODE = re.compile(r"^ *```.*?^ *```|`[^`\n]+`", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\(([^)\s:#]*)(?:#([^)\s]+))?\)")
+
+
+def leaves(nav: Any) -> list[str]:
+    if isinstance(nav, str):
+        return [nav]
+    return [
+        leaf for part in (nav.values() if isinstance(nav, dict) else nav) for leaf in leaves(part)
+    ]
+
+
+def anchors(path: Path) -> set[str]:
+    """Returns the anchors of a page's headings that the site and code hosts give alike."""
+    text = BLOCK.sub("", path.read_text(encoding="utf-8"))
+    found = set()
+    for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE):
+        plain = re.sub(r"[^\w\s-]", "", heading).strip().lower()
+        site, host = re.sub(r"[-\s]+", "-", plain), re.sub(r"\s", "-", plain)
+        if site == host:
+            found.add(site)
+    return found
+
+
+def test_the_navigation_has_every_page_once() -> None:
+    site = yaml.safe_load((REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8"))
+    notebooks = [path.relative_to(DOCS).with_suffix(".md") for path in DOCS.rglob("*.ipynb")]
+    assert sorted(leaves(site["nav"])) == sorted([*PAGES, *(path.as_posix() for path in notebooks)])
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_and_anchors_of_a_page_resolve(page: str) -> None:
+    text = CODE.sub("", (DOCS / page).read_text(encoding="utf-8"))
+    for link, anchor in LINK.findall(text):
+        path = (DOCS / page).parent / link if link else DOCS / page
+        assert path.exists(), link
+        if anchor:
+            assert anchor in anchors(path), f"{link}#{anchor}"
+
+
+def test_the_reference_has_every_public_name_once() -> None:
+    named = [
+        name
+        for page in (DOCS / "reference").glob("*.md")
+        for name in re.findall(
+            r"^::: fastlstm\.(\w+|keras\.\w+|ray\.\w+)$", page.read_text(encoding="utf-8"), re.M
+        )
+    ]
+    errors = {name for name in fastlstm.__all__ if name in vars(fastlstm.errors)}
+    public = set(fastlstm.__all__) - errors - {"__version__"}
+    modules = {"keras", "errors", "keras.LSTM", "keras.accelerate", "keras.restore", "ray.train"}
+    assert sorted(named) == sorted(public | modules)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("mkdocs") is None,
+    reason="mkdocs, of the extra `docs`, is not installed",
+)
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(
+        command, cwd=REPOSITORY, capture_output=True, text=True,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    assert (tmp_path / posixpath.join("reference", "lm.html")).exists()
