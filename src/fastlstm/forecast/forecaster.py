@@ -73,9 +73,9 @@ class Forecaster(InNotebook, Estimator[StoredForecaster]):
         ConfigError: an unknown option. `fit` checks the values.
 
     Attributes:
-        network_: the trained network.
         dataset_: the table of `fit`; missing after loading, unpickling or copying.
         fitted_: steps, epochs, best loss and time of the training.
+        network_: the trained network.
 
     Example:
         ```python
