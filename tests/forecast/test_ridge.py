@@ -71,6 +71,20 @@ def test_the_linear_path_solves_the_regression_of_each_step() -> None:
         assert bias[step] == pytest.approx(constant, abs=1e-4)
 
 
+@pytest.mark.parametrize("normalize", ["last", "standard", "none"])
+def test_missing_rows_cost_the_linear_path_little(normalize: Any) -> None:
+    """A walk: the mean of a window says little of a value that is missing in it."""
+    rng = np.random.default_rng(0)
+    y = np.cumsum(rng.normal(size=ROWS))
+    lost = rng.choice(np.arange(10, ROWS - 10), 20, replace=False)
+    gone = np.where(np.isin(np.arange(ROWS), lost), np.nan, y)
+    options = QUICK | {"future": (), "normalize": normalize}
+    errors = [
+        Forecaster(**options).fit(pa.table({"y": v})).backtest()["ridge"]["mae"] for v in (y, gone)
+    ]
+    assert errors[1] < 1.15 * errors[0]
+
+
 def test_useless_future_covariates_are_left_out() -> None:
     """Weights on noise cost on validation windows; the regression on lags alone is better."""
     for seed in range(8):

@@ -15,6 +15,15 @@ _COMMON = [
 ]
 """Tried first: a short text often fits a code page of DOS as well."""
 _OLD = ["cp850", "cp852", "cp866", "mac_roman"]
+_WORDS = re.compile(r"[^\s\d_,;|\"]+")
+_ODD = r"[a-zß-ÿ][A-ZÀ-ÞŒŠŽŸ]|[£¡-¿×÷]|\ufffd"
+"""What no word has: a capital letter behind a small one, a sign."""
+_SIMILAR = {
+    "cp1252": re.compile(_ODD + "|^(?=.*[ðþÐÞ])(?!.*[áéíóúæÁÉÍÓÚÆ])"),
+    **dict.fromkeys(("cp1254", "cp1250"), re.compile(_ODD)),
+}
+"""Encodings of letters that only words tell apart, and what words in them do not have."""
+_MANY_WORDS = 50
 _LATIN = ("latin_1", "iso8859_", "cp125", "mac_", "cp437", "cp85", "cp1140")
 _NOT_CP1252 = {
     *("Polish", "Czech", "Hungarian", "Slovak", "Slovene", "Croatian", "Romanian"),
@@ -23,12 +32,38 @@ _NOT_CP1252 = {
 """Languages with letters that cp1252 lacks; cp1252 has the letters of all other Latin texts."""
 
 
-def encoding_of(data: bytes) -> str | None:
-    """Returns the name of the most likely encoding, or None if it is UTF-8 or none is likely.
+def guess_of(data: bytes) -> tuple[str, str] | None:
+    """Returns the most likely encoding, with a word that it reads and what others make of it; None
+    if it is UTF-8 or none is likely.
+
+    Few words do not tell western letters from Turkish and central European ones: no capital letter
+    stands within a word, and Icelandic, which has ð and þ, has accents.
 
     Args:
         data: the beginning of a text, which may end within a character.
     """
+    name = _encoding_of(data)
+    if name is None:
+        return None
+    found = dict.fromkeys(_WORDS.findall(data.decode(name, "replace")))
+    words = [word for word in found if not word.isascii() and "\ufffd" not in word]
+    remark = f"{words[0]!r}, a guess" if words else "a guess"
+    if name in _SIMILAR and len(words) < _MANY_WORDS:
+        raw = " ".join(words).encode(name)
+        texts = {other: raw.decode(other, "replace") for other in _SIMILAR}
+        name = next(
+            (other for other, odd in _SIMILAR.items() if not odd.search(texts[other])), name
+        )
+        rows = zip(*(text.split(" ") for text in texts.values()), strict=True)
+        readings = next((dict(zip(texts, row, strict=True)) for row in rows if len({*row}) > 1), {})
+        if (word := readings.pop(name, None)) is not None:
+            each = {text: other for other, text in reversed(readings.items()) if text != word}
+            others = [f"{other} reads {text!r}" for text, other in reversed(each.items())]
+            remark = "; ".join([f"{word!r}, a guess", *others])
+    return name, remark
+
+
+def _encoding_of(data: bytes) -> str | None:
     try:
         data[: len(data) - _cut(data)].decode("utf-8")
         return None

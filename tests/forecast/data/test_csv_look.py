@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.preparation import prepare
 from fastlstm.forecast.data.time_text import formats_of, read_times
-from fastlstm.system.charset import encoding_of
+from fastlstm.system.charset import guess_of
 from fastlstm.system.fields import built
 
 START = datetime(2024, 1, 1)
@@ -573,7 +574,7 @@ def test_common_encodings_are_guessed_first(encoding: str, line: str) -> None:
     if encoding == "cp1251":
         head = "Дата;Город;Сумма"
     data = "\r\n".join([head, *rows(line)]).encode(encoding)
-    assert encoding_of(data) == encoding
+    assert guess_of(data)[0] == encoding
 
 
 def test_duplicates_are_dropped_where_they_are_few_or_explained_by_a_column(tmp_path: Path) -> None:
@@ -676,6 +677,48 @@ def test_the_zone_of_clocks_is_proposed(
         text = str(error)
     is_changed = times[0].utcoffset() != times[-1].utcoffset()
     assert re.findall(r"tz='(.+?)'", text) == [plain if form == "local" else zone] * is_changed
+
+
+def test_a_gauge_with_local_clock_times_needs_one_command(tmp_path: Path) -> None:
+    """As of the USGS: comments, widths below the names, a constant number, names of the clocks."""
+    times = pandas.date_range("2024-03-01", periods=2000, freq="15min", tz="America/Chicago")
+    head = ["# a gauge", "#", "agency_cd\tsite_no\tdatetime\ttz_cd\t1_00060\t1_00060_cd"]
+    lines = [
+        f"USGS\t05331000\t{t:%Y-%m-%d %H:%M}\t{t:%Z}\t{n % 97}\tP" for n, t in enumerate(times)
+    ]
+    path = tmp_path / "table.tsv"
+    path.write_text("\n".join([*head, "5s\t15s\t20d\t6s\t14n\t10s", *lines]) + "\n")
+    found = cure(path, target=("1_00060",))
+    assert found == "--skip-rows 2 --skip-below 1 --tz America/Chicago"
+    config = built(ForecastConfig, parsed(found) | {"target": "1_00060"}, "test")
+    data = prepare(path, config)
+    assert (data.table.num_rows, data.roles.past) == (2000, ())
+    assert not data.has_missing
+    filled = prepare(path, replace(config, tz=None, gaps="fill"))
+    assert filled.table.num_rows == 2004
+
+
+def test_months_without_values_are_cut_at_the_end_of_each_series(tmp_path: Path) -> None:
+    lines = {"a": ["a,2001,1", "a,2002,9"], "b": ["b,2001,1", "b,2002,9"]}
+    for name, (first, last) in lines.items():
+        rest = ",".join("2" * 11) if name == "b" else "2,,4" + "," * 8
+        text = f"station,Year,{','.join(MONTHS)}\n{first},{','.join('2' * 11)}\n{last},{rest}\n"
+        (tmp_path / f"{name}.csv").write_text(text)
+    config = ForecastConfig(wide=True, cache_dir=str(tmp_path / "cache"))
+    data = prepare(str(tmp_path / "*.csv"), config)
+    assert data.series == ("a", "b")
+    assert data.table.segments.num_rows.tolist() == [16, 24]
+    np.testing.assert_array_equal(data.table.whole_rows(12, 16)[:, 0], [9, 2, np.nan, 4])
+
+
+@pytest.mark.parametrize("counter", ["id", "", "No."])
+def test_a_counter_in_a_wide_table_is_no_series(counter: str, read: Any) -> None:
+    lines = [f"{n},{line}" for n, line in enumerate(rows(DAY + ",{k},{x}"))]
+    assert read([f"{counter},ds,berlin,paris", *lines], "--wide").series == ("berlin", "paris")
+    stations = [f"{n},{k},{1990 + n % 9}," + ",".join("2" * 12)
+                for n, k in enumerate(np.repeat([4, 7], 9))]  # fmt: skip
+    head = f"{counter},station,Year,{','.join(MONTHS)}"
+    assert list(read([head, *stations], "--wide").series) == ["4", "7"]
 
 
 @pytest.mark.parametrize("months", ["Januar Februar März April Mai Juni Juli August September"

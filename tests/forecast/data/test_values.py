@@ -177,6 +177,23 @@ def test_a_target_that_was_not_named_changes() -> None:
     assert configured(table, target="temp,site").roles.target == ("temp", "site")
 
 
+def test_covariates_without_information_are_left_out() -> None:
+    """A constant, and a number for each series, as its name is."""
+    columns = {"site_no": [1646500] * 150, "plant": np.repeat([901, 17, 5], 50)}
+    columns["size"] = np.repeat([2, 2, 3], 50)
+    found = prepared(long_table(**columns))
+    assert found.roles.past == ("temp", "size")
+    wanted = prepared(long_table(size=columns["size"])).table
+    np.testing.assert_array_equal(found.table.values, wanted.values)
+    assert (
+        "column 'site_no' is constant (1646500): it carries no information, left out" in found.notes
+    )
+    [note] = [note for note in found.notes if "'plant'" in note]
+    assert note.endswith("as 'unique_id' has: left out; give `static='plant'` to use it")
+    asked = prepared(long_table(**columns), roles=RoleRequest(past=("site_no", "plant")))
+    assert asked.roles.past == ("site_no", "plant")
+
+
 def test_advice_goes_with_the_codes_already_given() -> None:
     given: Any = {"missing_value": (-1.0,), "keep_value": (9999.0,)}
     message = "`missing_value='-1,-9999'` if it is one, or `keep_value='9999,-9999'` if"
@@ -266,7 +283,8 @@ def test_steps_of_1_around_1e9_are_kept(kind: str, add: float, tmp_path: Path) -
 def test_what_needs_no_origin_has_none() -> None:
     values = {"y": np.arange(150.0) + 0.5, "temp": np.full(150, 7.0)}
     assert prepared(long_table(**values)).table.origin.tolist() == [[0, 0]]
-    constant = prepared(long_table(temp=np.full(150, 1e9 + 1)))
+    table = long_table(temp=np.full(150, 1e9 + 1))
+    constant = prepared(table, roles=RoleRequest(past=("temp",)))
     assert constant.table.origin.tolist() == [[0, 1e9 + 1]]
     assert constant.constant == ("temp",)
 

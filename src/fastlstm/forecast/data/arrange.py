@@ -104,6 +104,9 @@ class Arrangement:
         self._remove_duplicates()
         self.frequency = self._find_frequency()
         segments = self._cut()
+        if not (self._like or self._options.gaps) and self.spring_hint and self._find_zone():
+            found = ("an hour that clocks skip in spring", {"tz": self._find_zone()})
+            raise CurableError(f"{self._origin}: {self.spring_hint[2:]}, or `gaps='fill'`", found)
         return self._fill(segments) if self.counts["gaps"] else segments
 
     def _map(self, name: str, mode: Literal["r", "r+"] = "r") -> NDArray[Any]:

@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -127,13 +127,18 @@ def prepare_table(
     cache = Cache(Path(cache_dir) if cache_dir is not None else environment.cache_dir(), "series")
     signature = None if is_trial else records.signature
     reading = {name: getattr(options, name) for name in READING}
-    timeline = None if like is None else asdict(like)
-    key = make_key(FORMAT_VERSION, "series", reading, asdict(request), timeline, signature)
+
+    def key_for(asked: RoleRequest, like: Timeline | None) -> str:
+        timeline = None if like is None else asdict(like)
+        return make_key(FORMAT_VERSION, "series", reading, asdict(asked), timeline, signature)
+
+    key = key_for(request, like)
+    key = cache.recall(key) or key  # a forecast reads the rows that training read
     opened = partial(_open, key=key, name=records.name, started=started)
     if signature is not None and (dataset := opened(cache.path(key), from_cache=True)) is not None:
         return dataset
     look_at(records, others)
-    records = Head(records) if is_trial else records
+    given, records = request, Head(records) if is_trial else records
     records, request = reshaped(records, request, options.wide, options.look)
     problems = Problems(records.name)
     with problems.fatal():
@@ -141,12 +146,18 @@ def prepare_table(
         if request.has_target and like is None:
             require_columns(options, records.schema.names, records.name)
     key_of = partial(series_key, records, request, roles, options)
+    is_open = request.past is None
     with cache.work_directory() as work:
         with problems.fatal():
-            _prepare(work, records, roles, options, like, problems, on_progress, key_of)
+            _prepare(work, records, roles, options, like, problems, on_progress, key_of, is_open)
         records.require_unchanged()
         if signature is not None:
-            return cache.place(key, work, lambda: opened(cache.path(key), from_cache=False))
+            dataset = cache.place(key, work, lambda: opened(cache.path(key), from_cache=False))
+            roles, may_miss = dataset.roles, dataset.has_missing or options.gaps == "fill"
+            timeline = replace(dataset.timeline, may_miss=may_miss)
+            given = replace(given, target=roles.target, past=roles.past)
+            cache.remember(key_for(given, timeline), key)
+            return dataset
         dataset = opened(work, from_cache=False)  # stays mapped when the directory is removed
         if dataset is None:
             raise CorruptFileError(f"{work} cannot be read back after it was written")
@@ -162,8 +173,12 @@ def _prepare(
     problems: Problems,
     on_progress: Callable[[int, int | None], None] | None,
     find_key: Callable[[], str],
+    is_open: bool,
 ) -> None:
-    """Writes an entry's files into `work`; raises DataError of all errors that can be found."""
+    """Writes an entry's files into `work`; raises DataError of all errors that can be found.
+
+    `is_open`: past covariates that carry no information are left out.
+    """
 
     def read(origins: dict[str, Any]) -> TableIngest:
         ingested = TableIngest(work, records, roles, problems, options, like, origins)
@@ -174,10 +189,13 @@ def _prepare(
     if ingested.num_rows == 0:
         raise DataError(f"{records.name} has column names but no rows")
     _refuse_sentinels(ingested, records.name, problems)
+    left_out = _left_out(ingested, roles) if is_open else {}
+    roles = replace(roles, past=tuple(name for name in roles.past if name not in left_out))
     origins = _best_origins(ingested)
-    if origins and not problems:  # far from 0: read again, minus the origin
+    if (origins or left_out) and not problems:  # far from 0: read again, minus the origin
         ingested = read(origins)
-    notes = [*roles.notes, *_column_notes(ingested, records, problems), *ingested.notes]
+    notes = [*roles.notes, *left_out.values(), *_column_notes(ingested, records, problems)]
+    notes += ingested.notes
     find_zone = partial(zone_shown, records)
     arrangement = Arrangement(ingested, records.name, like, find_key, find_zone)
     segments = arrangement.run()
@@ -360,6 +378,22 @@ def _column_notes(ingested: TableIngest, records: Records, problems: Problems) -
             own = _code_of(name, code, ingested)
             notes.append(f"{is_code}{settings({'missing_value': (*codes, own)})}")
     return notes
+
+
+def _left_out(ingested: TableIngest, roles: Roles) -> dict[str, str]:
+    """Returns notes on past covariates without information, by column."""
+    found = dict[str, str]()
+    for name in (name for name in roles.past if name not in roles.categorical):
+        low, high = ingested.columns[name].low, ingested.columns[name].high
+        if low == high:
+            what = f"is constant ({shown(low)}): it carries no information, left out"
+            found[name] = f"column '{name}' {what}"
+        elif name in ingested.ranges and ingested.ranges[name].tell_apart():
+            found[name] = (
+                f"column '{name}' has another number for each series, as '{roles.series}' has:"
+                f" left out; give `static={name!r}` to use it"
+            )
+    return found
 
 
 def _refuse_sentinels(ingested: TableIngest, origin: str, problems: Problems) -> None:

@@ -27,6 +27,7 @@ from fastlstm.forecast.data.roles import (
     RoleRequest,
     are_month_names,
     are_weeks,
+    counters_of,
     find_time,
     is_number,
     listed,
@@ -146,8 +147,9 @@ def _by_time(
     others = [name for name in columns if name not in (*times, *months)]
     texts = [name for name in others if is_text(records.schema.field(name).type)]
     names = parts_of(request.series) if request.series else texts or others[: not months]
-    if months and not names and _repeats(records, months[0]):
-        names = others[:1]  # such as the number of a station
+    if months and not names and _repeats(records, months[0]):  # such as the number of a station
+        counters = counters_of(records, others, None)
+        names = [name for name in others if name not in counters][:1]
     if missing := [name for name in names if name not in columns]:
         raise DataError(
             f"{records.name} has no column '{missing[0]}'; its columns: {listed(columns)}"
@@ -177,10 +179,14 @@ class _TimeColumns(_Reshaped):
         self._labels = pa.array(own, kind)
 
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
+        for batch in _without_ends(self._rows()) if self._year else self._rows():
+            yield batch.select(list(types))
+
+    def _rows(self) -> Iterator[pa.RecordBatch]:
         schema = self._records.schema
         asked = {n: pa.string() if self.is_parsed else schema.field(n).type for n in self._names}
         asked |= {n: schema.field(n).type for n in (*self._times, self._year) if n}
-        row, num, held = 0, len(self._times), list[pa.RecordBatch]()
+        row, num = 0, len(self._times)
         for batch in self._records.batches(asked):
             names = [pc.fill_null(batch.column(n).cast(pa.string()), "") for n in self._names]
             which = np.repeat(np.arange(len(batch), dtype=np.int32), num)
@@ -192,20 +198,28 @@ class _TimeColumns(_Reshaped):
             if self._year:
                 years = batch.column(self._year).cast(pa.string()).take(pa.array(which))
                 times = pc.binary_join_element_wise(years, times, "")
+            series = pa.DictionaryArray.from_arrays(which, label)
             columns = {
-                _SERIES: pa.DictionaryArray.from_arrays(which, label),
+                _SERIES: series.dictionary_decode() if self._year else series,
                 _TIME: times,
                 _TARGET: pa.array(numbers, from_pandas=True),
             }
             row += len(batch)
-            end = len(numbers)
-            if self._year and not self._names:  # months of the last year may be still to come
-                end = int(np.flatnonzero(~np.isnan(numbers)).max(initial=-1)) + 1
-            found = self._select(columns, list(types))
-            if end:
-                yield from (*held, found.slice(0, end))
-                held = []
-            held += [found.slice(end)]
+            yield self._select(columns, list(columns))
+
+
+def _without_ends(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yields the rows of each series up to its last value; the months after it are to come."""
+    held = list[pa.RecordBatch]()
+    for batch in batches:
+        whole = pa.Table.from_batches([*held, batch]).combine_chunks()
+        codes = whole.column(_SERIES).combine_chunks().dictionary_encode().indices.to_numpy()
+        present = np.flatnonzero(whole.column(_TARGET).is_valid())
+        last = np.full(len(codes), -1)
+        np.maximum.at(last, codes[present], present)
+        is_done = np.arange(len(codes)) <= last[codes]
+        yield from whole.filter(pa.array(is_done)).to_batches()
+        held = whole.filter(pa.array(~is_done)).to_batches()
 
 
 def _repeats(records: Records, name: str) -> bool:
@@ -228,7 +242,8 @@ def _by_series(
 ) -> tuple[Records, RoleRequest]:
     """A row per time and a column per series."""
     time = request.time or find_time(records, columns)
-    series = [n for n in columns if n != time and is_number(records.schema.field(n).type)]
+    others = {*columns} - {time} - counters_of(records, [n for n in columns if n != time], None)
+    series = [n for n in columns if n in others and is_number(records.schema.field(n).type)]
     if time is None or len(series) < 2:
         raise DataError(
             f"{records.name} has neither columns named by times, nor a column of times beside"

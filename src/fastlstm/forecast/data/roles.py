@@ -44,6 +44,7 @@ SERIES_NAMES = ("unique_id", "series_id", "item_id")
 _TARGET = re.compile("val|sale|unit|count|cnt|qty|quant|demand|load|close|case|revenue", re.I)
 _PLACE = re.compile("^(lat|lon|elev|alt|id$|index|year|month|day|code|num)|(_id|_nbr|_num)$", re.I)
 """Columns that are probably forecast, and others that are not."""
+_CODE = re.compile("(^|_)(id|nbr|no|nr|num|code|key)$", re.I)
 TARGET_NAMES = ("y", "target")
 COUNTERS = ("", "Unnamed: 0", "__index_level_0__")
 """Row counters that tools write; ignored unless named."""
@@ -57,6 +58,8 @@ _FEWEST_COUNTED, _COUNTED = 3, 0.95
 """Rows from which a column may count them, and the share of steps of one: loggers skip records."""
 RESERVED = ("cutoff", "forecast", "segment")
 """Columns that forecasts and backtests add to their tables."""
+_FEWEST_IN_RUN = 10
+"""Rows of each number from which a column of runs names series."""
 _LISTS = ("target", "past", "future", "static", "categorical", "ignore")
 """Roles of any number of columns."""
 _PARTS = (
@@ -66,6 +69,7 @@ _PARTS = (
     ("hour", "hr", "stunde", "heure", "hora", "ora", "uur"),
 )
 """Names of columns that are parts of a time."""
+_TIMES = {name for names in _PARTS for name in names} | {*PERIODS}
 _YEAR, _MONTH = re.compile(r"(18|19|20)\d\d"), re.compile(r"0?[1-9]|1[0-2]")
 _START = re.compile("start|begin|from|von|anfang|d[ée]but|inicio|inizio", re.I)
 """Names of clock times that have an end beside them."""
@@ -160,7 +164,9 @@ def find_roles(records: Records, request: RoleRequest, problems: Problems) -> Ro
     free = [name for name in names if name not in assigned and name != request.time]
     series = request.series or _first(SERIES_NAMES, free)
     time = request.time or find_time(records, [name for name in free if name != series])
-    counters = _counters(records, [name for name in free if name not in (series, time)], series)
+    counters = counters_of(records, [name for name in free if name not in (series, time)], series)
+    if time is None and series is None and request.has_target:
+        _refuse_runs(records, [name for name in free if name not in counters])
     usable_numbers = {f.name for f in schema if is_number(f.type)} - counters
     taken = {time, series, *assigned.difference(request.target)}
     target, notes = request.target, []
@@ -171,7 +177,7 @@ def find_roles(records: Records, request: RoleRequest, problems: Problems) -> Ro
         if not target:
             _refuse_numbers(records, [name for name in names if name not in taken], problems)
             problems.raise_all()
-            raise _no_target(names, others, origin)
+            raise _no_target(names, others, origin, sorted(filter(None, counters & {*names})))
         if not named:
             notes.append(f"target: all numbers, {listed(target)}")
     taken |= set(target)
@@ -183,6 +189,11 @@ def find_roles(records: Records, request: RoleRequest, problems: Problems) -> Ro
         past = tuple(name for name in names if name in covariates)
         if past:
             notes.append(f"past covariates: {listed(past)}")
+        if codes := [
+            n for n in past if _CODE.search(n) and pa.types.is_integer(schema.field(n).type)
+        ]:
+            cure = settings({"categorical": (*request.categorical, *codes)})
+            notes.append(f"{listed(codes)}: read as amounts; if they are codes, give {cure}")
     taken |= set(past)
     if ignored := [name for name in others if name not in taken and name not in request.ignore]:
         if request.has_target:
@@ -199,7 +210,7 @@ def find_roles(records: Records, request: RoleRequest, problems: Problems) -> Ro
     return roles
 
 
-def _counters(records: Records, names: Sequence[str], series: str | None) -> set[str]:
+def counters_of(records: Records, names: Sequence[str], series: str | None) -> set[str]:
     """Returns `COUNTERS` and the columns of such names that count rows by one, in all or of each
     series."""
     kinds = {name: records.schema.field(name).type for name in names if _COUNTER.fullmatch(name)}
@@ -220,6 +231,26 @@ def _counters(records: Records, names: Sequence[str], series: str | None) -> set
         if any(np.mean(step == sign) > _COUNTED for step in steps[name] for sign in signs)
     )
     return {*COUNTERS, *counting}
+
+
+def _refuse_runs(records: Records, names: Sequence[str]) -> None:
+    """Refuses whole numbers that name series: each in equally many rows, one after the other."""
+    kinds = {name: records.schema.field(name).type for name in names if name.lower() not in _TIMES}
+    kinds = {name: kind for name, kind in kinds.items() if pa.types.is_integer(kind)}
+    batches = (batch.columns for batch in records.batches(kinds)) if kinds else iter(())
+    for name, codes in zip(kinds, map(_codes, next(batches, ())), strict=False):
+        begins = np.flatnonzero(np.diff(codes, prepend=-2))
+        *lengths, last = np.diff(begins, append=len(codes)).tolist() or [0]
+        is_run = len({*lengths}) == 1 and len(begins) == len(np.unique(codes))
+        is_run = is_run and (last == lengths[0] or (last < lengths[0] and len(lengths) > 1))
+        if is_run and lengths[0] >= _FEWEST_IN_RUN:
+            what = f"{lengths[0]} rows for each number of {name!r}"
+            raise CurableError(
+                f"{records.name}: there are {what}, one after another, and no times: if these"
+                f" are series, give `series={name!r}`, else `categorical={name!r}` or"
+                f" `ignore={name!r}`",
+                (what, {"series": name}),
+            )
 
 
 def series_key(records: Records, request: RoleRequest, roles: Roles, options: ReadOptions) -> str:
@@ -285,11 +316,13 @@ def find_time(records: Records, free: Sequence[str]) -> str | None:
         n: pa.types.is_timestamp(kind) or pa.types.is_date(kind) for n, kind in kinds.items()
     }
     named, typed = _first(TIME_NAMES, free), [name for name in free if is_typed[name]]
-    parts = {name for names in _PARTS for name in names} | {"1", "2", *PERIODS}
     likely = [
         n
         for n, kind in kinds.items()
-        if is_text(kind) or is_typed[n] or pa.types.is_time(kind) or n.lower() in parts
+        if is_text(kind)
+        or is_typed[n]
+        or pa.types.is_time(kind)
+        or n.lower() in _TIMES | {"1", "2"}
     ]
     if not (named or typed):  # years and weeks
         numbers = [n for n, k in kinds.items() if pa.types.is_integer(k) and n not in likely]
@@ -450,13 +483,18 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_MAX_LISTED]) + more
 
 
-def _no_target(names: Sequence[str], numbers: Sequence[str], origin: str) -> DataError:
+def _no_target(
+    names: Sequence[str], numbers: Sequence[str], origin: str, counters: Sequence[str]
+) -> DataError:
     columns = f" (its columns: {listed(names)})"
     if not numbers:
+        but = ""
+        if counters:
+            but = f", but {counters[0]!r} counts rows: give `target={counters[0]!r}` to forecast it"
         return DataError(
-            f"{origin} has no column of numbers to forecast{columns}: numbers are digits with a"
-            " decimal point; for decimal commas give `decimal=','`, for 1,000 `thousands=','`, for"
-            " signs such as $ or % `units=True`"
+            f"{origin} has no column of numbers to forecast{columns}{but}: numbers are digits with"
+            " a decimal point; for decimal commas give `decimal=','`, for 1,000 `thousands=','`,"
+            " for signs such as $ or % `units=True`"
         )
     free = [name for name in numbers if not _PLACE.search(name)] or numbers
     likely = next(filter(_TARGET.search, free), free[0])
