@@ -122,7 +122,7 @@ def test_an_impossible_calendar_is_refused() -> None:
         Forecaster(**QUICK, calendar="month").fit(daily(0.0))
     with pytest.raises(DataError, match="no column of times"):
         Forecaster(**QUICK, calendar="hour").fit(np.arange(500.0) % 7)
-    frame = daily(0.0).assign(weekday_sin1=0.0)
+    frame = daily(0.0).assign(weekday_sin1=np.arange(500.0))
     with pytest.raises(DataError, match="rename it"):
         Forecaster(**QUICK, calendar="weekday").fit(frame)
     assert Forecaster(**QUICK, target="y").fit(frame).network_.config.num_future == 0

@@ -143,7 +143,7 @@ def test_whole_numbers_in_runs_are_proposed_as_series(
         with pytest.raises(DataError, match=r"rows for each number of 'Werk'.*`series='Werk'`"):
             find_roles(records, RoleRequest(), Problems("t"))
     else:
-        assert find_roles(records, RoleRequest(), Problems("t")).target == ("y", name)
+        assert find_roles(records, RoleRequest(), Problems("t")).past == (name,)
     assert find_roles(records, RoleRequest(past=(name,)), Problems("t")).past == (name,)
     assert find_roles(records, RoleRequest(series=name), Problems("t")).series == name
 

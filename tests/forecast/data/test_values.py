@@ -282,9 +282,9 @@ def test_steps_of_1_around_1e9_are_kept(kind: str, add: float, tmp_path: Path) -
 
 def test_what_needs_no_origin_has_none() -> None:
     values = {"y": np.arange(150.0) + 0.5, "temp": np.full(150, 7.0)}
-    assert prepared(long_table(**values)).table.origin.tolist() == [[0, 0]]
-    table = long_table(temp=np.full(150, 1e9 + 1))
-    constant = prepared(table, roles=RoleRequest(past=("temp",)))
+    asked = RoleRequest(past=("temp",))
+    assert prepared(long_table(**values), roles=asked).table.origin.tolist() == [[0, 0]]
+    constant = prepared(long_table(temp=np.full(150, 1e9 + 1)), roles=asked)
     assert constant.table.origin.tolist() == [[0, 1e9 + 1]]
     assert constant.constant == ("temp",)
 
