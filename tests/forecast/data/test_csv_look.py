@@ -531,6 +531,25 @@ def test_days_of_excel_are_read_with_their_clock(read: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "encoding", "guess", "remark"),
+    [
+        ("date,城市,y", "gb18030", "cp949", "gb18030 reads '城市'"),
+        ("Ay,Satış", "cp1254", "cp1254", "cp1252 reads 'Satýþ'"),
+        ("ds,Kadıköy", "cp1254", "cp1252", "cp1254 reads 'Kadıköy'"),
+        ("Þórður býr", "cp1252", "cp1252", "cp1254 reads 'Şórğur'"),
+        ("Москва", "cp1251", "big5", "cp1251 reads 'Москва'"), ("año", "cp1252", "cp1252", "'año'"),
+    ],
+)  # fmt: skip
+def test_of_few_words_other_readings_are_shown(
+    text: str, encoding: str, guess: str, remark: str
+) -> None:
+    found = guess_of(f"{text}\n".encode(encoding))
+    assert found is not None
+    assert found[0] == guess
+    assert remark in found[1]
+
+
+@pytest.mark.parametrize(
     ("word", "encoding", "others"),
     [
         ("Logroño", "cp1252", "cp1250 reads 'Logrońo'"),
