@@ -533,10 +533,10 @@ def test_days_of_excel_are_read_with_their_clock(read: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "encoding", "guess", "remark"),
     [
-        ("date,城市,y", "gb18030", "cp949", "gb18030 reads '城市'"),
+        ("日期,城市,销量", "gb18030", "cp949", "gb18030 reads '日期'"),
         ("Ay,Satış", "cp1254", "cp1254", "cp1252 reads 'Satýþ'"),
         ("ds,Kadıköy", "cp1254", "cp1252", "cp1254 reads 'Kadıköy'"),
-        ("Þórður býr", "cp1252", "cp1252", "cp1254 reads 'Şórğur'"),
+        ("Þórður býr í Reykjavík", "cp1252", "cp1252", "cp1254 reads 'Şórğur'"),
         ("Москва", "cp1251", "big5", "cp1251 reads 'Москва'"), ("año", "cp1252", "cp1252", "'año'"),
     ],
 )  # fmt: skip
