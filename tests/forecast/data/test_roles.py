@@ -39,7 +39,7 @@ def test_usual_names_have_their_usual_roles() -> None:
         ("y",), "ds", "unique_id", ("temp",),
     )  # fmt: skip
     assert found.values == ("y", "temp")
-    assert found.notes == ("past covariates: temp",)
+    assert found.notes == ()
     assert found.dropped == ("note",)
 
 
@@ -121,7 +121,9 @@ def test_a_column_that_counts_rows_has_no_role(name: str, values: Any, is_counte
 
 def test_a_table_whose_only_numbers_count_rows_is_refused_as_that() -> None:
     records = FrameRecords(pa.table({"id": list(range(1, 31)), "what": ["a", "b", "c"] * 10}))
-    with pytest.raises(DataError, match="but 'id' counts rows: give `target='id'` to forecast it"):
+    with pytest.raises(
+        DataError, match=r"but 'id', which counts rows \(give `target='id'` for it\)"
+    ):
         find_roles(records, RoleRequest(), Problems("t"))
     assert find_roles(records, RoleRequest(target=("id",)), Problems("t")).target == ("id",)
 
@@ -149,10 +151,10 @@ def test_whole_numbers_in_runs_are_proposed_as_series(
 
 
 def test_whole_numbers_called_codes_are_named() -> None:
-    table = pa.table({"y": [0.5] * 4, "site_no": [4, 2, 9, 4], "price": [1, 2, 5, 3]})
-    found = find_roles(FrameRecords(table), RoleRequest(target=("y",)), Problems("t"))
-    note = "site_no: read as amounts; if they are codes, give `categorical='site_no'`"
-    assert found.notes == ("past covariates: site_no, price", note)
+    table = pa.table({"y": [0.5, 1, 2, 3], "site_no": [4, 2, 9, 4], "price": [1, 2, 5, 3]})
+    notes = prepare_table(table, request=RoleRequest(target=("y",))).notes
+    note = "site_no: read as amounts; for codes give `categorical='site_no'`"
+    assert notes[:2] == ("past covariates: site_no, price", note)
 
 
 def test_of_many_names_the_first_are_listed() -> None:

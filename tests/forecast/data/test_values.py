@@ -188,6 +188,7 @@ def test_covariates_without_information_are_left_out() -> None:
     assert (
         "column 'site_no' is constant (1646500): it carries no information, left out" in found.notes
     )
+    assert "past covariates: temp, size" in found.notes
     [note] = [note for note in found.notes if "'plant'" in note]
     assert note.endswith("as 'unique_id' has: left out; give `static='plant'` to use it")
     asked = prepared(long_table(**columns), roles=RoleRequest(past=("site_no", "plant")))

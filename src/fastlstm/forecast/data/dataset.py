@@ -34,6 +34,7 @@ from fastlstm.forecast.data.roles import (
     find_roles,
     is_year,
     listed,
+    notes_on_past,
     series_key,
     zone_shown,
 )
@@ -194,8 +195,8 @@ def _prepare(
     origins = _best_origins(ingested)
     if (origins or left_out) and not problems:  # far from 0: read again, minus the origin
         ingested = read(origins)
-    notes = [*roles.notes, *left_out.values(), *_column_notes(ingested, records, problems)]
-    notes += ingested.notes
+    notes = [*roles.notes, *(notes_on_past(records.schema, roles) if is_open else ())]
+    notes += [*left_out.values(), *_column_notes(ingested, records, problems), *ingested.notes]
     find_zone = partial(zone_shown, records)
     arrangement = Arrangement(ingested, records.name, like, find_key, find_zone)
     segments = arrangement.run()

@@ -187,13 +187,6 @@ def find_roles(records: Records, request: RoleRequest, problems: Problems) -> Ro
         covariates = usable_numbers.intersection(others)
         covariates |= set(request.categorical) - {*target, *request.future, *request.static}
         past = tuple(name for name in names if name in covariates)
-        if past:
-            notes.append(f"past covariates: {listed(past)}")
-        if codes := [
-            n for n in past if _CODE.search(n) and pa.types.is_integer(schema.field(n).type)
-        ]:
-            cure = settings({"categorical": (*request.categorical, *codes)})
-            notes.append(f"{listed(codes)}: read as amounts; if they are codes, give {cure}")
     taken |= set(past)
     if ignored := [name for name in others if name not in taken and name not in request.ignore]:
         if request.has_target:
@@ -208,6 +201,15 @@ def find_roles(records: Records, request: RoleRequest, problems: Problems) -> Ro
     )  # fmt: skip
     _check_roles(roles, origin)
     return roles
+
+
+def notes_on_past(schema: pa.Schema, roles: Roles) -> list[str]:
+    """Returns notes on past covariates that were not asked for."""
+    codes = [name for name in roles.past if _CODE.search(name) and name not in roles.categorical]
+    codes = [name for name in codes if pa.types.is_integer(schema.field(name).type)]
+    cure = settings({"categorical": (*roles.categorical, *codes)})
+    notes = [f"past covariates: {listed(roles.past)}"] * bool(roles.past)
+    return notes + [f"{listed(codes)}: read as amounts; for codes give {cure}"] * bool(codes)
 
 
 def counters_of(records: Records, names: Sequence[str], series: str | None) -> set[str]:
@@ -490,9 +492,9 @@ def _no_target(
     if not numbers:
         but = ""
         if counters:
-            but = f", but {counters[0]!r} counts rows: give `target={counters[0]!r}` to forecast it"
+            but = f" but {counters[0]!r}, which counts rows (give `target={counters[0]!r}` for it)"
         return DataError(
-            f"{origin} has no column of numbers to forecast{columns}{but}: numbers are digits with"
+            f"{origin} has no column of numbers to forecast{but}{columns}: numbers are digits with"
             " a decimal point; for decimal commas give `decimal=','`, for 1,000 `thousands=','`,"
             " for signs such as $ or % `units=True`"
         )
