@@ -109,13 +109,15 @@ def test_training_warns_where_the_forecast_will_be_refused() -> None:
 
 
 @pytest.mark.parametrize("num_missing", [6, 24, 200])
-def test_an_empty_window_is_forecast_from_the_last_value_before_it(num_missing: int) -> None:
-    """`backtest` has windows without any target, too."""
+def test_forecasts_begin_behind_the_last_target(num_missing: int) -> None:
+    """As where a table has no rows behind it; `backtest` has windows without any target."""
     holes = table(range(ROWS - num_missing, ROWS))
     model = Forecaster(**{**QUICK, "steps": 30}).fit(HOLES["missing"])
-    last = holes["y"].to_numpy()[ROWS - num_missing - 1]
-    found = model.predict(holes)["y"].to_numpy()[:6]
-    assert np.abs(found - last).max() < 2.0
+    with pytest.warns(UserWarning, match=f"{num_missing} rows behind the last target of a series"):
+        found = model.predict(holes)
+    rows = [row for row in range(2 * ROWS) if not ROWS - num_missing <= row < ROWS]
+    assert found.equals(model.predict(holes.take(rows)))
+    holes = table(range(ROWS - num_missing - 7, ROWS - 7))
     assert np.isfinite(list(model.backtest(frame=holes)["forecaster"].values())).all()
 
 

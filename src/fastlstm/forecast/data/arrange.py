@@ -81,7 +81,7 @@ class Arrangement:
         self._find_key, self._find_zone = find_key, find_zone
         self._in, self._options, self._origin = ingested, ingested.options, origin
         self._like, self.frequency, self.num_rows = like, ROWS, ingested.num_rows
-        self.counts = {"sorted": 0, "duplicates": 0, "gaps": 0, "filled": 0}
+        self.counts = dict.fromkeys(("sorted", "duplicates", "gaps", "filled", "ends"), 0)
         self._gap_starts = set[int]()
         self._num_in_series = ingested.counts.copy()
         self._paths = {"values": ingested.values}
@@ -97,11 +97,13 @@ class Arrangement:
         if not self._in.is_grouped:
             self._group()
         if self._in.times is None:
-            counts = self._in.counts
+            self._cut_ends()
+            counts = self._num_in_series
             first = np.cumsum(counts) - counts
             return Segments(np.arange(len(counts)), first, counts, np.zeros_like(first))
         self._order()
         self._remove_duplicates()
+        self._cut_ends()
         self.frequency = self._find_frequency()
         segments = self._cut()
         if not (self._like or self._options.gaps) and self.spring_hint and self._find_zone():
@@ -231,6 +233,30 @@ class Arrangement:
 
         self._move(self.num_rows - num_duplicates, places)
         self._num_in_series -= gone_in_series
+
+    def _cut_ends(self) -> None:
+        """Drops the rows behind the last target of each series: forecasts begin there."""
+        names = self._in.roles.target
+        if not any(self._in.columns[name].missing for name in names):
+            return
+        values, last = self._map("values"), np.full(len(self._num_in_series), -1)
+        for begin, end in self._blocks():
+            rows = begin + np.flatnonzero(~np.isnan(values[begin:end, : len(names)]).all(1))
+            np.maximum.at(last, self._series_of(rows), rows)
+        ends = np.cumsum(self._num_in_series)
+        gone = np.where(last < 0, 0, ends - 1 - last)  # nothing of a series without any target
+        if not gone.any():
+            return
+        before = np.cumsum(gone) - gone
+
+        def places(first: int, stop: int) -> NDArray[np.int64]:
+            rows = np.arange(first, stop)
+            series = self._series_of(rows)
+            return np.where(rows < (ends - gone)[series], rows - before[series], -1)
+
+        self.counts["ends"] = int(gone.sum())
+        self._move(self.num_rows - self.counts["ends"], places)
+        self._num_in_series = self._num_in_series - gone
 
     def _fault_of_duplicates(self, rows: NDArray[np.int64]) -> DataError:
         """Returns the error for rows with the time of the row before; proposes to drop them only

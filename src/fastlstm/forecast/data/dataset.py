@@ -29,12 +29,12 @@ from fastlstm.forecast.data.problems import CurableError, Problems, settings
 from fastlstm.forecast.data.records import Records
 from fastlstm.forecast.data.reshaped import HEAD_ROWS, Head, reshaped
 from fastlstm.forecast.data.roles import (
+    CODE,
     RoleRequest,
     Roles,
     find_roles,
     is_year,
     listed,
-    notes_on_past,
     series_key,
     zone_shown,
 )
@@ -146,18 +146,15 @@ def prepare_table(
         roles = find_roles(records, request, problems)
         if request.has_target and like is None:
             require_columns(options, records.schema.names, records.name)
-    key_of = partial(series_key, records, request, roles, options)
-    is_open = request.past is None
     with cache.work_directory() as work:
         with problems.fatal():
-            _prepare(work, records, roles, options, like, problems, on_progress, key_of, is_open)
+            _prepare(work, records, request, roles, options, like, problems, on_progress)
         records.require_unchanged()
         if signature is not None:
             dataset = cache.place(key, work, lambda: opened(cache.path(key), from_cache=False))
-            roles, may_miss = dataset.roles, dataset.has_missing or options.gaps == "fill"
-            timeline = replace(dataset.timeline, may_miss=may_miss)
-            given = replace(given, target=roles.target, past=roles.past)
-            cache.remember(key_for(given, timeline), key)
+            may_miss = dataset.has_missing or options.gaps == "fill"
+            given = replace(given, target=dataset.roles.target, past=dataset.roles.past)
+            cache.remember(key_for(given, replace(dataset.timeline, may_miss=may_miss)), key)
             return dataset
         dataset = opened(work, from_cache=False)  # stays mapped when the directory is removed
         if dataset is None:
@@ -168,18 +165,15 @@ def prepare_table(
 def _prepare(
     work: Path,
     records: Records,
+    request: RoleRequest,
     roles: Roles,
     options: ReadOptions,
     like: Timeline | None,
     problems: Problems,
     on_progress: Callable[[int, int | None], None] | None,
-    find_key: Callable[[], str],
-    is_open: bool,
 ) -> None:
-    """Writes an entry's files into `work`; raises DataError of all errors that can be found.
-
-    `is_open`: past covariates that carry no information are left out.
-    """
+    """Writes an entry's files into `work`; raises DataError of all errors that can be found."""
+    find_key = partial(series_key, records, request, roles, options)
 
     def read(origins: dict[str, Any]) -> TableIngest:
         ingested = TableIngest(work, records, roles, problems, options, like, origins)
@@ -190,20 +184,20 @@ def _prepare(
     if ingested.num_rows == 0:
         raise DataError(f"{records.name} has column names but no rows")
     _refuse_sentinels(ingested, records.name, problems)
-    left_out = _left_out(ingested, roles) if is_open else {}
-    roles = replace(roles, past=tuple(name for name in roles.past if name not in left_out))
+    left_out = _left_out(ingested, roles, request)
+    target, past = (tuple(n for n in r if n not in left_out) for r in (roles.target, roles.past))
+    roles = replace(roles, target=target, past=past)
     origins = _best_origins(ingested)
     if (origins or left_out) and not problems:  # far from 0: read again, minus the origin
         ingested = read(origins)
-    notes = [*roles.notes, *(notes_on_past(records.schema, roles) if is_open else ())]
-    notes += [*left_out.values(), *_column_notes(ingested, records, problems), *ingested.notes]
+    notes = [*roles.notes, *_column_notes(ingested, records, problems), *ingested.notes]
     find_zone = partial(zone_shown, records)
     arrangement = Arrangement(ingested, records.name, like, find_key, find_zone)
     segments = arrangement.run()
     problems.raise_all()
     columns = [ingested.columns[name] for name in roles.values]
     dtype = _store_values(work, arrangement.num_rows, columns)
-    repairs = [*ingested.repairs, *_repairs(arrangement, ingested, records, roles)]
+    repairs = [*ingested.repairs, *_repairs(arrangement, ingested, records, left_out)]
     notes += [*_time_notes(arrangement, ingested), *repairs]
     notes += ["values stored as int16: lossless"] * (dtype == "int16")
     rows = [segments.series, segments.first_rows, segments.num_rows, segments.start_times]
@@ -354,6 +348,9 @@ def _column_notes(ingested: TableIngest, records: Records, problems: Problems) -
             continue
         if low == high:
             notes.append(f"column '{name}' is constant ({low:g}): it carries no information")
+        if CODE.search(name) and name in ingested.roles.past and low % 1 == high % 1 == 0:
+            named = settings({"categorical": (*ingested.roles.categorical, name)})
+            notes.append(f"column '{name}' is read as an amount; if it is a code, give {named}")
         if column.missing:
             share = column.missing / ingested.num_rows
             rows = counted(column.missing, "row")
@@ -381,20 +378,16 @@ def _column_notes(ingested: TableIngest, records: Records, problems: Problems) -
     return notes
 
 
-def _left_out(ingested: TableIngest, roles: Roles) -> dict[str, str]:
-    """Returns notes on past covariates without information, by column."""
+def _left_out(ingested: TableIngest, roles: Roles, request: RoleRequest) -> dict[str, str]:
+    """Returns why columns that were not asked for are left out: they carry no information."""
     found = dict[str, str]()
-    for name in (name for name in roles.past if name not in roles.categorical):
-        low, high = ingested.columns[name].low, ingested.columns[name].high
-        if low == high:
-            what = f"is constant ({shown(low)}): it carries no information, left out"
-            found[name] = f"column '{name}' {what}"
-        elif name in ingested.ranges and ingested.ranges[name].tell_apart():
-            found[name] = (
-                f"column '{name}' has another number for each series, as '{roles.series}' has:"
-                f" left out; give `static={name!r}` to use it"
-            )
-    return found
+    names = [*roles.target * (not request.target), *roles.past * (request.past is None)]
+    for name in (name for name in names if name not in roles.categorical):
+        if ingested.columns[name].low == ingested.columns[name].high:
+            found[name] = "the same in every row"
+        elif name in roles.past and name in ingested.ranges and ingested.ranges[name].tell_apart():
+            found[name] = "another number for each series; for such numbers give `static`"
+    return {} if {*roles.target} <= found.keys() else found
 
 
 def _refuse_sentinels(ingested: TableIngest, origin: str, problems: Problems) -> None:
@@ -443,10 +436,10 @@ def _time_notes(arrangement: Arrangement, ingested: TableIngest) -> list[str]:
 
 
 def _repairs(
-    arrangement: Arrangement, ingested: TableIngest, records: Records, roles: Roles
+    arrangement: Arrangement, ingested: TableIngest, records: Records, left_out: dict[str, str]
 ) -> list[str]:
     """Returns notes on rows that were moved, dropped or added, and on columns that do not count."""
-    counts, repairs = arrangement.counts, []
+    counts, repairs, roles = arrangement.counts, list[str](), ingested.roles
     if counts["sorted"]:
         repairs.append(f"{counted(counts['sorted'], 'row')} out of order: sorted by time")
     if counts["duplicates"]:
@@ -457,9 +450,13 @@ def _repairs(
         more = "" if ingested.options.gaps else "; `gaps='split'` cuts there"
         gaps = f"{counted(counts['gaps'], 'gap')} in time: filled with {rows}{more}"
         repairs.append(gaps + arrangement.spring_hint)
-    if roles.dropped:
-        names = listed(roles.dropped)
-        repairs.append(f"ignored columns (not numbers and without a role): {names}")
+    if counts["ends"]:
+        rows = counted(counts["ends"], "row")
+        repairs.append(f"{rows} behind the last target of a series: dropped, forecasts begin there")
+    left_out |= dict.fromkeys(roles.dropped, "not numbers and without a role")
+    for why in dict.fromkeys(left_out.values()):
+        names = listed([name for name in left_out if left_out[name] == why])
+        repairs.append(f"ignored columns ({why}): {names}")
     for name, column in ingested.columns.items() if roles.time is None else ():
         if name not in roles.target and is_year(name, *column.range):
             repairs.append(f"{COUNTED}, although column '{name}' holds years: see `time`")

@@ -179,10 +179,6 @@ class _TimeColumns(_Reshaped):
         self._labels = pa.array(own, kind)
 
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
-        for batch in _without_ends(self._rows()) if self._year else self._rows():
-            yield batch.select(list(types))
-
-    def _rows(self) -> Iterator[pa.RecordBatch]:
         schema = self._records.schema
         asked = {n: pa.string() if self.is_parsed else schema.field(n).type for n in self._names}
         asked |= {n: schema.field(n).type for n in (*self._times, self._year) if n}
@@ -198,28 +194,13 @@ class _TimeColumns(_Reshaped):
             if self._year:
                 years = batch.column(self._year).cast(pa.string()).take(pa.array(which))
                 times = pc.binary_join_element_wise(years, times, "")
-            series = pa.DictionaryArray.from_arrays(which, label)
             columns = {
-                _SERIES: series.dictionary_decode() if self._year else series,
+                _SERIES: pa.DictionaryArray.from_arrays(which, label),
                 _TIME: times,
                 _TARGET: pa.array(numbers, from_pandas=True),
             }
             row += len(batch)
-            yield self._select(columns, list(columns))
-
-
-def _without_ends(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of each series up to its last value; the months after it are to come."""
-    held = list[pa.RecordBatch]()
-    for batch in batches:
-        whole = pa.Table.from_batches([*held, batch]).combine_chunks()
-        codes = whole.column(_SERIES).combine_chunks().dictionary_encode().indices.to_numpy()
-        present = np.flatnonzero(whole.column(_TARGET).is_valid())
-        last = np.full(len(codes), -1)
-        np.maximum.at(last, codes[present], present)
-        is_done = np.arange(len(codes)) <= last[codes]
-        yield from whole.filter(pa.array(is_done)).to_batches()
-        held = whole.filter(pa.array(~is_done)).to_batches()
+            yield self._select(columns, list(types))
 
 
 def _repeats(records: Records, name: str) -> bool:

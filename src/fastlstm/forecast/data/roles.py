@@ -44,7 +44,7 @@ SERIES_NAMES = ("unique_id", "series_id", "item_id")
 _TARGET = re.compile("val|sale|unit|count|cnt|qty|quant|demand|load|close|case|revenue", re.I)
 _PLACE = re.compile("^(lat|lon|elev|alt|id$|index|year|month|day|code|num)|(_id|_nbr|_num)$", re.I)
 """Columns that are probably forecast, and others that are not."""
-_CODE = re.compile("(^|_)(id|nbr|no|nr|num|code|key)$", re.I)
+CODE = re.compile("(^|_)(id|nbr|no|nr|num|code|key)$", re.I)
 TARGET_NAMES = ("y", "target")
 COUNTERS = ("", "Unnamed: 0", "__index_level_0__")
 """Row counters that tools write; ignored unless named."""
@@ -187,6 +187,8 @@ def find_roles(records: Records, request: RoleRequest, problems: Problems) -> Ro
         covariates = usable_numbers.intersection(others)
         covariates |= set(request.categorical) - {*target, *request.future, *request.static}
         past = tuple(name for name in names if name in covariates)
+        if past:
+            notes.append(f"past covariates: {listed(past)}")
     taken |= set(past)
     if ignored := [name for name in others if name not in taken and name not in request.ignore]:
         if request.has_target:
@@ -201,15 +203,6 @@ def find_roles(records: Records, request: RoleRequest, problems: Problems) -> Ro
     )  # fmt: skip
     _check_roles(roles, origin)
     return roles
-
-
-def notes_on_past(schema: pa.Schema, roles: Roles) -> list[str]:
-    """Returns notes on past covariates that were not asked for."""
-    codes = [name for name in roles.past if _CODE.search(name) and name not in roles.categorical]
-    codes = [name for name in codes if pa.types.is_integer(schema.field(name).type)]
-    cure = settings({"categorical": (*roles.categorical, *codes)})
-    notes = [f"past covariates: {listed(roles.past)}"] * bool(roles.past)
-    return notes + [f"{listed(codes)}: read as amounts; for codes give {cure}"] * bool(codes)
 
 
 def counters_of(records: Records, names: Sequence[str], series: str | None) -> set[str]:
@@ -243,9 +236,9 @@ def _refuse_runs(records: Records, names: Sequence[str]) -> None:
     for name, codes in zip(kinds, map(_codes, next(batches, ())), strict=False):
         begins = np.flatnonzero(np.diff(codes, prepend=-2))
         *lengths, last = np.diff(begins, append=len(codes)).tolist() or [0]
-        is_run = len({*lengths}) == 1 and len(begins) == len(np.unique(codes))
-        is_run = is_run and (last == lengths[0] or (last < lengths[0] and len(lengths) > 1))
-        if is_run and lengths[0] >= _FEWEST_IN_RUN:
+        is_cut = lengths[1:] and last < lengths[0]  # the first rows end there
+        is_even = len({*lengths}) == 1 and (is_cut or last == lengths[0] >= _FEWEST_IN_RUN)
+        if is_even and len(begins) == len(np.unique(codes)):
             what = f"{lengths[0]} rows for each number of {name!r}"
             raise CurableError(
                 f"{records.name}: there are {what}, one after another, and no times: if these"
