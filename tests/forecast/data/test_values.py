@@ -185,12 +185,9 @@ def test_covariates_without_information_are_left_out() -> None:
     assert found.roles.past == ("temp", "size")
     wanted = prepared(long_table(size=columns["size"])).table
     np.testing.assert_array_equal(found.table.values, wanted.values)
-    assert (
-        "column 'site_no' is constant (1646500): it carries no information, left out" in found.notes
-    )
-    assert "past covariates: temp, size" in found.notes
-    [note] = [note for note in found.notes if "'plant'" in note]
-    assert note.endswith("as 'unique_id' has: left out; give `static='plant'` to use it")
+    own = "another number for each series; for such numbers give `static`"
+    assert f"ignored columns ({own}): plant" in found.notes
+    assert "ignored columns (the same in every row): site_no" in found.notes
     asked = prepared(long_table(**columns), roles=RoleRequest(past=("site_no", "plant")))
     assert asked.roles.past == ("site_no", "plant")
 

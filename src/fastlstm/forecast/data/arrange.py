@@ -269,7 +269,9 @@ class Arrangement:
         if zone is not None:
             found = (_TWICE, {"tz": zone})
             more = f", the zone of the clocks, or `duplicates='last'`, which drops {share}"
-        elif len(rows) > max(_MOST_DROPPED * self.num_rows, _FEW_DROPPED):
+        elif not self._options.snap and len(rows) > max(
+            _MOST_DROPPED * self.num_rows, _FEW_DROPPED
+        ):
             found = None
             more = (
                 f"{share} have the time of another, too many to drop: name the columns that tell"

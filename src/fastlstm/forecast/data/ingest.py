@@ -321,7 +321,9 @@ class TableIngest:
     def _refuse_nulls(self, column: pa.Array, name: str, what: str) -> None:
         if column.null_count:
             row = int(column.is_null().to_numpy(zero_copy_only=False).argmax())
-            raise DataError(f"{self._name}: row {self.num_rows + row + 1} has no {what} ('{name}')")
+            raise DataError(
+                f"{self._name}: row {self.num_rows + row + 1} has no {what} ('{name}'); remove such rows, as subtotals are, from the file"
+            )
 
 
 def without_views(batch: pa.RecordBatch) -> pa.RecordBatch:

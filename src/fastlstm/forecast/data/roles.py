@@ -280,6 +280,10 @@ def series_key(records: Records, request: RoleRequest, roles: Roles, options: Re
             usual = np.unique(steps, return_counts=True)[1].max(initial=0)
             if 2 * usual > len(steps) > len(times) / 2 and (steps == 0).sum() <= most_shared:
                 return ",".join(more and [*base, *more])
+    for name in likely if not base and (np.diff(times) < 0).any() else ():  # events, one by one
+        steps = np.diff(times[order := np.argsort(codes[name], kind="stable")])
+        if is_text(kinds[name]) and (steps[np.diff(codes[name][order]) == 0] >= 0).all():
+            return name
     return ""
 
 

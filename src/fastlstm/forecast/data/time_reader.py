@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fastlstm.errors import ConfigError, DataError, counted
-from fastlstm.forecast.data.problems import CurableError
+from fastlstm.forecast.data.problems import CurableError, looks_like
 from fastlstm.forecast.data.records import Records, first_refused, is_text
 from fastlstm.forecast.data.table import row_blocks
 from fastlstm.forecast.data.time_text import (
@@ -56,11 +56,18 @@ def unit_since_1970(low: float, high: float) -> str | None:
 
 
 def refuse_unread_time(records: Records, names: Sequence[str]) -> None:
-    """Raises DataError for a column that is called a time and holds numbers since 1970 or 1900."""
-    kinds = {n: records.schema.field(n).type for n in names if _NAMES_OF_TIME.search(n)}
+    """Raises DataError for a column of dates such as 20240131, and for one that is called a time and
+    holds numbers since 1970 or 1900."""
+    kinds = {name: records.schema.field(name).type for name in names}
     likely = [n for n, k in kinds.items() if pa.types.is_integer(k) or pa.types.is_floating(k)]
     for name, texts in records.first_texts(likely).items():
         values = texts.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        if pa.types.is_integer(kinds[name]) and len(values) and _are_dates(texts, values, "%Y%m%d"):
+            given = {"time": name, "time_format": "%Y%m%d"}
+            what = f"dates in the column {name!r} ({texts[0]})"
+            raise looks_like(records.name, [(what, given)], f"; if they are not, `ignore={name!r}`")
+        if not _NAMES_OF_TIME.search(name):
+            continue
         unit = unit_since_1970(values.min(), values.max()) if len(values) else None
         if unit is not None and (np.diff(values) >= 0).all():
             what = "times since 1970" if unit != EXCEL else "times since 1900, as in Excel,"

@@ -218,8 +218,9 @@ def find_frequency(
             for v, c in zip(values[order], counts[order], strict=True)
         )
         raise DataError(
-            f"{origin}: the times have no regular frequency (most often {shown}); resample them,"
-            " or count rows by leaving the time column out (`ignore`)"
+            f"{origin}: the times have no regular frequency (most often {shown}); round them"
+            " with `snap`, such as `snap='1h'`, resample them, or count rows by leaving the time"
+            " column out (`ignore`)"
         )
     if not has_clock:
         return Frequency(usual, "rows")
