@@ -45,9 +45,9 @@ def test_a_column_named_like_a_calendar_part_leaves_that_part_out(
 
 def test_notes_on_columns_are_logged_in_python(caplog: pytest.LogCaptureFixture) -> None:
     frame = daily(9.0).assign(flat=1.0, large=np.arange(500.0) * 1e7)
-    with caplog.at_level("INFO", "fastlstm"):
-        with pytest.warns(UserWarning, match="the same in every row"):
-            Forecaster(**QUICK, target="y", verbose=False).fit(frame)
+    warned = pytest.warns(UserWarning, match="the same in every row")
+    with warned, caplog.at_level("INFO", "fastlstm"):
+        Forecaster(**QUICK, target="y", verbose=False).fit(frame)
     assert "ignored columns (the same in every row): flat" in caplog.text
     assert "column 'large' ranges from 0 to 4.99e+09: float32 keeps seven digits" in caplog.text
 

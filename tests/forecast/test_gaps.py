@@ -82,6 +82,15 @@ def test_predict_and_backtest_take_the_same_tables(
         assert found == [None, None]
 
 
+def test_a_target_that_ends_before_others_is_named() -> None:
+    y, hours = np.sin(np.arange(ROWS) / 4), np.arange(ROWS)
+    gone = np.where(hours < ROWS - 9, y, np.nan)
+    given = pa.table({"ds": hours.astype("M8[h]").astype("M8[us]"), "a": y, "b": gone})
+    model = Forecaster(**QUICK, target=("a", "b")).fit(given)
+    with pytest.warns(UserWarning, match="'b' has no value in the last 9 rows: its"):
+        model.predict()
+
+
 def business_days(*closed: int) -> pa.Table:
     """Prices of weekdays; the exchange is closed on some of them."""
     days = np.busday_offset("2022-01-03", np.arange(ROWS), roll="forward")

@@ -740,6 +740,69 @@ def test_a_counter_in_a_wide_table_is_no_series(counter: str, read: Any) -> None
     assert list(read([head, *stations], "--wide").series) == ["4", "7"]
 
 
+def test_an_empty_hour_that_clocks_skip_has_a_cure(tmp_path: Path) -> None:
+    """As of ENTSO-E: an empty hour in spring, a tail without values."""
+    times = pandas.date_range("2024-03-01", "2024-11-20", freq="h", tz="Europe/Berlin")
+    lines = [f"{t:%d.%m.%Y %H:%M} - {t:%d.%m.%Y},{n % 97}" for n, t in enumerate(times)]
+    lines[-35:] = [line.partition(",")[0] + ",-" for line in lines[-35:]]
+    place = next(n for n, line in enumerate(lines) if line.startswith("31.03.2024 03:00"))
+    lines.insert(place, "31.03.2024 02:00 - 31.03.2024,")
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(["Time (CET/CEST),y", *lines]) + "\n")
+    found = cure(path)
+    assert "--na - --tz Europe/Berlin --duplicates last" in found
+    data = prepare(path, built(ForecastConfig, parsed(found), "test"))
+    assert (data.table.num_rows, len(data.table.segments)) == (len(times) - 35, 1)
+    lines[place] += "5"
+    path.write_text("\n".join(["Time (CET/CEST),y", *lines]) + "\n")
+    with pytest.raises(DataError, match="which the clocks of Europe/Berlin skip"):
+        prepare(path, built(ForecastConfig, parsed(found), "test"))
+
+
+def test_dates_as_numbers_without_a_header_are_the_time(tmp_path: Path) -> None:
+    """As of the GHCN: a station, a date, what is measured, its value."""
+    days = [START + timedelta(days=n) for n in range(60)]
+    keys = [(s, what) for s in ("USW1", "USW2") for what in ("TMAX", "PRCP")]
+    path = tmp_path / "table.csv"
+    path.write_text("".join(f"{s},{t:%Y%m%d},{w},{t.day},,,W\n" for t in days for s, w in keys))
+    found = cure(path)
+    assert found == "--no-header --time 2 --time-format %Y%m%d --ignore 5,6 --series 1,3"
+    data = prepare(path, built(ForecastConfig, parsed(found) | {"target": "4"}, "test"))
+    assert (len(data.series), data.table.num_rows) == (4, 240)
+
+
+def test_events_of_several_sensors_are_told_apart(tmp_path: Path) -> None:
+    """As of Home Assistant: one sensor behind the other, at irregular times."""
+    rng = np.random.default_rng(0)
+    lines = [
+        f"{name},{20 + k % 9},{START + timedelta(seconds=int(second)):%Y-%m-%dT%H:%M:%S}"
+        for name in ("living", "cellar", "power")
+        for k, second in enumerate(np.cumsum(rng.integers(60, 900, 400)))
+    ]
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(["entity_id,state,last_changed", *lines]) + "\n")
+    with pytest.raises(DataError, match=r"each entity_id has its own times.*`snap=") as caught:
+        prepare(path, ForecastConfig())
+    assert "add `series='entity_id'`" in str(caught.value) or "give `series='ent" in str(
+        caught.value
+    )
+    config = ForecastConfig(series="entity_id", snap="30m")
+    with pytest.raises(DataError, match="give `duplicates='last'`"):
+        prepare(path, config)
+    assert len(prepare(path, replace(config, duplicates="last")).series) == 3
+
+
+def test_periods_of_a_day_are_no_series(tmp_path: Path) -> None:
+    lines = [
+        f"{START + timedelta(days=n):%Y-%m-%d},{k},{n}" for n in range(60) for k in range(1, 49)
+    ]
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(["date,SETTLEMENT_PERIOD,y", *lines]) + "\n")
+    with pytest.raises(DataError, match="or all columns of the time with `time`; or") as caught:
+        prepare(path, ForecastConfig())
+    assert "series='SETTLEMENT" not in str(caught.value)
+
+
 @pytest.mark.parametrize("months", ["Januar Februar März April Mai Juni Juli August September"
     " Oktober November Dezember", "janvier février mars avril mai juin juillet août septembre"
     " octobre novembre décembre"])  # fmt: skip

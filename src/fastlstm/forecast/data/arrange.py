@@ -275,7 +275,8 @@ class Arrangement:
             found = None
             more = (
                 f"{share} have the time of another, too many to drop: name the columns that tell"
-                " series apart with `series`, or all columns of the time with `time`"
+                " series apart with `series`, or all columns of the time with `time`; or give"
+                " `ignore` with the columns of the time, to count rows"
             )
         return self._fault(int(rows[0]), "has the same time as the row before", found, more)
 

@@ -90,9 +90,8 @@ def _with_all_options(
         except DataError as next_error:
             more = [one for one in findings(next_error) if one not in every]
             if not more:
-                rest = (
-                    "" if str(next_error) == str(error) else f"; with these options: {next_error}"
-                )
+                if str(next_error) != str(error):
+                    rest = f"; but even with these options: {next_error}"
                 break
             every += more
         except ConfigError:  # options that exclude each other

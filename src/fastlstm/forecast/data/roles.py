@@ -71,6 +71,8 @@ _PARTS = (
 """Names of columns that are parts of a time."""
 _TIMES = {name for names in _PARTS for name in names} | {*PERIODS}
 _YEAR, _MONTH = re.compile(r"(18|19|20)\d\d"), re.compile(r"0?[1-9]|1[0-2]")
+_OF_DAY = re.compile("period|hour|slot|interval", re.I)
+"""Names of numbers that count steps within a day."""
 _START = re.compile("start|begin|from|von|anfang|d[ée]but|inicio|inizio", re.I)
 """Names of clock times that have an end beside them."""
 _NUMBER = rf"^\s*{NUMBER}\s*$"
@@ -255,10 +257,11 @@ def series_key(records: Records, request: RoleRequest, roles: Roles, options: Re
     if roles.time is None:
         return ""
     base = parts_of(roles.series) if roles.series else []
-    taken = {roles.time, roles.series, *base, *request.target, *request.future, *COUNTERS}
+    target = request.target if roles.target[1:] else roles.target  # a key may be one of many
+    taken = {roles.time, roles.series, *base, *target, *request.future, *COUNTERS}
     kinds = {f.name: f.type for f in records.schema if f.name not in taken}
     likely = [n for n, k in kinds.items() if is_text(k) or pa.types.is_dictionary(k)]
-    likely += [n for n, k in kinds.items() if pa.types.is_integer(k)]
+    likely += [n for n, k in kinds.items() if pa.types.is_integer(k) and not _OF_DAY.search(n)]
     likely = likely[:_MAX_LISTED]
     own = base if {*base} <= {*records.schema.names} else [str(roles.series)]  # joined already
     types = {n: records.schema.field(n).type for n in (roles.time, *own, *likely)}
@@ -283,7 +286,7 @@ def series_key(records: Records, request: RoleRequest, roles: Roles, options: Re
     for name in likely if not base and (np.diff(times) < 0).any() else ():  # events, one by one
         steps = np.diff(times[order := np.argsort(codes[name], kind="stable")])
         if is_text(kinds[name]) and (steps[np.diff(codes[name][order]) == 0] >= 0).all():
-            return name
+            return str(name)
     return ""
 
 
