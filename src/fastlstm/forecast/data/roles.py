@@ -268,7 +268,8 @@ def series_key(records: Records, request: RoleRequest, roles: Roles, options: Re
     batch = next(records.batches(types)).slice(0, _KEY_ROWS)
     texts = batch.column(roles.time)
     texts = with_nulls(texts, records.null_words) if is_text(texts.type) else texts
-    times = TimeReader(roles.time, records.name, options).read(texts, 0)
+    reader = TimeReader(roles.time, records.name, replace(options, tz=None))  # local ones will do
+    times = reader.read(texts, 0)
     codes = {name: _codes(batch.column(name)) for name in (*own, *likely)}
     likely = [name for name in likely if 1 < len(np.unique(codes[name])) <= len(times) / 2][
         :_KEY_CHOICES
