@@ -121,9 +121,7 @@ def test_a_column_that_counts_rows_has_no_role(name: str, values: Any, is_counte
 
 def test_a_table_whose_only_numbers_count_rows_is_refused_as_that() -> None:
     records = FrameRecords(pa.table({"id": list(range(1, 31)), "what": ["a", "b", "c"] * 10}))
-    with pytest.raises(
-        DataError, match=r"but 'id', which counts rows \(give `target='id'` for it\)"
-    ):
+    with pytest.raises(DataError, match=r"but 'id', which counts rows \(`target='id'` takes it\)"):
         find_roles(records, RoleRequest(), Problems("t"))
     assert find_roles(records, RoleRequest(target=("id",)), Problems("t")).target == ("id",)
 
@@ -134,7 +132,7 @@ def test_a_table_whose_only_numbers_count_rows_is_refused_as_that() -> None:
         ("Werk", np.repeat([7, 3, 5], 20), True), ("Werk", np.repeat([7, 3, 5], 20)[:55], True),
         ("Werk", np.repeat([7, 3], 20), True), ("Werk", np.repeat([7, 3], 20)[:30], False),
         ("Werk", np.tile([7, 3, 5], 20), False), ("Jahr", np.repeat([7, 3, 5], 20), False),
-        ("Werk", np.repeat([7, 3, 5], 2), False), ("Werk", [7] * 60, False),
+        ("Werk", np.repeat([7, 3, 5], 2)[:5], False), ("Werk", [7] * 60, False),
     ],
 )  # fmt: skip
 def test_whole_numbers_in_runs_are_proposed_as_series(

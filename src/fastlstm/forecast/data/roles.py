@@ -179,7 +179,7 @@ def find_roles(records: Records, request: RoleRequest, problems: Problems) -> Ro
         if not target:
             _refuse_numbers(records, [name for name in names if name not in taken], problems)
             problems.raise_all()
-            raise _no_target(names, others, origin, sorted(filter(None, counters & {*names})))
+            raise _no_target(names, others, origin, sorted(filter(None, counters & {*names}))[:1])
         if not named:
             notes.append(f"target: all numbers, {listed(target)}")
     taken |= set(target)
@@ -238,9 +238,9 @@ def _refuse_runs(records: Records, names: Sequence[str]) -> None:
     for name, codes in zip(kinds, map(_codes, next(batches, ())), strict=False):
         begins = np.flatnonzero(np.diff(codes, prepend=-2))
         *lengths, last = np.diff(begins, append=len(codes)).tolist() or [0]
-        is_cut = lengths[1:] and last < lengths[0]  # the first rows end there
-        is_even = len({*lengths}) == 1 and (is_cut or last == lengths[0] >= _FEWEST_IN_RUN)
-        if is_even and len(begins) == len(np.unique(codes)):
+        is_even = len({*lengths}) == 1 and lengths[0] >= max(last, _FEWEST_IN_RUN)
+        is_even = is_even and len(begins) == len(np.unique(codes))
+        if is_even and (lengths[1:] or last == lengths[0]):  # the first rows may end within a run
             what = f"{lengths[0]} rows for each number of {name!r}"
             raise CurableError(
                 f"{records.name}: there are {what}, one after another, and no times: if these"
@@ -319,13 +319,11 @@ def find_time(records: Records, free: Sequence[str]) -> str | None:
         n: pa.types.is_timestamp(kind) or pa.types.is_date(kind) for n, kind in kinds.items()
     }
     named, typed = _first(TIME_NAMES, free), [name for name in free if is_typed[name]]
+    parts = _TIMES | {"1", "2"}
     likely = [
         n
         for n, kind in kinds.items()
-        if is_text(kind)
-        or is_typed[n]
-        or pa.types.is_time(kind)
-        or n.lower() in _TIMES | {"1", "2"}
+        if is_text(kind) or is_typed[n] or pa.types.is_time(kind) or n.lower() in parts
     ]
     if not (named or typed):  # years and weeks
         numbers = [n for n, k in kinds.items() if pa.types.is_integer(k) and n not in likely]
@@ -491,9 +489,7 @@ def _no_target(
 ) -> DataError:
     columns = f" (its columns: {listed(names)})"
     if not numbers:
-        but = ""
-        if counters:
-            but = f" but {counters[0]!r}, which counts rows (give `target={counters[0]!r}` for it)"
+        but = "".join(f" but {n!r}, which counts rows (`target={n!r}` takes it)" for n in counters)
         return DataError(
             f"{origin} has no column of numbers to forecast{but}{columns}: numbers are digits with"
             " a decimal point; for decimal commas give `decimal=','`, for 1,000 `thousands=','`,"
