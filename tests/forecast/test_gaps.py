@@ -122,8 +122,9 @@ def test_forecasts_begin_behind_the_last_target(num_missing: int) -> None:
     """As where a table has no rows behind it; `backtest` has windows without any target."""
     holes = table(range(ROWS - num_missing, ROWS))
     model = Forecaster(**{**QUICK, "steps": 30}).fit(HOLES["missing"])
-    with pytest.warns(UserWarning, match=f"{num_missing} rows behind the last target of a series"):
-        found = model.predict(holes)
+    note = f"{num_missing} rows behind the last target of a series: dropped, forecasts begin there"
+    assert note in model.forecasts(holes).dataset.notes
+    found = model.predict(holes)
     rows = [row for row in range(2 * ROWS) if not ROWS - num_missing <= row < ROWS]
     assert found.equals(model.predict(holes.take(rows)))
     holes = table(range(ROWS - num_missing - 7, ROWS - 7))

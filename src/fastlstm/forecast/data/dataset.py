@@ -429,6 +429,9 @@ def _time_notes(arrangement: Arrangement, ingested: TableIngest) -> list[str]:
     notes.append(f"{what}, one row every {arrangement.frequency}" if is_step else what)
     if not ingested.is_grouped:
         notes.append("rows of different series were interleaved: grouped by series")
+    if counts["ends"]:
+        rows = counted(counts["ends"], "row")
+        notes.append(f"{rows} behind the last target of a series: dropped, forecasts begin there")
     if counts["gaps"] and not counts["filled"]:
         gaps = f"{counted(counts['gaps'], 'gap')} in time: windows do not cross them"
         notes.append(gaps + arrangement.spring_hint)
@@ -450,9 +453,6 @@ def _repairs(
         more = "" if ingested.options.gaps else "; `gaps='split'` cuts there"
         gaps = f"{counted(counts['gaps'], 'gap')} in time: filled with {rows}{more}"
         repairs.append(gaps + arrangement.spring_hint)
-    if counts["ends"]:
-        rows = counted(counts["ends"], "row")
-        repairs.append(f"{rows} behind the last target of a series: dropped, forecasts begin there")
     left_out |= dict.fromkeys(roles.dropped, "not numbers and without a role")
     for why in dict.fromkeys(left_out.values()):
         names = listed([name for name in left_out if left_out[name] == why])
