@@ -186,11 +186,11 @@ class Forecasts:
     def _warn_of_missing(
         self, segments: NDArray[np.int64], is_missing: Tensor, is_unknown: Tensor
     ) -> None:
-        """Warns of targets that end before others, and of series without any value of a target:
-        there is no level to forecast from."""
+        """Warns of targets that end half a horizon before the table, and of series without any
+        value of a target: there is no level to forecast from."""
         behind = is_missing.flip(1).long().cumprod(1).sum(1).masked_fill(is_unknown, 0).amax(0)
         for name, count in zip(self.dataset.roles.target, behind.tolist(), strict=True):
-            if count:
+            if 2 * count >= self.stored.network.config.horizon:
                 text = f"'{name}' has no value in the last {counted(count, 'row')}"
                 warnings.warn(f"{text}: its forecasts start from older ones", stacklevel=2)
         if not is_unknown.any():

@@ -235,9 +235,10 @@ class Arrangement:
         self._num_in_series -= gone_in_series
 
     def _cut_ends(self) -> None:
-        """Drops the rows behind the last target of each series: forecasts begin there."""
-        names = self._in.roles.target
-        if not any(self._in.columns[name].missing for name in names):
+        """Drops the rows behind the last target of each series, where forecasts begin; keeps them
+        with future covariates, which a table of the future continues."""
+        names, future = self._in.roles.target, self._in.roles.future
+        if future or not any(self._in.columns[name].missing for name in names):
             return
         values, last = self._map("values"), np.full(len(self._num_in_series), -1)
         for begin, end in self._blocks():
