@@ -71,9 +71,9 @@ def test_the_linear_path_solves_the_regression_of_each_step() -> None:
         assert bias[step] == pytest.approx(constant, abs=1e-4)
 
 
-@pytest.mark.parametrize("normalize", ["last", "none"])
+@pytest.mark.parametrize("normalize", ["standard", "none"])
 def test_scattered_missing_rows_cost_the_linear_path_little(normalize: Any) -> None:
-    """Each is the value before it: a last value or a mean, far from it, would cost more."""
+    """Each is the value before it: the mean of a window, far from it, would cost more."""
     rng, t = np.random.default_rng(1), np.arange(1000)
     y = np.sin(t * 2 * np.pi / 24) + 0.1 * rng.normal(size=1000) + 0.02 * t
     gone = np.where(np.isin(t, rng.choice(t[10:-30], 20, replace=False)), np.nan, y)

@@ -228,13 +228,16 @@ class ForecastNetwork(nn.Module):
     def normalised(self, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns targets ``(B, L, C)``, and the shift and the scale of each window, ``(B, C)``.
 
-        A missing value is the last one before it, 0 without one: the linear path depends most on
-        the newest values, of which the mean of the window says little.
+        A missing value is the level that `last` subtracts; else the value before it, as the mean of
+        a window says little about its newest values.
         """
         is_there = ~targets.isnan() if self.config.has_missing else None
         shift, scale = self._level(targets, is_there)
         targets = (targets - shift[:, None]) / scale[:, None]
-        return targets if is_there is None else _carried_on(targets).nan_to_num(0.0), shift, scale
+        if is_there is not None:
+            is_level = self.config.normalize == "last"
+            targets = (targets if is_level else _carried_on(targets)).nan_to_num(0.0)
+        return targets, shift, scale
 
     def linear(self, targets: Tensor, ahead: Tensor) -> Tensor:
         """Returns the linear forecast ``(B, h, C)`` of normalised targets ``(B, L, C)`` and future
