@@ -8,9 +8,10 @@ import pytest
 
 from fastlstm.cli.command import parse
 from fastlstm.cli.config_file import read_config_file
-from fastlstm.cli.options import TEXT_OPTIONS
+from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS
 from fastlstm.cli.train import COMMAND
 from fastlstm.errors import ConfigError, FormatError
+from fastlstm.forecast.config import ForecastConfig
 from fastlstm.text.config import TrainConfig
 
 
@@ -94,3 +95,16 @@ def test_zoneout_in_a_file_and_on_the_command_line(written: str, tmp_path: Path)
     flag = f"--zoneout={written.partition(': ')[2].strip('[]').replace(' ', '')}"
     parsed = parse(COMMAND, ["book.txt", "--out", "r", flag])
     assert TrainConfig(zoneout=parsed.values["zoneout"]).zoneout == pair
+
+
+def test_codes_of_columns_are_a_mapping_as_on_the_command_line(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "horizon: 3\nmissing_value: {humidity: -1, wind: [-9, -99.5]}\nkeep_value: -7\n"
+    )
+    config = ForecastConfig(**read_config_file(path, FORECAST_OPTIONS))
+    assert config.missing_value == ("humidity=-1", "wind=-9", "wind=-99.5")
+    assert config.keep_value == (-7.0,)
+    path.write_text("target: {humidity: -1}\n")
+    with pytest.raises(ConfigError, match=r"'target' is \{'humidity': -1\}, expected text"):
+        read_config_file(path, FORECAST_OPTIONS)

@@ -160,7 +160,8 @@ def test_a_limit_on_a_table_without_targets_is_refused_before_training(tmp_path:
         pq.write_table(frame, tmp_path / name)
         return str(tmp_path / name)
 
-    Forecaster(**QUICK).fit(table("own.parquet", 3, 5), out=tmp_path / "run")
+    own = table("own.parquet", 3, 5)
+    Forecaster(**QUICK, future=("temp",)).fit(own, out=tmp_path / "run")
     options: dict[str, Any] = {"prune": 0.5, "structured": "units", "steps": 2, "max_loss": 5.0}
     other = table("other.parquet", 70, 120)
     with pytest.raises(DataError, match=r"has no value of a target; give another .*data"):

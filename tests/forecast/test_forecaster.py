@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from pyarrow import csv
 
 from fastlstm import Forecaster
 from fastlstm.errors import ConfigError, DataError
@@ -212,6 +215,26 @@ def test_the_same_seed_gives_the_same_forecaster() -> None:
     assert first.predict().equals(second.predict())
     other = Forecaster(**{**QUICK, "steps": 5, "dropout": 0.3, "seed": 1}).fit(table)
     assert not first.predict().equals(other.predict())
+
+
+@pytest.mark.parametrize("gaps", [None, "split", "fill"])
+@pytest.mark.parametrize("lost", [(), (100,), range(80, 120)])
+def test_a_forecast_reads_the_rows_that_training_read(
+    gaps: Any, lost: Sequence[int], tmp_path: Path
+) -> None:
+    """Not the file again; another file, or other options, are read."""
+    kept = [row for row in range(480) if row not in lost]
+    table = waves(num_series=2).append_column("temp", pa.array(np.arange(480) / 7)).take(kept)
+    path, options = tmp_path / "a.csv", {**QUICK, "steps": 1, "gaps": gaps}
+    csv.write_csv(table, path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        Forecaster(**options).fit(path).save(tmp_path / "run")
+        model = Forecaster.load(tmp_path / "run")
+        assert model.forecasts(path).dataset.from_cache
+        found = model.predict(path)
+        assert not Forecaster.load(tmp_path / "run", snap="1h").forecasts(path).dataset.from_cache
+        assert found.equals(Forecaster.load(tmp_path / "run").predict(csv.read_csv(path)))
 
 
 @pytest.mark.isa

@@ -82,6 +82,15 @@ def test_predict_and_backtest_take_the_same_tables(
         assert found == [None, None]
 
 
+def test_a_target_that_ends_before_others_is_named() -> None:
+    y, hours = np.sin(np.arange(ROWS) / 4), np.arange(ROWS)
+    gone = np.where(hours < ROWS - 9, y, np.nan)
+    given = pa.table({"ds": hours.astype("M8[h]").astype("M8[us]"), "a": y, "b": gone})
+    model = Forecaster(**QUICK, target=("a", "b")).fit(given)
+    with pytest.warns(UserWarning, match="'b' has no value in the last 9 rows: its"):
+        model.predict()
+
+
 def business_days(*closed: int) -> pa.Table:
     """Prices of weekdays; the exchange is closed on some of them."""
     days = np.busday_offset("2022-01-03", np.arange(ROWS), roll="forward")
@@ -109,13 +118,16 @@ def test_training_warns_where_the_forecast_will_be_refused() -> None:
 
 
 @pytest.mark.parametrize("num_missing", [6, 24, 200])
-def test_an_empty_window_is_forecast_from_the_last_value_before_it(num_missing: int) -> None:
-    """`backtest` has windows without any target, too."""
+def test_forecasts_begin_behind_the_last_target(num_missing: int) -> None:
+    """As where a table has no rows behind it; `backtest` has windows without any target."""
     holes = table(range(ROWS - num_missing, ROWS))
     model = Forecaster(**{**QUICK, "steps": 30}).fit(HOLES["missing"])
-    last = holes["y"].to_numpy()[ROWS - num_missing - 1]
-    found = model.predict(holes)["y"].to_numpy()[:6]
-    assert np.abs(found - last).max() < 2.0
+    note = f"{num_missing} rows behind the last target of a series: dropped, forecasts begin there"
+    assert note in model.forecasts(holes).dataset.notes
+    found = model.predict(holes)
+    rows = [row for row in range(2 * ROWS) if not ROWS - num_missing <= row < ROWS]
+    assert found.equals(model.predict(holes.take(rows)))
+    holes = table(range(ROWS - num_missing - 7, ROWS - 7))
     assert np.isfinite(list(model.backtest(frame=holes)["forecaster"].values())).all()
 
 

@@ -71,6 +71,20 @@ def test_the_linear_path_solves_the_regression_of_each_step() -> None:
         assert bias[step] == pytest.approx(constant, abs=1e-4)
 
 
+@pytest.mark.parametrize("normalize", ["standard", "none"])
+def test_scattered_missing_rows_cost_the_linear_path_little(normalize: Any) -> None:
+    """Each is the value before it: the mean of a window, far from it, would cost more."""
+    rng, t = np.random.default_rng(1), np.arange(1000)
+    y = np.sin(t * 2 * np.pi / 24) + 0.1 * rng.normal(size=1000) + 0.02 * t
+    gone = np.where(np.isin(t, rng.choice(t[10:-30], 20, replace=False)), np.nan, y)
+    sizes = {"horizon": 12, "input_size": 48, "patch": 12, "hidden_size": 8, "steps": 1}
+    errors = [
+        Forecaster(**sizes, normalize=normalize).fit(pa.table({"y": v})).backtest()["ridge"]["mae"]
+        for v in (y, gone)
+    ]
+    assert errors[1] < 1.05 * errors[0]
+
+
 def test_useless_future_covariates_are_left_out() -> None:
     """Weights on noise cost on validation windows; the regression on lags alone is better."""
     for seed in range(8):

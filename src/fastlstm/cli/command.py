@@ -348,6 +348,8 @@ def typed(value: Any, annotation: Any) -> Any:
     if kind is str:
         if isinstance(value, list):  # names in YAML
             return ",".join(map(str, value))
+        if isinstance(value, dict) and dict[str, Any] in get_args(annotation):
+            return value
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise ValueError(value)
         return str(value)

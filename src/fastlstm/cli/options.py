@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, get_origin
+from typing import TYPE_CHECKING, Any, Literal, get_origin
 
 from fastlstm.cli.command import (
     Command,
@@ -15,7 +15,7 @@ from fastlstm.cli.command import (
 )
 from fastlstm.errors import ConfigError
 from fastlstm.forecast.config import ForecastConfig
-from fastlstm.forecast.read_options import READING
+from fastlstm.forecast.read_options import READING, Numbers
 from fastlstm.ops.cell_options import OPTION_NAMES
 from fastlstm.text.config import TrainConfig
 
@@ -64,12 +64,14 @@ def _fields(cls: type, groups: dict[str, str]) -> tuple[Option, ...]:
 
 
 def _as_flag(option: Option) -> Option:
-    """Lists are one text on the command line and in YAML; the horizon has no default."""
+    """Lists are one text on the command line and in YAML (codes also a mapping); the horizon has no
+    default."""
     if option.name == "horizon":
         return replace(option, default=None)
     if get_origin(unwrap_optional(option.type)) is not tuple:
         return option
-    return replace(option, type=str | None, default=None, is_list=True)
+    kind = str | dict[str, Any] | None if option.type == Numbers else str | None
+    return replace(option, type=kind, default=None, is_list=True)
 
 
 TEXT_OPTIONS = _fields(TrainConfig, _TEXT_GROUPS)

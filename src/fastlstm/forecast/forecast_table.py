@@ -179,8 +179,9 @@ class Forecasts:
         past = read_windows(table, rows, sizes.input_size)
         self._inputs.add_level(past, rows, sizes)
         empty = past.new_full((len(past), sizes.horizon, past.shape[2]), float("nan"))
-        is_unknown = past[:, :, : sizes.num_targets].isnan().all(1)
-        self._warn_of_unknown(segments, is_unknown)
+        is_missing = past[:, :, : sizes.num_targets].isnan()
+        is_unknown = is_missing.all(1)
+        self._warn_of_missing(segments, is_missing, is_unknown)
         values, statics = self._inputs.prepare(torch.cat([past, empty], 1), segments)
         if known is not None:
             place = sizes.num_targets + sizes.num_past
@@ -192,8 +193,16 @@ class Forecasts:
         mean, std = (scale[:, None, : sizes.num_targets, None] for scale in scales)
         return np.asarray(found.numpy() * std + mean)
 
-    def _warn_of_unknown(self, segments: NDArray[np.int64], is_unknown: Tensor) -> None:
-        """Warns of series without any value of a target: there is no level to forecast from."""
+    def _warn_of_missing(
+        self, segments: NDArray[np.int64], is_missing: Tensor, is_unknown: Tensor
+    ) -> None:
+        """Warns of targets that end half a horizon before the table, and of series without any
+        value of a target: there is no level to forecast from."""
+        behind = is_missing.flip(1).long().cumprod(1).sum(1).masked_fill(is_unknown, 0).amax(0)
+        for name, count in zip(self.dataset.roles.target, behind.tolist(), strict=True):
+            if 2 * count >= self.stored.network.config.horizon:
+                text = f"'{name}' has no value in the last {counted(count, 'row')}"
+                warnings.warn(f"{text}: its forecasts start from older ones", stacklevel=2)
         if not is_unknown.any():
             return
         series, target = (int(place) for place in is_unknown.nonzero()[0])

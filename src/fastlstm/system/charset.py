@@ -15,6 +15,17 @@ _COMMON = [
 ]
 """Tried first: a short text often fits a code page of DOS as well."""
 _OLD = ["cp850", "cp852", "cp866", "mac_roman"]
+_WORDS = re.compile(r"[^\s\d_,;|\"]+")
+_ODD = r"[a-zß-ÿ][A-ZÀ-ÞŒŠŽŸ]|[£¡-¿×÷]|\ufffd"
+"""What no word has: a capital letter behind a small one, a sign."""
+_SIMILAR = {
+    "cp1252": re.compile(_ODD + "|^(?=.*[ðþÐÞ])(?!.*[áéíóúæÁÉÍÓÚÆ])"),
+    **dict.fromkeys(("cp1254", "cp1250"), re.compile(_ODD)),
+}
+"""Encodings of letters that only words tell apart, and what words in them do not have."""
+_FOREIGN = ("gb18030", "big5", "cp932", "cp949", "cp1251")
+"""Encodings in which few words of another have a meaning."""
+_MANY_WORDS, _SHOWN = 50, 12
 _LATIN = ("latin_1", "iso8859_", "cp125", "mac_", "cp437", "cp85", "cp1140")
 _NOT_CP1252 = {
     *("Polish", "Czech", "Hungarian", "Slovak", "Slovene", "Croatian", "Romanian"),
@@ -23,12 +34,38 @@ _NOT_CP1252 = {
 """Languages with letters that cp1252 lacks; cp1252 has the letters of all other Latin texts."""
 
 
-def encoding_of(data: bytes) -> str | None:
-    """Returns the name of the most likely encoding, or None if it is UTF-8 or none is likely.
+def guess_of(data: bytes) -> tuple[str, str] | None:
+    """Returns the most likely encoding, with a word that it reads and what others make of it; None
+    if it is UTF-8 or none is likely.
+
+    Few words do not tell western letters from Turkish and central European ones: no capital letter
+    stands within a word, and Icelandic, which has ð and þ, has accents.
 
     Args:
         data: the beginning of a text, which may end within a character.
     """
+    name = _encoding_of(data)
+    if name is None:
+        return None
+    found = dict.fromkeys(_WORDS.findall(data.decode(name, "replace")))
+    words = [word.encode(name) for word in found if not word.isascii() and "\ufffd" not in word]
+    others = [*_SIMILAR] if name in _SIMILAR else [*_FOREIGN] if name in _FOREIGN else [name]
+    if name in _SIMILAR and len(words) < _MANY_WORDS:
+        texts = {other: b" ".join(words).decode(other, "replace") for other in others}
+        name = next((n for n, odd in _SIMILAR.items() if not odd.search(texts[n])), name)
+    rows = [{n: word.decode(n, "replace") for n in others} for word in words[:_MANY_WORDS]]
+    if not rows:
+        return name, "a guess"
+    shown = max(rows, key=lambda row: len({*row.values()}))
+    readings = {text: n for n, text in reversed(shown.items()) if "\ufffd" not in text}  # each once
+    remarks = [
+        f"{n} reads {text[:_SHOWN]!r}" for text, n in readings.items() if text != shown[name]
+    ]
+    few = remarks[::-1] if len(words) < _MANY_WORDS else []
+    return name, "; ".join([f"{shown[name][:_SHOWN]!r}, a guess", *few])
+
+
+def _encoding_of(data: bytes) -> str | None:
     try:
         data[: len(data) - _cut(data)].decode("utf-8")
         return None
@@ -41,7 +78,8 @@ def encoding_of(data: bytes) -> str | None:
         return None
     from charset_normalizer import from_bytes
 
-    lists = _COMMON, _OLD, None
+    begin = 0 if b"\0" in sample else 3  # a text in UTF-16 has zeros
+    lists = _COMMON[begin:], _OLD, None
     best = next(filter(None, (from_bytes(sample, cp_isolation=few).best() for few in lists)), None)
     if best is None or best.encoding in _UNICODE:
         return None
@@ -58,6 +96,6 @@ def encoding_of(data: bytes) -> str | None:
 def _cut(data: bytes) -> int:
     """Returns the number of last bytes that may be an incomplete UTF-8 character."""
     for back in range(1, min(3, len(data)) + 1):
-        if data[-back] >= 0xC0:
-            return back
+        if not 0x80 <= data[-back] < 0xC0:
+            return back if data[-back] >= 0xC0 else 0
     return 0

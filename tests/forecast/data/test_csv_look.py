@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.preparation import prepare
 from fastlstm.forecast.data.time_text import formats_of, read_times
-from fastlstm.system.charset import encoding_of
+from fastlstm.system.charset import guess_of
 from fastlstm.system.fields import built
 
 START = datetime(2024, 1, 1)
@@ -530,6 +531,25 @@ def test_days_of_excel_are_read_with_their_clock(read: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "encoding", "guess", "remark"),
+    [
+        ("日期,城市,销量", "gb18030", "cp949", "gb18030 reads '日期'"),
+        ("Ay,Satış", "cp1254", "cp1254", "cp1252 reads 'Satýþ'"),
+        ("ds,Kadıköy", "cp1254", "cp1252", "cp1254 reads 'Kadıköy'"),
+        ("Þórður býr í Reykjavík", "cp1252", "cp1252", "cp1254 reads 'Şórğur'"),
+        ("Москва", "cp1251", "big5", "cp1251 reads 'Москва'"), ("año", "cp1252", "cp1252", "'año'"),
+    ],
+)  # fmt: skip
+def test_of_few_words_other_readings_are_shown(
+    text: str, encoding: str, guess: str, remark: str
+) -> None:
+    found = guess_of(f"{text}\n".encode(encoding))
+    assert found is not None
+    assert found[0] == guess
+    assert remark in found[1]
+
+
+@pytest.mark.parametrize(
     ("word", "encoding", "others"),
     [
         ("Logroño", "cp1252", "cp1250 reads 'Logrońo'"),
@@ -573,7 +593,7 @@ def test_common_encodings_are_guessed_first(encoding: str, line: str) -> None:
     if encoding == "cp1251":
         head = "Дата;Город;Сумма"
     data = "\r\n".join([head, *rows(line)]).encode(encoding)
-    assert encoding_of(data) == encoding
+    assert guess_of(data)[0] == encoding
 
 
 def test_duplicates_are_dropped_where_they_are_few_or_explained_by_a_column(tmp_path: Path) -> None:
@@ -676,6 +696,111 @@ def test_the_zone_of_clocks_is_proposed(
         text = str(error)
     is_changed = times[0].utcoffset() != times[-1].utcoffset()
     assert re.findall(r"tz='(.+?)'", text) == [plain if form == "local" else zone] * is_changed
+
+
+def test_a_gauge_with_local_clock_times_needs_one_command(tmp_path: Path) -> None:
+    """As of the USGS: comments, widths below the names, a constant number, names of the clocks."""
+    times = pandas.date_range("2024-03-01", periods=2000, freq="15min", tz="America/Chicago")
+    head = ["# a gauge", "#", "agency_cd\tsite_no\tdatetime\ttz_cd\t1_00060\t1_00060_cd"]
+    lines = [
+        f"USGS\t05331000\t{t:%Y-%m-%d %H:%M}\t{t:%Z}\t{n % 97}\tP" for n, t in enumerate(times)
+    ]
+    path = tmp_path / "table.tsv"
+    path.write_text("\n".join([*head, "5s\t15s\t20d\t6s\t14n\t10s", *lines]) + "\n")
+    found = cure(path, target=("1_00060",))
+    assert found == "--skip-rows 2 --skip-below 1 --tz America/Chicago"
+    config = built(ForecastConfig, parsed(found) | {"target": "1_00060"}, "test")
+    data = prepare(path, config)
+    assert (data.table.num_rows, data.roles.past) == (2000, ())
+    assert not data.has_missing
+    filled = prepare(path, replace(config, tz=None, gaps="fill"))
+    assert filled.table.num_rows == 2004
+
+
+def test_months_without_values_are_cut_at_the_end_of_each_series(tmp_path: Path) -> None:
+    lines = {"a": ["a,2001,1", "a,2002,9"], "b": ["b,2001,1", "b,2002,9"]}
+    for name, (first, last) in lines.items():
+        rest = ",".join("2" * 11) if name == "b" else "2,,4" + "," * 8
+        text = f"station,Year,{','.join(MONTHS)}\n{first},{','.join('2' * 11)}\n{last},{rest}\n"
+        (tmp_path / f"{name}.csv").write_text(text)
+    config = ForecastConfig(wide=True, cache_dir=str(tmp_path / "cache"))
+    data = prepare(str(tmp_path / "*.csv"), config)
+    assert data.series == ("a", "b")
+    assert data.table.segments.num_rows.tolist() == [16, 24]
+    np.testing.assert_array_equal(data.table.whole_rows(12, 16)[:, 0], [9, 2, np.nan, 4])
+
+
+@pytest.mark.parametrize("counter", ["id", "", "No."])
+def test_a_counter_in_a_wide_table_is_no_series(counter: str, read: Any) -> None:
+    lines = [f"{n},{line}" for n, line in enumerate(rows(DAY + ",{k},{x}"))]
+    assert read([f"{counter},ds,berlin,paris", *lines], "--wide").series == ("berlin", "paris")
+    stations = [f"{n},{k},{1990 + n % 9}," + ",".join("2" * 12)
+                for n, k in enumerate(np.repeat([4, 7], 9))]  # fmt: skip
+    head = f"{counter},station,Year,{','.join(MONTHS)}"
+    assert list(read([head, *stations], "--wide").series) == ["4", "7"]
+
+
+def test_an_empty_hour_that_clocks_skip_has_a_cure(tmp_path: Path) -> None:
+    """As of ENTSO-E: an empty hour in spring, a tail without values."""
+    times = pandas.date_range("2024-03-01", "2024-11-20", freq="h", tz="Europe/Berlin")
+    lines = [f"{t:%d.%m.%Y %H:%M} - {t:%d.%m.%Y},{n % 97}" for n, t in enumerate(times)]
+    lines[-35:] = [line.partition(",")[0] + ",-" for line in lines[-35:]]
+    place = next(n for n, line in enumerate(lines) if line.startswith("31.03.2024 03:00"))
+    lines.insert(place, "31.03.2024 02:00 - 31.03.2024,")
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(["Time (CET/CEST),y", *lines]) + "\n")
+    found = cure(path)
+    assert "--na - --tz Europe/Berlin --duplicates last" in found
+    data = prepare(path, built(ForecastConfig, parsed(found), "test"))
+    assert (data.table.num_rows, len(data.table.segments)) == (len(times) - 35, 1)
+    lines[place] += "5"
+    path.write_text("\n".join(["Time (CET/CEST),y", *lines]) + "\n")
+    with pytest.raises(DataError, match="which the clocks of Europe/Berlin skip"):
+        prepare(path, built(ForecastConfig, parsed(found), "test"))
+
+
+def test_dates_as_numbers_without_a_header_are_the_time(tmp_path: Path) -> None:
+    """As of the GHCN: a station, a date, what is measured, its value."""
+    days = [START + timedelta(days=n) for n in range(60)]
+    keys = [(s, what) for s in ("USW1", "USW2") for what in ("TMAX", "PRCP")]
+    path = tmp_path / "table.csv"
+    path.write_text("".join(f"{s},{t:%Y%m%d},{w},{t.day},,,W\n" for t in days for s, w in keys))
+    found = cure(path)
+    assert found == "--no-header --time 2 --time-format %Y%m%d --ignore 5,6 --series 1,3"
+    data = prepare(path, built(ForecastConfig, parsed(found) | {"target": "4"}, "test"))
+    assert (len(data.series), data.table.num_rows) == (4, 240)
+
+
+def test_events_of_several_sensors_are_told_apart(tmp_path: Path) -> None:
+    """As of Home Assistant: one sensor behind the other, at irregular times."""
+    rng = np.random.default_rng(0)
+    lines = [
+        f"{name},{20 + k % 9},{START + timedelta(seconds=int(second)):%Y-%m-%dT%H:%M:%S}"
+        for name in ("living", "cellar", "power")
+        for k, second in enumerate(np.cumsum(rng.integers(60, 900, 400)))
+    ]
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(["entity_id,state,last_changed", *lines]) + "\n")
+    with pytest.raises(DataError, match=r"each entity_id has its own times.*`snap=") as caught:
+        prepare(path, ForecastConfig())
+    assert "add `series='entity_id'`" in str(caught.value) or "give `series='ent" in str(
+        caught.value
+    )
+    config = ForecastConfig(series="entity_id", snap="30m")
+    with pytest.raises(DataError, match="give `duplicates='last'`"):
+        prepare(path, config)
+    assert len(prepare(path, replace(config, duplicates="last")).series) == 3
+
+
+def test_periods_of_a_day_are_no_series(tmp_path: Path) -> None:
+    lines = [
+        f"{START + timedelta(days=n):%Y-%m-%d},{k},{n}" for n in range(60) for k in range(1, 49)
+    ]
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(["date,SETTLEMENT_PERIOD,y", *lines]) + "\n")
+    with pytest.raises(DataError, match="or all columns of the time with `time`; or") as caught:
+        prepare(path, ForecastConfig())
+    assert "series='SETTLEMENT" not in str(caught.value)
 
 
 @pytest.mark.parametrize("months", ["Januar Februar März April Mai Juni Juli August September"

@@ -119,6 +119,42 @@ def test_a_column_that_counts_rows_has_no_role(name: str, values: Any, is_counte
     assert find_roles(records, RoleRequest(past=(name,)), Problems("t")).past == (name,)
 
 
+def test_a_table_whose_only_numbers_count_rows_is_refused_as_that() -> None:
+    records = FrameRecords(pa.table({"id": list(range(1, 31)), "what": ["a", "b", "c"] * 10}))
+    with pytest.raises(DataError, match=r"but 'id', which counts rows \(`target='id'` takes it\)"):
+        find_roles(records, RoleRequest(), Problems("t"))
+    assert find_roles(records, RoleRequest(target=("id",)), Problems("t")).target == ("id",)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "is_series"),
+    [
+        ("Werk", np.repeat([7, 3, 5], 20), True), ("Werk", np.repeat([7, 3, 5], 20)[:55], True),
+        ("Werk", np.repeat([7, 3], 20), True), ("Werk", np.repeat([7, 3], 20)[:30], False),
+        ("Werk", np.tile([7, 3, 5], 20), False), ("Jahr", np.repeat([7, 3, 5], 20), False),
+        ("Werk", np.repeat([7, 3, 5], 2)[:5], False), ("Werk", [7] * 60, False),
+    ],
+)  # fmt: skip
+def test_whole_numbers_in_runs_are_proposed_as_series(
+    name: str, values: Any, is_series: bool
+) -> None:
+    records = FrameRecords(pa.table({"y": np.arange(len(values)) / 3, name: values}))
+    if is_series:
+        with pytest.raises(DataError, match=r"rows for each number of 'Werk'.*`series='Werk'`"):
+            find_roles(records, RoleRequest(), Problems("t"))
+    else:
+        assert find_roles(records, RoleRequest(), Problems("t")).past == (name,)
+    assert find_roles(records, RoleRequest(past=(name,)), Problems("t")).past == (name,)
+    assert find_roles(records, RoleRequest(series=name), Problems("t")).series == name
+
+
+def test_whole_numbers_called_codes_are_named() -> None:
+    table = pa.table({"y": [0.5, 1, 2, 3], "site_no": [4, 2, 9, 4], "price": [1, 2, 5, 3]})
+    notes = prepare_table(table, request=RoleRequest(target=("y",))).notes
+    note = "column 'site_no' is read as an amount; if it is a code, give `categorical='site_no'`"
+    assert notes[:2] == ("past covariates: site_no, price", note)
+
+
 def test_of_many_names_the_first_are_listed() -> None:
     text = listed([f"c{n}" for n in range(50)])
     assert text.startswith("c0, c1, ")

@@ -177,6 +177,21 @@ def test_a_target_that_was_not_named_changes() -> None:
     assert configured(table, target="temp,site").roles.target == ("temp", "site")
 
 
+def test_covariates_without_information_are_left_out() -> None:
+    """A constant, and a number for each series, as its name is."""
+    columns = {"site_no": [1646500] * 150, "plant": np.repeat([901, 17, 5], 50)}
+    columns["size"] = np.repeat([2, 2, 3], 50)
+    found = prepared(long_table(**columns))
+    assert found.roles.past == ("temp", "size")
+    wanted = prepared(long_table(size=columns["size"])).table
+    np.testing.assert_array_equal(found.table.values, wanted.values)
+    own = "another number for each series; for such numbers give `static`"
+    assert f"ignored columns ({own}): plant" in found.notes
+    assert "ignored columns (the same in every row): site_no" in found.notes
+    asked = prepared(long_table(**columns), roles=RoleRequest(past=("site_no", "plant")))
+    assert asked.roles.past == ("site_no", "plant")
+
+
 def test_advice_goes_with_the_codes_already_given() -> None:
     given: Any = {"missing_value": (-1.0,), "keep_value": (9999.0,)}
     message = "`missing_value='-1,-9999'` if it is one, or `keep_value='9999,-9999'` if"
@@ -265,8 +280,9 @@ def test_steps_of_1_around_1e9_are_kept(kind: str, add: float, tmp_path: Path) -
 
 def test_what_needs_no_origin_has_none() -> None:
     values = {"y": np.arange(150.0) + 0.5, "temp": np.full(150, 7.0)}
-    assert prepared(long_table(**values)).table.origin.tolist() == [[0, 0]]
-    constant = prepared(long_table(temp=np.full(150, 1e9 + 1)))
+    asked = RoleRequest(past=("temp",))
+    assert prepared(long_table(**values), roles=asked).table.origin.tolist() == [[0, 0]]
+    constant = prepared(long_table(temp=np.full(150, 1e9 + 1)), roles=asked)
     assert constant.table.origin.tolist() == [[0, 1e9 + 1]]
     assert constant.constant == ("temp",)
 

@@ -182,14 +182,23 @@ def test_invalid_utf8_can_be_replaced_or_taken_as_bytes(book: Path, cache: Path)
 
 
 @pytest.mark.parametrize(
-    ("encoding", "text"),
-    [("gb18030", "他走进了房间，窗外下着雨。\n"), ("cp1252", "Größe und Maß, façade, “naïve”\n")],
+    ("encoding", "text", "shown"),
+    [
+        (
+            "gb18030",
+            "他走进了房间，窗外下着雨。\n",
+            r"\('他走进了房间，窗外下着雨', a guess; big5 reads .*\)",
+        ),
+        ("cp1252", "Größe, façade, “naïve”\n", r"\('“naïve”', a guess; cp1250 reads '“naďve”'\)"),
+    ],
 )
 def test_another_encoding_is_named_and_read(
-    encoding: str, text: str, book: Path, cache: Path
+    encoding: str, text: str, shown: str, book: Path, cache: Path
 ) -> None:
     book.write_bytes((text * 200).encode(encoding))
-    with pytest.raises(DataError, match=f"it looks like {encoding}: pass `encoding='{encoding}'`"):
+    with pytest.raises(
+        DataError, match=f"it looks like {encoding} {shown}: pass `encoding='{encoding}'`"
+    ):
         prepare(book, cache)
     found = prepare(book, cache, encoding=encoding)
     assert found.tokenizer.decode(found.ids) == text * 200

@@ -81,7 +81,7 @@ class Arrangement:
         self._find_key, self._find_zone = find_key, find_zone
         self._in, self._options, self._origin = ingested, ingested.options, origin
         self._like, self.frequency, self.num_rows = like, ROWS, ingested.num_rows
-        self.counts = {"sorted": 0, "duplicates": 0, "gaps": 0, "filled": 0}
+        self.counts = dict.fromkeys(("sorted", "duplicates", "gaps", "filled", "ends"), 0)
         self._gap_starts = set[int]()
         self._num_in_series = ingested.counts.copy()
         self._paths = {"values": ingested.values}
@@ -97,13 +97,18 @@ class Arrangement:
         if not self._in.is_grouped:
             self._group()
         if self._in.times is None:
-            counts = self._in.counts
+            self._cut_ends()
+            counts = self._num_in_series
             first = np.cumsum(counts) - counts
             return Segments(np.arange(len(counts)), first, counts, np.zeros_like(first))
         self._order()
         self._remove_duplicates()
+        self._cut_ends()
         self.frequency = self._find_frequency()
         segments = self._cut()
+        if not (self._like or self._options.gaps) and self.spring_hint and self._find_zone():
+            found = ("an hour that clocks skip in spring", {"tz": self._find_zone()})
+            raise CurableError(f"{self._origin}: {self.spring_hint[2:]}, or `gaps='fill'`", found)
         return self._fill(segments) if self.counts["gaps"] else segments
 
     def _map(self, name: str, mode: Literal["r", "r+"] = "r") -> NDArray[Any]:
@@ -229,6 +234,31 @@ class Arrangement:
         self._move(self.num_rows - num_duplicates, places)
         self._num_in_series -= gone_in_series
 
+    def _cut_ends(self) -> None:
+        """Drops the rows behind the last target of each series, where forecasts begin; keeps them
+        with future covariates, which a table of the future continues."""
+        names, future = self._in.roles.target, self._in.roles.future
+        if future or not any(self._in.columns[name].missing for name in names):
+            return
+        values, last = self._map("values"), np.full(len(self._num_in_series), -1)
+        for begin, end in self._blocks():
+            rows = begin + np.flatnonzero(~np.isnan(values[begin:end, : len(names)]).all(1))
+            np.maximum.at(last, self._series_of(rows), rows)
+        ends = np.cumsum(self._num_in_series)
+        gone = np.where(last < 0, 0, ends - 1 - last)  # nothing of a series without any target
+        if not gone.any():
+            return
+        before = np.cumsum(gone) - gone
+
+        def places(first: int, stop: int) -> NDArray[np.int64]:
+            rows = np.arange(first, stop)
+            series = self._series_of(rows)
+            return np.where(rows < (ends - gone)[series], rows - before[series], -1)
+
+        self.counts["ends"] = int(gone.sum())
+        self._move(self.num_rows - self.counts["ends"], places)
+        self._num_in_series = self._num_in_series - gone
+
     def _fault_of_duplicates(self, rows: NDArray[np.int64]) -> DataError:
         """Returns the error for rows with the time of the row before; proposes to drop them only
         where they are few."""
@@ -240,11 +270,14 @@ class Arrangement:
         if zone is not None:
             found = (_TWICE, {"tz": zone})
             more = f", the zone of the clocks, or `duplicates='last'`, which drops {share}"
-        elif len(rows) > max(_MOST_DROPPED * self.num_rows, _FEW_DROPPED):
+        elif not self._options.snap and len(rows) > max(
+            _MOST_DROPPED * self.num_rows, _FEW_DROPPED
+        ):
             found = None
             more = (
                 f"{share} have the time of another, too many to drop: name the columns that tell"
-                " series apart with `series`, or all columns of the time with `time`"
+                " series apart with `series`, or all columns of the time with `time`; or give"
+                " `ignore` with the columns of the time, to count rows"
             )
         return self._fault(int(rows[0]), "has the same time as the row before", found, more)
 

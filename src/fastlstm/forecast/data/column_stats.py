@@ -219,6 +219,11 @@ class SeriesRanges:
             np.fmin.at(self._low, series, values)
             np.fmax.at(self._high, series, values)
 
+    def tell_apart(self) -> bool:
+        """Returns whether each series has one whole number, and no two the same."""
+        is_one = (self._low == self._high) & (np.rint(self._low) == self._low)
+        return bool(is_one.all()) and len(np.unique(self._low)) == len(self._low) > 1
+
     def best_origins(self) -> NDArray[np.float64]:
         """Returns the origin of each series; see `ColumnStats.best_origin`."""
         return best_origins(self._low, self._high)

@@ -29,7 +29,7 @@ from fastlstm.forecast.data.records import NUMBER
 from fastlstm.forecast.data.table_files import TableFile, open_input
 from fastlstm.forecast.data.time_text import is_like_time
 from fastlstm.forecast.read_options import ReadOptions
-from fastlstm.system.charset import encoding_of
+from fastlstm.system.charset import guess_of
 from fastlstm.system.object_store import RemoteFile
 
 _LINES = 1000
@@ -49,10 +49,6 @@ _ISO = re.compile(r"\d{4}-\d\d-\d\d([T ]|$)")
 _CLOCK = re.compile(r"\d{1,2}[:.]\d{2}([:.]\d{2}(\.\d+)?)?( ?[AaPp][Mm])?")
 _YEAR = re.compile(r"(18|19|20)\d\d")
 _MONTHS = re.compile(r"[A-Z][a-z]{2,8}[-/ .]\d{2}(\d{2})?|\d{1,2}[-/.]\d{4}|\d{4}[-/.]\d{1,2}")
-_WORDS = re.compile(r"[^\s\d_,;|\"]+")
-_ODD = re.compile(r"[a-zß-ÿ][A-ZÀ-ÞŒŠŽŸ]|[£¡-¿×÷]|\ufffd")
-"""What no word has: a capital letter behind a small one, a sign."""
-_MANY_WORDS = 50
 _MARKS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 _KINDS = 200
 """Rows that are looked at to see what a column holds."""
@@ -93,14 +89,14 @@ class _Sample:
 def _sample(file: TableFile, form: ReadOptions) -> _Sample | None:
     found = list[Finding]()
     try:
-        head, tail, encoding = _lines(file, form)
+        head, tail, guess = _lines(file, form)
         form = _quoting(file, form, [*head, *tail], found)
         mark = form.delimiter or _delimiter(head, form)
         rows, last = (split_lines(lines, form, mark) for lines in (head, tail))
     except (pa.ArrowException, OSError, csv.Error):  # whoever reads it says why
         return None
-    if encoding != form.encoding:
-        found.append(_encoding(encoding, head))
+    if guess is not None:
+        found.append((f"text in {guess[0]} ({guess[1]})", {"encoding": guess[0]}))
     widths = Counter(len(row) for row in rows if any(row))
     if not widths:
         return None
@@ -141,13 +137,17 @@ def _sample(file: TableFile, form: ReadOptions) -> _Sample | None:
     return _Sample(columns, found, mark, form)
 
 
-def _lines(file: TableFile, form: ReadOptions) -> tuple[list[str], list[str], str]:
-    """Returns the first lines, the last ones of a longer file, and the encoding of both."""
+def _lines(
+    file: TableFile, form: ReadOptions
+) -> tuple[list[str], list[str], tuple[str, str] | None]:
+    """Returns the first lines, the last ones of a longer file, and their encoding if it is not the
+    given one; see `guess_of`."""
     raw, text = open_text(file, form)
     data = text.read(_BYTES).removeprefix(b"\xef\xbb\xbf")
     is_whole, is_mapped = not text.read(1), raw is text and not isinstance(file, RemoteFile)
-    other = encoding_of(data) if form.encoding == "utf-8" else None
-    lines = data.decode(other or "utf-8", "replace").rstrip("\r\n").split("\n")
+    guess = guess_of(data) if form.encoding == "utf-8" else None
+    encoding = "utf-8" if guess is None else guess[0]
+    lines = data.decode(encoding, "replace").rstrip("\r\n").split("\n")
     limit = min(_LINES, max(_FEWEST_LINES, _CELLS // (1 + max(map(lines[-1].count, DELIMITERS)))))
     tail: list[str] = []
     if is_whole:
@@ -156,32 +156,13 @@ def _lines(file: TableFile, form: ReadOptions) -> tuple[list[str], list[str], st
     elif is_mapped:
         with open_input(file) as stream:
             stream.seek(stream.size() - _BYTES)
-            end = stream.read().decode(other or "utf-8", "replace").rstrip("\r\n").split("\n")
+            end = stream.read().decode(encoding, "replace").rstrip("\r\n").split("\n")
         tail = end[1 : len(end) - form.skip_footer]
     head, tail = lines[form.skip_rows : form.skip_rows + limit], tail[-limit:]
     if not is_whole and len(head) < limit:
         head = head[:-1]  # cut within a line
     clean = [[line.rstrip("\r") for line in part] for part in (head, tail)]
-    return clean[0], clean[1], other or form.encoding
-
-
-def _encoding(guess: str, lines: list[str]) -> Finding:
-    """Returns the encoding, with a word that it reads; few words do not tell western letters from
-    central European ones: no capital letter stands within a word."""
-    found = dict.fromkeys(word for line in lines for word in _WORDS.findall(line))
-    words = [word for word in found if not word.isascii() and "\ufffd" not in word]
-    others, latin = "", ("cp1252", "cp1250")
-    if guess in latin and words and len(words) < _MANY_WORDS:
-        raw = " ".join(words).encode(guess, "replace")
-        texts = [raw.decode(name, "replace") for name in latin]
-        guess = next((n for n, t in zip(latin, texts, strict=True) if not _ODD.search(t)), guess)
-        words, other = (text.split() for text in (texts if guess == latin[0] else texts[::-1]))
-        if pairs := [pair for pair in zip(words, other, strict=False) if pair[0] != pair[1]]:
-            words = [pairs[0][0]]
-            others = f"; {latin[guess == latin[0]]} reads {pairs[0][1]!r}"
-    return f"text in {guess} ({words[0]!r}, a guess{others})" if words else f"text in {guess}", {
-        "encoding": guess
-    }
+    return clean[0], clean[1], guess
 
 
 def _quoting(

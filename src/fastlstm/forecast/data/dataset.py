@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -29,6 +29,7 @@ from fastlstm.forecast.data.problems import CurableError, Problems, settings
 from fastlstm.forecast.data.records import Records
 from fastlstm.forecast.data.reshaped import HEAD_ROWS, Head, reshaped
 from fastlstm.forecast.data.roles import (
+    CODE,
     RoleRequest,
     Roles,
     find_roles,
@@ -127,26 +128,34 @@ def prepare_table(
     cache = Cache(Path(cache_dir) if cache_dir is not None else environment.cache_dir(), "series")
     signature = None if is_trial else records.signature
     reading = {name: getattr(options, name) for name in READING}
-    timeline = None if like is None else asdict(like)
-    key = make_key(FORMAT_VERSION, "series", reading, asdict(request), timeline, signature)
+
+    def key_for(asked: RoleRequest, like: Timeline | None) -> str:
+        timeline = None if like is None else asdict(like)
+        return make_key(FORMAT_VERSION, "series", reading, asdict(asked), timeline, signature)
+
+    key = key_for(request, like)
+    key = cache.recall(key) or key  # a forecast reads the rows that training read
     opened = partial(_open, key=key, name=records.name, started=started)
     if signature is not None and (dataset := opened(cache.path(key), from_cache=True)) is not None:
         return dataset
     look_at(records, others)
-    records = Head(records) if is_trial else records
+    given, records = request, Head(records) if is_trial else records
     records, request = reshaped(records, request, options.wide, options.look)
     problems = Problems(records.name)
     with problems.fatal():
         roles = find_roles(records, request, problems)
         if request.has_target and like is None:
             require_columns(options, records.schema.names, records.name)
-    key_of = partial(series_key, records, request, roles, options)
     with cache.work_directory() as work:
         with problems.fatal():
-            _prepare(work, records, roles, options, like, problems, on_progress, key_of)
+            _prepare(work, records, request, roles, options, like, problems, on_progress)
         records.require_unchanged()
         if signature is not None:
-            return cache.place(key, work, lambda: opened(cache.path(key), from_cache=False))
+            dataset = cache.place(key, work, lambda: opened(cache.path(key), from_cache=False))
+            may_miss = dataset.has_missing or options.gaps == "fill"
+            given = replace(given, target=dataset.roles.target, past=dataset.roles.past)
+            cache.remember(key_for(given, replace(dataset.timeline, may_miss=may_miss)), key)
+            return dataset
         dataset = opened(work, from_cache=False)  # stays mapped when the directory is removed
         if dataset is None:
             raise CorruptFileError(f"{work} cannot be read back after it was written")
@@ -156,14 +165,15 @@ def prepare_table(
 def _prepare(
     work: Path,
     records: Records,
+    request: RoleRequest,
     roles: Roles,
     options: ReadOptions,
     like: Timeline | None,
     problems: Problems,
     on_progress: Callable[[int, int | None], None] | None,
-    find_key: Callable[[], str],
 ) -> None:
     """Writes an entry's files into `work`; raises DataError of all errors that can be found."""
+    find_key = partial(series_key, records, request, roles, options)
 
     def read(origins: dict[str, Any]) -> TableIngest:
         ingested = TableIngest(work, records, roles, problems, options, like, origins)
@@ -174,8 +184,11 @@ def _prepare(
     if ingested.num_rows == 0:
         raise DataError(f"{records.name} has column names but no rows")
     _refuse_sentinels(ingested, records.name, problems)
+    left_out = _left_out(ingested, roles, request)
+    target, past = (tuple(n for n in r if n not in left_out) for r in (roles.target, roles.past))
+    roles = replace(roles, target=target, past=past)
     origins = _best_origins(ingested)
-    if origins and not problems:  # far from 0: read again, minus the origin
+    if (origins or left_out) and not problems:  # far from 0: read again, minus the origin
         ingested = read(origins)
     notes = [*roles.notes, *_column_notes(ingested, records, problems), *ingested.notes]
     find_zone = partial(zone_shown, records)
@@ -184,7 +197,7 @@ def _prepare(
     problems.raise_all()
     columns = [ingested.columns[name] for name in roles.values]
     dtype = _store_values(work, arrangement.num_rows, columns)
-    repairs = [*ingested.repairs, *_repairs(arrangement, ingested, records, roles)]
+    repairs = [*ingested.repairs, *_repairs(arrangement, ingested, records, left_out)]
     notes += [*_time_notes(arrangement, ingested), *repairs]
     notes += ["values stored as int16: lossless"] * (dtype == "int16")
     rows = [segments.series, segments.first_rows, segments.num_rows, segments.start_times]
@@ -335,6 +348,9 @@ def _column_notes(ingested: TableIngest, records: Records, problems: Problems) -
             continue
         if low == high:
             notes.append(f"column '{name}' is constant ({low:g}): it carries no information")
+        if CODE.search(name) and name in ingested.roles.past and low % 1 == high % 1 == 0:
+            named = settings({"categorical": (*ingested.roles.categorical, name)})
+            notes.append(f"column '{name}' is read as an amount; if it is a code, give {named}")
         if column.missing:
             share = column.missing / ingested.num_rows
             rows = counted(column.missing, "row")
@@ -360,6 +376,18 @@ def _column_notes(ingested: TableIngest, records: Records, problems: Problems) -
             own = _code_of(name, code, ingested)
             notes.append(f"{is_code}{settings({'missing_value': (*codes, own)})}")
     return notes
+
+
+def _left_out(ingested: TableIngest, roles: Roles, request: RoleRequest) -> dict[str, str]:
+    """Returns why columns that were not asked for are left out: they carry no information."""
+    found = dict[str, str]()
+    names = [*roles.target * (not request.target), *roles.past * (request.past is None)]
+    for name in (name for name in names if name not in roles.categorical):
+        if ingested.columns[name].low == ingested.columns[name].high:
+            found[name] = "the same in every row"
+        elif name in roles.past and name in ingested.ranges and ingested.ranges[name].tell_apart():
+            found[name] = "another number for each series; for such numbers give `static`"
+    return {} if {*roles.target} <= found.keys() else found
 
 
 def _refuse_sentinels(ingested: TableIngest, origin: str, problems: Problems) -> None:
@@ -401,6 +429,9 @@ def _time_notes(arrangement: Arrangement, ingested: TableIngest) -> list[str]:
     notes.append(f"{what}, one row every {arrangement.frequency}" if is_step else what)
     if not ingested.is_grouped:
         notes.append("rows of different series were interleaved: grouped by series")
+    if counts["ends"]:
+        rows = counted(counts["ends"], "row")
+        notes.append(f"{rows} behind the last target of a series: dropped, forecasts begin there")
     if counts["gaps"] and not counts["filled"]:
         gaps = f"{counted(counts['gaps'], 'gap')} in time: windows do not cross them"
         notes.append(gaps + arrangement.spring_hint)
@@ -408,10 +439,10 @@ def _time_notes(arrangement: Arrangement, ingested: TableIngest) -> list[str]:
 
 
 def _repairs(
-    arrangement: Arrangement, ingested: TableIngest, records: Records, roles: Roles
+    arrangement: Arrangement, ingested: TableIngest, records: Records, left_out: dict[str, str]
 ) -> list[str]:
     """Returns notes on rows that were moved, dropped or added, and on columns that do not count."""
-    counts, repairs = arrangement.counts, []
+    counts, repairs, roles = arrangement.counts, list[str](), ingested.roles
     if counts["sorted"]:
         repairs.append(f"{counted(counts['sorted'], 'row')} out of order: sorted by time")
     if counts["duplicates"]:
@@ -422,9 +453,10 @@ def _repairs(
         more = "" if ingested.options.gaps else "; `gaps='split'` cuts there"
         gaps = f"{counted(counts['gaps'], 'gap')} in time: filled with {rows}{more}"
         repairs.append(gaps + arrangement.spring_hint)
-    if roles.dropped:
-        names = listed(roles.dropped)
-        repairs.append(f"ignored columns (not numbers and without a role): {names}")
+    left_out |= dict.fromkeys(roles.dropped, "not numbers and without a role")
+    for why in dict.fromkeys(left_out.values()):
+        names = listed([name for name in left_out if left_out[name] == why])
+        repairs.append(f"ignored columns ({why}): {names}")
     for name, column in ingested.columns.items() if roles.time is None else ():
         if name not in roles.target and is_year(name, *column.range):
             repairs.append(f"{COUNTED}, although column '{name}' holds years: see `time`")

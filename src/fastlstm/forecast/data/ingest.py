@@ -193,7 +193,8 @@ class TableIngest:
         if self.times is not None and self._reader is not None:
             column = self._without_null_words(batch.column(self._reader.name))
             self._refuse_nulls(column, self._reader.name, "time")
-            times = self._reader.read(column, self.num_rows, codes)
+            is_empty = np.asarray(np.isnan(rows).all(1))
+            times = self._reader.read(column, self.num_rows, codes, is_empty)
             self._append(self.times, times)
         self.num_rows += num
 
@@ -321,7 +322,8 @@ class TableIngest:
     def _refuse_nulls(self, column: pa.Array, name: str, what: str) -> None:
         if column.null_count:
             row = int(column.is_null().to_numpy(zero_copy_only=False).argmax())
-            raise DataError(f"{self._name}: row {self.num_rows + row + 1} has no {what} ('{name}')")
+            where = f"{self._name}: row {self.num_rows + row + 1} has no {what} ('{name}')"
+            raise DataError(f"{where}; remove such rows, as subtotals are, from the file")
 
 
 def without_views(batch: pa.RecordBatch) -> pa.RecordBatch:

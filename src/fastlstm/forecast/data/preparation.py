@@ -21,7 +21,7 @@ from fastlstm.forecast.data.problems import (
     merged,
     settings,
 )
-from fastlstm.forecast.data.roles import RoleRequest, listed
+from fastlstm.forecast.data.roles import RoleRequest
 from fastlstm.forecast.data.table import row_blocks
 from fastlstm.forecast.data.timeline import Timeline
 from fastlstm.forecast.read_options import READING
@@ -51,14 +51,6 @@ def prepare(
         frame = frame.read_all()
     try:
         dataset = _read(frame, config, roles, like, on_progress)
-        target = tuple(n for n in dataset.roles.target if n not in dataset.constant)
-        if roles is None and not config.target and 0 < len(target) < len(dataset.roles.target):
-            constant = tuple(n for n in dataset.roles.target if n in dataset.constant)
-            named = replace(config, target=target, ignore=(*config.ignore, *constant))
-            repair = f"ignored columns (the same in every row): {listed(constant)}"
-            dataset = _read(frame, named, None, like, on_progress)
-            notes = (f"target: all numbers that change, {listed(target)}", *dataset.notes, repair)
-            dataset = replace(dataset, notes=notes, repairs=(*dataset.repairs, repair))
     except DataError as error:
         if roles is None and (found := findings(error)):
             raise _with_all_options(error, found, frame, config) from None
@@ -98,9 +90,8 @@ def _with_all_options(
         except DataError as next_error:
             more = [one for one in findings(next_error) if one not in every]
             if not more:
-                rest = (
-                    "" if str(next_error) == str(error) else f"; with these options: {next_error}"
-                )
+                if str(next_error) != str(error):
+                    rest = f"; but even with these options: {next_error}"
                 break
             every += more
         except ConfigError:  # options that exclude each other

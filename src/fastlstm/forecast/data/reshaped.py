@@ -27,6 +27,7 @@ from fastlstm.forecast.data.roles import (
     RoleRequest,
     are_month_names,
     are_weeks,
+    counters_of,
     find_time,
     is_number,
     listed,
@@ -146,8 +147,9 @@ def _by_time(
     others = [name for name in columns if name not in (*times, *months)]
     texts = [name for name in others if is_text(records.schema.field(name).type)]
     names = parts_of(request.series) if request.series else texts or others[: not months]
-    if months and not names and _repeats(records, months[0]):
-        names = others[:1]  # such as the number of a station
+    if months and not names and _repeats(records, months[0]):  # such as the number of a station
+        counters = counters_of(records, others, None)
+        names = [name for name in others if name not in counters][:1]
     if missing := [name for name in names if name not in columns]:
         raise DataError(
             f"{records.name} has no column '{missing[0]}'; its columns: {listed(columns)}"
@@ -180,7 +182,7 @@ class _TimeColumns(_Reshaped):
         schema = self._records.schema
         asked = {n: pa.string() if self.is_parsed else schema.field(n).type for n in self._names}
         asked |= {n: schema.field(n).type for n in (*self._times, self._year) if n}
-        row, num, held = 0, len(self._times), list[pa.RecordBatch]()
+        row, num = 0, len(self._times)
         for batch in self._records.batches(asked):
             names = [pc.fill_null(batch.column(n).cast(pa.string()), "") for n in self._names]
             which = np.repeat(np.arange(len(batch), dtype=np.int32), num)
@@ -198,14 +200,7 @@ class _TimeColumns(_Reshaped):
                 _TARGET: pa.array(numbers, from_pandas=True),
             }
             row += len(batch)
-            end = len(numbers)
-            if self._year and not self._names:  # months of the last year may be still to come
-                end = int(np.flatnonzero(~np.isnan(numbers)).max(initial=-1)) + 1
-            found = self._select(columns, list(types))
-            if end:
-                yield from (*held, found.slice(0, end))
-                held = []
-            held += [found.slice(end)]
+            yield self._select(columns, list(types))
 
 
 def _repeats(records: Records, name: str) -> bool:
@@ -228,7 +223,8 @@ def _by_series(
 ) -> tuple[Records, RoleRequest]:
     """A row per time and a column per series."""
     time = request.time or find_time(records, columns)
-    series = [n for n in columns if n != time and is_number(records.schema.field(n).type)]
+    others = {*columns} - {time} - counters_of(records, [n for n in columns if n != time], None)
+    series = [n for n in columns if n in others and is_number(records.schema.field(n).type)]
     if time is None or len(series) < 2:
         raise DataError(
             f"{records.name} has neither columns named by times, nor a column of times beside"

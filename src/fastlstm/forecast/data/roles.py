@@ -44,6 +44,7 @@ SERIES_NAMES = ("unique_id", "series_id", "item_id")
 _TARGET = re.compile("val|sale|unit|count|cnt|qty|quant|demand|load|close|case|revenue", re.I)
 _PLACE = re.compile("^(lat|lon|elev|alt|id$|index|year|month|day|code|num)|(_id|_nbr|_num)$", re.I)
 """Columns that are probably forecast, and others that are not."""
+CODE = re.compile("(^|_)(id|nbr|no|nr|num|code|key)$", re.I)
 TARGET_NAMES = ("y", "target")
 COUNTERS = ("", "Unnamed: 0", "__index_level_0__")
 """Row counters that tools write; ignored unless named."""
@@ -57,6 +58,8 @@ _FEWEST_COUNTED, _COUNTED = 3, 0.95
 """Rows from which a column may count them, and the share of steps of one: loggers skip records."""
 RESERVED = ("cutoff", "forecast", "segment")
 """Columns that forecasts and backtests add to their tables."""
+_FEWEST_IN_RUN = 10
+"""Rows of each number from which a column of runs names series."""
 _LISTS = ("target", "past", "future", "static", "categorical", "ignore")
 """Roles of any number of columns."""
 _PARTS = (
@@ -66,7 +69,10 @@ _PARTS = (
     ("hour", "hr", "stunde", "heure", "hora", "ora", "uur"),
 )
 """Names of columns that are parts of a time."""
+_TIMES = {name for names in _PARTS for name in names} | {*PERIODS}
 _YEAR, _MONTH = re.compile(r"(18|19|20)\d\d"), re.compile(r"0?[1-9]|1[0-2]")
+_OF_DAY = re.compile("period|hour|slot|interval", re.I)
+"""Names of numbers that count steps within a day."""
 _START = re.compile("start|begin|from|von|anfang|d[ée]but|inicio|inizio", re.I)
 """Names of clock times that have an end beside them."""
 _NUMBER = rf"^\s*{NUMBER}\s*$"
@@ -160,7 +166,9 @@ def find_roles(records: Records, request: RoleRequest, problems: Problems) -> Ro
     free = [name for name in names if name not in assigned and name != request.time]
     series = request.series or _first(SERIES_NAMES, free)
     time = request.time or find_time(records, [name for name in free if name != series])
-    counters = _counters(records, [name for name in free if name not in (series, time)], series)
+    counters = counters_of(records, [name for name in free if name not in (series, time)], series)
+    if time is None and series is None and request.has_target:
+        _refuse_runs(records, [name for name in free if name not in counters])
     usable_numbers = {f.name for f in schema if is_number(f.type)} - counters
     taken = {time, series, *assigned.difference(request.target)}
     target, notes = request.target, []
@@ -171,7 +179,7 @@ def find_roles(records: Records, request: RoleRequest, problems: Problems) -> Ro
         if not target:
             _refuse_numbers(records, [name for name in names if name not in taken], problems)
             problems.raise_all()
-            raise _no_target(names, others, origin)
+            raise _no_target(names, others, origin, sorted(filter(None, counters & {*names}))[:1])
         if not named:
             notes.append(f"target: all numbers, {listed(target)}")
     taken |= set(target)
@@ -199,7 +207,7 @@ def find_roles(records: Records, request: RoleRequest, problems: Problems) -> Ro
     return roles
 
 
-def _counters(records: Records, names: Sequence[str], series: str | None) -> set[str]:
+def counters_of(records: Records, names: Sequence[str], series: str | None) -> set[str]:
     """Returns `COUNTERS` and the columns of such names that count rows by one, in all or of each
     series."""
     kinds = {name: records.schema.field(name).type for name in names if _COUNTER.fullmatch(name)}
@@ -222,6 +230,26 @@ def _counters(records: Records, names: Sequence[str], series: str | None) -> set
     return {*COUNTERS, *counting}
 
 
+def _refuse_runs(records: Records, names: Sequence[str]) -> None:
+    """Refuses whole numbers that name series: each in equally many rows, one after the other."""
+    kinds = {name: records.schema.field(name).type for name in names if name.lower() not in _TIMES}
+    kinds = {name: kind for name, kind in kinds.items() if pa.types.is_integer(kind)}
+    batches = (batch.columns for batch in records.batches(kinds)) if kinds else iter(())
+    for name, codes in zip(kinds, map(_codes, next(batches, ())), strict=False):
+        begins = np.flatnonzero(np.diff(codes, prepend=-2))
+        *lengths, last = np.diff(begins, append=len(codes)).tolist() or [0]
+        is_even = len({*lengths}) == 1 and lengths[0] >= max(last, _FEWEST_IN_RUN)
+        is_even = is_even and len(begins) == len(np.unique(codes))
+        if is_even and (lengths[1:] or last == lengths[0]):  # the first rows may end within a run
+            what = f"{lengths[0]} rows for each number of {name!r}"
+            raise CurableError(
+                f"{records.name}: there are {what}, one after another, and no times: if these"
+                f" are series, give `series={name!r}`, else `categorical={name!r}` or"
+                f" `ignore={name!r}`",
+                (what, {"series": name}),
+            )
+
+
 def series_key(records: Records, request: RoleRequest, roles: Roles, options: ReadOptions) -> str:
     """Returns the fewest columns, joined by commas, in whose combinations no time comes twice, or a
     hundredth as often as without them, and most times are one step apart, as the first rows show;
@@ -229,17 +257,19 @@ def series_key(records: Records, request: RoleRequest, roles: Roles, options: Re
     if roles.time is None:
         return ""
     base = parts_of(roles.series) if roles.series else []
-    taken = {roles.time, roles.series, *base, *request.target, *request.future, *COUNTERS}
+    target = request.target if roles.target[1:] else roles.target  # a key may be one of many
+    taken = {roles.time, roles.series, *base, *target, *request.future, *COUNTERS}
     kinds = {f.name: f.type for f in records.schema if f.name not in taken}
     likely = [n for n, k in kinds.items() if is_text(k) or pa.types.is_dictionary(k)]
-    likely += [n for n, k in kinds.items() if pa.types.is_integer(k)]
+    likely += [n for n, k in kinds.items() if pa.types.is_integer(k) and not _OF_DAY.search(n)]
     likely = likely[:_MAX_LISTED]
     own = base if {*base} <= {*records.schema.names} else [str(roles.series)]  # joined already
     types = {n: records.schema.field(n).type for n in (roles.time, *own, *likely)}
     batch = next(records.batches(types)).slice(0, _KEY_ROWS)
     texts = batch.column(roles.time)
     texts = with_nulls(texts, records.null_words) if is_text(texts.type) else texts
-    times = TimeReader(roles.time, records.name, options).read(texts, 0)
+    reader = TimeReader(roles.time, records.name, replace(options, tz=None))  # local ones will do
+    times = reader.read(texts, 0)
     codes = {name: _codes(batch.column(name)) for name in (*own, *likely)}
     likely = [name for name in likely if 1 < len(np.unique(codes[name])) <= len(times) / 2][
         :_KEY_CHOICES
@@ -254,6 +284,10 @@ def series_key(records: Records, request: RoleRequest, roles: Roles, options: Re
             usual = np.unique(steps, return_counts=True)[1].max(initial=0)
             if 2 * usual > len(steps) > len(times) / 2 and (steps == 0).sum() <= most_shared:
                 return ",".join(more and [*base, *more])
+    for name in likely if not base and (np.diff(times) < 0).any() else ():  # events, one by one
+        steps = np.diff(times[order := np.argsort(codes[name], kind="stable")])
+        if is_text(kinds[name]) and (steps[np.diff(codes[name][order]) == 0] >= 0).all():
+            return str(name)
     return ""
 
 
@@ -285,7 +319,7 @@ def find_time(records: Records, free: Sequence[str]) -> str | None:
         n: pa.types.is_timestamp(kind) or pa.types.is_date(kind) for n, kind in kinds.items()
     }
     named, typed = _first(TIME_NAMES, free), [name for name in free if is_typed[name]]
-    parts = {name for names in _PARTS for name in names} | {"1", "2", *PERIODS}
+    parts = _TIMES | {"1", "2"}
     likely = [
         n
         for n, kind in kinds.items()
@@ -450,13 +484,16 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_MAX_LISTED]) + more
 
 
-def _no_target(names: Sequence[str], numbers: Sequence[str], origin: str) -> DataError:
+def _no_target(
+    names: Sequence[str], numbers: Sequence[str], origin: str, counters: Sequence[str]
+) -> DataError:
     columns = f" (its columns: {listed(names)})"
     if not numbers:
+        but = "".join(f" but {n!r}, which counts rows (`target={n!r}` takes it)" for n in counters)
         return DataError(
-            f"{origin} has no column of numbers to forecast{columns}: numbers are digits with a"
-            " decimal point; for decimal commas give `decimal=','`, for 1,000 `thousands=','`, for"
-            " signs such as $ or % `units=True`"
+            f"{origin} has no column of numbers to forecast{but}{columns}: numbers are digits with"
+            " a decimal point; for decimal commas give `decimal=','`, for 1,000 `thousands=','`,"
+            " for signs such as $ or % `units=True`"
         )
     free = [name for name in numbers if not _PLACE.search(name)] or numbers
     likely = next(filter(_TARGET.search, free), free[0])

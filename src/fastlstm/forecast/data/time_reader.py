@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fastlstm.errors import ConfigError, DataError, counted
-from fastlstm.forecast.data.problems import CurableError
+from fastlstm.forecast.data.problems import CurableError, looks_like
 from fastlstm.forecast.data.records import Records, first_refused, is_text
 from fastlstm.forecast.data.table import row_blocks
 from fastlstm.forecast.data.time_text import (
@@ -56,11 +56,18 @@ def unit_since_1970(low: float, high: float) -> str | None:
 
 
 def refuse_unread_time(records: Records, names: Sequence[str]) -> None:
-    """Raises DataError for a column that is called a time and holds numbers since 1970 or 1900."""
-    kinds = {n: records.schema.field(n).type for n in names if _NAMES_OF_TIME.search(n)}
+    """Raises DataError for a column of dates such as 20240131, or that is called a time and holds
+    numbers since 1970 or 1900."""
+    kinds = {name: records.schema.field(name).type for name in names}
     likely = [n for n, k in kinds.items() if pa.types.is_integer(k) or pa.types.is_floating(k)]
     for name, texts in records.first_texts(likely).items():
         values = texts.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        if pa.types.is_integer(kinds[name]) and len(values) and _are_dates(texts, values, "%Y%m%d"):
+            given = {"time": name, "time_format": "%Y%m%d"}
+            what = f"dates in the column {name!r} ({texts[0]})"
+            raise looks_like(records.name, [(what, given)], f"; if they are not, `ignore={name!r}`")
+        if not _NAMES_OF_TIME.search(name):
+            continue
         unit = unit_since_1970(values.min(), values.max()) if len(values) else None
         if unit is not None and (np.diff(values) >= 0).all():
             what = "times since 1970" if unit != EXCEL else "times since 1900, as in Excel,"
@@ -98,11 +105,16 @@ class TimeReader:
         return self._kind != "whole numbers"
 
     def read(
-        self, column: pa.Array, first_row: int, series: NDArray[np.int32] | None = None
+        self,
+        column: pa.Array,
+        first_row: int,
+        series: NDArray[np.int32] | None = None,
+        is_empty: NDArray[np.bool_] | None = None,
     ) -> NDArray[np.int64]:
         """Returns the times of a batch without nulls, in UTC if they have a zone.
 
-        `first_row` is the row number of its first entry, `series` the series number of each row.
+        `first_row` is the row number of its first entry, `series` the series number of each row,
+        `is_empty` says which rows have no value: these may have a time that clocks skip.
 
         Raises:
             DataError: not times, or of another kind than in earlier batches.
@@ -113,7 +125,7 @@ class TimeReader:
         if self._zone is not None and pa.types.is_timestamp(column.type) and not column.type.tz:
             shift = pa.scalar(self._shift, pa.duration("us"))
             starts = pc.subtract(column, shift) if self._shift else column
-            column = self._zoned(starts, first_row, series)
+            column = self._zoned(starts, first_row, series, is_empty)
             column = pc.add(column, shift) if self._shift else column
         zone = getattr(column.type, "tz", None)
         if pa.types.is_integer(column.type):
@@ -217,36 +229,37 @@ class TimeReader:
         return column
 
     def _zoned(
-        self, column: pa.Array, first_row: int, series: NDArray[np.int32] | None
+        self,
+        column: pa.Array,
+        first_row: int,
+        series: NDArray[np.int32] | None,
+        is_empty: NDArray[np.bool_] | None,
     ) -> pa.Array:
         """Returns local times with their zone.
 
         The hour that comes twice when summer time ends: the first of two rows of one series and
         local time is the earlier one, so rows must be in order.
         """
-        zone = self._zone
-        try:
-            early, late = (
-                pc.assume_timezone(column, zone, ambiguous=which, nonexistent="raise")
-                for which in ("earliest", "latest")
+
+        def read(ambiguous: str, nonexistent: str) -> pa.Array:
+            return pc.assume_timezone(
+                column, self._zone, ambiguous=ambiguous, nonexistent=nonexistent
             )
+
+        try:
+            early, late = (read(which, "latest") for which in ("earliest", "latest"))
         except pa.ArrowInvalid:
-            try:
-                pc.assume_timezone(
-                    column.slice(0, 1), zone, ambiguous="earliest", nonexistent="latest"
-                )
-                row, value = first_refused(
-                    column, lambda part: pc.assume_timezone(part, zone, ambiguous="earliest")
-                )
-            except pa.ArrowInvalid:
-                raise ConfigError(
-                    f"`tz={zone!r}` is a time zone that this system does not know, expected a name"
-                    " such as Europe/Berlin"
-                ) from None
-            raise DataError(
-                f"{self._where}: row {first_row + row + 1} has {value}, which the clocks of {zone}"
-                " skip when summer time begins; leave out `tz` if the times are UTC"
+            raise ConfigError(
+                f"`tz={self._zone!r}` is a time zone that this system does not know, expected a"
+                " name such as Europe/Berlin"
             ) from None
+        skipped = np.flatnonzero(pc.not_equal(early, read("earliest", "earliest")))
+        if len(skipped) and (is_empty is None or not is_empty[skipped].all()):
+            row, value = first_row + int(skipped[0]) + 1, column[int(skipped[0])].as_py()
+            raise DataError(
+                f"{self._where}: row {row} has {value}, which the clocks of {self._zone} skip when"
+                " summer time begins; leave out `tz` if the times are UTC"
+            )
         is_twice = pc.not_equal(early, late).to_numpy(zero_copy_only=False)
         if not is_twice.any():
             return early

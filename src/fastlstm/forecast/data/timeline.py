@@ -217,7 +217,7 @@ def find_frequency(
             f"{Frequency(int(v)) if has_clock else v} ({c / len(steps):.0%})"
             for v, c in zip(values[order], counts[order], strict=True)
         )
-        rounded = "round them with `snap` if they are a little off a grid, " if has_clock else ""
+        rounded = "round them with `snap`, such as `snap='1h'`, " if has_clock else ""
         raise DataError(
             f"{origin}: the times have no regular frequency (most often {shown}); {rounded}resample"
             " them, or count rows by leaving the time column out (`ignore`)"

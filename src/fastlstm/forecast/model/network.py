@@ -226,12 +226,18 @@ class ForecastNetwork(nn.Module):
         return self.output.restored(decoded, scale[:, None], shift[:, None])
 
     def normalised(self, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns targets ``(B, L, C)`` as the LSTM reads them, 0 if missing, and the shift and the
-        scale of each window, ``(B, C)``."""
+        """Returns targets ``(B, L, C)``, and the shift and the scale of each window, ``(B, C)``.
+
+        A missing value is the level that `last` subtracts; else the value before it, as the mean of
+        a window says little about its newest values.
+        """
         is_there = ~targets.isnan() if self.config.has_missing else None
         shift, scale = self._level(targets, is_there)
         targets = (targets - shift[:, None]) / scale[:, None]
-        return targets if is_there is None else targets.nan_to_num(0.0), shift, scale
+        if is_there is not None:
+            is_level = self.config.normalize == "last"
+            targets = (targets if is_level else _carried_on(targets)).nan_to_num(0.0)
+        return targets, shift, scale
 
     def linear(self, targets: Tensor, ahead: Tensor) -> Tensor:
         """Returns the linear forecast ``(B, h, C)`` of normalised targets ``(B, L, C)`` and future
@@ -372,11 +378,7 @@ class ForecastNetwork(nn.Module):
             shape, order = (B, n, s, C), torch.arange(1, s + 1, device=targets.device)
             first = _picked(patches, is_there.view(shape), order.flip(0)[:, None], 2)
             last = _picked(patches, is_there.view(shape), order[:, None], 2)
-            distance = 1
-            while distance < n:  # an empty patch takes the nearest value before it
-                before = targets.new_full((B, distance, C), math.nan)
-                before = torch.cat([before, last[:, :-distance]], 1)
-                last, distance = torch.where(last.isnan(), before, last), 2 * distance
+            last = _carried_on(last)
         before = targets.new_full((B, 1, C), math.nan) if carried is None else carried[:, None]
         last = torch.where(last.isnan(), before, last)
         before = torch.cat([before, last[:, :-1]], 1)
@@ -503,6 +505,15 @@ class ForecastNetwork(nn.Module):
             _, state = self._run(center, is_there, past, static, state)
             decoded.append(self._decode(queries[k : k + 1], *self._last(state)))
         return torch.cat(decoded, 1)
+
+
+def _carried_on(values: Tensor) -> Tensor:
+    """Returns values ``(B, n, C)``; each NaN is the nearest number before it, if there is one."""
+    distance = 1
+    while distance < values.shape[1]:
+        before = torch.cat([values[:, :distance], values[:, :-distance]], 1)
+        values, distance = torch.where(values.isnan(), before, values), 2 * distance
+    return values
 
 
 def _picked(values: Tensor, is_there: Tensor, order: Tensor, dim: int) -> Tensor:

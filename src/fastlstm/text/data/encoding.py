@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fastlstm.errors import DataError, Stopped
 from fastlstm.system import hardware
-from fastlstm.system.charset import encoding_of
+from fastlstm.system.charset import guess_of
 from fastlstm.system.storage import append, storage_errors
 from fastlstm.text.data.blocks import (
     BLOCK_BYTES,
@@ -109,9 +109,9 @@ class Pass:
             document, offset = place
             name = document.name
             with closing(open_document(document)[0]) as stream:
-                likely = encoding_of(stream.read(_LOOK_BYTES)) if encoding == "utf-8" else None
-            if likely is not None:
-                cure = f"it looks like {likely}: pass `encoding={likely!r}`"
+                guess = guess_of(stream.read(_LOOK_BYTES)) if encoding == "utf-8" else None
+            if guess is not None:
+                cure = f"it looks like {guess[0]} ({guess[1]}): pass `encoding={guess[0]!r}`"
         return DataError(
             f"{name}: invalid {encoding.upper()} at byte {offset}; {cure}, or pass"
             " `invalid_utf8='replace'` (writes U+FFFD) or `vocab='byte'` (accepts any bytes)"
