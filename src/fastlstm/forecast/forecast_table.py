@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastlstm.errors import DataError
+from fastlstm.errors import ConfigError, DataError
 from fastlstm.forecast.calibration import require_known
 from fastlstm.forecast.data.calendar import calendar_values
 from fastlstm.forecast.data.dataset import SeriesDataset
+from fastlstm.forecast.data.preparation import prepare, prepare_future
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.window_index import read_windows
 from fastlstm.forecast.evaluation import (
@@ -36,6 +38,36 @@ SERIES_AT_ONCE = 256
 _SECOND_US = 1_000_000
 
 
+def read_past(stored: StoredForecaster, frame: Any) -> SeriesDataset:
+    """Reads a table as the one at fit; see `Forecaster.predict`."""
+    return prepare(frame, replace(stored.config, **stored.columns), like=stored.schema.timeline)
+
+
+def read_future(stored: StoredForecaster, future: Any, past: SeriesDataset) -> SeriesDataset | None:
+    """Reads the table of the future columns of a forecaster, if it has such columns.
+
+    Raises:
+        ConfigError: the table is missing, or there are no such columns.
+        DataError: an unusable table.
+    """
+    config = stored.config
+    if future is not None and not config.future:
+        raise ConfigError(
+            "got `future`, but this Forecaster was fitted without future columns; leave it out,"
+            " or fit with future columns"
+        )
+    if future is None and config.future:
+        raise ConfigError(
+            f"the forecast needs {', '.join(config.future)} of every step; give a table of them"
+            " as `future`"
+        )
+    return None if future is None else prepare_future(future, config, past)
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, stacklevel=3)
+
+
 class Forecasts:
     """The forecasts of the steps after the end of every series, in blocks of series.
 
@@ -45,6 +77,7 @@ class Forecasts:
         inputs: scaled windows of the dataset.
         quantiles: levels, one column for each; empty for point forecasts.
         future: future covariates, if any.
+        say: receives a sentence on series without any value of a target; default: a warning.
 
     Attributes:
         num_rows: rows of all blocks.
@@ -62,9 +95,10 @@ class Forecasts:
         inputs: ScaledWindows,
         quantiles: Sequence[float] = (),
         future: SeriesDataset | None = None,
+        say: Callable[[str], object] = _warn,
     ) -> None:
         require_known(quantiles)
-        self.stored, self.dataset, self.future = stored, dataset, future
+        self.stored, self.dataset, self.future, self._say = stored, dataset, future, say
         self.quantiles, self._inputs = tuple(quantiles), inputs
         segments, sizes = dataset.table.segments, stored.network.config
         self._last = np.flatnonzero(np.diff(segments.series, append=-1))
@@ -111,10 +145,11 @@ class Forecasts:
             DataError: future covariates are missing.
         """
         require_counts(max_panels=max_panels)
-        return Picture(self._events(series_numbers(self.dataset, series), max_panels))
+        return Picture(self.events(series_numbers(self.dataset, series), max_panels))
 
-    def _events(self, of: Sequence[int] | None, limit: int) -> list[dict[str, Any]]:
-        """Returns an event `forecast` of each of the series and targets, without actual values."""
+    def events(self, of: Sequence[int] | None, limit: int) -> list[dict[str, Any]]:
+        """Returns an event `forecast` of each target of the series numbered `of`, without actual
+        values; None takes evenly spread series, `limit` events at most."""
         segments, sizes = self.dataset.table.segments, self.stored.network.config
         C, h = sizes.num_targets, sizes.horizon
         last = self._last if of is None else self._last[np.isin(segments.series[self._last], of)]
@@ -170,7 +205,7 @@ class Forecasts:
         self._inputs.add_level(past, rows, sizes)
         empty = past.new_full((len(past), sizes.horizon, past.shape[2]), float("nan"))
         is_unknown = past[:, :, : sizes.num_targets].isnan().all(1)
-        self._warn_of_unknown(segments, is_unknown)
+        self._tell_unknown(segments, is_unknown)
         values, statics = self._inputs.prepare(torch.cat([past, empty], 1), segments)
         if known is not None:
             place = sizes.num_targets + sizes.num_past
@@ -182,18 +217,17 @@ class Forecasts:
         mean, std = (scale[:, None, : sizes.num_targets, None] for scale in scales)
         return np.asarray(found.numpy() * std + mean)
 
-    def _warn_of_unknown(self, segments: NDArray[np.int64], is_unknown: Tensor) -> None:
-        """Warns of series without any value of a target: there is no level to forecast from."""
+    def _tell_unknown(self, segments: NDArray[np.int64], is_unknown: Tensor) -> None:
+        """Tells series without any value of a target: there is no level to forecast from."""
         if not is_unknown.any():
             return
         series, target = (int(place) for place in is_unknown.nonzero()[0])
         name = self.dataset.series[int(self.dataset.table.segments.series[segments[series]])]
         count = int(is_unknown.any(1).sum())
         more = f" ({count} such series)" if count > 1 else ""
-        warnings.warn(
+        self._say(
             f"series '{name}' has no value of '{self.dataset.roles.target[target]}'{more}: such"
-            " forecasts are NaN",
-            stacklevel=2,
+            " forecasts are NaN"
         )
 
     def _table(self, segments: NDArray[np.int64], answers: NDArray[np.float64]) -> pa.Table:

@@ -127,6 +127,7 @@ class ModelThread:
         is_shared: whether there are several keys; then none of them gets all places.
 
     Attributes:
+        limit: most texts or windows of one request.
         status: HTTP status of the refusal when there is no room.
         num_active: texts or windows that the model works on.
         has_work: something waits for the model, or for its next call.
@@ -150,7 +151,7 @@ class ModelThread:
     ) -> None:
         self._deliver = deliver
         self._places = Places(settings.max_streams + settings.max_queue, is_shared=is_shared)
-        self._limit = min(limit, self._places.limit)
+        self.limit = min(limit, self._places.limit)
         self._changed = threading.Condition()
         self.is_closed = self.is_stopping = False
         self._waiting: deque[Any] = deque()
@@ -170,8 +171,8 @@ class ModelThread:
             Overloaded: no room now, or none for this key.
             Unavailable: the server is closing, or the request was cancelled.
         """
-        if count > self._limit:
-            message = self.too_many.format(count=count, limit=self._limit)
+        if count > self.limit:
+            message = self.too_many.format(count=count, limit=self.limit)
             raise ApiError(400, message, self.param)
         with self._changed:
             if reservation.is_cancelled:
@@ -229,6 +230,7 @@ class Engine:
 
     def __init__(self, name: str, settings: Settings, metrics: Metrics) -> None:
         self.name, self._settings, self._metrics = name, settings, metrics
+        self.max_body = settings.max_body
         self._loop = asyncio.get_running_loop()
         self._progress_s = time.monotonic()
         self._reader, self._writer = Worker("fastlstm-reader"), Worker("fastlstm-writer")

@@ -26,6 +26,7 @@ from fastlstm.forecast.data.names import canonical
 from fastlstm.forecast.data.problems import CurableError, Finding
 from fastlstm.forecast.data.table import require_matrix, row_blocks, rows_at_once
 from fastlstm.forecast.data.table_files import (
+    MemoryFile,
     TableFile,
     open_input,
     signature_of,
@@ -52,8 +53,8 @@ class Records(ABC):
     Attributes:
         name: of the table in messages.
         schema: Arrow's schema; columns are read so by default.
-        signature: `file_signature` of every file when it was opened; None for frames.
-        total_bytes: on disk; None for frames.
+        signature: `file_signature` of every file when it was opened; None for what is in memory.
+        total_bytes: of the files; None for frames.
         done_bytes: bytes read so far.
         is_parsed: values are text, parsed as the requested types.
         null_words: texts that mean "no value" where `is_parsed`.
@@ -128,9 +129,12 @@ class FileRecords(Records):
     """One file; `file` is where it is."""
 
     def __init__(self, file: TableFile) -> None:
-        signature = signature_of(file)
-        self.file, self.name, self.signature = file, str(file), [signature]
-        self.total_bytes = int(signature[1])
+        self.file, self.name = file, str(file)
+        if isinstance(file, MemoryFile):
+            self.total_bytes = len(file.data)
+        else:
+            self.signature = [signature_of(file)]
+            self.total_bytes = int(self.signature[0][1])
         self.schema = self._read_schema()
 
     @abstractmethod

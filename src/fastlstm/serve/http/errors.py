@@ -57,8 +57,8 @@ class ApiError(Exception):
 
     def body_at(self, path: str) -> bytes:
         """Returns the error object as JSON, in the form of the path's protocol."""
-        is_v2 = path == "/v2" or path.startswith("/v2/")
-        return msgspec.json.encode({"error": self.message}) if is_v2 else self.body
+        is_plain = path in ("/v2", "/forecast") or path.startswith("/v2/")
+        return msgspec.json.encode({"error": self.message}) if is_plain else self.body
 
     def response(self) -> bytes:
         """Returns the whole HTTP/1.1 response, which ends the connection."""
