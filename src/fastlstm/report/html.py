@@ -59,8 +59,9 @@ def table(
     body = "".join(
         f"<tr{mark if at == best else ''}>{line(row, 'td')}</tr>\n" for at, row in enumerate(rows)
     )
-    return (
-        f'<div class="scroll {kind}"><table><thead><tr>{line(heads, "th")}</tr></thead>\n'
+    return (  # with keys, only what has the focus scrolls
+        f'<div class="scroll {kind}" tabindex="0" role="group" aria-label="table">\n'
+        f"<table><thead><tr>{line(heads, 'th')}</tr></thead>\n"
         f"<tbody>\n{body}</tbody></table></div>\n"
     )
 

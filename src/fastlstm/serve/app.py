@@ -117,7 +117,7 @@ def _facts(model: InferenceModel) -> ModelFacts:
         vocab_size=model.tokenizer.vocab_size,
         top_p=model.generation.get("top_p", 1.0),
         bits_per_char=model.bits_per_char,
-        text=str(source).rstrip("/").rpartition("/")[2],
+        text=str(source or "").rstrip("/").rpartition("/")[2],
     )
 
 

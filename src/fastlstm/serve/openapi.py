@@ -202,7 +202,9 @@ def _forecast_paths(engine: ForecastEngine) -> Schema:
     live["503"] = live["200"]
     errors = (400, 401, 404, 408, 409, 413, 415, 421, 431, 500, 503, 504)
     about, request = "forecasts the steps after each window", _json("Request")
-    table = {**_json("Table"), "text/csv": {"schema": _TEXT}}
+    listed = {"type": "array", "minItems": 1, "items": {"type": "object", "minProperties": 1}}
+    either = {"anyOf": [{"$ref": _REF.format(name="Table")}, listed]}
+    table = {"application/json": {"schema": either}, "text/csv": {"schema": _TEXT}}
     rows = {**_json("TableAnswer"), "text/csv": {"schema": _TEXT}}
     own = (400, 401, 404, 408, 413, 415, 421, 431, 500, 503)
     paths |= _post("/forecast", "forecasts the steps after the rows of a table", table, rows, *own)

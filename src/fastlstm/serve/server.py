@@ -264,6 +264,7 @@ def serve(
 
 def _load(path: str, settings: Settings) -> InferenceModel | WindowForecaster:
     if kind_of_run(path) == "forecaster":
+        import fastlstm.forecast.forecast_table  # noqa: F401  not at the first table
         from fastlstm.forecast.window_forecaster import load_window_forecaster  # brings torch
 
         return load_window_forecaster(path, settings.device)
@@ -274,10 +275,10 @@ def _load(path: str, settings: Settings) -> InferenceModel | WindowForecaster:
         device=settings.device,
         num_streams=settings.max_streams,
     )
-    return replace(model, bits_per_char=_bits_per_char(path, model.config))
+    return replace(model, bits_per_char=bits_per_char(path, model.config))
 
 
-def _bits_per_char(path: str, config: Mapping[str, Any]) -> float | None:
+def bits_per_char(path: str, config: Mapping[str, Any]) -> float | None:
     """Returns the best validation of the model of a run, if it is known."""
     if config.get("compression", {}).get("is_trained") is False:
         return None

@@ -223,6 +223,8 @@ def rows_of(count: int, value: str = "1.5") -> bytes:
         (rows_of(60, "x"), "column 'y'"),
         (rows_of(60).replace(b"temp", b"tomp"), "temp"),
         (rows_of(60).replace(b",y,", b",y,y,"), "the table"),
+        (b"a," * 4096 + b"a\n1", "the table has 4,097 columns, the limit is 4,096"),
+        ([dict.fromkeys(map(str, range(4097)), 1)], "has 4,097 columns, the limit is 4,096"),
         (rows_of(60).replace(b"2024", b"x024"), "ds"),
         (rows_of(60) + b'a,"2024-02-01', "the table"),
         (rows_of(60).replace(b"a,", b"b" * 300 + b","), "has 300 characters, expected at most 256"),

@@ -23,10 +23,11 @@ SUFFIXES = (
 
 @dataclass(frozen=True)
 class MemoryFile:
-    """A CSV in memory, called `title` in messages."""
+    """A CSV in memory, called `title` in messages, of at most `max_columns`."""
 
     title: str
     data: bytes
+    max_columns: int
     name, suffix = "table.csv", ".csv"
 
     def __str__(self) -> str:

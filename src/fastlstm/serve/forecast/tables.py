@@ -31,7 +31,7 @@ PARAMETERS = ("quantiles", "charts", *READING)
 """Parameters of the query."""
 _KINDS = {field.name: str(field.type) for field in fields(ReadOptions)}
 _WORDS = {"true": True, "false": False}
-_MAX_CHARTS, _MAX_NAME, _MAX_MESSAGE = 10_000, 256, 4000
+_MAX_CHARTS, _MAX_COLUMNS, _MAX_NAME, _MAX_MESSAGE = 10_000, 4096, 256, 4000
 _OF_A_CHART = 9
 """Numbers of a chart for each step: the forecast, six ends of intervals, the past."""
 _ROWS_AT_ONCE = 1 << 12
@@ -182,7 +182,7 @@ def _tables(request: TableRequest) -> tuple[Any, Any]:
     from fastlstm.forecast.data.table_files import MemoryFile
 
     if request.is_csv:
-        return MemoryFile("the table", request.body), None
+        return MemoryFile("the table", request.body, _MAX_COLUMNS), None
     fields = decode(request.body, _DECODER, Table.__struct_fields__)
     sent = Table(fields) if isinstance(fields, list) else fields
     return _records("the table", sent.rows), _records("the future table", sent.future)
@@ -191,13 +191,14 @@ def _tables(request: TableRequest) -> tuple[Any, Any]:
 def _records(title: str, rows: str | list[Row] | None) -> Any:
     import pyarrow as pa
 
-    from fastlstm.forecast.data.records import FrameRecords
+    from fastlstm.forecast.data.records import FrameRecords, require_few
     from fastlstm.forecast.data.table_files import MemoryFile
 
     if rows is None or isinstance(rows, str):
-        return None if rows is None else MemoryFile(title, rows.encode("utf-8"))
+        return None if rows is None else MemoryFile(title, rows.encode("utf-8"), _MAX_COLUMNS)
     if not rows or not rows[0]:
         raise ApiError(400, f"{title} has no rows; send one object for each, with its columns")
+    require_few(rows[0], title, _MAX_COLUMNS)
     for number, row in enumerate(rows):
         if other := row.keys() ^ rows[0].keys():
             has = "has" if min(other) in row else "lacks"
