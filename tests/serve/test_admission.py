@@ -83,8 +83,8 @@ def test_one_request_has_a_limit() -> None:
     with pytest.raises(ApiError, match="3 texts, at most 2") as caught:
         admitted(admission(limit=2), 3)
     assert (caught.value.status, caught.value.param) == (400, "n")
-    assert admission(limit=4, is_shared=True).limit == 2, "half of what keys share"
-    assert admission(8, limit=3, is_shared=True).limit == 3
+    assert admission(limit=4, is_shared=True)._limit == 2, "half of what keys share"
+    assert admission(8, limit=3, is_shared=True)._limit == 3
 
 
 def test_the_error_says_whether_the_key_or_the_server_is_full() -> None:

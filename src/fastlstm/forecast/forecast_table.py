@@ -44,12 +44,7 @@ def read_past(stored: StoredForecaster, frame: Any) -> SeriesDataset:
 
 
 def read_future(stored: StoredForecaster, future: Any, past: SeriesDataset) -> SeriesDataset | None:
-    """Reads the table of the future columns of a forecaster, if it has such columns.
-
-    Raises:
-        ConfigError: the table is missing, or there are no such columns.
-        DataError: an unusable table.
-    """
+    """Reads the table of future columns; raises ConfigError if it lacks or none are needed."""
     config = stored.config
     if future is not None and not config.future:
         raise ConfigError(
@@ -62,10 +57,6 @@ def read_future(stored: StoredForecaster, future: Any, past: SeriesDataset) -> S
             " as `future`"
         )
     return None if future is None else prepare_future(future, config, past)
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, stacklevel=3)
 
 
 class Forecasts:
@@ -95,7 +86,7 @@ class Forecasts:
         inputs: ScaledWindows,
         quantiles: Sequence[float] = (),
         future: SeriesDataset | None = None,
-        say: Callable[[str], object] = _warn,
+        say: Callable[[str], object] = warnings.warn,
     ) -> None:
         require_known(quantiles)
         self.stored, self.dataset, self.future, self._say = stored, dataset, future, say

@@ -127,7 +127,6 @@ class ModelThread:
         is_shared: whether there are several keys; then none of them gets all places.
 
     Attributes:
-        limit: most texts or windows of one request.
         status: HTTP status of the refusal when there is no room.
         num_active: texts or windows that the model works on.
         has_work: something waits for the model, or for its next call.
@@ -151,7 +150,7 @@ class ModelThread:
     ) -> None:
         self._deliver = deliver
         self._places = Places(settings.max_streams + settings.max_queue, is_shared=is_shared)
-        self.limit = min(limit, self._places.limit)
+        self._limit = min(limit, self._places.limit)
         self._changed = threading.Condition()
         self.is_closed = self.is_stopping = False
         self._waiting: deque[Any] = deque()
@@ -171,8 +170,8 @@ class ModelThread:
             Overloaded: no room now, or none for this key.
             Unavailable: the server is closing, or the request was cancelled.
         """
-        if count > self.limit:
-            message = self.too_many.format(count=count, limit=self.limit)
+        if count > self._limit:
+            message = self.too_many.format(count=count, limit=self._limit)
             raise ApiError(400, message, self.param)
         with self._changed:
             if reservation.is_cancelled:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -20,7 +21,7 @@ from fastlstm.serve.http.access import Access
 from fastlstm.serve.http.errors import ApiError, no_model
 from fastlstm.serve.http.keys import check_access
 from fastlstm.serve.metrics import CONTENT_TYPE
-from fastlstm.serve.openapi import Model, ModelFacts, ModelList, document_of
+from fastlstm.serve.openapi import Model, ModelList, document_of
 from fastlstm.serve.pages import Page, example_prompt, filled, forecaster_html
 from fastlstm.serve.service import Service
 from fastlstm.serve.text.completions import Completions
@@ -105,20 +106,19 @@ class _Pages:
         return Model(engine.name, engine.created, _facts(engine.model))
 
 
-def _facts(model: InferenceModel) -> ModelFacts:
+def _facts(model: InferenceModel) -> dict[str, Any]:
+    """Returns sizes, best validation and name of the text, as far as they are known."""
     sizes, data = model.decoder.config, model.config.get("data")
-    source = data.get("source", "") if isinstance(data, dict) else ""
-    return ModelFacts(
-        units=sizes.rnn_size,
-        layers=sizes.num_layers,
-        parameters=sum(map(math.prod, parameter_shapes(sizes).values())),
-        weights=model.decoder.weight_format,
-        vocab=model.tokenizer.kind,
-        vocab_size=model.tokenizer.vocab_size,
-        top_p=model.generation.get("top_p", 1.0),
-        bits_per_char=model.bits_per_char,
-        text=str(source or "").rstrip("/").rpartition("/")[2],
-    )
+    source = data.get("source") if isinstance(data, dict) else None
+    facts = {
+        **{"units": sizes.rnn_size, "layers": sizes.num_layers},
+        "parameters": sum(map(math.prod, parameter_shapes(sizes).values())),
+        **{"weights": model.decoder.weight_format, "vocab": model.tokenizer.kind},
+        **{"vocab_size": sizes.vocab_size, "top_p": model.generation.get("top_p", 1.0)},
+        "bits_per_char": model.bits_per_char,
+        "text": str(source or "").rstrip("/").rpartition("/")[2] or None,
+    }
+    return {name: value for name, value in facts.items() if value is not None}
 
 
 def _json(value: Struct) -> Response:

@@ -11,7 +11,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
 
 from fastlstm.serve.forecast.engine import VERSION, ForecastEngine
 from fastlstm.serve.forecast.request import OutputName, Size
-from fastlstm.serve.forecast.tables import PARAMETERS, Table, TableAnswer
+from fastlstm.serve.forecast.tables import PARAMETERS, Row, Table
 from fastlstm.serve.http.keys import OPEN_PATHS, PAGE_PATH
 from fastlstm.serve.text.engine import TextEngine
 from fastlstm.serve.text.requests import MAX_PROMPTS
@@ -45,6 +45,13 @@ Name = str | None
 Failure = defstruct("Failure", [("message", str), ("type", str), ("param", Name), ("code", Name)])
 TextError = defstruct("TextError", [("error", Failure)])
 InferError = defstruct("InferError", [("error", str)])
+_ANSWER = [
+    ("model", str),
+    ("rows", list[Row]),
+    ("notes", list[str]),
+    ("charts", list[Schema], UNSET),
+]
+TableAnswer = defstruct("TableAnswer", _ANSWER)  # type: ignore[arg-type]
 Server = defstruct("Server", [("name", str), ("version", str), ("extensions", list[str])])
 ModelReady = defstruct("ModelReady", [("name", str), ("ready", bool)])
 Tensor = defstruct("Tensor", [("name", str), ("datatype", str), ("shape", list[int])])
@@ -92,26 +99,12 @@ class Completion(Struct):
     usage: UsageSchema
 
 
-class ModelFacts(Struct, omit_defaults=True):
-    """What a language model is: its size, its best validation, the name of its text, if known."""
-
-    units: Count
-    layers: Count
-    parameters: Count
-    weights: str
-    vocab: str
-    vocab_size: Count
-    top_p: float
-    bits_per_char: float | None = None
-    text: str = ""
-
-
 class Model(Struct):
     """A language model, as OpenAI describes one, and `about` it."""
 
     id: str
     created: Count
-    about: ModelFacts
+    about: dict[str, str | int | float]
     object: Literal["model"] = "model"
     owned_by: Literal["fastlstm"] = "fastlstm"
 

@@ -44,7 +44,8 @@ _FEW_NUMBERS = 1 << 10
 """Numbers of an answer that are computed on the event loop; more are computed by a worker."""
 Outputs = dict[str, Floats]
 _TOO_MANY = (
-    "the request has {count} windows, this server forecasts at most {limit} at a time; send fewer"
+    "the request has {count} windows, this server forecasts at most {limit} at a time; send fewer,"
+    " or fewer series of a table"
 )
 _FAILED = "forecasting failed; send the request again, or start its sequence again"
 _LOG = logging.getLogger("fastlstm.serve")

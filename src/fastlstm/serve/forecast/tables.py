@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import Struct
 
-from fastlstm.errors import UsageError, counted, nearest_hint
+from fastlstm.errors import UsageError, nearest_hint
 from fastlstm.forecast.read_options import READING, ReadOptions
 from fastlstm.report.markup import clipped
 from fastlstm.serve.admission import Reservation
@@ -19,7 +19,6 @@ from fastlstm.serve.http.transfer import media_type
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from fastlstm.forecast.data.dataset import SeriesDataset
     from fastlstm.forecast.forecast_table import Forecasts
     from fastlstm.serve.forecast.engine import ForecastEngine
     from fastlstm.serve.service import Service
@@ -37,7 +36,6 @@ _OF_A_CHART = 9
 _ROWS_AT_ONCE = 1 << 12
 
 Row = dict[str, str | int | float | None]
-Numbers = list[float | None]
 
 
 class Table(Struct, forbid_unknown_fields=True):
@@ -47,49 +45,7 @@ class Table(Struct, forbid_unknown_fields=True):
     future: str | list[Row] | None = None
 
 
-class Interval(Struct):
-    """The interval that holds so many percent of the values."""
-
-    level: int
-    low: Numbers
-    high: Numbers
-
-
-class Chart(Struct):
-    """The end of the past of a series, its forecast, and its intervals: 80 %, in `bands` others."""
-
-    series: str | None
-    target: str
-    times: Annotated[list[str] | None, Meta(description="of the past and of the forecast")]
-    past: Numbers
-    center: Numbers
-    low: Numbers
-    high: Numbers
-    bands: list[Interval]
-
-
-class TableAnswer(Struct):
-    """The steps after the end of every series; null is a number that is not known."""
-
-    model: str
-    rows: list[Row]
-    notes: list[str]
-    charts: list[Chart] | UnsetType = UNSET
-
-
 _DECODER = msgspec.json.Decoder(Table | list[Row])
-
-
-@dataclass(frozen=True)
-class TableRequest:
-    """A request, its query checked; `reading` are options of reading its table."""
-
-    body: bytes
-    is_csv: bool
-    wants_csv: bool
-    levels: tuple[float, ...]
-    num_charts: int
-    reading: dict[str, Any]
 
 
 @dataclass
@@ -100,26 +56,28 @@ class TableForecasts:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service, engine = self._service, self._service.forecast_engine
-        headers, given = dict(scope["headers"]), parse_query(scope["query_string"])
-        wants_csv = _wants_csv(headers.get(b"accept", b""))
         pending = Reservation(scope["state"]["tenant"])
         admitted = service.admitted(engine, pending, scope, receive, send, BODIES)
         async with admitted as (sender, body):
-            request = TableRequest(body, media_type(headers) == CSV, wants_csv, **given)
+            data = await engine.call(pending, forecast_table, engine, pending, body, scope)
             del body
-            data = await engine.call(pending, forecast_table, engine, pending, request)
-            del request
             scope["state"]["record"].windows = pending.num_places
             service.metrics.windows.inc(pending.num_places)
-            kind = CSV + b"; charset=utf-8" if wants_csv else JSON
-            await sender.start(kind, len(data))
+            await sender.start(CSV + b"; charset=utf-8" if wants_csv(scope) else JSON, len(data))
             await sender.body(data, is_last=True)
 
 
-def parse_query(query: bytes) -> dict[str, Any]:
+def wants_csv(scope: Scope) -> bool:
+    """Whether Accept names CSV, and not JSON before it."""
+    accept = dict(scope["headers"]).get(b"accept", b"").lower()
+    kinds = [part.partition(b";")[0].strip() for part in accept.split(b",")]
+    return [kind for kind in kinds if kind in BODIES][:1] == [CSV]
+
+
+def parse_query(query: bytes) -> tuple[tuple[float, ...], int, dict[str, Any]]:
     """Returns the levels, the number of charts and the options of reading that a query gives.
 
-    Raises ApiError for another parameter; the values of options are checked when they are used.
+    Raises ApiError for another parameter; `ForecastConfig` checks the values of options.
     """
     given = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
     for name in given:
@@ -133,26 +91,21 @@ def parse_query(query: bytes) -> dict[str, Any]:
     charts = _typed("int", given.get("charts", "0"))
     if not isinstance(charts, int) or charts > _MAX_CHARTS:
         raise refused("charts", f"expected how many charts, at most {_MAX_CHARTS}")
-    reading = {n: _typed(_KINDS[n], text) for n, text in given.items() if n in _KINDS}
-    return {"levels": levels, "num_charts": charts, "reading": reading}
+    return levels, charts, {n: _typed(_KINDS[n], v) for n, v in given.items() if n in _KINDS}
 
 
 def _typed(kind: str, text: str) -> Any:
-    """Returns a value of that kind, or the text: `ForecastConfig` says what is wrong with it."""
     if kind == "int" and text.isdecimal() and len(text) < 10:
         return int(text)
     return _WORDS.get(text.lower(), text) if kind == "bool" else text
 
 
-def _wants_csv(accept: bytes) -> bool:
-    kinds = [part.partition(b";")[0].strip() for part in accept.lower().split(b",")]
-    return [kind for kind in kinds if kind in BODIES][:1] == [CSV]
-
-
 # What follows runs on the reader's thread, one table at a time.
 
 
-def forecast_table(engine: ForecastEngine, pending: Reservation, request: TableRequest) -> bytes:
+def forecast_table(
+    engine: ForecastEngine, pending: Reservation, body: bytes, scope: Scope
+) -> bytes:
     """Reads a table as `fastlstm forecast`; returns the forecasts as CSV or as JSON.
 
     The request then holds a place for every series.
@@ -160,82 +113,60 @@ def forecast_table(engine: ForecastEngine, pending: Reservation, request: TableR
     from fastlstm.forecast.forecast_table import Forecasts, read_future, read_past
     from fastlstm.forecast.table_schema import apply_schema
 
+    levels, num_charts, reading = parse_query(scope["query_string"])
     stored, notes = engine.model.stored, list[str]()
+    if media_type(dict(scope["headers"])) == CSV:
+        sent = Table(body)  # type: ignore[arg-type]
+    else:
+        fields = decode(body, _DECODER, Table.__struct_fields__)
+        sent = Table(fields) if isinstance(fields, list) else fields
     try:
-        stored = replace(stored, config=replace(stored.config, **request.reading))
-        rows, future = _tables(request)
-        past = read_past(stored, rows)
-        ahead = read_future(stored, future, past)
-        inputs = apply_schema(past, stored)
-        found = Forecasts(stored, past, inputs, request.levels, ahead, notes.append)
+        stored = replace(stored, config=replace(stored.config, **reading))
+        past = read_past(stored, _records("the table", sent.rows))
+        ahead = read_future(stored, _records("the future table", sent.future), past)
+        found = Forecasts(stored, past, apply_schema(past, stored), levels, ahead, notes.append)
         notes += past.repairs
-        if request.levels and (text := stored.unsupported(request.levels)):
+        if levels and (text := stored.unsupported(levels)):
             notes.append(text)
-        _admit(engine, pending, request, found)
-        return _csv(found) if request.wants_csv else _json(engine, request, found, notes)
+        if (longest := max(len(str(name)) for name in past.series)) > _MAX_NAME:
+            what = f"{longest:,} characters, expected at most {_MAX_NAME}; shorten it"
+            raise ApiError(400, f"the name of a series has {what}")
+        count = found.num_rows // engine.model.horizon
+        engine.check_numbers(count, (len(levels) or 1) + (_OF_A_CHART if num_charts else 0))
+        engine.scheduler.reserve(pending, count)
+        return _csv(found) if wants_csv(scope) else _json(engine.name, found, notes, num_charts)
     except UsageError as error:
         raise ApiError(400, clipped(str(error), _MAX_MESSAGE)) from None
 
 
-def _tables(request: TableRequest) -> tuple[Any, Any]:
-    """Returns the table of a request and that of its future columns, as the reader takes them."""
-    from fastlstm.forecast.data.table_files import MemoryFile
-
-    if request.is_csv:
-        return MemoryFile("the table", request.body, _MAX_COLUMNS), None
-    fields = decode(request.body, _DECODER, Table.__struct_fields__)
-    sent = Table(fields) if isinstance(fields, list) else fields
-    return _records("the table", sent.rows), _records("the future table", sent.future)
-
-
-def _records(title: str, rows: str | list[Row] | None) -> Any:
+def _records(title: str, rows: str | bytes | list[Row] | None) -> Any:
+    """Returns rows, or the text of a CSV, as the reader takes them."""
     import pyarrow as pa
 
     from fastlstm.forecast.data.records import FrameRecords, require_few
     from fastlstm.forecast.data.table_files import MemoryFile
 
-    if rows is None or isinstance(rows, str):
-        return None if rows is None else MemoryFile(title, rows.encode("utf-8"), _MAX_COLUMNS)
+    if not isinstance(rows, list):
+        data = rows.encode("utf-8") if isinstance(rows, str) else rows
+        return None if data is None else MemoryFile(title, data, _MAX_COLUMNS)
     if not rows or not rows[0]:
         raise ApiError(400, f"{title} has no rows; send one object for each, with its columns")
     require_few(rows[0], title, _MAX_COLUMNS)
     for number, row in enumerate(rows):
         if other := row.keys() ^ rows[0].keys():
-            has = "has" if min(other) in row else "lacks"
-            column = clipped(min(other), MAX_SHOWN)
+            column, has = clipped(min(other), MAX_SHOWN), "has" if min(other) in row else "lacks"
             message = f"row {number + 1} of {title} {has} '{column}', unlike the first"
             raise ApiError(
                 400, f"{message}; send the same columns in all, null where a value lacks"
             )
-    columns = dict[str, Any]()
-    for name in rows[0]:
-        values = [row[name] for row in rows]
-        try:
-            columns[name] = pa.array(values)
-        except (pa.ArrowException, OverflowError, ValueError):
-            message = f"column '{clipped(name, MAX_SHOWN)}' of {title} mixes numbers and texts"
-            raise ApiError(400, f"{message}, or has one beyond 64 bits; send one kind") from None
-    records = FrameRecords(pa.table(columns))
+    try:
+        records = FrameRecords(pa.Table.from_pylist(rows))
+    except (pa.ArrowException, OverflowError) as error:
+        why = clipped(str(error), MAX_SHOWN)
+        message = f"{title} mixes kinds of values in a column ({why}); send numbers or texts"
+        raise ApiError(400, message) from None
     records.name = title
     return records
-
-
-def _admit(
-    engine: ForecastEngine, pending: Reservation, request: TableRequest, found: Forecasts
-) -> None:
-    """Checks the sizes of an answer, and takes a place for each series."""
-    names: SeriesDataset = found.dataset
-    count, limit = found.num_rows // engine.model.horizon, engine.scheduler.limit
-    if count > limit:
-        message = f"the table has {counted(count, 'series')}, this server forecasts at most {limit}"
-        what = "send fewer, or start the server with a larger --max-streams"
-        raise ApiError(400, f"{message} at a time; {what}")
-    if (longest := max(len(str(name)) for name in names.series)) > _MAX_NAME:
-        message = f"the name of a series has {longest:,} characters, expected at most {_MAX_NAME}"
-        raise ApiError(400, f"{message}; shorten it")
-    values = len(request.levels) or 1
-    engine.check_numbers(count, values + (_OF_A_CHART if request.num_charts else 0))
-    engine.scheduler.reserve(pending, count)
 
 
 def _csv(found: Forecasts) -> bytes:
@@ -248,9 +179,7 @@ def _csv(found: Forecasts) -> bytes:
     return bytes(sink.getvalue())
 
 
-def _json(
-    engine: ForecastEngine, request: TableRequest, found: Forecasts, notes: list[str]
-) -> bytes:
+def _json(name: str, found: Forecasts, notes: list[str], num_charts: int) -> bytes:
     import pyarrow as pa
 
     from fastlstm.forecast.forecast_file import csv_schema
@@ -261,8 +190,6 @@ def _json(
         texts = [c.cast(pa.string()) if pa.types.is_timestamp(c.type) else c for c in batch]
         rows = pa.record_batch(texts, names=schema.names).to_pylist()
         parts.append(encode(rows)[1:-1])
-    answer: dict[str, Any] = {"model": engine.name}
-    answer["rows"] = msgspec.Raw(b"[" + b",".join(parts) + b"]")
-    if request.num_charts:
-        answer["charts"] = found.events(None, request.num_charts)
-    return encode({**answer, "notes": list(dict.fromkeys(notes))})
+    answer = {"model": name, "rows": msgspec.Raw(b"[" + b",".join(parts) + b"]")}
+    charts = {"charts": found.events(None, num_charts)} if num_charts else {}
+    return encode({**answer, **charts, "notes": list(dict.fromkeys(notes))})

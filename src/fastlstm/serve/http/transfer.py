@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Self
 
 from starlette.types import Receive, Scope, Send
@@ -16,7 +15,7 @@ from fastlstm.serve.metrics import Metrics
 _SLICE = 1 << 16
 """Bytes of a body that are read without waiting, and bytes given to a connection at a time."""
 _PARTS_PER_TURN = 4
-JSON: Mapping[bytes, int] = MappingProxyType({b"application/json": 1})
+JSON = {b"application/json": 1}
 
 
 def media_type(headers: Mapping[bytes, bytes]) -> bytes:
