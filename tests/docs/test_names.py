@@ -34,6 +34,7 @@ OF_OTHER_PROGRAMS = {
     "srun": "ntasks-per-node",
     "wandb": "yes",
     "py-spy": "native pid",
+    "curl": "data-binary",
 }
 
 

@@ -11,7 +11,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
 
 from fastlstm.serve.forecast.engine import VERSION, ForecastEngine
 from fastlstm.serve.forecast.request import OutputName, Size
-from fastlstm.serve.forecast.tables import PARAMETERS, Row, Table
+from fastlstm.serve.forecast.tables import PARAMETERS, Row, TableBody
 from fastlstm.serve.http.keys import OPEN_PATHS, PAGE_PATH
 from fastlstm.serve.text.engine import TextEngine
 from fastlstm.serve.text.requests import MAX_PROMPTS
@@ -140,7 +140,7 @@ def document_of(engine: TextEngine | ForecastEngine, *, has_keys: bool) -> Schem
         about, error = "Forecasts by the Open Inference Protocol", "InferError"
         paths = _forecast_paths(engine)
         kinds = [InferError, Answer, Metadata, Server, Live, Ready, ModelReady, Health]
-        kinds += [Table, TableAnswer]
+        kinds += [TableBody, TableAnswer]
     else:
         about, paths, error = "OpenAI's text completions", _text_paths(engine), "TextError"
         kinds = [TextError, Completion, Model, ModelList, Health]
@@ -196,7 +196,7 @@ def _forecast_paths(engine: ForecastEngine) -> Schema:
     errors = (400, 401, 404, 408, 409, 413, 415, 421, 431, 500, 503, 504)
     about, request = "forecasts the steps after each window", _json("Request")
     listed = {"type": "array", "minItems": 1, "items": {"type": "object", "minProperties": 1}}
-    either = {"anyOf": [{"$ref": _REF.format(name="Table")}, listed]}
+    either = {"anyOf": [{"$ref": _REF.format(name="TableBody")}, listed]}
     table = {"application/json": {"schema": either}, "text/csv": {"schema": _TEXT}}
     rows = {**_json("TableAnswer"), "text/csv": {"schema": _TEXT}}
     own = (400, 401, 404, 408, 413, 415, 421, 431, 500, 503)

@@ -38,14 +38,14 @@ _ROWS_AT_ONCE = 1 << 12
 Row = dict[str, str | int | float | None]
 
 
-class Table(Struct, forbid_unknown_fields=True):
+class TableBody(Struct, forbid_unknown_fields=True):
     """A table, and the future columns of the steps to forecast: rows, or the text of a CSV."""
 
     rows: str | list[Row]
     future: str | list[Row] | None = None
 
 
-_DECODER = msgspec.json.Decoder(Table | list[Row])
+_DECODER = msgspec.json.Decoder(TableBody | list[Row])
 
 
 @dataclass
@@ -116,10 +116,10 @@ def forecast_table(
     levels, num_charts, reading = parse_query(scope["query_string"])
     stored, notes = engine.model.stored, list[str]()
     if media_type(dict(scope["headers"])) == CSV:
-        sent = Table(body)  # type: ignore[arg-type]
+        sent = TableBody(body)  # type: ignore[arg-type]
     else:
-        fields = decode(body, _DECODER, Table.__struct_fields__)
-        sent = Table(fields) if isinstance(fields, list) else fields
+        fields = decode(body, _DECODER, TableBody.__struct_fields__)
+        sent = TableBody(fields) if isinstance(fields, list) else fields
     try:
         stored = replace(stored, config=replace(stored.config, **reading))
         past = read_past(stored, _records("the table", sent.rows))
