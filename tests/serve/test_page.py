@@ -87,7 +87,7 @@ def test_a_dropped_table_is_forecast_and_downloaded(forecasts, plain, width):
         page.locator("#charts figure").nth(2).wait_for(timeout=30_000)
         assert page.inner_text("#status") == f"forecast 3 series, {h} steps each"
         assert page.locator("#charts .band").count() >= 3
-        page.get_by_label("s1").uncheck()
+        page.get_by_role("checkbox", name="s1").uncheck()
         assert page.locator("#charts figcaption").all_inner_texts() == ["s0: y", "s2: y"]
         page.locator("#levels").evaluate("(field) => { field.value = ''; }")
         with page.expect_download() as download:
