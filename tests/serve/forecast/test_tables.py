@@ -348,6 +348,16 @@ def test_a_failure_of_the_reader_is_no_fault_of_the_client(
     assert post(forecasts, as_csv(waves())).status_code == 200
 
 
+def test_a_cache_that_cannot_be_written_is_no_fault_of_the_client(
+    forecasts: Running, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "file"))
+    told = refusal(post(forecasts, as_csv(waves())), 500)
+    assert "see its log" in told
+    assert str(tmp_path) not in told
+
+
 def test_every_parameter_is_in_the_document(forecasts: Running) -> None:
     document = forecasts.client.get("/openapi.json").json()
     listed = document["paths"]["/forecast"]["post"]["parameters"]

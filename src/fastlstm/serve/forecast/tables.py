@@ -15,6 +15,8 @@ from fastlstm.report.markup import clipped
 from fastlstm.serve.admission import Reservation
 from fastlstm.serve.http.errors import MAX_SHOWN, ApiError, decode, refused
 from fastlstm.serve.http.transfer import media_type
+from fastlstm.system import environment
+from fastlstm.system.cache import Cache
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -113,6 +115,7 @@ def forecast_table(
     from fastlstm.forecast.forecast_table import Forecasts, read_future, read_past
     from fastlstm.forecast.table_schema import apply_schema
 
+    Cache(environment.cache_dir(), "series")  # its errors are no fault of the client
     levels, num_charts, reading = parse_query(scope["query_string"])
     stored, notes = engine.model.stored, list[str]()
     if media_type(dict(scope["headers"])) == CSV:
