@@ -11,7 +11,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
 
 from fastlstm.serve.forecast.engine import VERSION, ForecastEngine
 from fastlstm.serve.forecast.request import OutputName, Size
-from fastlstm.serve.forecast.tables import PARAMETERS, Row, TableBody
+from fastlstm.serve.forecast.tables import Query, Row, TableBody
 from fastlstm.serve.http.keys import OPEN_PATHS, PAGE_PATH
 from fastlstm.serve.text.engine import TextEngine
 from fastlstm.serve.text.requests import MAX_PROMPTS
@@ -201,7 +201,8 @@ def _forecast_paths(engine: ForecastEngine) -> Schema:
     rows = {**_json("TableAnswer"), "text/csv": {"schema": _TEXT}}
     own = (400, 401, 404, 408, 413, 415, 421, 431, 500, 503)
     paths |= _post("/forecast", "forecasts the steps after the rows of a table", table, rows, *own)
-    query = [{"in": "query", "name": name, "schema": _TEXT} for name in PARAMETERS]
+    types = msgspec.json.schema_components([Query])[1]["Query"]["properties"]
+    query = [{"in": "query", "name": name, "schema": types[name]} for name in types]
     paths["/forecast"]["post"]["parameters"] = query
     names = {"model": engine.name}
     for path, parts in (

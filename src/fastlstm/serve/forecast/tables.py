@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import parse_qsl
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Meta, Struct
 
-from fastlstm.errors import UsageError, nearest_hint
+from fastlstm.errors import UsageError
 from fastlstm.forecast.read_options import READING, ReadOptions
 from fastlstm.report.markup import clipped
 from fastlstm.serve.admission import Reservation
-from fastlstm.serve.http.errors import MAX_SHOWN, ApiError, decode, refused
+from fastlstm.serve.http.errors import MAX_SHOWN, ApiError, decode, invalid, refused
 from fastlstm.serve.http.transfer import media_type
 from fastlstm.system import environment
 from fastlstm.system.cache import Cache
@@ -28,11 +28,7 @@ if TYPE_CHECKING:
 CSV, JSON = b"text/csv", b"application/json"
 BODIES = {JSON: 1, CSV: 8}
 """Types of a body, and how many times --max-body it may have: of a CSV no objects are made."""
-PARAMETERS = ("quantiles", "charts", *READING)
-"""Parameters of the query."""
-_KINDS = {field.name: str(field.type) for field in fields(ReadOptions)}
-_WORDS = {"true": True, "false": False}
-_MAX_CHARTS, _MAX_COLUMNS, _MAX_NAME, _MAX_MESSAGE = 10_000, 4096, 256, 4000
+_MAX_COLUMNS, _MAX_NAME, _MAX_MESSAGE = 4096, 256, 4000
 _OF_A_CHART = 9
 """Numbers of a chart for each step: the forecast, six ends of intervals, the past."""
 _ROWS_AT_ONCE = 1 << 12
@@ -47,6 +43,10 @@ class TableBody(Struct, forbid_unknown_fields=True):
     future: str | list[Row] | None = None
 
 
+_TYPES = {"bool": bool, "int": Annotated[int, Meta(ge=0, le=10**6)]}
+_OPTIONS = [(field.name, _TYPES.get(str(field.type), str), UNSET) for field in fields(ReadOptions)]
+_OWN = [("quantiles", str, UNSET), ("charts", Annotated[int, Meta(ge=0, le=10_000)], 0)]
+Query: Any = msgspec.defstruct("Query", [*_OWN, *_OPTIONS], forbid_unknown_fields=True)
 _DECODER = msgspec.json.Decoder(TableBody | list[Row])
 
 
@@ -79,27 +79,17 @@ def wants_csv(scope: Scope) -> bool:
 def parse_query(query: bytes) -> tuple[tuple[float, ...], int, dict[str, Any]]:
     """Returns the levels, the number of charts and the options of reading that a query gives.
 
-    Raises ApiError for another parameter; `ForecastConfig` checks the values of options.
+    Raises ApiError for other parameters or types; `ForecastConfig` checks the values of options.
     """
     given = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
-    for name in given:
-        if name not in PARAMETERS:
-            hint = nearest_hint(name[:64], PARAMETERS) or "; leave it out"
-            raise ApiError(400, f"unknown parameter '{clipped(name, MAX_SHOWN)}'{hint}")
     try:
+        found = msgspec.convert(given, Query, strict=False)
         levels = tuple(map(float, given["quantiles"].split(","))) if "quantiles" in given else ()
+    except msgspec.ValidationError as error:
+        raise invalid(str(error), Query.__struct_fields__, "", {}) from None
     except ValueError:
         raise refused("quantiles", "expected numbers between 0 and 1, as 0.1,0.5,0.9") from None
-    charts = _typed("int", given.get("charts", "0"))
-    if not isinstance(charts, int) or charts > _MAX_CHARTS:
-        raise refused("charts", f"expected how many charts, at most {_MAX_CHARTS}")
-    return levels, charts, {n: _typed(_KINDS[n], v) for n, v in given.items() if n in _KINDS}
-
-
-def _typed(kind: str, text: str) -> Any:
-    if kind == "int" and text.isdecimal() and len(text) < 10:
-        return int(text)
-    return _WORDS.get(text.lower(), text) if kind == "bool" else text
+    return levels, found.charts, {name: getattr(found, name) for name in given if name in READING}
 
 
 # What follows runs on the reader's thread, one table at a time.
