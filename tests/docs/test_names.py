@@ -35,6 +35,7 @@ OF_OTHER_PROGRAMS = {
     "tensorflow_model_server": "rest-api-port model-name model-base-path",
     "wandb": "yes",
     "py-spy": "native pid",
+    "curl": "data-binary",
 }
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from fastlstm import Forecaster
 from fastlstm.errors import ConfigError, DataError
+from fastlstm.forecast.config import ForecastConfig
+from fastlstm.forecast.data.preparation import prepare
 from fastlstm.forecast.window_forecaster import load_window_forecaster
 
 QUICK: dict[str, Any] = {
@@ -69,6 +71,22 @@ def test_a_year_of_365_and_a_quarter_days() -> None:
     found = columns_of(daily(0.0), "year")
     days = np.arange(500) + (pandas.Timestamp("2021-03-01") - pandas.Timestamp("1970-01-05")).days
     np.testing.assert_allclose(found["year_cos2"], np.cos(4 * np.pi * days / 365.25), atol=1e-5)
+
+
+@pytest.mark.parametrize("freq", ["h", "MS", "B"])
+def test_every_row_has_the_calendar_of_its_own_time(freq: str) -> None:
+    times = pandas.date_range("2021-03-01", periods=60, freq=freq)
+    kept = np.r_[0:20, 23:45, 50:60]  # three segments
+    parts = [pandas.DataFrame({"id": n, "ds": times[kept], "y": kept % 7.0}) for n in "ab"]
+    config = ForecastConfig(horizon=4, series="id", calendar=("year",), gaps="split")
+    dataset = prepare(pandas.concat(parts), config)
+    assert len(dataset.table.segments.series) == 6
+    found = dataset.table.rows(0, dataset.table.num_rows)[
+        :, dataset.table.columns.index("year_sin1")
+    ]
+    days = (times[kept] - pandas.Timestamp("1970-01-05")) / pandas.Timedelta("1D")
+    expected = np.sin(2 * np.pi * np.tile(days, 2) / 365.25)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_a_calendar_that_lowers_the_validation_error_is_used() -> None:

@@ -12,6 +12,7 @@ from fastlstm.errors import StorageError
 from fastlstm.report import charts
 from fastlstm.report import page as page_module
 from fastlstm.report.history import History
+from fastlstm.report.html import table
 from fastlstm.report.page import write_report
 from odd_names import NAMES, forecast_event
 
@@ -273,3 +274,9 @@ def test_every_class_of_the_page_has_a_rule_and_every_rule_a_class() -> None:
     colours = re.findall(r"--([a-z]+):", styles)
     assert set(re.findall(r"var\(--([a-z]+)\)", styles)) <= set(colours)
     assert all(colours.count(name) == 2 for name in colours), "a light and a dark one"
+
+
+def test_tables_scroll_with_keys_and_have_no_empty_headings() -> None:
+    written = table(["", "loss"], [["a", "1"]])
+    assert '<div class="scroll " tabindex="0" role="group" aria-label="table">' in written
+    assert "<tr><td></td><th>loss</th></tr>" in written

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from fastlstm.serve.settings import Settings
@@ -65,6 +66,26 @@ def test_memory_of_unread_answers_is_bounded(start: Any) -> None:
     assert peak(server) - before < bound
     for client in clients:
         client.close()
+
+
+def test_memory_of_a_table_is_bounded(start: Any) -> None:
+    """Rows of as many series as fit into a table, and rows of JSON."""
+    settings = Settings()
+    server = start()
+    lines = (b"%x,2020,1,2\n" % k for k in range(1 << 20))
+    table = b"unique_id,ds,y,temp\n" + b"".join(lines)
+    table = table[: 8 * settings.max_body].rpartition(b"\n")[0]
+    rows = b"[" + b'{"a":9.5},' * (settings.max_body // 10 - 1) + b'{"a":9.5}]'
+    warm = httpx.post(f"{server.url}/forecast", json=[{"y": 1}], timeout=60)
+    assert warm.status_code == 400
+    before = peak(server)
+    for kind, content in (("text/csv", table), ("application/json", rows)):
+        answer = httpx.post(
+            f"{server.url}/forecast", content=content, headers={"content-type": kind}, timeout=300
+        )
+        assert answer.status_code == 400, answer.text
+        assert "the table" in answer.json()["error"]
+    assert peak(server) - before < 400 * settings.max_body + SPARE
 
 
 def test_memory_of_waiting_bodies_is_bounded(start: Any) -> None:

@@ -129,8 +129,9 @@ def test_with_keys_the_page_shows_the_model_only_to_a_key(
     running = serve(model=plain_model, keys=("secret-key",))
     closed = running.client.get("/")
     assert closed.status_code == 200
+    shown = closed.text.partition("<main>")[2].partition("</main>")[0]
+    assert "temp" not in shown
     assert "waves" not in closed.text
-    assert "temp" not in closed.text
     wrong = running.client.get("/", headers={"authorization": "Bearer other"})
     assert wrong.text == closed.text
     opened = running.client.get("/", headers={"authorization": "Bearer secret-key"})
@@ -146,6 +147,34 @@ def test_the_policy_allows_only_the_script_and_style_of_the_page(name: str) -> N
     assert re.search(
         r"default-src 'none'; script-src 'sha256-\S+='; style-src 'sha256-\S+=';", policy
     )
+
+
+def test_pages_have_labels_and_no_scripts_or_styles_in_tags(
+    server: Running, whole_forecasts: Running
+) -> None:
+    for running in (server, whole_forecasts):
+        page = running.client.get("/").text
+        html = page.partition("<main>")[2].partition("<script>")[0]
+        assert not re.search(r"\s(on\w+|style)\s*=", html)
+        fields = re.findall(r"<(?:input|textarea|select)\b", html)
+        labelled = re.findall(r"<label>(?:(?!</label>).)*<(?:input|textarea|select)\b", html, re.S)
+        assert len(fields) == len(labelled) > 3
+        assert 'role="status"' in html
+        assert 'role="alert"' in html
+
+
+def test_the_page_of_a_forecaster_names_the_columns_of_a_table(
+    forecasts: Running, whole_forecasts: Running
+) -> None:
+    plain, whole = (one.client.get("/").text for one in (forecasts, whole_forecasts))
+    assert "A CSV with the columns y, temp, unique_id, and one of times" in plain
+    assert 'id="future"' not in plain
+    assert "A CSV with the columns y, temp, sky, price, kind, size, place, unique_id," in whole
+    assert "The columns price, kind of every step ahead" in whole
+    assert f'data-limit="{1 << 20}"' in whole
+    url = re.search(r"curl -sS &#x27;(\S+)&#x27;|curl -sS '(\S+)'", plain)
+    assert url is not None
+    assert (url[1] or url[2]) == f"{forecasts.url}/forecast"
 
 
 @pytest.mark.parametrize("name", ["page.html", "forecast.html"])

@@ -1,10 +1,11 @@
-"""Amounts as they are written."""
+"""Amounts as they are written, and texts of which some are valid."""
 
 from __future__ import annotations
 
 import pytest
 
 from fastlstm.errors import ConfigError
+from fastlstm.forecast.config import ForecastConfig
 from fastlstm.system.fields import parse_amount
 
 
@@ -22,3 +23,12 @@ def test_amounts(text: str, amount: float) -> None:
 def test_bad_amounts(text: str) -> None:
     with pytest.raises(ConfigError, match="expected a number above 0 such as 200000/s, 500k/s or"):
         parse_amount(text, "target", "/s")
+
+
+def test_a_text_of_a_few_or_none() -> None:
+    assert ForecastConfig(gaps=None).gaps is None
+    assert ForecastConfig(gaps="fill").gaps == "fill"
+    with pytest.raises(ConfigError, match=r"expected one of split, fill$"):
+        ForecastConfig(gaps="no")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"expected one of error, sort$"):
+        ForecastConfig(disorder=None)  # type: ignore[arg-type]

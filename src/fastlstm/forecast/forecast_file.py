@@ -19,6 +19,14 @@ _GROUP_ROWS = 1 << 19
 """Rows of a group, which is held in memory; fewer in wide tables."""
 
 
+def csv_schema(schema: pa.Schema, whole_seconds: bool) -> pa.Schema:
+    """Returns the schema of a CSV: with `whole_seconds` its times have no fractions."""
+    for number, field in enumerate(schema if whole_seconds else ()):
+        if pa.types.is_timestamp(field.type):
+            schema = schema.set(number, field.with_type(pa.timestamp("s", field.type.tz)))
+    return schema
+
+
 def write_rows(
     file: Any, suffix: str, schema: pa.Schema, tables: Iterable[pa.Table], whole_seconds: bool
 ) -> None:
@@ -26,9 +34,7 @@ def write_rows(
 
     With `whole_seconds` the times of a CSV have no fractions.
     """
-    for number, field in enumerate(schema if suffix == ".csv" and whole_seconds else ()):
-        if pa.types.is_timestamp(field.type):
-            schema = schema.set(number, field.with_type(pa.timestamp("s", field.type.tz)))
+    schema = csv_schema(schema, whole_seconds) if suffix == ".csv" else schema
     size, waiting = rows_at_once(len(schema), _GROUP_ROWS), list[pa.Table]()
     with _WRITERS[suffix](file, schema) as writer:
         for table in tables:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,10 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastlstm.errors import DataError, counted
+from fastlstm.errors import ConfigError, DataError, counted
 from fastlstm.forecast.calibration import require_known
 from fastlstm.forecast.data.calendar import calendar_values
 from fastlstm.forecast.data.dataset import SeriesDataset
+from fastlstm.forecast.data.preparation import prepare, prepare_future
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.window_index import read_windows
 from fastlstm.forecast.evaluation import (
@@ -38,6 +40,27 @@ SERIES_AT_ONCE = 256
 _SECOND_US = 1_000_000
 
 
+def read_past(stored: StoredForecaster, frame: Any) -> SeriesDataset:
+    """Reads a table as the one at fit; see `Forecaster.predict`."""
+    return prepare(frame, replace(stored.config, **stored.columns), like=stored.schema.timeline)
+
+
+def read_future(stored: StoredForecaster, future: Any, past: SeriesDataset) -> SeriesDataset | None:
+    """Reads the table of future columns; raises ConfigError if it lacks or none are needed."""
+    config = stored.config
+    if future is not None and not config.future:
+        raise ConfigError(
+            "got `future`, but this Forecaster was fitted without future columns; leave it out,"
+            " or fit with future columns"
+        )
+    if future is None and config.future:
+        raise ConfigError(
+            f"the forecast needs {', '.join(config.future)} of every step; give a table of them"
+            " as `future`"
+        )
+    return None if future is None else prepare_future(future, config, past)
+
+
 class Forecasts:
     """The forecasts of the steps after the end of every series, in blocks of series.
 
@@ -47,6 +70,7 @@ class Forecasts:
         inputs: scaled windows of the dataset.
         quantiles: levels, one column for each; empty for point forecasts.
         future: future covariates, if any.
+        say: receives a sentence on series without any value of a target; default: a warning.
 
     Attributes:
         num_rows: rows of all blocks.
@@ -64,9 +88,10 @@ class Forecasts:
         inputs: ScaledWindows,
         quantiles: Sequence[float] = (),
         future: SeriesDataset | None = None,
+        say: Callable[[str], object] = warnings.warn,
     ) -> None:
         require_known(quantiles)
-        self.stored, self.dataset, self.future = stored, dataset, future
+        self.stored, self.dataset, self.future, self._say = stored, dataset, future, say
         self.quantiles, self._inputs = tuple(quantiles), inputs
         segments, sizes = dataset.table.segments, stored.network.config
         self._last = np.flatnonzero(np.diff(segments.series, append=-1))
@@ -115,7 +140,7 @@ class Forecasts:
         require_counts(max_panels=max_panels)
         from fastlstm.report.picture import forecast_picture
 
-        return forecast_picture(self._events(series_numbers(self.dataset, series), max_panels))
+        return forecast_picture(self.events(series_numbers(self.dataset, series), max_panels))
 
     def __repr__(self) -> str:
         return f"Forecasts({counted(self.num_rows, 'row')} of {', '.join(self.schema.names)})"
@@ -123,8 +148,9 @@ class Forecasts:
     def _repr_html_(self) -> str:
         return self.plot(max_panels=4)._repr_html_()
 
-    def _events(self, of: Sequence[int] | None, limit: int) -> list[dict[str, Any]]:
-        """Returns an event `forecast` of each of the series and targets, without actual values."""
+    def events(self, of: Sequence[int] | None, limit: int) -> list[dict[str, Any]]:
+        """Returns an event `forecast` of each target of the series numbered `of`, without actual
+        values; None takes evenly spread series, `limit` events at most."""
         segments, sizes = self.dataset.table.segments, self.stored.network.config
         C, h = sizes.num_targets, sizes.horizon
         last = self._last if of is None else self._last[np.isin(segments.series[self._last], of)]
@@ -181,7 +207,7 @@ class Forecasts:
         empty = past.new_full((len(past), sizes.horizon, past.shape[2]), float("nan"))
         is_missing = past[:, :, : sizes.num_targets].isnan()
         is_unknown = is_missing.all(1)
-        self._warn_of_missing(segments, is_missing, is_unknown)
+        self._tell_missing(segments, is_missing, is_unknown)
         values, statics = self._inputs.prepare(torch.cat([past, empty], 1), segments)
         if known is not None:
             place = sizes.num_targets + sizes.num_past
@@ -193,26 +219,25 @@ class Forecasts:
         mean, std = (scale[:, None, : sizes.num_targets, None] for scale in scales)
         return np.asarray(found.numpy() * std + mean)
 
-    def _warn_of_missing(
+    def _tell_missing(
         self, segments: NDArray[np.int64], is_missing: Tensor, is_unknown: Tensor
     ) -> None:
-        """Warns of targets that end half a horizon before the table, and of series without any
+        """Tells targets that end half a horizon before the table, and of series without any
         value of a target: there is no level to forecast from."""
         behind = is_missing.flip(1).long().cumprod(1).sum(1).masked_fill(is_unknown, 0).amax(0)
         for name, count in zip(self.dataset.roles.target, behind.tolist(), strict=True):
             if 2 * count >= self.stored.network.config.horizon:
                 text = f"'{name}' has no value in the last {counted(count, 'row')}"
-                warnings.warn(f"{text}: its forecasts start from older ones", stacklevel=2)
+                self._say(f"{text}: its forecasts start from older ones")
         if not is_unknown.any():
             return
         series, target = (int(place) for place in is_unknown.nonzero()[0])
         name = self.dataset.series[int(self.dataset.table.segments.series[segments[series]])]
         count = int(is_unknown.any(1).sum())
         more = f" ({count} such series)" if count > 1 else ""
-        warnings.warn(
+        self._say(
             f"series '{name}' has no value of '{self.dataset.roles.target[target]}'{more}: such"
-            " forecasts are NaN",
-            stacklevel=2,
+            " forecasts are NaN"
         )
 
     def _table(self, segments: NDArray[np.int64], answers: NDArray[np.float64]) -> pa.Table:

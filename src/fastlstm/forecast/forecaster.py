@@ -20,7 +20,7 @@ from fastlstm.forecast.calibration import calibrate, require_known, require_numb
 from fastlstm.forecast.config import ForecastConfig, split_of
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.error_measures import QuantileScores, SeriesErrors
-from fastlstm.forecast.data.preparation import prepare, prepare_future
+from fastlstm.forecast.data.preparation import prepare
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split, split_table, validation_steps
 from fastlstm.forecast.data.window_index import WindowIndex
@@ -36,7 +36,15 @@ from fastlstm.forecast.evaluation import (
     series_numbers,
 )
 from fastlstm.forecast.files import StoredForecaster, forecaster_files, read_forecaster
-from fastlstm.forecast.forecast_table import Forecasts, as_kind, as_times, kind_of, times_from
+from fastlstm.forecast.forecast_table import (
+    Forecasts,
+    as_kind,
+    as_times,
+    kind_of,
+    read_future,
+    read_past,
+    times_from,
+)
 from fastlstm.forecast.model.network import ForecastNetwork
 from fastlstm.forecast.read_options import READING
 from fastlstm.forecast.size_plan import CHOSEN
@@ -240,7 +248,7 @@ class Forecaster(InNotebook, Estimator[StoredForecaster]):
         """
         self._warn_unsupported(quantiles)
         dataset, inputs = self._table(frame)
-        ahead = self._ahead(future, dataset)
+        ahead = read_future(self._fitted(), future, dataset)
         self._place(len(dataset.table.segments.series))
         return Forecasts(self._fitted(), dataset, inputs, quantiles, ahead)
 
@@ -256,24 +264,9 @@ class Forecaster(InNotebook, Estimator[StoredForecaster]):
                     "a loaded or pickled Forecaster has no table; give one as `frame`"
                 )
             return self.dataset_, self._inputs
-        config = dataclasses.replace(stored.config, **stored.columns)
-        dataset = prepare(frame, config, like=stored.schema.timeline)
+        dataset = read_past(stored, frame)
         _warn_of_repairs(dataset)
         return dataset, apply_schema(dataset, stored)
-
-    def _ahead(self, future: Any, dataset: SeriesDataset) -> SeriesDataset | None:
-        config = self._fitted().config
-        if future is not None and not config.future:
-            raise ConfigError(
-                "got `future`, but this Forecaster was fitted without future columns; leave it out,"
-                " or fit with future columns"
-            )
-        if future is None and config.future:
-            raise ConfigError(
-                f"the forecast needs {', '.join(config.future)} of every step; give a table of them"
-                " as `future`"
-            )
-        return None if future is None else prepare_future(future, config, dataset)
 
     def backtest(
         self,

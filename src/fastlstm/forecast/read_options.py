@@ -93,7 +93,7 @@ class ReadOptions:
             )
         try:
             "".encode(self.encoding)
-        except LookupError:
+        except (LookupError, ValueError):
             raise ConfigError(
                 f"`encoding` is {self.encoding!r:.40}, expected the name of a codec, such as"
                 " utf-8, cp1252 or gb18030"

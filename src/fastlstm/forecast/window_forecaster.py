@@ -53,6 +53,7 @@ class WindowForecaster:
     """Forecasts windows in the table's units.
 
     Attributes:
+        stored: the forecaster.
         name: name of its directory.
         input_size: L, rows of a window.
         horizon: h, steps ahead.
@@ -71,7 +72,7 @@ class WindowForecaster:
     dtype: np.dtype[np.floating]
 
     def __init__(self, stored: StoredForecaster, name: str) -> None:
-        self.name, self._stored = name, stored
+        self.name, self.stored = name, stored
         config = stored.network.config
         self.input_size, self.horizon = config.input_size, config.horizon
         self.may_miss, self.frequency = config.has_missing, str(stored.schema.frequency)
@@ -91,13 +92,13 @@ class WindowForecaster:
 
     def typical(self, column: str) -> float:
         """Returns the mean of a column over the training rows; 0 for unknown columns."""
-        stored = self._stored
+        stored = self.stored
         means = dict(zip(stored.schema.columns, stored.scaler.mean.tolist(), strict=True))
         statics = zip(stored.config.static, stored.static_scale[:, 0].tolist(), strict=True)
         return float({**means, **dict(statics)}.get(column, 0.0))
 
     def _columns(self, names: tuple[str, ...]) -> InputColumns:
-        known = self._stored.schema.categories
+        known = self.stored.schema.categories
         codes = {
             name: {canonical(value): number for number, value in enumerate(known[name])}
             for name in names
@@ -117,7 +118,7 @@ class WindowForecaster:
             statics: shape ``(B, S)``, or None; with several series the last column may be the
                 number of the series, NaN if unknown at fit.
         """
-        num_static, places = self._stored.network.config.num_static, None
+        num_static, places = self.stored.network.config.num_static, None
         if statics is not None and statics.shape[1] > num_static:
             places = np.nan_to_num(statics[:, -1], nan=-1).astype(np.int64)
             statics = statics[:, :-1] if num_static else None
@@ -136,7 +137,7 @@ class WindowForecaster:
         If the model has no missing values, a missing target makes its own forecast NaN; with joint
         channels it makes the forecasts of all targets NaN.
         """
-        stored, config = self._stored, self._stored.network.config
+        stored, config = self.stored, self.stored.network.config
         scales = stored.scaler.mean, stored.scaler.std
         center, unit = (torch.from_numpy(scale)[None, None] for scale in scales)
         C, F = config.num_targets, config.num_future

@@ -9,8 +9,10 @@ const load = async () => {
     const text = await answer.text();
     if (text === shown) return;
     const before = [...main.querySelectorAll(".scroll")].map((e) => [e.scrollLeft, e.scrollTop]);
+    const held = [...main.querySelectorAll(".scroll")].indexOf(document.activeElement);
     main.innerHTML = shown = text;
     main.querySelectorAll(".scroll").forEach((e, at) => {
+      if (at === held) e.focus({ preventScroll: true });
       if (before[at]) [e.scrollLeft, e.scrollTop] = before[at];
     });
   } catch {

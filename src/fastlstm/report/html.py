@@ -62,15 +62,17 @@ def table(
     """Returns a table that scrolls when it is long; the row numbered `best` stays visible."""
 
     def line(cells: Iterable[str], tag: str) -> str:
-        texts = (cell if isinstance(cell, Html) else to_html(cell) for cell in cells)
-        return "".join(f"<{tag}>{text}</{tag}>" for text in texts)
+        texts = [cell if isinstance(cell, Html) else to_html(cell) for cell in cells]
+        kinds = [tag if text else "td" for text in texts]  # an empty heading is none
+        return "".join(f"<{k}>{text}</{k}>" for k, text in zip(kinds, texts, strict=True))
 
     mark = ' class="best"'
     body = "".join(
         f"<tr{mark if at == best else ''}>{line(row, 'td')}</tr>\n" for at, row in enumerate(rows)
     )
-    return (
-        f'<div class="scroll {kind}"><table><thead><tr>{line(heads, "th")}</tr></thead>\n'
+    return (  # with keys, only what has the focus scrolls
+        f'<div class="scroll {kind}" tabindex="0" role="group" aria-label="table">\n'
+        f"<table><thead><tr>{line(heads, 'th')}</tr></thead>\n"
         f"<tbody>\n{body}</tbody></table></div>\n"
     )
 

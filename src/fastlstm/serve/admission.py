@@ -229,6 +229,7 @@ class Engine:
 
     def __init__(self, name: str, settings: Settings, metrics: Metrics) -> None:
         self.name, self._settings, self._metrics = name, settings, metrics
+        self.max_body = settings.max_body
         self._loop = asyncio.get_running_loop()
         self._progress_s = time.monotonic()
         self._reader, self._writer = Worker("fastlstm-reader"), Worker("fastlstm-writer")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -14,6 +16,7 @@ from starlette.types import ASGIApp
 from fastlstm.report.markup import to_html
 from fastlstm.serve.forecast.engine import ForecastEngine
 from fastlstm.serve.forecast.inference import inference_routes
+from fastlstm.serve.forecast.tables import TableForecasts
 from fastlstm.serve.http.access import Access
 from fastlstm.serve.http.errors import ApiError, no_model
 from fastlstm.serve.http.keys import check_access
@@ -22,6 +25,8 @@ from fastlstm.serve.openapi import Model, ModelList, document_of
 from fastlstm.serve.pages import Page, example_prompt, filled, forecaster_html
 from fastlstm.serve.service import Service
 from fastlstm.serve.text.completions import Completions
+from fastlstm.text.loading import InferenceModel
+from fastlstm.text.stored_model import parameter_shapes
 
 
 def make_app(service: Service) -> ASGIApp:
@@ -37,6 +42,7 @@ def make_app(service: Service) -> ASGIApp:
         Route("/v1/models/{name:path}", pages.model),
         Route("/v1/completions", Completions(service), methods=["POST"]),
         Route("/v1/chat/completions", pages.chat, methods=["POST"]),
+        Route("/forecast", TableForecasts(service), methods=["POST"]),
         *inference_routes(service),
     ]
     own_name = service.settings.host if service.is_local else ""
@@ -97,7 +103,22 @@ class _Pages:
 
     def _described(self) -> Model:
         engine = self._service.text_engine
-        return Model(engine.name, engine.created)
+        return Model(engine.name, engine.created, _facts(engine.model))
+
+
+def _facts(model: InferenceModel) -> dict[str, Any]:
+    """Returns sizes, best validation and name of the text, as far as they are known."""
+    sizes, data = model.decoder.config, model.config.get("data")
+    source = data.get("source") if isinstance(data, dict) else None
+    facts = {
+        **{"units": sizes.rnn_size, "layers": sizes.num_layers},
+        "parameters": sum(map(math.prod, parameter_shapes(sizes).values())),
+        **{"weights": model.decoder.weight_format, "vocab": model.tokenizer.kind},
+        **{"vocab_size": sizes.vocab_size, "top_p": model.generation.get("top_p", 1.0)},
+        "bits_per_char": model.bits_per_char,
+        "text": str(source or "").rstrip("/").rpartition("/")[2] or None,
+    }
+    return {name: value for name, value in facts.items() if value is not None}
 
 
 def _json(value: Struct) -> Response:

@@ -11,6 +11,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
 
 from fastlstm.serve.forecast.engine import VERSION, ForecastEngine
 from fastlstm.serve.forecast.request import OutputName, Size
+from fastlstm.serve.forecast.tables import Query, Row, TableBody
 from fastlstm.serve.http.keys import OPEN_PATHS, PAGE_PATH
 from fastlstm.serve.text.engine import TextEngine
 from fastlstm.serve.text.requests import MAX_PROMPTS
@@ -25,7 +26,7 @@ _ERRORS = {
     408: "headers or body did not arrive in time",
     409: "the sequence has too few rows so far; these are kept",
     413: "the body is too long",
-    415: "the body is not `application/json`, or compressed",
+    415: "the body has another type, or is compressed",
     421: "without API keys: the Host header names neither an address nor localhost",
     429: "every place is taken; Retry-After says when to ask again",
     431: "too many or too long headers",
@@ -44,6 +45,13 @@ Name = str | None
 Failure = defstruct("Failure", [("message", str), ("type", str), ("param", Name), ("code", Name)])
 TextError = defstruct("TextError", [("error", Failure)])
 InferError = defstruct("InferError", [("error", str)])
+_ANSWER = [
+    ("model", str),
+    ("rows", list[Row]),
+    ("notes", list[str]),
+    ("charts", list[Schema], UNSET),
+]
+TableAnswer = defstruct("TableAnswer", _ANSWER)  # type: ignore[arg-type]
 Server = defstruct("Server", [("name", str), ("version", str), ("extensions", list[str])])
 ModelReady = defstruct("ModelReady", [("name", str), ("ready", bool)])
 Tensor = defstruct("Tensor", [("name", str), ("datatype", str), ("shape", list[int])])
@@ -92,10 +100,11 @@ class Completion(Struct):
 
 
 class Model(Struct):
-    """A language model, as OpenAI describes one."""
+    """A language model, as OpenAI describes one, and `about` it."""
 
     id: str
     created: Count
+    about: dict[str, str | int | float]
     object: Literal["model"] = "model"
     owned_by: Literal["fastlstm"] = "fastlstm"
 
@@ -131,6 +140,7 @@ def document_of(engine: TextEngine | ForecastEngine, *, has_keys: bool) -> Schem
         about, error = "Forecasts by the Open Inference Protocol", "InferError"
         paths = _forecast_paths(engine)
         kinds = [InferError, Answer, Metadata, Server, Live, Ready, ModelReady, Health]
+        kinds += [TableBody, TableAnswer]
     else:
         about, paths, error = "OpenAI's text completions", _text_paths(engine), "TextError"
         kinds = [TextError, Completion, Model, ModelList, Health]
@@ -185,6 +195,15 @@ def _forecast_paths(engine: ForecastEngine) -> Schema:
     live["503"] = live["200"]
     errors = (400, 401, 404, 408, 409, 413, 415, 421, 431, 500, 503, 504)
     about, request = "forecasts the steps after each window", _json("Request")
+    listed = {"type": "array", "minItems": 1, "items": {"type": "object", "minProperties": 1}}
+    either = {"anyOf": [{"$ref": _REF.format(name="TableBody")}, listed]}
+    table = {"application/json": {"schema": either}, "text/csv": {"schema": _TEXT}}
+    rows = {**_json("TableAnswer"), "text/csv": {"schema": _TEXT}}
+    own = (400, 401, 404, 408, 413, 415, 421, 431, 500, 503)
+    paths |= _post("/forecast", "forecasts the steps after the rows of a table", table, rows, *own)
+    types = msgspec.json.schema_components([Query])[1]["Query"]["properties"]
+    query = [{"in": "query", "name": name, "schema": types[name]} for name in types]
+    paths["/forecast"]["post"]["parameters"] = query
     names = {"model": engine.name}
     for path, parts in (
         ("/v2/models/{model}", names),

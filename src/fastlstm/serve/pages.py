@@ -1,4 +1,4 @@
-"""The pages at `/`: one to try a text model, one that describes a forecaster.
+"""The pages at `/`: one to try a text model, one to try a forecaster, with its description.
 
 Each page is one file, whose policy allows only the script and the style in it, by their digests.
 Text of the model, such as names of columns, is escaped.
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from fastlstm.errors import DataError, counted
+from fastlstm.forecast.read_options import READING
 from fastlstm.report.markup import MAX_TEXT, clipped, name_text, to_html
 
 if TYPE_CHECKING:
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 _PROMPTS = ("Once upon a time", "The ", "the ")
 _NUM_LETTERS = 8
 _FOLDER = importlib.resources.files("fastlstm.serve")
+_FUTURE = (
+    "<label>The columns {names} of every step ahead, with times: a second CSV\n"
+    '<input id="future" type="file" accept=".csv,.tsv,.txt,text/csv"></label>'
+)
 _HOST = re.compile(r"[A-Za-z0-9.:\[\]-]{1,255}", re.ASCII)
 
 
@@ -80,13 +85,18 @@ def forecaster_html(engine: ForecastEngine, host: str, key: str | None) -> str:
     every = "" if model.frequency == "rows" else f", one every {model.frequency.removeprefix('1 ')}"
     ahead = f"the next {model.horizon} steps" if model.horizon > 1 else "the next step"
     in_shell, rows, in_python = zip(*(_examples(spec, model) for spec in specs), strict=True)
+    shown_host = host if _HOST.fullmatch(host) else "localhost"
     texts = {
         "name": name_text(engine.name),
+        "columns": _table_columns(model),
+        "limit": str(engine.max_body),
+        "reading": " ".join(READING),
+        "forecast_url": f"http://{shown_host}/forecast",
         "rows": counted(model.input_size, "row") + every,
         "ahead": ahead,
         "targets": _names_text(model.targets),
         "path": path,
-        "url": f"http://{host if _HOST.fullmatch(host) else 'localhost'}{path}/infer",
+        "url": f"http://{shown_host}{path}/infer",
         "shell_key": "" if key is None else f" -H 'authorization: Bearer {key}'",
         "shell_tensors": ",\n".join(in_shell),
         "python_rows": "".join(rows),
@@ -94,9 +104,24 @@ def forecaster_html(engine: ForecastEngine, host: str, key: str | None) -> str:
         "python_key": "" if key is None else f', "authorization": "Bearer {key}"',
     }
     parts = {name: to_html(text, keep="\n") for name, text in texts.items()}
+    future = to_html(_names_text(model.stored.config.future))
+    parts["future"] = _FUTURE.format(names=future) if future else ""
     for name, listed in (("inputs", engine.inputs), ("outputs", engine.outputs)):
         parts[name] = "".join(_table_row(spec, model) for spec in listed.values())
     return filled("forecaster.html", **parts)
+
+
+def _table_columns(model: WindowForecaster) -> str:
+    """Returns the columns of a table to forecast, in words."""
+    from fastlstm.forecast.data.calendar import calendar_names  # a page of a text needs no Arrow
+
+    config = model.stored.config
+    of_calendar = calendar_names(config.calendar or ())
+    names = [name for name in model.past.names if name not in of_calendar]
+    names += [*config.static, *([config.series] if config.series else model.series.names)]
+    if model.frequency == "rows" or config.time:
+        return _names_text((*names, *([config.time] if config.time else [])))
+    return f"{_names_text(tuple(names))}, and one of times"
 
 
 def _names_text(names: tuple[str, ...]) -> str:

@@ -13,12 +13,15 @@ import signal
 import socket
 import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
 from fastlstm.errors import ConfigError, counted
-from fastlstm.runs.run_directory import kind_of_run
+from fastlstm.report.events import number
+from fastlstm.report.history import read_history
+from fastlstm.runs.run_directory import RunDirectory, kind_of_run
 from fastlstm.serve.app import make_app
 from fastlstm.serve.forecast.engine import ForecastEngine
 from fastlstm.serve.http.access import MAX_HEADER_BYTES
@@ -32,7 +35,7 @@ from fastlstm.system.signal_handlers import STOP_SIGNALS, handling, is_not_ignor
 from fastlstm.text.loading import InferenceModel, load_decoder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import FrameType
 
     from fastlstm.forecast.window_forecaster import WindowForecaster
@@ -261,16 +264,26 @@ def serve(
 
 def _load(path: str, settings: Settings) -> InferenceModel | WindowForecaster:
     if kind_of_run(path) == "forecaster":
+        import fastlstm.forecast.forecast_table  # noqa: F401  not at the first table
         from fastlstm.forecast.window_forecaster import load_window_forecaster  # brings torch
 
         return load_window_forecaster(path, settings.device)
-    return load_decoder(
+    model = load_decoder(
         path,
         settings.weights,
         otherwise="int8",
         device=settings.device,
         num_streams=settings.max_streams,
     )
+    return replace(model, bits_per_char=bits_per_char(path, model.config))
+
+
+def bits_per_char(path: str, config: Mapping[str, Any]) -> float | None:
+    """Returns the best validation of the model of a run, if it is known."""
+    if config.get("compression", {}).get("is_trained") is False:
+        return None
+    best = read_history(RunDirectory(path).metrics_path).best
+    return None if best is None else number(best, "bits_per_char")
 
 
 def _handler(watch: Watch) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -12,7 +12,7 @@ from fastlstm.serve.admission import Engine, Reservation
 from fastlstm.serve.forecast.engine import ForecastEngine
 from fastlstm.serve.http.errors import ENDING, ApiError, Unavailable
 from fastlstm.serve.http.keys import Keys
-from fastlstm.serve.http.transfer import Bodies, Sender
+from fastlstm.serve.http.transfer import JSON, Bodies, Sender
 from fastlstm.serve.log import Log
 from fastlstm.serve.metrics import Metrics
 from fastlstm.serve.settings import Settings
@@ -63,19 +63,22 @@ class Service:
 
     @asynccontextmanager
     async def admitted(
-        self, engine: Engine, request: Reservation, scope: Scope, receive: Receive, send: Send
-    ) -> AsyncIterator[tuple[Sender, bytes]]:
+        self, engine: Engine, request: Reservation, scope: Scope, receive: Receive, send: Send,
+        kinds: Mapping[bytes, int] = JSON,
+    ) -> AsyncIterator[tuple[Sender, bytes]]:  # fmt: skip
         """Yields the sender and the body of a request, which holds its places meanwhile."""
         # A place is taken before the body is read: this bounds the memory of bodies.
         engine.scheduler.reserve(request)
         try:
             with Sender(scope, receive, send, request.leave, self.metrics) as sender:
-                yield sender, await self._body(sender, scope, receive)
+                yield sender, await self._body(sender, scope, receive, kinds)
         finally:
             engine.scheduler.release(request)
 
-    async def _body(self, sender: Sender, scope: Scope, receive: Receive) -> bytes:
-        body = await self.bodies.read_json(scope, receive)
+    async def _body(
+        self, sender: Sender, scope: Scope, receive: Receive, kinds: Mapping[bytes, int]
+    ) -> bytes:
+        body = await self.bodies.read(scope, receive, kinds)
         sender.watch_client()
         return body
 

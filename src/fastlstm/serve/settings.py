@@ -41,7 +41,7 @@ class Settings:
             max_tokens with logprobs that are not streamed.
         max_numbers: numbers in an answer of forecasts: windows x steps x targets, once for the
             forecast and once for each quantile.
-        max_body: largest request body, in bytes.
+        max_body: largest request body, in bytes; a CSV may have 8 times as many.
         header_timeout: seconds in which a request's headers must arrive.
         body_timeout: seconds in which a request's body must arrive.
         stall: seconds after which a client that reads nothing of its answer is disconnected.

@@ -63,13 +63,19 @@ def check_values(config: Any, bounds: Mapping[str, tuple[float, float]]) -> None
     for name, known in _literals(type(config)).items():  # type: ignore[arg-type]
         value = getattr(config, name)
         if value not in known:
-            raise ConfigError(f"`{name}` is {value!r:.60}, expected one of {', '.join(known)}")
+            expected = ", ".join(filter(None, known))
+            raise ConfigError(f"`{name}` is {value!r:.60}, expected one of {expected}")
 
 
 @functools.cache
 def _literals(kind: type) -> dict[str, tuple[Any, ...]]:
-    hints = get_type_hints(kind)
-    return {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Literal}
+    """Returns the values of each field that takes certain texts, or these and None."""
+    known = {}
+    for name, hint in get_type_hints(kind).items():
+        parts = [part for part in (hint, *get_args(hint)) if get_origin(part) is Literal]
+        if parts:
+            known[name] = get_args(parts[0]) + ((None,) if type(None) in get_args(hint) else ())
+    return known
 
 
 def _check_kind(config: Any, name: str, annotation: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -75,7 +75,8 @@ def gpu_decoder(
 class InferenceModel:
     """A trained language model for inference; `generation` are the run's sampling defaults.
 
-    `note` tells the user about the choice of weights and of their format, or is None.
+    `note` tells the user about the choice of weights and of their format, or is None; `config` is
+    the config.json of the run, `bits_per_char` its best validation, if known.
     """
 
     decoder: Decoder
@@ -83,6 +84,8 @@ class InferenceModel:
     generation: dict[str, Any]
     name: str
     note: str | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    bits_per_char: float | None = None
 
 
 def load_decoder(
@@ -116,4 +119,5 @@ def load_decoder(
         known_settings(stored.generation),
         Path(path).resolve().name,
         "; ".join(note for note in notes if note) or None,
+        stored.config,
     )

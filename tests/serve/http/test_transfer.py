@@ -29,7 +29,7 @@ def test_a_turn_of_the_event_loop_reads_a_few_parts_of_long_bodies() -> None:
     async def main() -> list[bytes]:
         nonlocal turn
         bodies = Bodies(1 << 20, 30)
-        tasks = [asyncio.create_task(bodies.read_json(SCOPE, client(9))) for _ in range(40)]
+        tasks = [asyncio.create_task(bodies.read(SCOPE, client(9))) for _ in range(40)]
         while not all(task.done() for task in tasks):
             turn += 1
             await asyncio.sleep(0)
@@ -48,7 +48,7 @@ def test_a_cancelled_body_releases_its_turn() -> None:
 
     async def main() -> None:
         bodies = Bodies(1 << 40, 30)
-        left = [asyncio.create_task(bodies.read_json(SCOPE, receive)) for _ in range(40)]
+        left = [asyncio.create_task(bodies.read(SCOPE, receive)) for _ in range(40)]
         for _ in range(3):
             await asyncio.sleep(0)
         assert bodies.turns.locked()

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -21,7 +22,7 @@ from fastlstm.serve.http.errors import ApiError, Disconnected, Unavailable
 from fastlstm.serve.http.keys import Keys, is_local
 from fastlstm.serve.log import Log
 from fastlstm.serve.metrics import Metrics
-from fastlstm.serve.server import ServerRunner
+from fastlstm.serve.server import ServerRunner, bits_per_char
 from running_server import SETTINGS, FaultyDecoder, Running
 
 KEY = "sk-Test_1.ä"
@@ -324,6 +325,30 @@ def test_the_page_is_one_file_that_loads_nothing(server: Running) -> None:
     assert "innerHTML" not in answer.text
     for needed in ("/v1/completions", "/v1/models", "prefers-color-scheme", 'name="viewport"'):
         assert needed in answer.text
+
+
+def test_a_model_says_what_it_is(serve: Any, lm: Any, tmp_path: Path) -> None:
+    data = {"data": {"source": "/home/me/books/book.txt"}}
+    server = serve(model=replace(lm, config=data, bits_per_char=1.5))
+    (model,) = server.client.get("/v1/models").json()["data"]
+    assert model == server.client.get("/v1/models/tiny").json()
+    sizes = {"units": 24, "layers": 1, "vocab": "char", "vocab_size": 30, "weights": "fp32"}
+    H, E, V = 24, 8, 30
+    count = V * E + 4 * H * (E + H + 2) + V * H + V
+    own = {"parameters": count, "top_p": 1.0, "bits_per_char": 1.5, "text": "book.txt"}
+    assert model["about"] == {**sizes, **own}, "the name of the text, not its folder"
+    for forged in ({}, {"data": 3}, {"data": {"source": None}}):
+        (model,) = serve(model=replace(lm, config=forged)).client.get("/v1/models").json()["data"]
+        assert not {"text", "bits_per_char"} & model["about"].keys()
+
+
+def test_bits_per_character_are_of_the_best_validation(tmp_path: Path) -> None:
+    assert bits_per_char(str(tmp_path), {}) is None
+    events = [{"event": "eval", "step": k, "bits_per_char": 2 + abs(k - 2)} for k in (1, 2, 3)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
+    assert bits_per_char(str(tmp_path), {}) == 2.0
+    rounded = {"compression": {"is_trained": False}}
+    assert bits_per_char(str(tmp_path), rounded) is None
 
 
 def test_while_the_model_loads_nothing_is_ready(lm: Any) -> None:

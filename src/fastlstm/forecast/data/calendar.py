@@ -85,6 +85,17 @@ def calendar_values(
     return values
 
 
+def _times(dataset: SeriesDataset) -> NDArray[np.int64]:
+    """Returns the time of every row."""
+    segments, frequency = dataset.table.segments, dataset.frequency
+    starts, counts = segments.start_times, segments.num_rows
+    if frequency.unit == "us":
+        starts = np.repeat(starts - segments.first_rows * frequency.step, counts)
+        return np.asarray(starts + np.arange(len(starts)) * frequency.step)
+    pairs = zip(starts.tolist(), counts.tolist(), strict=True)
+    return np.concatenate([frequency.after(start, count) for start, count in pairs])
+
+
 def with_calendar(dataset: SeriesDataset, parts: Sequence[str]) -> SeriesDataset:
     """Returns a table with the columns of `calendar_names` as its last future covariates.
 
@@ -104,12 +115,7 @@ def with_calendar(dataset: SeriesDataset, parts: Sequence[str]) -> SeriesDataset
         )
     values = np.empty((table.num_rows, len(table.columns) + len(names)), dtype=np.float32)
     values[:, : len(table.columns)] = table.rows(0, table.num_rows)
-    segments = table.segments
-    of_segments = zip(segments.start_times, segments.first_rows, segments.num_rows, strict=True)
-    for start, first, count in of_segments:
-        times = dataset.frequency.after(int(start), int(count))
-        rows = slice(int(first), int(first + count))
-        values[rows, len(table.columns) :] = calendar_values(dataset, times, parts)
+    values[:, len(table.columns) :] = calendar_values(dataset, _times(dataset), parts)
     num = values.shape[1]
     origin = np.zeros((len(table.origin), num))
     origin[:, : len(table.columns)] = table.origin
@@ -117,6 +123,6 @@ def with_calendar(dataset: SeriesDataset, parts: Sequence[str]) -> SeriesDataset
     future = (*dataset.roles.future, *names)
     return replace(
         dataset,
-        table=Table(values, columns, segments, origin),
+        table=Table(values, columns, table.segments, origin),
         roles=replace(dataset.roles, future=future),
     )

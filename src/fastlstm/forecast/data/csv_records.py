@@ -16,14 +16,16 @@ from pyarrow import csv as arrow_csv
 
 from fastlstm.errors import DataError, counted
 from fastlstm.forecast.data.records import (
+    MAX_COLUMNS,
     NULL_WORDS,
     FileRecords,
     damaged,
     is_text,
     numbers_of,
+    require_few,
     with_nulls,
 )
-from fastlstm.forecast.data.table_files import TableFile, open_input
+from fastlstm.forecast.data.table_files import MemoryFile, TableFile, open_input
 from fastlstm.forecast.read_options import ReadOptions
 
 DELIMITERS = ",;\t|"
@@ -101,6 +103,8 @@ class CsvRecords(FileRecords):
             [columns] = split_lines([line.rstrip("\r")], form, self.delimiter)
         except csv.Error:  # a name of more than 128 KiB
             columns = [line]
+        limit = self.file.max_columns if isinstance(self.file, MemoryFile) else MAX_COLUMNS
+        require_few(columns, self.name, limit)  # Arrow takes kilobytes for each
         self._names: list[str] | None = None
         if not form.header:
             self._names = [str(number + 1) for number in range(len(columns))]

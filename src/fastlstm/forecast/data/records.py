@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
 from io import BytesIO
@@ -26,6 +26,7 @@ from fastlstm.forecast.data.names import canonical
 from fastlstm.forecast.data.problems import CurableError, Finding
 from fastlstm.forecast.data.table import require_matrix, row_blocks, rows_at_once
 from fastlstm.forecast.data.table_files import (
+    MemoryFile,
     TableFile,
     open_input,
     signature_of,
@@ -44,6 +45,7 @@ NUMBER = r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 _GROUPED = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")
 _LONGEST_WORD = 12
+MAX_COLUMNS = 1 << 16
 
 
 class Records(ABC):
@@ -52,8 +54,8 @@ class Records(ABC):
     Attributes:
         name: of the table in messages.
         schema: Arrow's schema; columns are read so by default.
-        signature: `file_signature` of every file when it was opened; None for frames.
-        total_bytes: on disk; None for frames.
+        signature: `file_signature` of every file when it was opened; None for what is in memory.
+        total_bytes: of the files; None for frames.
         done_bytes: bytes read so far.
         is_parsed: values are text, parsed as the requested types.
         null_words: texts that mean "no value" where `is_parsed`.
@@ -128,9 +130,12 @@ class FileRecords(Records):
     """One file; `file` is where it is."""
 
     def __init__(self, file: TableFile) -> None:
-        signature = signature_of(file)
-        self.file, self.name, self.signature = file, str(file), [signature]
-        self.total_bytes = int(signature[1])
+        self.file, self.name = file, str(file)
+        if isinstance(file, MemoryFile):
+            self.total_bytes = len(file.data)
+        else:
+            self.signature = [signature_of(file)]
+            self.total_bytes = int(self.signature[0][1])
         self.schema = self._read_schema()
 
     @abstractmethod
@@ -200,7 +205,7 @@ class NumpyRecords(FileRecords):
                 with self.file.open() as source:
                     array = np.load(BytesIO(source.read()), allow_pickle=False)
             else:
-                array = np.load(self.file, mmap_mode="r", allow_pickle=False)
+                array = np.load(str(self.file), mmap_mode="r", allow_pickle=False)
         except (ValueError, OSError, EOFError, TypeError, OverflowError) as error:
             raise damaged(self.name, error) from error
         if not isinstance(array, np.ndarray) or array.ndim == 0:
@@ -253,6 +258,15 @@ def _joined_type(kinds: Sequence[pa.DataType]) -> pa.DataType:
     present = [kind for kind in kinds if not pa.types.is_null(kind)] or list(kinds)
     floating = [kind for kind in present if pa.types.is_floating(kind)]
     return floating[0] if floating and pa.types.is_integer(present[0]) else present[0]
+
+
+def require_few(names: Collection[str], origin: str, limit: int = MAX_COLUMNS) -> None:
+    """Raises DataError for more columns than a table may have."""
+    if len(names) > limit:
+        raise DataError(
+            f"{origin} has {len(names):,} columns, the limit is {limit:,};"
+            " expected a row per time and a column per quantity: is the table transposed?"
+        )
 
 
 def require_distinct(names: Sequence[str], origin: str) -> None:

@@ -144,7 +144,8 @@ def _by_time(
     """A row per series or year, a column per time or month; columns of text name the series."""
     months, steps = _months(records, columns), numbered(columns)
     times = months[1:] or steps or list(filter(is_date, columns))
-    others = [name for name in columns if name not in (*times, *months)]
+    taken = {*times, *months}
+    others = [name for name in columns if name not in taken]
     texts = [name for name in others if is_text(records.schema.field(name).type)]
     names = parts_of(request.series) if request.series else texts or others[: not months]
     if months and not names and _repeats(records, months[0]):  # such as the number of a station

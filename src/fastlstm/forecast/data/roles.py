@@ -23,7 +23,14 @@ from fastlstm.forecast.data.problems import (
     merged,
     settings,
 )
-from fastlstm.forecast.data.records import NUMBER, Records, is_text, require_distinct, with_nulls
+from fastlstm.forecast.data.records import (
+    NUMBER,
+    Records,
+    is_text,
+    require_distinct,
+    require_few,
+    with_nulls,
+)
 from fastlstm.forecast.data.time_reader import (
     TimeReader,
     refuse_unread_time,
@@ -84,7 +91,6 @@ _CLOCKS = {
 }  # fmt: skip
 """The names of the winter and summer time of zones."""
 _KEY_ROWS, _KEY_COLUMNS, _KEY_CHOICES = 1 << 17, 4, 6
-_MAX_COLUMNS = 1 << 16
 _MAX_LISTED = 40
 _MAX_PARTS = 8
 """Columns of whole numbers that are looked at for years and weeks."""
@@ -156,11 +162,7 @@ def find_roles(records: Records, request: RoleRequest, problems: Problems) -> Ro
     """
     schema, origin = records.schema, records.name
     names = schema.names
-    if len(names) > _MAX_COLUMNS:
-        raise DataError(
-            f"{origin} has {len(names):,} columns, the limit is {_MAX_COLUMNS:,};"
-            " expected a row per time and a column per quantity: is the table transposed?"
-        )
+    require_few(names, origin)
     request = _existing(names, request, origin, problems)
     assigned = {name for role in _LISTS for name in _columns(request, role)}
     free = [name for name in names if name not in assigned and name != request.time]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,28 @@ SUFFIXES = (
     *(".csv", ".tsv", ".txt", ".dat", ".csv.gz", ".tsv.gz", ".csv.zst", ".tsv.zst"),
     *(".parquet", ".pq", ".arrow", ".feather", ".ipc", ".npy"),
 )
-TableFile = Path | RemoteFile
+
+
+@dataclass(frozen=True)
+class MemoryFile:
+    """A CSV in memory, called `title` in messages, of at most `max_columns`."""
+
+    title: str
+    data: bytes
+    max_columns: int
+    name, suffix = "table.csv", ".csv"
+
+    def __str__(self) -> str:
+        return self.title
+
+
+TableFile = Path | RemoteFile | MemoryFile
 
 
 def require_files(source: Any) -> list[TableFile] | None:
     """Returns the files that `source` names, None for a frame; raises DataError without any."""
+    if isinstance(source, MemoryFile):
+        return [source]
     if isinstance(source, str | Path):
         return _files(source)
     if isinstance(source, Sequence) and source and all(isinstance(p, str | Path) for p in source):
@@ -30,7 +48,7 @@ def require_files(source: Any) -> list[TableFile] | None:
     return None
 
 
-def signature_of(file: TableFile | str) -> list[str | int]:
+def signature_of(file: Path | RemoteFile | str) -> list[str | int]:
     """Returns what identifies a file's content without reading it.
 
     Of a path: size, times and inode; of a URL: what the store knows of it.
@@ -44,6 +62,8 @@ def open_input(file: TableFile, is_mapped: bool = False) -> Any:
     """Opens a file with pyarrow, to be read at any place; a local one may be mapped."""
     if isinstance(file, RemoteFile):
         return file.open()
+    if isinstance(file, MemoryFile):
+        return pa.BufferReader(file.data)
     return pa.memory_map(str(file)) if is_mapped else pa.OSFile(str(file))
 
 

@@ -12,7 +12,7 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from fastlstm.serve.metrics import Metrics
     from fastlstm.serve.settings import Settings
 
+Result = TypeVar("Result")
 VERSION = "1"
 _SHORT_BODY = 1 << 16
 """Bytes of a request that are parsed on the event loop; longer ones are parsed by a worker."""
@@ -43,7 +44,8 @@ _FEW_NUMBERS = 1 << 10
 """Numbers of an answer that are computed on the event loop; more are computed by a worker."""
 Outputs = dict[str, Floats]
 _TOO_MANY = (
-    "the request has {count} windows, this server forecasts at most {limit} at a time; send fewer"
+    "the request has {count} windows, this server forecasts at most {limit} at a time; send fewer,"
+    " or fewer series of a table"
 )
 _FAILED = "forecasting failed; send the request again, or start its sequence again"
 _LOG = logging.getLogger("fastlstm.serve")
@@ -323,9 +325,15 @@ class ForecastEngine(Engine):
             return parse_request(*args)
         self._num_reading[tenant] += 1
         try:
-            return await pending.wait(self._reader.call(parse_request, *args, tenant=tenant))
+            return await self.call(pending, parse_request, *args)
         finally:
             self._num_reading[tenant] -= 1
+
+    async def call(
+        self, pending: Reservation, function: Callable[..., Result], *args: Any
+    ) -> Result:
+        """Calls a function on the thread that reads, when it is the turn of the request's key."""
+        return await pending.wait(self._reader.call(function, *args, tenant=pending.tenant))
 
     def submit(self, pending: PendingForecast, request: InferRequest) -> None:
         """Queues a request's windows; raises ApiError if they have no room or the store refuses.
@@ -334,7 +342,8 @@ class ForecastEngine(Engine):
         its request had been read.
         """
         count = len(request.past)
-        self._check_numbers(count, request)
+        values = [len(request.levels) if name == "quantiles" else 1 for name in request.outputs]
+        self.check_numbers(count, sum(values))
         self.scheduler.reserve(pending, count)
         past, statics = request.past, request.statics
         if request.step is not None:
@@ -344,9 +353,9 @@ class ForecastEngine(Engine):
         self._note_start()
         self.scheduler.submit(ForecastRequest(pending, past, request.future, statics))
 
-    def _check_numbers(self, count: int, request: InferRequest) -> None:
+    def check_numbers(self, count: int, values: int) -> None:
+        """Raises ApiError 400 for too many windows with so many numbers for each step."""
         horizon, targets = self.model.horizon, len(self.model.targets)
-        values = sum(len(request.levels) if name == "quantiles" else 1 for name in request.outputs)
         number, limit = count * horizon * targets * values, self._settings.max_numbers
         if number > limit:
             message = (

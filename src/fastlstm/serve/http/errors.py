@@ -57,8 +57,8 @@ class ApiError(Exception):
 
     def body_at(self, path: str) -> bytes:
         """Returns the error object as JSON, in the form of the path's protocol."""
-        is_v2 = path == "/v2" or path.startswith("/v2/")
-        return msgspec.json.encode({"error": self.message}) if is_v2 else self.body
+        is_plain = path in ("/v2", "/forecast") or path.startswith("/v2/")
+        return msgspec.json.encode({"error": self.message}) if is_plain else self.body
 
     def response(self) -> bytes:
         """Returns the whole HTTP/1.1 response, which ends the connection."""
@@ -125,7 +125,7 @@ def decode(
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as error:
-        raise _invalid(str(error), names, within, notes) from None
+        raise invalid(str(error), names, within, notes) from None
     except RecursionError:
         raise ApiError(400, "the JSON is nested too deep; send it flatter") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -134,7 +134,8 @@ def decode(
         raise ApiError(400, message, None, "invalid_json") from None
 
 
-def _invalid(text: str, names: Collection[str], within: str, notes: Mapping[str, str]) -> ApiError:
+def invalid(text: str, names: Collection[str], within: str, notes: Mapping[str, str]) -> ApiError:
+    """Returns the error of msgspec's message; see `decode`."""
     place = _PLACE.search(text)
     what = text[: place.start()] if place else text
     field = within + (place[1] if place else "")

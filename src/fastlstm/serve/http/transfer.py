@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Self
 
 from starlette.types import Receive, Scope, Send
@@ -15,6 +15,12 @@ from fastlstm.serve.metrics import Metrics
 _SLICE = 1 << 16
 """Bytes of a body that are read without waiting, and bytes given to a connection at a time."""
 _PARTS_PER_TURN = 4
+JSON = {b"application/json": 1}
+
+
+def media_type(headers: Mapping[bytes, bytes]) -> bytes:
+    """Returns the type of a body, without its parameters."""
+    return headers.get(b"content-type", b"").split(b";")[0].strip().lower()
 
 
 class Bodies:
@@ -24,33 +30,38 @@ class Bodies:
         self._max_bytes, self._timeout_s = max_bytes, timeout_s
         self.turns = asyncio.Semaphore(_PARTS_PER_TURN)
 
-    async def read_json(self, scope: Scope, receive: Receive) -> bytes:
-        """Returns the body of a JSON request.
+    async def read(
+        self, scope: Scope, receive: Receive, kinds: Mapping[bytes, int] = JSON
+    ) -> bytes:
+        """Returns the body of a request of one of the types in `kinds`.
+
+        A body may have so many times the most bytes.
 
         Raises:
             ApiError: another type (415), too long (413), too slow (408).
             Disconnected: the client has left.
         """
         headers = dict(scope["headers"])
-        kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
-        # Any web page may send a form to this machine; none may send this type.
-        if kind != b"application/json":
+        kind = media_type(headers)
+        # Any web page may send a form to this machine; none may send these types.
+        if kind not in kinds:
             came = f"the content type is '{kind[:100].decode('latin-1')}', expected"
-            what = "application/json; with curl add -H 'Content-Type: application/json'"
+            known = [name.decode("ascii") for name in kinds]
+            what = f"{' or '.join(known)}; with curl add -H 'Content-Type: {known[0]}'"
             raise ApiError(415, f"{came} {what}")
         if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
             raise ApiError(415, "the body is compressed; send it without Content-Encoding")
-        length = headers.get(b"content-length", b"0")
-        if not length.isdigit() or len(length) > 18 or int(length) > self._max_bytes:
-            raise self._too_long()
+        limit, length = kinds[kind] * self._max_bytes, headers.get(b"content-length", b"0")
+        if not length.isdigit() or len(length) > 18 or int(length) > limit:
+            raise _too_long(limit)
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._received(receive)
+                return await self._received(receive, limit)
         except TimeoutError:
             message = f"the body did not come within {self._timeout_s:g} s; send it faster"
             raise ApiError(408, message, closes=True) from None
 
-    async def _received(self, receive: Receive) -> bytes:
+    async def _received(self, receive: Receive, limit: int) -> bytes:
         parts, size = [], 0
         while True:
             message = await receive()
@@ -58,18 +69,18 @@ class Bodies:
                 raise Disconnected
             parts.append(message.get("body", b""))
             size += len(parts[-1])
-            if size > self._max_bytes:
-                raise self._too_long()
+            if size > limit:
+                raise _too_long(limit)
             if not message.get("more_body", False):
                 return b"".join(parts)
             if size > _SLICE:
                 async with self.turns:
                     await asyncio.sleep(0)
 
-    def _too_long(self) -> ApiError:
-        what = "send less, or start the server with a larger --max-body"
-        message = f"the body has more than {self._max_bytes} bytes; {what}"
-        return ApiError(413, message, closes=True)
+
+def _too_long(limit: int) -> ApiError:
+    what = "send less, or start the server with a larger --max-body"
+    return ApiError(413, f"the body has more than {limit} bytes; {what}", closes=True)
 
 
 class Sender:
