@@ -106,7 +106,7 @@ def test_a_failed_recalibration_keeps_the_intervals() -> None:
     y[100] = np.nan  # a table with missing values
     model = Forecaster(**{**QUICK, "steps": 2}).fit(y)
     fitted, ended = model.stored_, y.copy()
-    ended[-50:] = np.nan
+    ended[-50:-1] = np.nan  # rows behind the last value would be dropped
     for table, steps, message in (
         (y, 0, "`steps` is 0, expected 1 or more"),
         (y, 3, "`steps` is 3, expected 6, the horizon, or more"),

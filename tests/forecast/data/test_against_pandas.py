@@ -59,6 +59,8 @@ def expected(frame: Any, freq: str, last: bool, fill: bool) -> dict[str, list[tu
     for name, part in frame.groupby("id", sort=False):
         rows = part.sort_values("ds", kind="stable")
         rows = rows.drop_duplicates("ds", keep="last" if last else "first")
+        present = np.flatnonzero(rows["y"].notna())
+        rows = rows[: present[-1] + 1] if len(present) else rows  # rows behind the last target go
         times = rows["ds"]
         if times.dt.tz is not None and freq not in ("h", "15min", "s"):
             local = times.dt.tz_localize(None)

@@ -66,7 +66,7 @@ class SeriesDataset:
         repairs: the `notes` on rows that were moved, dropped, added or changed, and on columns
             that were left out.
         name: of the table in messages.
-        key: of the cache entry; frames have no entry.
+        key: of the table, as asked for; the cache entry's, unless it was written for another use.
         seconds: taken to prepare, which read nothing if `from_cache`.
     """
 
@@ -133,11 +133,13 @@ def prepare_table(
         timeline = None if like is None else asdict(like)
         return make_key(FORMAT_VERSION, "series", reading, asdict(asked), timeline, signature)
 
-    key = key_for(request, like)
-    key = cache.recall(key) or key  # a forecast reads the rows that training read
+    asked = key_for(request, like)
+    key = cache.recall(asked) or asked  # a forecast reads the rows that training read
     opened = partial(_open, key=key, name=records.name, started=started)
     if signature is not None and (dataset := opened(cache.path(key), from_cache=True)) is not None:
-        return dataset
+        return replace(
+            dataset, key=asked
+        )  # a run that is resumed asks for the same, wherever it is
     look_at(records, others)
     given, records = request, Head(records) if is_trial else records
     records, request = reshaped(records, request, options.wide, options.look)
@@ -155,7 +157,7 @@ def prepare_table(
             may_miss = dataset.has_missing or options.gaps == "fill"
             given = replace(given, target=dataset.roles.target, past=dataset.roles.past)
             cache.remember(key_for(given, replace(dataset.timeline, may_miss=may_miss)), key)
-            return dataset
+            return replace(dataset, key=asked)
         dataset = opened(work, from_cache=False)  # stays mapped when the directory is removed
         if dataset is None:
             raise CorruptFileError(f"{work} cannot be read back after it was written")
@@ -207,10 +209,8 @@ def _prepare(
     names = {name: getattr(ingested, name) for name in ("series", "statics", "categories")}
     # Not write_json: the strict reader would refuse the names of a million series.
     write_file(work / "series.json", json.dumps(names).encode("ascii"))
-    write_json(
-        work / "schema.json",
-        _schema(roles, ingested, arrangement, dtype, notes) | {"repairs": repairs},
-    )
+    schema = _schema(roles, ingested, arrangement, dtype, notes)
+    write_json(work / "schema.json", schema | {"repairs": repairs})
     fsync_file(work / "values.bin")
     for path in (ingested.codes, ingested.times):
         if path is not None:
