@@ -397,11 +397,11 @@ def test_bf16_takes_the_instructions_that_training_takes(random_model, monkeypat
 )
 def test_whole_numbers_take_vnni_where_the_cpu_has_it(on_cpu, monkeypatch, isa, changes, expected):
     on_cpu(isa, **changes)
-    assert decoder_module._isa("int8") == expected
-    assert decoder_module._isa("int4") == expected
-    assert decoder_module._isa("fp32") == isa
+    assert decoder_module.isa_of("int8") == expected
+    assert decoder_module.isa_of("int4") == expected
+    assert decoder_module.isa_of("fp32") == isa
     monkeypatch.setenv("FASTLSTM_ISA", "scalar")
-    assert decoder_module._isa("int8") == "scalar"
+    assert decoder_module.isa_of("int8") == "scalar"
 
 
 def test_wrong_use_is_refused(random_model):
