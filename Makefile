@@ -97,7 +97,7 @@ wheels: build/tools/.made  ## dist/: the sdist, and from it a wheel for each of 
 	build/tools/bin/python -m build --quiet --sdist --outdir dist
 	set -e; PATH="$$PWD/build/tools/bin:$$PATH"; for python in $(PYTHONS); do for arch in $(ARCHS); do \
 		rm -rf build/wheel; \
-		printf '#!/bin/sh\nexec zig c++ -target %s "$$@"\n' "$$arch-linux-gnu.$(subst _,.,$(GLIBC))" > build/tools/bin/zig-c++; \
+		printf '#!/bin/sh\nexec zig c++ -target %s -g0 "$$@"\n' "$$arch-linux-gnu.$(subst _,.,$(GLIBC))" > build/tools/bin/zig-c++; \
 		chmod +x build/tools/bin/zig-c++; CXX=zig-c++ \
 		CMAKE_ARGS="-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=$$arch" \
 		_PYTHON_HOST_PLATFORM="linux-$$arch" \
