@@ -13,7 +13,7 @@ BUDGET ?= 90s
 # The wheels: Python 3.11 has one of its own, every newer Python loads that of the stable ABI.
 PYTHONS ?= $(call runs,python3.11) $(firstword $(call runs,python3.12 python3.13 python3.14))
 ARCHS ?= x86_64 aarch64
-GLIBC ?= 2_28
+GLIBC ?= 2.28
 # Processes that run the tests, file by file: they wait for the disk a third of the time.
 WORKERS ?= 3
 # In the order of the folders, which end with short files; by the number of tests a long one would be last.
@@ -62,10 +62,9 @@ test-isa: .venv/.dev  ## the tests that depend on the CPU, as on narrower ones, 
 
 test-wheel: .venv/.dev  ## the whole suite against the wheel in dist/, not the checkout; after `make wheels`
 	rm -rf build/installed
-	$(PY) -m venv --without-pip build/installed
-	$(PIP) --python build/installed/bin/python install --quiet --no-deps --no-index --find-links dist --only-binary :all: fastlstm
-	$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > build/installed/dev.pth
-	mv build/installed/dev.pth build/installed/lib/python3.*/site-packages/
+	mkdir -p build
+	cp -Rl .venv build/installed
+	build/installed/bin/python -m pip install --quiet --force-reinstall --no-deps --no-index --find-links dist --only-binary :all: fastlstm
 	build/installed/bin/python -m pytest $(XDIST)
 
 gpu: .venv/.dev  ## the tests and measurements that need an NVIDIA GPU; without one it says so
@@ -97,15 +96,15 @@ wheels: build/tools/.made  ## dist/: the sdist, and from it a wheel for each of 
 	build/tools/bin/python -m build --quiet --sdist --outdir dist
 	set -e; PATH="$$PWD/build/tools/bin:$$PATH"; for python in $(PYTHONS); do for arch in $(ARCHS); do \
 		rm -rf build/wheel; \
-		printf '#!/bin/sh\nexec zig c++ -target %s -g0 "$$@"\n' "$$arch-linux-gnu.$(subst _,.,$(GLIBC))" > build/tools/bin/zig-c++; \
+		printf '#!/bin/sh\nexec zig c++ -target %s -g0 "$$@"\n' "$$arch-linux-gnu.$(GLIBC)" > build/tools/bin/zig-c++; \
 		chmod +x build/tools/bin/zig-c++; CXX=zig-c++ \
 		CMAKE_ARGS="-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=$$arch" \
 		_PYTHON_HOST_PLATFORM="linux-$$arch" \
 		SETUPTOOLS_EXT_SUFFIX=".$$($$python -c 'import sys; print(sys.implementation.cache_tag)')-$$arch-linux-gnu.so" \
 		$$python -m pip wheel --quiet --no-deps --wheel-dir build/wheel dist/*.tar.gz; \
-		auditwheel repair --only-plat --plat manylinux_$(GLIBC)_$$arch --wheel-dir dist build/wheel/*.whl; \
+		case $$(echo build/wheel/*.whl) in *-abi3-*) abi3audit --strict build/wheel/*.whl;; esac; \
+		auditwheel repair --wheel-dir dist build/wheel/*.whl; \
 	done; done
-	build/tools/bin/abi3audit --strict dist/*-abi3-*.whl
 
 clean:  ## remove the environment and everything built; runs/ stays
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
