@@ -4,11 +4,16 @@
 SHELL := /bin/sh
 
 # The Python to build the environment with.
-PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(shell $(p) -c '' 2>/dev/null && echo $(p))))
+runs = $(foreach p,$(1),$(shell $(p) -c '' 2>/dev/null && echo $(p)))
+PYTHON ?= $(firstword $(call runs,python3.11 python3.12 python3.13 python3))
 # torch is installed first, pinned; where pip would choose a build for another machine, point it to
 # the right one by pip's own settings (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS).
 TORCH ?= torch==2.13.0
 BUDGET ?= 90s
+# The wheels: Python 3.11 has one of its own, every newer Python loads that of the stable ABI.
+PYTHONS ?= $(call runs,python3.11) $(firstword $(call runs,python3.12 python3.13 python3.14))
+ARCHS ?= x86_64 aarch64
+GLIBC ?= 2.28
 # Processes that run the tests, file by file: they wait for the disk a third of the time.
 WORKERS ?= 3
 # In the order of the folders, which end with short files; by the number of tests a long one would be last.
@@ -17,6 +22,7 @@ XDIST := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 EXTRA := import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]])
+WHEEL_LIST := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["wheels"])
 NARROWER := import recorded_cpus; print(*recorded_cpus.narrower())
 # The files with tests marked isa: collecting all the others takes longer than these tests. Each CPU has one process:
 # several would load torch and collect in each, which takes as long as the tests.
@@ -29,9 +35,9 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc 2>/dev/null || echo 2)
 unexport PYTHONDONTWRITEBYTECODE
 
 # An environment that was moved or copied points to its old place: make it again.
-$(shell test "$$(cat .venv/.place 2>/dev/null)" = "$$(pwd -P)" || rm -f .venv/.place .venv/.made .venv/.dev .venv/.docs)
+$(shell test "$$(cat .venv/.place 2>/dev/null)" = "$$(pwd -P)" || rm -f .venv/.place .venv/.made .venv/.dev .venv/.docs build/tools/.made)
 
-.PHONY: help demo install test test-isa gpu check format sanitize bench notebooks docs clean
+.PHONY: help demo install test test-isa test-wheel gpu check format sanitize bench notebooks docs wheels clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## */  make \1\t/p' Makefile
@@ -53,6 +59,13 @@ test-isa: .venv/.dev  ## the tests that depend on the CPU, as on narrower ones, 
 		case CPU in own) as=--no-onednn;; scalar) as="--cpu=scalar --no-onednn";; *) as=--cpu=CPU;; esac; \
 		said=$$($(PY) -m pytest -q -p no:cacheprovider -m isa $$as $$tests 2>&1); status=$$?; \
 		printf "the tests marked isa, %s\n%s\n" "$$as" "$$said"; exit $$status'
+
+test-wheel: .venv/.dev  ## the whole suite against the wheel in dist/, not the checkout; after `make wheels`
+	rm -rf build/installed
+	mkdir -p build
+	cp -Rl .venv build/installed
+	build/installed/bin/python -m pip install --quiet --force-reinstall --no-deps --no-index --find-links dist --only-binary :all: fastlstm
+	build/installed/bin/python -m pytest $(XDIST)
 
 gpu: .venv/.dev  ## the tests and measurements that need an NVIDIA GPU; without one it says so
 	$(PY) benchmarks/gpu.py
@@ -83,6 +96,21 @@ docs: .venv/.docs  ## the documentation site in build/site, after the pages that
 	$(PY) docs/gallery.py
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build
 
+wheels: build/tools/.made  ## dist/: the sdist, and from it a wheel for each of PYTHONS and ARCHS
+	rm -rf dist
+	build/tools/bin/python -m build --quiet --sdist --outdir dist
+	set -e; PATH="$$PWD/build/tools/bin:$$PATH"; for python in $(PYTHONS); do for arch in $(ARCHS); do \
+		rm -rf build/wheel; \
+		printf '#!/bin/sh\nexec zig c++ -target %s -g0 "$$@"\n' "$$arch-linux-gnu.$(GLIBC)" > build/tools/bin/zig-c++; \
+		chmod +x build/tools/bin/zig-c++; CXX=zig-c++ \
+		CMAKE_ARGS="-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=$$arch" \
+		_PYTHON_HOST_PLATFORM="linux-$$arch" \
+		SETUPTOOLS_EXT_SUFFIX=".$$($$python -c 'import sys; print(sys.implementation.cache_tag)')-$$arch-linux-gnu.so" \
+		$$python -m pip wheel --quiet --no-deps --wheel-dir build/wheel dist/*.tar.gz; \
+		case $$(echo build/wheel/*.whl) in *-abi3-*) abi3audit --strict build/wheel/*.whl;; esac; \
+		auditwheel repair --wheel-dir dist build/wheel/*.whl; \
+	done; done
+
 clean:  ## remove the environment and everything built; runs/ stays
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -96,6 +124,12 @@ clean:  ## remove the environment and everything built; runs/ stays
 	echo "fastlstm needs a C++20 compiler and found none: install one with 'apt-get install g++' on Debian or Ubuntu, 'dnf install gcc-c++' on Fedora, 'xcode-select --install' on macOS." >&2; exit 1
 	"$(PYTHON)" -m venv --clear .venv
 	@pwd -P > $@
+
+build/tools/.made: .venv/.place pyproject.toml
+	$(PY) -m venv --clear build/tools
+	build/tools/bin/python -m pip install --quiet $$($(PY) -c '$(WHEEL_LIST)')
+	ln -s "$$PWD"/build/tools/lib/python3.*/site-packages/ziglang/zig build/tools/bin/zig
+	@touch $@
 
 .venv/.made: .venv/.place $(NATIVE)
 	$(PIP) install --quiet --no-compile "$(TORCH)"

@@ -53,9 +53,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_report_header() -> str:
-    """Says which instruction sets are tested."""
+    """Says which instruction sets are tested, of which fastlstm."""
     onednn = os.environ.get("ONEDNN_MAX_CPU_ISA", "all")
-    return f"instruction set: {hardware.cpu().isa}, of oneDNN: {onednn}"
+    where = Path(drawing.__file__).parents[1]
+    return f"instruction set: {hardware.cpu().isa}, of oneDNN: {onednn}; fastlstm: {where}"
 
 
 def pytest_configure(config: pytest.Config) -> None:

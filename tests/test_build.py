@@ -1,4 +1,4 @@
-"""Installing where something is missing: one sentence says what to install."""
+"""Installing: one sentence says what is missing; sdist and wheel hold what they should."""
 
 from __future__ import annotations
 
@@ -7,10 +7,17 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
+import tarfile
+import zipfile
+from importlib.metadata import distribution
+from pathlib import Path, PurePosixPath
 
 import pytest
 
+import fastlstm
+from fastlstm.system import hardware
+
+REPOSITORY = Path(__file__).parent.parent
 COMPILER_SENTENCE = (
     "fastlstm needs a C++20 compiler and found none: install one with 'apt-get install g++' on"
     " Debian or Ubuntu, 'dnf install gcc-c++' on Fedora, 'xcode-select --install' on macOS."
@@ -111,8 +118,72 @@ def test_cmake_without_a_compiler_says_what_to_install(
 
 def test_lists_in_braces_have_their_header() -> None:
     """g++ 13 and newer refuse `for (x : {a, b})` without it; older ones include it by chance."""
-    sources = Path(__file__).parent.parent / "src" / "fastlstm" / "csrc"
+    sources = REPOSITORY / "src" / "fastlstm" / "csrc"
     files = [path for path in sources.rglob("*.*") if re.search(r"for \(.*: \{", path.read_text())]
     assert files
     for path in files:
         assert "#include <initializer_list>" in path.read_text(), path
+
+
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the sdist and the wheel of this checkout, the wheel without native code."""
+    directory = tmp_path_factory.mktemp("dist")
+    code = (
+        "import sys; from scikit_build_core.build import build_sdist, build_wheel;"
+        " build_sdist(sys.argv[1]);"
+        " build_wheel(sys.argv[1], {'wheel.cmake': 'false', 'wheel.platlib': 'true'})"
+    )
+    command = [sys.executable, "-c", code, directory]
+    subprocess.run(command, cwd=REPOSITORY, capture_output=True, check=True)
+    return directory
+
+
+def test_the_sdist_has_what_builds_and_tests_it(archives: Path) -> None:
+    (path,) = archives.glob("fastlstm-*.tar.gz")
+    with tarfile.open(path) as file:
+        names = {str(PurePosixPath(*PurePosixPath(name).parts[1:])) for name in file.getnames()}
+    needed = {"PKG-INFO", "CMakeLists.txt", "pyproject.toml", "LICENSE", "CITATION.cff"}
+    assert needed <= names
+    csrc = REPOSITORY / "src/fastlstm/csrc"
+    assert {str(path.relative_to(REPOSITORY)) for path in csrc.rglob("*.*")} <= names
+    assert "tests/conftest.py" in names
+    left_out = re.compile(r"\.ci|\.venv|build|dist|runs|.*/results/")
+    assert not [name for name in names if left_out.match(name)]
+    assert path.stat().st_size < 4_000_000
+
+
+def test_the_wheel_has_every_file_of_the_package_but_no_source_of_the_native_code(
+    archives: Path,
+) -> None:
+    (path,) = archives.glob("fastlstm-*.whl")
+    with zipfile.ZipFile(path) as file:
+        names = {name for name in file.namelist() if name.startswith("fastlstm/")}
+        told = file.read(next(n for n in file.namelist() if n.endswith("/METADATA"))).decode()
+        commands = file.read(next(n for n in file.namelist() if n.endswith("points.txt"))).decode()
+    source = REPOSITORY / "src"
+    assert names == {
+        str(path.relative_to(source))
+        for path in (source / "fastlstm").rglob("*.*")
+        if path.is_file() and not {"csrc", "__pycache__"} & set(path.parts)
+    }
+    assert "fastlstm/ops/cuda/training.cu" in names  # NVRTC compiles it at run time
+    assert {"fastlstm/serve/page.html", "fastlstm/py.typed"} < names
+    assert "fastlstm = fastlstm.cli.main:console" in commands
+    assert "\nRequires-Python: >=3.11\n" in told
+    assert "\nLicense-Expression: Apache-2.0\n" in told
+
+
+def test_python_3_11_has_its_own_wheel_and_newer_ones_that_of_the_stable_abi() -> None:
+    tag = re.search(r"^Tag: (.*)$", distribution("fastlstm").read_text("WHEEL") or "", re.MULTILINE)
+    own, stable = ("cp311-cp311-", ".cpython-311-"), ("cp312-abi3-", ".abi3.so")
+    expected, suffix = own if sys.version_info < (3, 12) else stable
+    assert tag is not None
+    assert tag[1].startswith(expected)
+    assert suffix in Path(hardware.native().__file__).name
+
+
+def test_every_place_that_names_the_version_names_the_same() -> None:
+    assert distribution("fastlstm").version == fastlstm.__version__
+    cited = (REPOSITORY / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {fastlstm.__version__}\n" in cited

@@ -14,7 +14,7 @@ from fastlstm.cli.main import VERBS, commands
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = [
-    *("README.md", "CONTRIBUTING.md"),
+    *("README.md", "CONTRIBUTING.md", "SECURITY.md"),
     *(
         page.relative_to(REPOSITORY).as_posix()
         for page in sorted((REPOSITORY / "docs").rglob("*.md"))

@@ -108,7 +108,7 @@ class GeneralCell {
       case Activation::tanh:
         return 1.0f - y * y;
       case Activation::hard_sigmoid:
-        return (y > 0.0f) & (y < 1.0f) ? splat(1.0f / 6.0f) : Vec{};
+        return ((y > 0.0f) & (y < 1.0f)) ? splat(1.0f / 6.0f) : Vec{};
       case Activation::relu:
         return y > 0.0f ? splat(1.0f) : Vec{};
       case Activation::softsign: {

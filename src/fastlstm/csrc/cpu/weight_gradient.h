@@ -96,7 +96,7 @@ struct GradientScratch {
     return 2 * left_bytes(width) + threads * right_bytes() + sum_bytes(width, n);
   }
 
-  GradientScratch(char* base, int64_t width, const Sizes<Format>& n, Member me)
+  GradientScratch(char* base, int64_t width, Member me)
       : right(reinterpret_cast<Element*>(base + me.index * right_bytes())) {
     base += me.count * right_bytes();
     left[0] = reinterpret_cast<Element*>(base);
@@ -245,7 +245,7 @@ void weight_gradient(const Factor<Format>* factors, int num_factors, int64_t col
                      const GateMatrix<const typename Format::Element>& gates,
                      const Sizes<Format>& n, char* scratch, Engine& engine, Member me,
                      const Beside& beside) {
-  const GradientScratch<Format> s(scratch, width, n, me);
+  const GradientScratch<Format> s(scratch, width, me);
   constexpr int64_t kChunk = GradientScratch<Format>::kChunk;
   constexpr int64_t kStride = GradientScratch<Format>::kStride;
   const Range units = part_of({0, n.units}, me.index, me.count);
