@@ -139,7 +139,7 @@ def read_training(
 
 
 def command_for(argv: Sequence[str], text: Command, table: Command) -> Command:
-    """Returns the command, for a text or for a table, that a command line of `train` is meant for.
+    """Returns which command the arguments of `train` are meant for: texts or tables.
 
     It is the one for tables if an option is only for tables (`--horizon`, `--target` …), if a run
     or the configuration is a forecaster's, or if a file can only be a table (Parquet, Arrow …).

@@ -337,8 +337,8 @@ class CompressConfig:
             pass
         raise ConfigError(
             f"`schedule` is {text!r:.60}, expected polynomial:BEGIN,END,POWER,EVERY such as"
-            f" {DEFAULT_SCHEDULE}: two shares of the training or two numbers of steps, an exponent"
-            " and a number of steps"
+            f" {DEFAULT_SCHEDULE}; BEGIN and END are both shares of the training or both steps,"
+            " POWER is an exponent, EVERY a number of steps"
         )
 
     def refuse(self, names: Collection[str], kind: str) -> None:

@@ -427,11 +427,11 @@ def output_to_shrink(weights: Mapping[str, Any], config: ModelConfig) -> int | N
 def with_output_rank(
     weights: Mapping[str, Any], config: ModelConfig, rank: int
 ) -> tuple[dict[str, Any], ModelConfig]:
-    """Returns weights with the nearest output matrix of a rank, and the sizes of that model.
+    """Returns weights with the best approximation of the output matrix of a rank, and their sizes.
 
     It keeps the largest values of the singular value decomposition ``U S V^T``, in float64. The
-    output matrix is ``U sqrt(S)``, the projection before it ``sqrt(S) V^T``. An output that has a
-    projection already is multiplied out first.
+    output matrix is ``U sqrt(S)``, the projection before it ``sqrt(S) V^T``. The factors of an
+    output that is a product already are multiplied first.
     """
     check_output_rank(config, rank)
     names = (OUTPUT, PROJECTION) if config.output_rank else (OUTPUT,)

@@ -218,8 +218,8 @@ def compute_dtype(x: Tensor) -> torch.dtype:
 
 
 def torchs_dtype(x: Tensor) -> torch.dtype:
-    """Returns the dtype of torch's products: as `compute_dtype`, but float32 for bf16 without fast
-    products."""
+    """Returns the dtype of torch's matrix products: `compute_dtype`, but float32 where bf16 is
+    asked for and the CPU has no fast bf16 product."""
     dtype = compute_dtype(x)
     is_loop = dtype is torch.bfloat16 and x.device.type == "cpu"
     return torch.float32 if is_loop and not hardware.has_bf16_products() else dtype

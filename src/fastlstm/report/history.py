@@ -164,7 +164,7 @@ class _EventList:
 
 
 def _score(event: Event) -> float:
-    """Returns the score of an accepted validation, infinity for anything else."""
+    """Returns the score of a validation that training kept, infinity for other evaluations."""
     if event.get("split", "valid") != "valid" or event.get("is_accepted") is False:
         return math.inf
     score = number(event, "bits_per_char")

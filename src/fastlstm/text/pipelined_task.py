@@ -192,7 +192,7 @@ def check_pipeline(
 
 
 def pipeline_notes(config: TrainConfig, world: World) -> tuple[str, ...]:
-    """Returns a note about what dividing the layers costs."""
+    """Returns a note on the cost of splitting the layers over processes."""
     if not config.pipeline:
         return ()
     if world.size == 1:

@@ -38,7 +38,7 @@ class Variant:
     """A training run with one option changed.
 
     Attributes:
-        cause: the bottleneck of the run if the variant is faster.
+        cause: what holds the run back, should this variant be faster.
         effect: effect on learning: `EXACT`, `SAME_QUALITY` or `CHANGES_LEARNING`.
         options: changed options by name.
         step: takes one step and returns its units.

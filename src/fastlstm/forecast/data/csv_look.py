@@ -185,7 +185,7 @@ def _quoting(
     if not is_whole or any(line.count('"') > 1 for line in lines):
         raise DataError(
             f"{file}: a quoted value spans lines, or it has {where}; write every row on one line,"
-            " or give `quotes=False` if quotes are characters like others"
+            " or give `quotes=False` if quotes are ordinary characters"
         )
     found.append((where, {"quotes": False}))
     return replace(form, quotes=False)
