@@ -27,9 +27,9 @@ TABLE_STEP = [
     *("training/stepper.py", "forecast/task.py", "forecast/model/network.py", "nn/lstm.py"),
 ]
 ROW_TO_FORECAST = [
-    *("forecast/forecaster.py", "forecast/data/preparation.py", "forecast/data/dataset.py"),
-    *("forecast/data/ingest.py", "forecast/data/arrange.py"),
-    *("forecast/forecast_table.py", "forecast/files.py", "forecast/model/network.py", "nn/lstm.py"),
+    *("forecast/forecaster.py", "forecast/forecast_table.py", "forecast/data/preparation.py"),
+    *("forecast/data/dataset.py", "forecast/data/ingest.py", "forecast/data/arrange.py"),
+    *("forecast/files.py", "forecast/model/network.py", "nn/lstm.py"),
 ]
 
 
