@@ -54,6 +54,17 @@ def test_notes_on_columns_are_logged_in_python(caplog: pytest.LogCaptureFixture)
     assert "column 'large' ranges from 0 to 4.99e+09: float32 keeps seven digits" in caplog.text
 
 
+def test_beside_future_covariates_the_calendar_is_said_to_be_left_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    frame = daily(9.0).assign(promo=np.arange(500.0) % 5)
+    with caplog.at_level("INFO", "fastlstm"):
+        model = Forecaster(**QUICK, target="y", future="promo").fit(frame)
+        Forecaster(**QUICK, target="y", future="promo", calendar="none").fit(frame)
+    assert caplog.text.count("the calendar is not tried beside future covariates") == 1
+    assert ("reads also", "promo") in model.stored_.rows()
+
+
 def test_columns_are_sines_of_local_time() -> None:
     times = pandas.date_range("2021-03-01", periods=500, freq="h", tz="UTC")
     frame = pandas.DataFrame({"ds": times.tz_convert("Europe/Berlin"), "y": np.arange(500.0) % 7})

@@ -124,6 +124,7 @@ def read_layer(layer: KerasLayer) -> list[ls.Layer]:
         raise FormatError(
             f"the layer '{layer.name}' is {_article(layer.kind)} {layer.kind}, which cannot be"
             f" imported; expected one of {', '.join(_SHOWN)}"
+            + ("; save the model without it and give `lengths`" if layer.kind == "Masking" else "")
         )
     return reader(layer)
 

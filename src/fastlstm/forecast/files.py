@@ -138,12 +138,14 @@ class StoredForecaster:
         return {"target": names[:num], "past": names[num : num + sizes.num_past]}
 
     def rows(self) -> list[Row]:
-        """Returns targets, time between steps, layers and size as labels and texts."""
+        """Returns targets, time between steps, other columns, layers and size, with labels."""
         every, targets = str(self.schema.frequency), ", ".join(self.columns["target"])
+        others = ", ".join(self.schema.columns[len(self.columns["target"]) :])
         every = "" if every == "rows" else f", every {every.removeprefix('1 ')}"
         num_parameters = sum(p.numel() for p in self.network.parameters())
         facts = {"model": self.network.config.__dict__, "num_parameters": num_parameters}
-        return [("forecasts", targets + every), *model_rows(facts)]
+        read = [("reads also", others)] if others else []
+        return [("forecasts", targets + every), *read, *model_rows(facts)]
 
     def unsupported(self, levels: Sequence[float]) -> str | None:
         """Returns a warning if some quantiles are infinite, else None.

@@ -260,6 +260,9 @@ class _ForecastSession(RunSession):
         parts: tuple[str, ...] = ()
         is_plain = len(dataset.roles.target) == 1 and not dataset.roles.future
         is_open = config.calendar is None and config.linear is not False
+        if is_open and config.future and len(dataset.roles.target) == 1 and dataset.has_clock:
+            note = "the calendar is not tried beside future covariates; `calendar` adds it"
+            self.notes.append(note)
         if is_open and is_plain and dataset.table.num_rows <= MAX_ROWS:
             parts, taken = calendar_parts(dataset, split.train_ends)
             if taken:
