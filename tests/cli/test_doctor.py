@@ -208,6 +208,21 @@ def test_a_cache_that_cannot_be_written(
     assert any(text.endswith("export FASTLSTM_CACHE=DIR") for text in machine())
 
 
+def test_a_file_is_no_cache_and_a_longer_name_no_home(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "file"))
+    monkeypatch.setenv("HOME", str(tmp_path / "al"))
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "alice"))
+    monkeypatch.setenv("NVIDIA_API_KEYS", "open-sesame")
+    main(["doctor"])
+    shown = capsys.readouterr().out
+    assert "writable no" in shown
+    assert str(tmp_path / "alice") in shown
+    assert "open-sesame" not in shown
+
+
 def test_no_extra_and_no_home_are_needed(tmp_path: Path) -> None:
     code = (
         f"import sys\nfor name in {EXTRAS.split()!r}:\n    sys.modules[name] = None\n"

@@ -48,6 +48,17 @@ def test_a_result_as_json_is_its_facts(capsys: pytest.CaptureFixture[str]) -> No
     assert json.loads(capsys.readouterr().out) == {"loss": 1.5}
 
 
+def test_secrets_are_hidden_in_texts_of_json(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DB_PASSWORD", "000000")
+    given = {"a": ['{"token": "abcdefgh"}', 'x?token=abc"d'], "share": 0.30000000004}
+    print_result(given, ROWS, use_json=True)
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["share"] == given["share"]
+    assert "abcdefgh" not in str(shown)
+
+
 def test_json_has_no_nan(capsys: pytest.CaptureFixture[str]) -> None:
     print_json({"a": float("nan"), "b": [float("inf"), 1.0]})
     shown = capsys.readouterr().out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,9 @@ def test_answers_are_a_table(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
         (["forecast", "labels", "book.txt"], "book.txt is no .npy or .npz file of numbers"),
         (["forecast", "labels", "pickled.npy"], "pickled.npy is no .npy or .npz file of numbers"),
         (["forecast", "labels", "cut.npz"], "cut.npz is no .npy or .npz file of numbers"),
+        (["forecast", "labels", "header.npy"], "header.npy is no .npy or .npz file of numbers"),
+        (["evaluate", "labels", "bytes.npz"], "bytes.npz is no .npy or .npz file of numbers"),
+        (["evaluate", "labels", "none.npz"], "X of none.npz has shape (0, 6, 3): write one"),
         (["forecast", "labels", "flat.npy"], "X of flat.npy has shape (6,): write one"),
         (["forecast", "labels", "short.npz"], "`lengths` is not 1 to 6 for each sequence"),
         (["forecast", "labels", "long.npz"], "`lengths` is not 1 to 6 for each sequence"),
@@ -111,6 +115,12 @@ def test_bad_input_is_one_line(
     np.save("pickled.npy", np.array([{}]), allow_pickle=True)
     Path("cut.npz").write_bytes(Path("labels.npz").read_bytes()[:900])
     Path("book.txt").write_text("a text\n")
+    head = b"{'descr':'<f4','shape':(1,(((".ljust(53) + b"\n"
+    Path("header.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head)
+    np.savez("none.npz", X=X[:0], y=LABELS[:0])
+    with zipfile.ZipFile("bytes.npz", "w") as archive:
+        archive.writestr("X", b"12")
+        archive.writestr("y", b"12")
     assert main(argv) == 2
     shown = capsys.readouterr().err
     assert told in shown

@@ -46,7 +46,8 @@ def run(argv: list[str]) -> int:
     facts = examined(parsed["measure"])
     home = os.path.expanduser("~")
     if home not in ("", "/", "~"):
-        facts = json.loads(json.dumps(facts).replace(json.dumps(home)[1:-1], "~"))
+        own = re.escape(json.dumps(home)[1:-1]) + r"(?![\w.-])"
+        facts = json.loads(re.sub(own, "~", json.dumps(facts)))
     advice = facts["advice"] or ["nothing is missing"]
     print_result(facts, rows({**facts, "advice": advice}), parsed["json"])
     return EXIT_FAILED if facts["faults"] else EXIT_OK
@@ -296,5 +297,9 @@ def _packages() -> dict[str, Any]:
     folder = environment.cache_dir()
     size = sum(path.lstat().st_size for path in folder.rglob("*"))
     place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    about = {"path": str(folder), "size_bytes": size, "is_writable": os.access(place, os.W_OK)}
+    about = {
+        "path": str(folder),
+        "size_bytes": size,
+        "is_writable": place.is_dir() and os.access(place, os.W_OK),
+    }
     return {**facts, "requires": {"torch": least}, "cache": about}

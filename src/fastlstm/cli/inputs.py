@@ -5,8 +5,6 @@ from __future__ import annotations
 import glob
 import os
 import warnings
-import zipfile
-import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,12 +92,14 @@ def read_sequences(path: str, needs_answers: bool) -> tuple[Any, Any]:
         with open(place, "rb") as file:
             loaded = np.load(file, allow_pickle=False)
             found = {"X": loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error):
+    except Exception:  # NumPy, zipfile and their codecs raise a dozen kinds for damaged files
         raise DataError(f"{path} is no .npy or .npz file of numbers: {_SEQUENCES}") from None
     if missing := {"X", *(["y"] if needs_answers else [])} - found.keys():
         raise DataError(f"{path} has no array {min(missing)}, but {', '.join(found)}: {_SEQUENCES}")
     X, y, lengths = found["X"], found.get("y"), found.get("lengths")
-    if X.ndim < 2:
+    if not all(isinstance(array, np.ndarray) for array in (X, y, lengths) if array is not None):
+        raise DataError(f"{path} is no .npy or .npz file of numbers: {_SEQUENCES}")
+    if X.ndim < 2 or not len(X):
         raise DataError(f"X of {path} has shape {X.shape}: {_SEQUENCES}")
     if lengths is None:
         return X, y

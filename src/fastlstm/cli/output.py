@@ -38,7 +38,7 @@ def print_result(facts: dict[str, Any], rows: Sequence[tuple[str, str]], use_jso
     Long text is wrapped on a terminal and left alone in a pipe.
     """
     if use_json:
-        print_json(json.loads(redacted(json.dumps(finite(facts), allow_nan=False))))
+        print_json(_redacted(facts))
         return
     rows = [(label, redacted(text)) for label, text in rows]
     style, on_terminal = style_for(sys.stdout), is_terminal(sys.stdout)
@@ -49,6 +49,15 @@ def print_result(facts: dict[str, Any], rows: Sequence[tuple[str, str]], use_jso
             head = label if index == 0 else ""
             sys.stdout.write(style(head.ljust(margin), "dim") + part + "\n")
     sys.stdout.flush()
+
+
+def _redacted(value: Any) -> Any:
+    """Returns a value of JSON with `***` for each secret in its texts."""
+    if isinstance(value, dict):
+        return {name: _redacted(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_redacted(item) for item in value]
+    return redacted(value) if isinstance(value, str) else value
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

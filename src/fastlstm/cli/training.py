@@ -275,8 +275,8 @@ def with_source_of_run(
     """
     arguments = _split_for_all(argv, text, table)
     runs = [word for word in arguments.positionals if os.path.isdir(word) and kind_of_run(word)]
-    if not runs:
-        return argv, None
+    if not runs or (len(arguments.positionals) > 1 and arguments.unknown):
+        return argv, None  # an unknown flag, whose value looks like a source, is said first
     if len(arguments.positionals) > 1:
         raise UsageError(
             "give one run, or sources to train on, not both; `fastlstm forecast` and `fastlstm"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -85,6 +86,8 @@ class ReadOptions:
                 object.__setattr__(self, name, "\t")
             elif mark and len(mark) != 1:
                 raise ConfigError(f"`{name}` is {mark!r:.40}, expected one character")
+            elif name in ("delimiter", "escape") and mark and not "\0" < mark <= "~":
+                raise ConfigError(f"`{name}` is {mark!r}, expected a character of ASCII")
         marks = [mark for mark in (self.delimiter, self.decimal, self.thousands) if mark]
         if len(set(marks)) < len(marks) or not self.decimal:
             raise ConfigError(
@@ -93,6 +96,8 @@ class ReadOptions:
             )
         try:
             "".encode(self.encoding)
+            if codecs.lookup(self.encoding).name in ("idna", "punycode"):  # of names of hosts
+                raise LookupError
         except (LookupError, ValueError):
             raise ConfigError(
                 f"`encoding` is {self.encoding!r:.40}, expected the name of a codec, such as"

@@ -41,7 +41,7 @@ from pathlib import Path
 
 from fastlstm.errors import ConfigError, nearest_hint
 
-_SECRET = re.compile(r"(?:^|_)(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)$|SECRET")
+_SECRET = re.compile(r"(?:^|_)(?:KEY|TOKEN|PASS|PASSWORD|PASSWD|CREDENTIAL)S?$|SECRET|APIKEY")
 _SHOWN = re.compile(
     r"(?:FASTLSTM|OMP|GOMP|KMP|MKL|ONEDNN|DNNL|ATEN|TORCH|PYTORCH|CUDA|CUDNN|NVIDIA|MALLOC)_"
     r"|(?:KERAS_BACKEND|LD_PRELOAD|XDG_CACHE_HOME|RANK|WORLD_SIZE)$"

@@ -22,9 +22,10 @@ from fastlstm.cli.output import with_flags
 from fastlstm.cli.prepare import COMMAND
 from fastlstm.errors import DataError
 from fastlstm.forecast.config import ForecastConfig
+from fastlstm.forecast.data.csv_look import kind_of
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.preparation import prepare
-from fastlstm.forecast.data.time_text import formats_of, read_times
+from fastlstm.forecast.data.time_text import formats_of, is_like_time, read_times
 from fastlstm.system.charset import guess_of
 from fastlstm.system.fields import built
 
@@ -818,3 +819,9 @@ def test_names_of_months_beside_years_and_a_header_of_three_lines(
     assert found.startswith("--skip-rows 1 --skip-below 2 --decimal ,")
     data = prepare(path, built(ForecastConfig, parsed(found) | {"target": "Total"}, "test"))
     assert (data.table.num_rows, str(data.frequency)) == (60, "1 month")
+
+
+def test_a_long_cell_takes_no_longer_than_a_short_one() -> None:
+    """The pattern of intervals took minutes for 80 kB, and a server read them."""
+    assert kind_of("a1" * 200_000) == "text"
+    assert not is_like_time("a1" * 200_000)

@@ -258,6 +258,10 @@ class Arrangement:
         self.counts["ends"] = int(gone.sum())
         self._move(self.num_rows - self.counts["ends"], places)
         self._num_in_series = self._num_in_series - gone
+        moved = self._map("values")
+        left = sum(np.isnan(moved[begin:end]).sum(0) for begin, end in self._blocks())
+        for column, count in zip(self._in.columns.values(), np.asarray(left), strict=True):
+            column.missing = int(count)
 
     def _fault_of_duplicates(self, rows: NDArray[np.int64]) -> DataError:
         """Returns the error for rows with the time of the row before; proposes to drop them only

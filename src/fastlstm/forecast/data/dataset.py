@@ -156,10 +156,10 @@ def prepare_table(
             dataset = cache.place(key, work, lambda: opened(cache.path(key), from_cache=False))
             may_miss = dataset.has_missing or options.gaps == "fill"
             given = replace(given, target=dataset.roles.target, past=dataset.roles.past)
-            cache.remember(key_for(given, replace(dataset.timeline, may_miss=may_miss)), key)
+            if like is None or like.may_miss == may_miss:  # else gaps were split, not filled
+                cache.remember(key_for(given, replace(dataset.timeline, may_miss=may_miss)), key)
             return replace(dataset, key=asked)
-        dataset = opened(work, from_cache=False)  # stays mapped when the directory is removed
-        if dataset is None:
+        if (dataset := opened(work, from_cache=False)) is None:  # stays mapped when removed
             raise CorruptFileError(f"{work} cannot be read back after it was written")
         return dataset
 

@@ -74,6 +74,8 @@ def _read(
             f"byte {error.object[error.start]:#x} is no character in"
             f" `encoding={config.encoding!r}`; give another, or correct the file"
         ) from error
+    except UnicodeError as error:  # such as UTF-16 without the mark of its byte order
+        raise DataError(f"`encoding={config.encoding!r}`: {error}; give another") from error
 
 
 def _with_all_options(
