@@ -190,7 +190,8 @@ def test_what_cannot_be_told_is_a_fault_and_the_rest_is_told(
         raise KernelError("fastlstm's native code cannot be loaded")
 
     monkeypatch.setattr(hardware, "native", broken)
-    hardware._detected.cache_clear()
+    monkeypatch.setattr(hardware, "_detected", broken)
+    hardware._described.cache_clear()
     assert main(["doctor"]) == 1
     shown = capsys.readouterr().out
     assert shown.count("fastlstm's native code cannot be loaded") == 1
