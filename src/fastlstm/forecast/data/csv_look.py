@@ -50,8 +50,6 @@ _CLOCK = re.compile(r"\d{1,2}[:.]\d{2}([:.]\d{2}(\.\d+)?)?( ?[AaPp][Mm])?")
 _YEAR = re.compile(r"(18|19|20)\d\d")
 _MONTHS = re.compile(r"[A-Z][a-z]{2,8}[-/ .]\d{2}(\d{2})?|\d{1,2}[-/.]\d{4}|\d{4}[-/.]\d{1,2}")
 _MARKS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
-_LONGEST = 100
-"""Characters of a cell above which it is a text: patterns of times take quadratic time."""
 _KINDS = 200
 """Rows that are looked at to see what a column holds."""
 _FEW_WORDS = 3
@@ -209,8 +207,6 @@ def _delimiter(lines: Sequence[str], form: ReadOptions) -> str:
 def kind_of(cell: str) -> str:
     """Returns what a cell holds: "", number, clock, date or text."""
     cell = cell.strip()
-    if len(cell) > _LONGEST:
-        return "text"
     if not cell or _NUMBER.fullmatch(cell) or _MARKED.fullmatch(without_unit(cell)):
         return "number" if cell else ""
     if _CLOCK.fullmatch(cell):
