@@ -33,6 +33,7 @@ KINKED = 4e-2
 NORMED = 1.5
 """Times the limit with a layer norm, which rounds two products more."""
 SHAPES = ((128, 32), (128, 128), (256, 64), (256, 128), (512, 32), (512, 128), (512, 256))
+SHAPES += ((1024, 32), (1024, 64), (1024, 128))
 STEPS = 128
 
 
@@ -55,6 +56,7 @@ class Case:
     recurrent: str = "sigmoid"
     bias: bool = True
     norm: bool = False
+    backend: str = "cluster"
 
 
 def cases() -> list[Case]:
@@ -79,7 +81,15 @@ def cases() -> list[Case]:
         Case(14, 21, 30, 100, norm=True, lengths=True),
         Case(14, 21, 30, 200, norm=True, zoneout=(0.3, 0.2), mask=True),
     ]  # fmt: skip
-    return [*plain, *options, *(Case(**{**vars(c), "dtype": half}) for c in (*plain, *options))]
+    both = [*plain, *options, *(Case(**{**vars(c), "dtype": half}) for c in (*plain, *options))]
+    large = [
+        Case(17, 5, 40, 1024), Case(1, 1, 7, 640), Case(33, 8, 64, 768), Case(40, 21, 96, 900),
+        Case(9, 200, 128, 1024), Case(12, 77, 33, 1024, half), Case(20, 19, 48, 1024, tokens=90),
+        Case(20, 19, 48, 640, lengths=True, mask=True, zoneout=(0.3, 0.2)),
+        Case(12, 40, 48, 1024, norm=True), Case(14, 21, 30, 700, norm=True, lengths=True),
+        Case(12, 40, 48, 384, half, norm=True, tokens=60), Case(9, 70, 32, 384),
+    ]  # fmt: skip
+    return [*both, *(Case(**{**vars(c), "backend": "grid"}) for c in (*plain, *options, *large))]
 
 
 def arguments(case: Case) -> tuple[LSTMArgs, CellOptions]:
@@ -140,9 +150,10 @@ def errors(case: Case) -> dict[str, float]:
             weights = [torch.randn(o.shape, device="cuda", generator=g).to(case.dtype) for o in out]
         else:
             with torch.autocast("cuda", dtype=case.dtype):
-                call = describe_call(own, options)
-                assert select(call).backend.name == "cluster", select(call)
-                out = run(own, options)
+                if case.backend == "cluster":
+                    call = describe_call(own, options)
+                    assert select(call).backend.name == "cluster", select(call)
+                out = run(own, options, backend=case.backend)
         loss = sum((o.double() * w.double()).sum() for o, w in zip(out, weights, strict=True))
         asked = [t for t in own if t is not None and t.requires_grad]
         found.append([*out, *torch.autograd.grad(loss, asked)])
@@ -171,13 +182,15 @@ def nan_stays_in_its_row() -> bool:
     return bool(y[3:, 7].isnan().all()) and torch.equal(y[:, others], clean[:, others])
 
 
-def same_bits(num: int) -> bool:
+def same_bits(num: int, backend: str) -> bool:
     """Whether `num` random calls have the same bits twice, beside other work on the GPU."""
     g = torch.Generator().manual_seed(0)
     other = torch.randn(2048, 2048, device="cuda")
     stream = torch.cuda.Stream()
     for _ in range(num):
-        H = (128, 256, 512)[int(torch.randint(3, (1,), generator=g))]
+        H = {"cluster": (128, 256, 512), "grid": (128, 512, 1024)}[backend][
+            int(torch.randint(3, (1,), generator=g))
+        ]
         T, B = (
             int(torch.randint(1, 40, (1,), generator=g)),
             int(torch.randint(1, 140, (1,), generator=g)),
@@ -191,7 +204,7 @@ def same_bits(num: int) -> bool:
             with torch.cuda.stream(stream):
                 other = (other @ other).clamp(-1, 1)
             with torch.autocast("cuda", dtype=torch.bfloat16):
-                out = run(args, options)
+                out = run(args, options, backend=backend)
             asked = [t for t in args if t is not None and t.requires_grad]
             found.append(
                 [*out, *torch.autograd.grad(out.y.float().square().sum() + out.cT.sum(), asked)]
@@ -242,6 +255,7 @@ def median_us(works: dict[str, Callable[[], object]], rounds: int = 7) -> dict[s
 def layer_works(H: int, B: int, only: str = "") -> dict[str, Callable[[], object]]:
     """Returns forward and backward passes of a layer, by who runs it."""
     kinds = {"ours bf16": torch.bfloat16, "cuDNN bf16": torch.bfloat16}
+    kinds["ours through global memory"] = torch.bfloat16
     kinds["cuDNN fp16 eager"] = torch.float16
     return {name: layer_work(H, B, dtype, name) for name, dtype in kinds.items() if only in name}
 
@@ -257,7 +271,8 @@ def layer_work(H: int, B: int, dtype: torch.dtype, name: str) -> Callable[[], ob
         return torch.autograd.grad(layer(x, (h, c))[0], [x, *weights], dy)
 
     def of_ours() -> object:
-        out = run(LSTMArgs(x, None, h[0].float(), c[0].float(), *weights))
+        backend = "grid" if name.endswith("memory") else None
+        out = run(LSTMArgs(x, None, h[0].float(), c[0].float(), *weights), backend=backend)
         return torch.autograd.grad(out.y, [x, *weights], dy)
 
     work = of_ours if name.startswith("ours") else of_torch
@@ -292,14 +307,19 @@ def kernel_times(H: int, B: int) -> dict[str, float]:
     """Returns the microseconds a step of both recurrent kernels alone."""
     from torch.profiler import ProfilerActivity, profile
 
-    works = layer_works(H, B, only="ours")
-    works["ours bf16"]()
-    with profile(activities=[ProfilerActivity.CUDA]) as found:
-        for _ in range(3):
-            works["ours bf16"]()
-        torch.cuda.synchronize()
-    times = {e.key: e.self_device_time_total / e.count for e in found.key_averages()}
-    return {k: round(t / STEPS, 3) for k, t in times.items() if k.startswith("lstm_")}
+    found = {}
+    for name, work in layer_works(H, B, only="ours").items():
+        work()
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            for _ in range(3):
+                work()
+            torch.cuda.synchronize()
+        times = {e.key: e.self_device_time_total / e.count for e in seen.key_averages()}
+        where = "" if name == "ours bf16" else " grid"
+        found.update(
+            {k + where: round(t / STEPS, 3) for k, t in times.items() if k.startswith("lstm_")}
+        )
+    return found
 
 
 def main() -> None:
@@ -343,7 +363,9 @@ def main() -> None:
             flush=True,
         )
     print("NaN stays in its row:", nan_stays_in_its_row())
-    print(f"same bits in {options.calls} random calls:", same_bits(options.calls), flush=True)
+    for backend in ("cluster", "grid"):
+        is_same = same_bits(options.calls, backend)
+        print(f"same bits in {options.calls} random calls, {backend}:", is_same, flush=True)
     if not options.checks_only:
         for H, B in SHAPES[: options.shapes]:
             times = median_us(layer_works(H, B))

@@ -9,7 +9,7 @@ import torch
 
 from fastlstm.errors import KernelError, kind_of_value, nearest_hint
 from fastlstm.ops.backends.aten import AtenBackend
-from fastlstm.ops.backends.cluster import ClusterBackend
+from fastlstm.ops.backends.cluster import ClusterBackend, GridBackend
 from fastlstm.ops.backends.native import NativeBackend
 from fastlstm.ops.backends.reference import ReferenceBackend
 from fastlstm.ops.call import Backend, Kernel, LSTMCall
@@ -17,6 +17,7 @@ from fastlstm.ops.call import Backend, Kernel, LSTMCall
 BACKENDS: tuple[Backend, ...] = (
     NativeBackend(),
     ClusterBackend(),
+    GridBackend(),
     AtenBackend(),
     ReferenceBackend(),
 )

@@ -11,7 +11,7 @@ import torch
 
 from fastlstm.errors import KernelError
 from fastlstm.ops.backends import cluster
-from fastlstm.ops.backends.cluster import ClusterBackend
+from fastlstm.ops.backends.cluster import ClusterBackend, GridBackend
 from fastlstm.ops.call import LSTMArgs, LSTMCall
 from fastlstm.ops.cell_options import CellOptions
 from fastlstm.ops.cuda import cluster_lstm
@@ -23,17 +23,21 @@ CALL = LSTMCall(T=64, B=32, I=128, H=512, dtype=torch.bfloat16, device="cuda", r
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """An H100, by its capability and its clusters per size; a size may raise an error."""
-    card: dict[str, Any] = {"capability": (9, 0), 128: 30, 256: 15, 512: 7}
+    card: dict[str, Any] = {"capability": (9, 0), 128: 30, 256: 15, 512: 7, "error": 4e-3}
+    card |= {"grid 512": 8, "grid 1024": 2, "shared": 227 << 10}
 
-    def max_clusters(H: int, device: int) -> int:
-        if isinstance(card[H], Exception):
-            raise card[H]
-        return int(card[H])
+    def max_clusters(H: int, device: int, *, is_grid: bool = False) -> int:
+        found = card[f"grid {H}" if is_grid else H]
+        if isinstance(found, Exception):
+            raise found
+        return int(found)
 
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: card["capability"])
     for module in (cluster, cluster_lstm):
         monkeypatch.setattr(module, "max_clusters", max_clusters)
+    monkeypatch.setattr(cluster, "trial_error", lambda device, H: card["error"])
+    monkeypatch.setattr(cluster_lstm, "_max_shared", lambda device: card["shared"])
     cluster.refusal.cache_clear()
     yield card
     cluster.refusal.cache_clear()
@@ -74,8 +78,48 @@ def test_a_missing_library_is_the_reason(gpu: dict[str, Any], why: str) -> None:
 
 def test_a_size_whose_cluster_does_not_fit_is_refused_and_others_run(gpu: dict[str, Any]) -> None:
     gpu[512] = 0
-    assert ClusterBackend().supports(CALL) == "this GPU cannot run a cluster of 16 blocks"
+    assert ClusterBackend().supports(CALL) == "this GPU cannot run 16 blocks in a cluster"
     assert ClusterBackend().supports(CALL._replace(H=200)) is None
+
+
+def test_blocks_without_clusters_take_older_gpus_and_more_units(gpu: dict[str, Any]) -> None:
+    grid, large = GridBackend(), CALL._replace(H=1000)
+    assert grid.supports(CALL) is None
+    assert grid.supports(large) is None
+    assert grid.supports(large._replace(B=65)) == (
+        "B=65, above 512 units these kernels take 64 rows"
+    )
+    assert grid.supports(CALL._replace(H=1025)) == (
+        "H=1025, a launch holds the weights of 1024 units"
+    )
+    line = grid.describe(large)
+    assert line.name == "persistent LSTM bf16 (2 of 2 groups of 64 blocks, 16 rows each)"
+    assert line.why == "H=1000 is padded to 1024"
+    cluster.refusal.cache_clear()
+    gpu["capability"], gpu["grid 1024"] = (8, 6), 0
+    assert grid.supports(CALL) is None
+    assert grid.supports(large) == "this GPU cannot run 64 blocks at a time"
+    cluster.refusal.cache_clear()
+    gpu["capability"] = (7, 5)
+    assert grid.supports(CALL) == "they need compute capability 8.0; this GPU has 7.5"
+
+
+@pytest.mark.parametrize("error", [0.5, float("nan")])
+def test_wrong_results_of_a_gpu_are_refused(gpu: dict[str, Any], error: float) -> None:
+    gpu["error"] = error
+    assert GridBackend().supports(CALL) == (
+        f"on this GPU their results are wrong (relative error {error})"
+    )
+    assert ClusterBackend().supports(CALL) is None
+
+
+def test_rows_without_clusters_fit_the_shared_memory(gpu: dict[str, Any]) -> None:
+    def rows(B: int) -> tuple[int, int]:
+        return cluster_lstm.rows_per_cluster(B, 1024, 0, is_grid=True)
+
+    assert rows(96) == (2, 6)
+    gpu["shared"] = 99 << 10
+    assert rows(96) == (4, 3), "two launches"
 
 
 @pytest.mark.usefixtures("gpu")
@@ -129,7 +173,7 @@ def test_padded_units_change_nothing(
     monkeypatch.setattr(
         cluster,
         "run_cluster_lstm",
-        lambda call, args, *norm: run_reference(args, call.options, torch.float64),
+        lambda call, args, *norm, is_grid: run_reference(args, call.options, torch.float64),
     )
     found = []
     for out in (ClusterBackend().run(call, args), run_reference(args, options, torch.float64)):
@@ -170,6 +214,7 @@ def test_strided_tokens_and_lengths_are_read_in_order(
         begins=torch.tensor(0).expand(B), ends=lengths,
     )  # fmt: skip
     call = CALL._replace(T=T, B=B, I=I, H=H, has_tokens=True, has_lengths=True)
-    cluster_lstm._forward(call, args, None, 0, saves=False)
+    variant = cluster_lstm._variant(call._replace(requires_grad=False), args, 0, is_grid=False)
+    cluster_lstm._forward(call, args, None, variant)
     own = {"tokens": tokens.flatten().tolist(), "begins": [0, 0, 0], "ends": [2, 3, 5]}
     assert launches.given == own

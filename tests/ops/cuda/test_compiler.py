@@ -46,8 +46,33 @@ ALL_OPTIONS = 240
 def test_a_kernel_compiles_and_stays_in_its_registers(
     values: tuple[int, ...], arch: str, max_spill: int
 ) -> None:
-    macros = {"NORM": 0, **dict(zip(NAMES, values, strict=False))}
-    macros.update(CL=macros["H"] // 32, REAL=macros["H"])
+    check_compiled(values, arch, max_spill, GRID=0, UNITS=32)
+
+
+@pytest.mark.parametrize(
+    ("values", "arch", "max_spill"),
+    [
+        ((0, 512, 1, 1, 0, 0, 0, 0, 1, 0), "sm_80", 0),
+        ((0, 512, 6, 1, 0, 0, 0, 0, 1, 0), "sm_86", PLAIN),
+        ((1, 384, 3, 1, 1, 1, 1, 1, 1, 0), "sm_89", PLAIN),
+        ((1, 128, 2, 1, 0, 0, 0, 0, 1, 0, 1), "sm_80", 0),
+        ((0, 512, 1, 1, 1, 1, 1, 1, 1, 0, 1), "sm_120", PLAIN),
+        ((0, 1024, 1, 1, 0, 0, 0, 0, 1, 0), "sm_80", 0),
+        ((1, 1024, 3, 1, 1, 0, 1, 0, 1, 0), "sm_89", PLAIN),
+        ((0, 1024, 4, 1, 0, 0, 0, 0, 1, 0), "sm_90", PLAIN),
+        ((0, 640, 2, 0, 1, 1, 0, 2, 1, 2), "sm_100", 0),
+        ((1, 1024, 2, 1, 0, 0, 0, 0, 1, 0, 1), "sm_86", PLAIN),
+    ],
+)
+def test_a_kernel_without_clusters_compiles_and_stays_in_its_registers(
+    values: tuple[int, ...], arch: str, max_spill: int
+) -> None:
+    check_compiled(values, arch, max_spill, GRID=1, UNITS=32 if values[1] <= 512 else 16)
+
+
+def check_compiled(values: tuple[int, ...], arch: str, max_spill: int, **of_kind: int) -> None:
+    macros = {"NORM": 0, **dict(zip(NAMES, values, strict=False)), **of_kind}
+    macros.update(CL=macros["H"] // macros["UNITS"], REAL=macros["H"])
     image, log = compiler.compile_source("lstm_cluster", macros, arch)
     assert image.startswith(b"\x7fELF")
     entries = set(re.findall(r"entry function '(\w+)'", log))
@@ -58,7 +83,8 @@ def test_a_kernel_compiles_and_stays_in_its_registers(
     assert all(int(n) <= 255 for n in re.findall(r"Used (\d+) registers", log))
 
 
-MACROS = {"DTYPE": 0, "H": 128, "NS": 1, "CL": 4, "ACT": 1, "NORM": 0, "REAL": 128}
+MACROS = {"DTYPE": 0, "GRID": 0, "H": 128, "UNITS": 32, "NS": 1, "CL": 4, "ACT": 1, "NORM": 0}
+MACROS["REAL"] = 128
 MACROS.update(dict.fromkeys(("SAVE", "TOKENS", "LENGTHS", "MASK", "ZONEOUT", "REC"), 0))
 
 

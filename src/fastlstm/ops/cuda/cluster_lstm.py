@@ -24,12 +24,21 @@ from fastlstm.ops.cuda.module import CudaKernel, KernelArguments, pointers
 from fastlstm.ops.native_call import Gradients
 
 SIZES = (128, 256, 512)
-"""Hidden units that a cluster of 4, 8 or 16 blocks holds; others are padded."""
-_UNITS_OF_BLOCK, _THREADS = 32, 256
+"""Hidden units that a thread block cluster of 4, 8 or 16 blocks holds; others are padded."""
+GRID_SIZES = tuple(range(128, 1025, 128))
+"""Hidden units that blocks of a cooperative launch hold; others are padded."""
+_THREADS = 256
 _MAX_GROUPS = 6
 """Groups of 8 rows that a cluster computes in turn."""
+_LEAST_SHARED = 99 << 10
+"""Bytes of shared memory that a block can have on every GPU from compute capability 8.0 on."""
 _MAX_NORMED_GROUPS = 4
 """The groups with a layer norm, whose values take more registers."""
+
+
+def blocks_of(H: int) -> int:
+    """Returns how many blocks hold the weights of H units in their registers."""
+    return H // (32 if max(SIZES) >= H else 16)
 
 
 class KernelVariant(NamedTuple):
@@ -45,18 +54,43 @@ class KernelVariant(NamedTuple):
     options: CellOptions
     norm_size: int = 0
     """Units that a layer norm is over; 0 without one."""
+    is_grid: bool = False
+    """Whether blocks of a cooperative launch exchange through global memory."""
+
+    @property
+    def units(self) -> int:
+        """Units of a block."""
+        return self.H // self.blocks
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of a cluster."""
+        return blocks_of(self.H)
 
     @property
     def saved_bytes(self) -> int:
         """Bytes that a block saves for a group of 8 rows and a step, for the backward pass."""
-        return 3072 + 1024 * (self.zoneout > 0) + 2048 * (self.norm_size > 0)
+        return 8 * self.units * (12 + 4 * (self.zoneout > 0) + 8 * (self.norm_size > 0))
+
+    def message_bytes(self, *, is_backward: bool) -> int:
+        """Bytes of global memory in which a group of 8 rows exchanges h, or gradients of it."""
+        if is_backward:
+            return 2 * self.blocks**2 * self.units * 32
+        return 64 * self.H
+
+    @property
+    def sum_bytes(self) -> int:
+        """Bytes of global memory in which a group exchanges the sums of layer norms."""
+        return 2 * self.blocks * 8 * 16 if self.norm_size else 0
 
     def macros(self, groups: int) -> dict[str, int]:
         """Returns the macros of the source, for so many groups of rows of a cluster."""
         return {
             "DTYPE": int(self.dtype == torch.float16),
+            "GRID": int(self.is_grid),
             "H": self.H,
-            "CL": self.H // _UNITS_OF_BLOCK,
+            "UNITS": self.units,
+            "CL": self.blocks,
             "NS": groups,
             "SAVE": int(self.saves),
             "TOKENS": int(self.has_tokens),
@@ -72,8 +106,12 @@ class KernelVariant(NamedTuple):
 
 def shared_bytes(variant: KernelVariant, groups: int, *, is_backward: bool) -> int:
     """Returns the dynamic shared memory of a block."""
-    blocks, has_norm = variant.H // _UNITS_OF_BLOCK, variant.norm_size > 0
-    each = 512 * blocks + 64 * _UNITS_OF_BLOCK if is_backward else 16 * variant.H
+    blocks, has_norm = variant.blocks, variant.norm_size > 0
+    if variant.is_grid:
+        each = 64 * variant.units if is_backward else 16 * variant.H
+        once = 0 if is_backward or variant.units == 32 else 2048  # sums of half of the warps
+        return 2 * groups * (each + 512 * has_norm) + once + 64 * blocks * has_norm
+    each = 512 * blocks + 64 * variant.units if is_backward else 16 * variant.H
     each += 8 + (512 + 64 * blocks + 8 if has_norm else 0)  # with barriers
     return 2 * groups * each
 
@@ -81,35 +119,91 @@ def shared_bytes(variant: KernelVariant, groups: int, *, is_backward: bool) -> i
 @lru_cache
 def _kernel(variant: KernelVariant, groups: int, entry: str, device: int) -> CudaKernel:
     size = shared_bytes(variant, groups, is_backward=entry == "lstm_backward")
-    macros, cluster = variant.macros(groups), variant.H // _UNITS_OF_BLOCK
-    return CudaKernel("lstm_cluster", entry, macros, device, _THREADS, cluster, size)
+    return CudaKernel(
+        "lstm_cluster", entry, variant.macros(groups), device, _THREADS, variant.blocks, size,
+        is_cooperative=variant.is_grid,
+    )  # fmt: skip
+
+
+def _plain(H: int, *, is_grid: bool) -> KernelVariant:
+    return KernelVariant(
+        torch.bfloat16, H, True, False, False, False, 0, TORCHS_CELL, is_grid=is_grid
+    )
 
 
 @lru_cache
-def max_clusters(H: int, device: int) -> int:
+def max_clusters(H: int, device: int, *, is_grid: bool = False) -> int:
     """Returns how many clusters for H units this GPU runs at a time; compiles a kernel."""
-    plain = KernelVariant(torch.bfloat16, H, True, False, False, False, 0, TORCHS_CELL)
     entries = "lstm_forward", "lstm_backward"
+    plain = _plain(H, is_grid=is_grid)
     return min(_kernel(plain, 1, entry, device).max_clusters() for entry in entries)
 
 
-def rows_per_cluster(B: int, H: int, device: int, *, has_norm: bool = False) -> tuple[int, int]:
+def _max_shared(device: int) -> int:
+    properties = torch.cuda.get_device_properties(device)
+    return getattr(properties, "shared_memory_per_block_optin", _LEAST_SHARED)
+
+
+def rows_per_cluster(
+    B: int, H: int, device: int, *, has_norm: bool = False, is_grid: bool = False
+) -> tuple[int, int]:
     """Returns how many clusters to launch, and how many groups of 8 rows each has at most."""
     num_groups, most = -(-B // 8), _MAX_NORMED_GROUPS if has_norm else _MAX_GROUPS
-    at_a_time = max_clusters(H, device)
+    if is_grid:  # h of all groups lies in shared memory
+        variant = _plain(H, is_grid=True)._replace(norm_size=H * has_norm)
+        while most > 1 and shared_bytes(variant, most, is_backward=False) > _max_shared(device):
+            most -= 1
+    at_a_time = max_clusters(H, device, is_grid=is_grid)
     waves = -(-num_groups // (most * at_a_time))
     groups = -(-num_groups // (waves * at_a_time))
     return -(-num_groups // groups), groups
 
 
-def padded_size(H: int) -> int:
+def padded_size(H: int, *, is_grid: bool = False) -> int:
     """Returns the number of units that H is padded to."""
-    return next(size for size in SIZES if size >= H)
+    return next(size for size in (GRID_SIZES if is_grid else SIZES) if size >= H)
+
+
+class _Clusters(NamedTuple):
+    """The launches of one pass: a kernel, its clusters and the groups of 8 rows of each."""
+
+    variant: KernelVariant
+    clusters: int
+    groups: int
+    device: torch.device
+
+    @classmethod
+    def of(cls, variant: KernelVariant, B: int, device: torch.device) -> _Clusters:
+        has_norm, is_grid = variant.norm_size > 0, variant.is_grid
+        sizes = rows_per_cluster(B, variant.H, device.index, has_norm=has_norm, is_grid=is_grid)
+        return cls(variant, *sizes, device)
+
+    def launch(self, entry: str, arguments: Any) -> None:
+        """Launches a pass; with exchange through global memory as many clusters as run at once."""
+        variant, device = self.variant, self.device
+        kernel = _kernel(variant, self.groups, entry, device.index)
+        if not variant.is_grid:
+            kernel.launch(self.clusters, arguments)
+            return
+        num = self.clusters * self.groups
+        of_h = variant.message_bytes(is_backward=entry == "lstm_backward")
+        messages, sums = (
+            torch.zeros(num * size, dtype=torch.uint8, device=device)
+            for size in (of_h, variant.sum_bytes)
+        )
+        arguments.messages, arguments.sums = messages.data_ptr(), sums.data_ptr()
+        arguments.clusters = self.clusters
+        at_a_time = max_clusters(variant.H, device.index, is_grid=True)
+        for first in range(0, self.clusters, at_a_time):
+            arguments.first_cluster = first
+            kernel.launch(min(at_a_time, self.clusters - first), arguments)
 
 
 _SIZES: list[tuple[str, Any]] = [("T", ctypes.c_int), ("B", ctypes.c_int)]
 _SIZES += [("keep_h", ctypes.c_uint), ("keep_c", ctypes.c_uint)]
 _SIZES += [("p_h", ctypes.c_float), ("p_c", ctypes.c_float)]
+_LAUNCH: list[tuple[str, Any]] = [("clusters", ctypes.c_int), ("first_cluster", ctypes.c_int)]
+_LAUNCH += pointers("messages sums")
 
 
 class _Forward(KernelArguments):
@@ -118,6 +212,7 @@ class _Forward(KernelArguments):
         + _SIZES
         + [("V", ctypes.c_int)]
         + pointers("gamma_hh gamma_c beta_c moments")
+        + _LAUNCH
     )
 
 
@@ -126,6 +221,7 @@ class _Backward(KernelArguments):
         pointers("whh saved c0 dy dhT dcT mask begins ends seed dgates dh0 dc0")
         + _SIZES
         + pointers("gamma_hh gamma_c beta_c moments dproduct dnorm dbias")
+        + _LAUNCH
     )
 
 
@@ -161,19 +257,26 @@ def normed_input(call: LSTMCall, args: LSTMArgs) -> Tensor:
 
 
 def run_cluster_lstm(
-    call: LSTMCall, args: LSTMArgs, gx: Tensor | None = None, norm_size: int = 0
+    call: LSTMCall,
+    args: LSTMArgs,
+    gx: Tensor | None = None,
+    norm_size: int = 0,
+    *,
+    is_grid: bool = False,
 ) -> LSTMOutput:
-    """Runs a supported call whose H is one of SIZES.
+    """Runs a supported call whose H is one of SIZES, or of GRID_SIZES with `is_grid`.
 
     Args:
         call: what is run.
         args: its tensors; many tokens are already embedded (`embedded_if_large`).
         gx: `(N, 4H)` projected rows with gates innermost; None projects them here.
         norm_size: units that a layer norm is over, without padding; 0 without one.
+        is_grid: exchange h through global memory, not within thread block clusters.
     """
+    variant = _variant(call, args, norm_size, is_grid=is_grid)
     if call.requires_grad:
-        return LSTMOutput(*_ClusterLSTM.apply(call, norm_size, gx, *args))  # type: ignore[no-untyped-call]
-    return _forward(call, args, gx, norm_size, saves=False)[0]
+        return LSTMOutput(*_ClusterLSTM.apply(call, variant, gx, *args))  # type: ignore[no-untyped-call]
+    return _forward(call, args, gx, variant)[0]
 
 
 def embedded_if_large(args: LSTMArgs) -> LSTMArgs:
@@ -185,13 +288,13 @@ def embedded_if_large(args: LSTMArgs) -> LSTMArgs:
 class _ClusterLSTM(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, call: LSTMCall, norm_size: int, gx: Tensor | None, *tensors: Tensor
+        ctx: Any, call: LSTMCall, variant: KernelVariant, gx: Tensor | None, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         args = LSTMArgs(*tensors)
-        out, saved = _forward(call, args, gx, norm_size, saves=True)
+        out, saved = _forward(call, args, gx, variant)
         ctx.save_for_backward(*args, *saved)
         ctx.set_materialize_grads(False)
-        ctx.call, ctx.norm_size = call, norm_size
+        ctx.call, ctx.variant = call, variant
         return tuple(out)
 
     @staticmethod
@@ -200,7 +303,7 @@ class _ClusterLSTM(torch.autograd.Function):
         tensors, num = ctx.saved_tensors, len(LSTMArgs._fields)
         args, saved = LSTMArgs(*tensors[:num]), Saved(*tensors[num:])
         needs = LSTMArgs(*ctx.needs_input_grad[3:])
-        if not ctx.norm_size:
+        if not ctx.variant.norm_size:
             slow = slow_gradients(args, call.options, grads, needs, strict=call.strict)
             if slow is not None:
                 return None, None, None, *slow
@@ -209,12 +312,12 @@ class _ClusterLSTM(torch.autograd.Function):
                 "a layer norm on a GPU has no gradient that is itself differentiated"
                 " (create_graph=True); use backend='reference'"
             )
-        dgx, gradients = _backward(call, args, saved, grads, needs, ctx.norm_size)
+        dgx, gradients = _backward(call, args, saved, grads, needs, ctx.variant)
         return None, None, dgx, *by_argument(args, gradients, needs)
 
 
 def _forward(
-    call: LSTMCall, args: LSTMArgs, gx: Tensor | None, norm_size: int, *, saves: bool
+    call: LSTMCall, args: LSTMArgs, gx: Tensor | None, variant: KernelVariant
 ) -> tuple[LSTMOutput, Saved]:
     T, B, _, H = args.sizes
     dtype, device = call.dtype, args.rows.device
@@ -227,13 +330,11 @@ def _forward(
         w_hh = _aligned(args.w_hh.to(dtype))
     entering = torch.empty((T + 1, B, H), dtype=dtype, device=device)
     hT, cT = (torch.empty((B, H), dtype=torch.float32, device=device) for _ in range(2))
-    variant = _variant(call, args, norm_size, saves=saves)
-    clusters, groups = rows_per_cluster(B, H, device.index, has_norm=norm_size > 0)
     steps = moments = None
-    if saves:
-        shape = T, -(-B // 8), H // _UNITS_OF_BLOCK, variant.saved_bytes
+    if variant.saves:
+        shape = T, -(-B // 8), variant.blocks, variant.saved_bytes
         steps = torch.empty(shape, dtype=torch.uint8, device=device)
-        if norm_size:
+        if variant.norm_size:
             moments = torch.empty((T, B, 4), dtype=torch.float32, device=device)
     saved = Saved(entering, steps, w_hh, w_ih, moments)
     # Copies in the layout that the kernel reads; they must live until it is launched.
@@ -243,7 +344,7 @@ def _forward(
         **shared, whh=w_hh, gx=gx, tokens=tokens, h0=h0, V=len(gx),
         first=entering, y=entering[1:], hT=hT, cT=cT, saved=steps, moments=moments,
     )  # fmt: skip
-    _kernel(variant, groups, "lstm_forward", device.index).launch(clusters, arguments)
+    _Clusters.of(variant, B, device).launch("lstm_forward", arguments)
     return LSTMOutput(entering[1:], hT, cT), saved
 
 
@@ -267,7 +368,7 @@ class _OfGates(NamedTuple):
 
 
 def _gate_gradients(
-    call: LSTMCall, args: LSTMArgs, saved: Saved, grads: Any, norm_size: int
+    call: LSTMCall, args: LSTMArgs, saved: Saved, grads: Any, variant: KernelVariant
 ) -> _OfGates:
     T, B, _, H = args.sizes
     dtype, device = call.dtype, args.rows.device
@@ -276,9 +377,10 @@ def _gate_gradients(
     dy = torch.zeros(shape, dtype=dtype, device=device) if dy is None else dy.to(dtype).contiguous()
     dgates = torch.empty((T, B, H, 4), dtype=dtype, device=device)
     dh0, dc0 = (torch.empty((B, H), dtype=torch.float32, device=device) for _ in range(2))
-    clusters, groups = rows_per_cluster(B, H, device.index, has_norm=norm_size > 0)
+    launches = _Clusters.of(variant, B, device)
+    clusters = launches.clusters
     dproduct, dnorm, dbias = dgates, None, None
-    if norm_size:
+    if variant.norm_size:
         dproduct = torch.empty_like(dgates)
         dnorm = torch.empty((clusters, 8, H, 6), dtype=torch.float32, device=device)
     else:
@@ -288,8 +390,7 @@ def _gate_gradients(
         **shared, whh=saved.w_hh, saved=saved.steps, dy=dy, dhT=dhT, dcT=dcT, dgates=dgates,
         dh0=dh0, dc0=dc0, moments=saved.moments, dproduct=dproduct, dnorm=dnorm, dbias=dbias,
     )  # fmt: skip
-    variant = _variant(call, args, norm_size, saves=True)
-    _kernel(variant, groups, "lstm_backward", device.index).launch(clusters, arguments)
+    launches.launch("lstm_backward", arguments)
     norms: tuple[Tensor | None, ...] = (None, None, None)
     if dnorm is not None:
         of_units = dnorm.sum((0, 1))
@@ -299,11 +400,16 @@ def _gate_gradients(
 
 
 def _backward(
-    call: LSTMCall, args: LSTMArgs, saved: Saved, grads: Any, needs: LSTMArgs, norm_size: int
+    call: LSTMCall,
+    args: LSTMArgs,
+    saved: Saved,
+    grads: Any,
+    needs: LSTMArgs,
+    variant: KernelVariant,
 ) -> tuple[Tensor | None, Gradients]:
     """Returns the gradient of the projected rows, if these are given, and all other gradients."""
     T, B, _, H = args.sizes
-    dtype, of_gates = call.dtype, _gate_gradients(call, args, saved, grads, norm_size)
+    dtype, of_gates = call.dtype, _gate_gradients(call, args, saved, grads, variant)
     d, product = of_gates.sums, of_gates.product
     dgx = drows = dw_ih = dw_hh = None
     if saved.w_ih is None:
@@ -333,7 +439,7 @@ def _entering(args: LSTMArgs, saved: Saved) -> Tensor:
     return h if args.mask is None else h * args.mask.to(h.dtype)
 
 
-def _variant(call: LSTMCall, args: LSTMArgs, norm_size: int, *, saves: bool) -> KernelVariant:
+def _variant(call: LSTMCall, args: LSTMArgs, norm_size: int, *, is_grid: bool) -> KernelVariant:
     zoneout = 0
     if max(call.options.zoneout) > 0:
         zoneout = 2 if args.seed is None else 1
@@ -341,8 +447,8 @@ def _variant(call: LSTMCall, args: LSTMArgs, norm_size: int, *, saves: bool) -> 
         activation=call.options.activation, recurrent_activation=call.options.recurrent_activation
     )
     return KernelVariant(
-        call.dtype, args.w_hh.shape[1], saves, args.tokens is not None, args.begins is not None,
-        args.mask is not None, zoneout, plain, norm_size,
+        call.dtype, args.w_hh.shape[1], call.requires_grad, args.tokens is not None,
+        args.begins is not None, args.mask is not None, zoneout, plain, norm_size, is_grid,
     )  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-// The LSTM recurrence of a whole sequence in one launch, for GPUs with thread block clusters (sm_90 and newer).
+// The LSTM recurrence of a whole sequence in one launch: on thread block clusters (sm_90 and newer), or with GRID on
+// blocks that exchange h through global memory (sm_80 and newer, and up to 1,024 units).
 //
 // A cluster of CL blocks holds W_hh in registers: a block owns H/CL = 32 units with their four gates. It computes
 // groups of 8 rows of the batch, NS groups in turn, which hide each other's exchange. A step multiplies with
@@ -9,9 +10,15 @@
 // and sends. What is loaded is used a step later; the L2 cache has it by then. The backward pass keeps the same slice of W_hh, multiplies the
 // gradients of its own gates, and sends partial sums of dh to the owners of the units.
 //
+// With GRID, a cluster is CL blocks of a cooperative launch. A message is stored in the L2 cache as pairs of a value
+// and the number of its step, 8 bytes that are written and read at once, so a receiver polls the values themselves and
+// no fence or counter is needed. Above 512 units a block owns 16 units: two halves of its warps multiply half of h each.
+//
 // Compiled at run time (NVRTC) for one set of these macros:
 //   DTYPE      0 bfloat16, 1 float16: operands, gates and outputs; sums and cells are float32
-//   H, CL, NS  units (32 * CL), blocks of a cluster, groups of 8 rows of a cluster
+//   GRID       blocks exchange through global memory, not within a cluster
+//   H, UNITS   units, and those of a block: 32, with GRID also 16
+//   CL, NS     blocks of a cluster (H / UNITS), groups of 8 rows of a cluster
 //   SAVE       write what the backward pass needs, and compile that pass
 //   TOKENS     gx is a table (V, H, 4) whose rows tokens name
 //   LENGTHS    rows have a first and a last step
@@ -30,17 +37,18 @@ typedef long long i64;
 
 #define SEND (CL == 4 ? 8 : 16)  // bytes of a message of h
 #define THREADS 256
-#define UNITS 32
+#define NUM_CELLS (8 * UNITS)       // of a block and a group
 #define OVERLAP (NS >= 3 && !NORM)  // forward, the product of a group with the cells of another; all clusters run NS
 #define IS_LATE (NS == 1 && !NORM)  // backward, memory is reached while messages are on their way
 #define AHEAD 6  // steps whose inputs are fetched into the L2 cache
 // What a block saves of a group and a step, by threads of the backward kernel: places in bytes, as Variant.saved_bytes.
 #define GATES 0                                // activated, 4 x 16 bits
-#define CELLS 2048                             // float, after zoneout
-#define FRESH 3072                             // float, before zoneout, with ZONEOUT only
-#define NORMED (3072 + (ZONEOUT ? 1024 : 0))   // recurrent product, normalised, 4 x 16 bits, with NORM only
-#define SAVED (NORMED + (NORM ? 2048 : 0))     // bytes
-static_assert(H == UNITS * CL, "a block owns 32 units");
+#define CELLS (8 * NUM_CELLS)                  // float, after zoneout
+#define FRESH (12 * NUM_CELLS)                 // float, before zoneout, with ZONEOUT only
+#define NORMED (FRESH + (ZONEOUT ? 4 * NUM_CELLS : 0))  // recurrent product, normalised, 4 x 16 bits, with NORM only
+#define SAVED (NORMED + (NORM ? 8 * NUM_CELLS : 0))     // bytes
+static_assert(H == UNITS * CL, "the blocks of a cluster own all units");
+static_assert(UNITS == 32 || (GRID && UNITS == 16), "a block owns 32 units, with GRID also 16");
 
 struct Forward {
   const u16* whh;      // (4H, H), gates i f g o
@@ -65,6 +73,9 @@ struct Forward {
   const float* gamma_c;   // (H)
   const float* beta_c;    // (H)
   float4* moments;        // (T, B): 1/deviation of the product, mean and 1/deviation of the cell
+  int clusters, first_cluster;  // with GRID: of all launches of this pass; of this launch
+  u8* messages;  // with GRID: (groups, 2, 2H) messages of h, zeros before the launch; 16 bytes each
+  u8* sums;      // with GRID and NORM: (groups, 2, CL, 8) messages of sums, likewise
 };
 
 struct Backward {
@@ -91,10 +102,15 @@ struct Backward {
   u16* dproduct;       // (T, B, H, 4): gradient of the recurrent product
   float* dnorm;        // (clusters, 8, H, 6): sums of the gradients of gamma_hh, gamma_c, beta_c
   float* dbias;        // (clusters, 4, H): sums of the gradients of the gates, without NORM
+  int clusters, first_cluster;
+  u8* messages;  // with GRID: (groups, 2, CL receivers, CL senders, UNITS / 2 * 4) messages of dh
+  u8* sums;
 };
 
-// --- 16-bit numbers ------------------------------------------------------------------------------
+// --- machine instructions ------------------------------------------------------------------------
 
+#ifndef EMULATED  // tests/emulator.h has all of these in C++
+#define SHARED_MEMORY extern __shared__ __align__(1024) u8 memory[]
 __device__ __forceinline__ u32 pack2(float low, float high) {
   u32 r;
 #if DTYPE == 0
@@ -122,7 +138,6 @@ __device__ __forceinline__ float high_of(u32 v) {
   return f;
 #endif
 }
-__device__ __forceinline__ u16 narrow(float x) { return (u16)pack2(x, 0.f); }
 __device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 #if DTYPE == 0
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -132,14 +147,15 @@ __device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u3
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-
-// --- activations, and their derivatives by their values -----------------------------------------
-
 __device__ __forceinline__ float tanh_of(float x) {
   float y;
   asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+#endif  // EMULATED
+
+// --- activations, and their derivatives by their values -----------------------------------------
+
 template <int A> __device__ __forceinline__ float activate(float x) {
   if (A == 0) return fmaf(tanh_of(0.5f * x), 0.5f, 0.5f);
   if (A == 1) return tanh_of(x);
@@ -176,6 +192,34 @@ __device__ __forceinline__ u32 draw(u64 seed, u32 row, u32 unit) {
 
 // --- clusters, barriers, messages ----------------------------------------------------------------
 
+#ifndef EMULATED
+__device__ __forceinline__ void fetch_ahead(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+#if GRID
+// Two words, each beside the number of its step: 8 bytes are stored and loaded at once.
+__device__ __forceinline__ void post(u8* to, u32 x, u32 y, u32 step) {
+  asm volatile(
+      "{.reg .b64 a, b; mov.b64 a, {%1,%3}; mov.b64 b, {%2,%3}; st.relaxed.gpu.global.v2.b64 [%0], {a,b};}" ::"l"(to),
+      "r"(x), "r"(y), "r"(step)
+      : "memory");
+}
+__device__ __forceinline__ bool peek(const u8* from, u32 step, u32& x, u32& y) {
+  u32 a, b;
+  asm volatile(
+      "{.reg .b64 l, h; ld.relaxed.gpu.global.v2.b64 {l,h}, [%4]; mov.b64 {%0,%1}, l; mov.b64 {%2,%3}, h;}"
+      : "=r"(x), "=r"(a), "=r"(y), "=r"(b)
+      : "l"(from)
+      : "memory");
+  return a == step && b == step;
+}
+__device__ __forceinline__ bool peek(const u8* from, u32 step, u32& x) {
+  u32 a;
+  asm volatile("{.reg .b64 l; ld.relaxed.gpu.global.b64 l, [%2]; mov.b64 {%0,%1}, l;}"
+               : "=r"(x), "=r"(a)
+               : "l"(from)
+               : "memory");
+  return a == step;
+}
+#else
 __device__ __forceinline__ u32 shared_address(const void* p) {
   u32 a;
   asm("{.reg .u64 t; cvta.to.shared.u64 t, %1; cvt.u32.u64 %0, t;}" : "=r"(a) : "l"(p));
@@ -203,9 +247,6 @@ __device__ __forceinline__ void init_barriers(u32 first, int num) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(first + 8 * i) : "memory");
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-__device__ __forceinline__ void expect_each(u32 first, int num, u32 bytes) {
-  for (int i = 0; i < num; ++i) expect(first + 8 * i, bytes);
-}
 // Waits as CUTLASS does, at the scope of the block: a wait at cluster scope discards the L1 cache each time.
 __device__ __forceinline__ bool is_over(u32 barrier, u32 parity) {
   u32 ok;
@@ -215,14 +256,6 @@ __device__ __forceinline__ bool is_over(u32 barrier, u32 parity) {
       : "r"(barrier), "r"(parity)
       : "memory");
   return ok;
-}
-__device__ __forceinline__ void await(u32 barrier, u32 parity) {
-  if (!is_over(barrier, parity)) {
-    const i64 began = clock64();
-    while (!is_over(barrier, parity))
-      if (clock64() - began > 60000000000LL) __trap();  // a lost message ends the kernel, not the GPU
-  }
-  __syncwarp();
 }
 __device__ __forceinline__ void send8(u32 to, u32 x, u32 y, u32 barrier) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1,%2}, [%3];" ::"r"(to), "r"(x),
@@ -234,13 +267,40 @@ __device__ __forceinline__ void send16(u32 to, u32 x, u32 y, u32 z, u32 w, u32 b
                "r"(x), "r"(y), "r"(z), "r"(w), "r"(barrier)
                : "memory");
 }
-__device__ __forceinline__ void fetch_ahead(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+#endif
+#endif  // EMULATED
+
+#if GRID
+__device__ __forceinline__ u32 block_rank() { return blockIdx.x % CL; }
+__device__ __forceinline__ void cluster_sync() {}
+// Repeats `look` until it finds what it looks for.
+template <class Look> __device__ __forceinline__ void poll(Look look) {
+  if (look()) return;
+  const i64 began = clock64();
+  while (!look())
+    if (clock64() - began > 60000000000LL) __trap();  // a lost message ends the kernel, not the GPU
+}
+#else
+__device__ __forceinline__ void expect_each(u32 first, int num, u32 bytes) {
+  for (int i = 0; i < num; ++i) expect(first + 8 * i, bytes);
+}
+__device__ __forceinline__ void await(u32 barrier, u32 parity) {
+  if (!is_over(barrier, parity)) {
+    const i64 began = clock64();
+    while (!is_over(barrier, parity))
+      if (clock64() - began > 60000000000LL) __trap();  // a lost message ends the kernel, not the GPU
+  }
+  __syncwarp();
+}
+#endif
 
 // Rows of a cluster: group s is the rows 8 * (cluster + s * clusters) and the 7 after it.
 struct Rows {
-  int first, step, num, groups;
-  __device__ __forceinline__ Rows(int B, bool is_full) {
-    const int clusters = gridDim.x / CL, cluster = blockIdx.x / CL;
+  int first, step, num, groups, cluster, clusters;
+  template <class Pass> __device__ __forceinline__ Rows(const Pass& P, bool is_full) {
+    const int B = P.B;
+    clusters = GRID ? P.clusters : gridDim.x / CL;
+    cluster = (GRID ? P.first_cluster : 0) + blockIdx.x / CL;
     groups = (B + 7) / 8;
     first = 8 * cluster;
     step = 8 * clusters;
@@ -248,7 +308,12 @@ struct Rows {
   }
   // Bytes that are saved of a step, and of the groups between two of this block's.
   __device__ __forceinline__ size_t saved_of_step() const { return (size_t)groups * CL * SAVED; }
-  __device__ __forceinline__ size_t saved_between() const { return (size_t)gridDim.x * SAVED; }
+  __device__ __forceinline__ size_t saved_between() const { return (size_t)(GRID ? clusters * CL : gridDim.x) * SAVED; }
+  // Where this block saves its first group of step 0.
+  __device__ __forceinline__ size_t saved_first() const {
+    return (size_t)(GRID ? cluster * CL + block_rank() : blockIdx.x) * SAVED;
+  }
+  __device__ __forceinline__ int group(int s) const { return cluster + s * clusters; }
 };
 
 // Byte of the 4 units of quad Q and row n in the h of a group (16 * H bytes).
@@ -259,27 +324,36 @@ __device__ __forceinline__ u32 place(u32 Q, u32 n) { return Q * 64 + ((n ^ (((Q 
 // the result to all blocks. One buffer is enough: a block sends the next ones after it has h, or dh, of all warps, which
 // they send after they have read these.
 struct Sums {
-  static constexpr u32 PARTS = 2 * NS * 8 * 8 * 8;        // of the warps of this block
-  static constexpr u32 ALL = 2 * NS * CL * 8 * 8;         // of all blocks
-  static constexpr u32 BYTES = PARTS + ALL + 2 * NS * 8;  // with barriers
-  u32 base, rank, barriers;
+  static constexpr u32 PARTS = 2 * NS * 8 * 8 * 8;  // of the warps of this block
   u8* memory;
-  u32 to;
+  u32 rank;
+#if GRID
+  u8* all;
+  const Rows& rows;
+  __device__ __forceinline__ Sums(u8* at, u8* all_, const Rows& rows_, u32 rank_)
+      : memory(at), rank(rank_), all(all_), rows(rows_) {}
+  __device__ __forceinline__ u8* message(int kind, int s, int block, int row) const {
+    return all + ((size_t)((rows.group(s) * 2 + kind) * CL + block) * 8 + row) * 16;
+  }
+#else
+  static constexpr u32 ALL = 2 * NS * CL * 8 * 8;         // of all blocks
+  u32 base, barriers, to;
   __device__ __forceinline__ Sums(u8* at, u32 address, u32 rank_)
-      : base(address), rank(rank_), barriers(address + PARTS + ALL), memory(at) {
+      : memory(at), rank(rank_), base(address), barriers(address + PARTS + ALL) {
     if (threadIdx.x == 0) {
       init_barriers(barriers, 2 * NS);
       expect_each(barriers, 2 * NS, CL * 64);
     }
     to = address_in(base, (threadIdx.x >> 3) & (CL - 1));
   }
+#endif
   // x and y are sums over this warp's units of row n, in the lanes that have `is_first`.
-  __device__ __forceinline__ void share(int kind, int s, int n, bool is_first, float x, float y) {
+  __device__ __forceinline__ void share(int kind, int s, int n, int step, bool is_first, float x, float y) {
     const u32 slot = kind * NS + s;
     float2* parts = (float2*)(memory + slot * 512);
     if (is_first) parts[(threadIdx.x >> 5) * 8 + n] = make_float2(x, y);
     __syncthreads();
-    if (threadIdx.x < 8 * CL) {
+    if (threadIdx.x < (GRID ? 8 : 8 * CL)) {
       const int row = threadIdx.x & 7;
       float a = 0.f, b = 0.f;
 #pragma unroll
@@ -288,19 +362,40 @@ struct Sums {
         a += part.x;
         b += part.y;
       }
+#if GRID
+      post(message(kind, s, rank, row), __float_as_uint(a), __float_as_uint(b), step + 1);
+#else
       const u32 at = PARTS + (slot * CL + rank) * 64 + row * 8;
       send8(to + at, __float_as_uint(a), __float_as_uint(b), to + PARTS + ALL + 8 * slot);
+#endif
     }
   }
   __device__ __forceinline__ float2 of(int kind, int s, int n, int step, bool is_last) {
+    float a = 0.f, b = 0.f;
+#if GRID  // thread by thread 8 rows of CL blocks, then by way of the parts' memory
+    constexpr int EACH = (8 * CL + THREADS - 1) / THREADS;
+    float2* found = (float2*)(memory + PARTS);
+    __syncthreads();  // all have read the sums before these
+#pragma unroll
+    for (int j = 0; j < EACH; ++j) {
+      const int i = threadIdx.x + j * THREADS;
+      u32 x, y;
+      if (i < 8 * CL) {
+        poll([&] { return peek(message(kind, s, i >> 3, i & 7), step + 1, x, y); });
+        found[i] = make_float2(__uint_as_float(x), __uint_as_float(y));
+      }
+    }
+    __syncthreads();
+    const float2* all_sums = found;
+#else
     const u32 slot = kind * NS + s;
     await(barriers + 8 * slot, step & 1);
     if (threadIdx.x == 0 && !is_last) expect(barriers + 8 * slot, CL * 64);
-    const float2* all = (const float2*)(memory + PARTS + slot * CL * 64);
-    float a = 0.f, b = 0.f;
+    const float2* all_sums = (const float2*)(memory + PARTS + slot * CL * 64);
+#endif
 #pragma unroll
     for (int k = 0; k < CL; ++k) {
-      const float2 one = all[k * 8 + n];
+      const float2 one = all_sums[k * 8 + n];
       a += one.x;
       b += one.y;
     }
@@ -320,25 +415,30 @@ struct Cell {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forward P) {
-  constexpr int KS = H / 16;
+  constexpr int SPLIT = 32 / UNITS;        // parts of h that parts of the warps multiply
+  constexpr int KS = H / 16 / SPLIT;
   constexpr u32 HB = 16 * H;             // bytes of the h of a group
-  constexpr u32 BARRIERS = 2 * NS * HB;  // behind both buffers
-  constexpr int DESTINATIONS = SEND == 16 ? CL / 8 : CL / 4;
-  extern __shared__ __align__(1024) u8 memory[];
-  const u32 base = shared_address(memory);
-  const int tid = threadIdx.x, lane = tid & 31, w = tid >> 5, q = lane >> 2, p = lane & 3;
+  constexpr u32 BARRIERS = 2 * NS * HB;  // behind both buffers; with SPLIT, the sums of half of the warps
+  SHARED_MEMORY;
+  const int tid = threadIdx.x, lane = tid & 31, q = lane >> 2, p = lane & 3;
+  const int warp = tid >> 5, w = warp & (8 / SPLIT - 1), part = warp / (8 / SPLIT);
+  const bool is_cell = part == 0;  // whether this warp updates cells
   const u32 rank = block_rank();
   const int T = P.T, B = P.B;
-  const Rows rows(B, OVERLAP);
+  const Rows rows(P, OVERLAP);
   const bool is_low = q < 4;
   const int n = 2 * p + (q >> 2);                   // row in the group of this thread's cell
   const int unit = rank * UNITS + w * 4 + (q & 3);  // its unit
   const u32 Q = rank * (UNITS / 4) + w;             // its quad
-  const int place_saved = w * 32 + (q >> 2) * 16 + p * 4 + (q & 3);  // thread of the backward kernel
+#if UNITS == 32
+  const int place_saved = w * 32 + (q >> 2) * 16 + p * 4 + (q & 3);  // of the backward kernel's cell
+#else
+  const int place_saved = (2 * w + ((q & 3) >> 1)) * 16 + (q >> 2) * 8 + p * 2 + (q & 1);
+#endif
 
   u32 weights[KS][4];
   {
-    const u16* first = P.whh + (size_t)(((q >> 2) * 2) * H + unit) * H + 4 * p;
+    const u16* first = P.whh + (size_t)(((q >> 2) * 2) * H + unit) * H + part * KS * 16 + 4 * p;
     const u16* second = first + (size_t)H * H;
 #pragma unroll
     for (int k = 0; k < KS; ++k) {
@@ -383,16 +483,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
   };
   const i64* token_at = P.tokens + rows.first + n;  // of the step after the next
 #else
+  constexpr int LINES = UNITS / 16;  // of this block's gates of a row
   // Of this thread's cell in group 0, one step ahead; and of the line of 128 bytes that it fetches into the L2 cache.
   const u16 *gx_at = P.gx + ((size_t)(rows.first + n) * H + unit) * 4,
-            *line_at = P.gx + ((size_t)(AHEAD * B + rows.first + w * rows.step + (lane >> 1)) * H + rank * UNITS) * 4 +
-                       (lane & 1) * 64;
-  const bool has_line = lane < 16 && rows.first + w * rows.step + (lane >> 1) < B;  // warp s has those of group s
+            *line_at = P.gx + ((size_t)(AHEAD * B + rows.first + warp * rows.step + lane / LINES) * H + rank * UNITS) * 4 +
+                       lane % LINES * 64;
+  // Warp s has those of group s.
+  const bool has_line = lane < 8 * LINES && rows.first + warp * rows.step + lane / LINES < B;
 #endif
 #pragma unroll
   for (int s = 0; s < NS; ++s) {
     const int row = rows.first + s * rows.step + n;
-    is_row[s] = row < B;
+    is_row[s] = row < B && is_cell;
     cell[s] = is_row[s] ? (u32)row * H + unit : 0;
     c[s] = is_row[s] ? P.c0[cell[s]] : 0.f;
     h[s] = is_row[s] ? P.h0[cell[s]] : 0.f;
@@ -415,6 +517,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
 #if ZONEOUT == 1
   const u64 seed = (u64)P.seed[0];
 #endif
+#if GRID
+  u8* messages = P.messages + (size_t)rows.cluster * 4 * HB;  // of group 0
+  const size_t messages_between = (size_t)rows.clusters * 4 * HB;
+#else
+  const u32 base = shared_address(memory);
+  constexpr int DESTINATIONS = SEND == 16 ? CL / 8 : CL / 4;
   if (tid == 0) {
     init_barriers(base + BARRIERS, 2 * NS);
     expect_each(base + BARRIERS, 2 * NS, HB);
@@ -423,24 +531,48 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
 #pragma unroll
   for (int j = 0; j < DESTINATIONS; ++j)
     to[j] = address_in(base, (rank + (SEND == 16 ? q + 8 * j : (q & 3) + 4 * j)) & (CL - 1));
+#endif
 #if NORM
+#if GRID
+  Sums sums_of(memory + BARRIERS + (SPLIT - 1) * 2048, P.sums, rows, rank);
+#else
   Sums sums_of(memory + BARRIERS + 16 * NS, base + BARRIERS + 16 * NS, rank);
+#endif
   const float4 gamma = *(const float4*)(P.gamma_hh + 4 * unit);
   const float gamma_c = P.gamma_c[unit], beta_c = P.beta_c[unit];
 #endif
   __syncthreads();
   cluster_sync();
 
+  // Waits until the h that enters a step is in shared memory.
   auto await_step = [&](int s, int t) {
+#if GRID
+    if (t > 0 && t < T) {
+      constexpr int EACH = HB / 8 / THREADS;
+      const u8* from = messages + s * messages_between + (t & 1) * 2 * HB + tid * 16;
+      uint2 found[EACH];
+      poll([&] {
+        bool is_here = true;
+#pragma unroll
+        for (int j = 0; j < EACH; ++j) is_here &= peek(from + j * THREADS * 16, t, found[j].x, found[j].y);
+        return is_here;
+      });
+      uint2* h_of = (uint2*)(memory + ((t & 1) * NS + s) * HB);
+#pragma unroll
+      for (int j = 0; j < EACH; ++j) h_of[tid + j * THREADS] = found[j];
+    }
+    __syncthreads();
+#else
     if (t == 0 || t == T) return;
     const u32 barrier = base + BARRIERS + 8 * (2 * s + (t & 1));
     await(barrier, ((t - 1) >> 1) & 1);
     if (tid == 0 && t + 2 < T) expect(barrier, HB);
+#endif
   };
   // The recurrent product of a group: four gates of this thread's row and unit.
   auto product = [&](int s, int t, float (&z)[4]) {
     float sums[4][4] = {};
-    const u8* from = memory + (t & 1) * NS * HB + s * HB + p * 64 + ((q ^ ((p >> 1) << 2)) << 3);
+    const u8* from = memory + (t & 1) * NS * HB + s * HB + part * KS * 256 + p * 64 + ((q ^ ((p >> 1) << 2)) << 3);
 #pragma unroll
     for (int k = 0; k < KS; ++k) {
       const uint2 b = *(const uint2*)(from + k * 256);
@@ -449,6 +581,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
     float a[4];
 #pragma unroll
     for (int e = 0; e < 4; ++e) a[e] = (sums[0][e] + sums[1][e]) + (sums[2][e] + sums[3][e]);
+#if UNITS == 16
+    float4* others = (float4*)(memory + BARRIERS) + (tid & 127);
+    if (!is_cell) *others = make_float4(a[0], a[1], a[2], a[3]);
+    __syncthreads();  // the next product is behind that of `await_step`
+    if (is_cell) {
+      const float4 other = *others;
+      a[0] += other.x; a[1] += other.y; a[2] += other.z; a[3] += other.w;
+    } else {
+      a[0] = a[1] = a[2] = a[3] = 0.f;
+    }
+#endif
     // Lanes q and q + 4 have two gates of two rows each: swap, so that each has four gates of one.
     const float r0 = __shfl_xor_sync(~0u, is_low ? a[1] : a[0], 16);
     const float r1 = __shfl_xor_sync(~0u, is_low ? a[3] : a[2], 16);
@@ -509,12 +652,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
   };
   u16* y_at = P.y + (size_t)(rows.first + n) * H + unit;
 #if SAVE  // of this thread's gates; a cell has half as many bytes
-  u8* saved_of = P.saved + (size_t)blockIdx.x * SAVED + 8 * place_saved;
+  u8* saved_of = P.saved + rows.saved_first() + 8 * place_saved;
 #endif
   // Sends h to all blocks, stores what is asked for, and loads the inputs of the next step.
   auto finish = [&](int s, int t, const Cell& k, const State& state) {
     const uint2 out = state.h;
     if (t + 1 < T) {
+#if GRID
+      if (is_cell && (q & 3) == 0)
+        post(messages + s * messages_between + ((t + 1) & 1) * 2 * HB + 2 * place(Q, n), out.x, out.y, t + 1);
+#else
       const u32 barrier = BARRIERS + 8 * (2 * s + ((t + 1) & 1)), then = ((t + 1) & 1) * NS * HB + s * HB;
 #if CL == 4
       const u32 at = then + place(Q, n);
@@ -526,6 +673,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
       for (int j = 0; j < DESTINATIONS; ++j)
         send16(to[j] + at, is_low ? out.x : x, is_low ? out.y : y, is_low ? x : out.x, is_low ? y : out.y,
                to[j] + barrier);
+#endif
 #endif
     }
     if (is_row[s]) {
@@ -540,10 +688,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
       }
     }
 #if !TOKENS
-    if (w == s && has_line && t + AHEAD < T) fetch_ahead(line_at);
+    if (warp == s && has_line && t + AHEAD < T) fetch_ahead(line_at);
 #endif
 #if SAVE
     if (OVERLAP && rows.first + s * rows.step >= B) return;  // a group without rows has no place
+    if (!is_cell) return;
     u8* saved = saved_of + s * rows.saved_between();
     *(uint2*)(saved + GATES) = make_uint2(pack2(unsaturated(k.i), unsaturated(k.f)), pack2(k.g, unsaturated(k.o)));
     *(float*)(saved + CELLS - 4 * place_saved) = c[s];
@@ -575,7 +724,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
       y += __shfl_xor_sync(~0u, y, 4);
       x += __shfl_xor_sync(~0u, x, 8);
       y += __shfl_xor_sync(~0u, y, 8);
-      sums_of.share(kind, s, n, (q & 3) == 0, x, y);
+      sums_of.share(kind, s, n, t, (q & 3) == 0, x, y);
     };
 #pragma unroll
     for (int s = 0; s < NS; ++s) {
@@ -593,12 +742,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
 #pragma unroll
       for (int e = 0; e < 4; ++e) z[s][e] = (z[s][e] - m.x) * m.y;
 #if SAVE
-      *(uint2*)(saved_of + s * rows.saved_between() + NORMED) =
+      if (is_cell) *(uint2*)(saved_of + s * rows.saved_between() + NORMED) =
           make_uint2(pack2(z[s][0], z[s][1]), pack2(z[s][2], z[s][3]));
 #endif
       z[s][0] *= gamma.x; z[s][1] *= gamma.y; z[s][2] *= gamma.z; z[s][3] *= gamma.w;
       k[s] = cell_of(s, t, z[s]);
-      const float v = unit < REAL ? k[s].fresh : 0.f;  // of a padded unit, sigmoid(0) is not 0
+      const float v = unit < REAL && is_cell ? k[s].fresh : 0.f;  // of a padded unit, sigmoid(0) is not 0
       share(1, s, v, v * v);
     }
 #pragma unroll
@@ -652,22 +801,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
 #if SAVE
 extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Backward P) {
   constexpr int TILES = H / 128;       // of 16 units of dh that a warp computes
-  constexpr int KS = 8;                // 128 gates of this block
-  constexpr u32 RB = CL * 512;         // bytes of the partial sums that a group receives
+  constexpr int KS = UNITS / 4;        // 4 * UNITS gates of this block
+  constexpr u32 RB = CL * 512;         // bytes of the partial sums that a group receives in a cluster
   constexpr u32 GB = UNITS * 64;       // bytes of the gradients of its own gates
-  constexpr u32 OWN = 2 * NS * RB, BARRIERS = OWN + 2 * NS * GB;
-  constexpr int HALF = CL / 2, PAIRS = TILES >= 2 ? TILES / 2 : 1;
-  extern __shared__ __align__(1024) u8 memory[];
-  const u32 base = shared_address(memory);
+  constexpr u32 OWN = GRID ? 0 : 2 * NS * RB, BARRIERS = OWN + 2 * NS * GB;
+  constexpr int PARTS = 64 / UNITS, LANES = 32 / PARTS;  // threads that add up a word, words of a warp
+  constexpr int HALF = CL / PARTS, PAIRS = TILES >= 2 ? TILES / 2 : 1;
+  constexpr u32 R = UNITS / 8;         // words that a lane has of a message
+  SHARED_MEMORY;
   const int tid = threadIdx.x, lane = tid & 31, w = tid >> 5, q = lane >> 2, p = lane & 3;
   const u32 rank = block_rank();
   const int T = P.T, B = P.B;
-  const Rows rows(B, false);
+  const Rows rows(P, false);
 
   u32 weights[TILES][KS][4];
 #pragma unroll
   for (int m = 0; m < TILES; ++m) {
-    const int tile = w * TILES + m, u = (tile >> 1) * 32 + q * 4 + (tile & 1) * 2;  // row q is u, row q + 8 is u + 1
+    // Row q is unit u, row q + 8 is u + 1.
+    const int tile = w * TILES + m, u = UNITS == 32 ? (tile >> 1) * 32 + q * 4 + (tile & 1) * 2 : tile * 16 + q * 2;
 #pragma unroll
     for (int k = 0; k < KS; ++k) {
       const size_t row = (size_t)(rank * UNITS + 4 * k + p);
@@ -680,12 +831,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
       weights[m][k][2] = gates_of(2, u); weights[m][k][3] = gates_of(2, u + 1);
     }
   }
-  // This thread's cell: word x of a message of 512 bytes. A word holds two rows; half of the lanes take each, and
-  // each adds half of the messages.
-  const int half = lane >> 4, x = w * 16 + (lane & 15);
-  const int own = (x >> 4) * 4 + (x & 3), n = 2 * ((x >> 2) & 3) + half, unit = rank * UNITS + own;
-  const u32 read_at = half * HALF * 512 + ((x ^ (half << 4)) << 2);
+  // This thread's cell: word x of a message. A word holds two rows; half of the lanes take each, and each adds half of
+  // the messages. With 16 units of a block, a quarter of the lanes each; the second half of a warp has no cell.
+  const u32 quarter = (u32)lane / LANES, x = w * LANES + (u32)lane % LANES;
+  const bool is_cell = UNITS == 32 || quarter < 2;
+  const int half = quarter & 1, own = x / (4 * R) * R + x % R, n = 2 * (x / R & 3) + half, unit = rank * UNITS + own;
+  const int place_saved = UNITS == 32 ? tid : w * UNITS + lane % UNITS;
   const u32 own_at = OWN + own * 64 + ((n ^ (((own >> 1) & 1) << 2)) << 3);
+#if GRID
+  constexpr u32 BOX = UNITS * 32;  // bytes of a message with its numbers of steps
+  u8* messages = P.messages + (size_t)rows.cluster * 2 * CL * CL * BOX;  // of group 0
+  const size_t messages_between = (size_t)rows.clusters * 2 * CL * CL * BOX;
+#else
+  const u32 base = shared_address(memory);
+  const u32 read_at = half * HALF * 512 + ((x ^ (half << 4)) << 2);
   if (tid == 0) {
     init_barriers(base + BARRIERS, 2 * NS);
     expect_each(base + BARRIERS, 2 * NS, RB);
@@ -694,6 +853,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
 #pragma unroll
   for (int j = 0; j < PAIRS; ++j) to[j] = address_in(base, TILES >= 2 ? w * PAIRS + j : w >> 1);
   const u32 write_at = rank * 512 + ((lane ^ ((rank / HALF) << 2)) << 4);
+#endif
 
   const size_t stride = (size_t)B * H;
   struct Inputs {
@@ -718,10 +878,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
 #endif
   const u32 between = (u32)rows.step * H;
   // Of this thread's cell in group 0, of the step to load.
-  const u8* saved_of = P.saved + (T - 1) * rows.saved_of_step() + (size_t)blockIdx.x * SAVED + 8 * tid;
+  const u8* saved_of = P.saved + (T - 1) * rows.saved_of_step() + rows.saved_first() + 8 * place_saved;
   const u16* dy_at = P.dy + (T - 1) * stride + (size_t)(rows.first + n) * H + unit;
+  u16* dgates_at = P.dgates + ((T - 1) * stride + (size_t)(rows.first + n) * H + unit) * 4;  // of the step computed
   auto cell_of = [&](const u8* saved, int s) {
-    return __ldg((const float*)(saved + s * rows.saved_between() + CELLS - 4 * tid));
+    return __ldg((const float*)(saved + s * rows.saved_between() + CELLS - 4 * place_saved));
   };
   // Loads what a step needs but its cell, which the step after it had as the one before. Nothing, not even a
   // conversion, may be computed of what is loaded before it is used: the warp would wait for it.
@@ -730,7 +891,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
     Inputs& in = inputs[s];
     in.gates = __ldg((const uint2*)(from + GATES));
 #if ZONEOUT
-    in.c = __ldg((const float*)(from + FRESH - 4 * tid));
+    in.c = __ldg((const float*)(from + FRESH - 4 * place_saved));
 #else
     in.c = in.before;
 #endif
@@ -745,7 +906,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
 #pragma unroll
   for (int s = 0; s < NS; ++s) {
     const int row = rows.first + s * rows.step + n;
-    is_row[s] = s < rows.num && row < B;
+    is_row[s] = s < rows.num && row < B && is_cell;
     cell[s] = is_row[s] ? (u32)row * H + unit : 0;
     dc[s] = carried[s] = 0.f;
 #if MASK
@@ -764,7 +925,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
     if (P.dcT) dc[s] = P.dcT[cell[s]];
   }
 #if NORM
+#if GRID
+  Sums sums_of(memory + BARRIERS, P.sums, rows, rank);
+#else
   Sums sums_of(memory + BARRIERS + 16 * NS, base + BARRIERS + 16 * NS, rank);
+#endif
   const float4 gamma = *(const float4*)(P.gamma_hh + 4 * unit);
   const float gamma_c = P.gamma_c[unit], beta_c = P.beta_c[unit];
   float dnorm[6] = {};
@@ -773,22 +938,46 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
   cluster_sync();
 
   auto await_step = [&](int s, int it) {
+#if !GRID
     if (it == 0) return;
     const u32 barrier = base + BARRIERS + 8 * (2 * s + ((it - 1) & 1));
     await(barrier, ((it - 1) >> 1) & 1);
     if (tid == 0 && it + 1 < T - 1) expect(barrier, RB);
+#endif
   };
   // The gradient of h of a step: of the output, and of the next step.
   auto incoming = [&](int s, int it) {
-    const u8* from = memory + (((it + 1) & 1) * NS + s) * RB + read_at;
     float low = 0.f, high = 0.f;
+#if GRID
+    if (it == 0) return carried[s];
+    const u8* from =
+        messages + s * messages_between + ((((it + 1) & 1) * CL + rank) * CL + quarter * HALF) * BOX + x * 8;
+    u32 found[HALF];
+    poll([&] {
+      bool is_here = true;
+#pragma unroll
+      for (int j = 0; j < HALF; ++j) is_here &= peek(from + j * BOX, it, found[j]);
+      return is_here;
+    });
+#pragma unroll
+    for (int j = 0; j < HALF; ++j) {
+      low += low_of(found[j]);
+      high += high_of(found[j]);
+    }
+#if UNITS == 16
+    low += __shfl_xor_sync(~0u, low, 16);
+    high += __shfl_xor_sync(~0u, high, 16);
+#endif
+#else
+    const u8* from = memory + (((it + 1) & 1) * NS + s) * RB + read_at;
 #pragma unroll
     for (int j = 0; j < HALF; ++j) {
       const u32 v = *(const u32*)(from + j * 512);
       low += low_of(v);
       high += high_of(v);
     }
-    const float other = __shfl_xor_sync(~0u, half ? low : high, 16);
+#endif
+    const float other = __shfl_xor_sync(~0u, half ? low : high, LANES);
     float sum = (half ? high : low) + other;
 #if MASK
     sum *= mask[s];
@@ -843,10 +1032,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
   auto own_gates = [&](int s, int it) { return ((it & 1) * NS + s) * GB; };
   auto store = [&](int s, uint2 dgates, uint2 dproduct) {
     if (!is_row[s]) return;
-    const size_t at = (size_t)(dy_at - P.dy) + stride + s * between;  // dy_at is that of the step before
-    *(uint2*)(P.dgates + at * 4) = dgates;
+    *(uint2*)(dgates_at + (size_t)s * between * 4) = dgates;
 #if NORM
-    *(uint2*)(P.dproduct + at * 4) = dproduct;
+    *(uint2*)(dgates_at + (size_t)s * between * 4 + (P.dproduct - P.dgates)) = dproduct;
 #endif
   };
   const bool has_row = lane < 8 && rows.first + w * rows.step + lane < B;
@@ -856,7 +1044,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
     load(s, t);
     inputs[s].before = t > 0 ? cell_of(saved_of - rows.saved_of_step(), s) : is_row[s] ? P.c0[cell[s]] : 0.f;
     if (w != s || t < AHEAD) return;  // a warp fetches lines of 128 bytes for all
-    const u8* line = saved_of - 8 * tid + s * rows.saved_between() - AHEAD * rows.saved_of_step();
+    const u8* line = saved_of - 8 * place_saved + s * rows.saved_between() - AHEAD * rows.saved_of_step();
     for (int at = lane * 128; at < SAVED; at += 32 * 128) fetch_ahead(line + at);
     if (has_row) fetch_ahead(dy_at + s * between - AHEAD * stride + (lane - n) * H - own);
   };
@@ -885,6 +1073,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
     }
   };
   auto send = [&](int s, int it, const u32 (&out)[TILES][2]) {
+#if GRID
+    u8* to = messages + s * messages_between + ((size_t)(it & 1) * CL * CL + rank) * BOX;
+#pragma unroll
+    for (int m = 0; m < TILES; ++m) {
+      const int tile = w * TILES + m, owner = UNITS == 32 ? tile >> 1 : tile;
+      const int word = lane * R + (UNITS == 32 ? (tile & 1) * 2 : 0);
+      post(to + (size_t)owner * CL * BOX + word * 8, out[m][0], out[m][1], it + 1);
+    }
+#else
     const u32 at = ((it & 1) * NS + s) * RB + write_at, barrier = BARRIERS + 8 * (2 * s + (it & 1));
     if (TILES >= 2) {
 #pragma unroll
@@ -895,9 +1092,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
     } else {
       send8(to[0] + at + (w & 1) * 8, out[0][0], out[0][1], to[0] + barrier);
     }
+#endif
   };
   auto finish = [&](int s, int it, uint2 dgates, uint2 dproduct) {
-    *(uint2*)(memory + own_at + own_gates(s, it)) = dproduct;
+    if (is_cell) *(uint2*)(memory + own_at + own_gates(s, it)) = dproduct;
     if (!IS_LATE) {
       store(s, dgates, dproduct);
       load_next(s, it);
@@ -935,11 +1133,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
     Kept k[NS];
     float inner[NS], d[NS][4];  // the normalised cell; gradients
     auto share = [&](int kind, int s, float x, float y) {
-      x += __shfl_xor_sync(~0u, x, 1);
-      y += __shfl_xor_sync(~0u, y, 1);
-      x += __shfl_xor_sync(~0u, x, 2);
-      y += __shfl_xor_sync(~0u, y, 2);
-      sums_of.share(kind, s, n, (lane & 3) == 0, x, y);
+#pragma unroll
+      for (int step = 1; step < R; step <<= 1) {
+        x += __shfl_xor_sync(~0u, x, step);
+        y += __shfl_xor_sync(~0u, y, step);
+      }
+      sums_of.share(kind, s, n, it, lane % R == 0 && is_cell, x, y);
     };
 #pragma unroll
     for (int s = 0; s < NS; ++s) {
@@ -985,16 +1184,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
       finish(s, it, dgates, dgates);
     }
 #endif
+    dgates_at -= stride * 4;
   }
 #if NORM
 #pragma unroll
-  for (int e = 0; e < 6; ++e) P.dnorm[(((size_t)(blockIdx.x / CL) * 8 + n) * H + unit) * 6 + e] = dnorm[e];
+  for (int e = 0; e < 6; ++e)
+    if (is_cell) P.dnorm[(((size_t)rows.cluster * 8 + n) * H + unit) * 6 + e] = dnorm[e];
 #else
 #pragma unroll
   for (int e = 0; e < 4; ++e)  // lanes that differ in these bits have the 8 rows of a unit
-    for (int step = 4; step <= 16; step <<= 1) dbias[e] += __shfl_xor_sync(~0u, dbias[e], step);
-  if ((lane & 28) == 0)
-    for (int e = 0; e < 4; ++e) P.dbias[((size_t)(blockIdx.x / CL) * 4 + e) * H + unit] = dbias[e];
+    for (int step = R; step < 8 * R; step <<= 1) dbias[e] += __shfl_xor_sync(~0u, dbias[e], step);
+  if (lane < R)
+    for (int e = 0; e < 4; ++e) P.dbias[((size_t)rows.cluster * 4 + e) * H + unit] = dbias[e];
 #endif
 #pragma unroll
   for (int s = 0; s < NS; ++s)

@@ -41,8 +41,10 @@ class CudaKernel:
         macros: settings it is compiled with.
         device: number of the GPU.
         threads: of a block.
-        cluster: blocks that work together in a cluster.
+        cluster: blocks that work together.
         shared_bytes: dynamic shared memory of a block.
+        is_cooperative: whether all blocks of a launch run at a time, and exchange through global
+            memory; they are no thread block clusters then.
 
     Raises:
         KernelError: it cannot be compiled or loaded.
@@ -57,10 +59,13 @@ class CudaKernel:
         threads: int,
         cluster: int = 1,
         shared_bytes: int = 0,
+        *,
+        is_cooperative: bool = False,
     ) -> None:
         driver = self._driver = bindings("driver")
         self._device = device
         self._threads, self._cluster, self._shared_bytes = threads, cluster, shared_bytes
+        self._is_cooperative = is_cooperative
         major, minor = torch.cuda.get_device_capability(device)
         image = compiled(name, macros, f"sm_{major}{minor}")
         with self._entered():
@@ -68,17 +73,27 @@ class CudaKernel:
             self._function = _checked(driver.cuModuleGetFunction(module, entry.encode()))
             kind = driver.CUfunction_attribute
             given = {kind.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: shared_bytes}
-            if cluster > _PORTABLE_CLUSTER:
+            if cluster > _PORTABLE_CLUSTER and not is_cooperative:
                 given[kind.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED] = 1
             for attribute, value in given.items():
                 _checked(driver.cuFuncSetAttribute(self._function, attribute, value))
 
     def max_clusters(self) -> int:
         """Returns how many clusters this GPU runs at a time; 0 where it cannot run one."""
+        driver = self._driver
         with self._entered():
-            status, number = self._driver.cuOccupancyMaxActiveClusters(
-                self._function, self._config(1)
-            )
+            if self._is_cooperative:
+                status, number = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                    self._function, self._threads, self._shared_bytes
+                )
+                num_processors = torch.cuda.get_device_properties(
+                    self._device
+                ).multi_processor_count
+                number = int(number) * num_processors // self._cluster
+            else:
+                status, number = driver.cuOccupancyMaxActiveClusters(
+                    self._function, self._config(1)
+                )
         return 0 if int(status) else int(number)
 
     def launch(self, clusters: int, arguments: ctypes.Structure) -> None:
@@ -97,9 +112,13 @@ class CudaKernel:
         config.gridDimX, config.gridDimY, config.gridDimZ = clusters * self._cluster, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = self._threads, 1, 1
         config.sharedMemBytes = self._shared_bytes
-        if self._cluster > 1:
-            attribute = driver.CUlaunchAttribute()
-            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        kinds, attribute = driver.CUlaunchAttributeID, driver.CUlaunchAttribute()
+        if self._is_cooperative:
+            attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+            attribute.value.cooperative = 1
+            config.attrs, config.numAttrs = [attribute], 1
+        elif self._cluster > 1:
+            attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
             size = attribute.value.clusterDim
             size.x, size.y, size.z = self._cluster, 1, 1
             config.attrs, config.numAttrs = [attribute], 1
