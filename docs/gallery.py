@@ -107,7 +107,7 @@ def _pages(runs: Path) -> None:
 
 
 def make() -> None:
-    """Writes all pictures, and the pages of the runs that they show; a half gallery gets no name."""
+    """Writes all pictures, and the pages of the runs that they show, under `OUT` once all are."""
     shutil.rmtree(_NEW, ignore_errors=True)
     _NEW.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as folder:
