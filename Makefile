@@ -97,8 +97,8 @@ docs: .venv/.docs  ## the documentation site in build/site, after the pages that
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build
 
 wheels: build/tools/.made  ## dist/: the sdist, and from it a wheel for each of PYTHONS and ARCHS
-	rm -rf dist
-	build/tools/bin/python -m build --quiet --sdist --outdir dist
+	rm -rf build/dist
+	build/tools/bin/python -m build --quiet --sdist --outdir build/dist
 	set -e; PATH="$$PWD/build/tools/bin:$$PATH"; for python in $(PYTHONS); do for arch in $(ARCHS); do \
 		rm -rf build/wheel; \
 		printf '#!/bin/sh\nexec zig c++ -target %s -g0 "$$@"\n' "$$arch-linux-gnu.$(GLIBC)" > build/tools/bin/zig-c++; \
@@ -106,10 +106,12 @@ wheels: build/tools/.made  ## dist/: the sdist, and from it a wheel for each of 
 		CMAKE_ARGS="-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=$$arch" \
 		_PYTHON_HOST_PLATFORM="linux-$$arch" \
 		SETUPTOOLS_EXT_SUFFIX=".$$($$python -c 'import sys; print(sys.implementation.cache_tag)')-$$arch-linux-gnu.so" \
-		$$python -m pip wheel --quiet --no-deps --wheel-dir build/wheel dist/*.tar.gz; \
+		$$python -m pip wheel --quiet --no-deps --wheel-dir build/wheel build/dist/*.tar.gz; \
 		case $$(echo build/wheel/*.whl) in *-abi3-*) abi3audit --strict build/wheel/*.whl;; esac; \
-		auditwheel repair --wheel-dir dist build/wheel/*.whl; \
+		auditwheel repair --wheel-dir build/dist build/wheel/*.whl; \
 	done; done
+	rm -rf dist
+	mv build/dist dist
 
 clean:  ## remove the environment and everything built; runs/ stays
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

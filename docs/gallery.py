@@ -23,6 +23,7 @@ from fastlstm.report.html import figure
 from fastlstm.report.picture import Picture
 
 OUT = Path(__file__).resolve().parents[1] / "build" / "gallery"
+_NEW = OUT.with_name("gallery.new")
 _PLACES = ("harbour", "hill", "market", "station")
 _TEXT_CHARTS = ("Quality by time", "Throughput")
 
@@ -49,7 +50,7 @@ def load_table() -> pa.Table:
 
 def _write(name: str, body: str) -> None:
     html = f'<div class="drawing" data-search-exclude>\n{body}</div>\n'
-    (OUT / f"{name}.html").write_text(html, encoding="utf-8")
+    (_NEW / f"{name}.html").write_text(html, encoding="utf-8")
 
 
 def _charts(name: str, run: Path, titles: tuple[str, ...]) -> None:
@@ -92,8 +93,8 @@ def _kernels() -> None:
 
 def _pages(runs: Path) -> None:
     for name in ("text", "load"):
-        shutil.copy(runs / name / "report.html", OUT / f"{name}-page.html")
-    assert main(["monitor", str(runs), "--export", str(OUT / "runs-page.html")]) == 0
+        shutil.copy(runs / name / "report.html", _NEW / f"{name}-page.html")
+    assert main(["monitor", str(runs), "--export", str(_NEW / "runs-page.html")]) == 0
     titles = {
         "text": "the report of the text",
         "load": "the report of the load",
@@ -106,15 +107,17 @@ def _pages(runs: Path) -> None:
 
 
 def make() -> None:
-    """Writes all pictures, and the pages of the runs that they show."""
-    shutil.rmtree(OUT, ignore_errors=True)
-    OUT.mkdir(parents=True)
+    """Writes all pictures, and the pages of the runs that they show, under `OUT` once all are."""
+    shutil.rmtree(_NEW, ignore_errors=True)
+    _NEW.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as folder:
         runs = Path(folder)
         _text(runs)
         _forecasts(runs)
         _pages(runs)
     _kernels()
+    shutil.rmtree(OUT, ignore_errors=True)
+    _NEW.rename(OUT)
 
 
 if __name__ == "__main__":

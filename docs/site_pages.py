@@ -145,7 +145,7 @@ class _Page(HTMLParser):
 
 def on_post_build(config: Any) -> None:
     """Warns of a link without a page or anchor, and of a page that loads from the network."""
-    site = Path(config.site_dir)
+    site = Path(config.site_dir).resolve()
     pages = {path: _Page(path.read_text(encoding="utf-8")) for path in site.rglob("*.html")}
     pages.pop(site / "404.html", None)  # a server shows it at any address
     for path, page in pages.items():

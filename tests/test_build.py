@@ -37,7 +37,7 @@ def bare_path(tmp_path: Path) -> Path:
 
 
 def run(
-    command: list[str], directory: Path, programs: Path, **variables: str
+    command: list[str], directory: Path, programs: Path | str, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": str(programs), "HOME": os.environ.get("HOME", "/"), **variables}
     return subprocess.run(
@@ -102,6 +102,31 @@ def test_make_forgets_an_environment_that_was_moved(checkout: Path, bare_path: P
     moved = checkout.rename(checkout.with_name("moved here"))
     run(["make", "help"], moved, bare_path)
     assert not (moved / ".venv/.made").exists()
+
+
+@needs_make
+def test_make_wheels_keeps_the_last_good_ones_until_all_are_built(checkout: Path) -> None:
+    tools = checkout / "build/tools/bin"
+    tools.mkdir(parents=True)
+    fakes = {
+        "python": """case $2 in
+build) mkdir -p "$6"; touch "$6/new.tar.gz";;
+pip) test "$ARCH" != "$BROKEN"; mkdir build/wheel; touch "build/wheel/$ARCH.whl";;
+esac""",
+        "auditwheel": 'cp "$4" "$3"',
+    }
+    for name, body in fakes.items():
+        lines = f"#!/bin/sh\nset -e\nARCH=${{_PYTHON_HOST_PLATFORM#linux-}}\n{body}\n"
+        (tools / name).write_text(lines, encoding="utf-8")
+        (tools / name).chmod(0o755)
+    dist = checkout / "dist"
+    dist.mkdir()
+    (dist / "old.whl").touch()
+    made = ["make", "wheels", "--assume-old=build/tools/.made", "PYTHONS=python", "ARCHS=a b"]
+    for broken, names in (("b", {"old.whl"}), ("", {"new.tar.gz", "a.whl", "b.whl"})):
+        done = run(made, checkout, os.environ["PATH"], BROKEN=broken)
+        assert (done.returncode != 0) == bool(broken), done.stderr
+        assert {path.name for path in dist.iterdir()} == names
 
 
 @needs_make

@@ -109,6 +109,31 @@ def test_limits_of_the_instructions_are_named(
     assert ("instructions", "used avx2, bf16 avx2, of amx_bf16") in doctor.rows(doctor.examined())
 
 
+@pytest.mark.parametrize(
+    ("isa", "name", "value", "limits"),
+    [
+        ("amx_bf16", "FASTLSTM_ISA", "AMX_BF16", False),
+        ("avx512", "FASTLSTM_ISA", "avx512", False),
+        ("avx512", "FASTLSTM_ISA", "avx2", True),
+        ("amx_bf16", "ONEDNN_MAX_CPU_ISA", "ALL", False),
+        ("amx_bf16", "ONEDNN_MAX_CPU_ISA", "default", False),
+        ("amx_bf16", "ONEDNN_MAX_CPU_ISA", "AVX2", True),
+        ("amx_bf16", "ATEN_CPU_CAPABILITY", "avx512", False),
+        ("avx2", "ATEN_CPU_CAPABILITY", "avx2", False),
+        ("amx_bf16", "ATEN_CPU_CAPABILITY", "avx2", True),
+    ],
+)
+def test_a_variable_that_limits_nothing_is_not_named(
+    machine: Callable[..., list[str]],
+    on_cpu: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    isa: str, name: str, value: str, limits: bool,
+) -> None:  # fmt: skip
+    on_cpu(isa)
+    monkeypatch.setenv(name, value)
+    assert (f"{name} limits the instructions: unset {name}" in machine()) == limits
+
+
 def test_a_quota_threads_and_an_old_torch(
     machine: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

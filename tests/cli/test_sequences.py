@@ -93,6 +93,8 @@ def test_answers_are_a_table(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
         (["forecast", "labels", "pickled.npy"], "pickled.npy is no .npy or .npz file of numbers"),
         (["forecast", "labels", "cut.npz"], "cut.npz is no .npy or .npz file of numbers"),
         (["forecast", "labels", "header.npy"], "header.npy is no .npy or .npz file of numbers"),
+        (["forecast", "labels", "huge.npy"], "huge.npy does not fit into memory; divide its sequ"),
+        (["forecast", "labels", "/proc/self/mem"], "cannot read /proc/self/mem: Input/output err"),
         (["evaluate", "labels", "bytes.npz"], "bytes.npz is no .npy or .npz file of numbers"),
         (["evaluate", "labels", "none.npz"], "X of none.npz has shape (0, 6, 3): write one"),
         (["forecast", "labels", "flat.npy"], "X of flat.npy has shape (6,): write one"),
@@ -117,6 +119,9 @@ def test_bad_input_is_one_line(
     Path("book.txt").write_text("a text\n")
     head = b"{'descr':'<f4','shape':(1,(((".ljust(53) + b"\n"
     Path("header.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head)
+    huge = {"descr": "<f8", "fortran_order": False, "shape": (2**57, 1, 1)}
+    with open("huge.npy", "wb") as file:
+        np.lib.format.write_array_header_1_0(file, huge)
     np.savez("none.npz", X=X[:0], y=LABELS[:0])
     with zipfile.ZipFile("bytes.npz", "w") as archive:
         archive.writestr("X", b"12")

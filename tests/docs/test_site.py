@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -72,6 +73,56 @@ def test_the_reference_has_every_public_name_once() -> None:
     public = set(fastlstm.__all__) - errors - {"__version__"}
     modules = {"keras", "errors", "keras.LSTM", "keras.accelerate", "keras.restore", "ray.train"}
     assert sorted(named) == sorted(public | modules)
+
+
+def of_docs(name: str) -> Any:
+    """Returns a module of docs/, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_links_are_checked_behind_a_symbolic_link(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("mkdocs")
+    site = tmp_path / "disk"
+    site.mkdir()
+    (tmp_path / "build").symlink_to(site)
+    (site / "a.html").write_text('<a href="b.html#x"></a><a href="b.html#y"></a>')
+    (site / "b.html").write_text('<p id="x">')
+    config = SimpleNamespace(site_dir=str(tmp_path / "build"))
+    of_docs("site_pages").on_post_build(config)
+    assert [record.message for record in caplog.records] == [
+        "a.html links to b.html#y, which has no such anchor"
+    ]
+
+
+def test_an_interrupted_gallery_is_no_gallery(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gallery = of_docs("gallery")
+    assert gallery.OUT == REPOSITORY / "build/gallery"
+    monkeypatch.setattr(gallery, "OUT", tmp_path / "build/gallery")
+    monkeypatch.setattr(gallery, "_NEW", tmp_path / "build/gallery.new")
+    monkeypatch.setattr(gallery, "_text", lambda _: gallery._write("text", "a chart\n"))
+    monkeypatch.setattr(gallery, "_pages", lambda _: None)
+
+    def interrupted(_: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gallery, "_forecasts", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        gallery.make()
+    assert not gallery.OUT.exists()
+    monkeypatch.setattr(gallery, "_forecasts", lambda _: None)
+    for _ in range(2):
+        gallery.make()
+        assert {path.name for path in gallery.OUT.iterdir()} == {"text.html", "kernels.html"}
+    assert [path.name for path in gallery.OUT.parent.iterdir()] == ["gallery"]
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -41,8 +42,26 @@ def test_a_figure_has_light_colours_and_in_a_notebook_variables(
 
 
 def test_a_run_without_losses_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"has no losses in metrics\.jsonl"):
+    with pytest.raises(DataError, match=r"no evaluation and fewer .* smaller `log_every`"):
         training_picture(tmp_path)
+
+
+def test_without_step_events_the_losses_are_by_steps(run_dir: Path) -> None:
+    path = run_dir / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if '"event": "step"' not in line))
+    figure = training_picture(run_dir)
+    assert figure.get_label() == "Bits per character by steps"
+    (validation,) = figure.axes[0].get_lines()
+    assert validation.get_xdata().tolist() == [200, 400, 600]
+
+
+def test_a_figure_can_be_pickled(run_dir: Path, tmp_path: Path) -> None:
+    figure = training_picture(run_dir)
+    copied = pickle.loads(pickle.dumps(figure))
+    for dark in (False, True):
+        drawn = [one.save(tmp_path / "a.svg", dark).read_bytes() for one in (figure, copied)]
+        assert drawn[0] == drawn[1]
 
 
 def test_the_output_of_a_cell_follows_the_page_around_it() -> None:

@@ -9,14 +9,16 @@ import pandas as pd
 import pytest
 import torch
 
-from fastlstm.errors import DataError
+from fastlstm.errors import ConfigError, DataError
 from fastlstm.sequence.answers import (
     Labels,
     Numbers,
     answers_of,
+    class_weights,
     classes_of,
     labels_of,
     require_one_each,
+    storable_class_weight,
     stratified,
     varied,
     weights_of,
@@ -186,6 +188,53 @@ def test_weights_are_ones_by_default() -> None:
 def test_invalid_weights_are_refused(weights: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         weights_of(weights, 2)
+
+
+def test_the_weighted_loss_is_the_formula() -> None:
+    rng = np.random.default_rng(0)
+    outputs, numbers = rng.normal(size=(40, 3)), np.r_[0, 1, 2, rng.integers(0, 2, 37)]
+    answers = Labels(np.array(["a", "b", "c"]))
+    log = outputs - np.log(np.exp(outputs).sum(1, keepdims=True))
+    counts = np.bincount(numbers)
+    for given, plain in (
+        ("balanced", 40 / (3 * counts)),
+        ({"b": 5.0, "c": 0}, np.array([1.0, 5.0, 0.0])),
+        ({"c": 2.0, "b": 10.0, "a": 2.0}, np.array([1.0, 5.0, 1.0])),
+    ):
+        targets = torch.tensor(numbers)
+        weights = class_weights(storable_class_weight(given), answers, targets)
+        assert weights is not None
+        assert float(weights @ torch.from_numpy(counts).float()) == pytest.approx(40)
+        own = plain[numbers]
+        expected = -(own * log[range(40), numbers]).sum() / own.sum()
+        found = answers.loss(torch.from_numpy(outputs), targets, weights.double())
+        assert float(found) == pytest.approx(expected, rel=1e-6)
+        parts = [
+            len(targets[rows]) / 40
+            * answers.loss(torch.from_numpy(outputs[rows]), targets[rows], weights.double())
+            for rows in (slice(0, 7), slice(7, 40))
+        ]  # fmt: skip
+        assert float(sum(parts)) == pytest.approx(expected, rel=1e-6)
+    assert class_weights(None, answers, targets) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ("even", ConfigError, "is 'even', expected None, 'balanced' or a dict of a weight by"),
+        (2.0, ConfigError, "is 2.0, expected"),
+        (np.ones(2), ConfigError, r"is array\(\[1., 1.\]\), expected"),
+        ({"a": "much"}, ConfigError, "is {'a': 'much'}, expected"),
+        ({"d": 2.0}, DataError, "has 'd', which is no label of y"),
+        ({"a": -1.0}, DataError, "must be numbers from 0 on"),
+        ({"a": float("nan")}, DataError, "must be numbers from 0 on"),
+        ({"a": 0, "b": 0}, DataError, "must be numbers from 0 on, not all of them 0"),
+    ],
+)
+def test_invalid_class_weights_are_refused(given: Any, error: Any, message: str) -> None:
+    answers = Labels(np.array(["a", "b"]))
+    with pytest.raises(error, match=f"`class_weight` {message}"):
+        class_weights(storable_class_weight(given), answers, torch.tensor([0, 1, 1]))
 
 
 def test_outputs_that_vary() -> None:

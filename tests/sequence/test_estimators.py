@@ -14,6 +14,7 @@ from fastlstm import SequenceClassifier, SequenceRegressor
 from fastlstm.errors import ConfigError, DataError, NonFiniteError
 from fastlstm.sequence import estimators
 from fastlstm.sequence.model import NetworkConfig, SequenceNetwork
+from fastlstm.sequence.train import train_sequence_model
 
 QUICK: dict[str, Any] = {
     "hidden_size": 16, "embed_size": 8, "epochs": 25, "learning_rate": 0.02, "held_out": 0.2,
@@ -122,6 +123,41 @@ def test_a_rare_class_is_held_out_by_its_share(monkeypatch: pytest.MonkeyPatch) 
     for seed in range(4):
         SequenceClassifier(**{**QUICK, "epochs": 1, "held_out": 0.5}, seed=seed).fit(walks(60), y)
     assert counts == [(3, 3)] * 4
+
+
+@pytest.mark.parametrize("given", ["balanced", {"rare": 9.0}])
+def test_the_score_of_the_held_out_is_the_weighted_cross_entropy(
+    given: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def train(data: Any, config: Any, **options: Any) -> Any:
+        seen.append((data.train, data.held_out))
+        return train_sequence_model(data, config, **options)
+
+    monkeypatch.setattr(estimators, "train_sequence_model", train)
+    X, labels = walks(90), np.array(["often", "rare"])[np.arange(90) % 9 // 8]
+    model = SequenceClassifier(**{**QUICK, "epochs": 3}, class_weight=given).fit(X, labels)
+    ((own, others),) = seen
+    is_rare = labels == "rare"
+    counts = {True: is_rare[own].sum(), False: (~is_rare[own]).sum()}
+    by_class = {k: 1 / n for k, n in counts.items()} if given == "balanced" else {1: 9.0, 0: 1.0}
+    weights = np.array([by_class[k] for k in is_rare], np.float64)
+    likely = model.predict_proba(X)[range(90), is_rare.astype(int)]
+    losses = weights / weights[own].mean() * -np.log(likely)
+    assert model.fitted_.best_loss == pytest.approx(losses[others].mean(), rel=1e-5)
+
+
+def test_balanced_weights_find_a_rare_class() -> None:
+    X = walks(400)
+    labels = np.array([float(x[0, 0]) > 8.8 for x in X])  # one in ten, from noise
+    labels ^= np.random.default_rng(1).random(400) < 0.1
+    found = [
+        SequenceClassifier(**{**QUICK, "epochs": 8}, class_weight=given).fit(X, labels).predict(X)
+        for given in (None, "balanced")
+    ]
+    plain, balanced = (answers[labels].mean() for answers in found)
+    assert balanced > plain + 0.1
 
 
 def test_unsortable_labels_keep_their_order() -> None:

@@ -126,6 +126,29 @@ def test_a_run_resumes_only_with_its_own_data_and_options(tmp_path: Path) -> Non
         SequenceRegressor(**QUICK).fit(X, Y, resume=True)
 
 
+def test_class_weights_are_stored_and_resumed(tmp_path: Path) -> None:
+    labels = np.digitize(Y, [-2.0, 1.0])  # JSON has no whole numbers as keys
+    given = {**QUICK, "class_weight": {2: 3.0, np.int64(0): 0.5}}
+    whole = SequenceClassifier(**given).fit(X, labels, out=tmp_path / "whole")
+    parts = SequenceClassifier(**given, observers=[StopAt(5)])
+    with pytest.raises(Stopped):
+        parts.fit(X, labels, out=tmp_path / "parts")
+    with pytest.raises(ConfigError, match=r"`class_weight='balanced'`: this run was started with"):
+        SequenceClassifier(**{**given, "class_weight": "balanced"}).fit(
+            X, labels, out=tmp_path / "parts", resume=True
+        )
+    parts.set_params(observers=(), class_weight={0: 0.5, 2: 3})
+    parts.fit(X, labels, out=tmp_path / "parts", resume=True)
+    assert_same_files(tmp_path / "whole", tmp_path / "parts")
+    loaded = SequenceClassifier.load(tmp_path / "parts")
+    assert loaded.class_weight == {0: 0.5, 2: 3.0}
+    assert (loaded.predict_proba(X) == whole.predict_proba(X)).all()
+    plain = SequenceClassifier(**QUICK).fit(X, labels)
+    assert not (plain.predict_proba(X) == whole.predict_proba(X)).all()
+    with pytest.raises(DataError, match="`class_weight` is for SequenceClassifier"):
+        SequenceRegressor(**given).fit(X, Y)
+
+
 def test_a_run_of_another_kind_is_refused(tmp_path: Path) -> None:
     SequenceRegressor(**QUICK).fit(X, Y, out=tmp_path / "run")
     with pytest.raises(FormatError, match="is a sequence model, expected a text model"):
@@ -147,9 +170,12 @@ def test_unstorable_labels_are_refused_before_training(tmp_path: Path) -> None:
 
 def test_accumulation_equals_the_big_batch() -> None:
     given = {**QUICK, "dropout": 0.0, "optimizer": "sgd"}
+    sizes: tuple[dict[str, Any], ...] = ({"batch_size": 12}, {"batch_size": 4, "accumulate": 3})
+    found = [SequenceRegressor(**{**given, **each}).fit(X, Y).predict(X) for each in sizes]
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-4, atol=1e-5)
+    given["class_weight"] = "balanced"
     found = [
-        SequenceRegressor(**{**given, **each}).fit(X, Y).predict(X)
-        for each in ({"batch_size": 12}, {"batch_size": 4, "accumulate": 3})
+        SequenceClassifier(**{**given, **each}).fit(X, Y > 2).predict_proba(X) for each in sizes
     ]
     np.testing.assert_allclose(found[0], found[1], rtol=1e-4, atol=1e-5)
 

@@ -106,6 +106,9 @@ def test_strict_kernels_refuse_samples_on_torch() -> None:
         TrainConfig(zoneout=0.1, strict_kernels=True)
     TrainConfig(zoneout=0.1, strict_kernels=True, sample_every=0)
     TrainConfig(recurrent_dropout=0.1, strict_kernels=True)
+    TrainConfig(activation="softsign", strict_kernels=True)  # the native decoder has it
+    with pytest.raises(ConfigError, match="has no activation relu"):
+        TrainConfig(activation="relu", strict_kernels=True)
 
 
 def test_both_directions_are_refused_with_the_reason(tmp_path: Path) -> None:

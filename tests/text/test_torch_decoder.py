@@ -82,7 +82,8 @@ def test_it_says_that_it_is_slow(random_model):
     why = "the native decoder has no layer norm, zoneout"
     with warnings.catch_warnings():
         warnings.simplefilter("default")
-        with pytest.warns(UserWarning, match=f"{why}: text is written on torch, token by token"):
+        told = f"{why}: text is written on torch, token by token, at .* export RUN --to litert"
+        with pytest.warns(UserWarning, match=told):
             decoder = Decoder.of(model)
     assert why in decoder.describe()
     model.strict_kernels = True

@@ -14,7 +14,7 @@ from pyarrow import parquet as pq
 
 import fastlstm
 from eager_recorder import EagerRecorder, use_graphs_on_the_cpu
-from fastlstm import SequenceRegressor
+from fastlstm import SequenceClassifier, SequenceRegressor
 from fastlstm.errors import Stopped
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.train import train_forecaster
@@ -147,7 +147,12 @@ def test_sequences_have_the_same_results(monkeypatch: pytest.MonkeyPatch) -> Non
         "hidden_size": 6, "embed_size": 4, "batch_size": 8, "steps": 12, "held_out": 0.2,
         "dropout": 0.2, "threads": 1, "device": "cpu", "patience": 0,
     }  # fmt: skip
-    eager = SequenceRegressor(**options).fit(X, y).predict(X)
+
+    def outputs() -> tuple[Any, Any]:
+        weighted = SequenceClassifier(**options, class_weight="balanced").fit(X, y > 2)
+        return SequenceRegressor(**options).fit(X, y).predict(X), weighted.predict_proba(X)
+
+    eager = outputs()
     use_graphs_on_the_cpu(monkeypatch)
-    graphed = SequenceRegressor(**options).fit(X, y).predict(X)
-    np.testing.assert_allclose(graphed, eager, rtol=1e-4, atol=1e-5)
+    for found, expected in zip(outputs(), eager, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)

@@ -424,6 +424,29 @@ def test_the_source_of_a_run_is_found_or_requested(tmp_path, monkeypatch, capsys
         assert "fastlstm profile --config run/config.json SOURCE" in said
 
 
+@pytest.mark.parametrize("verb", ["profile", "scale"])
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("x.csv --horizn run", "'--horizn' (did you mean '--horizon'?)"),
+        ("x.csv --horizn run --batch-size 4", "'--horizn' (did you mean '--horizon'?)"),
+        ("--batch-siz run", "'--batch-siz' (did you mean '--batch-size'?)"),
+        ("run --batch-siz 4", "'--batch-siz' (did you mean '--batch-size'?)"),
+        ("run table --lanez 4", "'--lanez' (did you mean '--lane-reset'?)"),
+    ],
+)
+def test_an_unknown_flag_before_a_run_is_named_first(
+    verb, words, told, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    for name in ("x.csv", "a.txt"):
+        Path(name).write_text("1,2\n")
+    run_of(tmp_path / "run", "a.txt")
+    run_of(tmp_path / "table", "x.csv", kind="forecaster")
+    assert main([verb, *words.split()]) == 2
+    assert f"error: unknown flag {told}; see fastlstm {verb}" in capsys.readouterr().err
+
+
 def test_the_run_of_a_sequence_model_is_refused(tmp_path, capsys):
     run = run_of(tmp_path / "run", "x", kind="sequence")
     assert main(["profile", str(run)]) == 2

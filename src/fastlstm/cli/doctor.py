@@ -36,7 +36,12 @@ COMMAND = Command(
 )
 _BUSY = 0.1
 """Share of the cores from which other processes are mentioned."""
-_LIMITS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "FASTLSTM_ISA")
+_LIMITS: dict[str, tuple[str, ...]] = {
+    "ATEN_CPU_CAPABILITY": ("avx512",),
+    "ONEDNN_MAX_CPU_ISA": ("all", "default"),
+    "FASTLSTM_ISA": (),
+}
+"""Variables that limit the instructions, with values that do not; nor does the CPU's widest set."""
 _PAGES = "sys/kernel/mm/transparent_hugepage/enabled"
 
 
@@ -129,7 +134,9 @@ def _cpu_advice(facts: dict[str, Any]) -> list[tuple[Any, str]]:
     is_low = clock.get("governor") == "powersave" and "pstate" not in (clock["driver"] or "")
     is_old = torch and _number(torch) < _number(least)
     is_capped = low and high and low < 0.95 * high
-    limits = [name for name in _LIMITS if facts.get("environment", {}).get(name)]
+    given, widest = facts.get("environment", {}), facts.get("instructions", {}).get("of")
+    isas = {name: given.get(name, "").strip().lower() for name in _LIMITS}
+    limits = [name for name, isa in isas.items() if isa not in ("", widest, *_LIMITS[name])]
     has_pages = facts.get("memory", {}).get("huge_pages") != "never"
     is_kept = facts.get("cache", {}).get("is_writable", True)
     return [

@@ -81,7 +81,8 @@ def read_sequences(path: str, needs_answers: bool) -> tuple[Any, Any]:
     answers, None without.
 
     Raises:
-        DataError: no such file, no .npy or .npz, or an array is missing or of another length.
+        DataError: no such file, no .npy or .npz, larger than the memory, or an array is missing or
+            of another length.
     """
     import numpy as np
 
@@ -92,7 +93,13 @@ def read_sequences(path: str, needs_answers: bool) -> tuple[Any, Any]:
         with open(place, "rb") as file:
             loaded = np.load(file, allow_pickle=False)
             found = {"X": loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
-    except Exception:  # NumPy, zipfile and their codecs raise a dozen kinds for damaged files
+    except MemoryError as error:
+        advice = "divide its sequences among several files"
+        text = f"{path} does not fit into memory; {advice}: {error}".removesuffix(": ")
+        raise DataError(text) from None
+    except Exception as error:  # NumPy, zipfile and codecs raise a dozen kinds for damaged files
+        if isinstance(error, OSError) and error.strerror:
+            raise DataError(f"cannot read {path}: {error.strerror}") from None
         raise DataError(f"{path} is no .npy or .npz file of numbers: {_SEQUENCES}") from None
     if missing := {"X", *(["y"] if needs_answers else [])} - found.keys():
         raise DataError(f"{path} has no array {min(missing)}, but {', '.join(found)}: {_SEQUENCES}")

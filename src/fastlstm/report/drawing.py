@@ -276,9 +276,13 @@ def _label_y(
 def _tick_formatter() -> Any:
     from matplotlib.ticker import FuncFormatter
 
-    formatter: Any = FuncFormatter(lambda value, _: tick_texts([value])[0])
+    formatter: Any = FuncFormatter(_tick_text)
     formatter.format_ticks = tick_texts
     return formatter
+
+
+def _tick_text(value: float, _: int | None) -> str:  # a lambda could not be pickled
+    return tick_texts([value])[0]
 
 
 def _in_time(curves: Sequence[DrawnCurve]) -> tuple[list[DrawnCurve], str]:

@@ -74,16 +74,20 @@ def forecast_picture(events: Sequence[Event]) -> Picture:
 
 
 def training_picture(run_dir: Path) -> Picture:
-    """Returns the loss of the training steps and validations of a run directory.
+    """Returns the loss of the training steps and validations of a run directory, by units; by
+    steps if no step event tells the units.
 
     Raises:
         DataError: the run has no such points yet.
     """
     history = read_history(run_dir / "metrics.jsonl")
-    panel = quality_panel(history, "units", history.unit)
-    if panel is None:
-        raise DataError(f"'{run_dir}' has no losses in metrics.jsonl to draw")
-    return Picture([panel], f"{history.measure.title} by {history.unit}")
+    for key, unit in (("units", history.unit), ("step", "steps")):
+        if (panel := quality_panel(history, key, unit)) is not None:
+            return Picture([panel], f"{history.measure.title} by {unit}")
+    raise DataError(
+        f"'{run_dir}/metrics.jsonl' is missing, or has no evaluation and fewer than two steps to"
+        " draw; train on, with a smaller `log_every` or `eval_every`"
+    )
 
 
 def _title(event: Event, count: int) -> str:

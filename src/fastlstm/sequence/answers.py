@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastlstm.errors import DataError, counted, kind_of_value
+from fastlstm.errors import ConfigError, DataError, counted, kind_of_value
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class Numbers:
         answers: NDArray[np.float64] = outputs.numpy() * self.std + self.mean
         return answers[:, 0] if self.is_flat else answers
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Returns the mean squared error."""
+    def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Returns the mean squared error; only labels have `weights`."""
         return F.mse_loss(outputs, targets)
 
 
@@ -88,9 +88,12 @@ class Labels:
         numbers_of = {label: number for number, label in enumerate(self.classes.tolist())}
         return torch.tensor([numbers_of[label] for label in labels])
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Returns the mean cross entropy in nats."""
-        return F.cross_entropy(outputs, targets)
+    def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Returns the mean cross entropy in nats, each sequence times the weight of its class; not
+        divided by the weights of the batch, so that its parts add up."""
+        if weights is None:
+            return F.cross_entropy(outputs, targets)
+        return F.cross_entropy(outputs, targets, weights, reduction="sum") / len(targets)
 
 
 Answers = Numbers | Labels
@@ -233,22 +236,52 @@ def varied(answers: NDArray[np.float64]) -> NDArray[np.bool_]:
     return np.asarray(answers.min(0) < answers.max(0))
 
 
-def weights_of(sample_weight: Any, num: int) -> NDArray[np.float64]:
+def weights_of(given: Any, num: int, name: str = "sample_weight") -> NDArray[np.float64]:
     """Returns the weights of `num` sequences, shape ``(num,)``; default: ones.
 
     Raises:
         DataError: another shape, a negative or non-finite weight, or only zeros.
     """
-    if sample_weight is None:
+    if given is None:
         return np.ones(num)
     try:
-        weights = np.asarray(sample_weight, dtype=np.float64)
+        weights = np.asarray(given, dtype=np.float64)
     except (TypeError, ValueError):
-        raise DataError(
-            "`sample_weight` is not an array of numbers, expected one per sequence"
-        ) from None
+        raise DataError(f"`{name}` is not an array of numbers, expected one per sequence") from None
     if weights.shape != (num,):
-        raise DataError(f"`sample_weight` has shape {weights.shape}, expected ({num},)")
+        raise DataError(f"`{name}` has shape {weights.shape}, expected ({num},)")
     if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.sum() > 0):
-        raise DataError("`sample_weight` must be numbers from 0 on, not all of them 0")
+        raise DataError(f"`{name}` must be numbers from 0 on, not all of them 0")
     return weights
+
+
+def storable_class_weight(given: Any) -> Any:
+    """Returns `class_weight` as JSON can hold it: a dict becomes pairs of label and weight; raises
+    ConfigError for anything but None, "balanced" and a dict of numbers."""
+    try:
+        if given is None or given == "balanced":
+            return given
+        return tuple(sorted(((_plain(k), float(v)) for k, v in dict(given).items()), key=repr))
+    except (TypeError, ValueError):
+        text = "expected None, 'balanced' or a dict of a weight by label"
+        raise ConfigError(f"`class_weight` is {given!r:.60}, {text}") from None
+
+
+def class_weights(given: Any, answers: Answers, targets: Tensor) -> Tensor | None:
+    """Returns the weight of each class, `(K,)` float32, with the mean 1 over `targets`, class
+    numbers of the training sequences; None if all are equal. `given` is storable.
+
+    Raises:
+        DataError: weights of numbers, of an unknown label, or that are not numbers from 0 on.
+    """
+    if given is None:
+        return None
+    if not isinstance(answers, Labels):
+        raise DataError("`class_weight` is for SequenceClassifier; numbers have no classes")
+    counts = np.bincount(targets.numpy(), minlength=len(answers))
+    by_label = dict.fromkeys(answers.values, 1.0) | dict(() if given == "balanced" else given)
+    if unknown := list(by_label)[len(answers) :]:
+        raise DataError(f"`class_weight` has {unknown[0]!r:.60}, which is no label of y")
+    plain = 1 / np.maximum(counts, 1) if given == "balanced" else list(by_label.values())
+    weights = weights_of(plain, len(answers), "class_weight")
+    return torch.from_numpy(weights * (len(targets) / (weights @ counts))).float()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Any, Literal
 
+from fastlstm.sequence.answers import storable_class_weight
 from fastlstm.system.fields import Precision, check_fields
 from fastlstm.training.options import BOUNDS, TrainingOptions
 
@@ -47,9 +49,13 @@ class SequenceConfig(Architecture, TrainingOptions):
     Attributes:
         held_out: share of the sequences to hold out, drawn at random from each class; their loss
             decides which weights are kept.
+        class_weight: of a classifier, weights of the classes in the loss: balanced divides by the
+            number of training sequences of a class, a dict has the weight of each label, 1 if
+            missing. They are divided by their mean over the training sequences.
     """
 
     held_out: float = 0.1
+    class_weight: str | Mapping[Any, float] | None = None
     weight_decay: float = 0.01
     ema: float = 0.99
     patience: int = 20
@@ -59,6 +65,7 @@ class SequenceConfig(Architecture, TrainingOptions):
         held_out = 1e-9, 1 - 1e-9
         check_fields(self, {**BOUNDS, **ARCHITECTURE_BOUNDS, "held_out": held_out})
         self.check_schedule()
+        object.__setattr__(self, "class_weight", storable_class_weight(self.class_weight))
 
 
 ARCHITECTURE_BOUNDS: dict[str, tuple[float, float]] = {

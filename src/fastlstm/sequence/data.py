@@ -194,6 +194,7 @@ class SequenceData:
         train: numbers of the training sequences.
         held_out: numbers of the validation sequences.
         answers: kind of answers.
+        class_weights: weight of each class in the loss, shape ``(K,)`` float32; None: all 1.
     """
 
     sequences: Sequences
@@ -203,6 +204,7 @@ class SequenceData:
     train: NDArray[np.int64]
     held_out: NDArray[np.int64]
     answers: Answers
+    class_weights: Tensor | None = None
 
     @property
     def key(self) -> str:

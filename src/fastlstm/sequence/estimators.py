@@ -22,6 +22,7 @@ from fastlstm.sequence.answers import (
     Labels,
     Numbers,
     answers_of,
+    class_weights,
     classes_of,
     labels_of,
     require_one_each,
@@ -100,7 +101,8 @@ class SequenceModel(Estimator[StoredSequenceModel], ABC):
         held_out, train = self._divided(order, cut, y)
         answers, targets = self._read_answers(y, train)
         scale = sequences.scale(train)
-        data = SequenceData(sequences, targets, *scale, train, held_out, answers)
+        weights = class_weights(config.class_weight, answers, targets[train])
+        data = SequenceData(sequences, targets, *scale, train, held_out, answers, weights)
         with fit_shown(verbose) as shown:
             stored, self.fitted_ = train_sequence_model(
                 data, config, out=out, resume=resume, observers=[*observers, shown],
@@ -153,7 +155,14 @@ class SequenceModel(Estimator[StoredSequenceModel], ABC):
                 f"{path} is a {kind.lower()}: open it with"
                 f" fastlstm.Sequence{kind}.load({str(path)!r})"
             )
-        model = cls(**dataclasses.asdict(stored.given))
+        return cls._of(stored)
+
+    @classmethod
+    def _of(cls, stored: StoredSequenceModel) -> Self:
+        given = dataclasses.asdict(stored.given)
+        if isinstance(pairs := given["class_weight"], tuple):
+            given["class_weight"] = dict(pairs)
+        model = cls(**given)
         model._take(stored)
         return model
 
@@ -177,9 +186,7 @@ class SequenceModel(Estimator[StoredSequenceModel], ABC):
 def model_of(stored: StoredSequenceModel) -> SequenceRegressor | SequenceClassifier:
     """Returns the estimator of a stored model."""
     kind = SequenceClassifier if isinstance(stored.answers, Labels) else SequenceRegressor
-    model = kind(**dataclasses.asdict(stored.given))
-    model._take(stored)
-    return model
+    return kind._of(stored)
 
 
 class SequenceRegressor(SequenceModel):

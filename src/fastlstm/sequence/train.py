@@ -197,6 +197,7 @@ class SequenceTask(Task):
         self.step_units = rows / self.loader.share.size
         self.flop_per_unit = 3 * flop_per_step(stored.network.config) * data.sequences.mean_length
         self._stored, self._data, self._device = stored, data, device
+        self._weights = None if (w := data.class_weights) is None else w.to(device)
         self._run, self._report_s = session.run, session.report_s()
         self._files = {} if self._run is None else description_files(stored)
 
@@ -229,7 +230,8 @@ class SequenceTask(Task):
         return batch._replace(inputs=SequenceBatch(values, None), targets=targets)
 
     def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return self._stored.answers.loss(outputs.float(), targets.to(self._device))
+        answers = self._stored.answers
+        return answers.loss(outputs.float(), targets.to(self._device), self._weights)
 
     def num_blocks(self, limit: int) -> int:
         return -(-limit // _EVALUATION_BATCH)

@@ -201,12 +201,14 @@ class TrainConfig(TrainingOptions, CellOptions):
         check_fields(self, _BOUNDS)
         parse_split(self.split)
         self.check_schedule()
-        names = self.active(training=False)
-        if self.strict_kernels and self.sample_every > 0 and names:
-            raise ConfigError(
-                f"the native decoder has no {', '.join(names)}: samples would be written on torch,"
-                " which `strict_kernels` refuses; give `sample_every=0`"
-            )
+        if self.strict_kernels and self.sample_every > 0:
+            from fastlstm.text.decoder import native_refusal
+
+            if (why := native_refusal(self)) is not None:
+                raise ConfigError(
+                    f"{why}: samples would be written on torch, which `strict_kernels` refuses;"
+                    " give `sample_every=0`"
+                )
         if self.order == "windows" and self.lane_reset > 0:
             raise ConfigError("`lane_reset` works on lanes; with `order='windows'` leave it out")
 

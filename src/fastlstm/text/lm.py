@@ -162,6 +162,9 @@ class LM(InNotebook):
     def generate(self, prompt: str = "", max_tokens: int = 500, **settings: Any) -> str:
         """Returns text that continues `prompt` (which is not repeated).
 
+        A model with layer norm, zoneout, relu or linear in its cells writes on torch, at about a
+        tenth of the speed or less (docs/howto/cell-option.md).
+
         Args:
             prompt: text to continue; empty starts a new line.
             max_tokens: tokens to write: characters, with a char vocabulary.

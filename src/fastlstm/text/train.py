@@ -106,7 +106,8 @@ class Run(InNotebook):
         return self.evaluation.bits_per_char
 
     def plot(self) -> Picture:
-        """Returns bits per character of training and validation by tokens, as a matplotlib Figure.
+        """Returns bits per character of training and validation by tokens, as a matplotlib Figure;
+        by steps if `log_every` left no step events.
 
         Raises:
             DataError: metrics.jsonl is missing.
