@@ -28,10 +28,10 @@ _PICTURE = re.compile(r"<!-- picture: ([\w-]+) -->")
 _LANGUAGES = {".py": "python", ".sh": "sh", ".yaml": "yaml"}
 _BOOSTS = {
     "faq.md": 2.0, "start": 1.5, "howto": 1.5, "concepts": 1.5,
-    "reference": 0.5, "cli.md": 0.5, "kernels.md": 0.5,
+    "cli.md": 0.5, "kernels.md": 0.5,
     "architecture.md": 0.2, "releasing.md": 0.2, "files.md": 0.1,
 }  # fmt: skip
-"""Factors of pages and folders in the search: an answer comes before a reference."""
+"""Factors of pages and folders in the search: an answer comes before the inside of the source."""
 _LOG = logging.getLogger("mkdocs.hooks.site_pages")
 
 

@@ -124,6 +124,8 @@ ASKED = {
     "resume training checkpoint": "howto/resume",
     "reproducible results": "faq",
     "DataParallel LSTM": "faq",
+    "run model android": "howto/export",
+    "Forecaster.predict": "reference/forecaster",
 }
 """Words that people typed for a problem in public threads, and the page with the answer."""
 
