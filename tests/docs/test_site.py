@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import posixpath
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import yaml
@@ -125,17 +126,83 @@ def test_an_interrupted_gallery_is_no_gallery(
     assert [path.name for path in gallery.OUT.parent.iterdir()] == ["gallery"]
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
+with_mkdocs = pytest.mark.skipif(
     importlib.util.find_spec("mkdocs") is None,
     reason="mkdocs, of the extra `docs`, is not installed",
 )
-def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
-    done = subprocess.run(
+
+
+@pytest.fixture(scope="module")
+def built(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """Returns the folder of the site, and the build."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    return folder, subprocess.run(
         command, cwd=REPOSITORY, capture_output=True, text=True,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
     )  # fmt: skip
+
+
+@pytest.mark.slow
+@with_mkdocs
+def test_the_site_builds_without_a_warning(
+    built: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    folder, done = built
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
-    assert (tmp_path / posixpath.join("reference", "lm.html")).exists()
+    assert (folder / "reference" / "lm.html").exists()
+
+
+ASKED = {
+    "LSTM slow CPU pytorch": "faq",
+    "loss is exploding": "faq",
+    "same sentence repeats": "faq",
+    "generated text makes no sense": "faq",
+    "reset LSTM state": "concepts/state",
+    "many to many": "concepts/outputs",
+    "difference hidden output": "concepts/outputs",
+    "masking not supported": "faq",
+    "predictions lagging behind": "faq",
+    "predict next n steps": "faq",
+    "inverse_transform scaled predictions": "faq",
+    "validation loss not decreasing": "faq",
+    "convert LSTM tflite": "howto/export",
+    "seq_length batch_size": "howto/size",
+    "LayerNorm LSTM": "howto/cell-option",
+    "resume training checkpoint": "howto/resume",
+    "reproducible results": "faq",
+    "DataParallel LSTM": "faq",
+    "run model android": "howto/export",
+    "Forecaster.predict": "reference/forecaster",
+}
+"""Words that people typed for a problem in public threads, and the page with the answer."""
+
+
+@pytest.mark.slow
+@with_mkdocs
+def test_the_search_lists_the_answer_among_the_first_five(
+    built: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    browser_path = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser_path is None:
+        pytest.skip("needs Chromium")
+    start = (built[0] / "index.html").as_uri()
+    missed = {}
+    with playwright.sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
+        page = browser.new_page()
+        for words, answer in ASKED.items():
+            page.goto(f"{start}?q={quote(words)}")
+            page.wait_for_selector(".md-search-result__item", state="attached")
+            found = page.eval_on_selector_all(
+                ".md-search-result__item",
+                "items => items.slice(0, 5).map(item => item.querySelector('a').pathname)",
+            )
+            if not any(path.endswith(f"/{answer}.html") for path in found):
+                missed[words] = found
+        browser.close()
+    assert missed == {}
