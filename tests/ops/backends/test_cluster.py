@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -38,6 +39,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
         monkeypatch.setattr(module, "max_clusters", max_clusters)
     monkeypatch.setattr(cluster, "trial_error", lambda device, H: card["error"])
     monkeypatch.setattr(cluster_lstm, "_max_shared", lambda device: card["shared"])
+    properties = SimpleNamespace(L2_cache_size=50 << 20)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     cluster.refusal.cache_clear()
     yield card
     cluster.refusal.cache_clear()
@@ -87,7 +91,11 @@ def test_blocks_without_clusters_take_older_gpus_and_more_units(gpu: dict[str, A
     assert grid.supports(CALL) is None
     assert grid.supports(large) is None
     assert grid.supports(large._replace(B=65)) == (
-        "B=65, above 512 units these kernels take 64 rows"
+        "B=65, the gradients of more than 64 rows do not fit the L2 cache"
+    )
+    assert grid.supports(large._replace(B=65, requires_grad=False)) is None
+    assert grid.supports(CALL._replace(B=10_000)) is None, (
+        "6 groups of each of 8 clusters at a time"
     )
     assert grid.supports(CALL._replace(H=1025)) == (
         "H=1025, a launch holds the weights of 1024 units"
@@ -111,6 +119,24 @@ def test_wrong_results_of_a_gpu_are_refused(gpu: dict[str, Any], error: float) -
         f"on this GPU their results are wrong (relative error {error})"
     )
     assert ClusterBackend().supports(CALL) is None
+
+
+def test_what_fails_once_is_tried_again(
+    gpu: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory that is short, a recording and torch.func do not last."""
+    grid = GridBackend()
+    gpu["grid 512"] = torch.OutOfMemoryError("CUDA out of memory")
+    assert grid.supports(CALL) == "CUDA out of memory"
+    gpu["grid 512"] = 8
+    told = "their first call is within a recording of a CUDA graph or torch.func"
+    with monkeypatch.context() as capturing:
+        capturing.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        assert grid.supports(CALL) == told
+    found: list[str | None] = []
+    torch.func.vmap(lambda x: (found.append(grid.supports(CALL)), x)[1])(torch.zeros(2))
+    assert found == [told]
+    assert grid.supports(CALL) is None
 
 
 def test_rows_without_clusters_fit_the_shared_memory(gpu: dict[str, Any]) -> None:

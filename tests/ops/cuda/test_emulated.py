@@ -176,6 +176,7 @@ CASES = [
     ("grid", 0, Case(5, 110, 128, clusters=1)),
     ("grid", 0, Case(4, 19, 128, norm=True)),
     ("grid", 16, Case(5, 13, 128)),
+    ("grid", 0, Case(4, 9, 384)),
     ("grid", 16, Case(4, 41, 128, HALF, **EVERYTHING)),
     ("grid", 16, Case(4, 7, 100, norm=True, lengths=True)),
 ]
@@ -199,9 +200,8 @@ def test_outputs_and_gradients(
 
 def test_a_trial_sees_wrong_results(on_cpu: OnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """It runs the kernels of one group of rows that the number of clusters is asked of."""
-    assert trial_error(torch.device("cpu"), 128) < _MAX_ERROR
-    (of,) = on_cpu.kernels
-    assert of == (cluster_lstm._plain(128, is_grid=True), 1)
+    with torch.autocast("cpu", torch.float16), torch.autograd.graph.saved_tensors_hooks(id, id):
+        assert trial_error(torch.device("cpu"), 128) < _MAX_ERROR
     right = cluster_lstm._Backward
     monkeypatch.setattr(
         cluster_lstm, "_Backward", lambda **given: right(**{**given, "dhT": given["dcT"]})

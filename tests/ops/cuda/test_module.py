@@ -29,10 +29,14 @@ class Driver:
         CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES="shared",
         CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED="non-portable",
     )
-    CUlaunchAttributeID = SimpleNamespace(CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION="cluster")
+    CUlaunchAttributeID = SimpleNamespace(
+        CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION="cluster",
+        CU_LAUNCH_ATTRIBUTE_COOPERATIVE="cooperative",
+    )
 
     def __init__(self, context: int = 7, **refused: Status) -> None:
-        self.calls, self.context, self.refused = list[tuple[Any, ...]](), context, refused
+        self.calls, self.refused = list[tuple[Any, ...]](), refused
+        self.found: dict[str, Any] = {"cuCtxGetCurrent": context, "cuOccupancyMaxActiveClusters": 7}
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("cu"):
@@ -40,8 +44,7 @@ class Driver:
 
         def call(*args: Any) -> tuple[Any, ...]:
             self.calls.append((name, *args))
-            found = {"cuCtxGetCurrent": self.context, "cuOccupancyMaxActiveClusters": 7}
-            return self.refused.get(name, Status.CUDA_SUCCESS), found.get(name, f"<{name}>")
+            return self.refused.get(name, Status.CUDA_SUCCESS), self.found.get(name, f"<{name}>")
 
         return call
 
@@ -61,7 +64,11 @@ Kernel = namedtuple("Kernel", "driver kernel compiled")
 
 
 def kernel_on(
-    monkeypatch: pytest.MonkeyPatch, driver: Driver, cluster: int = 8, capability: Any = (9, 0)
+    monkeypatch: pytest.MonkeyPatch,
+    driver: Driver,
+    cluster: int = 8,
+    capability: Any = (9, 0),
+    is_cooperative: bool = False,
 ) -> Kernel:
     made: list[Any] = []
     monkeypatch.setattr(module, "bindings", lambda name: driver)
@@ -70,7 +77,10 @@ def kernel_on(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     stream = SimpleNamespace(cuda_stream=99)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
-    kernel = CudaKernel("lstm_cluster", "lstm_forward", {"H": 512}, 0, 256, cluster, 5000)
+    kernel = CudaKernel(
+        "lstm_cluster", "lstm_forward", {"H": 512}, 0, 256, cluster, 5000,
+        is_cooperative=is_cooperative,
+    )  # fmt: skip
     return Kernel(driver, kernel, made)
 
 
@@ -133,6 +143,25 @@ def test_clusters_that_the_driver_refuses_are_none(monkeypatch: pytest.MonkeyPat
     assert kernel_on(monkeypatch, Driver()).kernel.max_clusters() == 7
     refused = Driver(cuOccupancyMaxActiveClusters=Status.CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES)
     assert kernel_on(monkeypatch, refused).kernel.max_clusters() == 0
+
+
+def test_blocks_without_clusters_run_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block of a multiprocessor; that two fit one setting of a kernel says nothing of others."""
+    properties = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    driver, kernel, _ = kernel_on(monkeypatch, Driver(), 64, (8, 6), is_cooperative=True)
+    assert [kind for _, kind, _ in driver.named("cuFuncSetAttribute")] == ["shared"]
+    of_blocks = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
+    for fitting, num in ((2, 2), (1, 2), (0, 0)):
+        driver.found[of_blocks] = fitting
+        assert kernel.max_clusters() == num
+    driver.refused[of_blocks] = Status.CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
+    driver.found[of_blocks] = None
+    assert kernel.max_clusters() == 0
+    kernel.launch(2, Argument(0))
+    ((config, *_),) = driver.named("cuLaunchKernelEx")
+    (attribute,) = config.attrs
+    assert (attribute.id, attribute.value.cooperative, config.gridDimX) == ("cooperative", 1, 128)
 
 
 def test_structs_have_the_fields_of_the_source_in_its_order() -> None:

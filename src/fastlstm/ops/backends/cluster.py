@@ -16,6 +16,7 @@ from fastlstm.ops.cuda.cluster_lstm import (
     blocks_of,
     embedded_if_large,
     max_clusters,
+    max_rows,
     normed_input,
     padded_size,
     rows_per_cluster,
@@ -23,9 +24,6 @@ from fastlstm.ops.cuda.cluster_lstm import (
 )
 from fastlstm.ops.reference import run_reference
 
-_MAX_ROWS = 64
-"""Rows above 512 units: more send so many gradients through the L2 cache that cuDNN is as fast
-(estimated)."""
 _MAX_ERROR = 3e-2
 
 
@@ -55,7 +53,10 @@ class ClusterBackend:
             kind = "a launch" if self.is_grid else "a cluster of blocks"
             return f"H={call.H}, {kind} holds the weights of {max(self.sizes)} units"
         H = padded_size(call.H, is_grid=self.is_grid)
-        return refusal(torch.cuda.current_device(), H, is_grid=self.is_grid)
+        try:
+            return refusal(torch.cuda.current_device(), H, is_grid=self.is_grid)
+        except (_NotNowError, torch.OutOfMemoryError) as reason:
+            return str(reason).partition("\n")[0]
 
     def describe(self, call: LSTMCall) -> Kernel:
         """Returns the kernel with its clusters, rows and padding."""
@@ -99,9 +100,18 @@ class GridBackend(ClusterBackend):
     sizes = GRID_SIZES
 
     def supports(self, call: LSTMCall) -> str | None:
-        if max(SIZES) < call.H and call.B > _MAX_ROWS:
-            return f"B={call.B}, above {max(SIZES)} units these kernels take {_MAX_ROWS} rows"
-        return super().supports(call)
+        if (reason := super().supports(call)) is not None:
+            return reason
+        device, H = torch.cuda.current_device(), padded_size(call.H, is_grid=True)
+        has_norm = call.options.layer_norm
+        rows = max_rows(H, device, has_norm=has_norm)
+        if call.requires_grad and rows < call.B:
+            return f"B={call.B}, the gradients of more than {rows} rows do not fit the L2 cache"
+        return None
+
+
+class _NotNowError(Exception):
+    """Whether kernels run cannot be found out at this call; a later one may."""
 
 
 @lru_cache
@@ -113,6 +123,8 @@ def refusal(device: int, H: int, *, is_grid: bool = False) -> str | None:
         return f"they need compute capability 8.0; this GPU has {have}"
     if not is_grid and capability < (9, 0):
         return f"they need thread block clusters, compute capability 9.0; this GPU has {have}"
+    if torch.cuda.is_current_stream_capturing() or torch._C._are_functorch_transforms_active():
+        raise _NotNowError("their first call is within a recording of a CUDA graph or torch.func")
     try:
         if max_clusters(H, device, is_grid=is_grid) == 0:
             kind = "at a time" if is_grid else "in a cluster"
@@ -121,6 +133,8 @@ def refusal(device: int, H: int, *, is_grid: bool = False) -> str | None:
             error = trial_error(torch.device("cuda", device), H)
             if not error <= _MAX_ERROR:  # may be NaN
                 return f"on this GPU their results are wrong (relative error {error:.1g})"
+    except torch.OutOfMemoryError:
+        raise
     except (KernelError, RuntimeError, OSError) as failure:  # a driver, or bindings, without a call
         return str(failure).partition("\n")[0]
     return None
@@ -129,12 +143,21 @@ def refusal(device: int, H: int, *, is_grid: bool = False) -> str | None:
 def trial_error(device: torch.device, H: int) -> float:
     """Returns the largest relative error of outputs and gradients of a small call with H units.
 
-    The kernels without clusters run on GPUs that they were never tried on.
+    The kernels without clusters run on GPUs that they were never tried on. A place of a message is
+    written again from the third step on.
     """
     found, draws = [], torch.Generator().manual_seed(0)
-    shapes = (3, 5, 8), (5, H), (5, H), (4 * H, 8), (4 * H, H), (4 * H,), (4 * H,)
-    given = [torch.randn(shape, generator=draws) * shape[-1] ** -0.5 for shape in shapes]
-    with torch.inference_mode(False), torch.enable_grad():
+    shapes = (8, 20, 8), (20, H), (20, H), (4 * H, 8), (4 * H, H), (4 * H,), (4 * H,)
+    given = [
+        torch.randn(shape, generator=draws, device="cpu", dtype=torch.float32) * shape[-1] ** -0.5
+        for shape in shapes
+    ]
+    with (
+        torch.autocast(device.type, enabled=False),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t),  # not the caller's
+    ):
         for is_own in (False, True):
             tensors = [t.to(device).requires_grad_() for t in given]
             args = LSTMArgs(tensors[0], None, *tensors[1:])

@@ -8,6 +8,7 @@ gradients of the gates, from which products form all others.
 from __future__ import annotations
 
 import ctypes
+import sys
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ _MAX_GROUPS = 6
 """Groups of 8 rows that a cluster computes in turn."""
 _LEAST_SHARED = 99 << 10
 """Bytes of shared memory that a block can have on every GPU from compute capability 8.0 on."""
+_LEAST_L2, _L2_SHARE = 4 << 20, 0.7
 _MAX_NORMED_GROUPS = 4
 """The groups with a layer norm, whose values take more registers."""
 
@@ -157,6 +159,18 @@ def rows_per_cluster(
     waves = -(-num_groups // (most * at_a_time))
     groups = -(-num_groups // (waves * at_a_time))
     return -(-num_groups // groups), groups
+
+
+def max_rows(H: int, device: int, *, has_norm: bool) -> int:
+    """Returns up to how many rows the messages of a backward pass without clusters stay in the L2
+    cache; beyond it memory is the limit (estimated)."""
+    properties = torch.cuda.get_device_properties(device)
+    cache = getattr(properties, "L2_cache_size", _LEAST_L2)
+    of_group = _plain(H, is_grid=True).message_bytes(is_backward=True)
+    groups = int(_L2_SHARE * cache) // of_group
+    most = _MAX_NORMED_GROUPS if has_norm else _MAX_GROUPS
+    at_a_time = max_clusters(H, device, is_grid=True) * most
+    return 8 * groups if groups < at_a_time else sys.maxsize
 
 
 def padded_size(H: int, *, is_grid: bool = False) -> int:

@@ -840,6 +840,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
   const u32 own_at = OWN + own * 64 + ((n ^ (((own >> 1) & 1) << 2)) << 3);
 #if GRID
   constexpr u32 BOX = UNITS * 32;  // bytes of a message with its numbers of steps
+  const u32 place_read = UNITS == 32 ? (x >> 1 & 1) * 64 + (x >> 2) * 2 + (x & 1) : x;
   u8* messages = P.messages + (size_t)rows.cluster * 2 * CL * CL * BOX;  // of group 0
   const size_t messages_between = (size_t)rows.clusters * 2 * CL * CL * BOX;
 #else
@@ -951,7 +952,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
 #if GRID
     if (it == 0) return carried[s];
     const u8* from =
-        messages + s * messages_between + ((((it + 1) & 1) * CL + rank) * CL + quarter * HALF) * BOX + x * 8;
+        messages + s * messages_between + ((((it + 1) & 1) * CL + rank) * CL + quarter * HALF) * BOX + place_read * 8;
     u32 found[HALF];
     poll([&] {
       bool is_here = true;
@@ -1078,8 +1079,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
 #pragma unroll
     for (int m = 0; m < TILES; ++m) {
       const int tile = w * TILES + m, owner = UNITS == 32 ? tile >> 1 : tile;
-      const int word = lane * R + (UNITS == 32 ? (tile & 1) * 2 : 0);
-      post(to + (size_t)owner * CL * BOX + word * 8, out[m][0], out[m][1], it + 1);
+      const int place = (UNITS == 32 ? (tile & 1) * 64 : 0) + lane * 2;  // whole sectors of a warp
+      post(to + (size_t)owner * CL * BOX + place * 8, out[m][0], out[m][1], it + 1);
     }
 #else
     const u32 at = ((it & 1) * NS + s) * RB + write_at, barrier = BARRIERS + 8 * (2 * s + (it & 1));

@@ -82,19 +82,18 @@ class CudaKernel:
         """Returns how many clusters this GPU runs at a time; 0 where it cannot run one."""
         driver = self._driver
         with self._entered():
-            if self._is_cooperative:
-                status, number = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
-                    self._function, self._threads, self._shared_bytes
-                )
-                num_processors = torch.cuda.get_device_properties(
-                    self._device
-                ).multi_processor_count
-                number = int(number) * num_processors // self._cluster
-            else:
+            if not self._is_cooperative:
                 status, number = driver.cuOccupancyMaxActiveClusters(
                     self._function, self._config(1)
                 )
-        return 0 if int(status) else int(number)
+                return 0 if int(status) else int(number)
+            status, number = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                self._function, self._threads, self._shared_bytes
+            )
+        if int(status) or number == 0:
+            return 0
+        # One of a multiprocessor, as other settings of a kernel may take more registers.
+        return torch.cuda.get_device_properties(self._device).multi_processor_count // self._cluster
 
     def launch(self, clusters: int, arguments: ctypes.Structure) -> None:
         """Launches so many clusters, or blocks, on the current stream."""
