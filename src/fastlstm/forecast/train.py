@@ -159,15 +159,15 @@ def train_forecaster(
         run = stack.enter_context(locked_run(out if world.is_leader else None))
         session = _ForecastSession(run, observers, stop, began, world)
         session.needs_steps, session.chosen, session.ends_early = needs_steps, given, ends_early
-        session.origin = origin
-        if origin is not None:
-            start, config = (None, config) if is_kept else _started_with(origin, config, given)
+        session.origin, base = origin, start if isinstance(start, StoredForecaster) else None
+        if origin is not None and not is_kept:
+            base, config = _started_with(origin, config, given)
         with session.start(
             config, given, resume, lambda stored: read_options(stored)[:2], _MAY_CHANGE
         ) as begin:
             if is_kept and begin.checkpoint is not None:
-                start = forecaster_of(begin.checkpoint)
-            return session.train(frame, begin, own, start, make_task)
+                base = forecaster_of(begin.checkpoint)
+            return session.train(frame, begin, own, base, make_task)
 
 
 class _ForecastSession(RunSession):

@@ -85,6 +85,7 @@ class TimeReader:
     Attributes:
         time_zone: of the times, or None.
         has_clock: times are dates and times; else whole numbers.
+        skipped: rows without any value at times that the clocks of the zone skip.
     """
 
     def __init__(self, name: str, origin: str, options: ReadOptions) -> None:
@@ -99,6 +100,7 @@ class TimeReader:
         self._low, self._high = _INT64.max, _INT64.min
         self._date_formats = list(_DATE_FORMATS)
         self.time_zone: str | None = None
+        self.skipped: list[int] = []
 
     @property
     def has_clock(self) -> bool:
@@ -260,6 +262,7 @@ class TimeReader:
                 f"{self._where}: row {row} has {value}, which the clocks of {self._zone} skip when"
                 " summer time begins; leave out `tz` if the times are UTC"
             )
+        self.skipped += (first_row + skipped).tolist()
         is_twice = pc.not_equal(early, late).to_numpy(zero_copy_only=False)
         if not is_twice.any():
             return early
