@@ -388,6 +388,7 @@ def test_a_word_far_down_does_not_drop_a_column_of_numbers(read: Any) -> None:
     with pytest.raises(DataError, match=r"column 'z' holds numbers and '\?'; .* give `na='\?'`"):
         read(lines, "--target y")
     assert read(lines, "--target y --na '?'").roles.past == ("z",)
+    assert read(lines, "--target y --past ''").roles.past == ()  # a model that does not read it
 
 
 def test_every_series_has_the_name_of_its_two_columns(read: Any) -> None:

@@ -169,8 +169,6 @@ def find_roles(records: Records, request: RoleRequest, problems: Problems) -> Ro
     series = request.series or _first(SERIES_NAMES, free)
     time = request.time or find_time(records, [name for name in free if name != series])
     counters = counters_of(records, [name for name in free if name not in (series, time)], series)
-    if time is None and series is None and request.has_target:
-        _refuse_runs(records, [name for name in free if name not in counters])
     usable_numbers = {f.name for f in schema if is_number(f.type)} - counters
     taken = {time, series, *assigned.difference(request.target)}
     target, notes = request.target, []
@@ -193,9 +191,11 @@ def find_roles(records: Records, request: RoleRequest, problems: Problems) -> Ro
         past = tuple(name for name in names if name in covariates)
         if past:
             notes.append(f"past covariates: {listed(past)}")
+    if time is None and series is None and request.has_target:
+        _refuse_runs(records, [name for name in free if name in {*target, *past} - counters])
     taken |= set(past)
     if ignored := [name for name in others if name not in taken and name not in request.ignore]:
-        if request.has_target:
+        if request.has_target and (request.past is None or not request.target):
             _refuse_numbers(records, ignored, problems)
         if unused := [name for name in ignored if name in usable_numbers]:
             notes.append(f"ignored columns (not among the past covariates given): {listed(unused)}")
