@@ -131,7 +131,8 @@ def ridge_of(y: NDArray[np.float32], origins: list[tuple[int, int]]) -> NDArray[
 @pytest.mark.parametrize("linear", [True, False])
 def test_the_ridge_follows_its_definition(linear: bool) -> None:
     y = values(0.0)
-    model = Forecaster(**QUICK, output="point", linear=linear).fit(table(y))
+    options = {**QUICK, "output": "point", "linear": linear, "calendar": "none"}
+    model = Forecaster(**options).fit(table(y))
     found, origins = model.backtest(season=SEASON)["ridge"], windows_of(y)
     error = np.abs(ridge_of(y, origins) - naive_of(y, origins)["actual"])
     assert found["mae"] == pytest.approx(error.mean(), rel=1e-3)

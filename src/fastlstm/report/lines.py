@@ -473,7 +473,7 @@ def end_notes(end: Event) -> list[str]:
         notes.append(
             f"{'no better' if is_equal else 'worse'} than the {name.replace('_', ' ')} forecast on"
             f" the test set: {text_of(errors, 'measure')} {own:.4g} vs {error:.4g}; "
-            + ("a linear regression on past values does as well" if name == "ridge" else _NO_USE)
+            + ("a linear regression does as well" if name == "ridge" else _NO_USE)
         )
     if end.get("still_improving") is True:
         notes.append("the validation loss was still falling at the end; a longer run would help")
