@@ -761,6 +761,39 @@ def test_an_empty_hour_that_clocks_skip_has_a_cure(tmp_path: Path) -> None:
         prepare(path, built(ForecastConfig, parsed(found), "test"))
 
 
+@pytest.mark.parametrize("minutes", [30, 15])
+def test_dates_and_numbers_of_half_hours_are_the_time(minutes: int, tmp_path: Path) -> None:
+    """As of the British grid: a day has 46 settlement periods in spring, 50 in autumn."""
+    freq = f"{minutes}min"
+    times = pandas.date_range("2024-03-25", "2024-11-04", freq=freq, tz="Europe/London")[:-1]
+    numbers = (times - times.normalize()) // pandas.Timedelta(freq) + 1
+    table = pandas.DataFrame({"SETTLEMENT_DATE": times.strftime("%d-%b-%Y").str.upper()})
+    table["SETTLEMENT_PERIOD"], table["ND"] = numbers, np.arange(len(times)) % 977
+    path = tmp_path / "table.csv"
+    table.to_csv(path, index=False)
+    found = cure(path)
+    assert {"SETTLEMENT_DATE,SETTLEMENT_PERIOD", "%d-%b-%Y", "--tz"} <= set(found.split())
+    options = parsed(found) | {"tz": "Europe/London"}
+    data = prepare(path, built(ForecastConfig, options, "test"))
+    start = pandas.Timestamp(data.table.segments.start_times[0], unit="us", tz="UTC")
+    assert (start, str(data.frequency)) == (times[0], f"{minutes} minutes")
+    np.testing.assert_array_equal(data.table.whole_rows(0, len(times))[:, 0], table["ND"])
+    table.loc[70, "SETTLEMENT_PERIOD"] = 0
+    table.to_csv(path, index=False)
+    most = 25 * 60 // minutes
+    with pytest.raises(
+        DataError, match=rf"row 71 has 'SETTLEMENT_PERIOD' 0.0, expected 1 to {most}$"
+    ):
+        prepare(path, built(ForecastConfig, options, "test"))
+    table["SETTLEMENT_PERIOD"] = table["SETTLEMENT_PERIOD"].astype(object)
+    table.loc[70, "SETTLEMENT_PERIOD"] = None
+    table.to_csv(path, index=False)
+    with pytest.raises(
+        DataError, match=r"row 71 has no time \('SETTLEMENT_DATE,SETTLEMENT_PERIOD'\)"
+    ):
+        prepare(path, built(ForecastConfig, options, "test"))
+
+
 def test_dates_as_numbers_without_a_header_are_the_time(tmp_path: Path) -> None:
     """As of the GHCN: a station, a date, what is measured, its value."""
     days = [START + timedelta(days=n) for n in range(60)]
@@ -800,8 +833,9 @@ def test_periods_of_a_day_are_no_series(tmp_path: Path) -> None:
     ]
     path = tmp_path / "table.csv"
     path.write_text("\n".join(["date,SETTLEMENT_PERIOD,y", *lines]) + "\n")
+    assert cure(path) == "--time date,SETTLEMENT_PERIOD"
     with pytest.raises(DataError, match="or all columns of the time with `time`; or") as caught:
-        prepare(path, ForecastConfig())
+        prepare(path, ForecastConfig(time="date"))
     assert "series='SETTLEMENT" not in str(caught.value)
 
 

@@ -142,7 +142,7 @@ def prepare_table(
         )  # a run that is resumed asks for the same, wherever it is
     look_at(records, others)
     given, records = request, Head(records) if is_trial else records
-    records, request = reshaped(records, request, options.wide, options.look)
+    records, request = reshaped(records, request, options)
     problems = Problems(records.name)
     with problems.fatal():
         roles = find_roles(records, request, problems)

@@ -325,7 +325,11 @@ def find_time(records: Records, free: Sequence[str]) -> str | None:
     likely = [
         n
         for n, kind in kinds.items()
-        if is_text(kind) or is_typed[n] or pa.types.is_time(kind) or n.lower() in parts
+        if is_text(kind)
+        or is_typed[n]
+        or pa.types.is_time(kind)
+        or n.lower() in parts
+        or _OF_DAY.search(n)
     ]
     if not (named or typed):  # years and weeks
         numbers = [n for n, k in kinds.items() if pa.types.is_integer(k) and n not in likely]
@@ -374,7 +378,9 @@ def _parts_of_time(texts: Mapping[str, pa.Array], named: str | None) -> list[str
         if hours:  # not the opening hour of a shop: several hours a day
             pairs = set(zip(texts[date].to_pylist(), texts[hours[0]].to_pylist(), strict=True))
             hours = hours if len(pairs) >= 3 * num_dates else []
-        clocks = clocks or hours
+        clocks = (
+            clocks or hours or [n for n in texts if _OF_DAY.search(n) if steps_of_day(texts[n])]
+        )
         if len(clocks) > 1:  # a start and an end
             clocks = list(filter(_START.search, clocks))[:1]
         is_repeated = num_dates < len(texts[date])
@@ -423,6 +429,13 @@ def are_month_names(texts: pa.Array) -> bool:
 def are_weeks(texts: pa.Array) -> bool:
     """Returns whether texts are numbers up to 53 and more than days of a month."""
     return _are_numbers(texts, 1, 53) and pc.max(texts.cast(pa.int64())).as_py() > 31
+
+
+def steps_of_day(texts: pa.Array) -> int:
+    """Returns how many half-hours, quarters of an hour or 5 minutes a day has if texts number
+    these; else 0."""
+    most = pc.max(texts.cast(pa.int64())).as_py() if _are_numbers(texts, 0, 300) else 0
+    return next((n for n in (48, 96, 288) if 23 * n <= 24 * most <= 25 * n), 0)
 
 
 def _are_numbers(texts: pa.Array, low: int, high: int) -> bool:
