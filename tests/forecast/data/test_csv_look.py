@@ -794,6 +794,25 @@ def test_dates_and_numbers_of_half_hours_are_the_time(minutes: int, tmp_path: Pa
         prepare(path, built(ForecastConfig, options, "test"))
 
 
+def test_names_over_three_lines_are_refused_where_no_line_names_all(read: Any) -> None:
+    """As of yfinance with two tickers."""
+    head = ["Price,Close,Close,Volume,Volume", "Ticker,AAPL,MSFT,AAPL,MSFT", "Date,,,,"]
+    lines = [*head, *rows(DAY + ",{x},2{x},{n}{n},{x}")]
+    with pytest.raises(DataError, match=r"spread over lines 1 to 3; write each .* `skip_rows=2`$"):
+        read(lines, "")
+    assert read(lines, "--skip-rows 2").roles.target[0] == "unnamed 2"
+    one = ["Price,Close,Volume", "Ticker,AAPL,AAPL", "Date,,", *rows(DAY + ",{x},2{x}")]
+    assert read(one, "--skip-below 2").roles.target == ("Close", "Volume")
+
+
+@pytest.mark.parametrize("total", ["Total,5,5", "Total Jan,5,", ",5,5"])
+def test_subtotals_between_rows_are_refused_as_such(total: str, read: Any) -> None:
+    lines = ["ds,y,z", *rows(DAY + ",{n},{x}")]
+    lines.insert(32, total)
+    with pytest.raises(DataError, match=r"row 32 has .*; remove such rows, as subtotals are, from"):
+        read(lines, "")
+
+
 def test_dates_as_numbers_without_a_header_are_the_time(tmp_path: Path) -> None:
     """As of the GHCN: a station, a date, what is measured, its value."""
     days = [START + timedelta(days=n) for n in range(60)]

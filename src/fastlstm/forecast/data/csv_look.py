@@ -24,7 +24,7 @@ from fastlstm.forecast.data.csv_records import (
     split_lines,
     without_unit,
 )
-from fastlstm.forecast.data.problems import Finding, looks_like
+from fastlstm.forecast.data.problems import Finding, looks_like, settings
 from fastlstm.forecast.data.records import NUMBER
 from fastlstm.forecast.data.table_files import TableFile, open_input
 from fastlstm.forecast.data.time_text import is_like_time
@@ -106,6 +106,13 @@ def _sample(file: TableFile, form: ReadOptions) -> _Sample | None:
     line = _header_line(rows[: first + 1], width)
     names, begin = [cell.strip() for cell in rows[line]], max(first, line + 1)
     has_header = form.header and not _is_row_of_numbers(names, rows[1:], is_row)
+    if sum(map(bool, names)) == 1 and any(len(r) == width and all(r) for r in rows[:line]):
+        where = f"lines {form.skip_rows + 1} to {form.skip_rows + line + 1}"
+        raise DataError(
+            f"{file}: the names of its columns are spread over {where}; write each into one line,"
+            " such as Close_AAPL, or leave all but its time unnamed with"
+            f" {settings({'skip_rows': form.skip_rows + line})}"
+        )
     if not has_header:
         names, begin = [str(number + 1) for number in range(len(names))], line
         if form.header:

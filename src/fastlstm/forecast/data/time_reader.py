@@ -19,6 +19,7 @@ from fastlstm.forecast.data.time_text import (
     finding_of_format,
     has_late_times,
     hint_for_time,
+    is_like_time,
     micro_of_floats,
     read_times,
     starts_of,
@@ -326,6 +327,8 @@ class TimeReader:
             hint, found = hint_for_time(str(value), column)
             if self._format is not None:
                 hint, found = f"expected the format of `time_format={self._format!r}`", []
+            if row and str(value)[:1].isalpha() and not is_like_time(str(value)):
+                hint, found = "remove such rows, as subtotals are, from the file", []
             raise CurableError(
                 f"{self._where} cannot be read: row {first_row + row + 1} has {value!r:.60};"
                 f" {hint}",
