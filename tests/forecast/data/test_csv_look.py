@@ -797,7 +797,7 @@ def test_dates_and_numbers_of_half_hours_are_the_time(minutes: int, tmp_path: Pa
 def test_names_over_three_lines_are_refused_where_no_line_names_all(read: Any) -> None:
     """As of yfinance with two tickers."""
     head = ["Price,Close,Close,Volume,Volume", "Ticker,AAPL,MSFT,AAPL,MSFT", "Date,,,,"]
-    lines = [*head, *rows(DAY + ",{x},2{x},{n}{n},{x}")]
+    lines = [*head, *rows(DAY + ",{n}{n},{n}{n}.5,{n}{n},{n}{n}")]
     with pytest.raises(DataError, match=r"spread over lines 1 to 3; write each .* `skip_rows=2`$"):
         read(lines, "")
     assert read(lines, "--skip-rows 2").roles.target[0] == "unnamed 2"
