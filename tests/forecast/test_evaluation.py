@@ -322,6 +322,7 @@ def test_a_horizon_has_up_to_four_quarters(horizon: int, quarters: list[tuple[in
 def test_the_test_event_has_the_scores_of_backtest(model: Forecaster) -> None:
     test, calibration, *examples = events_of(model)
     scores = model.backtest()
+    assert scores["seasonal_naive"].pop("season") == test["season"]
     assert test["scores"] == {name: pytest.approx(scores[name]) for name in scores}
     assert (test["windows"], test["of_windows"], test["season"]) == (57, 57, 24)
     (target,) = test["targets"]

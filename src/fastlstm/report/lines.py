@@ -372,7 +372,7 @@ def _share_text(event: Event, part: str, whole: str, noun: str) -> str:
 def score_text(errors: Event) -> str:
     """Returns ``num_values 13,440  mse 0.357  mae 0.389 …``."""
     figures = ((name, figure_text(errors, name, score_form(name))) for name in errors)
-    return "  ".join(f"{name} {text}" for name, text in figures if text)
+    return "  ".join(f"{name} {text}" for name, text in figures if text and name != "season")
 
 
 def figure_text(event: Event, key: str, form: str = ".4f") -> str:
