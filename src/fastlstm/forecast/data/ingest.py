@@ -334,16 +334,16 @@ class TableIngest:
 
 def without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Returns a batch with string views (of polars) as plain strings, which can be compared."""
-    for place, name in enumerate(batch.schema.names):
-        column = batch.column(place)
+    columns = batch.columns
+    for place, column in enumerate(columns):
         is_encoded = pa.types.is_dictionary(column.type)
         texts = column.dictionary if is_encoded else column
         if pa.types.is_string_view(texts.type):
             texts = texts.cast(pa.large_string())
             if is_encoded:
                 texts = pa.DictionaryArray.from_arrays(column.indices, texts)
-            batch = batch.set_column(place, name, texts)
-    return batch
+            columns[place] = texts
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
 class _Batches:

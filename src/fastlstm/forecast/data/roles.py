@@ -192,7 +192,8 @@ def find_roles(records: Records, request: RoleRequest, problems: Problems) -> Ro
         if past:
             notes.append(f"past covariates: {listed(past)}")
     if time is None and series is None and request.has_target:
-        _refuse_runs(records, [name for name in free if name in {*target, *past} - counters])
+        read = {*target, *past} - counters
+        _refuse_runs(records, [name for name in free if name in read])
     taken |= set(past)
     if ignored := [name for name in others if name not in taken and name not in request.ignore]:
         if request.has_target and (request.past is None or not request.target):
@@ -203,7 +204,7 @@ def find_roles(records: Records, request: RoleRequest, problems: Problems) -> Ro
             notes.append(f"ignored columns (row counters): {', '.join(counting)}")
     roles = Roles(
         target, time, series, past, request.future, request.static, request.categorical,
-        tuple(notes), tuple(n for n in ignored if n not in counters | usable_numbers),
+        tuple(notes), tuple(n for n in ignored if n not in counters and n not in usable_numbers),
     )  # fmt: skip
     _check_roles(roles, origin)
     return roles
