@@ -59,7 +59,7 @@ from fastlstm.runs.events import Event, Observer
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.runs.stored_values import checked_values, json_object
 from fastlstm.training.callbacks import Callback, RiseStopping, checked_callbacks
-from fastlstm.training.checkpoint import Checkpoint
+from fastlstm.training.checkpoint import Checkpoint, reading
 from fastlstm.training.options import MAY_CHANGE
 from fastlstm.training.plan import TrainingResult
 from fastlstm.training.precision import (
@@ -166,7 +166,8 @@ def train_forecaster(
             config, given, resume, lambda stored: read_options(stored)[:2], _MAY_CHANGE
         ) as begin:
             if is_kept and begin.checkpoint is not None:
-                base = forecaster_of(begin.checkpoint)
+                with reading(begin.checkpoint):
+                    base = forecaster_of(begin.checkpoint)
             return session.train(frame, begin, own, base, make_task)
 
 
