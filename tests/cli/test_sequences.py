@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
@@ -15,6 +17,7 @@ import fastlstm
 from fastlstm.cli.main import main
 
 SMALL: dict[str, Any] = {"hidden_size": 4, "embed_size": 3, "steps": 3, "threads": 1}
+TEXTS = pyarrow.csv.ConvertOptions(column_types={"label": pa.string()})
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(30, 6, 3)).astype(np.float32)
 LENGTHS = np.arange(30) % 6 + 1
@@ -54,6 +57,17 @@ def test_figures_are_those_of_the_estimators(capsys: pytest.CaptureFixture[str])
     assert facts["mae"] == pytest.approx(np.abs(two.predict(X) - NUMBERS).mean())
     assert main(["evaluate", "labels", "labels.npz"]) == 0
     assert "; always down: 66.67%" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("labels", "shown"), [([1, "1"], {"1", "'1'"}), ([1, "up"], {"1", "up"})])
+def test_classes_that_look_alike_are_told_apart(
+    labels: list[Any], shown: set[str], tmp_path: Path
+) -> None:
+    fastlstm.SequenceClassifier(**SMALL).fit(X, (labels * 15)[:30]).save(tmp_path / "run")
+    assert main(["forecast", str(tmp_path / "run"), "X.npy", "--out", "alike.csv"]) == 0
+    table = pyarrow.csv.read_csv("alike.csv", convert_options=TEXTS)
+    assert set(table.column_names) == {"label", *(f"p-{name}" for name in shown)}
+    assert set(table["label"].to_pylist()) <= shown
 
 
 def test_answers_are_a_table(capfdbinary: pytest.CaptureFixture[bytes]) -> None:

@@ -48,10 +48,13 @@ def fitted() -> Forecaster:
 def test_a_forecaster_learns_and_scores_itself(fitted: Forecaster) -> None:
     found = fitted.backtest()
     assert set(found) == {"forecaster", "ridge", "naive", "seasonal_naive"}
+    assert found["seasonal_naive"]["season"] == 24
     assert found["forecaster"]["mse"] < 0.5 * found["naive"]["mse"]
     assert found["naive"]["rel_mae"] == pytest.approx(1.0)
     assert fitted.score() == pytest.approx(1 - found["forecaster"]["rel_mae"])
     assert fitted.fitted_.steps == 60
+    without_times = Forecaster(**QUICK | {"steps": 1}).fit(waves().column("y").to_numpy())
+    assert without_times.backtest()["seasonal_naive"]["season"] == 1
     scaled = fitted.backtest(scaled=True)["forecaster"]["mse"]
     std = fitted._inputs.series.std  # type: ignore[union-attr]
     low, high = float(std.min()) ** 2, float(std.max()) ** 2

@@ -71,6 +71,8 @@ def test_a_notebook_shows_the_forecaster_its_forecasts_and_its_errors(model: For
     figures, evaluation = model.backtest(), model.evaluation()
     assert figures == evaluation.figures
     assert "seasonal naive (season 7)" in evaluation._repr_html_()
+    assert "seasonal naive (season 7)" in figures._repr_html_()
+    assert "<th>season</th>" not in figures._repr_html_()
     assert f"<td>{figures['naive']['mae']:.4g}</td>" in figures._repr_html_()
     assert '<tr class="best"><td>forecaster</td>' in figures._repr_html_()
 

@@ -71,6 +71,36 @@ def test_a_stopped_run_finds_its_start_again(folder: Path, tmp_path: Path) -> No
     assert all(torch.equal(value, whole[name]) for name, value in weights(again).items())
 
 
+@pytest.mark.parametrize("given", [None, "first"])
+def test_a_stopped_run_needs_its_start_no_more(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None
+) -> None:
+    whole = trained(folder, tmp_path / "whole")
+    first = shutil.copytree(folder / "first", tmp_path / "first")
+    monkeypatch.chdir(tmp_path)
+    polls = iter([False] * 7)
+    with pytest.raises(Stopped):
+        trained(folder, tmp_path / "run", stop=lambda: next(polls, True), start="first")
+    shutil.rmtree(first)
+    if given is None:
+        monkeypatch.chdir("/")
+    again = trained(folder, tmp_path / "run", resume=True, start=given)
+    for name in ("model.safetensors", "scaler.json", "schema.json"):
+        assert (again / name).read_bytes() == (whole / name).read_bytes()
+    assert read_history(again / "metrics.jsonl").start["start"] == str(first)
+
+
+def test_a_start_that_moved_is_taken(folder: Path, tmp_path: Path) -> None:
+    whole = weights(trained(folder, tmp_path / "whole"))
+    moved = tmp_path / "moved"
+    polls = iter([False] * 7)
+    with pytest.raises(Stopped):
+        trained(folder, tmp_path / "run", stop=lambda: next(polls, True))
+    shutil.copytree(folder / "first", moved)
+    again = trained(folder, tmp_path / "run", resume=True, start=str(moved))
+    assert all(torch.equal(value, whole[name]) for name, value in weights(again).items())
+
+
 def test_another_start_than_the_first_is_refused(folder: Path, tmp_path: Path) -> None:
     run = trained(folder, tmp_path / "run")
     metrics = run / "metrics.jsonl"
@@ -103,6 +133,10 @@ def test_the_command_line_takes_it(
 ) -> None:
     argv = ["train", str(folder / "new.csv"), "--out", str(tmp_path / "run"), "--steps", "2"]
     argv += ["--no-tensorboard", "--threads", "1"]
+    assert main([*argv, "--start", str(tmp_path / "gone")]) == 2
+    assert "no such run" in capsys.readouterr().err
+    assert main([*argv, "--start", str(folder / "first"), "--nproc", "2"]) == 2
+    assert "`--nproc 2`: training on from a forecaster runs in one" in capsys.readouterr().err
     assert main([*argv, "--start", str(tmp_path / "gone"), "--horizon", "6"]) == 2
     assert "no such run" in capsys.readouterr().err
     assert main([*argv, "--start", str(folder / "first"), "--horizon", "7"]) == 2

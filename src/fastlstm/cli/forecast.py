@@ -103,9 +103,10 @@ def _answer(parsed: Parsed, data: list[str], suffix: str) -> None:
     columns: dict[str, Any] = {}
     if isinstance(model, SequenceClassifier):
         shares, names = model.predict_proba(sequences), model.classes_.tolist()
-        likeliest = [names[place] for place in shares.argmax(-1)]
-        is_mixed = model.classes_.dtype == object
-        columns["label"] = list(map(str, likeliest)) if is_mixed else likeliest
+        if model.classes_.dtype == object:
+            are_alike = len({*map(str, names)}) < len(names)  # such as 1 and '1'
+            names = list(map(repr if are_alike else str, names))
+        columns["label"] = [names[place] for place in shares.argmax(-1)]
         columns |= {f"p-{name}": share for name, share in zip(names, shares.T, strict=True)}
     else:
         answers = model.predict(sequences).reshape(len(sequences), -1).T

@@ -93,6 +93,11 @@ def run(argv: list[str]) -> int:
     if start is not None and not parsed["resume"]:
         require_run(start, "forecaster" if job.is_table else "text", "train --start")
     if nproc > 1 and not is_started_by_torchrun():
+        if start is not None and job.is_table:
+            raise ConfigError(
+                f"`nproc={nproc!r}`: training on from a forecaster runs in one process; leave out"
+                " --nproc or --start"
+            )
         _require_rows(job)
         _require_gpus(nproc, job.config.device)
         return launch(["train", *argv], nproc)

@@ -216,6 +216,8 @@ def _trains_on_table(arguments: Arguments, text: Command, table: Command) -> boo
         return True
     if runs.get("out") == "text":
         return False
+    if "start" in values:
+        require_run(values["start"], verb="train --start")
     _refuse_unclear(kinds, any(option.name == "as_text" for option in text.options))
     return "binary table" in kinds.values()
 

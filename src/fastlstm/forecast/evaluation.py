@@ -245,7 +245,7 @@ class Figures(dict[str, dict[str, float]]):
     """Figures by forecast and measure; a notebook shows a table."""
 
     def _repr_html_(self) -> str:
-        return output(scores_table(self, {}))
+        return output(scores_table(self, self.get("seasonal_naive", {})))
 
 
 @dataclass(frozen=True)
@@ -263,7 +263,7 @@ class TableEvaluation:
     _dataset: SeriesDataset
 
     def _repr_html_(self) -> str:
-        return output(scores_table(self.figures, {"season": self.season}))
+        return self.figures._repr_html_()
 
     def by_series(self) -> list[dict[str, Any]]:
         """Returns series, target, num_values, mae, seasonal_naive_mae and ratio (mae over

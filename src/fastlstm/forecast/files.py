@@ -306,7 +306,15 @@ def read_forecaster(path: str | Path) -> StoredForecaster:
         NonFiniteError: a weight is NaN or Inf.
         RunDirectoryError: nothing is published there.
     """
-    files, path = read_model(path, "forecaster", FILES), Path(path)
+    return _forecaster(read_model(path, "forecaster", FILES), Path(path))
+
+
+def forecaster_of(checkpoint: Checkpoint) -> StoredForecaster:
+    """Returns the forecaster of a checkpoint with initial weights, not calibrated."""
+    return _forecaster(checkpoint.files, checkpoint.path)
+
+
+def _forecaster(files: Mapping[str, bytes], path: Path) -> StoredForecaster:
     origin = path / CONFIG_FILE
     config = _config(files[CONFIG_FILE], origin)
     resolved, given, key = stored_options(config, ForecastConfig, origin)
@@ -321,7 +329,10 @@ def read_forecaster(path: str | Path) -> StoredForecaster:
         compression = None
         if config["format"] == _FORMAT_OF_COMPRESSED:
             compression = Compression(checked_compression(config["compression"]))
-    network, calibration, compression = _read_weights(files[MODEL_FILE], sizes, compression, path)
+    if (weights := files.get(MODEL_FILE)) is None:
+        network, calibration = ForecastNetwork(sizes), Calibration.none(sizes)
+    else:
+        network, calibration, compression = _read_weights(weights, sizes, compression, path)
     with checked_values(path / SCHEMA_FILE):
         values = json_object(files[SCHEMA_FILE], path / SCHEMA_FILE, _MAX_JSON_BYTES)
         schema = _schema(values, sizes, resolved)

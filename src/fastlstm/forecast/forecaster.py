@@ -291,14 +291,15 @@ class Forecaster(InNotebook, Estimator[StoredForecaster]):
 
         Returns:
             num_values, mse, mae, rmse, smape (0 to 2), rel_mae and mase of each forecast:
-            "forecaster"; "ridge", ridge regression on the lags that the network reads, with the
-            penalty chosen on validation windows, unless a part is too short; "seasonal_naive", the
-            last present value of the same season; "naive", the last present value. rel_mae is mae
-            over the mae of "naive". mase is each error over the mean absolute error of the seasonal
-            naive forecast on the training rows of its series (Hyndman & Koehler 2006). "forecaster"
-            also has crps, ``pinball_0.1`` and so on for `quantiles`, coverage_80 and coverage_95.
-            An infinite interval holds every value; an infinite quantile has the loss of the
-            outermost finite percentile.
+            "forecaster"; "ridge", ridge regression on the lags that the network reads and the
+            numeric future covariates, with the penalty chosen on validation windows, unless a part
+            is too short; "seasonal_naive", the last present value of the same season; "naive", the
+            last present value. "seasonal_naive" also has the season: 1 for a table without times
+            unless given. rel_mae is mae over the mae of "naive". mase is each error over the
+            mean absolute error of the seasonal naive forecast on the training rows of its series
+            (Hyndman & Koehler 2006). "forecaster" also has crps, ``pinball_0.1`` and so on for
+            `quantiles`, coverage_80 and coverage_95. An infinite interval holds every value; an
+            infinite quantile has the loss of the outermost finite percentile.
 
             All figures are over the same num_values values: every present target of every window.
             num_without_past of them have no earlier value in their series: there the naive
@@ -330,6 +331,7 @@ class Forecaster(InNotebook, Estimator[StoredForecaster]):
             self._fitted(), inputs, windows.rows(), season, QuantileScores(quantiles, INTERVALS),
             split, scaled, by_series=by_series,
         )  # fmt: skip
+        figures["seasonal_naive"]["season"] = season
         return TableEvaluation(Figures(figures), season, by_series, dataset)
 
     def plot_backtest(

@@ -1,8 +1,8 @@
 """Ridge regression on lags: a linear forecast in closed form.
 
-Every backtest compares the forecaster with this forecast. With the future covariates of each step,
-it is the linear path of the network; the LSTM learns the rest (NLinear: Zeng et al. 2023, "Are
-Transformers Effective for Time Series Forecasting?").
+It also has the future covariates of each step. Every backtest compares the forecaster with this
+forecast, which is the linear path of the network; the LSTM learns the rest (NLinear: Zeng et al.
+2023, "Are Transformers Effective for Time Series Forecasting?").
 """
 
 from __future__ import annotations
@@ -182,10 +182,10 @@ class RidgeForecast:
     """The ridge regression that a network is compared with.
 
     Args:
-        network: the network; a linear path on lags alone is used as the regression.
+        network: the network; its linear path is used as the regression.
         inputs: the table.
         split: parts of the table; without such a path, the regression is fitted to the training
-            part.
+            part, with the numeric future covariates if that lowers the validation error.
 
     Raises:
         DataError: the training or the validation part is too short for a window.
@@ -193,21 +193,29 @@ class RidgeForecast:
 
     def __init__(self, network: ForecastNetwork, inputs: ScaledWindows, split: Split) -> None:
         self._network, sizes = network, network.config
-        if sizes.linear and not network.future.num_numbers:
+        self._future = torch.zeros(sizes.horizon, 0)
+        if sizes.linear:
             self._weight, self._bias = network.linear_weight.cpu(), network.linear_bias.cpu()
+            if network.future.num_numbers:
+                self._future = network.linear_future.cpu()
         else:
             train, valid = (
                 split.windows(inputs.table, part, sizes.input_size, sizes.horizon)
                 for part in ("train", "valid")
             )
-            self._weight, self._bias = fit_ridges(network, inputs, train, valid)[0][:2]
+            found = fit_ridges(network, inputs, train, valid, has_future=True)
+            best = min(found, key=lambda ridge: ridge.error)
+            self._weight, self._bias, self._future = best[:3]
 
     def forecast(self, values: Tensor) -> NDArray[np.float32]:
         """Returns the forecasts ``(B, h, C)`` of scaled windows ``(B, L + h, columns)``."""
         config = self._network.config
-        targets = values[:, : config.input_size, : config.num_targets]
-        lags, shift, scale = self._network.normalised(targets)
+        L, C = config.input_size, config.num_targets
+        lags, shift, scale = self._network.normalised(values[:, :L, :C])
         ahead = lags.transpose(1, 2)[..., -self._weight.shape[1] :] @ self._weight.T + self._bias
+        if self._future.any():
+            known = self._network.future.numbers(values[:, L:, C + config.num_past :])
+            ahead += (known * self._future).sum(-1)[:, None]
         answer: NDArray[np.float32] = (ahead * scale[..., None] + shift[..., None]).numpy()
         return answer.transpose(0, 2, 1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import os
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
@@ -30,7 +31,13 @@ from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split, split_table
 from fastlstm.forecast.data.table_files import require_files
 from fastlstm.forecast.data.timeline import ROWS
-from fastlstm.forecast.files import SCALER_FILE, StoredForecaster, read_forecaster, read_options
+from fastlstm.forecast.files import (
+    SCALER_FILE,
+    StoredForecaster,
+    forecaster_of,
+    read_forecaster,
+    read_options,
+)
 from fastlstm.forecast.model.config import ForecasterConfig
 from fastlstm.forecast.plan import (
     LEARNING_RATES,
@@ -49,9 +56,10 @@ from fastlstm.ops.call import LSTMCall
 from fastlstm.ops.explain import explain
 from fastlstm.report.history import read_history
 from fastlstm.runs.events import Event, Observer
+from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.runs.stored_values import checked_values, json_object
 from fastlstm.training.callbacks import Callback, RiseStopping, checked_callbacks
-from fastlstm.training.checkpoint import Checkpoint
+from fastlstm.training.checkpoint import Checkpoint, reading
 from fastlstm.training.options import MAY_CHANGE
 from fastlstm.training.plan import TrainingResult
 from fastlstm.training.precision import (
@@ -123,7 +131,7 @@ def train_forecaster(
         callbacks: see `fastlstm.Callback`.
         stop: polled; if it returns True, the state is saved and Stopped is raised.
         start: a forecaster, or a run of one, to continue from, with its columns, scales and sizes;
-            `frame` must be like its table. A resumed run finds the run again; the caller gives it
+            `frame` must be like its table. A resumed run needs the run no more; the caller gives it
             the same `StoredForecaster`.
         make_task: makes the task from the arguments of `ForecastTask`.
         needs_steps: see `RunSession`.
@@ -142,22 +150,25 @@ def train_forecaster(
         world = stack.enter_context(joined(config, stop))
         with world.together():
             require_files(frame)
-            if start is None and resume and out is not None:
-                start = read_history(Path(out) / "metrics.jsonl").start.get("start")
-            if world.size > 1 and (start is not None or make_task is not ForecastTask):
+            origin, is_kept = _origin(start, out, resume)
+            if world.size > 1 and (origin or start or make_task is not ForecastTask):
                 raise ConfigError(
                     f"compress, partial_fit and `start` run in one process, but {world.size} were"
-                    " started; start them without torchrun"
+                    " started; start one, without `nproc` and torchrun"
                 )
         run = stack.enter_context(locked_run(out if world.is_leader else None))
         session = _ForecastSession(run, observers, stop, began, world)
         session.needs_steps, session.chosen, session.ends_early = needs_steps, given, ends_early
-        if isinstance(start, str | Path):
-            session.origin, (start, config) = str(start), _started_with(start, config, given)
+        session.origin, base = origin, start if isinstance(start, StoredForecaster) else None
+        if origin is not None and not is_kept:
+            base, config = _started_with(origin, config, given)
         with session.start(
             config, given, resume, lambda stored: read_options(stored)[:2], _MAY_CHANGE
         ) as begin:
-            return session.train(frame, begin, own, start, make_task)
+            if is_kept and begin.checkpoint is not None:
+                with reading(begin.checkpoint):
+                    base = forecaster_of(begin.checkpoint)
+            return session.train(frame, begin, own, base, make_task)
 
 
 class _ForecastSession(RunSession):
@@ -421,6 +432,20 @@ def _about(task: ForecastTask, stored: StoredForecaster, dataset: SeriesDataset)
         **{name: getattr(config, name) for name in ("tbptt", "balance", "dropout")},
         "kernels": kernels,
     }
+
+
+def _origin(
+    start: StoredForecaster | str | Path | None, out: str | Path | None, resume: bool
+) -> tuple[str | None, bool]:
+    """Returns the path of the run to train on, and whether a checkpoint in `out` has it."""
+    if isinstance(start, StoredForecaster):
+        return None, False
+    origin = None if start is None else os.path.abspath(start)
+    if not resume or out is None:
+        return origin, False
+    before = read_history(Path(out) / "metrics.jsonl").start.get("start")
+    is_kept = before is not None and origin in (None, before)
+    return origin or before, is_kept and bool(RunDirectory(out).checkpoints())
 
 
 def _started_with(

@@ -90,7 +90,9 @@ def figure(title: str, caption: str, svg: str) -> str:
 
 def scores_table(scores: Mapping[str, Event], about: Event) -> str:
     """Returns the errors of each forecast, the forecaster's in bold; `about` may have `season`."""
-    names = list(dict.fromkeys(key for errors in scores.values() for key in errors))
+    names = list(
+        dict.fromkeys(key for errors in scores.values() for key in errors if key != "season")
+    )
     rows = [
         [forecast_name(name_text(who), about)]
         + [figure_text(errors, name, score_form(name)) for name in names]

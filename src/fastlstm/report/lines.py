@@ -372,7 +372,7 @@ def _share_text(event: Event, part: str, whole: str, noun: str) -> str:
 def score_text(errors: Event) -> str:
     """Returns ``num_values 13,440  mse 0.357  mae 0.389 …``."""
     figures = ((name, figure_text(errors, name, score_form(name))) for name in errors)
-    return "  ".join(f"{name} {text}" for name, text in figures if text)
+    return "  ".join(f"{name} {text}" for name, text in figures if text and name != "season")
 
 
 def figure_text(event: Event, key: str, form: str = ".4f") -> str:
@@ -473,7 +473,7 @@ def end_notes(end: Event) -> list[str]:
         notes.append(
             f"{'no better' if is_equal else 'worse'} than the {name.replace('_', ' ')} forecast on"
             f" the test set: {text_of(errors, 'measure')} {own:.4g} vs {error:.4g}; "
-            + ("a linear regression on past values does as well" if name == "ridge" else _NO_USE)
+            + ("a linear regression does as well" if name == "ridge" else _NO_USE)
         )
     if end.get("still_improving") is True:
         notes.append("the validation loss was still falling at the end; a longer run would help")

@@ -23,7 +23,7 @@ _OF_TRAINING = {"dropout", "dropout_kind", "weight_drop", "recurrent_dropout", "
 
 @dataclass(frozen=True)
 class WarmStart:
-    """The trained model that a run starts with: `path` as given, `sha256` of its weights."""
+    """The trained model that a run starts with: absolute `path`, `sha256` of its weights."""
 
     path: str
     loaded: LoadedModel
@@ -40,7 +40,7 @@ class WarmStart:
                 f" zeros in; `fastlstm compress {path} --out NEW --budget 5m` trains on with them"
                 " kept"
             )
-        return WarmStart(os.fspath(path), loaded, weights_record(loaded.path).sha256)
+        return WarmStart(os.path.abspath(path), loaded, weights_record(loaded.path).sha256)
 
     def record(self) -> dict[str, str]:
         """Returns the key `start` of config.json."""
@@ -117,7 +117,7 @@ def refuse_other_start(
             if type(before[name]) is not str:
                 raise TypeError(f"start.{name} of config.json is {before[name]!r:.80}")
     if start is None or (
-        before and before["path"] == os.fspath(start) and not Path(start).exists()
+        before and before["path"] == os.path.abspath(start) and not Path(start).exists()
     ):
         return before
     if before is None:

@@ -388,6 +388,7 @@ def test_a_word_far_down_does_not_drop_a_column_of_numbers(read: Any) -> None:
     with pytest.raises(DataError, match=r"column 'z' holds numbers and '\?'; .* give `na='\?'`"):
         read(lines, "--target y")
     assert read(lines, "--target y --na '?'").roles.past == ("z",)
+    assert read(lines, "--target y --past ''").roles.past == ()  # a model that does not read it
 
 
 def test_every_series_has_the_name_of_its_two_columns(read: Any) -> None:
@@ -751,13 +752,65 @@ def test_an_empty_hour_that_clocks_skip_has_a_cure(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text("\n".join(["Time (CET/CEST),y", *lines]) + "\n")
     found = cure(path)
-    assert "--na - --tz Europe/Berlin --duplicates last" in found
+    assert found.endswith("--na - --tz Europe/Berlin")
     data = prepare(path, built(ForecastConfig, parsed(found), "test"))
     assert (data.table.num_rows, len(data.table.segments)) == (len(times) - 35, 1)
     lines[place] += "5"
     path.write_text("\n".join(["Time (CET/CEST),y", *lines]) + "\n")
     with pytest.raises(DataError, match="which the clocks of Europe/Berlin skip"):
         prepare(path, built(ForecastConfig, parsed(found), "test"))
+
+
+@pytest.mark.parametrize("minutes", [30, 15])
+def test_dates_and_numbers_of_half_hours_are_the_time(minutes: int, tmp_path: Path) -> None:
+    """As of the British grid: a day has 46 settlement periods in spring, 50 in autumn."""
+    freq = f"{minutes}min"
+    times = pandas.date_range("2024-03-25", "2024-11-04", freq=freq, tz="Europe/London")[:-1]
+    numbers = (times - times.normalize()) // pandas.Timedelta(freq) + 1
+    table = pandas.DataFrame({"SETTLEMENT_DATE": times.strftime("%d-%b-%Y").str.upper()})
+    table["SETTLEMENT_PERIOD"], table["ND"] = numbers, np.arange(len(times)) % 977
+    path = tmp_path / "table.csv"
+    table.to_csv(path, index=False)
+    found = cure(path)
+    assert {"SETTLEMENT_DATE,SETTLEMENT_PERIOD", "%d-%b-%Y", "--tz"} <= set(found.split())
+    options = parsed(found) | {"tz": "Europe/London"}
+    data = prepare(path, built(ForecastConfig, options, "test"))
+    start = pandas.Timestamp(data.table.segments.start_times[0], unit="us", tz="UTC")
+    assert (start, str(data.frequency)) == (times[0], f"{minutes} minutes")
+    np.testing.assert_array_equal(data.table.whole_rows(0, len(times))[:, 0], table["ND"])
+    table.loc[70, "SETTLEMENT_PERIOD"] = 0
+    table.to_csv(path, index=False)
+    most = 25 * 60 // minutes
+    with pytest.raises(
+        DataError, match=rf"row 71 has 'SETTLEMENT_PERIOD' 0.0, expected 1 to {most}$"
+    ):
+        prepare(path, built(ForecastConfig, options, "test"))
+    table["SETTLEMENT_PERIOD"] = table["SETTLEMENT_PERIOD"].astype(object)
+    table.loc[70, "SETTLEMENT_PERIOD"] = None
+    table.to_csv(path, index=False)
+    with pytest.raises(
+        DataError, match=r"row 71 has no time \('SETTLEMENT_DATE,SETTLEMENT_PERIOD'\)"
+    ):
+        prepare(path, built(ForecastConfig, options, "test"))
+
+
+def test_names_over_three_lines_are_refused_where_no_line_names_all(read: Any) -> None:
+    """As of yfinance with two tickers."""
+    head = ["Price,Close,Close,Volume,Volume", "Ticker,AAPL,MSFT,AAPL,MSFT", "Date,,,,"]
+    lines = [*head, *rows(DAY + ",{n}{n},{n}{n}.5,{n}{n},{n}{n}")]
+    with pytest.raises(DataError, match=r"spread over lines 1 to 3; write each .* `skip_rows=2`$"):
+        read(lines, "")
+    assert read(lines, "--skip-rows 2").roles.target[0] == "unnamed 2"
+    one = ["Price,Close,Volume", "Ticker,AAPL,AAPL", "Date,,", *rows(DAY + ",{x},2{x}")]
+    assert read(one, "--skip-below 2").roles.target == ("Close", "Volume")
+
+
+@pytest.mark.parametrize("total", ["Total,5,5", "Total Jan,5,", ",5,5"])
+def test_subtotals_between_rows_are_refused_as_such(total: str, read: Any) -> None:
+    lines = ["ds,y,z", *rows(DAY + ",{n},{x}")]
+    lines.insert(32, total)
+    with pytest.raises(DataError, match=r"row 32 has .*; remove such rows, as subtotals are, from"):
+        read(lines, "")
 
 
 def test_dates_as_numbers_without_a_header_are_the_time(tmp_path: Path) -> None:
@@ -799,8 +852,9 @@ def test_periods_of_a_day_are_no_series(tmp_path: Path) -> None:
     ]
     path = tmp_path / "table.csv"
     path.write_text("\n".join(["date,SETTLEMENT_PERIOD,y", *lines]) + "\n")
+    assert cure(path) == "--time date,SETTLEMENT_PERIOD"
     with pytest.raises(DataError, match="or all columns of the time with `time`; or") as caught:
-        prepare(path, ForecastConfig())
+        prepare(path, ForecastConfig(time="date"))
     assert "series='SETTLEMENT" not in str(caught.value)
 
 

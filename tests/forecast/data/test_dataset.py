@@ -234,6 +234,22 @@ def test_duplicates_are_refused_or_one_counts(kept: Any, value: float) -> None:
     assert f"duplicate timestamps: kept the {kept}, dropped 1 row" in found.notes
 
 
+@pytest.mark.parametrize("kept", ["first", "last"])
+def test_after_rows_were_dropped_a_row_has_the_number_of_the_file(kept: Any) -> None:
+    table = long_table(temp=None)
+    for row in (47, 48, 49, 98, 99):  # the ends of the first two series
+        table = replaced(table, "y", row, None)
+    off = replaced(table, "ds", 120, START.replace(hour=20, minute=7))
+    with pytest.raises(DataError, match=r"series 's2': row 121, .* is not a whole number of steps"):
+        prepared(off)
+    doubled = off.take(np.r_[0:10, 9, 10:60, 59, 59, 59, 60:130, 129, 130:150])
+    with pytest.raises(DataError, match=r"series 's2': row 125, .* is not a whole number of steps"):
+        prepared(doubled, duplicates=kept)
+    swapped = off.take(np.r_[1, 0, 2:150])
+    with pytest.raises(DataError, match=r"series 's2': the row of 2020-01-01 20:07:00, is not a"):
+        prepared(swapped, disorder="sort")
+
+
 def test_many_duplicates_over_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastlstm.forecast.data.arrange._BLOCK_ROWS", 7)
     times = np.repeat(np.arange(40), np.arange(40) % 4 + 1)

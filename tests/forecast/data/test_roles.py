@@ -146,6 +146,8 @@ def test_whole_numbers_in_runs_are_proposed_as_series(
         assert find_roles(records, RoleRequest(), Problems("t")).past == (name,)
     assert find_roles(records, RoleRequest(past=(name,)), Problems("t")).past == (name,)
     assert find_roles(records, RoleRequest(series=name), Problems("t")).series == name
+    read = RoleRequest(target=("y",), past=())  # as of a model that does not read it
+    assert find_roles(records, read, Problems("t")).values == ("y",)
 
 
 def test_whole_numbers_called_codes_are_named() -> None:

@@ -412,6 +412,28 @@ def test_a_local_time_that_the_clocks_skip_is_refused(tmp_path: Path) -> None:
         prepared(frame(hours), tz="Moon/Base")
 
 
+@pytest.mark.parametrize("minutes", [60, 15])
+@pytest.mark.parametrize("names", ["", "ab", "ab by time"])
+def test_an_empty_row_at_a_time_that_the_clocks_skip_vanishes(minutes: int, names: str) -> None:
+    steps = pandas.date_range("2024-03-30", periods=48 * 60 // minutes, freq=f"{minutes}min")
+    is_skipped = np.asarray((steps.day == 31) & (steps.hour == 2))
+    columns = frame(steps)
+    columns.loc[is_skipped, "y"] = None
+    if names:
+        columns = pandas.concat([columns.assign(unique_id=name) for name in names[:2]])
+    if names.endswith("time"):
+        columns = columns.sort_values("ds", kind="stable")
+    found = prepared(columns, tz="Europe/Berlin")
+    assert not found.has_missing
+    assert len(found.table.segments) == max(1, len(names[:2]))
+    wanted = columns.sort_values("unique_id", kind="stable") if names else columns
+    np.testing.assert_allclose(
+        found.table.whole_rows(0, len(found.table.values))[:, 0], wanted["y"].dropna(), rtol=1e-6
+    )
+    empty = columns.assign(y=columns["y"].where(columns["ds"].dt.hour != 3))  # 3:00 stays
+    assert prepared(empty, tz="Europe/Berlin").table.num_rows == found.table.num_rows
+
+
 def test_times_are_rounded_to_a_duration(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     hours = pandas.date_range("2024-01-01", periods=50, freq="h")

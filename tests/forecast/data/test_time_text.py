@@ -80,7 +80,7 @@ def test_a_fraction_of_a_second_is_kept() -> None:
         ("31.4.2016", "%d.%m.%Y", "row 61 has '31.4.2016'; expected the format of"),
         ("2016/2/31", None, "row 61 has '2016/2/31'; there is no such day"),
         ("2016/2/3 24:30", None, "there is no such day or time of day"),
-        ("soon", None, "row 61 has 'soon'; expected 2016-07-01 13:00:00"),
+        ("soon", None, "row 61 has 'soon'; remove such rows, as subtotals are"),
     ],
 )
 def test_what_is_no_time_is_refused(bad: str, form: str | None, message: str) -> None:

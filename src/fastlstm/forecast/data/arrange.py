@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastlstm.errors import DataError, counted
-from fastlstm.forecast.data.ingest import TableIngest
+from fastlstm.forecast.data.ingest import SKIPPED, TableIngest
 from fastlstm.forecast.data.problems import CurableError, Finding, settings
 from fastlstm.forecast.data.table import Segments, row_blocks
 from fastlstm.forecast.data.timeline import (
@@ -83,7 +83,9 @@ class Arrangement:
         self._like, self.frequency, self.num_rows = like, ROWS, ingested.num_rows
         self.counts = dict.fromkeys(("sorted", "duplicates", "gaps", "filled", "ends"), 0)
         self._gap_starts = set[int]()
-        self._num_in_series = ingested.counts.copy()
+        self._num_in_series = ingested.counts
+        self._shifts: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
+        """By drop of rows: from which row on the numbers were larger, and by how much."""
         self._paths = {"values": ingested.values}
         if ingested.times is not None:
             self._paths["times"] = ingested.times
@@ -101,6 +103,10 @@ class Arrangement:
             counts = self._num_in_series
             first = np.cumsum(counts) - counts
             return Segments(np.arange(len(counts)), first, counts, np.zeros_like(first))
+        if self._in.num_skipped:
+            self._drop(np.flatnonzero(self._map("times") == SKIPPED))
+            for column in self._in.columns.values():
+                column.missing -= self._in.num_skipped
         self._order()
         self._remove_duplicates()
         self._cut_ends()
@@ -214,25 +220,21 @@ class Arrangement:
         if self._options.duplicates == "error":
             raise self._fault_of_duplicates(doubles)
         self.counts["duplicates"] = num_duplicates
-        times = self._map("times")
-        gone_in_series = np.zeros_like(self._num_in_series)
-        shift = 0 if self._options.duplicates == "first" else 1
-        done = 0
+        self._drop(doubles if self._options.duplicates == "first" else doubles - 1)
+
+    def _drop(self, rows: NDArray[np.int64]) -> None:
+        """Drops rows, whose numbers are in order."""
 
         def places(first: int, last: int) -> NDArray[np.int64]:
-            nonlocal done
-            # A row is dropped if the row before it (or after it, to keep the last) has its time.
-            begin, end = max(first - 1 + shift, 0), min(last + shift, self.num_rows)
-            double = (np.diff(times[begin:end]) == 0) & self._is_same(begin, end)
-            edge = np.zeros(last - first - len(double), dtype=np.bool_)
-            gone = np.concatenate([double, edge] if shift else [edge, double])
-            to = done + np.cumsum(~gone) - 1
-            done += int((~gone).sum())
-            np.add.at(gone_in_series, self._series_of(first + np.flatnonzero(gone)), 1)
-            return np.where(gone, -1, to)
+            begin, end = np.searchsorted(rows, (first, last))
+            gone = np.zeros(last - first, dtype=np.bool_)
+            gone[rows[begin:end] - first] = True
+            return np.where(gone, -1, np.arange(first, last) - begin - np.cumsum(gone))
 
-        self._move(self.num_rows - num_duplicates, places)
-        self._num_in_series -= gone_in_series
+        gone = np.bincount(self._series_of(rows), minlength=len(self._num_in_series))
+        self._move(self.num_rows - len(rows), places)
+        self._num_in_series = self._num_in_series - gone
+        self._shifts.append((rows - np.arange(len(rows)), np.arange(len(rows) + 1)))
 
     def _cut_ends(self) -> None:
         """Drops the rows behind the last target of each series, where forecasts begin; keeps them
@@ -258,6 +260,7 @@ class Arrangement:
         self.counts["ends"] = int(gone.sum())
         self._move(self.num_rows - self.counts["ends"], places)
         self._num_in_series = self._num_in_series - gone
+        self._shifts.append((np.cumsum(self._num_in_series), before))
         moved = self._map("values")
         left = sum(np.isnan(moved[begin:end]).sum(0) for begin, end in self._blocks())
         for column, count in zip(self._in.columns.values(), np.asarray(left), strict=True):
@@ -319,7 +322,10 @@ class Arrangement:
     def _row(self, row: int) -> str:
         code, time = int(self._series_of(np.array([row]))[0]), int(self._map("times")[row])
         series = f"series '{self._in.series[code]}': " if len(self._in.series) > 1 else ""
-        named = f"row {row + 1}, " if self._in.is_grouped else "the row of "
+        for begins, shifts in self._shifts[::-1]:
+            row += int(shifts[np.searchsorted(begins, row, side="right")])
+        is_in_order = self._in.is_grouped and not self.counts["sorted"]
+        named = f"row {row + 1}, " if is_in_order else "the row of "
         shown = show_time(time) if self._in.has_clock else str(time)
         return f"{self._origin}: {series}{named}{shown}"
 

@@ -24,7 +24,7 @@ from fastlstm.forecast.data.csv_records import (
     split_lines,
     without_unit,
 )
-from fastlstm.forecast.data.problems import Finding, looks_like
+from fastlstm.forecast.data.problems import Finding, looks_like, settings
 from fastlstm.forecast.data.records import NUMBER
 from fastlstm.forecast.data.table_files import TableFile, open_input
 from fastlstm.forecast.data.time_text import is_like_time
@@ -97,8 +97,7 @@ def _sample(file: TableFile, form: ReadOptions) -> _Sample | None:
         return None
     if guess is not None:
         found.append((f"text in {guess[0]} ({guess[1]})", {"encoding": guess[0]}))
-    widths = Counter(len(row) for row in rows if any(row))
-    if not widths:
+    if not (widths := Counter(len(row) for row in rows if any(row))):
         return None
     width = widths.most_common(1)[0][0]
     is_row = _row_test([row for row in (rows or last) if len(row) == width])
@@ -106,6 +105,8 @@ def _sample(file: TableFile, form: ReadOptions) -> _Sample | None:
     line = _header_line(rows[: first + 1], width)
     names, begin = [cell.strip() for cell in rows[line]], max(first, line + 1)
     has_header = form.header and not _is_row_of_numbers(names, rows[1:], is_row)
+    if sum(map(bool, names)) == 1 and any(len(r) == width and all(r) for r in rows[:line]):
+        raise _spread_names(file, form.skip_rows, line)
     if not has_header:
         names, begin = [str(number + 1) for number in range(len(names))], line
         if form.header:
@@ -135,6 +136,14 @@ def _sample(file: TableFile, form: ReadOptions) -> _Sample | None:
     cells = {name: [row[k].strip() for row in body] for k, name in enumerate(names)}
     columns = {name: list(filter(None, values)) for name, values in cells.items()}
     return _Sample(columns, found, mark, form)
+
+
+def _spread_names(file: TableFile, skipped: int, line: int) -> DataError:
+    return DataError(
+        f"{file}: the names of its columns are spread over lines {skipped + 1} to"
+        f" {skipped + line + 1}; write each into one line, such as Close_AAPL, or leave all but its"
+        f" time unnamed with {settings({'skip_rows': skipped + line})}"
+    )
 
 
 def _lines(

@@ -173,6 +173,7 @@ class CsvRecords(FileRecords):
     def _unmarked(
         self, batch: pa.RecordBatch, types: Mapping[str, pa.DataType], row: int
     ) -> pa.RecordBatch:
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         for name in self._marked.keys() & types.keys():
             if is_text(types[name]):
                 continue
@@ -196,8 +197,8 @@ class CsvRecords(FileRecords):
                 scales = [_SCALES.get(scale, 1.0) for scale in group["scale"].to_pylist()]
                 halves = pc.if_else(pc.equal(group["below"], "<"), 0.5, 1.0)
                 numbers = pc.multiply(pc.multiply(numbers, pa.array(scales)), halves)
-            batch = batch.set_column(batch.schema.get_field_index(name), name, numbers)
-        return batch
+            columns[name] = numbers
+        return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
     def _open(self, types: Mapping[str, pa.DataType] | None = None) -> Any:
         form = self.form
@@ -329,8 +330,8 @@ def delimiter_of(line: str) -> str:
 
 
 def _without_empty_texts(batch: pa.RecordBatch) -> pa.RecordBatch:
-    for place, (name, column) in enumerate(zip(batch.schema.names, batch.columns, strict=True)):
-        if is_text(column.type):
-            column = pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column)
-            batch = batch.set_column(place, name, column)
-    return batch
+    columns = [
+        pc.if_else(pc.equal(c, ""), pa.scalar(None, c.type), c) if is_text(c.type) else c
+        for c in batch.columns
+    ]  # at once: `set_column` copies the schema of all columns
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)

@@ -142,7 +142,7 @@ def prepare_table(
         )  # a run that is resumed asks for the same, wherever it is
     look_at(records, others)
     given, records = request, Head(records) if is_trial else records
-    records, request = reshaped(records, request, options.wide, options.look)
+    records, request = reshaped(records, request, options)
     problems = Problems(records.name)
     with problems.fatal():
         roles = find_roles(records, request, problems)
@@ -458,7 +458,7 @@ def _repairs(
         names = listed([name for name in left_out if left_out[name] == why])
         repairs.append(f"ignored columns ({why}): {names}")
     for name, column in ingested.columns.items() if roles.time is None else ():
-        if name not in roles.target and is_year(name, *column.range):
+        if is_year(name, *column.range) and name not in roles.target:
             repairs.append(f"{COUNTED}, although column '{name}' holds years: see `time`")
     if records.jumps and roles.time is None and roles.series is None:
         repairs.append(

@@ -35,6 +35,9 @@ from fastlstm.forecast.read_options import ReadOptions
 from fastlstm.system.prefetch import Prefetcher
 from fastlstm.system.storage import append
 
+SKIPPED = np.iinfo(np.int64).max
+"""In place of the time of an empty row at an hour that clocks skip."""
+
 
 def require_columns(options: ReadOptions, names: Sequence[str], origin: str) -> None:
     """Raises DataError if a code such as "humidity=-1" is for a column that is not in `names`."""
@@ -71,7 +74,7 @@ class TableIngest:
         values: file of (N, C) float32.
         times: file of (N,) int64: microseconds or whole numbers; None without a time column.
         codes: file of (N,) int32: the series number of each row; empty if `is_grouped`.
-        num_rows: N.
+        num_rows: N; `num_skipped` of them are empty, at hours that clocks skip.
         is_grouped: the rows of every series are adjacent.
         columns: statistics by column; `static_columns` by static column, of one number per series.
         ranges: of every series, by column; empty without a column of series.
@@ -103,7 +106,7 @@ class TableIngest:
         self.value_of: dict[float, list[str]] = {}
         self.values, self.codes = work / "values.f32", work / "codes.i32"
         self.times = None if roles.time is None else work / "times.i64"
-        self.num_rows, self.is_grouped, self._last_code = 0, True, -1
+        self.num_rows, self.num_skipped, self.is_grouped, self._last_code = 0, 0, True, -1
         self.columns, self.static_columns = (
             {
                 n: ColumnStats(codes_of(n, options.keep_value, names), origins.get(n, 0.0))
@@ -212,6 +215,9 @@ class TableIngest:
         if self.times is not None and self._reader is not None:
             if self.num_rows > 0:
                 self.is_wall = self._reader.finish(self.times, self._like)
+            if 0 < len(skipped := self._reader.skipped) < self.num_rows:
+                np.memmap(self.times, dtype=np.int64, mode="r+")[skipped] = SKIPPED
+                self.num_skipped = len(skipped)
             self.time_zone, self.has_clock = self._reader.time_zone, self._reader.has_clock
             self.notes += self._reader.notes()
             self.repairs += self._reader.repairs()
@@ -328,16 +334,16 @@ class TableIngest:
 
 def without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Returns a batch with string views (of polars) as plain strings, which can be compared."""
-    for place, name in enumerate(batch.schema.names):
-        column = batch.column(place)
+    columns = batch.columns
+    for place, column in enumerate(columns):
         is_encoded = pa.types.is_dictionary(column.type)
         texts = column.dictionary if is_encoded else column
         if pa.types.is_string_view(texts.type):
             texts = texts.cast(pa.large_string())
             if is_encoded:
                 texts = pa.DictionaryArray.from_arrays(column.indices, texts)
-            batch = batch.set_column(place, name, texts)
-    return batch
+            columns[place] = texts
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
 class _Batches:

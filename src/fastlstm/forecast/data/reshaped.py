@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from fastlstm.errors import DataError
 from fastlstm.forecast.data.csv_look import LOOK_HINT, are_dates, is_date, numbered
-from fastlstm.forecast.data.problems import looks_like
+from fastlstm.forecast.data.problems import CurableError, looks_like, settings
 from fastlstm.forecast.data.records import Records, is_text, numbers_of, with_nulls
 from fastlstm.forecast.data.roles import (
     RoleRequest,
@@ -32,8 +32,11 @@ from fastlstm.forecast.data.roles import (
     is_number,
     listed,
     named_columns,
+    steps_of_day,
 )
+from fastlstm.forecast.data.time_reader import TimeReader
 from fastlstm.forecast.data.time_text import PERIODS, month_numbers, parts_of
+from fastlstm.forecast.read_options import ReadOptions
 
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 HEAD_ROWS = 1 << 17
@@ -41,15 +44,14 @@ _SERIES, _TIME, _TARGET = "unique_id", "ds", "y"
 
 
 def reshaped(
-    records: Records, request: RoleRequest, wide: bool, may_ask: bool
+    records: Records, request: RoleRequest, options: ReadOptions
 ) -> tuple[Records, RoleRequest]:
     """Returns a table with one column of times and one of targets, and the roles of its columns.
 
-    `may_ask`: a table that looks wide without the option `wide` is refused.
-
     Raises:
-        DataError: a wide table without such columns.
+        DataError: a wide table without such columns, or one that looks wide without `wide`.
     """
+    wide = options.wide
     for label, mark in ((request.time, " "), (request.series, "/")):
         names = records.schema.names
         parts = [] if label is None or label in names else parts_of(label)
@@ -60,7 +62,7 @@ def reshaped(
             if label == request.time and len(columns) == 2:  # "2015 W2", "2015 Q1"
                 mark += PERIODS.get(columns[1].lower()) or _period(records, *columns)
             kept = {*request.future, *request.static, *(request.past or ()), *request.target}
-            records = _Joined(records, label, columns, mark, kept)
+            records = _Joined(records, label, columns, mark, kept, options)
     columns = [name for name in records.schema.names if name not in request.ignore]
     months, steps = _months(records, columns), numbered(columns)
     numbers = set(steps)
@@ -70,7 +72,7 @@ def reshaped(
         is_by_time = any(is_text(records.schema.field(n).type) for n in others) and (
             find_time(records, others) is None
         )
-    if not wide and is_by_time and may_ask:
+    if not wide and is_by_time and options.look:
         what = f"a column for each {'month' if months else 'time'}"
         raise looks_like(records.name, [(what, {"wide": True})], LOOK_HINT)
     if not wide:
@@ -105,14 +107,23 @@ class _Reshaped(Records):
 
 class _Joined(_Reshaped):
     """A table with a column of texts, `label`, made of the columns `parts`; these are left out,
-    but for those `kept`."""
+    but for those `kept`. Of dates and numbers of half-hours it is one of times."""
 
     def __init__(
-        self, records: Records, label: str, parts: list[str], mark: str, kept: Collection[str]
+        self,
+        records: Records,
+        label: str,
+        parts: list[str],
+        mark: str,
+        kept: Collection[str],
+        options: ReadOptions,
     ) -> None:
         others = [(f.name, f.type) for f in records.schema if f.name not in {*parts} - {*kept}]
-        super().__init__(records, [(label, pa.string()), *others])
-        self._label, self._parts, self._mark = label, parts, mark
+        texts = records.first_texts(parts) if mark == " " and len(parts) == 2 else {}
+        self._num = steps_of_day(texts[parts[1]]) if texts else 0
+        kind = pa.timestamp("us") if self._num else pa.string()
+        super().__init__(records, [(label, kind), *others])
+        self._label, self._parts, self._mark, self._options = label, parts, mark, options
 
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
         asked = {name: kind for name, kind in types.items() if name != self._label}
@@ -120,6 +131,7 @@ class _Joined(_Reshaped):
             own = self._records.schema
             kinds = {n: pa.string() if self.is_parsed else own.field(n).type for n in self._parts}
             asked = kinds | asked
+        row = 0
         for batch in self._records.batches(asked):
             columns = dict(zip(batch.schema.names, batch.columns, strict=True))
             if self._label in types:
@@ -128,8 +140,30 @@ class _Joined(_Reshaped):
                     texts[1] = month_numbers(texts[1])
                 if self._mark == "/":  # so that no two keys have one name
                     texts = [pc.replace_substring_regex(t, r"[/\\]", r"\\\0") for t in texts]
-                columns[self._label] = pc.binary_join_element_wise(*texts, self._mark)
+                joined = pc.binary_join_element_wise(*texts, self._mark)
+                columns[self._label] = self._starts(texts, row) if self._num else joined
+            row += len(batch)
             yield self._select(columns, list(types))
+
+    def _starts(self, texts: list[pa.Array], row: int) -> pa.Array:
+        """Returns the local starts of steps, which count from midnight on: a day in spring has 23
+        hours, one in autumn 25."""
+        (date, name), zone, num = self._parts, self._options.tz, self._num
+        numbers = numbers_of(texts[1], self.name, name, row, self.is_parsed)
+        is_there = np.asarray(pc.and_(texts[0].is_valid(), numbers.is_valid()))
+        steps, most = numbers.fill_null(1).to_numpy() - 1, num * 25 // 24 if zone else num
+        if (is_beyond := (steps < 0) | (steps >= most)).any():
+            place = int(is_beyond.argmax())
+            what = f"row {row + place + 1} has {name!r} {numbers[place]}, expected 1 to {most}"
+            cure = ("days of 25 hours", {"tz": "Europe/London" if num == 48 else "Europe/Berlin"})
+            more = f"; where clocks are put back, give their zone, such as {settings(cure[1])}"
+            raise CurableError(f"{self.name}: {what}{'' if zone else more}", *[cure][: not zone])
+        times = (steps * (86_400_000_000 // num)).astype(np.int64)
+        if is_there.any():
+            reader = TimeReader(date, self.name, replace(self._options, snap=None))
+            times[is_there] += reader.read(texts[0].filter(pa.array(is_there)), row)
+        found = pa.array(times, mask=~is_there).cast(pa.timestamp("us", zone))
+        return pc.local_timestamp(found) if zone else found
 
 
 def _text(column: pa.Array) -> pa.Array:

@@ -169,8 +169,6 @@ def find_roles(records: Records, request: RoleRequest, problems: Problems) -> Ro
     series = request.series or _first(SERIES_NAMES, free)
     time = request.time or find_time(records, [name for name in free if name != series])
     counters = counters_of(records, [name for name in free if name not in (series, time)], series)
-    if time is None and series is None and request.has_target:
-        _refuse_runs(records, [name for name in free if name not in counters])
     usable_numbers = {f.name for f in schema if is_number(f.type)} - counters
     taken = {time, series, *assigned.difference(request.target)}
     target, notes = request.target, []
@@ -193,9 +191,12 @@ def find_roles(records: Records, request: RoleRequest, problems: Problems) -> Ro
         past = tuple(name for name in names if name in covariates)
         if past:
             notes.append(f"past covariates: {listed(past)}")
+    if time is None and series is None and request.has_target:
+        read = {*target, *past} - counters
+        _refuse_runs(records, [name for name in free if name in read])
     taken |= set(past)
     if ignored := [name for name in others if name not in taken and name not in request.ignore]:
-        if request.has_target:
+        if request.has_target and (request.past is None or not request.target):
             _refuse_numbers(records, ignored, problems)
         if unused := [name for name in ignored if name in usable_numbers]:
             notes.append(f"ignored columns (not among the past covariates given): {listed(unused)}")
@@ -203,7 +204,7 @@ def find_roles(records: Records, request: RoleRequest, problems: Problems) -> Ro
             notes.append(f"ignored columns (row counters): {', '.join(counting)}")
     roles = Roles(
         target, time, series, past, request.future, request.static, request.categorical,
-        tuple(notes), tuple(n for n in ignored if n not in counters | usable_numbers),
+        tuple(notes), tuple(n for n in ignored if n not in counters and n not in usable_numbers),
     )  # fmt: skip
     _check_roles(roles, origin)
     return roles
@@ -325,7 +326,11 @@ def find_time(records: Records, free: Sequence[str]) -> str | None:
     likely = [
         n
         for n, kind in kinds.items()
-        if is_text(kind) or is_typed[n] or pa.types.is_time(kind) or n.lower() in parts
+        if is_text(kind)
+        or is_typed[n]
+        or pa.types.is_time(kind)
+        or n.lower() in parts
+        or _OF_DAY.search(n)
     ]
     if not (named or typed):  # years and weeks
         numbers = [n for n, k in kinds.items() if pa.types.is_integer(k) and n not in likely]
@@ -374,7 +379,9 @@ def _parts_of_time(texts: Mapping[str, pa.Array], named: str | None) -> list[str
         if hours:  # not the opening hour of a shop: several hours a day
             pairs = set(zip(texts[date].to_pylist(), texts[hours[0]].to_pylist(), strict=True))
             hours = hours if len(pairs) >= 3 * num_dates else []
-        clocks = clocks or hours
+        clocks = (
+            clocks or hours or [n for n in texts if _OF_DAY.search(n) if steps_of_day(texts[n])]
+        )
         if len(clocks) > 1:  # a start and an end
             clocks = list(filter(_START.search, clocks))[:1]
         is_repeated = num_dates < len(texts[date])
@@ -423,6 +430,13 @@ def are_month_names(texts: pa.Array) -> bool:
 def are_weeks(texts: pa.Array) -> bool:
     """Returns whether texts are numbers up to 53 and more than days of a month."""
     return _are_numbers(texts, 1, 53) and pc.max(texts.cast(pa.int64())).as_py() > 31
+
+
+def steps_of_day(texts: pa.Array) -> int:
+    """Returns how many half-hours, quarters of an hour or 5 minutes a day has if texts number
+    these; else 0."""
+    most = pc.max(texts.cast(pa.int64())).as_py() if _are_numbers(texts, 0, 300) else 0
+    return next((n for n in (48, 96, 288) if 23 * n <= 24 * most <= 25 * n), 0)
 
 
 def _are_numbers(texts: pa.Array, low: int, high: int) -> bool:

@@ -19,6 +19,7 @@ from fastlstm.forecast.data.time_text import (
     finding_of_format,
     has_late_times,
     hint_for_time,
+    is_like_time,
     micro_of_floats,
     read_times,
     starts_of,
@@ -85,6 +86,7 @@ class TimeReader:
     Attributes:
         time_zone: of the times, or None.
         has_clock: times are dates and times; else whole numbers.
+        skipped: rows without any value at times that the clocks of the zone skip.
     """
 
     def __init__(self, name: str, origin: str, options: ReadOptions) -> None:
@@ -99,6 +101,7 @@ class TimeReader:
         self._low, self._high = _INT64.max, _INT64.min
         self._date_formats = list(_DATE_FORMATS)
         self.time_zone: str | None = None
+        self.skipped: list[int] = []
 
     @property
     def has_clock(self) -> bool:
@@ -260,6 +263,7 @@ class TimeReader:
                 f"{self._where}: row {row} has {value}, which the clocks of {self._zone} skip when"
                 " summer time begins; leave out `tz` if the times are UTC"
             )
+        self.skipped += (first_row + skipped).tolist()
         is_twice = pc.not_equal(early, late).to_numpy(zero_copy_only=False)
         if not is_twice.any():
             return early
@@ -323,6 +327,8 @@ class TimeReader:
             hint, found = hint_for_time(str(value), column)
             if self._format is not None:
                 hint, found = f"expected the format of `time_format={self._format!r}`", []
+            if row and str(value)[:1].isalpha() and not is_like_time(str(value)):
+                hint, found = "remove such rows, as subtotals are, from the file", []
             raise CurableError(
                 f"{self._where} cannot be read: row {first_row + row + 1} has {value!r:.60};"
                 f" {hint}",
