@@ -366,8 +366,9 @@ FIT: list[dict[str, Any]] = [
     {"event": "step", "step": 7, "progress": 0.5, "loss": 0.3},
     {"event": "message", "level": "info", "text": "720 rows"},
     {"event": "eval", "step": 7, "split": "valid", "loss": 0.2, "is_best": True},
-    {"event": "end", "reason": "7 steps", "step": 7, "run": None, "best_step": 7},
-]
+    {"event": "end", "reason": "7 steps", "step": 7, "run": None, "best_step": 7,
+     "best_loss": 0.2, "elapsed_s": 9.0},
+]  # fmt: skip
 
 
 def fit_with(verbose: bool | None, stream: Any, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -378,13 +379,20 @@ def fit_with(verbose: bool | None, stream: Any, monkeypatch: pytest.MonkeyPatch)
     return str(stream.getvalue())
 
 
-def test_a_fit_shows_a_live_line_in_a_terminal_and_removes_it(
+def test_a_fit_shows_a_live_line_in_a_terminal_and_leaves_its_end(
     terminal: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown = fit_with(None, terminal, monkeypatch)
     assert "50%" in shown
-    assert "\n" not in shown
-    assert shown_rows(shown) == [""]
+    assert shown_rows(shown) == ["7 steps, 0.2000 validation loss at step 7, 0:09", ""]
+
+
+def test_the_live_line_of_a_fit_has_the_last_validation_figure(terminal: Any) -> None:
+    output = LiveOutput(terminal, is_brief=True)
+    for event in (FIT[0], FIT[3], FIT[1]):
+        output(event)
+    (line,) = shown_rows(terminal.getvalue())
+    assert line.endswith("loss 0.300  validation 0.2000 loss")
 
 
 @pytest.mark.parametrize(("verbose", "is_seen"), [(None, False), (False, False), (True, True)])

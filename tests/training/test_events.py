@@ -50,7 +50,7 @@ def test_a_step_counts_units_epochs_and_the_time_that_is_left() -> None:
     trainer = trainer_of(LinearTask())
     trainer.progress.step, trainer.progress.tokens = 5, 40
     trainer.meter.add_step(loss=2.0, norm=1.0, units=ROWS, seconds=0.5)
-    trainer.meter.add_evaluation(3.0, 16)
+    trainer.meter.add_evaluation(3.0, 3.0 / 16)
     event = step_event(trainer, 0.02, 2)
     assert (event["step"], event["units"], event["epoch"]) == (5, 40, 5 / STEPS_PER_EPOCH)
     assert (event["lr"], event["loss"], event["progress"]) == (0.02, 2.0, 0.5)
@@ -85,7 +85,7 @@ def test_the_seconds_of_a_unit_come_from_steps_until_an_evaluation_is_timed() ->
     for _ in range(10):
         meter.add_step(loss=1.0, norm=1.0, units=2, seconds=1.5)
     assert meter.unit_s == pytest.approx(1.5 / 3 / 2)
-    meter.add_evaluation(seconds=4.0, units=100)
+    meter.add_evaluation(seconds=4.0, unit_s=0.04)
     assert meter.unit_s == pytest.approx(0.04)
 
 

@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from fastlstm.errors import BudgetError, CorruptFileError, Stopped
+from fastlstm.runs.events import Event
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.training import trainer as trainer_module
-from fastlstm.training.callbacks import RiseStopping
+from fastlstm.training.callbacks import Callback, RiseStopping
 from fastlstm.training.checkpoint import MemorySnapshots, RunSnapshots, find_checkpoint
 from fastlstm.training.events import ThroughputMeter
+from fastlstm.training.task import Score
 from fastlstm.training.trainer import Trainer
 from linear_task import ROWS, LinearTask, of_kind, trainer_of
 
@@ -248,3 +250,23 @@ def test_a_ceiling_that_steps_exceed_is_measured_again(monkeypatch: pytest.Monke
         torch.set_num_threads(1)
         trainer.fit()
         assert doubted == expected
+
+
+def test_what_callbacks_take_is_no_scoring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time to reserve for the end of a budget is that of scoring, not of a slow callback."""
+    now_s = [0.0]
+    monkeypatch.setattr(trainer_module.time, "perf_counter", lambda: now_s[0])
+
+    class Slow(Callback):
+        def on_evaluate(self, trainer: Trainer, metrics: Event) -> None:
+            now_s[0] += 5.0
+
+    class Task(LinearTask):
+        def score(self, limit: int, sums: torch.Tensor, seconds: float) -> Score:
+            now_s[0] += 0.5
+            return super().score(limit, sums, seconds)
+
+    trainer = trainer_of(Task(), callbacks=[Slow()])
+    assert trainer.evaluate()
+    assert trainer.meter.evaluation_s == pytest.approx(5.5)
+    assert trainer.meter.unit_s * trainer.task.num_valid == pytest.approx(0.5)

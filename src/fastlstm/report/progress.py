@@ -220,13 +220,14 @@ class PlainOutput(LineOutput):
 class LiveOutput(PlainOutput):
     """One line that is redrawn in place; evaluations, samples and notes scroll above it.
 
-    `is_brief` shows the live line only.
+    `is_brief` shows the live line only, with the last validation figure; the end of the run stays.
     """
 
     def __init__(self, stream: TextIO, is_brief: bool = False) -> None:
         super().__init__(stream)
         self.style, self._is_brief = style_for(stream), is_brief
         self._live = ""
+        self._valid: list[LinePart] = []
 
     def close(self) -> None:
         self._draw("")
@@ -271,11 +272,13 @@ class LiveOutput(PlainOutput):
         self._draw("" if is_over else bar + clip(text, columns() - 22))
 
     def _on_step(self, event: Event) -> None:
-        parts = step_parts(event, unit_of(self.start))
+        parts = [*step_parts(event, unit_of(self.start)), *self._valid]
         self._draw(live_line(parts, number(event, "progress"), columns(), self.style, self._bar))
 
     def _on_eval(self, event: Event) -> None:
         step, split, *figures = words.eval_parts(event)
+        if self._is_brief and figures:
+            self._valid = [LinePart(figures[0], f"{split} {{}}", "valid {}", 3)]
         elapsed = number(event, "elapsed_s")
         parts = [(step.ljust(12), "dim"), (split.ljust(10), "")]
         parts += [(text, "dim") for text in figures]
@@ -298,6 +301,17 @@ class LiveOutput(PlainOutput):
     def _on_checkpoint(self, event: Event) -> None:
         """Checkpoints are too frequent to be shown on a terminal."""
 
+    def _on_end(self, event: Event) -> None:
+        super()._on_end(event)
+        if self._is_brief:
+            self._draw(clip(self._end_line(event), columns() - 1) + "\n")
+            self._live = ""
+
+    def _end_line(self, event: Event) -> str:
+        best = dict(words.end_rows(event, self.start)).get("best", "")
+        time = clock(number(event, "elapsed_s") or 0.0)
+        return words.joined(text_of(event, "reason"), best, time)
+
     def _bar(self, share: float, width: int) -> str:
         filled = round(max(0.0, min(1.0, share)) * width)
         done, todo = self.glyphs.done * filled, self.glyphs.todo * (width - filled)
@@ -317,10 +331,8 @@ class NotebookOutput(LiveOutput):
         self._shown: Any = None
 
     def _on_end(self, event: Event) -> None:
-        super()._on_end(event)
-        best = dict(words.end_rows(event, self.start)).get("best", "")
-        time = clock(number(event, "elapsed_s") or 0.0)
-        self._draw(words.joined(text_of(event, "reason"), best, time))
+        PlainOutput._on_end(self, event)
+        self._draw(self._end_line(event))
         self._live = ""  # stays when the output is closed
 
     def _draw(self, line: str) -> None:

@@ -230,7 +230,7 @@ class ThroughputMeter:
     def __init__(self, task: Task, ceiling_gflops: float) -> None:
         self._task, self._ceiling_gflops = task, ceiling_gflops
         self.evaluation_s, self.save_s, self.seconds_per_step = 0.0, 0.5, 0.0
-        self._scored, self._wait_s, self.is_ceiling_wrong = 0, 0.0, False
+        self._unit_s, self._wait_s, self.is_ceiling_wrong = 0.0, 0.0, False
         self._clear()
 
     def _clear(self) -> None:
@@ -241,8 +241,8 @@ class ThroughputMeter:
     @property
     def unit_s(self) -> float:
         """Returns the seconds of scoring a validation unit; an estimate before an evaluation."""
-        if self._scored:
-            return self.evaluation_s / self._scored
+        if self._unit_s:
+            return self._unit_s
         return self._task.forward_share * self.seconds_per_step / self._task.step_units
 
     def add_step(self, loss: float, norm: float, units: int, seconds: float) -> None:
@@ -255,9 +255,9 @@ class ThroughputMeter:
         mean = self.seconds_per_step
         self.seconds_per_step = seconds if not mean else 0.9 * mean + 0.1 * seconds
 
-    def add_evaluation(self, seconds: float, units: int) -> None:
-        """Records an evaluation."""
-        self.evaluation_s, self._scored = seconds, units
+    def add_evaluation(self, seconds: float, unit_s: float) -> None:
+        """Records an evaluation, with callbacks, and the seconds of scoring a unit."""
+        self.evaluation_s, self._unit_s = seconds, unit_s
 
     def log_due(self, every: int | None, step: int) -> bool:
         """Returns whether to emit a `step` event: each `every` steps, or once a second."""

@@ -512,7 +512,7 @@ class Trainer:
             score = self.score(progress.scored)
             is_finite, culprit = math.isfinite(score.loss), ""
             if is_finite:
-                self._record(score, started)
+                unit_s = self._record(score, started) / max(score.num_units, 1)
             else:
                 culprit = f"validation loss (weight {bad_weight(self.model)})"
         seconds = time.perf_counter() - started
@@ -520,7 +520,7 @@ class Trainer:
         if not is_finite:  # after the block, in which the model holds the averaged weights
             self.roll_back(culprit)
             return False
-        self.meter.add_evaluation(seconds, score.num_units)
+        self.meter.add_evaluation(seconds, unit_s)
         return True
 
     def score(self, limit: int) -> Score:
@@ -559,8 +559,8 @@ class Trainer:
         halves = blocks[:middle], blocks[middle:]
         return torch.cat([self._sums(limit, half, None) for half in halves])
 
-    def _record(self, score: Score, started: float) -> None:
-        """Records an evaluation while the model holds the evaluated weights."""
+    def _record(self, score: Score, started: float) -> float:
+        """Records an evaluation while the model holds its weights; returns seconds of scoring."""
         progress, seconds = self.progress, time.perf_counter() - started
         is_accepted = bool(self.world.decided(not self.callbacks.refusing())[0])
         if not is_accepted and progress.best_step < progress.step:  # else a roll-back kept it
@@ -592,3 +592,4 @@ class Trainer:
         }
         self._last_event = self.callbacks.evaluate(event)
         self.emit(self._last_event)
+        return seconds
