@@ -344,12 +344,46 @@ int compare_projections(const Kernels& kernel) {
   return wrong;
 }
 
+// The relative norm of the difference of what two instruction sets computed; 0 where the layout is
+// that of one of them.
+double difference(const Named& own, const Named& other) {
+  const std::string name(own.name);
+  if (name.rfind("packed", 0) == 0 || name == "cells") return 0.0;
+  double off = 0.0, size = 1e-12;
+  const auto value = [&](const Named& it, int64_t k) {
+    if (!it.is_bf16) return it.value.get<float>()[k];
+    const uint32_t bits = uint32_t{it.value.get<uint16_t>()[k]} << 16;
+    float x;
+    std::memcpy(&x, &bits, sizeof x);
+    return x;
+  };
+  for (int64_t k = 0; k < own.value.size() / (own.is_bf16 ? 2 : 4); ++k) {
+    const double x = value(own, k), y = value(other, k);
+    off += (x - y) * (x - y);
+    size += y * y;
+  }
+  return std::sqrt(off / size);
+}
+
 // Returns the number of outputs that are wrong.
 int compare(const Kernels& kernel, Shape n, unsigned options) {
   int wrong = 0;
   std::vector<Named> alone;
   for (int threads = 1; threads <= 4; ++threads) {
     std::vector<Named> found = run(kernel, n, options, threads);
+    if (threads == 1) {
+      const std::vector<Named> portable =
+          run(*find_kernels("scalar", kernel.is_bf16), n, options, 1);
+      for (size_t k = 0; k < found.size(); ++k) {
+        const double error = difference(found[k], portable[k]);
+        if (error <= (kernel.is_bf16 ? 0.05 : 1e-4)) continue;
+        ++wrong;
+        std::printf("%s %s T=%d B=%d I=%d H=%d options %u: %s differs by %g from scalar's\n",
+                    kernel.isa, kernel.is_bf16 ? "bf16" : "fp32", static_cast<int>(n.T),
+                    static_cast<int>(n.B), static_cast<int>(n.I), static_cast<int>(n.H), options,
+                    found[k].name, error);
+      }
+    }
     for (size_t k = 0; k < found.size(); ++k) {
       const Named& it = found[k];
       const auto bytes = static_cast<size_t>(it.value.size());
@@ -370,7 +404,7 @@ int compare(const Kernels& kernel, Shape n, unsigned options) {
 int run_all() {
   const std::string widest = choose_isa(record_cpuid());  // also asks Linux for AMX
   std::vector<const Kernels*> kernels;
-  for (const char* isa : {"scalar", "avx2", "avx512", "avx512_bf16", "amx_bf16"}) {
+  for (const char* isa : {"scalar", "neon", "avx2", "avx512", "avx512_bf16", "amx_bf16"}) {
     for (const bool is_bf16 : {false, true}) {
       const Kernels* found = find_kernels(isa, is_bf16);
       if (found != nullptr && isa == std::string(found->isa)) kernels.push_back(found);

@@ -2,6 +2,7 @@
 # Builds the kernels and the programs here without Python, once per sanitizer, and runs them.
 #
 # usage: tests/native/sanitize.sh [address,undefined | thread | none]...
+# For another CPU: CXX=aarch64-linux-gnu-g++ RUN="qemu-aarch64 -L /usr/aarch64-linux-gnu" … none
 set -eu
 cd "$(dirname "$0")/../.."
 csrc=src/fastlstm/csrc
@@ -19,7 +20,8 @@ amx_bf16="$avx512_bf16 -mamx-tile -mamx-bf16 -mamx-int8"
 
 isas=
 definitions=
-for isa in avx2 avx512 avx512_vnni avx512_bf16 amx_bf16; do
+case $($CXX -dumpmachine) in aarch64*) sets=neon; neon=;; *) sets="avx2 avx512 avx512_vnni avx512_bf16 amx_bf16";; esac
+for isa in $sets; do
   eval "flags=\$$isa"
   if $CXX $flags -x c++ -c /dev/null -o "$folder/probe.o" 2>"$folder/probe.txt"; then
     isas="$isas $isa"
@@ -45,6 +47,6 @@ for sanitizer; do
   echo "-fsanitize=$sanitizer:"
   for program in sanitize sanitize_decode sanitize_windows; do
     $CXX $common -I$csrc "tests/native/$program.cpp" "$folder"/*.o -o "$folder/$program" -pthread -ldl
-    TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1} "$folder/$program"
+    TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1} ${RUN:-} "$folder/$program"
   done
 done

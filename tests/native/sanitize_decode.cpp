@@ -311,7 +311,7 @@ int run_all() {
   if (num_taken < kTampered / 100) return 1;              // what is taken is to reach the kernels
   const std::string widest = choose_isa(record_cpuid());  // also asks Linux for AMX
   int cases = 0, wrong = 0;
-  for (const char* isa : {"scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx_bf16"}) {
+  for (const char* isa : {"scalar", "neon", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx_bf16"}) {
     if (std::string(isa) == "avx512_vnni" && widest == "avx512") continue;
     for (const auto format :
          {WeightFormat::fp32, WeightFormat::bf16, WeightFormat::int8, WeightFormat::int4}) {

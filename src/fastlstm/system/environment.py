@@ -35,6 +35,7 @@ An empty variable counts as not set. fastlstm sets these variables unless they a
 from __future__ import annotations
 
 import os
+import platform
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -46,8 +47,10 @@ _SHOWN = re.compile(
     r"(?:FASTLSTM|OMP|GOMP|KMP|MKL|ONEDNN|DNNL|ATEN|TORCH|PYTORCH|CUDA|CUDNN|NVIDIA|MALLOC)_"
     r"|(?:KERAS_BACKEND|LD_PRELOAD|XDG_CACHE_HOME|RANK|WORLD_SIZE)$"
 )
-ISA_NAMES = ("scalar", "avx2", "avx512", "avx512_bf16", "amx_bf16")
-"""Narrow to wide; each includes all before it."""
+_IS_ARM = platform.machine().lower() in ("aarch64", "arm64")
+_X86_NAMES = ("avx2", "avx512", "avx512_bf16", "amx_bf16")
+ISA_NAMES = ("scalar", *(("neon",) if _IS_ARM else _X86_NAMES))
+"""Narrow to wide, of this kind of CPU; each includes all before it."""
 _BF16_LIMITS = ("AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX10_1_512")
 """Values of ``ONEDNN_MAX_CPU_ISA`` with bf16 instructions, but no AMX."""
 

@@ -8,6 +8,10 @@ const DecodeKernels& decode_fp32__scalar();
 const DecodeKernels& decode_bf16__scalar();
 const DecodeKernels& decode_int8__scalar();
 const DecodeKernels& decode_int4__scalar();
+const DecodeKernels& decode_fp32__neon();
+const DecodeKernels& decode_bf16__neon();
+const DecodeKernels& decode_int8__neon();
+const DecodeKernels& decode_int4__neon();
 const DecodeKernels& decode_fp32__avx2();
 const DecodeKernels& decode_bf16__avx2();
 const DecodeKernels& decode_int8__avx2();
@@ -63,6 +67,12 @@ const DecodeKernels* find_decode_kernels(const char* name, WeightFormat format) 
   if (isa == "avx2") {
     return chosen(format, decode_fp32__avx2, decode_bf16__avx2, decode_int8__avx2,
                   decode_int4__avx2);
+  }
+#endif
+#if defined(FASTLSTM_HAS_NEON)
+  if (isa == "neon") {
+    return chosen(format, decode_fp32__neon, decode_bf16__neon, decode_int8__neon,
+                  decode_int4__neon);
   }
 #endif
   if (isa == "scalar") {

@@ -129,6 +129,9 @@ std::vector<std::string> usable_features(const CpuidRecord& r) {
 }
 
 std::string choose_isa(const CpuidRecord& record) {
+#if defined(__aarch64__)  // a part of every such CPU
+  return record.max_leaf == 0 ? "neon" : "scalar";
+#endif
   const std::vector<std::string> features = usable_features(record);
   const auto has = [&](const char* name) {
     return std::find(features.begin(), features.end(), name) != features.end();

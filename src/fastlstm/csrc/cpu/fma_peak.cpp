@@ -31,6 +31,9 @@ double run_together(int threads, const std::function<void(int)>& body) {
 std::vector<PeakKernel> peak_kernels(const std::string& isa) {
   const std::vector<PeakKernel> built{
       fma_peak_f32__scalar(),
+#if defined(FASTLSTM_HAS_NEON)
+      fma_peak_f32__neon(),
+#endif
 #if defined(FASTLSTM_HAS_AVX2)
       fma_peak_f32__avx2(),
 #endif
@@ -44,7 +47,7 @@ std::vector<PeakKernel> peak_kernels(const std::string& isa) {
       fma_peak_bf16__amx_bf16(),
 #endif
   };
-  constexpr const char* kOrder[] = {"scalar", "avx2", "avx512", "avx512_bf16", "amx_bf16"};
+  constexpr const char* kOrder[] = {"scalar", "neon", "avx2", "avx512", "avx512_bf16", "amx_bf16"};
   const auto rank = [&](const std::string& name) {
     return std::find(std::begin(kOrder), std::end(kOrder), name) - std::begin(kOrder);
   };

@@ -72,7 +72,7 @@ FASTLSTM_INLINE Left<Element> plain(const Element* rows, int64_t stride, int64_t
   return {rows, stride, inner, 0};
 }
 
-// Sums in vector registers: 6 rows x 4 strips of 32 AVX-512 registers; of 16 others 6 x 2 in two
+// Sums in vector registers: 6 rows x 4 strips of 32 registers; of 16 others 6 x 2 in two
 // passes, so that strips from the second-level cache are read for six rows at once, or 3 x 4.
 template <typename Format>
 struct VectorEngine {
@@ -140,9 +140,9 @@ struct VectorEngine {
   }
 
   template <int kRow>
-  static constexpr int kPass = kRow == 1                   ? kRowStrips
-                               : kLanes == 16 || kRow <= 3 ? kStrips
-                                                           : 2;
+  static constexpr int kPass = kRow == 1                      ? kRowStrips
+                               : kHas32Registers || kRow <= 3 ? kStrips
+                                                              : 2;
 
   template <int kRow>
   static FASTLSTM_INLINE void by_rows(Left<Element> a, int rows, const Element* b,

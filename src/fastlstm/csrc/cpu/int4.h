@@ -119,7 +119,7 @@ class Int4Engine {
 #endif
   // Of a block. Registers of sums in float and in whole numbers: 12 + 12 of 32 (with pairs in 16
   // bits 8 + 16), or 4 + 8 of 16.
-  static constexpr int kRows = kHasVnni ? 3 : kLanes == 16 ? 2 : 1;
+  static constexpr int kRows = kHasVnni ? 3 : kHas32Registers ? 2 : 1;
 
   int32_t* offsets = nullptr;  // (rows, groups) scratch: what the weights' offset 8 adds to sums
 

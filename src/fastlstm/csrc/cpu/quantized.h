@@ -42,6 +42,13 @@ FASTLSTM_INLINE Words add_pairs(Words sum, Words a, Words b) {
 FASTLSTM_INLINE Words add_pairs(Words sum, Words a, Words b) {
   return sum + bits_of<Words>(_mm256_madd_epi16(bits_of<__m256i>(a), bits_of<__m256i>(b)));
 }
+#elif defined(__aarch64__) && FASTLSTM_LANES == 4
+// Products of a byte and a signed one fit 16 bits.
+FASTLSTM_INLINE Words add_pairs(Words sum, Words a, Words b) {
+  using Shorts = int16_t __attribute__((vector_size(kLanes * 4)));
+  const Shorts products = bits_of<Shorts>(a) * bits_of<Shorts>(b);
+  return bits_of<Words>(vpadalq_s16(bits_of<int32x4_t>(sum), bits_of<int16x8_t>(products)));
+}
 #else
 // sum + a.low * b.low + a.high * b.high of signed halves
 FASTLSTM_INLINE Words add_pairs(Words sum, Words a, Words b) {
@@ -67,7 +74,7 @@ FASTLSTM_INLINE Words dot_quads(Words sum, Words a, Words b) {
 // Rows of activations against four strips that stand side by side: [inner / 4][strip][lane][4].
 struct QuantizedEngine {
   using Element = uint8_t;
-  static constexpr int kRows = kLanes == 16 ? 6 : 3;
+  static constexpr int kRows = kHas32Registers ? 6 : 3;
 
   static void block(const uint8_t* a, int64_t stride, int rows, const uint8_t* b, int64_t inner,
                     int32_t* out) {

@@ -12,6 +12,8 @@
 #include <immintrin.h>
 #elif defined(__x86_64__)
 #include <emmintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #define FASTLSTM_INLINE inline __attribute__((always_inline))
@@ -19,6 +21,11 @@
 namespace fastlstm::FASTLSTM_ISA {
 
 inline constexpr int kLanes = FASTLSTM_LANES;
+#if defined(__AVX512F__) || (defined(__aarch64__) && FASTLSTM_LANES == 4)
+inline constexpr bool kHas32Registers = true;  // of one vector each
+#else
+inline constexpr bool kHas32Registers = false;
+#endif
 
 using Vec = float __attribute__((vector_size(kLanes * 4)));
 using Words = uint32_t __attribute__((vector_size(kLanes * 4)));
@@ -182,6 +189,15 @@ class FlushDenormals {
 
  private:
   unsigned before_;
+#elif defined(__aarch64__)
+  FlushDenormals() {
+    __asm__ volatile("mrs %0, fpcr" : "=r"(before_));
+    __asm__ volatile("msr fpcr, %0" : : "r"(before_ | uint64_t{1} << 24));
+  }
+  ~FlushDenormals() { __asm__ volatile("msr fpcr, %0" : : "r"(before_)); }
+
+ private:
+  uint64_t before_;
 #endif
 };
 

@@ -17,6 +17,7 @@ from fastlstm.system import environment, hardware
 
 _UNITS = {
     "scalar": "portable code",
+    "neon": "NEON",
     "avx2": "AVX2",
     "avx512": "AVX-512",
     "avx512_bf16": "AVX512-BF16",
