@@ -79,6 +79,14 @@ def test_every_option_of_training_is_a_parameter(kind: Any, config: Any) -> None
     assert parameters == {**vars(config()), **extra, **chosen}
 
 
+def test_a_warning_of_a_fit_names_the_line_that_called_it() -> None:
+    inside: dict[str, Any] = {"__name__": "fastlstm.training.trainer", "show": show_warning}
+    exec("def fit():\n    show({'event': 'message', 'level': 'warning', 'text': 'slow'})", inside)
+    with pytest.warns(UserWarning, match="slow") as found:
+        inside["fit"]()
+    assert found[0].filename == __file__
+
+
 def test_only_warnings_are_shown() -> None:
     with pytest.warns(UserWarning, match="two threads"):
         show_warning({"event": "message", "level": "warning", "text": "two threads"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import sys
 import warnings
 from collections.abc import Mapping
 from typing import Any, ClassVar, Generic, Self, TypeVar, get_type_hints
@@ -106,6 +107,11 @@ def signature_of(
 
 
 def show_warning(event: Mapping[str, Any]) -> None:
-    """Passes a warning from training to Python's warnings."""
+    """Passes a warning from training to Python's warnings, at the line that called fastlstm."""
     if event["event"] == "message" and event["level"] == "warning":
-        warnings.warn(event["text"], stacklevel=2)
+        level, frame = 2, sys._getframe(1)
+        while frame.f_globals.get("__name__", "").startswith(("fastlstm.", "contextlib")):
+            if frame.f_back is None:
+                break
+            level, frame = level + 1, frame.f_back
+        warnings.warn(event["text"], stacklevel=level)

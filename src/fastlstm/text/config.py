@@ -127,7 +127,8 @@ class TrainConfig(TrainingOptions, CellOptions):
             for BPE, else tokens.
         valid: validation text, in any form that SOURCE takes; default is a share of SOURCE. If a
             text is given, that share is added to the training split.
-        test: test text, scored with the best model at the end; default is a share of SOURCE.
+        test: test text, scored with the best model at the end; default is a share of SOURCE,
+            which `evaluate` scores.
         cache_dir: cache of encoded texts (default ~/.cache/fastlstm).
         preset: model size. Without a given size, a run with a budget chooses size, one or two
             layers, batch and optimizer by timing steps; other runs are small.
