@@ -151,7 +151,8 @@ def test_a_forecaster_that_naive_forecasts_beat_has_a_warning(
 def test_next_commands() -> None:
     commands = lines.next_commands(END, START)
     assert commands == [
-        "fastlstm generate 'runs/a book' --length 500", "fastlstm evaluate 'runs/a book' TEXT",
+        "fastlstm generate 'runs/a book' --length 500",
+        "fastlstm evaluate 'runs/a book' OTHER_TEXT",
         "fastlstm info 'runs/a book'",
     ]  # fmt: skip
     stopped = {**END, "reason": "stopped by SIGINT", "best_step": -1, "tensorboard": "a b"}

@@ -13,7 +13,7 @@ from fastlstm.text import size_plan
 from fastlstm.text.config import TrainConfig
 from fastlstm.text.data.sources import open_source
 from fastlstm.text.data.text import prepare_text
-from fastlstm.text.size_plan import SizeCandidate, SizePlan, can_choose_size, step_seconds
+from fastlstm.text.size_plan import SizeCandidate, SizePlan, can_choose_size, is_small, step_seconds
 from fastlstm.training.precision import PrecisionChoice
 from recorded_gpu import use_gpu
 
@@ -136,9 +136,13 @@ def test_runs_whose_size_is_not_chosen(change, names):
     assert not can_choose_size(replace(CONFIG, **change), names, CPU, 10**6)
 
 
-def test_short_texts_keep_their_size():
+def test_short_texts_get_a_small_model():
     assert not can_choose_size(CONFIG, {"budget"}, CPU, 10_000)
     assert can_choose_size(CONFIG, {"budget"}, GPU, 10**6)
+    assert is_small(CONFIG, {"budget"}, 10_000)
+    assert not is_small(CONFIG, {"budget"}, 10**6)
+    assert not is_small(CONFIG, {"budget", "rnn_size"}, 10_000)
+    assert not is_small(replace(CONFIG, budget=None, steps=9), {"steps"}, 10_000)
 
 
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch, half_gain: float = 2.0, rows_s: float = 1e-6) -> None:

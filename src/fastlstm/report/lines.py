@@ -481,7 +481,7 @@ def end_notes(end: Event) -> list[str]:
 
 
 _NEXT = {
-    "text": ("fastlstm generate {} --length 500", "fastlstm evaluate {} TEXT"),
+    "text": ("fastlstm generate {} --length 500", "fastlstm evaluate {} OTHER_TEXT"),
     "forecast": ("fastlstm forecast {} DATA --out pred.csv", "fastlstm evaluate {} DATA"),
 }
 
