@@ -138,7 +138,7 @@ build/tools/.made: .venv/.place pyproject.toml
 
 .venv/.made: .venv/.place $(NATIVE)
 	$(PIP) install --quiet --no-compile "$(TORCH)"
-	$(PIP) install --quiet --no-compile --editable ".[bpe,zst,series,serve]"
+	$(PIP) install --quiet --no-compile --editable ".[bpe,zst,serve]"
 	@touch $@
 
 .venv/.dev: .venv/.made

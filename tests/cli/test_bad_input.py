@@ -72,7 +72,7 @@ def test_run_directory_in_use_and_unwritable(capsys, tmp_path):
         assert f"in use by process {os.getpid()}" in train(capsys, text, tmp_path)
     (tmp_path / "file").write_text("")
     line = refused(capsys, "train", text, "--out", tmp_path / "file" / "run", "--steps", 2)
-    assert "choose another `out`" in line
+    assert "choose another `--out`" in line
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_facts_and_kernels_of_this_machine(
     assert main(["doctor"]) == 0
     shown = capsys.readouterr().out
     for part in (
-        "torch ", "threads of torch ", "huge pages ", "fp32, H=512, native", "int8 ", "series (pya",
+        "torch ", "threads of torch ", "huge pages ", "fp32, H=512, native", "int8 ", "serve (",
         "path ~/cache, size 0 B", "FASTLSTM_API_KEY ***", "FASTLSTM_CACHE ~/cache", "advice ",
     ):  # fmt: skip
         assert part in shown
@@ -78,7 +78,7 @@ def test_facts_and_kernels_of_this_machine(
     facts = json.loads(printed)
     assert (facts["cache"]["path"], facts["faults"]) == ("~/cache", [])
     assert facts["instructions"]["used"] == hardware.cpu().isa
-    assert facts["extras"]["series"]["pyarrow"]
+    assert facts["extras"]["serve"]["starlette"]
     assert not any(word in shown + printed for word in ("mary", "open-sesame"))
 
 

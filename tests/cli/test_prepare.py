@@ -64,18 +64,6 @@ def test_bad_usage_is_one_line_and_exit_code_2(
     assert shown.count("\n") == 1
 
 
-def test_without_pyarrow_the_extra_is_named() -> None:
-    code = (
-        "import sys; sys.modules['pyarrow'] = None\n"
-        "from fastlstm.cli.main import main\n"
-        "sys.exit(main(['prepare', 'a.csv']))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "pip install 'fastlstm[series]'" in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
 @pytest.mark.parametrize(
     ("limit", "options", "where"),
     [

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fastlstm.cli.command import Command, Option, Positional, parse, switch
 from fastlstm.cli.output import print_json, table, write_page
 from fastlstm.errors import EXIT_OK
+from fastlstm.report.lines import ceiling_share
 from fastlstm.report.markup import visible
 from fastlstm.report.terminal import clip, clock
 
@@ -58,7 +59,7 @@ def text(result: RunComparison, at: str) -> str:
         point = clock(limit) if at == "seconds" else f"{limit:,.0f} chars"
     rows = [["run", "state", "best", f"at {point}", "time", "units/s", "ceiling"]]
     for one in result.runs:
-        share, rate = one.last.get("ceiling_share"), one.rate
+        share, rate = ceiling_share(one.start, one.rate), one.rate
         quality = [_shown(figure, "{:.4f}") for figure in (one.best, result.figure(one, at))]
         of_ceiling = _shown(None if share is None else 100 * share, "{:.0f}%")
         figures = [*quality, clock(one.seconds), _shown(rate, "{:,.0f}"), of_ceiling]

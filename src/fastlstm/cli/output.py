@@ -80,7 +80,8 @@ def with_flags(text: str) -> str:
         return text
     from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS  # not for `fastlstm --help`
 
-    flags = {option.name: option.flag for option in (*TEXT_OPTIONS, *FORECAST_OPTIONS)}
+    options = (*TEXT_OPTIONS, *FORECAST_OPTIONS)
+    flags = {"out": "--out", **{option.name: option.flag for option in options}}
     return _NAME.sub(lambda name: f"`{flags.get(name[1], name[1])}`", text)
 
 
