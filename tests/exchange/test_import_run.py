@@ -7,6 +7,7 @@ import safetensors.torch
 import torch
 
 import fastlstm
+from fastlstm.cli.main import main
 from fastlstm.errors import ConfigError, DataError, FormatError, RunDirectoryError
 from keras_models import keras, outputs, saved, varied
 
@@ -246,6 +247,28 @@ def test_forecasts_of_several_rows_and_columns(target, tmp_path):
     np.testing.assert_allclose(answers, expected, atol=1e-5)
     found = fastlstm.import_module(path)(torch.as_tensor(VALUES)).detach()
     np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def number_model(tmp_path_factory):
+    """Two LSTM layers and two Dense layers in a file, and the model's answers to `VALUES`."""
+    ends = [layers.LSTM(6), layers.Dense(4, activation="relu"), layers.Dense(2)]
+    model = keras.Sequential([keras.Input((10, 3)), layers.LSTM(5, return_sequences=True), *ends])
+    path = saved(varied(model), tmp_path_factory.mktemp("numbers") / "m.keras")
+    return path, outputs(model, VALUES)
+
+
+def test_an_imported_network_is_not_replaced_by_fit(number_model, tmp_path, capsys):
+    run = fastlstm.import_run(number_model[0], out=tmp_path / "run")
+    model = fastlstm.SequenceRegressor.load(run)
+    with pytest.raises(ConfigError, match=r"would replace .*fastlstm\.import_module"):
+        model.fit(VALUES, number_model[1])
+    np.testing.assert_allclose(model.predict(VALUES), number_model[1], atol=1e-5)
+    np.savez(tmp_path / "new.npz", X=VALUES, y=number_model[1])
+    argv = ["train", tmp_path / "new.npz", "--start", tmp_path / "run", "--out", tmp_path / "new"]
+    assert main([str(word) for word in argv]) == 2
+    ways = "Keras (`fastlstm.keras.accelerate`) or as the torch module of `fastlstm.import_module`"
+    assert ways in capsys.readouterr().err
 
 
 def not_runs():
