@@ -271,6 +271,9 @@ def test_a_module_of_keras_layers_is_exported(number_model, tmp_path):
     for x, expected in ((VALUES, number_model[1]), (VALUES[:1, :3], None)):
         expected = module(torch.as_tensor(x)).detach() if expected is None else expected
         np.testing.assert_allclose(session.run(None, {"x": x})[0], expected, atol=1e-5)
+    report = fastlstm.export(module, example, to="litert", length=6, out=tmp_path / "litert")
+    assert report.inputs[0].shape == ("B", 6, 3)
+    assert report.proof.max_error < 1e-5
     with pytest.raises(ShapeError, match=r"a ndarray, expected .* \(B, T, C\): torch\.as_tensor"):
         module(VALUES)
 

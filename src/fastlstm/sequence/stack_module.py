@@ -92,8 +92,8 @@ class ImportedModel(nn.Module):
             in a Reshape.
 
         Raises:
-            ShapeError: no tensor or another shape; token 0 in a model that masks it and answers at every step;
-                or a sequence of zeros only.
+            ShapeError: no tensor or another shape; token 0 in a model that masks it and answers at
+                every step; or a sequence of zeros only.
         """
         shape = "token ids (B, T)" if self._reads_tokens else "values (B, T, C)"
         if not is_tensor_like(x):
