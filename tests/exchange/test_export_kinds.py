@@ -135,11 +135,19 @@ def test_a_sequence_model(
         (
             "numbers",
             {"to": "litert"},
-            "any number of time steps, .* sequence model's `length`",
+            "any number of time steps, .*: give it as `length`, or export to onnx",
         ),
-        ("numbers", {"to": "onnx", "length": 3}, "is for sequence models that go to litert"),
+        (
+            "numbers",
+            {"to": "onnx", "length": 3},
+            "is for sequence models and modules that go to litert",
+        ),
         ("numbers", {"to": "litert", "length": 0}, "`length=0` is no number of steps"),
-        ("text", {"to": "litert", "length": 3}, "is for sequence models that go to litert"),
+        (
+            "text",
+            {"to": "litert", "length": 3},
+            "is for sequence models and modules that go to litert",
+        ),
         ("numbers", {"to": "keras"}, "Keras files hold text models, and this is a sequence"),
     ],
 )
@@ -274,3 +282,20 @@ def test_a_wrong_label_is_found(sequence_runs: dict[str, Path]) -> None:
 def test_wrong_arguments(tmp_path: Path, model: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         fastlstm.export(model, to="onnx", out=tmp_path / "out", **options)
+
+
+@pytest.mark.parametrize("has_lengths", [False, True])
+def test_a_module_for_litert_has_a_length(tmp_path: Path, has_lengths: bool) -> None:
+    torch.manual_seed(0)
+    lstm, D = fastlstm.LSTM(5, 6, 2, bidirectional=not has_lengths), 1 if has_lengths else 2
+    state = torch.zeros(2 * D, 2, 6), torch.ones(2 * D, 2, 6)
+    example: dict[str, Any] = {"input": torch.zeros(3, 2, 5), "hx": state}
+    example |= {"lengths": [3, 1]} if has_lengths else {}
+    with pytest.raises(ConfigError, match=r"'x' has any .*: give it as `length`"):
+        fastlstm.export(lstm, example, to="litert", out=tmp_path / "out")
+    report = fastlstm.export(
+        lstm, example, to="litert", out=tmp_path / "out", length=4, weights="int8"
+    )
+    assert [value.shape for value in report.inputs[:2]] == [(4, "B", 5), (2 * D, "B", 6)]
+    assert report.proof is not None
+    assert report.proof.figures["max_error_without_rounding"] < 1e-5

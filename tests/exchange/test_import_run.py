@@ -2,12 +2,14 @@ import json
 import shutil
 
 import numpy as np
+import onnxruntime
 import pytest
 import safetensors.torch
 import torch
 
 import fastlstm
-from fastlstm.errors import ConfigError, DataError, FormatError, RunDirectoryError
+from fastlstm.cli.main import main
+from fastlstm.errors import ConfigError, DataError, FormatError, RunDirectoryError, ShapeError
 from keras_models import keras, outputs, saved, varied
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -244,8 +246,57 @@ def test_forecasts_of_several_rows_and_columns(target, tmp_path):
     expected = outputs(model, VALUES)
     answers = fastlstm.SequenceRegressor.load(run).predict(VALUES).reshape(-1, 4, 3)
     np.testing.assert_allclose(answers, expected, atol=1e-5)
-    found = fastlstm.import_module(path)(torch.as_tensor(VALUES)).detach()
+    module = fastlstm.import_module(path)
+    found = module(torch.as_tensor(VALUES)).detach()
     np.testing.assert_allclose(found, expected, atol=1e-5)
+    report = fastlstm.export(module, torch.as_tensor(VALUES), to="torch", out=tmp_path / "torch")
+    assert report.outputs[0].shape == ("B", 4, 3)
+
+
+@pytest.fixture(scope="module")
+def number_model(tmp_path_factory):
+    """Two LSTM layers and two Dense layers in a file, and the model's answers to `VALUES`."""
+    ends = [layers.LSTM(6), layers.Dense(4, activation="relu"), layers.Dense(2)]
+    model = keras.Sequential([keras.Input((10, 3)), layers.LSTM(5, return_sequences=True), *ends])
+    path = saved(varied(model), tmp_path_factory.mktemp("numbers") / "m.keras")
+    return path, outputs(model, VALUES)
+
+
+def test_a_module_of_keras_layers_is_exported(number_model, tmp_path):
+    module = fastlstm.import_module(number_model[0])
+    example = torch.as_tensor(VALUES)
+    report = fastlstm.export(module, example, to="onnx", out=tmp_path / "onnx")
+    assert report.proof.max_error < 1e-5
+    session = onnxruntime.InferenceSession(tmp_path / "onnx/model.onnx")
+    for x, expected in ((VALUES, number_model[1]), (VALUES[:1, :3], None)):
+        expected = module(torch.as_tensor(x)).detach() if expected is None else expected
+        np.testing.assert_allclose(session.run(None, {"x": x})[0], expected, atol=1e-5)
+    report = fastlstm.export(module, example, to="litert", length=6, out=tmp_path / "litert")
+    assert report.inputs[0].shape == ("B", 6, 3)
+    assert report.proof.max_error < 1e-5
+    with pytest.raises(ShapeError, match=r"a ndarray, expected .* \(B, T, C\): torch\.as_tensor"):
+        module(VALUES)
+
+
+def test_info_counts_the_layers_of_an_imported_model_once(number_model, tmp_path, capsys):
+    run = fastlstm.import_run(number_model[0], out=tmp_path / "run")
+    assert main(["info", str(run.path)]) == 0
+    shown = capsys.readouterr().out
+    assert "LSTM, LSTM, Dense, relu, Dense\n" in shown
+    assert "1 LSTM layer" not in shown
+
+
+def test_an_imported_network_is_not_replaced_by_fit(number_model, tmp_path, capsys):
+    run = fastlstm.import_run(number_model[0], out=tmp_path / "run")
+    model = fastlstm.SequenceRegressor.load(run)
+    with pytest.raises(ConfigError, match=r"would replace .*fastlstm\.import_module"):
+        model.fit(VALUES, number_model[1])
+    np.testing.assert_allclose(model.predict(VALUES), number_model[1], atol=1e-5)
+    np.savez(tmp_path / "new.npz", X=VALUES, y=number_model[1])
+    argv = ["train", tmp_path / "new.npz", "--start", tmp_path / "run", "--out", tmp_path / "new"]
+    assert main([str(word) for word in argv]) == 2
+    ways = "Keras (`fastlstm.keras.accelerate`) or as the torch module of `fastlstm.import_module`"
+    assert ways in capsys.readouterr().err
 
 
 def not_runs():

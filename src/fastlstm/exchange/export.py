@@ -222,8 +222,8 @@ def export(
         out: directory to write; it must not exist yet.
         weights: "fp32", "fp16" or "int8"; default is the run's format, fp32 for an int4 run.
         step: a text model reads one token per call, without a time axis.
-        length: steps of the longest sequence, for a sequence model in "litert"; shorter sequences
-            are padded at the end.
+        length: steps of the longest sequence, for a sequence model or module in "litert"; shorter
+            sequences are padded at the end. A module without `lengths` reads exactly so many.
         quantiles: levels of a forecaster; default 0.025, 0.1, 0.5, 0.9 and 0.975. A distribution
             has its parameters as outputs instead.
         check_text: text for the comparison; default is the run's validation part.
@@ -303,9 +303,10 @@ def _set_form(source: ExportSource, to: str, step: bool, length: int | None) -> 
         raise ConfigError(
             f"Keras files hold text models, and this is a {source.kind}; export it to onnx"
         )
-    if length is not None and (source.kind != "sequence" or target.has_loops):
+    if length is not None and (source.kind not in ("sequence", "module") or target.has_loops):
         raise ConfigError(
-            f"`length={length!r}` is for sequence models that go to litert; leave it out"
+            f"`length={length!r}` is for sequence models and modules that go to litert; leave it"
+            " out"
         )
     if length is not None and not (is_whole(length) and length > 0):
         raise ConfigError(f"`length={length!r}` is no number of steps, expected 1 or more")

@@ -63,7 +63,7 @@ def write_litert(graph: Graph) -> bytes:
         if "T" in value.shape:
             raise ConfigError(
                 f"input '{value.name}' has any number of time steps, and a LiteRT model has a"
-                " fixed number; give a sequence model's `length`, or export to onnx"
+                " fixed number: give it as `length`, or export to onnx"
             )
     return _LiteRtWriter(composed(graph, _COMPOSED)).file()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,11 @@ class ModuleSource(ExportSource):
         super().__init__(weight_format)
         self._given = copy.deepcopy(module).cpu().float().eval(), example
         self._module, self._weights = rounded_network(self._given[0], weight_format)
-        self._graph = module_graph(self._module, example, self._weights)
         self._arguments = _arguments_of(self._module, example)
+
+    @cached_property
+    def _graph(self) -> Graph:
+        return module_graph(self._module, self._given[1], self._weights, self.length)
 
     def graph(self) -> Graph:
         return self._graph
@@ -43,12 +47,12 @@ class ModuleSource(ExportSource):
         """Yields random inputs; integers that no embedding reads are drawn from the example."""
         flat = _flat(self._arguments.values())
         for sizes in SHAPES:
-            rng = np.random.default_rng(sizes["T"])
+            rng, T = np.random.default_rng(sizes["T"]), self.length or sizes["T"]
             inputs: dict[str, NDArray[Any]] = {}
             for value, example in zip(self._graph.inputs, flat, strict=True):
                 shape = [sizes[n] if isinstance(n, str) else n for n in value.shape]
                 if value.name == "lengths":
-                    inputs[value.name] = rng.integers(0, sizes["T"] + 1, shape, dtype=np.int32)
+                    inputs[value.name] = rng.integers(0, T + 1, shape, dtype=np.int32)
                 elif value.dtype == "int32":
                     known = self._tokens(value, example)
                     inputs[value.name] = rng.choice(known, shape).astype(np.int32)
@@ -96,7 +100,10 @@ def _flat(values: Any) -> list[Tensor]:
 
 
 def module_graph(
-    module: nn.Module, example: Any, weights: Mapping[str, Any] | None = None
+    module: nn.Module,
+    example: Any,
+    weights: Mapping[str, Any] | None = None,
+    length: int | None = None,
 ) -> Graph:
     """Returns the graph of a module in evaluation.
 
@@ -110,6 +117,7 @@ def module_graph(
         example: the argument of a call, a tuple of arguments, or a dict of them by name; types,
             numbers of axes and fixed lengths count.
         weights: arrays in place of the module's parameters, by name.
+        length: T; default: any number.
 
     Raises:
         ConfigError: an example that does not fit, or a call that a graph cannot hold.
@@ -121,7 +129,7 @@ def module_graph(
     while True:
         g = Tracer(type(module).__name__, module, given)
         try:
-            _record(g, module, arguments, states)
+            _record(g, module, arguments, states, length or "T")
         except ConfigError:
             if g.states <= states:
                 raise
@@ -131,7 +139,7 @@ def module_graph(
 
 
 def _record(
-    g: Tracer, module: nn.Module, arguments: Mapping[str, Any], states: frozenset[str]
+    g: Tracer, module: nn.Module, arguments: Mapping[str, Any], states: frozenset[str], T: Size
 ) -> None:
     """Runs a module on traced values; `states` names the inputs that are an LSTM's state."""
     inside = list[nn.Module]()
@@ -139,7 +147,7 @@ def _record(
     leave = register_module_forward_hook(lambda m, args, output: inside.remove(m))
     try:
         with g.recording():
-            _add_outputs(g, module(**_inputs(g, module, arguments, states)))
+            _add_outputs(g, module(**_inputs(g, module, arguments, states, T)))
     except Exception as error:  # of any kind: traced values are no tensors
         names = {id(m): n for n, m in module.named_modules()}
         place = next((m for m in inside[::-1] if names.get(id(m))), None)
@@ -171,11 +179,11 @@ def _arguments_of(module: nn.Module, example: Any) -> dict[str, Any]:
 
 
 def _inputs(
-    g: Tracer, module: nn.Module, arguments: Mapping[str, Any], states: frozenset[str]
+    g: Tracer, module: nn.Module, arguments: Mapping[str, Any], states: frozenset[str], T: Size
 ) -> dict[str, Any]:
     """Returns the arguments with an input of the graph in place of every tensor."""
     lstms = [m for m in module.modules() if isinstance(m, nn.LSTM)]
-    steps = ("B", "T") if any(lstm.batch_first for lstm in lstms) else ("T", "B")
+    steps = ("B", T) if any(lstm.batch_first for lstm in lstms) else (T, "B")
 
     def added(name: str, example: Tensor) -> Traced:
         is_number, sizes = example.is_floating_point(), list[Size](example.shape)

@@ -29,7 +29,7 @@ class ExportSource:
         notes: remarks for the user.
         is_step: a text model reads one token per call, without an axis of time.
         has_state: the state is an input and an output; otherwise every call starts from zero.
-        length: steps of a sequence model's input; None means any number.
+        length: steps of a sequence model's or module's input; None means any number.
     """
 
     kind = ""

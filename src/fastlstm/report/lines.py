@@ -124,7 +124,8 @@ def model_lines(start: Event) -> list[str]:
     """Returns the layers of a model, its cost, and its dropout and other options."""
     model = _part_of(start, "model")
     units = count_of(model, "rnn_size", "unit") or count_of(model, "hidden_size", "unit")
-    layers = count_of({"num_layers": 1, **model}, "num_layers", "LSTM layer") if model else ""
+    is_counted = bool(model) and "stack" not in model  # `fastlstm info` lists an imported stack
+    layers = count_of({"num_layers": 1, **model}, "num_layers", "LSTM layer") if is_counted else ""
     flop, unit = number(start, "flop_per_unit"), unit_of(start).removesuffix("s")
     rates = {
         **{"dropout": "dropout", "weight_drop": "weight drop"},

@@ -25,7 +25,9 @@ _OPENED_BY: dict[Kind, tuple[str, str]] = {
 }
 """The model of each kind of run, and what opens it."""
 _IN_PYTHON = (
-    "it is trained in Python, by `fastlstm.SequenceClassifier` or `fastlstm.SequenceRegressor`"
+    "`fastlstm.SequenceClassifier` and `fastlstm.SequenceRegressor` train it in Python; an imported"
+    " one trains on in Keras (`fastlstm.keras.accelerate`) or as the torch module of"
+    " `fastlstm.import_module`"
 )
 REFUSED: dict[str, dict[Kind, str]] = {
     "generate": {

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastlstm.errors import DataError, FormatError, counted
+from fastlstm.errors import ConfigError, DataError, FormatError, counted
 from fastlstm.estimator import Estimator, signature_of
 from fastlstm.report.progress import fit_shown
 from fastlstm.runs.events import checked_observers
@@ -33,6 +33,7 @@ from fastlstm.sequence.answers import (
 from fastlstm.sequence.config import SequenceConfig
 from fastlstm.sequence.data import SequenceData, Sequences
 from fastlstm.sequence.files import StoredSequenceModel, read_sequence_model, sequence_files
+from fastlstm.sequence.stack_module import StackNetwork
 from fastlstm.sequence.train import train_sequence_model
 from fastlstm.training.callbacks import checked_callbacks
 
@@ -81,13 +82,19 @@ class SequenceModel(Estimator[StoredSequenceModel], ABC):
             resume: continue from the checkpoint in `out`, or start if there is none.
 
         Raises:
-            ConfigError: an invalid option.
+            ConfigError: an invalid option, or an imported model.
             DataError: unusable sequences or answers; the message says which and why.
             FormatError: the run in `out` was started with other sequences or answers.
             NonFiniteError: training did not recover from NaN or Inf.
             BudgetError: the budget ended before the first step.
             Stopped: a signal arrived; the state is saved.
         """
+        if isinstance(getattr(self, "network_", None), StackNetwork):
+            raise ConfigError(
+                "`fit` would replace the imported network with a new one: train the imported one on"
+                " in Keras or as the module of fastlstm.import_module (docs/exchange.md), a new one"
+                f" with fastlstm.{type(self).__name__}(…).fit"
+            )
         options = self.get_options()
         observers, verbose = checked_observers(options.pop("observers")), options.pop("verbose")
         callbacks = checked_callbacks(options.pop("callbacks"))

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import is_tensor_like
 
-from fastlstm.errors import FormatError, ShapeError, UsageError
+from fastlstm.errors import FormatError, ShapeError, UsageError, kind_of_value
 from fastlstm.nn.dropout import dropped
 from fastlstm.nn.lstm import LSTM
 from fastlstm.sequence.layer_stack import (
@@ -91,11 +92,15 @@ class ImportedModel(nn.Module):
             in a Reshape.
 
         Raises:
-            ShapeError: another shape; token 0 in a model that masks it and answers at every step;
-                or a sequence of zeros only.
+            ShapeError: no tensor or another shape; token 0 in a model that masks it and answers at
+                every step; or a sequence of zeros only.
         """
-        if x.dim() != (2 if self._reads_tokens else 3):
-            shape = "token ids (B, T)" if self._reads_tokens else "values (B, T, C)"
+        shape = "token ids (B, T)" if self._reads_tokens else "values (B, T, C)"
+        if not is_tensor_like(x):
+            raise ShapeError(
+                f"the input is {kind_of_value(x)}, expected {shape}: torch.as_tensor makes a tensor"
+            )
+        if x.ndim != (2 if self._reads_tokens else 3):
             raise ShapeError(f"the input has shape {tuple(x.shape)}, expected {shape}")
         x = x.long() if self._reads_tokens else x
         x = x.transpose(0, 1) if self._is_time_major else x
@@ -106,8 +111,8 @@ class ImportedModel(nn.Module):
             is_read = x != 0 if is_read is None else is_read & (x != 0)
         x = self._run(x) if is_read is None else self._read_parts(x, is_read)
         if self._shape is not None:
-            x = x.unflatten(-1, self._shape) if self._shape else x.squeeze(-1)
-        return x.transpose(0, 1) if self._is_time_major and x.dim() == 3 else x
+            x = x.reshape(x.shape[0], *self._shape)
+        return x.transpose(0, 1) if self._is_time_major and x.ndim == 3 else x
 
     def _run(self, x: Tensor) -> Tensor:
         for layer in self.layers:
