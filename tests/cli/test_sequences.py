@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,21 @@ def test_figures_are_those_of_the_estimators(capsys: pytest.CaptureFixture[str])
     assert facts["r2"] == two.score(X, NUMBERS)
     assert facts["mae"] == pytest.approx(np.abs(two.predict(X) - NUMBERS).mean())
     assert main(["evaluate", "labels", "labels.npz"]) == 0
-    assert "; always down: 66.67%" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "; always down: 66.67%" in shown
+    answers = model.predict(padded)
+    right, num = int((answers[LABELS == "up"] == "up").sum()), int((LABELS == "up").sum())
+    answered = int((answers == "up").sum())
+    line = f"{right} of {num} found ({right / num:.0%}); {right} of {answered} answers right"
+    assert re.search(rf"class up +{re.escape(line)}", shown)
+
+
+def test_right_answers_by_class(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", "labels", "labels.npz", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert sum(pair["num"] for pair in facts["answers"]) == len(X)
+    right = sum(pair["num"] for pair in facts["answers"] if pair["label"] == pair["answer"])
+    assert right / len(X) == facts["accuracy"]
 
 
 @pytest.mark.parametrize(("labels", "shown"), [([1, "1"], {"1", "'1'"}), ([1, "up"], {"1", "up"})])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Literal
 
 from fastlstm.cli.command import Command, Option, Parsed, Positional, switch
@@ -199,7 +200,15 @@ def _sequence_figures(parsed: Parsed, path: str, data: str) -> tuple[dict[str, A
             raise DataError(f"no label of {data} is a class of {path}: {model.classes_.tolist()}")
         facts["most_frequent"] = float(counts.max() / len(y))
         likeliest = f"always {labels[counts.argmax()]}: {facts['most_frequent']:.2%}"
-        return facts, [*rows, ("accuracy", f"{facts['accuracy']:.2%}; {likeliest}")]
+        rows.append(("accuracy", f"{facts['accuracy']:.2%}; {likeliest}"))
+        pairs = Counter(zip(y.tolist(), model.predict(X).tolist(), strict=True))
+        facts["answers"] = [{"label": a, "answer": b, "num": n} for (a, b), n in pairs.items()]
+        for label, num in zip(labels.tolist(), counts.tolist(), strict=True):
+            answered = sum(n for (_, answer), n in pairs.items() if answer == label)
+            right = pairs[label, label]
+            found = f"{right:,} of {num:,} found ({right / num:.0%})"
+            rows.append((f"class {label}", f"{found}; {right:,} of {answered:,} answers right"))
+        return facts, rows
     facts["r2"] = model.score(X, y)
     facts["mae"] = float(np.abs(model.predict(X) - y).mean())
     rows.append(("R²", f"{facts['r2']:.4f}; 0 is the mean of the answers, 1 is exact"))
