@@ -25,7 +25,7 @@ def test_the_report(tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "the likeliest token is the same at 100.00% of" in lines["on text"]
     assert "tokens/s there" in lines["one stream"]
     assert main(command) == 2
-    assert f"{out} exists; give another `out` or remove it" in capsys.readouterr().err
+    assert f"{out} exists; give another `--out` or remove it" in capsys.readouterr().err
 
 
 def test_json_without_a_check(
