@@ -12,7 +12,12 @@ import pytest
 
 from fastlstm.errors import DataError
 from fastlstm.forecast.data.roles import RoleRequest
-from fastlstm.forecast.data.time_text import is_like_time, micro_of_floats, read_times
+from fastlstm.forecast.data.time_text import (
+    formats_of,
+    is_like_time,
+    micro_of_floats,
+    read_times,
+)
 from series_frames import prepared
 
 pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
@@ -300,3 +305,12 @@ def test_whole_numbers_since_1970_are_never_a_covariate_by_themselves(
     assert prepared(huge, roles=RoleRequest(target=("y",))).roles.time is None
     plain = table(tmp_path / "b.csv", [str(k) for k in range(60)], "uptime,y")
     assert prepared(plain, roles=RoleRequest(target=("y",))).roles.past == ("uptime",)
+
+
+def test_days_below_13_of_several_series_do_not_decide_on_day_and_month() -> None:
+    """Gaps, and the way back to the first day, are odd steps in both readings."""
+    days = [f"{day:02}/01/2024" for day in range(1, 13)]
+    one = pa.array(days)
+    assert formats_of(one)[0] in ("%d/%m/%Y", "%m/%d/%Y")
+    several = pa.array([*days, *days[:5], *days[6:], *days])
+    assert sorted(formats_of(several)) == ["%d/%m/%Y", "%m/%d/%Y"]

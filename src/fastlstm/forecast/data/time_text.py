@@ -117,8 +117,8 @@ def starts_of(column: pa.Array) -> pa.Array:
 
 def formats_of(texts: pa.Array) -> list[str]:
     """Returns the strptime formats that read all texts; of several the ones with the fewest turns
-    between ascending and descending, then with the most regular steps: times in order, daily or
-    monthly ones decide on day and month."""
+    between ascending and descending, and without any, with the most regular steps: times in order,
+    daily or monthly ones decide on day and month."""
     dates = [form.replace("-", mark) for mark in "-/. " for form in _DATES] + list(_OTHER_DATES)
     first, found = texts.slice(0, 1), list[tuple[tuple[int, int], str]]()
     for form in ("%Y", *dict.fromkeys(date + clock for date in dates for clock in _CLOCKS)):
@@ -127,8 +127,10 @@ def formats_of(texts: pa.Array) -> list[str]:
                 found.append((_num_odd_steps(read_times(texts, form)), form))
         except pa.ArrowInvalid:
             continue
-    fewest = min((count for count, _ in found), default=None)
-    return [form for count, form in found if count == fewest]
+    found.sort(key=lambda one: one[0])
+    turns = found[0][0][0] if found else 0
+    # Of several series in turn the steps decide nothing: gaps and first days are odd steps too.
+    return [form for count, form in found if count == found[0][0] or 0 < turns == count[0]]
 
 
 def finding_of_format(forms: Sequence[str]) -> list[Finding]:
