@@ -36,8 +36,9 @@ CpuidRecord record_cpuid();
 // amx_int8. A feature that the CPU has and the operating system does not enable is absent.
 std::vector<std::string> usable_features(const CpuidRecord& record);
 
-// The widest instruction set the kernels may use: on aarch64 "neon", else "scalar", "avx2" (AVX2+FMA), "avx512"
-// (F+BW+VL+DQ), "avx512_bf16" (with VNNI), "amx_bf16" (with int8). Each includes all before it.
+// The widest instruction set the kernels may use: on aarch64 "neon", else "scalar", "avx2"
+// (AVX2+FMA), "avx512" (F+BW+VL+DQ), "avx512_bf16" (with VNNI), "amx_bf16" (with int8). Each
+// includes all before it.
 std::string choose_isa(const CpuidRecord& record);
 
 }  // namespace fastlstm
