@@ -88,6 +88,7 @@ def cases() -> list[Case]:
         Case(20, 19, 48, 640, lengths=True, mask=True, zoneout=(0.3, 0.2)),
         Case(12, 40, 48, 1024, norm=True), Case(14, 21, 30, 700, norm=True, lengths=True),
         Case(12, 40, 48, 384, half, norm=True, tokens=60), Case(9, 70, 32, 384),
+        Case(5, 1200, 32, 128), Case(5, 1200, 32, 128, norm=True),
     ]  # fmt: skip
     return [*both, *(Case(**{**vars(c), "backend": "grid"}) for c in (*plain, *options, *large))]
 
