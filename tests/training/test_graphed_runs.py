@@ -81,7 +81,9 @@ def assert_close(own: dict[str, torch.Tensor], other: dict[str, torch.Tensor], a
     [
         ({}, 1e-6),
         ({"ema": 0.9, "num_layers": 2, "accumulate": 2}, 1e-6),
-        ({"optimizer": "muon", "log_every": None}, 1e-4),
+        # Muon amplifies rounding where a gradient has few directions: 1e-7 with GCC's kernels, 2e-3
+        # with clang's. Another update of one step is 1e-2 and more.
+        ({"optimizer": "muon", "log_every": None}, 5e-3),
     ],
     ids=str,
 )
