@@ -1,26 +1,12 @@
-#include "cpu/fma_peak.h"
+#include "cpu/fma_peak_vectors.h"
 
 namespace fastlstm {
+
 namespace {
-
 using Vec = float __attribute__((vector_size(32)));
-
-// 12 sums cover latency 4 at two FMAs per cycle with room to spare.
-float loop(int64_t iterations) {
-  constexpr int kTile = 12;
-  Vec sum[kTile];
-  for (int i = 0; i < kTile; ++i) sum[i] = static_cast<float>(i) - Vec{};
-  for (int64_t n = 0; n < iterations; ++n) {
-#pragma GCC unroll 12
-    for (int i = 0; i < kTile; ++i) sum[i] = sum[i] * 0.9999f + 0.5f;
-  }
-  Vec total = sum[0];
-  for (int i = 1; i < kTile; ++i) total += sum[i];
-  return total[0];
-}
-
 }  // namespace
 
-PeakKernel fma_peak_f32__avx2() { return {"avx2", "f32", 2 * 8 * 12, loop}; }
+// 12 sums cover latency 4 at two FMAs per cycle with room to spare.
+PeakKernel fma_peak_f32__avx2() { return vector_peak<Vec, 12>("avx2"); }
 
 }  // namespace fastlstm

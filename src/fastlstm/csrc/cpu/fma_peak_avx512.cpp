@@ -1,25 +1,11 @@
-#include "cpu/fma_peak.h"
+#include "cpu/fma_peak_vectors.h"
 
 namespace fastlstm {
+
 namespace {
-
 using Vec = float __attribute__((vector_size(64)));
-
-float loop(int64_t iterations) {
-  constexpr int kTile = 24;
-  Vec sum[kTile];
-  for (int i = 0; i < kTile; ++i) sum[i] = static_cast<float>(i) - Vec{};
-  for (int64_t n = 0; n < iterations; ++n) {
-#pragma GCC unroll 24
-    for (int i = 0; i < kTile; ++i) sum[i] = sum[i] * 0.9999f + 0.5f;
-  }
-  Vec total = sum[0];
-  for (int i = 1; i < kTile; ++i) total += sum[i];
-  return total[0];
-}
-
 }  // namespace
 
-PeakKernel fma_peak_f32__avx512() { return {"avx512", "f32", 2 * 16 * 24, loop}; }
+PeakKernel fma_peak_f32__avx512() { return vector_peak<Vec, 24>("avx512"); }
 
 }  // namespace fastlstm

@@ -111,7 +111,7 @@ class GridBackend(ClusterBackend):
 
 
 class _NotNowError(Exception):
-    """Whether kernels run cannot be found out at this call; a later one may."""
+    """The kernels cannot be compiled and tried during this call; a later call tries again."""
 
 
 @lru_cache

@@ -34,6 +34,7 @@ _MAX_GROUPS = 6
 _LEAST_SHARED = 99 << 10
 """Bytes of shared memory that a block can have on every GPU from compute capability 8.0 on."""
 _LEAST_L2, _L2_SHARE = 4 << 20, 0.7
+"""Bytes of an L2 cache of unknown size, and the share of it for messages."""
 _MAX_NORMED_GROUPS = 4
 """The groups with a layer norm, whose values take more registers."""
 
@@ -162,8 +163,8 @@ def rows_per_cluster(
 
 
 def max_rows(H: int, device: int, *, has_norm: bool) -> int:
-    """Returns up to how many rows the messages of a backward pass without clusters stay in the L2
-    cache; beyond it memory is the limit (estimated)."""
+    """Returns the largest batch whose backward messages without clusters fit the L2 cache;
+    a larger one would wait for memory (estimated, not measured)."""
     properties = torch.cuda.get_device_properties(device)
     cache = getattr(properties, "L2_cache_size", _LEAST_L2)
     of_group = _plain(H, is_grid=True).message_bytes(is_backward=True)

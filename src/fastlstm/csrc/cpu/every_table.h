@@ -1,0 +1,47 @@
+// All tables of an instruction set, for a source file that has defined FASTLSTM_ISA and
+// FASTLSTM_LANES.
+#pragma once
+
+#include "cpu/decode_table.h"
+#include "cpu/lstm_table.h"
+
+#define FASTLSTM_JOINED(name, isa) name##__##isa
+#define FASTLSTM_OF(name, isa) FASTLSTM_JOINED(name, isa)
+#define FASTLSTM_QUOTED(isa) #isa
+#define FASTLSTM_TEXT(isa) FASTLSTM_QUOTED(isa)
+
+namespace fastlstm {
+
+const Kernels& FASTLSTM_OF(lstm_f32, FASTLSTM_ISA)() {
+  using namespace FASTLSTM_ISA;
+  return kernel_table<Float32, VectorEngine<Float32>>(FASTLSTM_TEXT(FASTLSTM_ISA));
+}
+
+const Kernels& FASTLSTM_OF(lstm_bf16, FASTLSTM_ISA)() {
+  using namespace FASTLSTM_ISA;
+  return kernel_table<Bfloat16, VectorEngine<Bfloat16>>(FASTLSTM_TEXT(FASTLSTM_ISA));
+}
+
+const DecodeKernels& FASTLSTM_OF(decode_fp32, FASTLSTM_ISA)() {
+  using namespace FASTLSTM_ISA;
+  return decode_table<Float32, VectorEngine<Float32>>(FASTLSTM_TEXT(FASTLSTM_ISA),
+                                                      WeightFormat::fp32);
+}
+
+const DecodeKernels& FASTLSTM_OF(decode_bf16, FASTLSTM_ISA)() {
+  using namespace FASTLSTM_ISA;
+  return decode_table<Bfloat16, VectorEngine<Bfloat16>>(FASTLSTM_TEXT(FASTLSTM_ISA),
+                                                        WeightFormat::bf16);
+}
+
+const DecodeKernels& FASTLSTM_OF(decode_int8, FASTLSTM_ISA)() {
+  using namespace FASTLSTM_ISA;
+  return decode_table<Int8, QuantizedEngine>(FASTLSTM_TEXT(FASTLSTM_ISA), WeightFormat::int8);
+}
+
+const DecodeKernels& FASTLSTM_OF(decode_int4, FASTLSTM_ISA)() {
+  using namespace FASTLSTM_ISA;
+  return decode_table<Int4, Int4Engine>(FASTLSTM_TEXT(FASTLSTM_ISA), WeightFormat::int4);
+}
+
+}  // namespace fastlstm
