@@ -9,7 +9,7 @@ from fastlstm.text.sampling import Sampling
 
 ISAS = environment.ISA_NAMES[: environment.ISA_NAMES.index(hardware.cpu().isa) + 1]
 """The instruction sets of this CPU."""
-KERNELS = [*ISAS, "avx512 without vnni"]
+KERNELS = [*ISAS, "avx512 without vnni", "avx2 without vnni"]
 
 
 def started(

@@ -133,5 +133,5 @@ def test_what_this_cpu_lacks(on_cpu: Callable[..., None]) -> None:
     on_cpu("avx2")
     assert missing_features(in_format(weights, "fp32")) == []
     assert missing_features(in_format(weights, "int4")) == [
-        "has no AVX-512 VNNI, with which int4 is fastest"
+        "has no products of bytes (VNNI, on Arm dotprod), with which int4 is fastest"
     ]

@@ -13,6 +13,7 @@ trap 'rm -rf "$folder"' EXIT
 
 # As in CMakeLists.txt.
 avx2="-mavx2 -mfma"
+avx_vnni="$avx2 -mavxvnni"
 avx512="$avx2 -mavx512f -mavx512bw -mavx512vl -mavx512dq"
 avx512_vnni="$avx512 -mavx512vnni"
 avx512_bf16="$avx512_vnni -mavx512bf16"
@@ -20,7 +21,20 @@ amx_bf16="$avx512_bf16 -mamx-tile -mamx-bf16 -mamx-int8"
 
 isas=
 definitions=
-case $($CXX -dumpmachine) in aarch64*) sets=neon; neon=;; *) sets="avx2 avx512 avx512_vnni avx512_bf16 amx_bf16";; esac
+neon=
+neon_dotprod="-march=armv8.2-a+dotprod"
+case $($CXX -dumpmachine) in
+aarch64*) sets="neon neon_dotprod" ;;
+*)
+  sets="avx2 avx_vnni avx512 avx512_vnni avx512_bf16 amx_bf16"
+  if ! grep -qsw avx_vnni /proc/cpuinfo && grep -qsw avx512_vnni /proc/cpuinfo; then
+    # The instruction of AVX-VNNI in AVX-512's encoding, in code that is otherwise for AVX2.
+    avx_vnni="$avx512_vnni -D_mm256_dpbusd_avx_epi32=_mm256_dpbusd_epi32 -D__AVXVNNI__=1"
+    for macro in F BW VL DQ VNNI CD; do avx_vnni="$avx_vnni -U__AVX512${macro}__"; done
+    definitions=-DFASTLSTM_RUNS_AVX_VNNI
+  fi
+  ;;
+esac
 for isa in $sets; do
   eval "flags=\$$isa"
   if $CXX $flags -x c++ -c /dev/null -o "$folder/probe.o" 2>"$folder/probe.txt"; then
@@ -46,7 +60,7 @@ for sanitizer; do
   done
   echo "-fsanitize=$sanitizer:"
   for program in sanitize sanitize_decode sanitize_windows; do
-    $CXX $common -I$csrc "tests/native/$program.cpp" "$folder"/*.o -o "$folder/$program" -pthread -ldl
+    $CXX $common $definitions -I$csrc "tests/native/$program.cpp" "$folder"/*.o -o "$folder/$program" -pthread -ldl
     TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1} ${RUN:-} "$folder/$program"
   done
 done

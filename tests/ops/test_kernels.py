@@ -1,5 +1,9 @@
 """Memory as the kernels read it."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -27,7 +31,62 @@ def test_new_memory_ignores_torchs_defaults():
     finally:
         torch.set_default_dtype(before)
     assert (t.shape, t.dtype, t.device.type) == ((2, 3), torch.float32, "cpu")
-    assert kernels.empty((3 << 20,)).fill_(1.0).sum() == 3 << 20, "on huge pages"
+
+
+@pytest.fixture
+def _unfilled_memory(_poisoned_memory):
+    """Torch fills fresh memory otherwise."""
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="memory is kept on Linux and macOS")
+@pytest.mark.usefixtures("_unfilled_memory")
+def test_a_large_block_takes_the_place_of_the_last_one_and_no_others():
+    first, second = kernels.empty((1 << 21,)), kernels.empty((1 << 22,), torch.bfloat16)
+    assert (first.nbytes, second.nbytes) == (8 << 20, 8 << 20)
+    places = {first.data_ptr(), second.data_ptr()}
+    assert len(places) == 2
+    view = first.fill_(3.0).numpy()[-5:]
+    del first
+    third = kernels.empty((1 << 21,)).fill_(4.0)
+    assert (view == 3.0).all(), "a view keeps its block"
+    del second, third, view
+    again = [kernels.empty((512, 4096)).fill_(k) for k in range(3)]
+    assert places < {t.data_ptr() for t in again}
+    assert [float(t.mean()) for t in again] == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.usefixtures("_unfilled_memory")
+def test_kept_blocks_after_a_fork():
+    kernels.empty((1 << 21,)).fill_(1.0)
+    held = kernels.empty((1 << 22,)).fill_(2.0)
+    child = os.fork()
+    if child == 0:
+        own = kernels.empty((1 << 21,)).fill_(5.0)
+        held.fill_(6.0)
+        os._exit(0 if own.sum() == 5 << 21 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert held.mean() == 2.0
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_blocks_that_are_kept_have_a_limit(monkeypatch):
+    code = """
+import os, resource
+from fastlstm.ops import kernels
+held = [kernels.empty((1 << 19,)) for _ in range(3)]
+del held
+memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
+size = lambda: int(open("/proc/self/statm").read().split()[0]) * os.sysconf("SC_PAGESIZE")
+before, most = size(), 0
+for k in range(12):  # never written: address space only
+    t = kernels.empty((memory // 4 // 16 * (16 + k) // 16,))
+    del t
+    most = max(most, size() - before)
+assert most < memory // 4, (most, memory)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_tensors_in_format_are_not_copied():
@@ -47,6 +106,10 @@ def test_other_layouts_and_dtypes_are_converted():
     assert not found.requires_grad
     assert torch.equal(found, t.detach().float())
     assert torch.equal(kernels.elements(t, False), found)
+
+
+def test_memory_that_torch_is_told_to_fill_is_filled():
+    assert kernels.empty((1 << 21,)).isnan().all()
 
 
 @pytest.mark.parametrize("columns", [1, 31, 32, 33, 64])

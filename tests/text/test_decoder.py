@@ -393,6 +393,7 @@ def test_bf16_takes_the_instructions_that_training_takes(random_model, monkeypat
         ("avx512", {}, "avx512_vnni"),
         ("avx512", {"leaf7_ecx": 0}, "avx512"),
         ("avx2", {}, "avx2"),
+        ("avx2", {"leaf7_1_eax": 1 << 4}, "avx_vnni"),
     ],
 )
 def test_whole_numbers_take_vnni_where_the_cpu_has_it(on_cpu, monkeypatch, isa, changes, expected):

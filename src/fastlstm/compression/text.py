@@ -40,11 +40,17 @@ from fastlstm.runs.weight_formats import (
     may_be_blocks,
     num_gates,
 )
-from fastlstm.system import hardware
 from fastlstm.system.measurements import CpuTimer
 from fastlstm.system.storage import encode_json
 from fastlstm.text.config import COMPRESSED_VERSION, ModelConfig
-from fastlstm.text.decoder import Decoder, default_format, make_decoder, native_refusal
+from fastlstm.text.decoder import (
+    BYTE_PRODUCTS,
+    Decoder,
+    default_format,
+    isa_of,
+    make_decoder,
+    native_refusal,
+)
 from fastlstm.text.files import LoadedModel, build_model, load_language_model
 from fastlstm.text.held_out import part_of, read_text, validation_ids
 from fastlstm.text.stored_model import (
@@ -390,10 +396,11 @@ def missing_features(model: TextModel) -> list[str]:
     """Returns what this CPU lacks for the fastest kernels of a model."""
     if (why := native_refusal(model.config)) is not None:
         return [f"{why}: text is written on torch, in fp32"]
-    is_slow = (
-        model.weight_format in ("int8", "int4") and "avx512_vnni" not in hardware.cpu().features
-    )
-    return [f"has no AVX-512 VNNI, with which {model.weight_format} is fastest"] * is_slow
+    name = model.weight_format
+    is_slow = name in ("int8", "int4") and isa_of(name) in ("scalar", *BYTE_PRODUCTS)
+    return [
+        f"has no products of bytes (VNNI, on Arm dotprod), with which {name} is fastest"
+    ] * is_slow
 
 
 def check_output_rank(config: ModelConfig, rank: int) -> None:

@@ -1,5 +1,6 @@
 // Python's way in: check, unwrap, release the GIL, call. No arithmetic here.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -44,6 +45,24 @@ nb::dict peak_gflops(const std::string& isa, int threads, double seconds) {
   return result;
 }
 
+using Bytes = nb::ndarray<nb::pytorch, uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+// A tensor on a block of memory, which goes back when the tensor does.
+Bytes block_tensor(size_t bytes) {
+  struct Owned {
+    void* memory;
+    size_t bytes;
+  };
+  void* const memory = fastlstm::take_block(bytes);
+  if (memory == nullptr) throw std::bad_alloc();
+  const nb::capsule owner(new Owned{memory, bytes}, [](void* p) noexcept {
+    const auto* const owned = static_cast<Owned*>(p);
+    fastlstm::give_block(owned->memory, owned->bytes);
+    delete owned;
+  });
+  return Bytes(memory, {bytes}, owner);
+}
+
 double copy_gb_s(int threads, int64_t bytes_per_thread, int rounds) {
   check_threads(threads);
   if (bytes_per_thread < 1) throw nb::value_error("bytes_per_thread must be at least 1");
@@ -69,6 +88,7 @@ NB_MODULE(_native, m) {
       .def_rw("leaf7_1_eax", &Record::leaf7_1_eax)
       .def_rw("xcr0", &Record::xcr0)
       .def_rw("is_amx_permitted", &Record::is_amx_permitted)
+      .def_rw("hwcap", &Record::hwcap)
       .def_rw("vendor", &Record::vendor)
       .def_rw("model", &Record::model);
   m.def("record_cpuid", &fastlstm::record_cpuid);
@@ -76,9 +96,7 @@ NB_MODULE(_native, m) {
   m.def("choose_isa", &fastlstm::choose_isa, "record"_a);
   m.def("peak_gflops", &peak_gflops, "isa"_a, "threads"_a, "seconds"_a = 0.2);
   m.def("keep_freed_memory", &fastlstm::keep_freed_memory);
-  m.def("use_huge_pages", [](uintptr_t address, uintptr_t bytes) {
-    fastlstm::use_huge_pages(reinterpret_cast<void*>(address), bytes);
-  });
+  m.def("block_tensor", &block_tensor, "bytes"_a);
   m.def("copy_gb_s", &copy_gb_s, "threads"_a, "bytes_per_thread"_a, "rounds"_a = 5);
   fastlstm::bind_lstm(m);
   fastlstm::bind_decode(m);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
@@ -15,8 +17,8 @@ _INNER = 32
 """A bf16 row is padded to a multiple of this."""
 _MIN_FLOP_PER_STEP = 1 << 17
 """A step with less work runs on one thread: synchronization would cost more."""
-_HUGE = 4 << 20
-"""Bytes from which a buffer asks for huge pages."""
+_BLOCK = 4 << 20
+"""Bytes from which a buffer is a block of csrc/cpu/allocator.h: huge pages, kept for the next."""
 
 
 @cache
@@ -43,11 +45,13 @@ def profiled(name: str, *tensors: Tensor) -> Any:
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-    """Returns memory on the CPU whatever torch's defaults are; a large block has huge pages."""
-    t = torch.empty(shape, dtype=dtype, device="cpu")
-    if t.nbytes >= _HUGE:
-        hardware.native().use_huge_pages(t.data_ptr(), t.nbytes)
-    return t
+    """Returns memory on the CPU whatever torch's defaults are; torch may be told to fill it."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    is_filled = torch.are_deterministic_algorithms_enabled()
+    if nbytes >= _BLOCK and os.name == "posix" and not is_filled:
+        block: Tensor = hardware.native().block_tensor(nbytes)
+        return block.view(dtype).view(shape)
+    return torch.empty(shape, dtype=dtype, device="cpu")
 
 
 def address_of(t: Tensor | None) -> int:

@@ -46,6 +46,8 @@ Measured (H=1024, AVX-512 with VNNI and bf16; 1 and 64 streams): 0.8 to 1.3 time
 dense kernels at 10 %, 0.9 to 1.4 times at 20 %, 1.1 to 1.6 times at 30 %
 (benchmarks/decode_sparse.py).
 """
+BYTE_PRODUCTS = {"avx2": "avx_vnni", "avx512": "avx512_vnni", "neon": "neon_dotprod"}
+"""The feature of a CPU, and its kernels, that multiply int8 and int4 faster than a set alone."""
 _MIN_MACS_PER_THREAD = 1 << 16
 """Multiplications per token below which a second thread costs more than it saves."""
 _UNBOUNDED = {"relu", "linear"}
@@ -352,8 +354,9 @@ def isa_of(weight_format: str) -> str:
     cpu = hardware.cpu()
     if weight_format == "bf16":
         return cpu.bf16_isa
-    if weight_format in ("int8", "int4") and cpu.isa == "avx512" and "avx512_vnni" in cpu.features:
-        return "avx512_vnni"
+    by_bytes = BYTE_PRODUCTS.get(cpu.isa)
+    if weight_format in ("int8", "int4") and by_bytes in cpu.features:
+        return str(by_bytes)
     return cpu.isa
 
 

@@ -2,15 +2,50 @@
 
 #include <climits>
 #include <cstdlib>
+#include <vector>
 
 #if defined(__GLIBC__)
 #include <malloc.h>
 #endif
 #if defined(__linux__)
 #include <sys/mman.h>
+#include <unistd.h>
 #endif
 
 namespace fastlstm {
+namespace {
+
+constexpr uintptr_t kPage = 2 << 20;
+
+struct Block {
+  void* memory;
+  uintptr_t bytes;
+};
+
+// Not given back, the oldest first. Never destroyed: tensors may outlive it at the end.
+std::vector<Block>& kept_blocks() {
+  static auto* const blocks = new std::vector<Block>;
+  return *blocks;
+}
+
+// Whole pages, with an eighth to spare: blocks of nearly the same size take each other's place.
+uintptr_t block_bytes(uintptr_t bytes) {
+  uintptr_t grain = kPage;
+  while (grain * 16 <= bytes) grain *= 2;
+  return (bytes + grain - 1) / grain * grain;
+}
+
+uintptr_t most_kept() {
+#if defined(__linux__)
+  static const auto bytes = static_cast<uintptr_t>(sysconf(_SC_PHYS_PAGES)) *
+                            static_cast<uintptr_t>(sysconf(_SC_PAGESIZE)) / 8;
+  return bytes;
+#else
+  return 0;
+#endif
+}
+
+}  // namespace
 
 bool keep_freed_memory() {
 #if defined(__GLIBC__)
@@ -22,7 +57,6 @@ bool keep_freed_memory() {
 
 void use_huge_pages(void* memory, uintptr_t bytes) {
 #if defined(__linux__)
-  constexpr uintptr_t kPage = 2 << 20;
   const uintptr_t begin = (reinterpret_cast<uintptr_t>(memory) + kPage - 1) / kPage * kPage;
   const uintptr_t end = (reinterpret_cast<uintptr_t>(memory) + bytes) / kPage * kPage;
   if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
@@ -30,6 +64,40 @@ void use_huge_pages(void* memory, uintptr_t bytes) {
   (void)memory;
   (void)bytes;
 #endif
+}
+
+void* take_block(uintptr_t bytes) {
+  bytes = block_bytes(bytes);
+  auto& kept = kept_blocks();
+  for (auto block = kept.rbegin(); block != kept.rend(); ++block) {
+    if (block->bytes != bytes) continue;
+    void* const memory = block->memory;
+    kept.erase(std::next(block).base());
+    return memory;
+  }
+#if defined(_WIN32)
+  return nullptr;
+#else
+  void* const memory = std::aligned_alloc(kPage, bytes);
+  if (memory != nullptr) use_huge_pages(memory, bytes);
+  return memory;
+#endif
+}
+
+void give_block(void* memory, uintptr_t bytes) {
+  bytes = block_bytes(bytes);
+  auto& kept = kept_blocks();
+#if defined(__linux__)
+  madvise(memory, bytes, MADV_FREE);
+#endif
+  kept.push_back({memory, bytes});
+  uintptr_t total = 0;
+  for (const Block& block : kept) total += block.bytes;
+  while (total > most_kept()) {
+    total -= kept.front().bytes;
+    std::free(kept.front().memory);
+    kept.erase(kept.begin());
+  }
 }
 
 }  // namespace fastlstm

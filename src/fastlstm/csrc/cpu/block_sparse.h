@@ -34,18 +34,11 @@ FASTLSTM_INLINE int64_t lines_before(const DecodeMatrix& m, int64_t inner, int64
   return m.strips == nullptr ? 0 : p * kStrips * ceil_div(inner, kBlockInner);
 }
 
-// The activations that a block is multiplied with, for one row.
-FASTLSTM_INLINE Words load_quad(const uint8_t* a) {
-  uint32_t four;
-  __builtin_memcpy(&four, a, sizeof four);
-  return four - Words{};
-}
-
 // sum += 4 inner values of `a` times vector `v` of a line.
 FASTLSTM_INLINE void add_block(Words& sum, const uint8_t* a, const uint8_t* line, int v) {
   Words right;
   __builtin_memcpy(&right, line + v * kLanes * 4, sizeof right);
-  sum = dot_quads(sum, load_quad(a), right);
+  sum = dot_quads(sum, load_quads(a), right);
 }
 
 FASTLSTM_INLINE void add_block(Vec& sum, const float* a, const float* line, int v) {

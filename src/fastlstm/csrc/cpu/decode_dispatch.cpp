@@ -12,10 +12,14 @@ const DecodeKernels& decode_fp32__neon();
 const DecodeKernels& decode_bf16__neon();
 const DecodeKernels& decode_int8__neon();
 const DecodeKernels& decode_int4__neon();
+const DecodeKernels& decode_int8__neon_dotprod();
+const DecodeKernels& decode_int4__neon_dotprod();
 const DecodeKernels& decode_fp32__avx2();
 const DecodeKernels& decode_bf16__avx2();
 const DecodeKernels& decode_int8__avx2();
 const DecodeKernels& decode_int4__avx2();
+const DecodeKernels& decode_int8__avx_vnni();
+const DecodeKernels& decode_int4__avx_vnni();
 const DecodeKernels& decode_fp32__avx512();
 const DecodeKernels& decode_bf16__avx512();
 const DecodeKernels& decode_int8__avx512();
@@ -63,10 +67,22 @@ const DecodeKernels* find_decode_kernels(const char* name, WeightFormat format) 
                   decode_int4__avx512);
   }
 #endif
+#if defined(FASTLSTM_HAS_AVX_VNNI)
+  if (isa == "avx_vnni") {
+    return chosen(format, decode_fp32__avx2, decode_bf16__avx2, decode_int8__avx_vnni,
+                  decode_int4__avx_vnni);
+  }
+#endif
 #if defined(FASTLSTM_HAS_AVX2)
   if (isa == "avx2") {
     return chosen(format, decode_fp32__avx2, decode_bf16__avx2, decode_int8__avx2,
                   decode_int4__avx2);
+  }
+#endif
+#if defined(FASTLSTM_HAS_NEON_DOTPROD)
+  if (isa == "neon_dotprod") {
+    return chosen(format, decode_fp32__neon, decode_bf16__neon, decode_int8__neon_dotprod,
+                  decode_int4__neon_dotprod);
   }
 #endif
 #if defined(FASTLSTM_HAS_NEON)
@@ -79,6 +95,10 @@ const DecodeKernels* find_decode_kernels(const char* name, WeightFormat format) 
     return chosen(format, decode_fp32__scalar, decode_bf16__scalar, decode_int8__scalar,
                   decode_int4__scalar);
   }
+  // A set that this compiler could not build.
+  if (isa == "avx512_vnni") return find_decode_kernels("avx512", format);
+  if (isa == "avx_vnni") return find_decode_kernels("avx2", format);
+  if (isa == "neon_dotprod") return find_decode_kernels("neon", format);
   return nullptr;
 }
 

@@ -1,5 +1,5 @@
 // All tables of an instruction set, for a source file that has defined FASTLSTM_ISA and
-// FASTLSTM_LANES.
+// FASTLSTM_LANES; with FASTLSTM_ONLY_DECODES_INTEGERS those of int8 and int4 weights.
 #pragma once
 
 #include "cpu/decode_table.h"
@@ -12,6 +12,7 @@
 
 namespace fastlstm {
 
+#if !defined(FASTLSTM_ONLY_DECODES_INTEGERS)
 const Kernels& FASTLSTM_OF(lstm_f32, FASTLSTM_ISA)() {
   using namespace FASTLSTM_ISA;
   return kernel_table<Float32, VectorEngine<Float32>>(FASTLSTM_TEXT(FASTLSTM_ISA));
@@ -33,6 +34,7 @@ const DecodeKernels& FASTLSTM_OF(decode_bf16, FASTLSTM_ISA)() {
   return decode_table<Bfloat16, VectorEngine<Bfloat16>>(FASTLSTM_TEXT(FASTLSTM_ISA),
                                                         WeightFormat::bf16);
 }
+#endif
 
 const DecodeKernels& FASTLSTM_OF(decode_int8, FASTLSTM_ISA)() {
   using namespace FASTLSTM_ISA;

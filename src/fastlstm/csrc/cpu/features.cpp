@@ -10,6 +10,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
 #endif
 
 namespace fastlstm {
@@ -19,6 +21,8 @@ namespace {
 constexpr uint64_t kStateAvx = 0x6;                  // XMM, YMM
 constexpr uint64_t kStateAvx512 = kStateAvx | 0xe0;  // opmask, upper ZMM0-15, ZMM16-31
 constexpr uint64_t kStateAmx = 0x60000;              // XTILECFG, XTILEDATA
+
+constexpr uint64_t kHwcapDotprod = 1 << 20;  // of Linux on aarch64: HWCAP_ASIMDDP
 
 constexpr bool bit(uint32_t value, int index) { return (value >> index) & 1u; }
 constexpr bool has_all(uint64_t value, uint64_t mask) { return (value & mask) == mask; }
@@ -94,6 +98,10 @@ CpuidRecord record_cpuid() {
   if (bit(record.leaf7_edx, 24) && has_all(record.xcr0, kStateAmx)) {
     record.is_amx_permitted = request_amx();
   }
+#elif defined(__aarch64__) && defined(__linux__)
+  record.hwcap = getauxval(AT_HWCAP);
+#elif defined(__aarch64__) && defined(__APPLE__)
+  record.hwcap = kHwcapDotprod;  // a part of every such CPU
 #endif
   return record;
 }
@@ -104,7 +112,7 @@ std::vector<std::string> usable_features(const CpuidRecord& r) {
   const bool is_avx512_on = is_xsave_on && has_all(r.xcr0, kStateAvx512) && bit(r.leaf7_ebx, 16);
   const bool is_amx_on =
       is_xsave_on && has_all(r.xcr0, kStateAmx) && r.is_amx_permitted && bit(r.leaf7_edx, 24);
-  const std::array<std::pair<const char*, bool>, 15> table{{
+  const std::array<std::pair<const char*, bool>, 16> table{{
       {"avx", is_avx_on && bit(r.leaf1_ecx, 28)},
       {"fma", is_avx_on && bit(r.leaf1_ecx, 12)},
       {"f16c", is_avx_on && bit(r.leaf1_ecx, 29)},
@@ -120,6 +128,7 @@ std::vector<std::string> usable_features(const CpuidRecord& r) {
       {"amx_tile", is_amx_on},
       {"amx_bf16", is_amx_on && bit(r.leaf7_edx, 22)},
       {"amx_int8", is_amx_on && bit(r.leaf7_edx, 25)},
+      {"neon_dotprod", has_all(r.hwcap, kHwcapDotprod)},
   }};
   std::vector<std::string> names;
   for (const auto& [name, is_usable] : table) {

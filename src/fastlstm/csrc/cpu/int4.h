@@ -72,13 +72,10 @@ FASTLSTM_INLINE Vec multiply_add(Vec a, Vec b, Vec c) {
 
 // Sums of products of four weights and four activations per lane; at most 8 such products.
 struct Int4Sums {
-#if defined(__AVX512VNNI__)
+#if defined(FASTLSTM_DOT_BYTES)
   Words words;
   FASTLSTM_INLINE void begin(int32_t first) { words = static_cast<uint32_t>(first) - Words{}; }
-  FASTLSTM_INLINE void add(Words weights, Words left) {
-    words = bits_of<Words>(_mm512_dpbusd_epi32(bits_of<__m512i>(words), bits_of<__m512i>(weights),
-                                               bits_of<__m512i>(left)));
-  }
+  FASTLSTM_INLINE void add(Words weights, Words left) { words = dot_bytes(words, weights, left); }
   FASTLSTM_INLINE Words total() const { return words; }
 #else
   // Pairs in 16 bits: 8 of them are at most 8 * 2 * 15 * 128 = 30720.
@@ -111,15 +108,15 @@ struct Int4Sums {
 class Int4Engine {
  public:
   using Element = int8_t;
-  static constexpr bool kHasVnni =
-#if defined(__AVX512VNNI__)
+  static constexpr bool kHasDotBytes =
+#if defined(FASTLSTM_DOT_BYTES)
       true;
 #else
       false;
 #endif
   // Of a block. Registers of sums in float and in whole numbers: 12 + 12 of 32 (with pairs in 16
   // bits 8 + 16), or 4 + 8 of 16.
-  static constexpr int kRows = kHasVnni ? 3 : kHas32Registers ? 2 : 1;
+  static constexpr int kRows = !kHas32Registers ? 1 : kHasDotBytes ? 3 : 2;
 
   int32_t* offsets = nullptr;  // (rows, groups) scratch: what the weights' offset 8 adds to sums
 
@@ -179,9 +176,9 @@ class Int4Engine {
   template <int kRow>
   static __attribute__((noinline)) void tile(const int8_t* a, int64_t stride, const int32_t* offset,
                                              const Int4Group* b, int64_t groups, float* out) {
-    constexpr int kSets = kRow == 1 || !kHasVnni ? 2 : 1;
+    constexpr int kSets = kRow == 1 || !kHasDotBytes ? 2 : 1;
     constexpr bool is_shifted =
-        kHasVnni && kSets == 2;  // the second set's sums are 16 times theirs
+        kHasDotBytes && !kSignedSums && kSets == 2;  // the second set's sums are 16 times theirs
     Vec sum[kRow][kStrips] = {};
     for (int64_t g = 0; g < groups; ++g, ++b, a += Int4Group::kSize) {
       Int4Sums sums[kSets][kRow][kStrips];
