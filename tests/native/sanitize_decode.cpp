@@ -308,7 +308,7 @@ int run_all() {
   const int64_t num_taken = restore_all(kTampered);
   std::printf("decoding: %lld states tampered with, %lld taken and written on from\n",
               static_cast<long long>(kTampered), static_cast<long long>(num_taken));
-  if (num_taken < kTampered / 100) return 1;              // what is taken is to reach the kernels
+  if (num_taken < kTampered / 100) return 1;  // what is taken is to reach the kernels
   const CpuidRecord record = record_cpuid();  // also asks Linux for AMX
   const std::string widest = choose_isa(record);
   std::vector<std::string> features = usable_features(record);

@@ -48,45 +48,27 @@ struct Exactly {
   static FASTLSTM_INLINE Vec tanh(Vec x) { return FASTLSTM_ISA::tanh(x); }
 };
 
-#if defined(__AVX512F__)
+#if defined(FASTLSTM_HAS_POWERS)
 // Results next to operands of 8 bits: 1e-4 relative is a fortieth of their rounding. What is left
 // to 1 is as exact as float32 stores it, 1e-4 relative or its spacing. Fewer instructions; AMX is
 // so fast that these are what a step waits for.
 template <>
 struct Exactly<Bfloat16> {
-  // 2^y = 2^n 2^r, polynomials fitted for the least relative error over |r| <= 1/2. For an infinite
-  // y, r is 0 and scalef does the rest.
-  static FASTLSTM_INLINE __m512 split(__m512 y, __m512& n) {
-    n = _mm512_maskz_roundscale_ps(0xffff, y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    return _mm512_maskz_reduce_ps(0xffff, y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  }
-
-  // 1 / d of a finite d. rcp14 alone would be off by 6e-5, which at x = 10 is as much as 1 -
-  // sigmoid: what a cell is to keep for thousands of steps would fade; and 1 - tanh^2 would turn
-  // negative.
-  static FASTLSTM_INLINE __m512 inverse(__m512 d) {
-    const __m512 q = _mm512_maskz_rcp14_ps(0xffff, d);
-    return q + q * (1.0f - d * q);
-  }
-
+  // 2^y = 2^n 2^r, polynomials fitted for the least relative error over |r| <= 1/2.
   static FASTLSTM_INLINE Vec sigmoid(Vec x) {
-    // 2^126 at most: infinity times its inverse is no number.
-    const __m512 y =
-        _mm512_maskz_min_ps(0xffff, _mm512_set1_ps(126.0f), bits_of<__m512>(x * -1.44269504f));
-    __m512 n;
-    const __m512 r = split(y, n);
-    const __m512 p = ((0.05517132f * r + 0.24261054f) * r + 0.69326099f) * r + 0.99992811f;
-    const __m512 d = 1.0f + _mm512_maskz_scalef_ps(0xffff, p, n);
-    return bits_of<Vec>(inverse(d));
+    Vec n;  // 2^126 at most: infinity times its inverse is no number
+    const Vec r = split(bounded(x * -1.44269504f, 126.0f), n);
+    const Vec p = ((0.05517132f * r + 0.24261054f) * r + 0.69326099f) * r + 0.99992811f;
+    return inverse(1.0f + power(p, n));
   }
 
   static FASTLSTM_INLINE Vec tanh(Vec x) {
-    __m512 n;
-    const __m512 r = split(bits_of<__m512>(min_of(x * 2.88539008f, splat(40.0f))), n);
-    const __m512 q = ((0.00961809f * r + 0.05583721f) * r + 0.24023252f) * r + 0.69313686f;
-    const __m512 power = _mm512_maskz_scalef_ps(0xffff, _mm512_set1_ps(1.0f), n);
-    const __m512 expm1 = power * (q * r) + (power - 1.0f);
-    return bits_of<Vec>(expm1 * inverse(expm1 + 2.0f));
+    Vec n;
+    const Vec r = split(min_of(x * 2.88539008f, splat(40.0f)), n);
+    const Vec q = ((0.00961809f * r + 0.05583721f) * r + 0.24023252f) * r + 0.69313686f;
+    const Vec whole = power(splat(1.0f), n);
+    const Vec expm1 = whole * (q * r) + (whole - 1.0f);
+    return expm1 * inverse(expm1 + 2.0f);
   }
 };
 #endif

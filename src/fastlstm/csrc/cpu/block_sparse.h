@@ -55,13 +55,7 @@ FASTLSTM_INLINE void add_block(Vec& sum, const uint16_t* a, const uint16_t* line
     __builtin_memcpy(&pair, a + k, sizeof pair);
     Words right;
     __builtin_memcpy(&right, line + k * kBlockColumns + v * kLanes * 2, sizeof right);
-#if defined(__AVX512BF16__)
-    sum = bits_of<Vec>(_mm512_dpbf16_ps(bits_of<__m512>(sum), bits_of<__m512bh>(pair - Words{}),
-                                        bits_of<__m512bh>(right)));
-#else
-    sum += bits_of<Vec>((pair << 16) - Words{}) * bits_of<Vec>(right << 16);
-    sum += bits_of<Vec>((pair & 0xffff0000u) - Words{}) * bits_of<Vec>(right & 0xffff0000u);
-#endif
+    sum = add_bf16_pairs(sum, pair - Words{}, right);
   }
 }
 

@@ -6,14 +6,7 @@
 
 namespace fastlstm::FASTLSTM_ISA {
 
-// A line of 64 bytes in the vectors that this instruction set has.
-#if defined(__AVX512F__)
-using LinePart = uint64_t __attribute__((vector_size(64)));
-#elif defined(__AVX2__)
-using LinePart = uint64_t __attribute__((vector_size(32)));
-#else
-using LinePart = uint64_t __attribute__((vector_size(16)));
-#endif
+// A line of 64 bytes in the vectors that this instruction set has: LinePart.
 constexpr int64_t kLineBytes = 64;
 constexpr int kLineParts = kLineBytes / sizeof(LinePart);
 
@@ -27,21 +20,6 @@ FASTLSTM_INLINE LinePart part_at(const void* line, int k) {
   LinePart part;
   __builtin_memcpy(&part, static_cast<const char*>(line) + k * sizeof part, sizeof part);
   return part;
-}
-
-// The product of the two halves of every word; compilers make a full 64-bit product of the plain
-// expression, three times the work.
-FASTLSTM_INLINE LinePart product_of_halves(LinePart x) {
-#if defined(__AVX512F__)
-  return bits_of<LinePart>(
-      _mm512_maskz_mul_epu32(0xff, bits_of<__m512i>(x), bits_of<__m512i>(x >> 32)));
-#elif defined(__AVX2__)
-  return bits_of<LinePart>(_mm256_mul_epu32(bits_of<__m256i>(x), bits_of<__m256i>(x >> 32)));
-#elif defined(__SSE2__)
-  return bits_of<LinePart>(_mm_mul_epu32(bits_of<__m128i>(x), bits_of<__m128i>(x >> 32)));
-#else
-  return (x & 0xffffffffu) * (x >> 32);
-#endif
 }
 
 // Eight plain sums of words: a write to one value changes one of them, always. Eight sums of the

@@ -300,7 +300,7 @@ class DecodeLoop {
     for (int64_t k = 0; k < size; k += kLanes) {
       zeros += load_part<Float32>(values + k, size - k) * 0.0f;
     }
-    if (is_not_a_number(zeros)) s_.broken[at] = 1;
+    if (has_nan(zeros)) s_.broken[at] = 1;
   }
 
   // Makes the values of a row an operand.
@@ -388,16 +388,8 @@ class DecodeLoop {
                if (has_values) {  // in the place of the input's product: `between` takes it
                  Float32::store(s_.projected.at(0, u, row), first_lanes(h, m_.H - u * kLanes));
                }
-               if (is_not_a_number(h)) __atomic_store_n(&s_.broken[row], 1, __ATOMIC_RELAXED);
+               if (has_nan(h)) __atomic_store_n(&s_.broken[row], 1, __ATOMIC_RELAXED);
              });
-  }
-
-  static FASTLSTM_INLINE bool is_not_a_number(Vec v) {
-#if defined(__AVX512F__)
-    return _mm512_cmp_ps_mask(bits_of<__m512>(v), bits_of<__m512>(v), _CMP_UNORD_Q) != 0;
-#else
-    return !(sum_lanes(v * 0.0f) == 0.0f);
-#endif
   }
 
   // Layer norm and residual of layer `k`, whole rows.

@@ -34,7 +34,8 @@ CpuidRecord record_cpuid();
 
 // Names of the usable features, in a fixed order: avx, fma, f16c, avx2, avx_vnni, avx512f,
 // avx512bw, avx512vl, avx512dq, avx512_vnni, avx512_bf16, avx512_fp16, amx_tile, amx_bf16,
-// amx_int8, neon_dotprod. A feature that the CPU has and the operating system does not enable is absent.
+// amx_int8, neon_dotprod. A feature that the CPU has and the operating system does not enable is
+// absent.
 std::vector<std::string> usable_features(const CpuidRecord& record);
 
 // The widest instruction set the kernels may use: on aarch64 "neon", else "scalar", "avx2"

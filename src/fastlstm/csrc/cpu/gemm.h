@@ -220,11 +220,11 @@ struct VectorEngine {
     write(sum, out, out_stride);
   }
 
-#if defined(__AVX512BF16__)
   template <int kRow, int kStrip>
-  static
-      __attribute__((noinline)) void tile(Left<uint16_t> a, const uint16_t* b, int64_t strip_stride,
-                                          int64_t inner, bool add, float* out, int64_t out_stride) {
+    requires(kHasBf16Pairs)
+  static __attribute__((noinline)) void tile(Left<uint16_t> a, const uint16_t* b,
+                                             int64_t strip_stride, int64_t inner, bool add,
+                                             float* out, int64_t out_stride) {
     Vec sum[kRow][kStrip];
     read(sum, add, out, out_stride);
     for (int64_t at = 0; at < inner; at += a.block) {
@@ -243,8 +243,7 @@ struct VectorEngine {
           const Words left = pair - Words{};
 #pragma GCC unroll 8
           for (int s = 0; s < kStrip; ++s) {
-            sum[r][s] = bits_of<Vec>(_mm512_dpbf16_ps(
-                bits_of<__m512>(sum[r][s]), bits_of<__m512bh>(left), bits_of<__m512bh>(right[s])));
+            sum[r][s] = add_bf16_pairs(sum[r][s], left, right[s]);
           }
         }
       }
@@ -252,10 +251,11 @@ struct VectorEngine {
     }
     write(sum, out, out_stride);
   }
-#else
+
   // Without an instruction for pairs, both halves are products of float32: the rows of a block are
   // widened once, into the first-level cache, and a pair of a strip once for all rows.
   template <int kRow, int kStrip>
+    requires(!kHasBf16Pairs)
   static __attribute__((noinline)) void tile(Left<uint16_t> a, const uint16_t* b,
                                              int64_t strip_stride, int64_t inner, bool add,
                                              float* out, int64_t out_stride) {
@@ -289,7 +289,6 @@ struct VectorEngine {
     }
     write(sum, out, out_stride);
   }
-#endif
 
   static FASTLSTM_INLINE Words load_words(const uint16_t* p) {
     Words words;

@@ -10,8 +10,6 @@
 
 namespace fastlstm::FASTLSTM_ISA {
 
-using Shorts = int16_t __attribute__((vector_size(kLanes * 4)));
-
 struct Int4 {
   using Element = int8_t;
   static constexpr int kPair = 4;
@@ -33,23 +31,6 @@ struct Int4 {
 template <>
 struct Exactly<Int4> : Exactly<Int8> {};
 
-#if defined(__AVX512F__)
-using Scale = uint16_t;  // fp16
-FASTLSTM_INLINE Vec load_scales(const Scale* p) {
-  __m256i halves;
-  __builtin_memcpy(&halves, p, sizeof halves);
-  return bits_of<Vec>(_mm512_maskz_cvtph_ps(0xffff, halves));
-}
-FASTLSTM_INLINE void store_scales(Scale* p, Vec v) {
-  const __m256i halves = _mm512_maskz_cvtps_ph(0xffff, bits_of<__m512>(v), 0);
-  __builtin_memcpy(p, &halves, sizeof halves);
-}
-#else
-using Scale = float;
-FASTLSTM_INLINE Vec load_scales(const Scale* p) { return Float32::load(p); }
-FASTLSTM_INLINE void store_scales(Scale* p, Vec v) { Float32::store(p, v); }
-#endif
-
 // A group of a panel in memory: [line][strip][lane][4] bytes, then [strip][lane] scales. Line j
 // holds the inner values 4 j … 4 j + 3 in its low halves of bytes, 32 further ones in its high
 // ones.
@@ -60,19 +41,9 @@ struct Int4Group {
   Scale scales[kStrips][kLanes];
 };
 
-FASTLSTM_INLINE Vec multiply_add(Vec a, Vec b, Vec c) {
-#if defined(__AVX512F__)
-  return bits_of<Vec>(_mm512_fmadd_ps(bits_of<__m512>(a), bits_of<__m512>(b), bits_of<__m512>(c)));
-#elif defined(__FMA__)
-  return bits_of<Vec>(_mm256_fmadd_ps(bits_of<__m256>(a), bits_of<__m256>(b), bits_of<__m256>(c)));
-#else
-  return a * b + c;
-#endif
-}
-
 // Sums of products of four weights and four activations per lane; at most 8 such products.
 struct Int4Sums {
-#if defined(FASTLSTM_DOT_BYTES)
+#if defined(FASTLSTM_HAS_DOT_BYTES)
   Words words;
   FASTLSTM_INLINE void begin(int32_t first) { words = static_cast<uint32_t>(first) - Words{}; }
   FASTLSTM_INLINE void add(Words weights, Words left) { words = dot_bytes(words, weights, left); }
@@ -85,19 +56,7 @@ struct Int4Sums {
     pairs = Shorts{};
     first = value;
   }
-  FASTLSTM_INLINE void add(Words weights, Words left) {
-#if defined(__AVX512BW__)
-    pairs +=
-        bits_of<Shorts>(_mm512_maddubs_epi16(bits_of<__m512i>(weights), bits_of<__m512i>(left)));
-#elif defined(__AVX2__)
-    pairs +=
-        bits_of<Shorts>(_mm256_maddubs_epi16(bits_of<__m256i>(weights), bits_of<__m256i>(left)));
-#else
-    const Shorts even =
-        bits_of<Shorts>(weights & 0x00ff00ffu) * ((bits_of<Shorts>(left) << 8) >> 8);
-    pairs += even + bits_of<Shorts>((weights >> 8) & 0x00ff00ffu) * (bits_of<Shorts>(left) >> 8);
-#endif
-  }
+  FASTLSTM_INLINE void add(Words weights, Words left) { pairs += byte_products(weights, left); }
   FASTLSTM_INLINE Words total() const {
     return add_pairs(static_cast<uint32_t>(first) - Words{}, bits_of<Words>(pairs),
                      0x00010001u - Words{});
@@ -109,7 +68,7 @@ class Int4Engine {
  public:
   using Element = int8_t;
   static constexpr bool kHasDotBytes =
-#if defined(FASTLSTM_DOT_BYTES)
+#if defined(FASTLSTM_HAS_DOT_BYTES)
       true;
 #else
       false;
@@ -125,7 +84,7 @@ class Int4Engine {
     for (int64_t row = rows.begin; row < rows.end; ++row) {
       const int8_t* const from = a.rows + row * a.row_stride;
       for (int64_t g = 0; g < groups; ++g) {
-        offsets[row * groups + g] = -8 * sum_of_group(from + g * Int4Group::kSize);
+        offsets[row * groups + g] = -8 * sum_of_64(from + g * Int4Group::kSize);
       }
     }
   }
@@ -152,18 +111,6 @@ class Int4Engine {
     return __builtin_convertvector(bits_of<Integers>(whole), Vec);
   }
 
-  static FASTLSTM_INLINE int32_t sum_of_group(const int8_t* p) {
-#if defined(__AVX512BW__)
-    const __m512i bytes = _mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(-128));
-    const __m512i sums = _mm512_sad_epu8(bytes, _mm512_setzero_si512());
-    return static_cast<int32_t>(_mm512_reduce_add_epi64(sums)) - 128 * 64;
-#else
-    int32_t sum = 0;
-    for (int64_t k = 0; k < Int4Group::kSize; ++k) sum += p[k];
-    return sum;
-#endif
-  }
-
   template <int kRow>
   static FASTLSTM_INLINE void by_rows(const int8_t* a, int64_t stride, int rows,
                                       const int32_t* offset, const Int4Group* b, int64_t groups,
@@ -178,7 +125,7 @@ class Int4Engine {
                                              const Int4Group* b, int64_t groups, float* out) {
     constexpr int kSets = kRow == 1 || !kHasDotBytes ? 2 : 1;
     constexpr bool is_shifted =
-        kHasDotBytes && !kSignedSums && kSets == 2;  // the second set's sums are 16 times theirs
+        kHasDotBytes && kHasOffset && kSets == 2;  // the second set's sums are 16 times theirs
     Vec sum[kRow][kStrips] = {};
     for (int64_t g = 0; g < groups; ++g, ++b, a += Int4Group::kSize) {
       Int4Sums sums[kSets][kRow][kStrips];
@@ -195,9 +142,7 @@ class Int4Engine {
 #pragma GCC unroll 4
         for (int s = 0; s < kStrips; ++s) {
           Words both = load_line(b->lines[j][s]);
-#if defined(__AVX2__)
-          __asm__("" : "+v"(both));  // stays in a register: GCC would load it twice
-#endif
+          keep_loaded(both);
           const Words low = both & 0x0f0f0f0fu;
           const Words high = is_shifted ? both & 0xf0f0f0f0u : (both >> 4) & 0x0f0f0f0fu;
 #pragma GCC unroll 3

@@ -8,9 +8,6 @@
 
 namespace fastlstm::FASTLSTM_ISA {
 
-using Bytes = uint8_t __attribute__((vector_size(kLanes)));
-using Integers = int32_t __attribute__((vector_size(kLanes * 4)));
-
 struct Int8 {
   using Element = uint8_t;
   static constexpr int kPair = 4;
@@ -33,92 +30,6 @@ struct Int8 {
 
 template <>
 struct Exactly<Int8> : Exactly<Bfloat16> {};
-
-#if defined(__AVX512BW__)
-FASTLSTM_INLINE Words add_pairs(Words sum, Words a, Words b) {
-  return sum + bits_of<Words>(_mm512_madd_epi16(bits_of<__m512i>(a), bits_of<__m512i>(b)));
-}
-#elif defined(__AVX2__)
-FASTLSTM_INLINE Words add_pairs(Words sum, Words a, Words b) {
-  return sum + bits_of<Words>(_mm256_madd_epi16(bits_of<__m256i>(a), bits_of<__m256i>(b)));
-}
-#elif defined(__aarch64__) && FASTLSTM_LANES == 4
-// Products of a byte and a signed one fit 16 bits.
-FASTLSTM_INLINE Words add_pairs(Words sum, Words a, Words b) {
-  using Shorts = int16_t __attribute__((vector_size(kLanes * 4)));
-  const Shorts products = bits_of<Shorts>(a) * bits_of<Shorts>(b);
-  return bits_of<Words>(vpadalq_s16(bits_of<int32x4_t>(sum), bits_of<int16x8_t>(products)));
-}
-#else
-// sum + a.low * b.low + a.high * b.high of signed halves
-FASTLSTM_INLINE Words add_pairs(Words sum, Words a, Words b) {
-  const auto low = [](Words x) { return bits_of<Integers>(x << 16) >> 16; };
-  const auto high = [](Words x) { return bits_of<Integers>(x) >> 16; };
-  return sum + bits_of<Words>(low(a) * low(b) + high(a) * high(b));
-}
-#endif
-
-// sum + the products of four bytes of `a`, unsigned with VNNI, with four signed ones of `b`
-#if defined(__AVX512VNNI__)
-#define FASTLSTM_DOT_BYTES 1
-FASTLSTM_INLINE Words dot_bytes(Words sum, Words a, Words b) {
-  return bits_of<Words>(
-      _mm512_dpbusd_epi32(bits_of<__m512i>(sum), bits_of<__m512i>(a), bits_of<__m512i>(b)));
-}
-#elif defined(__AVXVNNI__)
-#define FASTLSTM_DOT_BYTES 1
-FASTLSTM_INLINE Words dot_bytes(Words sum, Words a, Words b) {
-  return bits_of<Words>(
-      _mm256_dpbusd_avx_epi32(bits_of<__m256i>(sum), bits_of<__m256i>(a), bits_of<__m256i>(b)));
-}
-#elif defined(__ARM_FEATURE_DOTPROD) && FASTLSTM_LANES == 4
-#define FASTLSTM_DOT_BYTES 1
-FASTLSTM_INLINE Words dot_bytes(Words sum, Words a, Words b) {
-  return bits_of<Words>(
-      vdotq_s32(bits_of<int32x4_t>(sum), bits_of<int8x16_t>(a), bits_of<int8x16_t>(b)));
-}
-#endif
-
-// Four activations in every lane, as `dot_quads` takes them.
-#if defined(FASTLSTM_DOT_BYTES)
-#if defined(__aarch64__)
-inline constexpr bool kSignedSums = true;  // whether a sum lacks the offset 128 of activations
-#else
-inline constexpr bool kSignedSums = false;
-#endif
-using Quads = Words;
-FASTLSTM_INLINE Quads quads_of(Words bytes) { return kSignedSums ? bytes ^ 0x80808080u : bytes; }
-FASTLSTM_INLINE Words dot_quads(Words sum, Quads a, Words b) { return dot_bytes(sum, a, b); }
-#elif defined(__AVX2__) && !defined(__AVX512BW__)
-// |a| * (b with the sign of a): pairs of products of up to 127 * 127 fit the signed 16 bits in
-// which the instruction sums them, where a + 128 would saturate.
-inline constexpr bool kSignedSums = true;
-struct Quads {
-  Words bytes, magnitudes;
-};
-FASTLSTM_INLINE Quads quads_of(Words bytes) {
-  const Words a = bytes ^ 0x80808080u;
-  return {a, bits_of<Words>(_mm256_abs_epi8(bits_of<__m256i>(a)))};
-}
-FASTLSTM_INLINE Words dot_quads(Words sum, Quads a, Words b) {
-  const __m256i signs = _mm256_sign_epi8(bits_of<__m256i>(b), bits_of<__m256i>(a.bytes));
-  const __m256i pairs = _mm256_maddubs_epi16(bits_of<__m256i>(a.magnitudes), signs);
-  return add_pairs(sum, bits_of<Words>(pairs), 0x00010001u - Words{});
-}
-#else
-inline constexpr bool kSignedSums = false;
-struct Quads {
-  Words even, odd;
-};
-FASTLSTM_INLINE Quads quads_of(Words bytes) {
-  return {bytes & 0x00ff00ffu, (bytes >> 8) & 0x00ff00ffu};
-}
-FASTLSTM_INLINE Words dot_quads(Words sum, Quads a, Words b) {
-  using Shorts = int16_t __attribute__((vector_size(kLanes * 4)));
-  const Shorts odd = bits_of<Shorts>(b) >> 8, even = (bits_of<Shorts>(b) << 8) >> 8;
-  return add_pairs(add_pairs(sum, a.even, bits_of<Words>(even)), a.odd, bits_of<Words>(odd));
-}
-#endif
 
 FASTLSTM_INLINE Quads load_quads(const uint8_t* a) {
   uint32_t four;

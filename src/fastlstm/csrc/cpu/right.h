@@ -31,7 +31,7 @@ struct Right {
       Integers whole, offset;
       __builtin_memcpy(&whole, sums, sizeof whole);
       __builtin_memcpy(&offset, matrix.corrections + strip * kLanes, sizeof offset);
-      const Vec exact = __builtin_convertvector(kSignedSums ? whole : whole - offset, Vec);
+      const Vec exact = __builtin_convertvector(kHasOffset ? whole - offset : whole, Vec);
       return exact * (Float32::load(matrix.factors + strip * kLanes) * scale);
     } else {
       return Float32::load(sums);

@@ -19,27 +19,6 @@ FASTLSTM_INLINE Vec exp(Vec x) {
   return x < kLowest ? Vec{} : scale + scale * e;
 }
 
-FASTLSTM_INLINE float max_lane(Vec v) {
-#if defined(__AVX512F__)
-  return _mm512_reduce_max_ps(bits_of<__m512>(v));
-#else
-  float whole[kLanes];
-  Float32::store(whole, v);
-  for (int k = 1; k < kLanes; ++k) whole[0] = whole[k] > whole[0] ? whole[k] : whole[0];
-  return whole[0];
-#endif
-}
-
-FASTLSTM_INLINE bool is_any(Words w) {
-#if defined(__AVX512F__)
-  return _mm512_test_epi32_mask(bits_of<__m512i>(w), bits_of<__m512i>(w)) != 0;
-#else
-  uint32_t any = 0;
-  for (int l = 0; l < kLanes; ++l) any |= w[l];
-  return any != 0;
-#endif
-}
-
 template <typename Mask>
 FASTLSTM_INLINE Vec where(Mask mask, Vec v) {
   return mask ? v : Vec{};
@@ -110,18 +89,6 @@ struct Kept {
   float weight;
 };
 
-FASTLSTM_INLINE int64_t count_where(Vec scores, float bound) {
-#if defined(__AVX512F__)
-  const auto mask = _mm512_cmp_ps_mask(bits_of<__m512>(scores), _mm512_set1_ps(bound), _CMP_GE_OQ);
-  return __builtin_popcount(mask);
-#else
-  Words ones = scores >= bound ? Words{} + 1u : Words{};
-  int64_t count = 0;
-  for (int l = 0; l < kLanes; ++l) count += ones[l];
-  return count;
-#endif
-}
-
 // Scores among which a bound lies, and what is above all of them.
 struct Pool {
   const float* scores;
@@ -140,7 +107,7 @@ FASTLSTM_INLINE void kept_above(const Pool& pool, const float (&bounds)[kBounds]
     const Vec score = Float32::load(pool.scores + k);
 #pragma GCC unroll 3
     for (int n = 0; n < kBounds; ++n) {
-      counts[n] += count_where(score, bounds[n]);
+      counts[n] += count_from(score, bounds[n]);
       if constexpr (kWeighs) {
         weights[n] += where(score >= bounds[n], Float32::load(pool.weights + k));
       }
@@ -167,23 +134,8 @@ FASTLSTM_INLINE Pool narrowed(const Scores& s, const Pool& pool, float low, floa
                               Kept above) {
   int64_t count = 0;
   for (int64_t k = 0; k < pool.size; k += kLanes) {
-#if defined(__AVX512F__)
-    const auto score = bits_of<__m512>(Float32::load(pool.scores + k));
-    const auto weight = bits_of<__m512>(Float32::load(pool.weights + k));
-    const auto mask = _mm512_cmp_ps_mask(score, _mm512_set1_ps(low), _CMP_GE_OQ) &
-                      _mm512_cmp_ps_mask(score, _mm512_set1_ps(high), _CMP_LT_OQ);
-    if (mask == 0) continue;
-    _mm512_mask_compressstoreu_ps(s.top_scores + count, mask, score);
-    _mm512_mask_compressstoreu_ps(s.top_weights + count, mask, weight);
-    count += __builtin_popcount(mask);
-#else
-    for (int64_t l = k; l < k + kLanes; ++l) {
-      const float score = pool.scores[l], weight = pool.weights[l];
-      s.top_scores[count] = score;
-      s.top_weights[count] = weight;
-      count += score >= low && score < high ? 1 : 0;
-    }
-#endif
+    count += store_between(pool.scores + k, pool.weights + k, low, high, s.top_scores + count,
+                           s.top_weights + count);
   }
   const int64_t whole = round_up(count, kLanes);
   for (int64_t k = count; k < whole; ++k) {

@@ -1,84 +1,16 @@
-// Vectors of float for one instruction set, written once with the compiler's vector extension.
-//
-// A source file defines FASTLSTM_ISA (a namespace) and FASTLSTM_LANES, then includes the kernel
-// headers: everything here lives in that namespace, so that code built for AVX-512 can never be
-// linked into the path of a CPU without it. For the same reason these headers use no inline
-// function of the standard library.
+// Operations on the vectors of one instruction set: its header, the memory formats of operands,
+// parts of vectors, transposition.
 #pragma once
 
-#include <cstdint>
-
-#if defined(__AVX2__)
-#include <immintrin.h>
-#elif defined(__x86_64__)
-#include <emmintrin.h>
+#if defined(__x86_64__)
+#include "cpu/isa_x86.h"
 #elif defined(__aarch64__)
-#include <arm_neon.h>
+#include "cpu/isa_arm.h"
+#else
+#error "fastlstm's kernels are for x86-64 and aarch64"
 #endif
-
-#define FASTLSTM_INLINE inline __attribute__((always_inline))
 
 namespace fastlstm::FASTLSTM_ISA {
-
-inline constexpr int kLanes = FASTLSTM_LANES;
-#if defined(__AVX512F__) || (defined(__aarch64__) && FASTLSTM_LANES == 4)
-inline constexpr bool kHas32Registers = true;  // of one vector each
-#else
-inline constexpr bool kHas32Registers = false;
-#endif
-
-using Vec = float __attribute__((vector_size(kLanes * 4)));
-using Words = uint32_t __attribute__((vector_size(kLanes * 4)));
-using Halves = uint16_t __attribute__((vector_size(kLanes * 2)));
-
-FASTLSTM_INLINE int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
-FASTLSTM_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-FASTLSTM_INLINE int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
-
-template <typename To, typename From>
-FASTLSTM_INLINE To bits_of(From from) {
-  static_assert(sizeof(To) == sizeof(From));
-  To to;
-  __builtin_memcpy(&to, &from, sizeof to);
-  return to;
-}
-
-FASTLSTM_INLINE Vec splat(float x) { return x - Vec{}; }
-FASTLSTM_INLINE Vec min_of(Vec a, Vec b) { return b < a ? b : a; }  // keeps a NaN of `a`
-FASTLSTM_INLINE Vec max_of(Vec a, Vec b) { return b > a ? b : a; }
-
-// 1 / x to about 1 ulp for normal, finite x whose reciprocal is normal.
-FASTLSTM_INLINE Vec reciprocal(Vec x) {
-#if defined(__AVX512F__)
-  const Vec r = bits_of<Vec>(_mm512_maskz_rcp14_ps(0xffff, bits_of<__m512>(x)));
-  return r * (2.0f - x * r);
-#else
-  return 1.0f / x;
-#endif
-}
-
-// By intrinsics: GCC 12 turns the portable conversion into two halves and their reunion.
-FASTLSTM_INLINE Words widen(Halves h) {
-#if defined(__AVX512F__)
-  return bits_of<Words>(_mm512_maskz_cvtepu16_epi32(0xffff, bits_of<__m256i>(h)));
-#elif defined(__AVX2__)
-  return bits_of<Words>(_mm256_cvtepu16_epi32(bits_of<__m128i>(h)));
-#else
-  return __builtin_convertvector(h, Words);
-#endif
-}
-
-// bf16 to nearest even; a NaN stays one.
-FASTLSTM_INLINE Halves round_to_bf16(Vec x) {
-#if defined(__AVX512BF16__)
-  return bits_of<Halves>(_mm512_cvtneps_pbh(bits_of<__m512>(x)));
-#else
-  const Words u = bits_of<Words>(x);
-  const Words rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-  const Words quiet = (u >> 16) | 0x40u;
-  return __builtin_convertvector(x != x ? quiet : rounded, Halves);
-#endif
-}
 
 FASTLSTM_INLINE Vec widen_bf16(Halves h) { return bits_of<Vec>(widen(h) << 16); }
 
@@ -93,16 +25,7 @@ struct Float32 {
     return v;
   }
   static FASTLSTM_INLINE void store(float* p, Vec v) { __builtin_memcpy(p, &v, sizeof v); }
-  // Past the caches; `p` is aligned to the vector.
-  static FASTLSTM_INLINE void stream(float* p, Vec v) {
-#if defined(__AVX512F__)
-    _mm512_stream_ps(p, bits_of<__m512>(v));
-#elif defined(__AVX2__)
-    _mm256_stream_ps(p, bits_of<__m256>(v));
-#else
-    store(p, v);
-#endif
-  }
+  static FASTLSTM_INLINE void stream(float* p, Vec v) { FASTLSTM_ISA::stream(p, v); }
 };
 
 struct Bfloat16 {
@@ -119,14 +42,7 @@ struct Bfloat16 {
     __builtin_memcpy(p, &h, sizeof h);
   }
   static FASTLSTM_INLINE void stream(uint16_t* p, Vec v) {
-    const Halves h = round_to_bf16(v);
-#if defined(__AVX512F__)
-    _mm256_stream_si256(reinterpret_cast<__m256i*>(p), bits_of<__m256i>(h));
-#elif defined(__AVX2__)
-    _mm_stream_si128(reinterpret_cast<__m128i*>(p), bits_of<__m128i>(h));
-#else
-    __builtin_memcpy(p, &h, sizeof h);
-#endif
+    FASTLSTM_ISA::stream(p, round_to_bf16(v));
   }
 };
 
@@ -158,48 +74,6 @@ FASTLSTM_INLINE Vec first_lanes(Vec v, int64_t n) {
   for (int64_t k = n; k < kLanes; ++k) whole[k] = 0.0f;
   return Float32::load(whole);
 }
-
-FASTLSTM_INLINE float sum_lanes(Vec v) {
-#if defined(__AVX512F__)
-  return _mm512_reduce_add_ps(bits_of<__m512>(v));
-#else
-  float whole[kLanes];
-  Float32::store(whole, v);
-  for (int s = kLanes / 2; s > 0; s /= 2) {
-    for (int k = 0; k < s; ++k) whole[k] += whole[k + s];
-  }
-  return whole[0];
-#endif
-}
-
-// Makes streamed stores visible to the other threads.
-FASTLSTM_INLINE void stream_fence() {
-#if defined(__x86_64__)
-  _mm_sfence();
-#endif
-}
-
-// Flushes denormal numbers to zero while it lives: states and gradients that fade out would slow
-// every multiplication down a hundredfold.
-class FlushDenormals {
- public:
-#if defined(__x86_64__)
-  FlushDenormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040u); }
-  ~FlushDenormals() { _mm_setcsr(before_); }
-
- private:
-  unsigned before_;
-#elif defined(__aarch64__)
-  FlushDenormals() {
-    __asm__ volatile("mrs %0, fpcr" : "=r"(before_));
-    __asm__ volatile("msr fpcr, %0" : : "r"(before_ | uint64_t{1} << 24));
-  }
-  ~FlushDenormals() { __asm__ volatile("msr fpcr, %0" : : "r"(before_)); }
-
- private:
-  uint64_t before_;
-#endif
-};
 
 namespace internal {
 

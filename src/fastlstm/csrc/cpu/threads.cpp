@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 
+#include <chrono>
 #include <climits>
 #include <condition_variable>
 #include <functional>
@@ -25,11 +26,16 @@
 namespace fastlstm {
 namespace {
 
-constexpr int kSpins = 2000;  // some 100 us: longer than colleagues that are running differ
+using Clock = std::chrono::steady_clock;
+constexpr auto kSpinTime = std::chrono::microseconds(100);  // longer than running colleagues differ
+constexpr int kSpins = 64;                                  // between two looks at the clock
 
+// From 10 to 140 cycles: a number of calls is no time.
 void relax() {
 #if defined(__x86_64__)
   _mm_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("isb");
 #endif
 }
 
@@ -134,10 +140,14 @@ void Barrier::wait(int count) {
     if (sleepers_.load(std::memory_order_seq_cst) > 0) wake_all(phase_);
     return;
   }
-  for (int n = 0; n < kSpins; ++n) {
-    if (phase_.load(std::memory_order_acquire) != phase) return;
-    relax();
-  }
+  Clock::time_point start{};
+  do {
+    for (int n = 0; n < kSpins; ++n) {
+      if (phase_.load(std::memory_order_acquire) != phase) return;
+      relax();
+    }
+    if (start == Clock::time_point{}) start = Clock::now();
+  } while (Clock::now() - start < kSpinTime);
   sleepers_.fetch_add(1, std::memory_order_seq_cst);
   while (phase_.load(std::memory_order_seq_cst) == phase) sleep_while(phase_, phase);
   sleepers_.fetch_sub(1, std::memory_order_relaxed);
