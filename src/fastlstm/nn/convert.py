@@ -72,10 +72,11 @@ def accelerate(model: Module, *, max_activation_bytes: int | None = None) -> Mod
 
 
 def _torchs(module: nn.Module) -> str | None:
-    """Returns why torch computes an accelerated layer, or None."""
+    """Returns why torch computes an accelerated layer, or None; on a GPU autocast decides it."""
     if not (isinstance(module, LSTM) and module.is_drop_in):
         return None
-    why = left_to_torch(module, next(layer_calls(module, T=1, B=1)))
+    call = next(layer_calls(module, T=1, B=1))
+    why = left_to_torch(module, call) if call.device == "cpu" else None
     return why and f"torch.nn.LSTM: {why}"
 
 

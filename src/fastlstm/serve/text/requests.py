@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct, structs
@@ -102,9 +102,6 @@ class ChatFields(SharedFields, forbid_unknown_fields=True, kw_only=True):
     max_completion_tokens: int | None = None
 
 
-Fields = TypeVar("Fields", bound=SharedFields)
-
-
 @dataclass(frozen=True)
 class CompletionRequest:
     """A checked request; attributes without a comment are the fields of that name.
@@ -133,8 +130,8 @@ class CompletionRequest:
 
 
 def completion_decoder(
-    model: str, vocab_size: int, max_tokens: int, fields: type[Fields] = CompletionFields
-) -> msgspec.json.Decoder[Fields]:
+    model: str, vocab_size: int, max_tokens: int, fields: type[SharedFields] = CompletionFields
+) -> msgspec.json.Decoder[Any]:
     """Returns the decoder of requests with these fields to the model of that name."""
     token = Annotated[int, Meta(ge=0, le=vocab_size - 1)]
     listed = Annotated[list[str | token | list[token]], Meta(min_length=1)]
