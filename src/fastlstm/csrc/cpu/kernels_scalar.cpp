@@ -1,4 +1,4 @@
 #define FASTLSTM_ISA scalar
-#define FASTLSTM_LANES 8
+#define FASTLSTM_LANES 4
 
 #include "cpu/every_table.h"
