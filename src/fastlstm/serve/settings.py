@@ -93,9 +93,9 @@ class Settings:
         for name in ("user", "assistant"):
             if not getattr(self, f"chat_{name}").strip():
                 raise ConfigError(f"--chat-{name} is empty, expected a label such as '{name}'")
-        head, _ = self.chat_parts
-        if "{role}" not in head or self.chat_template.count("{content}") != 1:
-            expected = "expected {role} and then {content}, as in '{role}: {content}\\n'"
+        head, end = self.chat_parts
+        if "{role}" not in head or not end or self.chat_template.count("{content}") != 1:
+            expected = "expected {role}, then {content} and an end, as in '{role}: {content}\\n'"
             raise ConfigError(f"--chat-template is '{self.chat_template}', {expected}")
 
     @property

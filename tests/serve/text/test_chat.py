@@ -123,6 +123,7 @@ def test_wrong_chats_are_refused_by_field(
     [
         ("template", "{content}\\n"),
         ("template", "{role}"),
+        ("template", "{role}: {content}"),
         ("template", "{content} {role}"),
         ("template", "{role}{content}{content}"),
         ("user", " "),

@@ -200,7 +200,7 @@ def _chat(fields: ChatFields, given: dict[str, Any], settings: Settings) -> list
     if len(heads) > MAX_LABELS:
         raise refused("messages", f"they have {len(heads)} names, expected at most {MAX_LABELS}")
     # Every text has line ends: one alone ends no answer.
-    ends = [end + text.rstrip() for text in heads.values()] if end in ("", "\n") else [end]
+    ends = [end + text.rstrip() for text in heads.values()] if end == "\n" else [end]
     stop = given.get("stop", [])
     given["stop"] = [*([stop] if isinstance(stop, str) else stop), *ends]
     default = given.get("max_tokens", min(CHAT_TOKENS, settings.max_tokens))
