@@ -9,7 +9,10 @@ from torch import nn
 
 import fastlstm
 from fastlstm.errors import FormatError, MissingExtraError
+from fastlstm.exchange.module_source import module_graph
+from fastlstm.exchange.onnx_format import write_onnx
 from onnx_models import check, exported, graph_of, imported, lstm_arrays
+from onnx_results import results_of
 
 node = helper.make_node
 CHARACTERS = "\n ,.abcdefghijklmnopqrstuvwxyz"  # of the fixture text_run
@@ -82,7 +85,7 @@ def test_torchs_exporter(form, both, first, opset):
     x = torch.zeros(2, 4, dtype=torch.long) if form == "tokens" else torch.zeros(2, 4, 3)
     module = check(exported(Net(form, both, first=first), x, opset=opset))
     assert module.made_by == f"pytorch {torch.__version__.split('+')[0]}, opset {opset}"
-    assert module._is_time_major is not first
+    assert module.is_time_major is not first
 
 
 def test_state_as_inputs_is_carried():
@@ -119,7 +122,7 @@ def test_directions_and_merges(direction, merge):
             node("Squeeze", ["m", "one"], ["y"]),
         ]
     arrays = {**lstm_arrays(D), "s": np.array([0, 0, -1]), "one": np.array([1])}
-    assert check(graph_of(nodes, arrays))._is_time_major
+    assert check(graph_of(nodes, arrays)).is_time_major
 
 
 @pytest.mark.parametrize(
@@ -443,3 +446,20 @@ def test_a_bound_on_the_number_of_steps_is_named():
     arrays = lstm_arrays() | {n: np.array(v, np.int64) for n, v in numbers.items()}
     with pytest.raises(FormatError, match="Min 'end' is no operator"):
         imported(graph_of(steps, arrays))
+
+
+@pytest.mark.parametrize("first", [True, False])
+@torch.no_grad()
+def test_an_export_names_the_axes_of_an_imported_model(first, tmp_path):
+    torch.manual_seed(0)
+    example = torch.zeros(2, 4, 3)
+    module = imported(exported(Net("values", first=first), example))
+    data = write_onnx(module_graph(module, example))
+    graph = onnx.load_from_string(data).graph
+    for value, width in ((graph.input[0], 3), (graph.output[0], 9)):
+        axes = [axis.dim_param or axis.dim_value for axis in value.type.tensor_type.shape.dim]
+        assert axes == (["B", "T", width] if first else ["T", "B", width])
+    for shape in ((1, 1, 3), (7, 3, 3), (100, 64, 3)):
+        x = torch.randn(shape)
+        for results in results_of(data, {"x": x.numpy()}, tmp_path):
+            np.testing.assert_allclose(results["output"], module(x).numpy(), atol=1e-5)

@@ -316,7 +316,8 @@ def test_no_option_goes_with_a_projection(option):
 
 
 def test_options_can_be_changed():
-    layer = fastlstm.accelerate(nn.LSTM(I, H, dtype=torch.float64))
+    with pytest.warns(UserWarning, match="not in float64"):
+        layer = fastlstm.accelerate(nn.LSTM(I, H, dtype=torch.float64))
     x, *hx = inputs(layer)
     plain = layer(x, hx)[0]
     assert (layer.options, layer.zoneout, layer.activation) == (CellOptions(), (0.0, 0.0), "tanh")

@@ -81,6 +81,16 @@ def test_accelerate_changes_no_layer_that_is_ours_already():
     assert [m.max_activation_bytes for m in model] == [7, None, 100]
 
 
+def test_accelerate_names_the_layers_that_torch_computes():
+    model = nn.Sequential(nn.LSTM(I, H).double(), nn.LSTM(I, H, proj_size=3), nn.LSTM(I, H))
+    with pytest.warns(UserWarning, match="accelerate left to torch: '0' ") as said:
+        fastlstm.accelerate(model)
+    (message,) = (str(warning.message) for warning in said)
+    assert "'0' (torch.nn.LSTM: native: these kernels compute in float32 and bf16" in message
+    assert "; '1' (torch.nn.LSTM: no kernel here projects its output, proj_size=3)" in message
+    assert "'2'" not in message
+
+
 def test_a_single_module_that_is_left_alone_has_a_name():
     with pytest.warns(UserWarning, match=r"left to torch: the model \(nn\.GRU: "):
         fastlstm.accelerate(nn.GRU(I, H))

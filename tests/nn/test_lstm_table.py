@@ -217,6 +217,12 @@ def _(make):
     torch.testing.assert_close(torch.export.load(file).module()(x)[0], layer(x)[0])
 
 
+@row("`torch.export.export` with a `PackedSequence`")
+def _(make):
+    packed = pack_sequence([torch.randn(T, I), torch.randn(2, I)])
+    torch.export.export(make(I, H).eval(), (packed,))
+
+
 @row("`torch.fx.symbolic_trace`")
 def _(make):
     model, x = nn.Sequential(make(I, H)), given()

@@ -115,7 +115,9 @@ const DecodeKernels& decode_kernels(const std::string& isa, int format) {
   if (format >= 0 && format <= 3) {
     found = find_decode_kernels(isa.c_str(), static_cast<WeightFormat>(format));
   }
-  if (found == nullptr) throw nb::value_error("this build has no decoding kernels for that");
+  if (found == nullptr) {
+    throw nb::value_error(("this build lacks " + isa + "; install it on this CPU").c_str());
+  }
   return *found;
 }
 

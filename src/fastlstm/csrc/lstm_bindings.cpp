@@ -24,7 +24,9 @@ Scratch& scratch() {
 
 const Kernels& kernels(const std::string& isa, bool is_bf16) {
   const Kernels* found = find_kernels(isa, is_bf16);
-  if (found == nullptr) throw nb::value_error("this build has no kernels for that");
+  if (found == nullptr) {
+    throw nb::value_error(("this build lacks " + isa + "; install it on this CPU").c_str());
+  }
   return *found;
 }
 

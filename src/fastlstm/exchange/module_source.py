@@ -182,8 +182,10 @@ def _inputs(
     g: Tracer, module: nn.Module, arguments: Mapping[str, Any], states: frozenset[str], T: Size
 ) -> dict[str, Any]:
     """Returns the arguments with an input of the graph in place of every tensor."""
-    lstms = [m for m in module.modules() if isinstance(m, nn.LSTM)]
-    steps = ("B", T) if any(lstm.batch_first for lstm in lstms) else (T, "B")
+    modules = list(module.modules())
+    is_time_major = any(getattr(m, "is_time_major", False) for m in modules)  # an imported model
+    is_batch_first = any(m.batch_first for m in modules if isinstance(m, nn.LSTM))
+    steps = ("B", T) if is_batch_first and not is_time_major else (T, "B")
 
     def added(name: str, example: Tensor) -> Traced:
         is_number, sizes = example.is_floating_point(), list[Size](example.shape)

@@ -15,7 +15,8 @@ from fastlstm.errors import UsageError
 from fastlstm.nn.lstm import LSTM, check_max_activation_bytes
 from fastlstm.ops import packed_weights
 from fastlstm.ops.cell_options import TORCHS_CELL
-from fastlstm.ops.left_alone import check_module, recurrent_modules
+from fastlstm.ops.explain import layer_calls
+from fastlstm.ops.left_alone import check_module, left_to_torch, recurrent_modules
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -33,8 +34,9 @@ def accelerate(model: Module, *, max_activation_bytes: int | None = None) -> Mod
     `restore` undoes it.
 
     Other recurrent modules stay: subclasses of `nn.LSTM`, which may have their own forward pass,
-    `nn.GRU`, `nn.RNN`, cells, quantized and TorchScript layers. One UserWarning names them with the
-    reasons; `explain(model)` reports them with the backend `"torch"`.
+    `nn.GRU`, `nn.RNN`, cells, quantized and TorchScript layers. One UserWarning names them, and
+    layers that torch computes all the same (float64, `proj_size`), with the reasons;
+    `explain(model)` reports them with the backend `"torch"`.
 
     Args:
         model: any module.
@@ -48,7 +50,7 @@ def accelerate(model: Module, *, max_activation_bytes: int | None = None) -> Mod
         ConfigError: `max_activation_bytes` is no number of bytes.
 
     Warns:
-        UserWarning: other recurrent modules, or a model without any LSTM.
+        UserWarning: layers that torch computes, or a model without any LSTM.
     """
     check_max_activation_bytes(max_activation_bytes)
     modules = list(recurrent_modules(model))
@@ -58,15 +60,24 @@ def accelerate(model: Module, *, max_activation_bytes: int | None = None) -> Mod
             if max_activation_bytes is not None:
                 module.max_activation_bytes = max_activation_bytes
     names = [
-        f"{repr(path) if path else 'the model'} ({left.runs}: {left.why})"
-        for path, _, left in modules
-        if left
+        f"{repr(path) if path else 'the model'} ({why})"
+        for path, module, left in modules
+        if (why := f"{left.runs}: {left.why}" if left else _torchs(module))
     ]
     if names:
         warnings.warn(f"accelerate left to torch: {'; '.join(names)}", stacklevel=2)
     elif not modules:
         warnings.warn(f"accelerate found no nn.LSTM in {type(model).__name__}", stacklevel=2)
     return model
+
+
+def _torchs(module: nn.Module) -> str | None:
+    """Returns why torch computes an accelerated layer, or None; on a GPU autocast decides it."""
+    if not (isinstance(module, LSTM) and module.is_drop_in):
+        return None
+    call = next(layer_calls(module, T=1, B=1))
+    why = left_to_torch(module, call) if call.device == "cpu" else None
+    return why and f"torch.nn.LSTM: {why}"
 
 
 def restore(model: Module) -> Module:

@@ -254,6 +254,7 @@ class LSTM(nn.LSTM):
             KernelError: with `strict`, a slow kernel; with `backend`, one that cannot run this.
             RuntimeError, ValueError: torch's errors for an input or hx that does not fit.
             TypeError: an input that is no tensor.
+            UsageError: a PackedSequence in `torch.export`.
         """
         if isinstance(input, Proxy):
             return self._fx_node(input, input, hx, lengths=lengths, padding=padding)
@@ -393,6 +394,12 @@ class LSTM(nn.LSTM):
             raise TypeError(_wrong_input(input))
         if has_lengths:
             raise ShapeError("a PackedSequence knows its lengths; leave out lengths=")
+        if getattr(torch.compiler, "is_exporting", bool)():  # torch 2.6 lacks it
+            raise UsageError(
+                "a graph cannot hold a PackedSequence, whose sizes depend on its lengths, not even"
+                " torch's nn.LSTM can be exported with one; call the LSTM with padded input and"
+                " lengths="
+            )
         data, batch_sizes, order, back = input
         if self._is_torchs(data):
             return self._torch(input, hx)

@@ -59,6 +59,7 @@ class ImportedModel(nn.Module):
     Attributes:
         layers: the layers in order.
         made_by: framework and version that wrote the file.
+        is_time_major: the time axis comes first, not second.
         returns_logits: the model ended in a softmax; `softmax(-1)` returns its probabilities.
         notes: parts that were not imported, or imported as something else.
 
@@ -71,7 +72,7 @@ class ImportedModel(nn.Module):
         check_widths(stack)
         self.made_by, self.notes = stack.made_by, stack.notes
         self.returns_logits = stack.ends_in_softmax
-        self._is_time_major = stack.is_time_major
+        self.is_time_major = stack.is_time_major
         self.layers = nn.ModuleList(_module(layer) for layer in stack.logits.layers)
         self._shape, self._masks_zero = stack.shape, stack.masks_zero
         self._answers_once = stack.answers_once
@@ -103,7 +104,7 @@ class ImportedModel(nn.Module):
         if x.ndim != (2 if self._reads_tokens else 3):
             raise ShapeError(f"the input has shape {tuple(x.shape)}, expected {shape}")
         x = x.long() if self._reads_tokens else x
-        x = x.transpose(0, 1) if self._is_time_major else x
+        x = x.transpose(0, 1) if self.is_time_major else x
         is_read = None
         if lengths is not None:
             is_read = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
@@ -112,7 +113,7 @@ class ImportedModel(nn.Module):
         x = self._run(x) if is_read is None else self._read_parts(x, is_read)
         if self._shape is not None:
             x = x.reshape(x.shape[0], *self._shape)
-        return x.transpose(0, 1) if self._is_time_major and x.ndim == 3 else x
+        return x.transpose(0, 1) if self.is_time_major and x.ndim == 3 else x
 
     def _run(self, x: Tensor) -> Tensor:
         for layer in self.layers:

@@ -18,7 +18,7 @@ from fastlstm.serve.forecast.engine import ForecastEngine
 from fastlstm.serve.forecast.inference import inference_routes
 from fastlstm.serve.forecast.tables import TableForecasts
 from fastlstm.serve.http.access import Access
-from fastlstm.serve.http.errors import ApiError, no_model
+from fastlstm.serve.http.errors import no_model
 from fastlstm.serve.http.keys import check_access
 from fastlstm.serve.metrics import CONTENT_TYPE
 from fastlstm.serve.openapi import Model, ModelList, document_of
@@ -41,7 +41,7 @@ def make_app(service: Service) -> ASGIApp:
         Route("/v1/models", pages.models),
         Route("/v1/models/{name:path}", pages.model),
         Route("/v1/completions", Completions(service), methods=["POST"]),
-        Route("/v1/chat/completions", pages.chat, methods=["POST"]),
+        Route("/v1/chat/completions", Completions(service, True), methods=["POST"]),
         Route("/forecast", TableForecasts(service), methods=["POST"]),
         *inference_routes(service),
     ]
@@ -94,12 +94,6 @@ class _Pages:
         if name != described.id:
             raise no_model(name, described.id)
         return _json(described)
-
-    async def chat(self, request: Request) -> Response:
-        self._service.text_engine  # noqa: B018  raises the error of a forecaster
-        what = "send the text as 'prompt' to /v1/completions"
-        message = f"this model continues a text and was not trained to chat; {what}"
-        raise ApiError(404, message, None, "not_a_chat_model")
 
     def _described(self) -> Model:
         engine = self._service.text_engine

@@ -99,6 +99,33 @@ class Completion(Struct):
     usage: UsageSchema
 
 
+class ChatMessage(Struct):
+    """The answer of a chat."""
+
+    role: Literal["assistant"]
+    content: str
+
+
+class ChatChoice(Struct):
+    """One answer."""
+
+    index: Count
+    message: ChatMessage
+    logprobs: None
+    finish_reason: Literal["stop", "length"]
+
+
+class ChatCompletion(Struct):
+    """The answer to a chat completion request."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: Count
+    model: str
+    choices: Annotated[list[ChatChoice], Meta(min_length=1)]
+    usage: UsageSchema
+
+
 class Model(Struct):
     """A language model, as OpenAI describes one, and `about` it."""
 
@@ -142,11 +169,12 @@ def document_of(engine: TextEngine | ForecastEngine, *, has_keys: bool) -> Schem
         kinds = [InferError, Answer, Metadata, Server, Live, Ready, ModelReady, Health]
         kinds += [TableBody, TableAnswer]
     else:
-        about, paths, error = "OpenAI's text completions", _text_paths(engine), "TextError"
-        kinds = [TextError, Completion, Model, ModelList, Health]
+        about, paths, error = "OpenAI's text and chat completions", _text_paths(engine), "TextError"
+        kinds = [TextError, Completion, ChatCompletion, Model, ModelList, Health]
+        kinds.append(engine.chat_decoder.type)
     _, schemas = msgspec.json.schema_components([*kinds, engine.decoder.type], ref_template=_REF)
     schemas["Error"] = {"$ref": _REF.format(name=error)}
-    if "CompletionRequest" in schemas:
+    if isinstance(engine, TextEngine):
         # The four kinds of prompt; msgspec has one kind of list in a union.
         prompt = schemas["CompletionRequest"]["properties"]["prompt"]
         text, listed, null = prompt["anyOf"]
@@ -173,15 +201,18 @@ def document_of(engine: TextEngine | ForecastEngine, *, has_keys: bool) -> Schem
 
 def _text_paths(engine: TextEngine) -> Schema:
     event = {"type": "object", "properties": {"data": _TEXT}, "required": ["data"]}
-    event["description"] = "a Completion with the new text only; after the last one, [DONE]"
-    answer = {**_json("Completion"), "text/event-stream": {"schema": event}}
+    event["description"] = "the answer with the new text only; after the last event, [DONE]"
+    stream = {"text/event-stream": {"schema": event}}
     errors = (400, 401, 404, 408, 413, 415, 421, 429, 431, 500, 503)
-    request = _json("CompletionRequest")
+    completion, chat = (
+        (_json(f"{kind}Request"), {**_json(kind), **stream}, *errors)
+        for kind in ("Completion", "ChatCompletion")
+    )
     return {
         **_get("/v1/models", "the models: one", "ModelList"),
         **_get("/v1/models/{name}", "the model", "Model", 404, name=engine.name),
-        **_post("/v1/completions", "continues a prompt", request, answer, *errors),
-        **_post("/v1/chat/completions", "answers 404", _OBJECT, None, 401, 404, 421, 431, 503),
+        **_post("/v1/completions", "continues a prompt", *completion),
+        **_post("/v1/chat/completions", "continues messages as a transcript", *chat),
     }
 
 
@@ -239,16 +270,16 @@ def _get(path: str, summary: str, answer: str | Schema, *more: int, **parts: str
 
 
 def _post(
-    path: str, summary: str, request: Schema, answer: Schema | None, *errors: int, **parts: str
+    path: str, summary: str, request: Schema, answer: Schema, *errors: int, **parts: str
 ) -> Schema:
-    body = {"required": answer is not None, "content": request}
+    body = {"required": True, "content": request}
     return {path: {"post": {**_operation(summary, answer, errors, parts), "requestBody": body}}}
 
 
 def _operation(
-    summary: str, answer: Schema | None, errors: Iterable[int], parts: Mapping[str, str]
+    summary: str, answer: Schema, errors: Iterable[int], parts: Mapping[str, str]
 ) -> Schema:
-    listed = {} if answer is None else {"200": {"description": "the answer", "content": answer}}
+    listed = {"200": {"description": "the answer", "content": answer}}
     for status in sorted(errors):
         listed[str(status)] = {"description": _ERRORS[status], "content": _json("Error")}
     kind = {"in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}

@@ -17,7 +17,7 @@ def _limited(default: float, low: float, high: float) -> Any:
 
 @dataclass(frozen=True)
 class Settings:
-    """A server's address and limits; checked when built.
+    r"""A server's address and limits; checked when built.
 
     Attributes:
         host: address to listen on; if other machines reach it, use API keys.
@@ -33,6 +33,10 @@ class Settings:
             forecasts.
         prefix_cache: states of prompts kept per API key; a prompt with the same beginning continues
             from there; 0 keeps none.
+        chat_template: a message of a chat in the prompt, `\n` for a line end. An answer ends at the
+            text after {content} or, if that is one line end, at a line that begins with a label.
+        chat_user: the {role} of the user's messages without a name.
+        chat_assistant: the {role} of the answers.
         max_sequences: sequences kept on the server, each with its newest rows.
         sequence_idle: seconds without a request after which a sequence is forgotten.
         max_tokens: largest max_tokens of a request.
@@ -61,6 +65,9 @@ class Settings:
     max_streams: int = _limited(256, 1, 65536)
     max_queue: int = _limited(256, 0, 1 << 20)
     prefix_cache: int = _limited(64, 0, 65536)
+    chat_template: str = "{role}: {content}\\n"
+    chat_user: str = "user"
+    chat_assistant: str = "assistant"
     max_sequences: int = _limited(1024, 0, 1 << 24)
     sequence_idle: float = _limited(3600.0, 0.05, _UNLIMITED)
     max_tokens: int = _limited(100_000, 1, _UNLIMITED)
@@ -83,11 +90,25 @@ class Settings:
                 low, high = bounds
                 flag = "--" + option.name.replace("_", "-")
                 raise ConfigError(f"{flag} is {value}, expected {low} to {high}")
+        for name in ("user", "assistant"):
+            if not getattr(self, f"chat_{name}").strip():
+                raise ConfigError(f"--chat-{name} is empty, expected a label such as '{name}'")
+        head, end = self.chat_parts
+        if "{role}" not in head or not end or self.chat_template.count("{content}") != 1:
+            expected = "expected {role}, then {content} and an end, as in '{role}: {content}\\n'"
+            raise ConfigError(f"--chat-template is '{self.chat_template}', {expected}")
+
+    @property
+    def chat_parts(self) -> tuple[str, str]:
+        """`chat_template` before and after {content}."""
+        head, _, end = self.chat_template.replace("\\n", "\n").partition("{content}")
+        return head, end
 
 
 GROUPS = {
     "address": "host port",
     "engine": "device weights threads max_streams max_queue prefix_cache",
+    "chat": "chat_template chat_user chat_assistant",
     "sequences": "max_sequences sequence_idle",
     "limits": "max_tokens max_prompt_tokens max_scored max_numbers max_body header_timeout"
     " body_timeout stall watchdog grace",

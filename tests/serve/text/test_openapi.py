@@ -40,7 +40,7 @@ def test_every_answer_is_what_the_document_says(api: Any, mode: GenerationMode) 
     operations = [found.ok() for found in api.get_all_operations()]
     assert len(operations) == 8  # without the document itself
     for operation in operations:
-        is_main = operation.path == "/v1/completions"
+        is_main = operation.path.endswith("/completions")
         with contextlib.nullcontext() if is_main else contextlib.suppress(Unsatisfiable):
             # A request without parts has nothing to be wrong.
             ask(operation.as_strategy(generation_mode=mode), 100 if is_main else 10)

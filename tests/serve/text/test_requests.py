@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fastlstm.serve.http.errors import ApiError
+from fastlstm.serve.settings import Settings
 from fastlstm.serve.text.requests import completion_decoder, parse_completion
 
 NUMBERS = {
@@ -32,7 +33,7 @@ def encoded(body: Any) -> bytes:
 
 
 def parsed(**body: Any) -> Any:
-    return parse_completion(encoded(body), DECODER, "tiny", 500)
+    return parse_completion(encoded(body), DECODER, "tiny", Settings(max_tokens=500))
 
 
 def refused(**body: Any) -> str:
@@ -148,7 +149,7 @@ def test_biases_are_bounded_in_number() -> None:
     def parse(count: int) -> None:
         biases = {str(token): 1 for token in range(count)}
         decoder = completion_decoder("m", vocab_size=999, max_tokens=5)
-        parse_completion(encoded({"logit_bias": biases}), decoder, "m", 5)
+        parse_completion(encoded({"logit_bias": biases}), decoder, "m", Settings(max_tokens=5))
 
     parse(300)
     with pytest.raises(ApiError, match="expected `object` of length <= 300"):
@@ -159,7 +160,7 @@ def test_the_runs_settings_are_the_defaults() -> None:
     defaults = {"temperature": 0.5, "top_k": 7}
     body = {"prompt": "a", "top_k": 0}
     decoder = completion_decoder("m", vocab_size=9, max_tokens=5)
-    asked = parse_completion(encoded(body), decoder, "m", 5, defaults)
+    asked = parse_completion(encoded(body), decoder, "m", Settings(max_tokens=5), defaults)
     assert (asked.sampling.temperature, asked.sampling.top_k, asked.max_tokens) == (0.5, 0, 5)
 
 
@@ -186,7 +187,7 @@ def test_the_runs_settings_are_the_defaults() -> None:
 )
 def test_strict_json(data: bytes, part: str) -> None:
     with pytest.raises(ApiError) as caught:
-        parse_completion(data, DECODER, "tiny", 500)
+        parse_completion(data, DECODER, "tiny", Settings(max_tokens=500))
     assert caught.value.status == 400
     assert part in caught.value.message
     assert len(caught.value.message) < 300

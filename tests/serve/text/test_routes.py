@@ -97,7 +97,7 @@ def test_errors_have_one_shape(server: Running) -> None:
     cases: list[tuple[int, httpx.Response]] = [
         (404, server.client.get("/nope")),
         (404, server.client.get("/v1/models/other")),
-        (404, server.client.post("/v1/chat/completions", json={})),
+        (400, server.client.post("/v1/chat/completions", json={})),
         (405, server.client.get("/v1/completions")),
         (405, server.client.put("/v1/models")),
         (415, server.client.post("/v1/completions", content=b"{}")),

@@ -1,4 +1,4 @@
-"""`POST /v1/completions`, and OpenAI's text_completion objects, whole or as server-sent events."""
+"""`POST /v1/completions` and `/v1/chat/completions`: OpenAI's objects, whole or as events."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ _SLICE = 256
 
 @dataclass
 class Completions:
-    """Answers completion requests, an ASGI application."""
+    """Answers completion requests, of texts or of chats, an ASGI application."""
 
     _service: Service
+    _is_chat: bool = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service, record = self._service, scope["state"]["record"]
@@ -44,7 +45,7 @@ class Completions:
         num_scored = 0
         async with service.admitted(engine, channel, scope, receive, send) as (sender, body):
             try:
-                request, generations = await engine.read(channel, body)
+                request, generations = await engine.read(channel, body, is_chat=self._is_chat)
                 del body
                 num_scored = engine.reserve_scores(request, generations, channel.tenant)
                 usage = Usage(sum(len(generation.prompt) for generation in generations))
@@ -72,9 +73,11 @@ class _Answer:
     def __post_init__(self) -> None:
         self._record.prompt_tokens = self._usage.prompt_tokens
         self._num_open = len(self._choices)
+        request = self._request
+        kind = "chat.completion.chunk" if request.stream else "chat.completion"
         head = {
-            "id": f"cmpl-{secrets.token_hex(12)}",
-            "object": "text_completion",
+            "id": f"{'chat' * request.is_chat}cmpl-{secrets.token_hex(12)}",
+            "object": kind if request.is_chat else "text_completion",
             "created": int(time.time()),
             "model": self._engine.name,
         }
@@ -227,10 +230,14 @@ class Prompt:
 
 
 class Choice:
-    """One text of a request; its prompt is shared with other choices, the seal signs its state."""
+    """One text of a request; its prompt is shared with other choices, the seal signs its state.
 
-    def __init__(self, index: int, prompt: Prompt, seal: Seal) -> None:
+    `message` is the name of a chat's message in the answer; empty for a text.
+    """
+
+    def __init__(self, index: int, prompt: Prompt, seal: Seal, message: str = "") -> None:
         self._index, self._prompt, self._seal = index, prompt, seal
+        self._message, self._has_begun = message, False
         self._before: Prompt | None = prompt  # what the next object repeats
         self._clear()
 
@@ -241,7 +248,11 @@ class Choice:
 
     def add(self, chunk: OutputChunk) -> None:
         self._prompt.add(chunk.prompt_scores)
-        self._text += _text_json(chunk.text)
+        text = chunk.text
+        if self._message and not self._has_begun:
+            text = text.lstrip()  # the blank after the label
+            self._has_begun = bool(text)
+        self._text += _text_json(text)
         if self._scores is not None:
             self._scores.add(chunk.scores, self._prompt.length)
         self._last = chunk
@@ -250,6 +261,10 @@ class Choice:
         """Returns OpenAI's choice object in parts, with the chunks since the last call."""
         before, self._before = self._before, None
         text, last = self._text, self._last
+        head, end = b'{"text":"', b'"'
+        if self._message:  # clients join the roles of a stream: only the first event has it
+            role = b"" if before is None else b'"role":"assistant",'
+            head, end = b'{"%s":{%s"content":"' % (self._message.encode(), role), b'"}'
         logprobs: Parts = [b"null"]
         if self._scores is not None:
             logprobs = self._scores.parts(None if before is None else before.scores)
@@ -257,10 +272,10 @@ class Choice:
         state = last.state
         session = b"" if state is None else b',"session":' + _dumps(state.blob(self._seal))
         return [
-            b'{"text":"',
+            head,
             *([] if before is None else [before.text]),
             text,
-            b'","index":%d,"logprobs":' % self._index,
+            b'%s,"index":%d,"logprobs":' % (end, self._index),
             *logprobs,
             b',"finish_reason":%s%s}' % (_dumps(last.finish), session),
         ]
@@ -271,9 +286,10 @@ def choices_of(
 ) -> list[Choice]:
     """Returns the choices of a request; the choices of one prompt share it."""
     choices: list[Choice] = []
+    message = ("delta" if request.stream else "message") if request.is_chat else ""
     for generation in generations:
         prompt = Prompt(generation, request, engine.model.tokenizer)
-        choices += [Choice(index, prompt, engine.seal) for index in generation.indices]
+        choices += [Choice(index, prompt, engine.seal, message) for index in generation.indices]
     return choices
 
 

@@ -16,7 +16,12 @@ from fastlstm.serve.metrics import Metrics
 from fastlstm.serve.settings import Settings
 from fastlstm.serve.text.generation import GenerationRequest, OutputChunk, State
 from fastlstm.serve.text.prefix_cache import NOTHING
-from fastlstm.serve.text.requests import CompletionRequest, completion_decoder, parse_completion
+from fastlstm.serve.text.requests import (
+    ChatFields,
+    CompletionRequest,
+    completion_decoder,
+    parse_completion,
+)
 from fastlstm.serve.text.scheduler import Advanced, Scheduler
 from fastlstm.text.loading import InferenceModel
 from fastlstm.text.sampling import MAX_SEED
@@ -102,7 +107,9 @@ class TextEngine(Engine):
         self.model, self.created = model, int(time.time())
         self.seal = Seal(session_key, model.decoder.model_hash)
         vocab_size = model.tokenizer.vocab_size
-        self.decoder = completion_decoder(model.name, vocab_size, settings.max_tokens)
+        facts = model.name, vocab_size, settings.max_tokens
+        self.decoder = completion_decoder(*facts)
+        self.chat_decoder = completion_decoder(*facts, ChatFields)
         self.scored = Places(settings.max_scored, is_shared=is_shared)
         self.scheduler = Scheduler(model, settings, threads, self._deliver, is_shared=is_shared)
         about = {"name": model.name, "weights": model.decoder.weight_format}
@@ -120,22 +127,23 @@ class TextEngine(Engine):
         self.scheduler.wake()
 
     async def read(
-        self, channel: Channel, body: bytes
+        self, channel: Channel, body: bytes, *, is_chat: bool
     ) -> tuple[CompletionRequest, list[GenerationRequest]]:
         """Parses a request, and reserves a place for each text; long bodies go to a worker."""
         if len(body) <= _SHORT_BODY:
-            return self._read(channel, body)
+            return self._read(channel, body, is_chat)
         # Kept in no variable: an error's traceback leads here, and the variable would lead back to
         # the error.
         return await channel.wait(
-            self._reader.call(self._read, channel, body, tenant=channel.tenant)
+            self._reader.call(self._read, channel, body, is_chat, tenant=channel.tenant)
         )
 
     def _read(
-        self, channel: Channel, body: bytes
+        self, channel: Channel, body: bytes, is_chat: bool
     ) -> tuple[CompletionRequest, list[GenerationRequest]]:
-        limit, defaults = self._settings.max_tokens, self.model.generation
-        request = parse_completion(body, self.decoder, self.name, limit, defaults)
+        decoder = self.chat_decoder if is_chat else self.decoder
+        defaults = self.model.generation
+        request = parse_completion(body, decoder, self.name, self._settings, defaults)
         self.scheduler.reserve(channel, request.num_choices)
         return request, self._generations(request, channel)
 
@@ -179,7 +187,8 @@ class TextEngine(Engine):
         start = prompt_ids(tokenizer, "").tolist()
         top = request.logprobs
         scores_prompt = request.echo and top is not None
-        prompts = [self._tokens(prompt) for prompt in request.prompts]
+        field = "messages" if request.is_chat else "prompt"
+        prompts = [self._tokens(prompt, field) for prompt in request.prompts]
         find = self.scheduler.prefix_cache.find
         generations = [
             GenerationRequest(
@@ -201,18 +210,18 @@ class TextEngine(Engine):
         self._metrics.tokens_known.inc(sum(one.prefix.num_known for one in generations))
         return generations
 
-    def _tokens(self, prompt: str | list[int]) -> list[int]:
+    def _tokens(self, prompt: str | list[int], field: str) -> list[int]:
         limit, tokenizer = self._settings.max_prompt_tokens, self.model.tokenizer
         tokens = prompt
         if isinstance(tokens, str):
             if len(tokens) > limit and tokenizer.kind != "bpe":
-                raise _too_long(len(tokens), limit)
+                raise _too_long(field, len(tokens), limit)
             try:
                 tokens = prompt_ids(tokenizer, tokens).tolist() if tokens else []
             except PromptError as error:
-                raise ApiError(400, str(error), "prompt") from None
+                raise ApiError(400, str(error), field) from None
         if len(tokens) > limit:
-            raise _too_long(len(tokens), limit)
+            raise _too_long(field, len(tokens), limit)
         return tokens
 
     def _state(self, session: str) -> State:
@@ -238,9 +247,9 @@ class TextEngine(Engine):
         self._metrics.tokens_written.inc(step.num_written)
 
 
-def _too_long(length: int, limit: int) -> ApiError:
+def _too_long(field: str, length: int, limit: int) -> ApiError:
     message = (
         f"prompt has {counted(length, 'token')}, this server reads at most {limit:,}; send a"
         " shorter one, or continue from where an earlier one ended (return_session, session)"
     )
-    return ApiError(400, message, "prompt", "prompt_too_long")
+    return ApiError(400, message, field, "prompt_too_long")

@@ -1,4 +1,4 @@
-"""A completion request: its fields, checked; nothing is tokenized yet."""
+"""A completion request, or a chat as a transcript: fields, checked; nothing is tokenized yet."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ from msgspec import Meta, Struct, structs
 
 from fastlstm.errors import PromptError
 from fastlstm.serve.http.errors import MAX_NUMBER, ApiError, decode, no_model, refused
+from fastlstm.serve.settings import Settings
 from fastlstm.text.sampling import SMALLEST, Sampling, sampling_of
 
 MAX_PROMPTS = 256
 MAX_BIASES = 300
+MAX_LABELS = 32
+CHAT_TOKENS = 256
+"""The default of max_tokens for a chat."""
 _SEEDS = 1 << 64
 
 Prompt = str | list[int]
@@ -34,20 +38,15 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     continuous_usage_stats: bool = False
 
 
-class CompletionFields(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The fields of a completion request; null counts as left out.
+class SharedFields(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The fields of every request for text; null counts as left out.
 
     Fields that depend on the model are narrowed by `completion_decoder`.
     """
 
     model: str | None = None
-    suffix: Literal[""] | None = None
-    prompt: Any = None
-    session: Annotated[str, Meta(max_length=1 << 22)] | None = None
-    return_session: Flag = None
     max_tokens: int | None = None
     n: Choices = None
-    best_of: Choices = None
     stop: Stops | None = None
     seed: Seed | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
@@ -58,14 +57,49 @@ class CompletionFields(Struct, forbid_unknown_fields=True, kw_only=True):
     presence_penalty: Penalty = None
     frequency_penalty: Penalty = None
     logit_bias: dict[int, float] | None = None
-    logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
-    echo: Flag = None
     stream: Flag = None
     stream_options: StreamOptions | None = None
     user: Annotated[str, Meta(max_length=1000)] | None = None
 
 
-NAMES = CompletionFields.__struct_fields__ + StreamOptions.__struct_fields__
+class CompletionFields(SharedFields, forbid_unknown_fields=True, kw_only=True):
+    """The fields of a completion request."""
+
+    suffix: Literal[""] | None = None
+    prompt: Any = None
+    session: Annotated[str, Meta(max_length=1 << 22)] | None = None
+    return_session: Flag = None
+    best_of: Choices = None
+    logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
+    echo: Flag = None
+
+
+class TextPart(Struct, forbid_unknown_fields=True):
+    """A part of a message's content."""
+
+    text: str
+    type: Literal["text"]
+
+
+class Message(Struct, forbid_unknown_fields=True):
+    """A message of a chat; `name` is its label in the transcript."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    name: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
+    # Null in the answers that clients send back.
+    refusal: None = None
+    tool_calls: None = None
+    function_call: None = None
+    audio: None = None
+    annotations: None = None
+
+
+class ChatFields(SharedFields, forbid_unknown_fields=True, kw_only=True):
+    """The fields of a chat completion request."""
+
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    max_completion_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +108,7 @@ class CompletionRequest:
 
     Attributes:
         sampling: the run's defaults with the request's settings; its seed is the one sent.
+        is_chat: the prompt is a transcript; the answer is its next message.
         reports_usage: with `stream`, which chunks say how many tokens it took: "", "last", "all".
     """
 
@@ -87,6 +122,7 @@ class CompletionRequest:
     echo: bool = False
     session: str | None = None
     return_session: bool = False
+    is_chat: bool = False
 
     @property
     def num_choices(self) -> int:
@@ -94,25 +130,28 @@ class CompletionRequest:
 
 
 def completion_decoder(
-    model: str, vocab_size: int, max_tokens: int
-) -> msgspec.json.Decoder[CompletionFields]:
-    """Returns the decoder of completion requests to the model of that name."""
+    model: str, vocab_size: int, max_tokens: int, fields: type[SharedFields] = CompletionFields
+) -> msgspec.json.Decoder[Any]:
+    """Returns the decoder of requests with these fields to the model of that name."""
     token = Annotated[int, Meta(ge=0, le=vocab_size - 1)]
     listed = Annotated[list[str | token | list[token]], Meta(min_length=1)]
     biases = dict[token, Annotated[float, Meta(ge=-100, le=100)]]
     limit = Annotated[int, Meta(ge=0, le=min(max_tokens, MAX_NUMBER))]
     keys = {"propertyNames": {"pattern": "^(0|[1-9][0-9]*)$"}}
     bias = Annotated[biases, Meta(max_length=MAX_BIASES, extra_json_schema=keys)]
+    is_chat = fields is ChatFields
     own = [
-        ("prompt", str | listed | None, None),
+        ("max_completion_tokens", limit | None, None)
+        if is_chat
+        else ("prompt", str | listed | None, None),
         ("max_tokens", limit | None, None),
         ("logit_bias", bias | None, None),
         ("model", Annotated[str | None, Meta(extra_json_schema={"enum": [model, None]})], None),
     ]
     kind = msgspec.defstruct(
-        "CompletionRequest",
+        "ChatCompletionRequest" if is_chat else "CompletionRequest",
         own,
-        bases=(CompletionFields,),
+        bases=(fields,),
         forbid_unknown_fields=True,
         kw_only=True,
     )
@@ -121,28 +160,63 @@ def completion_decoder(
 
 def parse_completion(
     body: bytes,
-    decoder: msgspec.json.Decoder[CompletionFields],
+    decoder: msgspec.json.Decoder[Any],
     model: str,
-    max_tokens: int,
+    settings: Settings,
     defaults: Mapping[str, Any] | None = None,
 ) -> CompletionRequest:
     """Parses and checks a request body to a model; `defaults` are the run's."""
-    fields = decode(body, decoder, NAMES)
+    names = decoder.type.__struct_fields__ + StreamOptions.__struct_fields__
+    fields = decode(body, decoder, names)
     if fields.model is not None and fields.model != model:
         raise no_model(fields.model, model)
-    n, options = fields.n or 1, fields.stream_options or StreamOptions()
-    if fields.best_of not in (None, n):
-        raise refused("best_of", f"expected n ({n}); leave it out and choose among n")
+    options = fields.stream_options or StreamOptions()
     if fields.stream_options is not None and not fields.stream:
         raise refused("stream_options", "it needs stream: true; leave it out")
     given = {name: value for name, value in structs.asdict(fields).items() if value is not None}
-    own = {"max_tokens": min(16, max_tokens), **_some(CompletionRequest, given)}
-    own["prompts"], own["sampling"] = _prompts(fields.prompt), _sampling(given, defaults or {})
+    given["prompts"] = (_chat if isinstance(fields, ChatFields) else _text)(fields, given, settings)
+    own = {**_some(CompletionRequest, given), "sampling": _sampling(given, defaults or {})}
     usage = "all" if options.continuous_usage_stats else "last" if options.include_usage else ""
-    request = CompletionRequest(**own, reports_usage=usage)
-    if request.return_session and request.max_tokens == 0 and request.logprobs is not None:
+    return CompletionRequest(**own, reports_usage=usage)
+
+
+def _text(fields: CompletionFields, given: dict[str, Any], settings: Settings) -> list[Prompt]:
+    """Returns the prompts; adds the defaults of a completion to `given`."""
+    n = fields.n or 1
+    if fields.best_of not in (None, n):
+        raise refused("best_of", f"expected n ({n}); leave it out and choose among n")
+    limit = given.setdefault("max_tokens", min(16, settings.max_tokens))
+    if fields.return_session and limit == 0 and fields.logprobs is not None:
         raise refused("return_session", "with logprobs it needs max_tokens of at least 1")
-    return request
+    return _prompts(fields.prompt)
+
+
+def _chat(fields: ChatFields, given: dict[str, Any], settings: Settings) -> list[Prompt]:
+    """Returns the transcript that the answer continues; adds the end of the answer to `given`."""
+    (head, end), messages = settings.chat_parts, fields.messages
+    own = {"user": settings.chat_user, "assistant": settings.chat_assistant}
+    labels = [message.name or own.get(message.role, message.role) for message in messages]
+    heads = {label: head.replace("{role}", label) for label in [*labels, *own.values()]}
+    if len(heads) > MAX_LABELS:
+        raise refused("messages", f"they have {len(heads)} names, expected at most {MAX_LABELS}")
+    # Every text has line ends: one alone ends no answer.
+    ends = [end + text.rstrip() for text in heads.values()] if end == "\n" else [end]
+    stop = given.get("stop", [])
+    given["stop"] = [*([stop] if isinstance(stop, str) else stop), *ends]
+    default = given.get("max_tokens", min(CHAT_TOKENS, settings.max_tokens))
+    given["max_tokens"] = given.get("max_completion_tokens", default)
+    given["is_chat"] = True
+    lines = [
+        heads[label] + _content(message) + end
+        for label, message in zip(labels, messages, strict=True)
+    ]
+    # The blank before an answer belongs to its first token in a BPE.
+    return ["".join(lines) + heads[settings.chat_assistant].rstrip(" ")]
+
+
+def _content(message: Message) -> str:
+    parts = message.content
+    return parts if isinstance(parts, str) else "".join(part.text for part in parts)
 
 
 def _prompts(value: str | list[Any] | None) -> list[Prompt]:
