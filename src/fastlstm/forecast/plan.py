@@ -36,6 +36,7 @@ MIN_CALENDAR_GAIN = 0.01
 """Least reduction of the linear path's validation error that justifies a calendar."""
 _SHARE_OF_SHORT = 0.1
 """Share of series that may be too short for the chosen input."""
+_MAX_NAMED = 5
 
 
 def choose_architecture(
@@ -182,22 +183,26 @@ def note_of_short_series(
     return f"{note}; `input_size={fitting!r}` takes all"
 
 
-def note_of_short_ends(dataset: SeriesDataset, input_size: int) -> str | None:
-    """Returns an error text about series with too few rows at their end, if there are any."""
+def forecast_ends(dataset: SeriesDataset, input_size: int) -> tuple[NDArray[np.int64], str]:
+    """Returns the last segment of every series with enough rows to forecast from, and a text that
+    names the others, empty without any."""
     segments = dataset.table.segments
     last = np.flatnonzero(np.diff(segments.series, append=-1))
-    short = last[segments.num_rows[last] < input_size]
+    is_short = segments.num_rows[last] < input_size
+    short = last[is_short]
     if len(short) == 0:
-        return None
-    name = dataset.series[int(segments.series[short[0]])]
-    which = f"series '{name}' ends in" if name else "the table has"
+        return last, ""
+    names = [dataset.series[number] for number in segments.series[short[:_MAX_NAMED]]]
+    first, *others = segments.num_rows[short[:_MAX_NAMED]].tolist()
+    text = f"series '{names[0]}' ends in" if names[0] != "" else "the table has"
+    text += f" {counted(first, 'row')} without gaps"
+    text += "".join(f", '{name}' in {rows:,}" for name, rows in zip(names[1:], others, strict=True))
     more = f" ({len(short)} series are too short)" if len(short) > 1 else ""
     has_gap = (segments.series[short - 1] == segments.series[short]) & (short > 0)
     fill = ", or train with `gaps='fill'`" if has_gap.any() else ""
-    return (
-        f"{which} {counted(segments.num_rows[short[0]], 'row')} without gaps{more}, a forecast"
-        f" reads the last {input_size}; give more rows of the past, or train with a smaller"
-        f" `input_size`{fill}"
+    return last[~is_short], (
+        f"{text}{more}, a forecast reads the last {input_size}; give more rows of the past, or"
+        f" train with a smaller `input_size`{fill}"
     )
 
 

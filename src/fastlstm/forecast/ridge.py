@@ -59,9 +59,11 @@ def fit_ridges(
     train: WindowIndex,
     valid: WindowIndex,
     has_future: bool = False,
+    num_given: int = 0,
 ) -> list[Ridge]:
     """Returns ridge regressions of a target on its last L lags: one on the lags alone and, with
-    `has_future`, one that also uses the numeric future covariates of the step, if there are any.
+    `has_future`, one that also uses the numeric future covariates of the step, if there are any;
+    between them one with the first `num_given` of these.
 
     Values are normalised as the network does it; the penalty with the least error on validation
     windows is chosen. Solves for up to 32,768 windows of single targets, evenly spread over the
@@ -74,7 +76,7 @@ def fit_ridges(
     moments.center()
     parts = list(_rows(network, inputs, valid, _MAX_VALID_ROWS))
     found = []
-    for num_future in sorted({0, moments.num_future}):
+    for num_future in sorted({0, min(num_given, moments.num_future), moments.num_future}):
         tried = [_with_error(moments.solution(num_future, alpha), parts) for alpha in _ALPHAS]
         found.append(min(reversed(tried), key=lambda ridge: ridge.error))
     return found
@@ -160,21 +162,21 @@ class _Moments:
 
     def solution(self, num_future: int, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
         """Returns weights ``(h, lags)``, bias ``(h,)`` and weights of future covariates ``(h, F)``,
-        which are zeros if `num_future` is 0."""
-        lags, h, num = self._size
+        which are zeros from the place `num_future` on."""
+        (lags, h, num), n = self._size, num_future
         right, future = self._xy, torch.zeros(h, num, dtype=torch.float64)
         scale = (self._values + alpha * self._unit)[:, None]
-        if num_future:
-            xf = self._xf.view(lags - 1, h, num)
+        if n:
+            xf = self._xf.view(lags - 1, h, num)[..., :n]
             shrunk = xf / scale[..., None]
-            own = self._ff - torch.einsum("lhf,lhg->hfg", xf, shrunk)
-            own += _LEAST * torch.eye(num, dtype=torch.float64)
-            rest = self._fy - torch.einsum("lhf,lh->hf", shrunk, right)
-            future = torch.linalg.solve(own, rest)
-            right = right - torch.einsum("lhf,hf->lh", xf, future)
+            own = self._ff[:, :n, :n] - torch.einsum("lhf,lhg->hfg", xf, shrunk)
+            own += _LEAST * torch.eye(n, dtype=torch.float64)
+            rest = self._fy[:, :n] - torch.einsum("lhf,lh->hf", shrunk, right)
+            future[:, :n] = torch.linalg.solve(own, rest)
+            right = right - torch.einsum("lhf,hf->lh", xf, future[:, :n])
         weight = self._vectors @ (right / scale)
         x, y, f = self._mean
-        bias = y - x @ weight - ((f * future).sum(-1) if num_future else 0.0)
+        bias = y - x @ weight - ((f * future).sum(-1) if n else 0.0)
         return weight.T.float().contiguous(), bias.float(), future.float()
 
 

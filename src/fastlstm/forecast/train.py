@@ -42,7 +42,7 @@ from fastlstm.forecast.model.config import ForecasterConfig
 from fastlstm.forecast.plan import (
     LEARNING_RATES,
     MIN_CALENDAR_GAIN,
-    note_of_short_ends,
+    forecast_ends,
     note_of_short_series,
     training_loader,
     untrained_forecaster,
@@ -269,12 +269,9 @@ class _ForecastSession(RunSession):
         """Returns the options, the table and the linear path; with a calendar if that lowers the
         validation error of the linear path."""
         parts: tuple[str, ...] = ()
-        is_plain = len(dataset.roles.target) == 1 and not dataset.roles.future
         is_open = config.calendar is None and config.linear is not False
-        if is_open and config.future and len(dataset.roles.target) == 1 and dataset.has_clock:
-            note = "the calendar is not tried beside future covariates; `calendar` adds it"
-            self.notes.append(note)
-        if is_open and is_plain and dataset.table.num_rows <= MAX_ROWS:
+        is_open &= len(dataset.roles.target) == 1
+        if is_open and dataset.table.num_rows <= MAX_ROWS:
             parts, taken = calendar_parts(dataset, split.train_ends)
             if taken:
                 self.notes.append(
@@ -286,24 +283,28 @@ class _ForecastSession(RunSession):
         with self.part_of_setup("the calendar"):
             extended = with_calendar(dataset, parts)
             stored = untrained_forecaster(config, config, extended, split)
-            inputs, sizes = apply_schema(extended, stored), stored.network.config
-            if not sizes.linear:
+            inputs, network = apply_schema(extended, stored), stored.network
+            if not network.config.linear:
                 return config, dataset, None
             train, valid = (
-                split.windows(extended.table, part, sizes.input_size, sizes.horizon)
+                split.windows(extended.table, part, network.config.input_size, config.horizon)
                 for part in ("train", "valid")
             )
-            alone, *others = fit_ridges(stored.network, inputs, train, valid, has_future=True)
-        best = next((r for r in others if r.error < (1 - MIN_CALENDAR_GAIN) * alone.error), None)
-        if best is None:
-            return dataclasses.replace(config, calendar=()), dataset, alone
-        gain = 1 - best.error / alone.error
+            num_given = network.future.num_numbers - len(calendar_names(parts))
+            *others, last = fit_ridges(network, inputs, train, valid, True, num_given)
+        if not others:  # too many future covariates
+            return dataclasses.replace(config, calendar=()), dataset, None
+        plain = min(others, key=lambda ridge: ridge.error)
+        if last.error >= (1 - MIN_CALENDAR_GAIN) * plain.error:
+            plain = plain._replace(future=plain.future[:, :num_given])
+            return dataclasses.replace(config, calendar=()), dataset, plain
+        gain = 1 - last.error / plain.error
         self.notes.append(
             f"the calendar ({', '.join(parts)}) lowers the validation error of the linear path by"
             f" {gain:.1%}: its columns become future covariates, which a server and an exported"
             " model take as inputs"
         )
-        return dataclasses.replace(config, calendar=parts), extended, best
+        return dataclasses.replace(config, calendar=parts), extended, last
 
     def _set_linear(self, task: ForecastTask, known: Ridge | None) -> None:
         """Sets the linear path to ridge regression, fitted here unless `known`."""
@@ -382,9 +383,10 @@ def _warning(
 ) -> str | None:
     """Returns a warning about series too short to train on or to forecast, rows that were dropped
     and years that are no time, if there are any."""
-    refused = note_of_short_ends(dataset, sizes.input_size)
+    ends, short = forecast_ends(dataset, sizes.input_size)
     notes = [note_of_short_series(config, sizes, dataset, split)]
-    notes += [refused and f"forecasts of this table will be refused: {refused}"]
+    what = "leave series out" if len(ends) else "be refused"
+    notes += [short and f"forecasts of this table will {what}: {short}"]
     notes += _warned(dataset)
     return "; ".join(filter(None, notes)) or None
 

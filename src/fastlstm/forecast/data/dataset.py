@@ -140,7 +140,7 @@ def prepare_table(
         return replace(
             dataset, key=asked
         )  # a run that is resumed asks for the same, wherever it is
-    look_at(records, others)
+    looked = look_at(records, others)
     given, records = request, Head(records) if is_trial else records
     records, request = reshaped(records, request, options)
     problems = Problems(records.name)
@@ -150,7 +150,7 @@ def prepare_table(
             require_columns(options, records.schema.names, records.name)
     with cache.work_directory() as work:
         with problems.fatal():
-            _prepare(work, records, request, roles, options, like, problems, on_progress)
+            _prepare(work, records, request, roles, options, like, problems, on_progress, looked)
         records.require_unchanged()
         if signature is not None:
             dataset = cache.place(key, work, lambda: opened(cache.path(key), from_cache=False))
@@ -173,6 +173,7 @@ def _prepare(
     like: Timeline | None,
     problems: Problems,
     on_progress: Callable[[int, int | None], None] | None,
+    looked: list[str],
 ) -> None:
     """Writes an entry's files into `work`; raises DataError of all errors that can be found."""
     find_key = partial(series_key, records, request, roles, options)
@@ -192,7 +193,7 @@ def _prepare(
     origins = _best_origins(ingested)
     if (origins or left_out) and not problems:  # far from 0: read again, minus the origin
         ingested = read(origins)
-    notes = [*roles.notes, *_column_notes(ingested, records, problems), *ingested.notes]
+    notes = [*looked, *roles.notes, *_column_notes(ingested, records, problems), *ingested.notes]
     find_zone = partial(zone_shown, records)
     arrangement = Arrangement(ingested, records.name, like, find_key, find_zone)
     segments = arrangement.run()
