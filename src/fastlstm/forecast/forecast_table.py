@@ -233,6 +233,14 @@ class Forecasts:
         if known is not None:
             place = sizes.num_targets + sizes.num_past
             values[:, sizes.input_size :, place:] = torch.from_numpy(known).float()
+        if (
+            sizes.normalize == "log"
+            and (values[:, : sizes.input_size, : sizes.num_targets] <= 0).any()
+        ):
+            self._say(
+                "a target is 0 or less, and the forecaster reads logarithms: its forecasts may be"
+                " far off; train again with such rows, or with `normalize='last'`"
+            )
         places = self._inputs.places(segments)
         found = stored.answer(values, statics, quantiles, places)
         found = found.masked_fill(is_unknown[:, None, :, None], float("nan")).double()

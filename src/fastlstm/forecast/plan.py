@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,8 +33,8 @@ HIDDEN_SIZES = (32, 64, 128, 256, 384, 512, 768)
 _LONGEST_INPUT = 720
 LEARNING_RATES = {"adamw": 2e-3, "adam": 2e-3, "nadam": 2e-3, "muon": 5e-3, "sgd": 1.5}
 """Peak learning rates, measured on ETTh1 at H = 128 (benchmarks/log)."""
-MIN_CALENDAR_GAIN = 0.01
-"""Least reduction of the linear path's validation error that justifies a calendar."""
+MIN_LINEAR_GAIN = 0.01
+"""Least reduction of the linear path's validation error that justifies a calendar or logarithms."""
 _SHARE_OF_SHORT = 0.1
 """Share of series that may be too short for the chosen input."""
 _MAX_NAMED = 5
@@ -62,7 +63,8 @@ def choose_architecture(
     num_names = {name: len(dataset.categories[name]) for name in roles.categorical}
     names = {f.name for f in fields(ForecasterConfig)}
     is_stateful = config.tbptt is not None
-    chosen = {"input_size": input_size, "patch": patch, "stateful": is_stateful}
+    chosen: dict[str, Any] = {"input_size": input_size, "patch": patch, "stateful": is_stateful}
+    chosen["normalize"] = config.normalize or "last"
     is_open = len(roles.target) == 1 or config.decoder == "direct"
     is_wanted = is_open if config.linear is None else config.linear
     is_linear = is_wanted and not is_stateful and config.output != "negative_binomial"
@@ -112,14 +114,19 @@ def untrained_forecaster(
     sizes = choose_architecture(config, dataset, split)
     if config.learning_rate is None:
         config = replace(config, learning_rate=LEARNING_RATES[config.optimizer])
-    config = replace(config, input_size=sizes.input_size, patch=sizes.patch)
+    config = replace(
+        config, input_size=sizes.input_size, patch=sizes.patch, normalize=sizes.normalize
+    )
     torch.default_generator.manual_seed(config.seed)
     network = ForecastNetwork(sizes)
     network.lstm.strict = config.strict_kernels
     scaler, series = fitted_scaler(config, dataset, split), None
     if len(dataset.series) > 1 and not network.output.counts:
         of_all = scaler.mean[: sizes.num_targets], scaler.std[: sizes.num_targets]
-        series = SeriesScale.fit(dataset.table, dataset.series, split.train_ends, of_all)
+        is_centered = sizes.normalize != "log"
+        series = SeriesScale.fit(
+            dataset.table, dataset.series, split.train_ends, of_all, is_centered
+        )
     return StoredForecaster(
         config, given, network, scaler, Calibration.none(sizes),
         static_scale(dataset), TableSchema.of(dataset, sizes.has_missing), dataset.key,
@@ -133,7 +140,10 @@ def fitted_scaler(config: ForecastConfig, dataset: SeriesDataset, split: Split) 
     unscaled = [columns.index(name) for name in roles.categorical if name in columns]
     if config.output == "negative_binomial":
         unscaled += range(len(roles.target))
-    return fit_scaler(dataset.table, split.train_ends, unscaled)
+    scaler = fit_scaler(dataset.table, split.train_ends, unscaled)
+    if config.normalize == "log":  # logarithms need the sign
+        scaler.mean[: len(roles.target)] = 0.0
+    return scaler
 
 
 def training_loader(

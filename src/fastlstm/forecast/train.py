@@ -29,6 +29,7 @@ from fastlstm.forecast.data.dataset import COUNTED, DROPPED, SeriesDataset
 from fastlstm.forecast.data.preparation import prepare, require_counts
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split, split_table
+from fastlstm.forecast.data.table import row_blocks
 from fastlstm.forecast.data.table_files import require_files
 from fastlstm.forecast.data.timeline import ROWS
 from fastlstm.forecast.files import (
@@ -41,7 +42,7 @@ from fastlstm.forecast.files import (
 from fastlstm.forecast.model.config import ForecasterConfig
 from fastlstm.forecast.plan import (
     LEARNING_RATES,
-    MIN_CALENDAR_GAIN,
+    MIN_LINEAR_GAIN,
     forecast_ends,
     note_of_short_series,
     training_loader,
@@ -75,6 +76,8 @@ from fastlstm.training.schedule import StopCriterion, default_evaluations
 from fastlstm.training.session import RunSession, Start, locked_run, torch_settings_kept
 
 MakeTask = Callable[..., ForecastTask]
+_MAX_LEVEL = 1000
+"""Largest level of a target, in deviations, whose logarithms are tried."""
 _ROLES = ("target", "past", "future", "static")
 _MAY_CHANGE = MAY_CHANGE | {"cache_dir"}
 _MAY_DIFFER = _MAY_CHANGE | frozenset(
@@ -252,11 +255,12 @@ class _ForecastSession(RunSession):
         device: torch.device,
         is_new: bool,
     ) -> tuple[ForecastConfig, SeriesDataset, Ridge | None]:
-        """Returns rank 0's options with calendar and size, the table with the calendar, and the
-        linear path if it is known."""
+        """Returns rank 0's options with calendar, scale and size, the table with the calendar, and
+        the linear path if it is known."""
         linear, bare = None, dataset
         if is_new and self.world.is_leader:
             config, dataset, linear = self._with_calendar(config, dataset, split)
+            config, linear = self._with_logarithms(config, dataset, split, linear)
             config = self._with_size(config, dataset, split, device)
         config = self.agreed(config)
         if is_new and dataset is bare:
@@ -282,20 +286,15 @@ class _ForecastSession(RunSession):
             return config, dataset, None
         with self.part_of_setup("the calendar"):
             extended = with_calendar(dataset, parts)
-            stored = untrained_forecaster(config, config, extended, split)
-            inputs, network = apply_schema(extended, stored), stored.network
-            if not network.config.linear:
-                return config, dataset, None
-            train, valid = (
-                split.windows(extended.table, part, network.config.input_size, config.horizon)
-                for part in ("train", "valid")
-            )
-            num_given = network.future.num_numbers - len(calendar_names(parts))
-            *others, last = fit_ridges(network, inputs, train, valid, True, num_given)
+            num_given = len(set(dataset.roles.future) - set(dataset.roles.categorical))
+            found = self._ridges(config, extended, split, num_given)
+        if not found:
+            return config, dataset, None
+        *others, last = found
         if not others:  # too many future covariates
             return dataclasses.replace(config, calendar=()), dataset, None
         plain = min(others, key=lambda ridge: ridge.error)
-        if last.error >= (1 - MIN_CALENDAR_GAIN) * plain.error:
+        if last.error >= (1 - MIN_LINEAR_GAIN) * plain.error:
             plain = plain._replace(future=plain.future[:, :num_given])
             return dataclasses.replace(config, calendar=()), dataset, plain
         gain = 1 - last.error / plain.error
@@ -305,6 +304,48 @@ class _ForecastSession(RunSession):
             " model take as inputs"
         )
         return dataclasses.replace(config, calendar=parts), extended, last
+
+    def _with_logarithms(
+        self, config: ForecastConfig, dataset: SeriesDataset, split: Split, linear: Ridge | None
+    ) -> tuple[ForecastConfig, Ridge | None]:
+        """Returns the options and the linear path; with logarithms of a target above 0 if they
+        lower the validation error of the linear path."""
+        is_open = config.normalize is None and config.linear is not False
+        is_open &= config.output in ("point", "quantiles") and len(dataset.roles.target) == 1
+        if not is_open or dataset.table.num_rows > MAX_ROWS:
+            return config, linear
+        if not _suits_logarithms(dataset, untrained_forecaster(config, config, dataset, split)):
+            return config, linear
+        with self.part_of_setup("the scale"):
+            own = [linear] if linear else self._ridges(config, dataset, split)
+            logged = dataclasses.replace(config, normalize="log")
+            if not own:
+                return config, None
+            plain, last = (
+                min(ridges, key=lambda ridge: ridge.error)
+                for ridges in (own, self._ridges(logged, dataset, split))
+            )
+        if last.error >= (1 - MIN_LINEAR_GAIN) * plain.error:
+            return config, plain
+        self.notes.append(
+            f"`normalize='log'` lowers the validation error of the linear path by"
+            f" {1 - last.error / plain.error:.1%}: the network reads and forecasts logarithms"
+        )
+        return logged, last
+
+    def _ridges(
+        self, config: ForecastConfig, dataset: SeriesDataset, split: Split, num_given: int = 0
+    ) -> list[Ridge]:
+        """Returns the regressions of `fit_ridges`; none if the network has no linear path."""
+        stored = untrained_forecaster(config, config, dataset, split)
+        inputs, sizes = apply_schema(dataset, stored), stored.network.config
+        if not sizes.linear:
+            return []
+        train, valid = (
+            split.windows(dataset.table, part, sizes.input_size, sizes.horizon)
+            for part in ("train", "valid")
+        )
+        return fit_ridges(stored.network, inputs, train, valid, True, num_given)
 
     def _set_linear(self, task: ForecastTask, known: Ridge | None) -> None:
         """Sets the linear path to ridge regression, fitted here unless `known`."""
@@ -389,6 +430,16 @@ def _warning(
     notes += [short and f"forecasts of this table will {what}: {short}"]
     notes += _warned(dataset)
     return "; ".join(filter(None, notes)) or None
+
+
+def _suits_logarithms(dataset: SeriesDataset, stored: StoredForecaster) -> bool:
+    """Returns whether every value of the first target is above 0, and no series is so far from 0,
+    in deviations, that float32 loses digits."""
+    table, scale = dataset.table, stored.series or stored.scaler
+    if (scale.mean[..., :1] > _MAX_LEVEL * scale.std[..., :1]).any():
+        return False
+    blocks = row_blocks(0, table.num_rows, len(table.columns))
+    return not any((table.whole_rows(*block)[:, 0] <= 0).any() for block in blocks)
 
 
 def _chosen_calendar(config: ForecastConfig, dataset: SeriesDataset) -> tuple[str, ...]:
