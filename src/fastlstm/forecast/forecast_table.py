@@ -169,7 +169,11 @@ class Forecasts:
 
     def events(self, of: Sequence[int] | None, limit: int) -> list[dict[str, Any]]:
         """Returns an event `forecast` of each target of the series numbered `of`, without actual
-        values; None takes evenly spread series, `limit` events at most."""
+        values; None takes evenly spread series, `limit` events at most.
+
+        Raises:
+            DataError: these series are too short, or future covariates are missing.
+        """
         segments, sizes = self.dataset.table.segments, self.stored.network.config
         C, h = sizes.num_targets, sizes.horizon
         last = self._last if of is None else self._last[np.isin(segments.series[self._last], of)]

@@ -142,8 +142,7 @@ def _sample(file: TableFile, form: ReadOptions) -> _Sample | None:
     body = [row for row in rows if len(row) == len(names) and (not repeats or is_row(row))]
     cells = {name: [row[k].strip() for row in body] for k, name in enumerate(names)}
     columns = {name: list(filter(None, values)) for name, values in cells.items()}
-    num_cut = len(head) + len(tail) if is_cut else 0
-    return _Sample(columns, found, mark, form, num_cut)
+    return _Sample(columns, found, mark, form, is_cut * (len(head) + len(tail)))
 
 
 def _spread_names(file: TableFile, skipped: int, line: int) -> DataError:

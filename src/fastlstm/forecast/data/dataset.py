@@ -137,20 +137,20 @@ def prepare_table(
     key = cache.recall(asked) or asked  # a forecast reads the rows that training read
     opened = partial(_open, key=key, name=records.name, started=started)
     if signature is not None and (dataset := opened(cache.path(key), from_cache=True)) is not None:
-        return replace(
-            dataset, key=asked
-        )  # a run that is resumed asks for the same, wherever it is
+        # A run that is resumed asks for the same, wherever it is.
+        return replace(dataset, key=asked)
     looked = look_at(records, others)
     given, records = request, Head(records) if is_trial else records
     records, request = reshaped(records, request, options)
     problems = Problems(records.name)
     with problems.fatal():
         roles = find_roles(records, request, problems)
+        roles = replace(roles, notes=(*looked, *roles.notes))
         if request.has_target and like is None:
             require_columns(options, records.schema.names, records.name)
     with cache.work_directory() as work:
         with problems.fatal():
-            _prepare(work, records, request, roles, options, like, problems, on_progress, looked)
+            _prepare(work, records, request, roles, options, like, problems, on_progress)
         records.require_unchanged()
         if signature is not None:
             dataset = cache.place(key, work, lambda: opened(cache.path(key), from_cache=False))
@@ -173,7 +173,6 @@ def _prepare(
     like: Timeline | None,
     problems: Problems,
     on_progress: Callable[[int, int | None], None] | None,
-    looked: list[str],
 ) -> None:
     """Writes an entry's files into `work`; raises DataError of all errors that can be found."""
     find_key = partial(series_key, records, request, roles, options)
@@ -193,7 +192,7 @@ def _prepare(
     origins = _best_origins(ingested)
     if (origins or left_out) and not problems:  # far from 0: read again, minus the origin
         ingested = read(origins)
-    notes = [*looked, *roles.notes, *_column_notes(ingested, records, problems), *ingested.notes]
+    notes = [*roles.notes, *_column_notes(ingested, records, problems), *ingested.notes]
     find_zone = partial(zone_shown, records)
     arrangement = Arrangement(ingested, records.name, like, find_key, find_zone)
     segments = arrangement.run()
