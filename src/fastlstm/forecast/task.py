@@ -138,8 +138,8 @@ class ForecastTask(Task):
         self._precision, self._device = config.precision, device
         self._measure = config.loss if config.output == "point" else "loss"
         self._state: RecurrentState | None = None
-        has_run = session.run is not None
-        self._num_tested = num_test_windows(dataset, split, sizes) if has_run else 0
+        tested = num_test_windows(dataset, split, sizes)
+        self._num_tested = min(tested, MIN_CALIBRATED) if session.run is None else tested
         self._known: tuple[Mapping[str, Tensor], Calibration] | None = None
 
     def changed(self, options: Any, stop: Callable[[], bool] | None = None) -> ForecastTask:
@@ -344,7 +344,10 @@ class ForecastTask(Task):
         sizes = self.model.config
         with suppress(DataError):  # no test part
             index = self.split.windows(self.inputs.table, "test", sizes.input_size, sizes.horizon)
-            rows, scores = spread_out(index.rows(MIN_CALIBRATED)), QuantileScores((), (0.8,), False)
+            rows, scores = (
+                spread_out(index.rows(self._num_tested)),
+                QuantileScores((), (0.8,), False),
+            )
             figures = evaluate_forecasts(self.stored, self.inputs, rows, 1, scores)["forecaster"]
             if note := coverage_note(self.stored, self.inputs, rows, figures):
                 trainer.say("warning", note)
