@@ -106,3 +106,12 @@ def test_logarithms_of_other_outputs_and_of_streams_are_refused() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             Forecaster(**{**QUICK, **given}, normalize="log").fit(sales())
+
+
+def test_a_resumed_run_keeps_its_logarithms(tmp_path: Path) -> None:
+    given = {**QUICK, "checkpoint_every": 3, "tensorboard": False, "evaluations": 2}
+    Forecaster(**{**given, "steps": 3}).fit(sales(), out=tmp_path / "run")
+    parts = Forecaster(**{**given, "steps": 6}).fit(sales(), out=tmp_path / "run", resume=True)
+    assert parts.stored_.config.normalize == "log"
+    assert Forecaster.load(tmp_path / "run").network_.config.normalize == "log"
+    assert parts.backtest()["forecaster"]["rel_mae"] < 0.5

@@ -344,10 +344,8 @@ class ForecastTask(Task):
         sizes = self.model.config
         with suppress(DataError):  # no test part
             index = self.split.windows(self.inputs.table, "test", sizes.input_size, sizes.horizon)
-            rows, scores = (
-                spread_out(index.rows(self._num_tested)),
-                QuantileScores((), (0.8,), False),
-            )
+            rows = spread_out(index.rows(self._num_tested))
+            scores = QuantileScores((), (0.8,), has_crps=False)
             figures = evaluate_forecasts(self.stored, self.inputs, rows, 1, scores)["forecaster"]
             if note := coverage_note(self.stored, self.inputs, rows, figures):
                 trainer.say("warning", note)

@@ -294,7 +294,7 @@ class _ForecastSession(RunSession):
         if not others:  # too many future covariates
             return dataclasses.replace(config, calendar=()), dataset, None
         plain = min(others, key=lambda ridge: ridge.error)
-        if last.error >= (1 - MIN_LINEAR_GAIN) * plain.error:
+        if not last.error < (1 - MIN_LINEAR_GAIN) * plain.error:
             plain = plain._replace(future=plain.future[:, :num_given])
             return dataclasses.replace(config, calendar=()), dataset, plain
         gain = 1 - last.error / plain.error
@@ -325,7 +325,7 @@ class _ForecastSession(RunSession):
                 min(ridges, key=lambda ridge: ridge.error)
                 for ridges in (own, self._ridges(logged, dataset, split))
             )
-        if last.error >= (1 - MIN_LINEAR_GAIN) * plain.error:
+        if not last.error < (1 - MIN_LINEAR_GAIN) * plain.error:  # also not where it is NaN
             return config, plain
         self.notes.append(
             f"`normalize='log'` lowers the validation error of the linear path by"
