@@ -171,3 +171,16 @@ def test_an_imported_model_reads_tokens(tmp_path: Path, capsys: pytest.CaptureFi
     np.savez(tmp_path / "t.npz", X=RNG.integers(0, 7, (9, 5)), y=np.arange(9) % 3)
     assert main(["evaluate", str(run.path), str(tmp_path / "t.npz"), "--json"]) == 0
     assert 0 <= json.loads(capsys.readouterr().out)["accuracy"] <= 1
+
+
+@pytest.mark.parametrize("name", ["labels", "one"])
+def test_one_answer_each_may_have_two_axes(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = []
+    y = LABELS if name == "labels" else NUMBERS[:, 0]
+    for number, answers in enumerate((y, y[:, None])):
+        np.savez(tmp_path / f"{number}.npz", X=X, y=answers)
+        assert main(["evaluate", name, str(tmp_path / f"{number}.npz"), "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out) | {"data": ""})
+    assert found[0] == found[1]

@@ -187,3 +187,18 @@ def test_texts_beside_tables_are_left_out_and_named(
     told = " ".join(capsys.readouterr().out.split())
     assert "notes.md not used" in told
     assert "table.csv" not in told
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_series_that_opened_late_costs_the_others_nothing(
+    run: tuple[str, str], tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    late = tmp_path / "late.csv"
+    csv.write_csv(long_table(120).slice(0, 250), late)  # ten rows of the third series
+    assert main(["forecast", run[1], str(late)]) == 0
+    shown = capfdbinary.readouterr()
+    assert len(shown.out.splitlines()) == 1 + 2 * 4
+    assert b"warning: not forecast: series 's2' ends in 10 rows without gaps, a fore" in shown.err
+    csv.write_csv(long_table(120).slice(0, 10), late)
+    assert main(["forecast", run[1], str(late)]) == 2
+    assert b"error: series 's0' ends in 10 rows without gaps" in capfdbinary.readouterr().err

@@ -227,6 +227,7 @@ def test_intervals_are_not_scored_on_their_calibration_windows(
     assert set(again.scores) == {"test"}  # its scaler is still that of the first table
 
 
+@pytest.mark.filterwarnings("ignore:80 % intervals cover")
 @pytest.mark.parametrize(
     ("split", "part", "name"),
     [("60/40/0", "valid", "validation"), ("60/10/30", "test", "test")],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -181,3 +182,17 @@ def test_etth1(to: str, has_missing: bool, tmp_path: Path) -> None:
     for name, due in expected_of(stored, inputs, levels).items():
         for results in found:
             assert error_of(stored, results[name], due) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"linear": True, "num_future": 1},
+        {"has_missing": True, "num_targets": 2},
+        {"output": "quantiles", "decoder": "autoregressive"},
+    ],
+)
+def test_logarithms_are_written(options: dict[str, Any], tmp_path: Path) -> None:
+    stored = stored_forecaster(normalize="log", **options)
+    stored.scaler.mean[: stored.network.config.num_targets] = 0.0
+    check(stored, tmp_path, LEVELS_ASKED)

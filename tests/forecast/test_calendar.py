@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import pandas
 import pytest
+import torch
 
 from fastlstm import Forecaster
 from fastlstm.errors import ConfigError, DataError
 from fastlstm.forecast.config import ForecastConfig
+from fastlstm.forecast.data.calendar import calendar_names
 from fastlstm.forecast.data.preparation import prepare
 from fastlstm.forecast.window_forecaster import load_window_forecaster
 
@@ -54,20 +56,45 @@ def test_notes_on_columns_are_logged_in_python(caplog: pytest.LogCaptureFixture)
     assert "column 'large' ranges from 0 to 4.99e+09: float32 keeps seven digits" in caplog.text
 
 
-def test_beside_future_covariates_the_calendar_is_said_to_be_left_out(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    frame = daily(9.0).assign(promo=np.arange(500.0) % 5)
-    with caplog.at_level("INFO", "fastlstm"):
-        model = Forecaster(**QUICK, target="y", future="promo").fit(frame)
-        Forecaster(**QUICK, target="y", future="promo", calendar="none").fit(frame)
-    assert caplog.text.count("the calendar is not tried beside future covariates") == 1
-    assert ("reads also", "promo") in model.stored_.rows()
+def promoted(rows: int = 500) -> Any:
+    """Sales of a weekday, and half as much again on days of promotions, which are known ahead."""
+    promo = (np.random.default_rng(1).random(rows) < 0.2).astype(float)
+    return daily(6.0, rows).assign(promo=promo, y=lambda frame: frame["y"] + 6 * promo)
+
+
+def test_the_calendar_is_tried_beside_future_covariates(tmp_path: Any) -> None:
+    frame, given = promoted(), {**QUICK, "input_size": 2, "target": "y", "future": "promo"}
+    model = Forecaster(**given).fit(frame)
+    assert model.stored_.config.calendar == ("weekday",)
+    assert (
+        "reads also",
+        "promo, " + ", ".join(calendar_names(("weekday",))),
+    ) in model.stored_.rows()
+    plain = Forecaster(**given, calendar="none").fit(frame)
+    assert model.backtest()["ridge"]["mae"] < 0.8 * plain.backtest()["ridge"]["mae"]
+    ahead = frame[["ds", "promo"]].assign(ds=frame["ds"] + pandas.Timedelta(days=500))
+    found = model.predict(future=ahead)
+    due = 6.0 * (found["ds"].dt.day_of_week >= 5) + 6 * frame["promo"][:4].to_numpy()
+    assert np.abs(found["y"] - due).max() < 3
+
+
+def test_a_useless_calendar_leaves_the_linear_path_of_the_given_covariates() -> None:
+    """The same weights as without a calendar: they are not fitted again."""
+    frame = daily(0.0).assign(promo=promoted()["promo"], y=lambda f: f["y"] + 6 * f["promo"])
+    given = {**QUICK, "target": "y", "future": "promo"}
+    model, plain = (Forecaster(**given, calendar=c).fit(frame) for c in (None, "none"))
+    assert model.stored_.config.calendar == ()
+    for name in ("linear_weight", "linear_bias", "linear_future"):
+        pair = (getattr(each.network_, name) for each in (model, plain))
+        torch.testing.assert_close(*pair)
+    assert (plain.network_.linear_future > 0.5).all()
 
 
 def test_columns_are_sines_of_local_time() -> None:
     times = pandas.date_range("2021-03-01", periods=500, freq="h", tz="UTC")
-    frame = pandas.DataFrame({"ds": times.tz_convert("Europe/Berlin"), "y": np.arange(500.0) % 7})
+    frame = pandas.DataFrame(
+        {"ds": times.tz_convert("Europe/Berlin"), "y": np.random.default_rng(0).normal(size=500)}
+    )
     found, local = columns_of(frame, "weekday", "hour"), times.tz_convert("Europe/Berlin")
     hour = 2 * np.pi * local.hour / 24
     week = 2 * np.pi * (local.day_of_week + local.hour / 24) / 7

@@ -84,6 +84,23 @@ def test_recalibrated_intervals_hold_their_level_after_the_noise_has_grown() -> 
     assert np.mean(after) == pytest.approx(0.8, abs=0.05)
 
 
+@pytest.mark.parametrize("has_run", [False, True])
+def test_intervals_off_their_level_are_told_with_the_cure(has_run: bool, tmp_path: Path) -> None:
+    louder, told = (
+        noisy(),
+        "80 % intervals cover [3-6]. % of .* `recalibrate` fits them to the newest",
+    )
+    louder[1900:] += np.random.default_rng(1).normal(size=500, scale=2.0).astype(np.float32)
+    with pytest.warns(UserWarning, match=told):
+        model = Forecaster(**QUICK, linear=False).fit(louder, out=tmp_path if has_run else None)
+    with pytest.warns(UserWarning, match=told):
+        model.backtest()
+    model.backtest("train")
+    model.recalibrate(louder).backtest()
+    if has_run:
+        assert "80 % intervals cover" in (tmp_path / "report.html").read_text()
+
+
 def test_recalibration_reads_as_many_steps_as_the_validation_part(
     tmp_path: Path,
 ) -> None:

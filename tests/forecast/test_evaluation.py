@@ -15,7 +15,13 @@ from fastlstm import Forecaster
 from fastlstm.forecast import evaluation
 from fastlstm.forecast.data.splits import split_table
 from fastlstm.forecast.data.timeline import Frequency
-from fastlstm.forecast.evaluation import _quarters, evaluation_events, num_test_windows, season_of
+from fastlstm.forecast.evaluation import (
+    _quarters,
+    coverage_note,
+    evaluation_events,
+    num_test_windows,
+    season_of,
+)
 from forecast_server import L, fit_plain, h
 from series_frames import START, long_table
 
@@ -336,6 +342,19 @@ def test_the_test_event_has_the_scores_of_backtest(model: Forecaster) -> None:
     observed = dict(zip(calibration["levels"], calibration["observed"], strict=True))
     assert (observed[0.8], observed[0.95]) == (coverage[0.8], coverage[0.95])
     assert [event["series"] for event in examples] == ["s0", "s0", "s1", "s1", "s2", "s2"]
+
+
+@pytest.mark.parametrize(("coverage", "is_told"), [(0.56, True), (0.58, False), (0.9, False)])
+def test_a_coverage_that_chance_explains_is_not_told(
+    model: Forecaster, coverage: float, is_told: bool
+) -> None:
+    """The 19 windows of each of three series begin at 4 rows that are a horizon apart."""
+    rows = model._windows(model.dataset_, "test", 1)[1].rows()
+    note = coverage_note(model.stored_, model._inputs, rows, {"coverage_80": coverage})
+    assert (note is not None) == is_told
+    assert (
+        note is None or "cover 56 % of the values of 12 independent windows, more than 23" in note
+    )
 
 
 def test_windows_beyond_the_time_limit_are_skipped(

@@ -53,10 +53,29 @@ def test_many_series_are_forecast_in_parts(
     assert whole.drop_columns(["y"]).equals(parts.drop_columns(["y"]))
 
 
+def test_a_series_that_is_too_short_is_left_out_and_named(model: Forecaster) -> None:
+    rows, whole = np.tile(np.arange(120), 3), model.predict()
+    table = long_rows(model, 120).filter(pa.array(rows < np.repeat([120, L - 1, 120], 120)))
+    with pytest.warns(
+        UserWarning, match="^not forecast: series 's1' ends in 23 rows without gaps, a"
+    ):
+        found = model.predict(table)
+    assert found["unique_id"].to_pylist() == ["s0"] * h + ["s2"] * h
+    expected = np.delete(whole["y"].to_numpy().reshape(3, h), 1, 0)
+    np.testing.assert_allclose(found["y"].to_numpy().reshape(2, h), expected, rtol=1e-5)
+    with pytest.warns(UserWarning, match="not forecast"):
+        forecasts = model.forecasts(table)
+    assert forecasts.num_rows == 2 * h
+    assert {panel["series"] for panel in forecasts.events(None, 9)} == {"s0", "s2"}
+    with pytest.raises(DataError, match="too short to forecast; name others"):
+        forecasts.plot(["s1"])
+
+
 def test_short_series_are_counted(model: Forecaster) -> None:
     rows = np.tile(np.arange(120), 3)
-    is_short = rows < np.repeat([120, 7, 5], 120)
-    with pytest.raises(DataError, match=r"series 's1' ends in 7 rows .*\(2 series are too short\)"):
+    is_short = rows < np.repeat([20, 7, 5], 120)
+    text = r"'s0' ends in 20 rows without gaps, 's1' in 7, 's2' in 5 \(3 series are too short\)"
+    with pytest.raises(DataError, match=text):
         model.predict(long_rows(model, 120).filter(pa.array(is_short)))
 
 

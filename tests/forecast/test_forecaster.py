@@ -199,7 +199,11 @@ def test_future_static_and_categorical_columns_are_used() -> None:
         "place", pa.array(np.repeat(["n", "s", "n"], 120))
     )
     model = Forecaster(
-        **{**QUICK, "steps": 3}, future=["kind"], static=["place"], categorical=["kind", "place"]
+        **{**QUICK, "steps": 3},
+        future=["kind"],
+        static=["place"],
+        categorical=["kind", "place"],
+        calendar="none",
     ).fit(table)
     config = model.network_.config
     assert (config.num_future, config.num_static) == (1, 1)
@@ -257,6 +261,7 @@ def test_a_saved_forecaster_predicts_the_same(fitted: Forecaster, tmp_path: Path
     }
 
 
+@pytest.mark.filterwarnings("ignore:80 % intervals cover")
 @pytest.mark.usefixtures("same_random_numbers")
 def test_partial_fit_continues_from_the_weights(tmp_path: Path) -> None:
     model = Forecaster(**{**QUICK, "steps": 20}, linear=False).fit(waves())
@@ -310,6 +315,15 @@ def test_future_covariates_come_in_a_second_table() -> None:
         DataError, match=r"the future table has no row for series 's0' at 2020-01-09;"
     ):
         model.predict(past, late)
+    stray = (
+        ahead.filter(pa.compute.equal(ahead["unique_id"], "s2")).to_pandas().assign(unique_id="s9")
+    )
+    with pytest.raises(DataError, match="has rows of series 's9', which the past lacks"):
+        model.predict(
+            past, pa.concat_tables([ahead, pa.Table.from_pandas(stray).cast(ahead.schema)])
+        )
+    some = past.filter(pa.compute.not_equal(past["unique_id"], "s2"))  # a plan of all may be given
+    assert len(model.predict(some, ahead)) == 12
     plain = Forecaster(**{**QUICK, "steps": 1}).fit(waves())
     with pytest.raises(ConfigError, match="fitted without future columns"):
         plain.predict(waves(), ahead)

@@ -78,13 +78,19 @@ def test_a_missing_row_is_named_by_series_and_time(past: SeriesDataset) -> None:
         read(past, only_one)
 
 
-def test_a_missing_value_is_refused_unless_some_were_missing_at_fit(past: SeriesDataset) -> None:
-    plan = table()["plan"].to_numpy().copy()
+def test_a_missing_value_is_refused_unless_the_past_misses_some(past: SeriesDataset) -> None:
+    plan, y = (table()[name].to_numpy().copy() for name in ("plan", "y"))
     plan[ROWS - 1] = np.nan
     ahead = part(table(plan=plan), ROWS - HORIZON, ROWS)
-    with pytest.raises(DataError, match="'plan' is missing for a step to forecast"):
-        read(past, ahead)
-    assert np.isnan(read(past, ahead, may_miss=True)[..., 0]).tolist() == [
+    plan[2] = y[2] = np.nan  # a row without any value, as a filled gap has
+    filled = prepare(part(table(plan=plan, y=y), 0, ROWS - HORIZON), CONFIG)
+    for before in (past, filled):
+        with pytest.raises(
+            DataError, match="'plan' is missing for series 's0' at 2020-01-01 11:00:00, a step to"
+        ):
+            read(before, ahead, may_miss=before is filled)
+    holed = prepare(part(table(plan=plan), 0, ROWS - HORIZON), CONFIG)
+    assert np.isnan(read(holed, ahead, may_miss=True)[..., 0]).tolist() == [
         [False] * 3, [False, False, True]
     ]  # fmt: skip
 

@@ -124,8 +124,11 @@ def test_cross_validation(refit: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         Forecaster, "fit", lambda self, f: (fits.append(self.split), fit(self, f))[1]
     )
     model = Forecaster(4, steps=5, input_size=12, hidden_size=8)
-    table = model.cross_validation(frame(), n_windows=3, step_size=2, refit=refit)
-    assert list(table) == ["unique_id", "ds", "cutoff", "y", "y-forecast"]
+    table = model.cross_validation(
+        frame(), n_windows=3, step_size=2, refit=refit, quantiles=(0.25, 0.75)
+    )
+    assert list(table) == ["unique_id", "ds", "cutoff", "y", "y-forecast", "y-q0.25", "y-q0.75"]
+    assert table["y-forecast"].between(table["y-q0.25"], table["y-q0.75"]).all()
     assert len(fits) == (3 if refit else 1)
     cutoffs = pd.to_datetime(["2024-04-21", "2024-04-23", "2024-04-25"])
     assert (table["cutoff"].unique() == cutoffs).all()
@@ -138,9 +141,22 @@ def test_cross_validation(refit: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         model.cross_validation(frame(), n_windows=40)
     with pytest.raises(ConfigError, match="n_windows"):
         model.cross_validation(frame(), n_windows=0)
+    with pytest.raises(ConfigError, match="quantile 2 is outside"):
+        model.cross_validation(frame(), quantiles=(2,))
 
 
 def test_cross_validation_needs_rows_before_the_validation_part() -> None:
     model = Forecaster(4, steps=5, input_size=12, hidden_size=8, split=(70, 100, 20))
     with pytest.raises(DataError, match="leave 100, expected more than 100, for validation"):
         model.cross_validation(frame(), n_windows=5)
+
+
+def test_cross_validation_has_the_quantiles_of_predict() -> None:
+    given, whole, levels = {"steps": 5, "input_size": 12, "hidden_size": 8}, frame(), (0.2, 0.8)
+    found = Forecaster(4, **given).cross_validation(whole, quantiles=levels)
+    past = whole[whole["ds"] <= found["cutoff"].iloc[0]]
+    origin = past["ds"].nunique()
+    split = (origin - round(origin / 8), round(origin / 8), 4)
+    expected = Forecaster(4, **given, split=split).fit(whole).predict_quantiles(past, levels)
+    for name in ("y-q0.2", "y-q0.8"):
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-5)

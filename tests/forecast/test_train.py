@@ -204,7 +204,7 @@ def test_series_too_short_to_be_trained_on_are_named(
     train_forecaster(whole.take(keep), config, observers=[events.append])
     warned = [e["text"] for e in events if e["event"] == "message" and e["level"] == "warning"]
     assert len(warned) == 1
-    assert warned[0].partition("; forecasts of this table will be refused: series 's2' ends")[
+    assert warned[0].partition("; forecasts of this table will leave series out: series 's2' ends")[
         0
     ] == (
         f"1 of 3 series lack {needed} consecutive training rows ('s2' has {needed - 1}):"

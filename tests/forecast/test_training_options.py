@@ -18,6 +18,7 @@ from fastlstm.system.hardware import cpu
 from fastlstm.training import signals
 from series_frames import long_table
 
+pytestmark = pytest.mark.filterwarnings("ignore:80 % intervals cover")  # after few steps
 QUICK: dict[str, Any] = {
     "horizon": 6, "input_size": 24, "patch": 6, "hidden_size": 8, "steps": 12, "dropout": 0.0,
     "split": "60/20/20", "batch_size": 8, "evaluations": 3, "threads": 1, "tensorboard": False,

@@ -29,7 +29,7 @@ TEXT: dict[str, Any] = {
 TABLE: dict[str, Any] = {
     "horizon": 4, "input_size": 12, "patch": 4, "hidden_size": 4, "steps": 20, "dropout": 0.0,
     "split": "60,20,20", "batch_size": 8, "evaluations": 4, "seed": 3, "checkpoint_every": 1000,
-    "target": "y", "past": ("temp",), "tensorboard": False,
+    "target": "y", "past": ("temp",), "tensorboard": False, "normalize": "last",
 }  # fmt: skip
 """45 training windows, 6 steps an epoch, the last of 5 windows."""
 SEQUENCE: dict[str, Any] = {

@@ -132,7 +132,7 @@ def test_numbers_as_objects_are_numbers() -> None:
 @pytest.mark.parametrize(
     ("y", "message"),
     [
-        (np.zeros((2, 1)), r"y has shape \(2, 1\), expected one label per sequence"),
+        (np.zeros((2, 2)), r"y has shape \(2, 2\), expected one label per sequence"),
         (["a", ["b"]], "the label of sequence 1 is a list, expected a hashable value"),
         (
             ["a", float("nan")],
@@ -147,7 +147,8 @@ def test_invalid_labels_are_named(y: Any, message: str) -> None:
 
 
 def test_labels_come_from_lists_arrays_and_series() -> None:
-    for y in (["a", "b"], np.array(["a", "b"]), pd.Series(["a", "b"]), ("a", "b")):
+    array = np.array(["a", "b"])
+    for y in (["a", "b"], array, pd.Series(array), ("a", "b"), array[:, None], pd.DataFrame(array)):
         assert labels_of(y) == ["a", "b"]
 
 

@@ -362,3 +362,16 @@ def test_a_missing_label_of_pandas_is_named() -> None:
     labels = pd.Series(["a", pd.NA, "b"], dtype="string")
     with pytest.raises(DataError, match="the label of sequence 1 is <NA>; give one"):
         SequenceClassifier().fit([np.zeros((4, 2))] * 3, labels)
+
+
+def test_one_answer_each_may_have_two_axes() -> None:
+    given: dict[str, Any] = {"epochs": 1, "hidden_size": 4}
+    numbers, labels = np.arange(6.0), np.arange(6) % 2
+    flat = SequenceRegressor(**given).fit(GOOD, numbers)
+    deep = SequenceRegressor(**given).fit(GOOD, numbers[:, None])
+    assert flat.score(GOOD, numbers) == flat.score(GOOD, numbers[:, None])
+    assert deep.score(GOOD, numbers) == deep.score(GOOD, numbers[:, None])
+    model = SequenceClassifier(**given).fit(GOOD, labels[:, None])
+    assert model.score(GOOD, labels) == model.score(GOOD, labels[:, None])
+    with pytest.raises(DataError, match=r"y has shape \(6, 2\), expected \(6,\)"):
+        flat.score(GOOD, np.zeros((6, 2)))

@@ -191,6 +191,7 @@ def _sequence_figures(parsed: Parsed, path: str, data: str) -> tuple[dict[str, A
     from fastlstm.sequence.files import read_sequence_model
 
     model = model_of(read_sequence_model(path))
+    y = y.reshape(len(y)) if y.shape[1:] == (1,) else y
     facts: dict[str, Any] = {"run": path, "data": data, "sequences": len(X)}
     rows = [("run", path), ("data", f"{data}, {counted(len(X), 'sequence')}")]
     if isinstance(model, SequenceClassifier):
@@ -210,6 +211,6 @@ def _sequence_figures(parsed: Parsed, path: str, data: str) -> tuple[dict[str, A
             rows.append((f"class {label}", f"{found}; {right:,} of {answered:,} answers right"))
         return facts, rows
     facts["r2"] = model.score(X, y)
-    facts["mae"] = float(np.abs(model.predict(X) - y).mean())
+    facts["mae"] = float(np.abs(model.predict(X).reshape(y.shape) - y).mean())
     rows.append(("R²", f"{facts['r2']:.4f}; 0 is the mean of the answers, 1 is exact"))
     return facts, [*rows, ("mae", f"{facts['mae']:.4g} in units of the answers")]

@@ -15,7 +15,7 @@ from fastlstm.system.fields import Precision, check_fields, parse_split
 from fastlstm.training.options import BOUNDS, TrainingOptions
 
 Channels = Literal["shared", "joint"]
-Normalize = Literal["last", "standard", "none"]
+Normalize = Literal["last", "standard", "none", "log"]
 Decoder = Literal["direct", "autoregressive"]
 OutputKind = Literal["point", "quantiles", "student_t", "negative_binomial"]
 Loss = Literal["mae", "mse", "huber"]
@@ -38,9 +38,8 @@ class ForecastConfig(TrainingOptions, ReadOptions):
         past: past covariates, unknown in the future; default all other numeric columns.
         future: future covariates, known in advance.
         calendar: sines and cosines of hour, weekday, year as future covariates, or none. The
-            default, for a single target without other future covariates, takes the periods that
-            fit twice into the training part, if they lower the validation error of the linear
-            path by 1 %.
+            default, for a single target, takes the periods that fit twice into the training part,
+            if they lower the validation error of the linear path by 1 %.
         static: static covariates, one value per series.
         categorical: covariates that are categories.
         ignore: columns not to use.
@@ -57,7 +56,9 @@ class ForecastConfig(TrainingOptions, ReadOptions):
         decoder: direct forecasts all patches at once; autoregressive forecasts one after another,
             each from the patches before it.
         bidirectional: read the input in both directions (direct decoder only).
-        normalize: per window: subtract the last value, standardize, or nothing.
+        normalize: per window: subtract the last value, standardize, nothing, or subtract the last
+            value of the logarithms. The default is last; log for a single target that is always
+            above 0, if it lowers the validation error of the linear path by 1 %.
         tbptt: truncated backpropagation: train on series in order, in chunks of N steps with the
             state carried over, not on windows.
         dropout: dropout before the output layer.
@@ -94,7 +95,7 @@ class ForecastConfig(TrainingOptions, ReadOptions):
     linear: bool | None = None
     decoder: Decoder = "direct"
     bidirectional: bool = False
-    normalize: Normalize = "last"
+    normalize: Normalize | None = None
     tbptt: int | None = None
     dropout: float = 0.5
     output: OutputKind = "point"

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastlstm.errors import ConfigError, DataError, nearest_hint
+from fastlstm.errors import ConfigError, DataError, counted, nearest_hint
 from fastlstm.forecast.calibration import LEVELS
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.error_measures import QuantileScores, Scores, SeriesErrors, StepErrors
@@ -33,6 +33,8 @@ FAN = (95, 80, 50)
 """Intervals of a picture, in percent."""
 FAN_LEVELS = tuple(sorted((100 + sign * level) / 200 for level in FAN for sign in (-1, 1)))
 _CURVE = (*(round(0.1 * n, 1) for n in range(1, 10)), 0.95, 0.99)
+_LEAST_DIFFERENCE = 0.05
+"""Least difference of a coverage from its level that is told."""
 _EXAMPLES = 6
 """Most windows shown: equally many of each series, with the targets in turn."""
 _MAX_SERIES = 20
@@ -209,11 +211,47 @@ def evaluation_events(
     }
     observed = list(curve.coverage().values())
     calibration = {"event": "calibration", "levels": list(_CURVE), "observed": observed}
+    tested = spread_out(rows)[:num_done]
+    note = coverage_note(stored, inputs, tested, scores["forecaster"])
     return [
         test,
+        *([{"event": "message", "level": "warning", "text": note}] if note else []),
         calibration,
         *examples(stored, dataset, inputs, example_rows(dataset, index, _EXAMPLES)),
     ]
+
+
+def coverage_note(
+    stored: StoredForecaster,
+    inputs: ScaledWindows,
+    rows: NDArray[np.int64],
+    figures: Mapping[str, float],
+) -> str | None:
+    """Returns a line about 80 % intervals whose coverage, in the `figures` of windows that begin at
+    `rows`, is off by more than chance explains, and by five points; else None.
+
+    Independent windows have no step of their horizons in common, and count as one value each.
+    """
+    coverage = figures.get("coverage_80")
+    if coverage is None or stored.unsupported((0.1, 0.9)) is not None:  # infinite: told elsewhere
+        return None
+    rows, horizon = np.sort(rows), stored.network.config.horizon
+    first = np.flatnonzero(np.diff(inputs.table.segments.of_rows(rows), prepend=-1))
+    last = np.append(first[1:], len(rows)) - 1
+    num = int(np.minimum(last - first, (rows[last] - rows[first]) // horizon).sum()) + len(first)
+    chance = max(_LEAST_DIFFERENCE, 2 * (0.8 * 0.2 / num) ** 0.5)
+    is_calibrated = stored.network.output.is_calibrated
+    is_wide = coverage > 0.8 and not is_calibrated  # as intervals of few counts are
+    if is_wide or abs(coverage - 0.8) <= chance:
+        return None
+    cure = "`recalibrate` fits them to the newest rows"
+    if not is_calibrated:
+        cure = "`output='quantiles'` and `output='student_t'` have calibrated ones"
+    return (
+        f"80 % intervals cover {100 * coverage:.0f} % of the values of"
+        f" {counted(num, 'independent window')}, more than {100 * chance:.0f} points off, which"
+        f" chance does not explain: {cure}"
+    )
 
 
 def _quarters(horizon: int) -> list[tuple[int, int]]:

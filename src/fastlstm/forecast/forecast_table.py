@@ -14,10 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastlstm.errors import ConfigError, DataError, counted
+from fastlstm.errors import ConfigError, DataError, counted, nearest_hint
 from fastlstm.forecast.calibration import require_known
 from fastlstm.forecast.data.calendar import calendar_values
 from fastlstm.forecast.data.dataset import SeriesDataset
+from fastlstm.forecast.data.names import canonical
 from fastlstm.forecast.data.preparation import prepare, prepare_future
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.window_index import read_windows
@@ -31,7 +32,7 @@ from fastlstm.forecast.evaluation import (
 )
 from fastlstm.forecast.files import StoredForecaster
 from fastlstm.forecast.future_covariates import future_covariates
-from fastlstm.forecast.plan import note_of_short_ends
+from fastlstm.forecast.plan import forecast_ends
 
 if TYPE_CHECKING:
     from fastlstm.report.picture import Picture
@@ -46,7 +47,12 @@ def read_past(stored: StoredForecaster, frame: Any) -> SeriesDataset:
 
 
 def read_future(stored: StoredForecaster, future: Any, past: SeriesDataset) -> SeriesDataset | None:
-    """Reads the table of future columns; raises ConfigError if it lacks or none are needed."""
+    """Reads the table of future columns.
+
+    Raises:
+        ConfigError: there is none, or none is needed.
+        DataError: a series that neither `past` nor the table at fit has, or an unusable table.
+    """
     config = stored.config
     if future is not None and not config.future:
         raise ConfigError(
@@ -58,11 +64,21 @@ def read_future(stored: StoredForecaster, future: Any, past: SeriesDataset) -> S
             f"the forecast needs {', '.join(config.future)} of every step; give a table of them"
             " as `future`"
         )
-    return None if future is None else prepare_future(future, config, past)
+    if future is None:
+        return None
+    ahead = prepare_future(future, config, past)
+    known = {*map(canonical, past.series), *(stored.series.names if stored.series else ())}
+    if unknown := [name for name in ahead.series if canonical(name) not in known]:
+        hint = nearest_hint(str(unknown[0]), map(str, past.series))
+        raise DataError(
+            f"the future table has rows of series '{unknown[0]}', which the past lacks{hint};"
+            " leave them out, or add its past"
+        )
+    return ahead
 
 
 class Forecasts:
-    """The forecasts of the steps after the end of every series, in blocks of series.
+    """The forecasts of the steps after the end of every series that is long enough, in blocks.
 
     Args:
         stored: the forecaster.
@@ -70,14 +86,15 @@ class Forecasts:
         inputs: scaled windows of the dataset.
         quantiles: levels, one column for each; empty for point forecasts.
         future: future covariates, if any.
-        say: receives a sentence on series without any value of a target; default: a warning.
+        say: receives sentences on series that are left out, as they are too short, and on series
+            without any value of a target; default: a warning.
 
     Attributes:
         num_rows: rows of all blocks.
         schema: Arrow schema of every block.
 
     Raises:
-        DataError: a series is too short.
+        DataError: every series is too short.
         ConfigError: a level outside the calibrated range.
     """
 
@@ -93,10 +110,12 @@ class Forecasts:
         require_known(quantiles)
         self.stored, self.dataset, self.future, self._say = stored, dataset, future, say
         self.quantiles, self._inputs = tuple(quantiles), inputs
-        segments, sizes = dataset.table.segments, stored.network.config
-        self._last = np.flatnonzero(np.diff(segments.series, append=-1))
-        if text := note_of_short_ends(dataset, sizes.input_size):
-            raise DataError(text)
+        sizes = stored.network.config
+        self._last, short = forecast_ends(dataset, sizes.input_size)
+        if not len(self._last):
+            raise DataError(short)
+        if short:
+            say(f"not forecast: {short}")
         self.num_rows = len(self._last) * sizes.horizon
         self._names = pa.array(list(dataset.series))
         no_answers = np.empty((0, sizes.horizon, sizes.num_targets, len(quantiles) or 1))
@@ -150,10 +169,16 @@ class Forecasts:
 
     def events(self, of: Sequence[int] | None, limit: int) -> list[dict[str, Any]]:
         """Returns an event `forecast` of each target of the series numbered `of`, without actual
-        values; None takes evenly spread series, `limit` events at most."""
+        values; None takes evenly spread series, `limit` events at most.
+
+        Raises:
+            DataError: these series are too short, or future covariates are missing.
+        """
         segments, sizes = self.dataset.table.segments, self.stored.network.config
         C, h = sizes.num_targets, sizes.horizon
         last = self._last if of is None else self._last[np.isin(segments.series[self._last], of)]
+        if not len(last):
+            raise DataError("these series are too short to forecast; name others")
         many = min(len(last), max(1, limit // C))
         last = last[np.linspace(0, len(last) - 1, many).astype(np.int64)]
         shown = min(sizes.input_size, shown_past(h))
@@ -212,6 +237,14 @@ class Forecasts:
         if known is not None:
             place = sizes.num_targets + sizes.num_past
             values[:, sizes.input_size :, place:] = torch.from_numpy(known).float()
+        if (
+            sizes.normalize == "log"
+            and (values[:, : sizes.input_size, : sizes.num_targets] <= 0).any()
+        ):
+            self._say(
+                "a target is 0 or less, and the forecaster reads logarithms: its forecasts may be"
+                " far off; train again with such rows, or with `normalize='last'`"
+            )
         places = self._inputs.places(segments)
         found = stored.answer(values, statics, quantiles, places)
         found = found.masked_fill(is_unknown[:, None, :, None], float("nan")).double()

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
+from torch import Tensor
 
 from fastlstm.errors import ConfigError, DataError, counted, kind_of_value
 from fastlstm.estimator import Estimator, signature_of
@@ -28,6 +30,7 @@ from fastlstm.forecast.evaluation import (
     INTERVALS,
     Figures,
     TableEvaluation,
+    coverage_note,
     evaluate_forecasts,
     example_rows,
     examples,
@@ -201,7 +204,8 @@ class Forecaster(InNotebook, Estimator[StoredForecaster]):
     def predict(self, frame: Any = None, future: Any = None) -> Any:
         """Forecasts the steps after the end of every series.
 
-        A series without any value of a target gets NaN and a warning.
+        A series with fewer rows than `input_size` at its end is left out, one without any value of
+        a target gets NaN, both with a warning.
 
         Args:
             frame: the past of the series; default: the table of `fit`.
@@ -213,7 +217,7 @@ class Forecaster(InNotebook, Estimator[StoredForecaster]):
             an array ``(h, targets)``.
 
         Raises:
-            DataError: other columns than at `fit`, a series that is too short, or a step without
+            DataError: other columns than at `fit`, no series that is long enough, or a step without
                 future covariates.
         """
         return self._as_came(self.forecasts(frame, (), future), frame)
@@ -332,6 +336,9 @@ class Forecaster(InNotebook, Estimator[StoredForecaster]):
             split, scaled, by_series=by_series,
         )  # fmt: skip
         figures["seasonal_naive"]["season"] = season
+        note = coverage_note(self._fitted(), inputs, windows.rows(), figures["forecaster"])
+        if note and part != "train":
+            warnings.warn(note, stacklevel=3)
         return TableEvaluation(Figures(figures), season, by_series, dataset)
 
     def plot_backtest(
@@ -366,7 +373,12 @@ class Forecaster(InNotebook, Estimator[StoredForecaster]):
         return forecast_picture(examples(self._fitted(), dataset, inputs, rows))
 
     def cross_validation(
-        self, frame: Any, n_windows: int = 1, step_size: int | None = None, refit: bool = False
+        self,
+        frame: Any,
+        n_windows: int = 1,
+        step_size: int | None = None,
+        refit: bool = False,
+        quantiles: Sequence[float] = (),
     ) -> Any:
         """Forecasts the last origins of a table with models trained on the rows before them.
 
@@ -377,19 +389,22 @@ class Forecaster(InNotebook, Estimator[StoredForecaster]):
             n_windows: origins, the same for all series; `horizon` steps follow the last one.
             step_size: steps from one origin to the next; default: `horizon`.
             refit: train at every origin, not only before the first.
+            quantiles: levels to forecast too; see `predict_quantiles`.
 
         Returns:
             A table of the kind of `frame` (Arrow for files and arrays): series, time, cutoff (the
-            last time before the forecast), and for every target ``y`` its value and ``y-forecast``.
-            If a series lacks the rows for an origin, it is left out at that origin.
+            last time before the forecast), and for every target ``y`` its value, ``y-forecast`` and
+            the quantiles, ``y-q0.1`` …. The coverage of an origin is the share of its rows with
+            ``y`` between two of them. A series without the rows for an origin is left out there.
 
         Raises:
-            ConfigError: a count below 1.
+            ConfigError: a count below 1, or an unknown level.
             DataError: too few rows, or an error of `fit`.
         """
         options = self.get_options()
         horizon = options["horizon"]
         step_size = horizon if step_size is None else step_size
+        require_known(quantiles)
         require_counts(n_windows=n_windows, step_size=step_size)
         config, _ = _config(options)
         dataset = prepare(frame, config)
@@ -410,7 +425,9 @@ class Forecaster(InNotebook, Estimator[StoredForecaster]):
             cuts = f"{origin - held_out},{held_out},{horizon}"
             if refit or model is None:
                 model = Forecaster(**{**options, "split": cuts}).fit(frame)
-            tables.append(_of_one_origin(model.stored_, model._inputs, dataset, cuts))
+                model._warn_unsupported(quantiles)
+            found = _of_one_origin(model.stored_, model._inputs, dataset, cuts, quantiles)
+            tables.append(found)
         kind = kind_of(frame)
         return as_kind(pa.concat_tables(tables), "arrow" if kind == "array" else kind)
 
@@ -592,7 +609,11 @@ def _num_steps(dataset: SeriesDataset) -> int:
 
 
 def _of_one_origin(
-    stored: StoredForecaster, inputs: ScaledWindows, dataset: SeriesDataset, cuts: str
+    stored: StoredForecaster,
+    inputs: ScaledWindows,
+    dataset: SeriesDataset,
+    cuts: str,
+    quantiles: Sequence[float],
 ) -> pa.Table:
     """Returns the forecasts of the test part of a split, one window of each series."""
     sizes, roles = stored.network.config, dataset.roles
@@ -601,10 +622,8 @@ def _of_one_origin(
     rows = windows.rows()
     segments = dataset.table.segments.of_rows(rows)
     series = dataset.table.segments.series[segments]
-    answers = list(stored.forecast(inputs, rows))
-    center, actual = (
-        np.concatenate([a.double().numpy() for a in part]) for part in zip(*answers, strict=True)
-    )
+    center, actual = _joined(stored.forecast(inputs, rows))
+    ends = _joined(stored.forecast(inputs, rows, quantiles))[0] if len(quantiles) else center
     mean, std = (scale[:, None, : sizes.num_targets] for scale in inputs.scales(segments))
     last = rows + sizes.input_size - 1 - dataset.table.segments.first_rows[segments]
     times = times_from(dataset, segments, last, sizes.horizon + 1)
@@ -616,10 +635,18 @@ def _of_one_origin(
     table["step" if roles.time is None else roles.time] = as_times(dataset, times[:, 1:])
     table["cutoff"] = as_times(dataset, np.repeat(times[:, :1], sizes.horizon, 1))
     for c, name in enumerate(roles.target):
-        for column, values in ((name, actual), (f"{name}-forecast", center[..., 0])):
+        columns = {name: actual, f"{name}-forecast": center[..., 0]}
+        columns |= {f"{name}-q{level:g}": ends[..., k] for k, level in enumerate(quantiles)}
+        for column, values in columns.items():
             scaled = values[..., c] * std[..., c] + mean[..., c]
             table[column] = pa.array(scaled.reshape(-1), from_pandas=True)
     return pa.table(table)
+
+
+def _joined(batches: Iterable[tuple[Tensor, Tensor]]) -> list[NDArray[np.float64]]:
+    """Returns the parts of all batches."""
+    parts = zip(*batches, strict=True)
+    return [np.concatenate([tensor.double().numpy() for tensor in part]) for part in parts]
 
 
 def _require_part(part: Any) -> None:

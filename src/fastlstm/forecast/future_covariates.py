@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from fastlstm.errors import DataError, counted
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.names import canonical
+from fastlstm.forecast.data.table import row_blocks
 from fastlstm.forecast.data.timeline import show_time
 from fastlstm.forecast.data.window_index import read_windows
 from fastlstm.forecast.table_schema import TableSchema, numbers_at_fit
@@ -27,12 +30,20 @@ def future_covariates(
         times: times of each forecast's steps, shape ``(N, h)``, int64.
 
     Raises:
-        DataError: a step without a row or a value; the message names series and time.
+        DataError: a step without a row, or without a value of a column that the past always has;
+            the message names series and time.
     """
     rows_of = _rows_by_series(future)
     if past.roles.time is None:  # row 0 of `future` is the first step to forecast
         times = times - times[:, :1]
     places = np.empty_like(times)
+
+    def who(n: int) -> str:
+        return f"series '{past.series[series[n]]}'" if len(past.series) > 1 else "the table"
+
+    def when(n: int, step: int) -> str:
+        return show_time(int(times[n, step])) if past.has_clock else f"step {times[n, step]}"
+
     for n, number in enumerate(series.tolist()):
         name = canonical(past.series[number])
         rows, known = rows_of.get(name, (times[n, :0], times[n, :0]))
@@ -40,11 +51,9 @@ def future_covariates(
         is_there = at < len(known)
         is_there[is_there] = known[at[is_there]] == times[n, is_there]
         if not is_there.all():
-            missing = int(times[n, np.argmin(is_there)])
-            when = show_time(missing) if past.has_clock else f"step {missing}"
-            who = f"series '{name}'" if len(past.series) > 1 else "the table"
+            gone = when(n, int(np.argmin(is_there)))
             raise DataError(
-                f"the future table has no row for {who} at {when}; it needs"
+                f"the future table has no row for {who(n)} at {gone}; it needs"
                 f" {counted(times.shape[1], 'row')} after the end of every series"
             )
         places[n] = rows[at]
@@ -52,11 +61,13 @@ def future_covariates(
     origins = table.origins(table.segments.series[table.segments.of_rows(rows)])
     rows_ahead = read_windows(table, rows, 1).numpy() + origins[:, None]
     values: NDArray[np.float64] = rows_ahead.reshape(*times.shape, -1)
-    if not schema.may_miss and np.isnan(values).any():
-        place = int(np.flatnonzero(np.isnan(values).any((0, 1)))[0])
+    if (is_missing := np.isnan(values)).any():
+        is_missing &= ~_missed_before(past, table.columns)
+    if is_missing.any():
+        n, step, place = np.argwhere(is_missing)[0].tolist()
         raise DataError(
-            f"'{future.table.columns[place]}' is missing for a step to forecast, but the table at"
-            " fit had no missing values: fill it in"
+            f"'{table.columns[place]}' is missing for {who(n)} at {when(n, step)}, a step to"
+            " forecast; the past has it in every row with a target: fill it in"
         )
     for place, column in enumerate(future.table.columns):
         if column in future.categories:
@@ -65,6 +76,16 @@ def future_covariates(
             at_fit = numbers[np.nan_to_num(codes).astype(np.int64)]
             values[..., place] = np.where(np.isnan(codes), codes, at_fit)
     return values
+
+
+def _missed_before(past: SeriesDataset, columns: Sequence[str]) -> NDArray[np.bool_]:
+    """Returns for each column whether it is missing in a row of the past that has a target."""
+    table, C = past.table, len(past.roles.target)
+    places, found = [table.columns.index(name) for name in columns], np.zeros(len(columns), bool)
+    for begin, end in row_blocks(0, table.num_rows, len(table.columns)):
+        is_missing = np.isnan(table.rows(begin, end))
+        found |= is_missing[~is_missing[:, :C].all(1)][:, places].any(0)
+    return found
 
 
 def _rows_by_series(

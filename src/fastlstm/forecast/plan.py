@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,10 +33,11 @@ HIDDEN_SIZES = (32, 64, 128, 256, 384, 512, 768)
 _LONGEST_INPUT = 720
 LEARNING_RATES = {"adamw": 2e-3, "adam": 2e-3, "nadam": 2e-3, "muon": 5e-3, "sgd": 1.5}
 """Peak learning rates, measured on ETTh1 at H = 128 (benchmarks/log)."""
-MIN_CALENDAR_GAIN = 0.01
-"""Least reduction of the linear path's validation error that justifies a calendar."""
+MIN_LINEAR_GAIN = 0.01
+"""Least reduction of the linear path's validation error that justifies a calendar or logarithms."""
 _SHARE_OF_SHORT = 0.1
 """Share of series that may be too short for the chosen input."""
+_MAX_NAMED = 5
 
 
 def choose_architecture(
@@ -61,7 +63,8 @@ def choose_architecture(
     num_names = {name: len(dataset.categories[name]) for name in roles.categorical}
     names = {f.name for f in fields(ForecasterConfig)}
     is_stateful = config.tbptt is not None
-    chosen = {"input_size": input_size, "patch": patch, "stateful": is_stateful}
+    chosen: dict[str, Any] = {"input_size": input_size, "patch": patch, "stateful": is_stateful}
+    chosen["normalize"] = config.normalize or "last"
     is_open = len(roles.target) == 1 or config.decoder == "direct"
     is_wanted = is_open if config.linear is None else config.linear
     is_linear = is_wanted and not is_stateful and config.output != "negative_binomial"
@@ -111,14 +114,19 @@ def untrained_forecaster(
     sizes = choose_architecture(config, dataset, split)
     if config.learning_rate is None:
         config = replace(config, learning_rate=LEARNING_RATES[config.optimizer])
-    config = replace(config, input_size=sizes.input_size, patch=sizes.patch)
+    config = replace(
+        config, input_size=sizes.input_size, patch=sizes.patch, normalize=sizes.normalize
+    )
     torch.default_generator.manual_seed(config.seed)
     network = ForecastNetwork(sizes)
     network.lstm.strict = config.strict_kernels
     scaler, series = fitted_scaler(config, dataset, split), None
     if len(dataset.series) > 1 and not network.output.counts:
         of_all = scaler.mean[: sizes.num_targets], scaler.std[: sizes.num_targets]
-        series = SeriesScale.fit(dataset.table, dataset.series, split.train_ends, of_all)
+        is_centered = sizes.normalize != "log"
+        series = SeriesScale.fit(
+            dataset.table, dataset.series, split.train_ends, of_all, is_centered
+        )
     return StoredForecaster(
         config, given, network, scaler, Calibration.none(sizes),
         static_scale(dataset), TableSchema.of(dataset, sizes.has_missing), dataset.key,
@@ -132,7 +140,10 @@ def fitted_scaler(config: ForecastConfig, dataset: SeriesDataset, split: Split) 
     unscaled = [columns.index(name) for name in roles.categorical if name in columns]
     if config.output == "negative_binomial":
         unscaled += range(len(roles.target))
-    return fit_scaler(dataset.table, split.train_ends, unscaled)
+    scaler = fit_scaler(dataset.table, split.train_ends, unscaled)
+    if config.normalize == "log":  # logarithms need the sign
+        scaler.mean[: len(roles.target)] = 0.0
+    return scaler
 
 
 def training_loader(
@@ -182,22 +193,26 @@ def note_of_short_series(
     return f"{note}; `input_size={fitting!r}` takes all"
 
 
-def note_of_short_ends(dataset: SeriesDataset, input_size: int) -> str | None:
-    """Returns an error text about series with too few rows at their end, if there are any."""
+def forecast_ends(dataset: SeriesDataset, input_size: int) -> tuple[NDArray[np.int64], str]:
+    """Returns the last segment of every series with enough rows to forecast from, and a text that
+    names the others, empty without any."""
     segments = dataset.table.segments
     last = np.flatnonzero(np.diff(segments.series, append=-1))
-    short = last[segments.num_rows[last] < input_size]
+    is_short = segments.num_rows[last] < input_size
+    short = last[is_short]
     if len(short) == 0:
-        return None
-    name = dataset.series[int(segments.series[short[0]])]
-    which = f"series '{name}' ends in" if name else "the table has"
+        return last, ""
+    names = [dataset.series[number] for number in segments.series[short[:_MAX_NAMED]]]
+    first, *others = segments.num_rows[short[:_MAX_NAMED]].tolist()
+    text = f"series '{names[0]}' ends in" if names[0] != "" else "the table has"
+    text += f" {counted(first, 'row')} without gaps"
+    text += "".join(f", '{name}' in {rows:,}" for name, rows in zip(names[1:], others, strict=True))
     more = f" ({len(short)} series are too short)" if len(short) > 1 else ""
     has_gap = (segments.series[short - 1] == segments.series[short]) & (short > 0)
     fill = ", or train with `gaps='fill'`" if has_gap.any() else ""
-    return (
-        f"{which} {counted(segments.num_rows[short[0]], 'row')} without gaps{more}, a forecast"
-        f" reads the last {input_size}; give more rows of the past, or train with a smaller"
-        f" `input_size`{fill}"
+    return last[~is_short], (
+        f"{text}{more}, a forecast reads the last {input_size}; give more rows of the past, or"
+        f" train with a smaller `input_size`{fill}"
     )
 
 

@@ -59,9 +59,11 @@ def fit_ridges(
     train: WindowIndex,
     valid: WindowIndex,
     has_future: bool = False,
+    num_given: int = 0,
 ) -> list[Ridge]:
     """Returns ridge regressions of a target on its last L lags: one on the lags alone and, with
-    `has_future`, one that also uses the numeric future covariates of the step, if there are any.
+    `has_future`, one that also uses the numeric future covariates of the step, if there are any;
+    between them one with the first `num_given` of these.
 
     Values are normalised as the network does it; the penalty with the least error on validation
     windows is chosen. Solves for up to 32,768 windows of single targets, evenly spread over the
@@ -69,25 +71,30 @@ def fit_ridges(
     to forecast are left out. The network must be on the CPU.
     """
     moments = _Moments(network, has_future)
-    for x, f, y in _rows(network, inputs, train, _MAX_ROWS):
+    for x, f, y, _ in _rows(network, inputs, train, _MAX_ROWS):
         moments.add(x, f, y)
     moments.center()
     parts = list(_rows(network, inputs, valid, _MAX_VALID_ROWS))
     found = []
-    for num_future in sorted({0, moments.num_future}):
-        tried = [_with_error(moments.solution(num_future, alpha), parts) for alpha in _ALPHAS]
+    for num_future in sorted({0, min(num_given, moments.num_future), moments.num_future}):
+        solutions = (moments.solution(num_future, alpha) for alpha in _ALPHAS)
+        tried = [_with_error(network, solution, parts) for solution in solutions]
         found.append(min(reversed(tried), key=lambda ridge: ridge.error))
     return found
 
 
 def _with_error(
-    solution: tuple[Tensor, Tensor, Tensor], parts: list[tuple[Tensor, Tensor, Tensor]]
+    network: ForecastNetwork,
+    solution: tuple[Tensor, Tensor, Tensor],
+    parts: list[tuple[Tensor, Tensor, Tensor, Tensor]],
 ) -> Ridge:
     """Returns a solution with its error on `parts`, batches of `_rows`."""
     weight, bias, future = solution
     total, count = 0.0, 0
-    for x, f, y in parts:
+    for x, f, y, shift in parts:
         error = x[:, 1:] @ weight.T + bias + (f * future).sum(-1) - y
+        if network.config.normalize == "log":  # of the values, to be compared with other kinds
+            error = network.left(y + shift + error) - network.left(y + shift)
         total, count = total + float(error.abs().sum()), count + error.numel()
     return Ridge(weight, bias, future, total / count if count else float("inf"))
 
@@ -109,7 +116,8 @@ def best_share(
         is_there = ~target.isnan()
         for n, share in enumerate(_SHARES):
             average = whole.clone()
-            average[..., at] = torch.lerp(linear[..., None], whole[..., at], share)
+            pair = network.entered(linear[..., None]), network.entered(whole[..., at])
+            average[..., at] = network.left(torch.lerp(*pair, share))
             losses = output.loss(average, target.nan_to_num(0.0))
             sums[n] += losses[is_there].double().sum()
     best = int(sums.argmin())
@@ -160,21 +168,21 @@ class _Moments:
 
     def solution(self, num_future: int, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
         """Returns weights ``(h, lags)``, bias ``(h,)`` and weights of future covariates ``(h, F)``,
-        which are zeros if `num_future` is 0."""
-        lags, h, num = self._size
+        which are zeros from the place `num_future` on."""
+        (lags, h, num), n = self._size, num_future
         right, future = self._xy, torch.zeros(h, num, dtype=torch.float64)
         scale = (self._values + alpha * self._unit)[:, None]
-        if num_future:
-            xf = self._xf.view(lags - 1, h, num)
+        if n:
+            xf = self._xf.view(lags - 1, h, num)[..., :n]
             shrunk = xf / scale[..., None]
-            own = self._ff - torch.einsum("lhf,lhg->hfg", xf, shrunk)
-            own += _LEAST * torch.eye(num, dtype=torch.float64)
-            rest = self._fy - torch.einsum("lhf,lh->hf", shrunk, right)
-            future = torch.linalg.solve(own, rest)
-            right = right - torch.einsum("lhf,hf->lh", xf, future)
+            own = self._ff[:, :n, :n] - torch.einsum("lhf,lhg->hfg", xf, shrunk)
+            own += _LEAST * torch.eye(n, dtype=torch.float64)
+            rest = self._fy[:, :n] - torch.einsum("lhf,lh->hf", shrunk, right)
+            future[:, :n] = torch.linalg.solve(own, rest)
+            right = right - torch.einsum("lhf,hf->lh", xf, future[:, :n])
         weight = self._vectors @ (right / scale)
         x, y, f = self._mean
-        bias = y - x @ weight - ((f * future).sum(-1) if num_future else 0.0)
+        bias = y - x @ weight - ((f * future).sum(-1) if n else 0.0)
         return weight.T.float().contiguous(), bias.float(), future.float()
 
 
@@ -216,23 +224,25 @@ class RidgeForecast:
         if self._future.any():
             known = self._network.future.numbers(values[:, L:, C + config.num_past :])
             ahead += (known * self._future).sum(-1)[:, None]
-        answer: NDArray[np.float32] = (ahead * scale[..., None] + shift[..., None]).numpy()
+        ahead = self._network.left(ahead * scale[..., None] + shift[..., None])
+        answer: NDArray[np.float32] = ahead.numpy()
         return answer.transpose(0, 2, 1)
 
 
 def _rows(
     network: ForecastNetwork, inputs: ScaledWindows, windows: WindowIndex, limit: int
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """Yields normalised batches: 1 and the last lags ``(N, 1 + lags)``, future covariates
-    ``(N, h, F)``, and targets ``(N, h)``."""
+    ``(N, h, F)``, targets ``(N, h)``, and the shift of each, ``(N, 1)``."""
     config = network.config
     L, C = config.input_size, config.num_targets
     for values, _ in inputs.read(windows.rows(max(1, limit // C)), config, _SIZE):
         lags, shift, scale = network.normalised(values[:, :L, :C])
         lags = lags[:, -MAX_LAGS:]
-        ahead = (values[:, L:, :C] - shift[:, None]) / scale[:, None]
+        ahead = (network.entered(values[:, L:, :C]) - shift[:, None]) / scale[:, None]
         x, y = (part.transpose(1, 2).flatten(0, 1) for part in (lags, ahead))
         is_there = ~y.isnan().any(1)
         known = network.future.numbers(values[:, L:, C + config.num_past :])
         known = known.repeat_interleave(C, 0)
-        yield torch.cat([torch.ones(len(x), 1), x], 1)[is_there], known[is_there], y[is_there]
+        x, shift = torch.cat([torch.ones(len(x), 1), x], 1), shift.reshape(-1, 1)
+        yield x[is_there], known[is_there], y[is_there], shift[is_there]

@@ -11,6 +11,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,10 +22,17 @@ from fastlstm.errors import DataError, Stopped
 from fastlstm.forecast.calibration import Calibration, calibrate
 from fastlstm.forecast.data.chunk_loader import ChunkBatch, ChunkLoader
 from fastlstm.forecast.data.dataset import SeriesDataset
+from fastlstm.forecast.data.error_measures import QuantileScores
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split
+from fastlstm.forecast.data.window_index import spread_out
 from fastlstm.forecast.data.window_loader import WindowBatch, WindowLoader
-from fastlstm.forecast.evaluation import evaluation_events, num_test_windows
+from fastlstm.forecast.evaluation import (
+    coverage_note,
+    evaluate_forecasts,
+    evaluation_events,
+    num_test_windows,
+)
 from fastlstm.forecast.files import StoredForecaster, description_files, forecaster_files
 from fastlstm.forecast.model.network import ForecastNetwork, RecurrentState
 from fastlstm.forecast.plan import flop_per_window, training_loader
@@ -130,8 +138,8 @@ class ForecastTask(Task):
         self._precision, self._device = config.precision, device
         self._measure = config.loss if config.output == "point" else "loss"
         self._state: RecurrentState | None = None
-        has_run = session.run is not None
-        self._num_tested = num_test_windows(dataset, split, sizes) if has_run else 0
+        tested = num_test_windows(dataset, split, sizes)
+        self._num_tested = min(tested, MIN_CALIBRATED) if session.run is None else tested
         self._known: tuple[Mapping[str, Tensor], Calibration] | None = None
 
     def changed(self, options: Any, stop: Callable[[], bool] | None = None) -> ForecastTask:
@@ -319,13 +327,28 @@ class ForecastTask(Task):
         self.stored = dataclasses.replace(self.stored, network=network, calibration=calibration)
         if missing := self.stored.unsupported((0.025, 0.1, 0.9, 0.975)):
             trainer.say("info", missing)
-        if self.session.run is None or (approved := self.approve(self.stored, trainer)) is None:
+        if self.session.run is None:
+            if self.session.world.is_leader:
+                self._check_coverage(trainer)
+            return {}
+        if (approved := self.approve(self.stored, trainer)) is None:
             return {}
         self.stored, more = approved
         with trainer.progress.counted("saving"):
             self.session.run.publish({**forecaster_files(self.stored), **more})
             trainer.best.set_published()
         return self._evaluate(trainer)
+
+    def _check_coverage(self, trainer: Trainer) -> None:
+        """Warns of intervals whose coverage of some test windows is clearly off their level."""
+        sizes = self.model.config
+        with suppress(DataError):  # no test part
+            index = self.split.windows(self.inputs.table, "test", sizes.input_size, sizes.horizon)
+            rows = spread_out(index.rows(self._num_tested))
+            scores = QuantileScores((), (0.8,), has_crps=False)
+            figures = evaluate_forecasts(self.stored, self.inputs, rows, 1, scores)["forecaster"]
+            if note := coverage_note(self.stored, self.inputs, rows, figures):
+                trainer.say("warning", note)
 
     def _averaged(self, network: ForecastNetwork, trainer: Trainer) -> ForecastNetwork:
         """Returns the network, averaged with its linear path if that lowers the loss."""

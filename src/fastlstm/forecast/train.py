@@ -29,6 +29,7 @@ from fastlstm.forecast.data.dataset import COUNTED, DROPPED, SeriesDataset
 from fastlstm.forecast.data.preparation import prepare, require_counts
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split, split_table
+from fastlstm.forecast.data.table import row_blocks
 from fastlstm.forecast.data.table_files import require_files
 from fastlstm.forecast.data.timeline import ROWS
 from fastlstm.forecast.files import (
@@ -41,8 +42,8 @@ from fastlstm.forecast.files import (
 from fastlstm.forecast.model.config import ForecasterConfig
 from fastlstm.forecast.plan import (
     LEARNING_RATES,
-    MIN_CALENDAR_GAIN,
-    note_of_short_ends,
+    MIN_LINEAR_GAIN,
+    forecast_ends,
     note_of_short_series,
     training_loader,
     untrained_forecaster,
@@ -75,6 +76,8 @@ from fastlstm.training.schedule import StopCriterion, default_evaluations
 from fastlstm.training.session import RunSession, Start, locked_run, torch_settings_kept
 
 MakeTask = Callable[..., ForecastTask]
+_MAX_LEVEL = 1000
+"""Largest level of a target, in deviations, whose logarithms are tried."""
 _ROLES = ("target", "past", "future", "static")
 _MAY_CHANGE = MAY_CHANGE | {"cache_dir"}
 _MAY_DIFFER = _MAY_CHANGE | frozenset(
@@ -252,11 +255,12 @@ class _ForecastSession(RunSession):
         device: torch.device,
         is_new: bool,
     ) -> tuple[ForecastConfig, SeriesDataset, Ridge | None]:
-        """Returns rank 0's options with calendar and size, the table with the calendar, and the
-        linear path if it is known."""
+        """Returns rank 0's options with calendar, scale and size, the table with the calendar, and
+        the linear path if it is known."""
         linear, bare = None, dataset
         if is_new and self.world.is_leader:
             config, dataset, linear = self._with_calendar(config, dataset, split)
+            config, linear = self._with_logarithms(config, dataset, split, linear)
             config = self._with_size(config, dataset, split, device)
         config = self.agreed(config)
         if is_new and dataset is bare:
@@ -269,12 +273,9 @@ class _ForecastSession(RunSession):
         """Returns the options, the table and the linear path; with a calendar if that lowers the
         validation error of the linear path."""
         parts: tuple[str, ...] = ()
-        is_plain = len(dataset.roles.target) == 1 and not dataset.roles.future
         is_open = config.calendar is None and config.linear is not False
-        if is_open and config.future and len(dataset.roles.target) == 1 and dataset.has_clock:
-            note = "the calendar is not tried beside future covariates; `calendar` adds it"
-            self.notes.append(note)
-        if is_open and is_plain and dataset.table.num_rows <= MAX_ROWS:
+        is_open &= len(dataset.roles.target) == 1
+        if is_open and dataset.table.num_rows <= MAX_ROWS:
             parts, taken = calendar_parts(dataset, split.train_ends)
             if taken:
                 self.notes.append(
@@ -285,25 +286,66 @@ class _ForecastSession(RunSession):
             return config, dataset, None
         with self.part_of_setup("the calendar"):
             extended = with_calendar(dataset, parts)
-            stored = untrained_forecaster(config, config, extended, split)
-            inputs, sizes = apply_schema(extended, stored), stored.network.config
-            if not sizes.linear:
-                return config, dataset, None
-            train, valid = (
-                split.windows(extended.table, part, sizes.input_size, sizes.horizon)
-                for part in ("train", "valid")
-            )
-            alone, *others = fit_ridges(stored.network, inputs, train, valid, has_future=True)
-        best = next((r for r in others if r.error < (1 - MIN_CALENDAR_GAIN) * alone.error), None)
-        if best is None:
-            return dataclasses.replace(config, calendar=()), dataset, alone
-        gain = 1 - best.error / alone.error
+            num_given = len(set(dataset.roles.future) - set(dataset.roles.categorical))
+            found = self._ridges(config, extended, split, num_given)
+        if not found:
+            return config, dataset, None
+        *others, last = found
+        if not others:  # too many future covariates
+            return dataclasses.replace(config, calendar=()), dataset, None
+        plain = min(others, key=lambda ridge: ridge.error)
+        if not last.error < (1 - MIN_LINEAR_GAIN) * plain.error:
+            plain = plain._replace(future=plain.future[:, :num_given])
+            return dataclasses.replace(config, calendar=()), dataset, plain
+        gain = 1 - last.error / plain.error
         self.notes.append(
             f"the calendar ({', '.join(parts)}) lowers the validation error of the linear path by"
             f" {gain:.1%}: its columns become future covariates, which a server and an exported"
             " model take as inputs"
         )
-        return dataclasses.replace(config, calendar=parts), extended, best
+        return dataclasses.replace(config, calendar=parts), extended, last
+
+    def _with_logarithms(
+        self, config: ForecastConfig, dataset: SeriesDataset, split: Split, linear: Ridge | None
+    ) -> tuple[ForecastConfig, Ridge | None]:
+        """Returns the options and the linear path; with logarithms of a target above 0 if they
+        lower the validation error of the linear path."""
+        is_open = config.normalize is None and config.linear is not False
+        is_open &= config.output in ("point", "quantiles") and len(dataset.roles.target) == 1
+        if not is_open or dataset.table.num_rows > MAX_ROWS:
+            return config, linear
+        if not _suits_logarithms(dataset, untrained_forecaster(config, config, dataset, split)):
+            return config, linear
+        with self.part_of_setup("the scale"):
+            own = [linear] if linear else self._ridges(config, dataset, split)
+            logged = dataclasses.replace(config, normalize="log")
+            if not own:
+                return config, None
+            plain, last = (
+                min(ridges, key=lambda ridge: ridge.error)
+                for ridges in (own, self._ridges(logged, dataset, split))
+            )
+        if not last.error < (1 - MIN_LINEAR_GAIN) * plain.error:  # also not where it is NaN
+            return config, plain
+        self.notes.append(
+            f"`normalize='log'` lowers the validation error of the linear path by"
+            f" {1 - last.error / plain.error:.1%}: the network reads and forecasts logarithms"
+        )
+        return logged, last
+
+    def _ridges(
+        self, config: ForecastConfig, dataset: SeriesDataset, split: Split, num_given: int = 0
+    ) -> list[Ridge]:
+        """Returns the regressions of `fit_ridges`; none if the network has no linear path."""
+        stored = untrained_forecaster(config, config, dataset, split)
+        inputs, sizes = apply_schema(dataset, stored), stored.network.config
+        if not sizes.linear:
+            return []
+        train, valid = (
+            split.windows(dataset.table, part, sizes.input_size, sizes.horizon)
+            for part in ("train", "valid")
+        )
+        return fit_ridges(stored.network, inputs, train, valid, True, num_given)
 
     def _set_linear(self, task: ForecastTask, known: Ridge | None) -> None:
         """Sets the linear path to ridge regression, fitted here unless `known`."""
@@ -382,11 +424,22 @@ def _warning(
 ) -> str | None:
     """Returns a warning about series too short to train on or to forecast, rows that were dropped
     and years that are no time, if there are any."""
-    refused = note_of_short_ends(dataset, sizes.input_size)
+    ends, short = forecast_ends(dataset, sizes.input_size)
     notes = [note_of_short_series(config, sizes, dataset, split)]
-    notes += [refused and f"forecasts of this table will be refused: {refused}"]
+    what = "leave series out" if len(ends) else "be refused"
+    notes += [short and f"forecasts of this table will {what}: {short}"]
     notes += _warned(dataset)
     return "; ".join(filter(None, notes)) or None
+
+
+def _suits_logarithms(dataset: SeriesDataset, stored: StoredForecaster) -> bool:
+    """Returns whether every value of the first target is above 0, and no series is so far from 0,
+    in deviations, that float32 loses digits."""
+    table, scale = dataset.table, stored.series or stored.scaler
+    if (scale.mean[..., :1] > _MAX_LEVEL * scale.std[..., :1]).any():
+        return False
+    blocks = row_blocks(0, table.num_rows, len(table.columns))
+    return not any((table.whole_rows(*block)[:, 0] <= 0).any() for block in blocks)
 
 
 def _chosen_calendar(config: ForecastConfig, dataset: SeriesDataset) -> tuple[str, ...]:

@@ -141,13 +141,16 @@ def answers_of(y: Any) -> NDArray[np.float64]:
 
 
 def labels_of(y: Any) -> list[Any]:
-    """Returns N labels.
+    """Returns N labels of `y`, ``(N,)`` or ``(N, 1)``.
 
     Raises:
         DataError: a label that is missing or not hashable, or several labels per sequence.
     """
-    if isinstance(y, np.ndarray) and y.ndim != 1:
-        raise DataError(f"y has shape {y.shape}, expected one label per sequence, (N,)")
+    if getattr(y, "ndim", 1) != 1:
+        y = np.asarray(y)
+        if y.shape[1:] != (1,):
+            raise DataError(f"y has shape {y.shape}, expected one label per sequence, (N,)")
+        y = y[:, 0]
     labels = y if hasattr(y, "__len__") else np.asarray(y)
     labels = labels.tolist() if hasattr(labels, "tolist") else list(map(_plain, labels))
     if not isinstance(labels, list):

@@ -248,8 +248,9 @@ class SequenceRegressor(SequenceModel):
         """
         predicted, actual = self.predict(X), answers_of(y)
         require_one_each(len(predicted), actual)
-        if predicted.shape != actual.shape:
+        if predicted.size != actual.size:
             raise DataError(f"y has shape {actual.shape}, expected {predicted.shape}")
+        actual = actual.reshape(predicted.shape)  # one answer each may have two axes
         weights = weights_of(sample_weight, len(actual))
         squares = weights @ (actual - np.average(actual, 0, weights)) ** 2
         unexplained = weights @ (actual - predicted) ** 2

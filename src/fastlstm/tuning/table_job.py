@@ -119,6 +119,7 @@ def values_around(
     batches = [n for n in (2 * batch, batch // 2) if 1 <= n <= max(room, batch // 2)]
     inputs = [n // patch * patch for n in (length // 2, 2 * length)]
     patches = [n for n in (patch // 2, 2 * patch) if n in PATCHES and n <= config.horizon]
+    kind = config.normalize or "last"
     kinds = [] if config.output == "negative_binomial" else ["last", "standard", "none"]
     return {
         "batch": [batch, *batches], "lr": [1.0, 0.5, 2.0],
@@ -126,8 +127,8 @@ def values_around(
         "input": [length, *(n for n in inputs if patch <= n <= longest_input and n != length)],
         "patch": [patch, *(n for n in patches if length >= n)],
         "normalize": [
-            config.normalize,
-            *(k for k in kinds if k != config.normalize and (k != "standard" or not config.tbptt)),
+            kind,
+            *(k for k in kinds if k != kind and (k != "standard" or not config.tbptt)),
         ],
     }  # fmt: skip
 

@@ -363,6 +363,17 @@ def test_the_last_lines_of_a_long_file_are_looked_at(read: Any, monkeypatch: Any
     assert read(lines, "--skip-footer 2").table.num_rows == 500
 
 
+def test_a_look_at_few_long_lines_is_told(tmp_path: Path, monkeypatch: Any) -> None:
+    from fastlstm.forecast.data import csv_look
+
+    monkeypatch.setattr(csv_look, "_BYTES", 1 << 12)
+    for end, told in (("1", False), ("0." + "1" * 98, True)):
+        path = tmp_path / f"{told}.csv"
+        path.write_text("\n".join(["ds,y,x", *rows(DAY + ",{n}," + end, 300)]) + "\n")
+        notes = prepare(str(path), ForecastConfig(cache_dir=str(tmp_path / "cache"))).notes
+        assert any("lines are checked for its format" in note for note in notes) == told
+
+
 def test_lists_may_be_given_several_times(read: Any) -> None:
     lines = ["ds,a,b,c", *rows(DAY + ",{n},{n},{n}")]
     dataset = read(lines, "--target a --target b")

@@ -406,6 +406,7 @@ def test_seen_categories_are_saved() -> None:
     assert torch.equal(again.eval()(codes), features(codes))
 
 
+@pytest.mark.filterwarnings("ignore:80 % intervals cover")
 @pytest.mark.parametrize("role", ["static", "future"])
 def test_an_unseen_category_is_forecast_like_the_mean_of_known_ones(role: Any) -> None:
     """Its embedding is the mean of the known ones, so its forecast lies between theirs."""

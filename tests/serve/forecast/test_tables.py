@@ -312,6 +312,13 @@ def test_a_hundred_thousand_rows(forecasts: Running, plain: Forecaster) -> None:
     assert refusal(post(forecasts, as_rows(table)), 413)
 
 
+def test_a_series_that_is_too_short_is_left_out_and_noted(forecasts: Running) -> None:
+    answer = post(forecasts, as_csv(waves().slice(0, 120 + L - 1))).json()
+    assert {row["unique_id"] for row in answer["rows"]} == {"s0"}
+    (note,) = answer["notes"]
+    assert note.startswith(f"not forecast: series 's1' ends in {L - 1} rows without gaps, a")
+
+
 def test_a_series_without_values_is_null_and_noted(whole_forecasts: Running) -> None:
     table = everything()
     ahead = everything(120 + h).filter(

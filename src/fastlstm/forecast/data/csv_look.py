@@ -65,31 +65,38 @@ _FEWEST_DATES = 3
 """Columns named by dates from which a table is wide."""
 
 
-def require_expected(file: TableFile, form: ReadOptions, others: Sequence[str]) -> None:
+def require_expected(file: TableFile, form: ReadOptions, others: Sequence[str]) -> list[str]:
     """Raises DataError if a file looks unlike the format it is read with; names the options.
 
-    `others` are columns that are left out, and columns of names.
+    `others` are columns that are left out, and columns of names. Returns a note if the lines are
+    so long that few were looked at.
     """
     sample = _sample(file, form)
     if sample and (found := [*sample.findings, *_numbers(sample, others)]):
         raise looks_like(str(file), found, LOOK_HINT)
+    if sample is None or not sample.num_cut:
+        return []
+    seen = counted(sample.num_cut, "line")
+    return [f"{file}: only {seen} are checked for its format, as its lines are long"]
 
 
 @dataclass(frozen=True)
 class _Sample:
     """The first and last rows of a file: cells that are not empty by column, what was found about
-    encoding, delimiter, header and footer, and how lines were divided into cells."""
+    encoding, delimiter, header and footer, how lines were divided into cells, and the number of
+    lines if they are so long that few were looked at, else 0."""
 
     columns: dict[str, list[str]]
     findings: list[Finding]
     delimiter: str
     form: ReadOptions
+    num_cut: int
 
 
 def _sample(file: TableFile, form: ReadOptions) -> _Sample | None:
     found = list[Finding]()
     try:
-        head, tail, guess = _lines(file, form)
+        head, tail, guess, is_cut = _lines(file, form)
         form = _quoting(file, form, [*head, *tail], found)
         mark = form.delimiter or _delimiter(head, form)
         rows, last = (split_lines(lines, form, mark) for lines in (head, tail))
@@ -135,7 +142,7 @@ def _sample(file: TableFile, form: ReadOptions) -> _Sample | None:
     body = [row for row in rows if len(row) == len(names) and (not repeats or is_row(row))]
     cells = {name: [row[k].strip() for row in body] for k, name in enumerate(names)}
     columns = {name: list(filter(None, values)) for name, values in cells.items()}
-    return _Sample(columns, found, mark, form)
+    return _Sample(columns, found, mark, form, is_cut * (len(head) + len(tail)))
 
 
 def _spread_names(file: TableFile, skipped: int, line: int) -> DataError:
@@ -148,9 +155,9 @@ def _spread_names(file: TableFile, skipped: int, line: int) -> DataError:
 
 def _lines(
     file: TableFile, form: ReadOptions
-) -> tuple[list[str], list[str], tuple[str, str] | None]:
-    """Returns the first lines, the last ones of a longer file, and their encoding if it is not the
-    given one; see `guess_of`."""
+) -> tuple[list[str], list[str], tuple[str, str] | None, bool]:
+    """Returns the first lines, the last ones of a longer file, their encoding if it is not the
+    given one (see `guess_of`), and whether they are so long that fewer were read."""
     raw, text = open_text(file, form)
     data = text.read(_BYTES).removeprefix(b"\xef\xbb\xbf")
     is_whole, is_mapped = not text.read(1), raw is text and not isinstance(file, RemoteFile)
@@ -171,7 +178,7 @@ def _lines(
     if not is_whole and len(head) < limit:
         head = head[:-1]  # cut within a line
     clean = [[line.rstrip("\r") for line in part] for part in (head, tail)]
-    return clean[0], clean[1], guess
+    return clean[0], clean[1], guess, not is_whole and len(head) < _FEWEST_LINES
 
 
 def _quoting(

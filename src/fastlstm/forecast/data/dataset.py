@@ -137,15 +137,15 @@ def prepare_table(
     key = cache.recall(asked) or asked  # a forecast reads the rows that training read
     opened = partial(_open, key=key, name=records.name, started=started)
     if signature is not None and (dataset := opened(cache.path(key), from_cache=True)) is not None:
-        return replace(
-            dataset, key=asked
-        )  # a run that is resumed asks for the same, wherever it is
-    look_at(records, others)
+        # A run that is resumed asks for the same, wherever it is.
+        return replace(dataset, key=asked)
+    looked = look_at(records, others)
     given, records = request, Head(records) if is_trial else records
     records, request = reshaped(records, request, options)
     problems = Problems(records.name)
     with problems.fatal():
         roles = find_roles(records, request, problems)
+        roles = replace(roles, notes=(*looked, *roles.notes))
         if request.has_target and like is None:
             require_columns(options, records.schema.names, records.name)
     with cache.work_directory() as work:

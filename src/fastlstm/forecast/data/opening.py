@@ -53,12 +53,13 @@ def open_records(
     return parts[0] if len(parts) == 1 else JoinedRecords(parts)
 
 
-def look_at(records: Records, others: Sequence[str]) -> None:
-    """Raises DataError if CSV files, of many a few, look like another format than theirs."""
+def look_at(records: Records, others: Sequence[str]) -> list[str]:
+    """Raises DataError if CSV files, of many a few, look like another format than theirs; returns
+    notes on the look."""
     files = records.parts if isinstance(records, JoinedRecords) else [records]
-    for part in files[:: -(-len(files) // _MAX_LOOKS)]:
-        if isinstance(part, CsvRecords) and part.form.look:
-            require_expected(part.file, part.form, others)
+    few = files[:: -(-len(files) // _MAX_LOOKS)]
+    looked = [part for part in few if isinstance(part, CsvRecords) and part.form.look]
+    return [note for part in looked for note in require_expected(part.file, part.form, others)]
 
 
 def open_file(

@@ -30,11 +30,13 @@ class SeriesScale:
         names: of the series, as `canonical` has them.
         mean: shape ``(S, C)``, in the table's units.
         std: same shape, above 0.
+        is_centered: the mean is not 0 for all series.
     """
 
     names: tuple[str, ...]
     mean: NDArray[np.float64]
     std: NDArray[np.float64]
+    is_centered: bool = True
 
     @staticmethod
     def fit(
@@ -42,6 +44,7 @@ class SeriesScale:
         series: Sequence[Any],
         ends: NDArray[np.int64],
         default: tuple[NDArray[np.float64], NDArray[np.float64]],
+        is_centered: bool = True,
     ) -> SeriesScale:
         """Returns means and standard deviations over the training rows of every series.
 
@@ -60,11 +63,13 @@ class SeriesScale:
             np.where(is_empty, of_all, own)
             for of_all, own in zip(default, (mean, std), strict=True)
         )
-        return SeriesScale(tuple(map(canonical, series)), mean, std)
+        mean = mean if is_centered else np.zeros_like(mean)
+        return SeriesScale(tuple(map(canonical, series)), mean, std, is_centered)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields as JSON values."""
-        return {"names": self.names, "mean": self.mean.tolist(), "std": self.std.tolist()}
+        own = {} if self.is_centered else {"is_centered": False}
+        return {"names": self.names, "mean": self.mean.tolist(), "std": self.std.tolist(), **own}
 
     @staticmethod
     def from_json(values: Any, num_targets: int) -> SeriesScale:
@@ -77,7 +82,7 @@ class SeriesScale:
         is_finite = np.isfinite(mean).all() and np.isfinite(std).all()
         if mean.shape != shape or std.shape != shape or not is_finite or (std <= 0).any():
             raise ValueError(f"the scales of the series are expected to be {shape} numbers")
-        return SeriesScale(tuple(names), mean, std)
+        return SeriesScale(tuple(names), mean, std, values.get("is_centered") is not False)
 
     def of_windows(
         self, targets: Tensor, places: NDArray[np.int64] | None
@@ -90,6 +95,7 @@ class SeriesScale:
         variance = ((targets - mean[:, None]) ** 2).nanmean(1).nan_to_num(0.0)
         level = torch.where(mean == 0, 1.0, mean.abs())
         std = torch.maximum(variance.sqrt(), CONSTANT * level)
+        mean = mean if self.is_centered else mean * 0.0
         if places is None:
             return mean, std
         known = torch.from_numpy(places >= 0)[:, None]
@@ -108,7 +114,7 @@ class SeriesScale:
         if (is_new := places < 0).any():
             ends = table.segments.first_rows + table.segments.num_rows
             default = self.mean.mean(0), self.std.mean(0)
-            own = SeriesScale.fit(table, series, ends, default)
+            own = SeriesScale.fit(table, series, ends, default, self.is_centered)
             mean[is_new], std[is_new] = own.mean[is_new], own.std[is_new]
         return SeriesOfTable(mean, std, places, len(self.names))
 

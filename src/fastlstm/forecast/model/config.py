@@ -70,7 +70,7 @@ class ForecasterConfig:
         unfit = {
             "decoder": self.decoder != "direct",
             "bidirectional": self.bidirectional,
-            "normalize": self.normalize == "standard",
+            "normalize": self.normalize in ("standard", "log"),
             "output": self.output == "negative_binomial",
         }
         for name, is_unfit in unfit.items():
@@ -80,6 +80,11 @@ class ForecasterConfig:
                     " decoder, no counts, `normalize` 'last' or 'none'; leave out"
                     f" `{name}` or `tbptt`"
                 )
+
+        if self.normalize == "log" and self.output not in ("point", "quantiles"):
+            raise ConfigError(
+                f"`output` is {self.output!r}, expected point or quantiles with `normalize='log'`"
+            )
 
 
 _BOUNDS: dict[str, tuple[float, float]] = {

@@ -31,6 +31,8 @@ from fastlstm.nn.lstm import LSTM
 from fastlstm.training.precision import allow_tf32, tf32_kept
 
 _MAX_EMBEDDING = 16
+_LEAST = 1e-2
+"""Least value, in deviations, that is read as its logarithm."""
 LINEAR = ("linear_weight", "linear_bias", "linear_share", "linear_future")
 """Buffers of the linear path; training does not change them."""
 
@@ -223,7 +225,15 @@ class ForecastNetwork(nn.Module):
         decoded = decoded[:, :h]
         if linear is not None:
             decoded = self.output.moved(decoded, linear)
-        return self.output.restored(decoded, scale[:, None], shift[:, None])
+        return self.left(self.output.restored(decoded, scale[:, None], shift[:, None]))
+
+    def entered(self, targets: Tensor) -> Tensor:
+        """Returns scaled targets as the network computes with them: logarithms for `log`."""
+        return targets.clamp(min=_LEAST).log() if self.config.normalize == "log" else targets
+
+    def left(self, values: Tensor) -> Tensor:
+        """Returns scaled values; undoes `entered`."""
+        return values.exp() if self.config.normalize == "log" else values
 
     def normalised(self, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns targets ``(B, L, C)``, and the shift and the scale of each window, ``(B, C)``.
@@ -232,10 +242,11 @@ class ForecastNetwork(nn.Module):
         a window says little about its newest values.
         """
         is_there = ~targets.isnan() if self.config.has_missing else None
+        targets = self.entered(targets)
         shift, scale = self._level(targets, is_there)
         targets = (targets - shift[:, None]) / scale[:, None]
         if is_there is not None:
-            is_level = self.config.normalize == "last"
+            is_level = self.config.normalize in ("last", "log")
             targets = (targets if is_level else _carried_on(targets)).nan_to_num(0.0)
         return targets, shift, scale
 
@@ -255,7 +266,7 @@ class ForecastNetwork(nn.Module):
         L, C = self.config.input_size, self.config.num_targets
         targets, shift, scale = self.normalised(values[:, :L, :C])
         ahead = self.linear(targets, values[:, L:, C + self.config.num_past :])
-        return ahead * scale[:, None] + shift[:, None]
+        return self.left(ahead * scale[:, None] + shift[:, None])
 
     @torch.no_grad()
     def set_linear(self, weight: Tensor, bias: Tensor, future: Tensor, is_start: bool) -> None:

@@ -1,0 +1,117 @@
+"""`normalize="log"`: chosen where a linear forecast of logarithms is better."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from fastlstm import Forecaster
+from fastlstm.errors import ConfigError
+from fastlstm.forecast.model.config import ForecasterConfig
+from fastlstm.forecast.model.network import ForecastNetwork
+from fastlstm.forecast.window_forecaster import load_window_forecaster
+
+pytestmark = pytest.mark.filterwarnings("ignore:80 % intervals cover")  # after few steps
+QUICK: dict[str, Any] = {
+    "horizon": 7, "input_size": 28, "patch": 7, "hidden_size": 8, "steps": 5, "split": "60/20/20",
+    "target": "y",
+}  # fmt: skip
+
+
+def sales(is_product: bool = True, rows: int = 420) -> pd.DataFrame:
+    """Two series of a season, a weekday and noise, of which each multiplies the others or adds."""
+    rng, day = np.random.default_rng(0), np.arange(rows)
+    effect = 0.8 * np.sin(day / 60) + 0.7 * (day % 7 == 5)
+    parts = []
+    for name, level in (("a", 20.0), ("b", 900.0)):
+        noise = effect + 0.1 * rng.normal(size=rows)
+        y = level * np.exp(noise) if is_product else level * (3 + noise)
+        times = pd.date_range("2021-03-01", periods=rows, freq="D")
+        parts.append(pd.DataFrame({"unique_id": name, "ds": times, "y": y}))
+    return pd.concat(parts, ignore_index=True)
+
+
+@pytest.fixture(scope="module")
+def model() -> Forecaster:
+    return Forecaster(**QUICK).fit(sales())
+
+
+def test_logarithms_are_taken_where_they_lower_the_validation_error(model: Forecaster) -> None:
+    assert model.stored_.config.normalize == model.network_.config.normalize == "log"
+    plain = Forecaster(**QUICK, normalize="last").fit(sales())
+    for name, share in (("forecaster", 1.0), ("ridge", 0.98)):
+        assert model.backtest()[name]["mae"] < share * plain.backtest()[name]["mae"]
+    sums = sales(is_product=False)
+    assert Forecaster(**QUICK).fit(sums).stored_.config.normalize == "last"
+    assert Forecaster(**QUICK, output="student_t").fit(sales()).stored_.config.normalize == "last"
+    below = sales().assign(y=lambda frame: frame["y"].where(frame.index != 3, -1.0))
+    assert Forecaster(**QUICK).fit(below).stored_.config.normalize == "last"
+
+
+def test_a_table_without_times_or_series_has_logarithms_too() -> None:
+    y = sales()["y"].to_numpy()[:420]
+    given = {name: value for name, value in QUICK.items() if name != "target"}
+    model = Forecaster(**given).fit(y)
+    assert model.stored_.config.normalize == "log"
+    assert np.abs(np.log(model.predict()[:, 0] / y[-21:-14])).max() < 1
+
+
+def test_saved_served_and_trained_on_it_stays_the_same(model: Forecaster, tmp_path: Path) -> None:
+    model.save(tmp_path)
+    again = Forecaster.load(tmp_path)
+    due = model.predict()["y"].to_numpy()
+    np.testing.assert_allclose(again.predict(sales())["y"].to_numpy(), due, rtol=1e-6)
+    ends = sales().groupby("unique_id").tail(28)["y"].to_numpy(np.float32).reshape(2, 28, 1)
+    served = load_window_forecaster(tmp_path)
+    known = served.run(ends, statics=np.arange(2, dtype=np.float32)[:, None])
+    np.testing.assert_allclose(known.values().reshape(-1), due, rtol=1e-4)
+    alone = served.run(ends).values().reshape(-1)  # unknown series are scaled by their window
+    np.testing.assert_allclose(alone, due, rtol=1e-4)
+    renamed = sales().assign(unique_id=lambda frame: frame["unique_id"] + "x")
+    np.testing.assert_allclose(again.predict(renamed)["y"].to_numpy(), due, rtol=1e-4)
+    assert again.set_params(steps=3).partial_fit(sales()).stored_.config.normalize == "log"
+
+
+def test_a_target_of_0_at_predict_is_told(model: Forecaster) -> None:
+    closed = sales().assign(y=lambda frame: frame["y"].where(frame.index != 415, 0.0))
+    with pytest.warns(UserWarning, match="a target is 0 or less, and the forecaster reads logarit"):
+        found = model.predict(closed)["y"]
+    assert np.isfinite(found).all()
+
+
+@pytest.mark.parametrize("decoder", ["direct", "autoregressive"])
+def test_the_forecast_grows_with_the_level(decoder: Any) -> None:
+    torch.manual_seed(0)
+    sizes = ForecasterConfig(
+        input_size=8, horizon=4, patch=2, hidden_size=6, embed_size=4, normalize="log",
+        decoder=decoder, output="quantiles",
+    )  # fmt: skip
+    network = ForecastNetwork(sizes).double().eval()
+    x = torch.rand(3, 12, 1).double() + 0.5
+    torch.testing.assert_close(network(5 * x), 5 * network(x))
+    torch.nn.init.zeros_(network.head.weight)
+    torch.nn.init.zeros_(network.head.bias)
+    torch.testing.assert_close(network(x)[..., 0], x[:, 7:8].expand(3, 4, 1))
+
+
+def test_logarithms_of_other_outputs_and_of_streams_are_refused() -> None:
+    for given, message in (
+        ({"output": "student_t"}, "`output` is 'student_t', expected point or quantiles with"),
+        ({"tbptt": 14}, "`normalize` is 'log': `tbptt` needs one direction"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            Forecaster(**{**QUICK, **given}, normalize="log").fit(sales())
+
+
+def test_a_resumed_run_keeps_its_logarithms(tmp_path: Path) -> None:
+    given = {**QUICK, "checkpoint_every": 3, "tensorboard": False, "evaluations": 2}
+    Forecaster(**{**given, "steps": 3}).fit(sales(), out=tmp_path / "run")
+    parts = Forecaster(**{**given, "steps": 6}).fit(sales(), out=tmp_path / "run", resume=True)
+    assert parts.stored_.config.normalize == "log"
+    assert Forecaster.load(tmp_path / "run").network_.config.normalize == "log"
+    assert parts.backtest()["forecaster"]["rel_mae"] < 0.5
