@@ -336,6 +336,7 @@ def test_the_test_event_has_the_scores_of_backtest(model: Forecaster) -> None:
     observed = dict(zip(calibration["levels"], calibration["observed"], strict=True))
     assert (observed[0.8], observed[0.95]) == (coverage[0.8], coverage[0.95])
     assert [event["series"] for event in examples] == ["s0", "s0", "s1", "s1", "s2", "s2"]
+    assert len({event["times"][0] for event in examples}) == 6, "each at another time"
 
 
 def test_windows_beyond_the_time_limit_are_skipped(

@@ -209,8 +209,8 @@ class Forecaster(InNotebook, Estimator[StoredForecaster]):
                 forecast; needed if `fit` had future columns.
 
         Returns:
-            A table of the kind of `frame` (Arrow for files): series, time, targets. For an array,
-            an array ``(h, targets)``.
+            A table of the kind of `frame` (of files: pandas if it is installed, else Arrow):
+            series, time, targets. For an array, an array ``(h, targets)``.
 
         Raises:
             DataError: other columns than at `fit`, a series that is too short, or a step without
@@ -379,7 +379,7 @@ class Forecaster(InNotebook, Estimator[StoredForecaster]):
             refit: train at every origin, not only before the first.
 
         Returns:
-            A table of the kind of `frame` (Arrow for files and arrays): series, time, cutoff (the
+            A table of the kind of `frame` (Arrow for arrays): series, time, cutoff (the
             last time before the forecast), and for every target ``y`` its value and ``y-forecast``.
             If a series lacks the rows for an origin, it is left out at that origin.
 
