@@ -507,13 +507,19 @@ def locked_run(path: str | Path | None) -> Iterator[RunDirectory | None]:
         yield None
         return
     run = RunDirectory(path)
-    run.create()
-    with run.lock():
-        try:
-            yield run
-        except (UsageError, KernelError, KeyboardInterrupt):
+    is_new = not run.path.exists()
+    try:
+        run.create()
+        with run.lock():
+            try:
+                yield run
+            except (UsageError, KernelError):
+                run.remove_if_empty()
+                raise
+    except KeyboardInterrupt:
+        if is_new:  # else a process that has it locked may have written nothing yet
             run.remove_if_empty()
-            raise
+        raise
 
 
 @contextmanager
