@@ -123,13 +123,19 @@ def test_other_processes_slow_all_sizes_alike(monkeypatch, data):
 
 def test_sizes_without_time_for_a_timing_are_estimated(monkeypatch, data):
     names = ("batch_size", "optimizer")
+    ids = torch.zeros(3_000_000, dtype=torch.uint8).numpy()
+
+    def bits(config: TrainConfig) -> float:
+        plan = SizePlan(CONFIG, names, ids, data.tokenizer, time.perf_counter())
+        return plan._try_size(config.rnn_size, config.num_layers).bits
+
     for gflops in (5, 20, 200):
         on_a_machine(monkeypatch, gflops)
         timed = chosen(CONFIG, data, names)
         with monkeypatch.context() as patch:
             patch.setattr(SizePlan, "_fits", lambda *_: False)
             estimated = chosen(CONFIG, data, names)
-        assert (estimated.rnn_size, estimated.num_layers) == (timed.rnn_size, timed.num_layers)
+        assert bits(estimated) <= 1.05 * bits(timed)  # of one timing
 
 
 def test_planning_ends_in_time(monkeypatch, data):
