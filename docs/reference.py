@@ -13,8 +13,8 @@ _HEAD = """# The command line
 
 `fastlstm COMMAND ...`. Flags may be written with dashes or underscores (`--rnn-size`,
 `--rnn_size`), as `--flag value` or `--flag=value`. A value in brackets is the default.
-`--help` of a command with more than 40 options shows the common ones; `--help-all` and this page
-show all.
+`--help` of a command with more than 40 options describes the most used ones and names the others;
+`--help-all` and this page describe all.
 
 | exit code | meaning |
 |---|---|
@@ -23,7 +23,7 @@ show all.
 | 2 | bad usage or input |
 | 69 | another process of the run is lost; torchrun may start all of them again |
 | 75 | stopped by a signal, the state is saved; the same command with `--resume` continues |
-| 130 | interrupted |
+| 130 | interrupted; `train` before its first step, with nothing saved |
 | 141 | the reader of the output closed the pipe |
 
 An error is one line on standard error; several problems with a table are a list. An internal error

@@ -36,8 +36,8 @@ for name, scores in model.backtest(scaled=True).items():
     print(f"{name:15}", "  ".join(f"{key} {value:.3f}" for key, value in scores.items()))
 
 # %% The hours after the end of the table, with 80 % intervals.
-print(model.predict_quantiles(quantiles=(0.1, 0.5, 0.9)).slice(0, 3))
+print(model.predict_quantiles(quantiles=(0.1, 0.5, 0.9))[:3])
 
 # %% Kept and opened again; `fastlstm forecast runs/etth1 ETTh1.csv --out pred.csv` does the same.
 model.save("runs/etth1")
-print(Forecaster.load("runs/etth1").predict(path).num_rows, "rows from the files")
+print(len(Forecaster.load("runs/etth1").predict(path)), "rows from the files")

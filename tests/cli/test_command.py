@@ -6,7 +6,13 @@ from dataclasses import dataclass
 import pytest
 
 from fastlstm.cli import forecast
-from fastlstm.cli.command import MOST_SHOWN, attribute_help, help_text, options_from_dataclass
+from fastlstm.cli.command import (
+    MOST_SHOWN,
+    Command,
+    attribute_help,
+    help_text,
+    options_from_dataclass,
+)
 from fastlstm.cli.main import VERBS, commands
 from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS
 from fastlstm.cli.train import COMMAND
@@ -62,8 +68,14 @@ def test_help_shows_the_common_options_and_help_all_every_option(verb: str) -> N
         assert len(shown) <= MOST_SHOWN
         assert {option.flag for option in command.options if option.is_required} < shown
         num_hidden = len(all_flags | {"--help"}) - len(shown)
-        last = f"--help-all shows {num_hidden} more options.\n"
-        assert short.endswith(last) if num_hidden else short == whole
+        assert f"\n{num_hidden} more, described by --help-all:\n" in short or short == whole
+        named = short.replace("--[no-]", "--")
+        assert all(option.flag in named for option in command.options)
+
+
+@pytest.mark.parametrize("command", commands("train"), ids=["text", "table"])
+def test_the_help_of_train_fits_a_screen(command: Command) -> None:
+    assert help_text(command, shows_all=False).count("\n") <= 45
 
 
 def test_the_options_of_a_short_command_are_all_shown() -> None:

@@ -342,6 +342,7 @@ def test_the_test_event_has_the_scores_of_backtest(model: Forecaster) -> None:
     observed = dict(zip(calibration["levels"], calibration["observed"], strict=True))
     assert (observed[0.8], observed[0.95]) == (coverage[0.8], coverage[0.95])
     assert [event["series"] for event in examples] == ["s0", "s0", "s1", "s1", "s2", "s2"]
+    assert len({event["times"][0] for event in examples}) == 6, "each at another time"
 
 
 @pytest.mark.parametrize(("coverage", "is_told"), [(0.56, True), (0.58, False), (0.9, False)])

@@ -92,14 +92,15 @@ def test_times_of_local_time_stay_local() -> None:
     assert shown == ["2024-03-31 01:00", "2024-03-31 03:00", "2024-03-31 04:00"]
 
 
-def test_a_forecast_has_the_kind_of_the_table() -> None:
+def test_a_forecast_has_the_kind_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     table = pa.table({"step": [0, 1], "y": [1.0, 2.0], "z": [3.0, 4.0]})
     for frame, kind in (
         (np.zeros(2), np.ndarray),
         (pd.DataFrame(), pd.DataFrame),
         (pl.DataFrame(), pl.DataFrame),
         (table, pa.Table),
-        ("a.csv", pa.Table),
+        ("a.csv", pd.DataFrame),
+        (["a.csv"], pd.DataFrame),
     ):
         found = as_kind(table, kind_of(frame))
         assert type(found) is kind
@@ -107,3 +108,5 @@ def test_a_forecast_has_the_kind_of_the_table() -> None:
             assert found.tolist() == [[1.0, 3.0], [2.0, 4.0]]
         else:
             assert list(found["z"]) == [3.0, 4.0] or found["z"].to_pylist() == [3.0, 4.0]
+    monkeypatch.setattr(forecast_table, "find_spec", lambda _: None)
+    assert kind_of("a.csv") == "arrow", "without pandas"

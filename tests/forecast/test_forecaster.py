@@ -241,7 +241,8 @@ def test_a_forecast_reads_the_rows_that_training_read(
         assert model.forecasts(path).dataset.from_cache
         found = model.predict(path)
         assert not Forecaster.load(tmp_path / "run", snap="1h").forecasts(path).dataset.from_cache
-        assert found.equals(Forecaster.load(tmp_path / "run").predict(csv.read_csv(path)))
+        again = Forecaster.load(tmp_path / "run").predict(csv.read_csv(path).to_pandas())
+        assert found.equals(again)
 
 
 @pytest.mark.isa

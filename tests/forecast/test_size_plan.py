@@ -126,6 +126,16 @@ def test_the_size_depends_on_the_time_left(
     assert chosen_size(table, 0.0)[0] == 128
 
 
+def test_other_processes_leave_time_for_fewer_steps(table: Path, monkeypatch: pytest.MonkeyPatch):
+    def step_seconds(stored: StoredForecaster, *rest: Any) -> float:
+        rest[-1].extend([16.0, 3.0])  # the least of them counts
+        return 0.01
+
+    monkeypatch.setattr(size_plan, "step_seconds", step_seconds)
+    size, why = chosen_size(table, 0.0)
+    assert (size, "32 units: about 216 steps" in why) == (32, True)  # 65 % of 10 s by 30 ms
+
+
 @pytest.mark.parametrize("is_busy", [False, True])
 def test_step_times_are_cached_unless_the_machine_was_busy(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_busy: bool

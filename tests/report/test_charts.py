@@ -59,3 +59,12 @@ def test_several_processes_have_a_chart_that_names_the_slowest(run_dir: Path) ->
     chart = next(chart for chart in draw_charts(history) if chart.title == "Processes")
     assert "at the end rank 2 of 4" in chart.caption
     assert "slowest" in chart.svg
+
+
+def test_a_resume_is_a_line_in_the_pictures_of_the_losses(run_dir: Path) -> None:
+    history = read_history(run_dir / "metrics.jsonl")
+    history.start["units"] = 4e5  # the fixture has no step before its resume
+    marked = [chart.title for chart in draw_charts(history) if "resumed" in chart.svg]
+    assert marked == ["Quality by tokens", "Quality by time"]
+    history.starts.clear()
+    assert not any("resumed" in chart.svg for chart in draw_charts(history))

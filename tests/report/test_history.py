@@ -60,6 +60,18 @@ def test_steps_repeated_after_a_resume_are_kept_once(tmp_path: Path) -> None:
     assert len(history.starts) == 2
 
 
+def test_a_history_knows_where_it_was_resumed(tmp_path: Path) -> None:
+    history = written(
+        tmp_path, {"event": "start", "resumed_from": None, "resumed_s": None}, step(2), step(4),
+        {"event": "start", "resumed_from": 4, "resumed_s": 4.5}, step(6),
+        {"event": "start", "resumed_from": 2, "resumed_s": 2.5}, step(8),
+        {"event": "start", "resumed_from": 7, "resumed_s": 9.5}, step(9),
+    )  # fmt: skip
+    assert history.resumes("step") == [2.0, 7.0]
+    assert history.resumes("elapsed_s") == [2.5, 9.5]
+    assert history.resumes("units") == [200.0, 700.0]
+
+
 def test_a_new_start_replaces_earlier_events(tmp_path: Path) -> None:
     history = written(tmp_path, step(1), {"event": "start", "resumed_from": None}, step(5))
     assert [event["step"] for event in history.steps] == [5]

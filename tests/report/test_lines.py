@@ -228,6 +228,15 @@ def test_targets_of_several_units_have_an_error_each() -> None:
     ]  # fmt: skip
 
 
+def test_of_many_targets_the_worst_are_named_and_where_all_are() -> None:
+    targets = [{"target": f"t{n}", "mae": n, "seasonal_naive_mae": 4} for n in range(7)]
+    targets.append({"target": "flat", "mae": 1, "seasonal_naive_mae": 0})
+    event = {"scores": {"naive": {"mae": 2.0}}, "windows": 5, "of_windows": 5, "targets": targets}
+    text = lines.test_rows(event)[-1][1]
+    assert text.startswith("the worst of 8: flat 1 (0), t6 6 (4), t5 5 (4), t4 4 (4), t3 3 (4); ")
+    assert text.endswith("report.html and Forecaster.evaluation().by_series() list all")
+
+
 def test_a_long_sample_is_cut() -> None:
     shown = lines.sample_lines({"text": "\n".join("abcdefghij")}, max_lines=3)
     assert shown == ["a", "b", "c", "..."]

@@ -106,6 +106,38 @@ def test_what_is_given_stays(monkeypatch, data):
     assert (config.batch_size, config.optimizer, config.seq_length) == (48, "muon", 96)
 
 
+def test_other_processes_slow_all_sizes_alike(monkeypatch, data):
+    """Two runs of one text chose 64 and 256 units a minute apart, beside busy processes."""
+    on_a_machine(monkeypatch, 10)
+    slow = chosen(CONFIG, data)
+    on_a_machine(monkeypatch, 30)
+    alone = size_plan.step_seconds
+
+    def disturbed(config: TrainConfig, *rest) -> float:
+        rest[-1].extend([17.0, 3.0 if config.rnn_size == size_plan.FIRST_SIZE else 5.0])
+        return alone(config)
+
+    monkeypatch.setattr(size_plan, "step_seconds", disturbed)
+    assert chosen(CONFIG, data) == slow
+
+
+def test_sizes_without_time_for_a_timing_are_estimated(monkeypatch, data):
+    names = ("batch_size", "optimizer")
+    ids = torch.zeros(3_000_000, dtype=torch.uint8).numpy()
+
+    def bits(config: TrainConfig) -> float:
+        plan = SizePlan(CONFIG, names, ids, data.tokenizer, time.perf_counter())
+        return plan._try_size(config.rnn_size, config.num_layers).bits
+
+    for gflops in (5, 20, 200):
+        on_a_machine(monkeypatch, gflops)
+        timed = chosen(CONFIG, data, names)
+        with monkeypatch.context() as patch:
+            patch.setattr(SizePlan, "_fits", lambda *_: False)
+            estimated = chosen(CONFIG, data, names)
+        assert bits(estimated) <= 1.05 * bits(timed)  # of one timing
+
+
 def test_planning_ends_in_time(monkeypatch, data):
     on_a_machine(monkeypatch, 1000)
     tried = []

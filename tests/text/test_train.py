@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 import fastlstm
+from fastlstm.cli.main import main
 from fastlstm.errors import (
     BudgetError,
     ConfigError,
@@ -166,6 +167,20 @@ def test_what_torch_was_set_to_stays(text, tmp_path):
     finally:
         for switch, is_on in zip(switches, before, strict=True):
             switch.allow_tf32 = is_on
+
+
+@pytest.mark.parametrize("place", ["prepare_text", "budget_plan", "initialize"])
+def test_ctrl_c_in_set_up_ends_at_once_and_leaves_nothing(
+    text, tmp_path, monkeypatch, capfd, place
+):
+    """It waited for the end of the set-up, up to half a minute."""
+    monkeypatch.setattr(
+        f"fastlstm.text.train.{place}", lambda *_, **__: os.kill(os.getpid(), signal.SIGINT)
+    )
+    words = ["--preset", "tiny", "--steps", "3", "--cache-dir", str(tmp_path / "cache")]
+    assert main(["train", str(text), "--out", str(tmp_path / "run"), *words]) == 130
+    assert capfd.readouterr().err.count("\n") == 1
+    assert not (tmp_path / "run").exists()
 
 
 def test_stop_in_an_evaluation_saves_and_evaluates_again(text, tmp_path, whole, monkeypatch):

@@ -156,9 +156,12 @@ def test_a_run_that_has_not_used_its_budget_may_end_without_a_step(
         ({"sync_every": 25}, {"sync_every": 25}, ""),
         ({"pipeline": 4}, {"pipeline": 8}, "`pipeline=8`: the run had 4 before"),
         ({}, {"sync_every": 9}, "`sync_every=9`: the run had 1 before; from here on its weights"),
+        ({}, {"budget": "5m"}, ""),  # the default
+        ({"budget": "5m"}, {"budget": "9m"}, "resumed with `budget='9m'`; the start before had"),
+        ({}, {"steps": 9}, "resumed with `steps=9`; the start before had `budget='5m'`"),
     ],
 )
-def test_a_resumed_run_notes_options_that_change_its_weights(
+def test_a_resumed_run_notes_options_that_change_its_end_or_weights(
     before: dict[str, Any], now: dict[str, Any], told: str
 ) -> None:
     notes = notes_of_changes(TrainConfig(**before), TrainConfig(**now))

@@ -33,6 +33,7 @@ def test_first_signal_sets_the_flag_and_handlers_come_back():
 )
 def test_the_first_signal_is_acknowledged_once_and_at_once(capfd, number, text):
     with StopFlag() as stop:
+        stop.can_save = True
         os.kill(os.getpid(), number)
         assert stop()
         assert stop()
@@ -61,7 +62,8 @@ def test_second_signal_ends_the_process_with_the_documented_code():
     code = (
         "import os, signal, time\n"
         "from fastlstm.training.signals import StopFlag\n"
-        "with StopFlag():\n"
+        "with StopFlag() as stop:\n"
+        "    stop.can_save = True\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    time.sleep(10)\n"
@@ -123,3 +125,11 @@ def test_ignored_signals_of_background_processes_stay_ignored(signals, seen):
     words = ["sh", "-c", "trap '' INT HUP; exec \"$@\"", "sh", sys.executable, "-c", code]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == f"{seen}\n"
+
+
+def test_ctrl_c_ends_at_once_while_there_is_nothing_to_save(capfd):
+    with StopFlag() as stop, pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+    assert stop.name == "SIGINT", "a poll ends what swallows the exception"
+    text = "fastlstm: SIGINT: stopped before the first step; nothing was saved\n"
+    assert capfd.readouterr().err == text

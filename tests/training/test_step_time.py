@@ -112,3 +112,23 @@ def test_steps_that_are_no_graph_are_timed_one_by_one() -> None:
     assert steps_in_turn_s(trainer, 3) > 0.0
     assert torch.equal(task.weight, before)  # at a learning rate of 0
     assert task.loader.at == 3
+
+
+def test_other_processes_do_not_lengthen_a_timed_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside two busy ones a first step took a second, so a budget chose 64 units not 256."""
+    trainer = trainer_of(LinearTask())
+    steps = iter([(0.985, 0.061), (0.15, 0.02), (0.24, 0.022)])  # wall clock, this thread
+    monkeypatch.setattr(step_time, "_seconds", lambda call: (call(), next(steps))[1])
+    monkeypatch.setattr(step_time, "TIMED_S", 0.0)
+    slowdowns = list[float]()
+    assert fastest_step_s(trainer, slowdowns) == 0.02
+    assert slowdowns == pytest.approx([0.985 / 0.061, 7.5, 0.24 / 0.022])
+    assert trainer.task.loader.at == 4, "the first step, which loads libraries, is not timed"
+
+
+def test_a_long_step_is_the_last_one_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = trainer_of(LinearTask())
+    monkeypatch.setattr(step_time, "_seconds", lambda call: (call(), (2.0, 1.9))[1])
+    monkeypatch.setattr(step_time, "TIMED_S", 0.0)
+    assert fastest_step_s(trainer) == 1.9
+    assert trainer.task.loader.at == 2

@@ -11,7 +11,7 @@ import dataclasses
 import math
 import re
 import textwrap
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
 HELP_WIDTH = 80
 MOST_SHOWN = 40
-"""A verb with more options shows the common ones; `--help-all` shows all."""
-_FLAG_COLUMN = 26
+"""A verb with more options describes the common ones and names the rest; `--help-all` describes
+all."""
+_FLAG_COLUMN, _NAME_COLUMN = 26, 12
+_CLAUSE_END = re.compile(r"(?<!e\.g)[.;] ")
 _TEXT_VALUES = {
     **{"out": "RUN", "config": "FILE", "cache_dir": "DIR", "budget": "TIME"},
     **{"split": "A/B/C", "valid": "FILE", "test": "FILE"},
@@ -46,7 +48,7 @@ class Option:
         is_list: may be given several times; the values are joined by commas.
         is_switch: takes no value; present means true.
         is_required: must be given; shown in the usage line.
-        is_common: `--help` of a verb with many options shows it.
+        is_common: `--help` of a verb with many options describes it.
     """
 
     name: str
@@ -138,7 +140,8 @@ class Command:
 
     @property
     def common(self) -> tuple[Option, ...]:
-        """The options that `--help` shows: all, or the common ones of more than `MOST_SHOWN`."""
+        """The options that `--help` describes: all, or the common ones of more than
+        `MOST_SHOWN`."""
         if len(self.options) <= MOST_SHOWN:
             return self.options
         return tuple(option for option in self.options if option.is_common)
@@ -222,28 +225,35 @@ def help_text(command: Command, shows_all: bool) -> str:
     lines += ["", command.summary, ""]
     for argument in command.positionals:
         lines += _entry(argument.name, argument.help)
+    hidden = [option for option in command.options if option not in shown]
+    if hidden:
+        shown = tuple(
+            replace(o, help=_CLAUSE_END.split(o.help)[0], group="most used") for o in shown
+        )
     for heading, options in by_group(shown).items():
         lines += ["", f"{heading}:"]
         for option in options:
             lines += _entry(option.usage, option.described)
     lines += _entry("--help", "show this text")
+    if hidden:
+        lines += ["", f"{len(hidden)} more, described by --help-all:"]
+        for heading, options in by_group(hidden).items():
+            lines += _entry(heading, " ".join(option.flag for option in options), _NAME_COLUMN)
     if command.examples:
         lines += ["", "examples:", *(f"  {example}" for example in command.examples)]
     lines += ["", command.other] if command.other else []
-    if hidden := len(command.options) - len(shown):
-        lines += ["", f"--help-all shows {hidden} more options."]
     return "\n".join(lines) + "\n"
 
 
-def _entry(left: str, text: str) -> list[str]:
+def _entry(left: str, text: str, column: int = _FLAG_COLUMN) -> list[str]:
     # A percent sign stays with its number.
     tied = text.replace(" %", "\0%")
-    wrapped = textwrap.wrap(tied, HELP_WIDTH - 1 - _FLAG_COLUMN, break_on_hyphens=False)
+    wrapped = textwrap.wrap(tied, HELP_WIDTH - 1 - column, break_on_hyphens=False)
     body = [line.replace("\0", " ") for line in wrapped] or [""]
     head = f"  {left}"
-    fits = len(head) <= _FLAG_COLUMN - 2
-    lines = [head.ljust(_FLAG_COLUMN) + body.pop(0)] if fits else [head]
-    return lines + [" " * _FLAG_COLUMN + line for line in body]
+    fits = len(head) <= column - 2
+    lines = [head.ljust(column) + body.pop(0)] if fits else [head]
+    return lines + [" " * column + line for line in body]
 
 
 # argv --------------------------------------------------------------------------------------------

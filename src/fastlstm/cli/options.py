@@ -22,35 +22,33 @@ from fastlstm.text.config import TrainConfig
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_MACHINE = "device precision threads | wire sync_every memory_limit_gb strict_kernels"
+_MACHINE = "device | precision threads wire sync_every memory_limit_gb strict_kernels"
 _TEXT_GROUPS = {
-    "data": "vocab vocab_size encoding split valid test"
-    " | text_field missing_text keep_crlf invalid_utf8 cache_dir",
-    "model": "preset rnn_size num_layers embed_size dropout"
-    " | dropout_kind weight_drop output_norm residual tie_weights output_rank",
-    "cell": "layer_norm | " + " ".join(name for name in OPTION_NAMES if name != "layer_norm"),
-    "training": "budget steps epochs patience batch_size seq_length optimizer learning_rate"
-    " weight_decay seed | accumulate order lane_reset warmup cooldown grad_clip ema",
+    "data": "vocab valid | vocab_size encoding split test"
+    " text_field missing_text keep_crlf invalid_utf8 cache_dir",
+    "model": "preset rnn_size | num_layers embed_size dropout"
+    " dropout_kind weight_drop output_norm residual tie_weights output_rank",
+    "cell": "| " + " ".join(OPTION_NAMES),
+    "training": "budget steps | epochs patience batch_size seq_length optimizer learning_rate"
+    " weight_decay seed accumulate order lane_reset warmup cooldown grad_clip ema",
     "machine": f"{_MACHINE} pipeline",
-    "output": "eval_every checkpoint_every | keep_checkpoints sample_every log_every tensorboard",
+    "output": "| eval_every checkpoint_every keep_checkpoints sample_every log_every tensorboard",
 }
 _TABLE_GROUPS = {
-    "forecast": "horizon input_size split | patch",
-    "columns": "target time series past future static | calendar categorical ignore",
-    "table": "gaps time_format encoding | "
-    + " ".join(name for name in READING if name not in ("gaps", "time_format", "encoding"))
-    + " cache_dir",
-    "model": "hidden_size num_layers dropout output"
-    " | channels linear decoder bidirectional normalize loss",
-    "training": "budget steps epochs patience batch_size learning_rate seed | evaluations"
+    "forecast": "horizon | input_size split patch",
+    "columns": "target time series future | past static calendar categorical ignore",
+    "table": f"| {' '.join(READING)} cache_dir",
+    "model": "| hidden_size num_layers dropout output"
+    " channels linear decoder bidirectional normalize loss",
+    "training": "budget | steps epochs patience batch_size learning_rate seed evaluations"
     " accumulate tbptt balance optimizer weight_decay warmup cooldown grad_clip ema",
     "machine": _MACHINE,
-    "output": "checkpoint_every | eval_every keep_checkpoints log_every tensorboard",
+    "output": "| checkpoint_every eval_every keep_checkpoints log_every tensorboard",
 }
 
 
 JSON = switch("json", "print one JSON object")
-CONFIG = Option("config", "YAML file of the options below, or config.json of a run", group="run")
+CONFIG = Option("config", "YAML file of these options, or config.json of a run", group="run")
 
 
 def device_option(auto: str) -> Option:

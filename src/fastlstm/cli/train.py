@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,22 +31,26 @@ _TRACKER = Literal["wandb", "mlflow", "trackio"]
 _RUN_OPTIONS = (
     Option("out", "run directory to write", group="run", is_required=True),
     switch("resume", "continue from the newest checkpoint in RUN; start anew without one", "run"),
+)
+_ALERT = (
+    "run a command when something is wrong: NaN, a loss that jumps or rises, a later end, a stall"
+)
+_AS_TEXT = switch("as_text", "train on the characters of SOURCE even if it is a table", "run")
+_RARE_OPTIONS = (
     CONFIG,
     switch("json", "print one JSON object per event", "run"),
     Option("nproc", "processes on this machine that train together", int, 1, "run"),
     Option("log", "also log the run to this tracker", _TRACKER, (), "run", is_repeatable=True),
-    Option(
-        "alert",
-        "run a command when something is wrong: NaN, a loss that jumps or rises, a later end, a"
-        " stall",
-        group="run",
-        value="CMD",
-    ),
+    Option("alert", _ALERT, group="run", value="CMD"),
 )
 
 
-def _start(kept: str) -> Option:
-    return Option("start", f"run to train on: its {kept}", group="run", value="RUN")
+def _run_options(kept: str, *more: Option) -> tuple[Option, ...]:
+    """Returns the options of a run that are no fields of a configuration; `kept` is what the run of
+    --start gives to this one."""
+    start = Option("start", f"run to train on: its {kept}", group="run", value="RUN")
+    rare = (replace(option, is_common=False) for option in (*_RARE_OPTIONS, start, *more))
+    return (*_RUN_OPTIONS, *rare)
 
 
 COMMAND = Command(
@@ -59,12 +64,7 @@ COMMAND = Command(
             is_many=True,
         ),
     ),
-    options=(
-        *_RUN_OPTIONS,
-        _start("vocabulary, sizes and weights"),
-        switch("as_text", "train on the characters of SOURCE even if it is a table", "run"),
-        *TEXT_OPTIONS,
-    ),
+    options=(*_run_options("vocabulary, sizes and weights", _AS_TEXT), *TEXT_OPTIONS),
     examples=(
         "fastlstm train book.txt --out runs/book --budget 5m",
         "fastlstm train python-docs --out runs/docs --preset medium --steps 5000",
@@ -75,7 +75,7 @@ TABLE_COMMAND = Command(
     verb="train",
     summary="Train a forecaster on a table, until --budget, --steps or --epochs.",
     positionals=(TABLES,),
-    options=(*_RUN_OPTIONS, _start("columns, scales, sizes and weights"), *FORECAST_OPTIONS),
+    options=(*_run_options("columns, scales, sizes and weights"), *FORECAST_OPTIONS),
     examples=(
         "fastlstm train ETTh1.csv --horizon 96 --out runs/etth1 --budget 2m",
         "fastlstm train sales.parquet --target units --horizon 28 --out runs/sales",

@@ -381,9 +381,9 @@ def times_of(dataset: SeriesDataset, rows: range, ahead: int = 0) -> list[str] |
 def example_rows(
     dataset: SeriesDataset, index: WindowIndex, count: int, of: Sequence[int] | None = None
 ) -> NDArray[np.int64]:
-    """Returns the first rows of up to `count` evenly spread windows, equally many of each series;
-    if there are more series, evenly spread series are taken. `of` are the numbers of the series to
-    choose from.
+    """Returns the first rows of up to `count` evenly spread windows, equally many of each series
+    and at other times in each; if there are more series, evenly spread series are taken. `of` are
+    the numbers of the series to choose from.
 
     Raises:
         DataError: none of the series has a window.
@@ -395,9 +395,10 @@ def example_rows(
         raise DataError("none of these series has a window in this part; name other series")
     names = names[np.linspace(0, len(names) - 1, min(count, len(names))).astype(np.int64)]
     share = max(1, count // max(1, len(names)))
+    places = np.arange(len(names) * share).reshape(share, -1).T + 1  # (series, windows of each)
     chosen = [
-        own[(np.arange(1, share + 1) * len(own) // (share + 1))]
-        for own in (rows[series == name] for name in names)
+        own[own_places * len(own) // (places.size + 1)]
+        for own_places, own in zip(places, (rows[series == name] for name in names), strict=True)
     ]
     return np.unique(np.concatenate(chosen))
 

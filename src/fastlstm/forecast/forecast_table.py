@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -322,7 +324,10 @@ def as_times(dataset: SeriesDataset, times: NDArray[np.int64]) -> pa.Array:
 
 
 def kind_of(frame: Any) -> str:
-    """Returns the kind of a table: "array", "pandas", "polars", or "arrow" for anything else."""
+    """Returns the kind of a table: "array", "pandas", "polars", or "arrow" for anything else. Files
+    are "pandas" if it is installed: it prints rows, where Arrow prints columns."""
+    if isinstance(frame, str | Path | list | tuple) and find_spec("pandas") is not None:
+        return "pandas"
     if isinstance(frame, np.ndarray):
         return "array"
     module = type(frame).__module__.split(".")[0]

@@ -213,8 +213,8 @@ class Forecaster(InNotebook, Estimator[StoredForecaster]):
                 forecast; needed if `fit` had future columns.
 
         Returns:
-            A table of the kind of `frame` (Arrow for files): series, time, targets. For an array,
-            an array ``(h, targets)``.
+            A table of the kind of `frame` (of files: pandas if it is installed, else Arrow):
+            series, time, targets. For an array, an array ``(h, targets)``.
 
         Raises:
             DataError: other columns than at `fit`, no series that is long enough, or a step without
@@ -392,7 +392,7 @@ class Forecaster(InNotebook, Estimator[StoredForecaster]):
             quantiles: levels to forecast too; see `predict_quantiles`.
 
         Returns:
-            A table of the kind of `frame` (Arrow for files and arrays): series, time, cutoff (the
+            A table of the kind of `frame` (Arrow for arrays): series, time, cutoff (the
             last time before the forecast), and for every target ``y`` its value, ``y-forecast`` and
             the quantiles, ``y-q0.1`` …. The coverage of an origin is the share of its rows with
             ``y`` between two of them. A series without the rows for an origin is left out there.

@@ -81,15 +81,16 @@ def choose_size(
     assert budget_s is not None
     left_s = TRAINING_SHARE * max(budget_s - (time.perf_counter() - started), 1.0)
     tried, is_any_recalled = list[str](), False
+    slowdowns = list[float]()
     sizes = sorted((n for n in HIDDEN_SIZES if n <= config.hidden_size), reverse=True)
     sized, steps, seconds = config, 0, math.inf
     for size in sizes:
         if tried and size != sizes[-1] and steps * (sized.hidden_size / size) ** 2 < ENOUGH_STEPS:
             continue  # too slow even if a step takes time in proportion to the weights
         sized = replace(config, hidden_size=size)
-        seconds, is_recalled = _step_s(sized, dataset, split, device)
+        seconds, is_recalled = _step_s(sized, dataset, split, device, slowdowns)
         is_any_recalled |= is_recalled
-        steps = int(left_s / seconds)
+        steps = int(left_s / (seconds * min(slowdowns, default=1.0)))  # beside other processes
         tried.append(f"{size} units: about {counted(steps, 'step')}")
         if steps >= ENOUGH_STEPS:
             break
@@ -139,8 +140,9 @@ def _num_windows(config: ForecastConfig, dataset: SeriesDataset, split: Split) -
 
 
 def _step_s(
-    config: ForecastConfig, dataset: SeriesDataset, split: Split, device: torch.device
-) -> tuple[float, bool]:
+    config: ForecastConfig, dataset: SeriesDataset, split: Split, device: torch.device,
+    slowdowns: list[float] | None = None,
+) -> tuple[float, bool]:  # fmt: skip
     """Returns the seconds of a step (infinite if a single window exceeds the memory), and whether
     they were measured earlier on this machine."""
     precision = precisions_of(device)[0] if config.precision == "auto" else config.precision
@@ -158,7 +160,7 @@ def _step_s(
         return known, True
     try:
         with measurements.CpuTimer(threads) as timer:
-            seconds = step_seconds(untrained, dataset, split, device)
+            seconds = step_seconds(untrained, dataset, split, device, slowdowns)
     except torch.cuda.OutOfMemoryError:
         torch.cuda.empty_cache()
         return math.inf, False
@@ -168,8 +170,9 @@ def _step_s(
 
 
 def step_seconds(
-    stored: StoredForecaster, dataset: SeriesDataset, split: Split, device: torch.device = CPU
-) -> float:
+    stored: StoredForecaster, dataset: SeriesDataset, split: Split, device: torch.device = CPU,
+    slowdowns: list[float] | None = None,
+) -> float:  # fmt: skip
     """Returns the seconds of the fastest of a few training steps of a copy of the network.
 
     The precision is not auto. The state of random numbers is restored.
@@ -187,4 +190,4 @@ def step_seconds(
         session = RunSession(None, [])
         task = ForecastTask(session, timed, dataset, split, inputs, loader, device)
         plan = TrainingPlan(config, StopCriterion.of(config, loader.steps_per_epoch), device)
-        return fastest_step_s(Trainer(task, plan, emit=ignore))
+        return fastest_step_s(Trainer(task, plan, emit=ignore), slowdowns)

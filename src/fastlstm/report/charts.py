@@ -72,7 +72,7 @@ def quality_panel(history: History, x_key: str, x_unit: str) -> Panel | None:
         DrawnCurve(*steps, "training", "b"),
         DrawnCurve(*evals, "validation", "a", is_dotted=True),
     ]
-    return Panel(curves, x_unit, measure.label, may_be_log=True)
+    return Panel(curves, x_unit, measure.label, may_be_log=True, resumes=history.resumes(x_key))
 
 
 def _of_steps(

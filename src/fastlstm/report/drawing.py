@@ -96,6 +96,7 @@ class Panel:
         left, right: ends of the x axis; None takes the ends of the curves.
         may_be_log: use a logarithmic y axis if all values are positive and the highest is more than
             twice the lowest.
+        resumes: x of vertical lines, where the run was resumed.
     """
 
     curves: Sequence[DrawnCurve]
@@ -107,6 +108,7 @@ class Panel:
     left: float | None = 0.0
     right: float | None = None
     may_be_log: bool = False
+    resumes: Sequence[float] = ()
 
 
 def draw(
@@ -187,12 +189,16 @@ def _draw_panel(axes: Any, panel: Panel, palette: Mapping[str, str]) -> None:
     bands = [band for band in panel.bands if not band.is_empty]
     for band, alpha in zip(bands, _ALPHAS.get(len(bands), ()), strict=True):
         _add_band(axes, band, palette["a"], alpha)
-    curves, x_unit = [curve for curve in panel.curves if len(curve.x)], panel.x_unit
-    if x_unit == "time":
-        curves, x_unit = _in_time(curves)
+    panel = replace(panel, curves=[curve for curve in panel.curves if len(curve.x)])
+    if panel.x_unit == "time":
+        panel = _in_time(panel)
+    curves = panel.curves
     for curve in curves:
         _add_curve(axes, curve, palette[curve.colour])
-    _label_x(axes, x_unit, palette)
+    for place, at in enumerate(panel.resumes):
+        style: Any = {"linestyle": ":", "linewidth": 1.0, "color": palette["muted"]}
+        axes.axvline(at, label="_" if place else "resumed", **style)
+    _label_x(axes, panel.x_unit, palette)
     _label_y(axes, curves, visible(panel.y_label), panel.may_be_log, palette)
     _style_axes(axes, palette)
     axes.set_xlim(left=panel.left, right=panel.right)
@@ -285,13 +291,14 @@ def _tick_text(value: float, _: int | None) -> str:  # a lambda could not be pic
     return tick_texts([value])[0]
 
 
-def _in_time(curves: Sequence[DrawnCurve]) -> tuple[list[DrawnCurve], str]:
-    """Returns curves over seconds in seconds, minutes or hours, and this unit."""
-    longest = max((x for curve in curves for x in curve.x), default=0.0)
+def _in_time(panel: Panel) -> Panel:
+    """Returns a panel over seconds in seconds, minutes or hours."""
+    longest = max((x for curve in panel.curves for x in curve.x), default=0.0)
     size, unit = (3600, "hours") if longest > 3 * 3600 else (60, "minutes")
     if longest <= 180:
         size, unit = 1, "seconds"
-    return [replace(curve, x=[x / size for x in curve.x]) for curve in curves], unit
+    curves = [replace(curve, x=[x / size for x in curve.x]) for curve in panel.curves]
+    return replace(panel, curves=curves, x_unit=unit, resumes=[x / size for x in panel.resumes])
 
 
 def _style_axes(axes: Any, palette: Mapping[str, str]) -> None:

@@ -50,6 +50,15 @@ class History:
         """The newest start event, or an empty one."""
         return self.starts[-1] if self.starts else {}
 
+    def resumes(self, key: str) -> list[float]:
+        """Returns the units, elapsed_s or step at which the run was resumed."""
+        key = {"elapsed_s": "resumed_s", "step": "resumed_from"}.get(key, key)
+        found: list[float] = []
+        for event in self.starts:
+            if at := number(event, key):
+                found = [*(other for other in found if other < at), at]
+        return found
+
     @property
     def measure(self) -> Measure:
         """The figure by which evaluations are compared."""
@@ -108,6 +117,7 @@ def read_history(path: Path) -> History:
         if kind == "start":
             for name in ("steps", "evals", "samples"):
                 lists[name].forget_after(number(event, "resumed_from") or 0.0)
+            event = _with_units(event, "resumed_from", lists["steps"].newest)
             end = None
         if kind in ("test", "calibration"):
             tested[kind] = event
@@ -116,14 +126,19 @@ def read_history(path: Path) -> History:
         elif kind == "end":
             end = event
         elif kind in _KINDS and (kind not in ("step", "eval") or number(event, "step") is not None):
-            if kind == "eval":  # its units, from the newest progress
-                newest = lists["steps"].newest
-                step, units = number(newest, "step"), number(newest, "units")
-                if step and units is not None:
-                    event = {"units": units * event["step"] / step, **event}
+            if kind == "eval":
+                event = _with_units(event, "step", lists["steps"].newest)
             lists[_KINDS[kind]].add(event, num_bytes)
     events: dict[str, Any] = {name: part.events for name, part in lists.items()}
     return History(**events, **tested, end=end)
+
+
+def _with_units(event: Event, key: str, newest: Event) -> Event:
+    """Returns the event with the units of the step under `key`, from the newest progress."""
+    at, step, units = number(event, key), number(newest, "step"), number(newest, "units")
+    if at is None or not step or units is None:
+        return event
+    return {"units": units * at / step, **event}
 
 
 _KINDS = {

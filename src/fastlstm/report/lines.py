@@ -329,13 +329,17 @@ def test_rows(event: Event) -> list[Row]:
 
 def _target_rows(targets: Sequence[Event]) -> list[Row]:
     """Returns a row of the MAE of each target, beside the seasonal naive forecast's."""
+    rows = [r for r in targets if None not in (r.get("mae"), r.get("seasonal_naive_mae"))]
+    head = tail = ""
+    if len(rows) > _MAX_NAMED:
+        rows.sort(key=lambda r: r["mae"] / (r["seasonal_naive_mae"] or 1e-300), reverse=True)
+        head = f"the worst of {len(rows):,}: "
+        tail = "; report.html and Forecaster.evaluation().by_series() list all"
     named = [
         f"{visible(row['target'])} {row['mae']:.4g} ({row['seasonal_naive_mae']:.4g})"
-        for row in targets
-        if row.get("mae") is not None and row.get("seasonal_naive_mae") is not None
+        for row in rows[:_MAX_NAMED]
     ]
-    text = ", ".join(named[:_MAX_NAMED]) + (", …" if len(named) > _MAX_NAMED else "")
-    return [("mae by target (seasonal naive)", text)]
+    return [("mae by target (seasonal naive)", head + ", ".join(named) + tail)]
 
 
 def forecast_name(who: str, event: Event) -> str:

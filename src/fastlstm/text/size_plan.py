@@ -3,7 +3,9 @@
 Training steps of a few candidates are timed on the real text, with loader and optimizer. A law of
 quality (`quality_law`) predicts what each candidate would end at. The search climbs from 256 units
 while the next size ends better, climbs again with two layers, then tries the batches and the other
-optimizer at the best size. On a GPU the search starts from 512 units and tries the sizes that
+optimizer at the best size. Sizes that there is no time to time are estimated by their FLOP. Other
+processes lengthen all steps by one factor, measured over all timings: candidates are compared by
+the CPU time of their steps. On a GPU the search starts from 512 units and tries the sizes that
 kernels hold without padding. At the best size it tries the precisions and takes the fastest.
 """
 
@@ -31,7 +33,7 @@ from fastlstm.text.plan import (
     training_s,
 )
 from fastlstm.text.quality_law import OPTIMIZERS, relative_bits
-from fastlstm.text.task import TextTask
+from fastlstm.text.task import TextTask, training_flop_per_token
 from fastlstm.training.device import random_numbers_kept
 from fastlstm.training.plan import TrainingPlan
 from fastlstm.training.precision import (
@@ -75,6 +77,9 @@ _SIZES = {
     *("tie_weights", "output_rank", "residual"),
 }
 """Options that fix the size; if one is given, the budget does not choose the size."""
+_SMALLER_POWER = 0.75
+"""A step of a smaller size takes its share of the FLOP to this power: measured from 256 to 96 units
+0.85 in float32, 0.6 in bf16; a larger one takes time in proportion (512 units 1.0, 1.1)."""
 _QUIET_SHARE = 0.7
 _CLEAR_GAIN = 0.01
 """Predicted gain from which a second layer, another batch or another optimizer is chosen."""
@@ -155,7 +160,9 @@ class SizePlan:
         self._train_s = training_s(config, started)
         self._until = math.inf
         self._tried: list[SizeCandidate] = []
+        self._step_s: dict[TrainConfig, float] = {}
         self._last_step_s = self._last_timing_s = 0.0
+        self._slowdowns = list[float]()
         self.is_recalled = False
 
     def choose(self) -> tuple[SizeCandidate, str]:
@@ -164,9 +171,11 @@ class SizePlan:
         for change in self._changes(best.config):
             if not self._fits(1.0):
                 break
-            best = _clearly_better(self._try(replace(best.config, **change)), best)
-        others = [c for c in self._tried if c is not best and math.isfinite(c.bits)]
-        others = sorted(others, key=lambda c: c.bits)[:4]
+            changed = self._try(replace(best.config, **change))
+            best = _clearly_better(changed, self._rated(best.config))
+        best = self._rated(best.config)
+        others = [self._rated(c.config) for c in self._tried if c.config != best.config]
+        others = sorted((c for c in others if math.isfinite(c.bits)), key=lambda c: c.bits)[:4]
         text = "; ".join(f"{c.name} {100 * (c.bits / best.bits - 1):+.1f} %" for c in others)
         precision = f" in {best.config.precision}" if self._device.type == "cuda" else ""
         why = f"chose {best.name} ({best.tokens_per_s:,.0f} tokens/s{precision})"
@@ -188,7 +197,8 @@ class SizePlan:
             others = [
                 f"{tried.tokens_per_s:,.0f} in {tried.config.precision}"
                 for tried in self._tried
-                if tried is not best and replace(tried.config, precision=config.precision) == config
+                if tried.config != config
+                and replace(tried.config, precision=config.precision) == config
             ]
             why = ", ".join([f"{best.tokens_per_s:,.0f} tokens/s", *others])
         allow_tf32(config.precision)
@@ -220,25 +230,28 @@ class SizePlan:
             deep = self._try_size(sizes[at], 2) if self._fits(1.0) else best
             return self._best_around(_clearly_better(deep, best), sizes, at)
         best = self._best_around(best, sizes, at)
-        if not self._fits(1.0):
-            return best
         assert best.config.rnn_size is not None
         smaller = max(0, sizes.index(best.config.rnn_size) - 1)
-        deep = self._best_around(self._try_size(sizes[smaller], 2), sizes, smaller)
-        return _clearly_better(deep, best)
+        first = self._try_size(sizes[smaller], 2, self._fits(1.0))
+        deep = self._best_around(first, sizes, smaller)
+        return _clearly_better(deep, self._rated(best.config))
 
     def _best_around(self, first: SizeCandidate, sizes: list[int], at: int) -> SizeCandidate:
         """Returns the best of the sizes above the first one, or of those below it."""
         above = self._climb(first, sizes[at + 1 :], growth=2.5)
-        return above if above is not first else self._climb(first, sizes[:at][::-1], growth=0.7)
+        if above.config != first.config:
+            return above
+        return self._climb(above, sizes[:at][::-1], growth=0.7)
 
     def _climb(self, best: SizeCandidate, sizes: list[int], growth: float) -> SizeCandidate:
         """Tries sizes in turn until two end worse than the best: a single timing may be off."""
         num_worse, num_layers = 0, best.config.num_layers or 1
         for size in sizes:
-            if num_worse == 2 or not self._fits(growth):
+            is_timed = self._fits(growth)
+            if num_worse == 2 or not (is_timed or self._device.type == "cpu"):
                 break
-            candidate = self._try_size(size, num_layers)
+            candidate = self._try_size(size, num_layers, is_timed)
+            best = self._rated(best.config)  # the factor of other processes has changed
             num_worse = 0 if candidate.bits < best.bits else num_worse + 1
             best = min(best, candidate, key=lambda c: c.bits)
         return best
@@ -255,56 +268,89 @@ class SizePlan:
         if self._device.type == "cuda":
             return time.perf_counter() + self._last_timing_s < self._until
         steps_s = growth * self._last_step_s
-        if steps_s < LONG_STEP_S:
-            steps_s *= 1 + MIN_TIMED
+        steps_s *= 1 + (MIN_TIMED if steps_s < LONG_STEP_S else 1)
         return time.perf_counter() + max(TIMED_S, steps_s) + _SETUP_S < self._until
 
-    def _try_size(self, size: int, num_layers: int = 1) -> SizeCandidate:
+    def _try_size(self, size: int, num_layers: int = 1, is_timed: bool = True) -> SizeCandidate:
         config = replace(self._config, rnn_size=size, num_layers=num_layers)
-        return self._try(replace(config, embed_size=EMBED_SIZES[size]))
+        return self._try(replace(config, embed_size=EMBED_SIZES[size]), is_timed)
 
-    def _try(self, config: TrainConfig) -> SizeCandidate:
-        candidate = self._predict(replace(config, seq_length=config.seq_length or LONG))
+    def _try(self, config: TrainConfig, is_timed: bool = True) -> SizeCandidate:
+        candidate = self._predict(replace(config, seq_length=config.seq_length or LONG), is_timed)
         tokens = candidate.tokens_per_s * self._train_s
         if "seq_length" not in self._chosen and tokens < SHORT_RUN_TOKENS:
-            candidate = self._predict(replace(config, seq_length=SHORT))
+            candidate = self._predict(replace(config, seq_length=SHORT), is_timed)
         self._tried.append(candidate)
         return candidate
 
-    def _predict(self, config: TrainConfig) -> SizeCandidate:
+    def _predict(self, config: TrainConfig, is_timed: bool) -> SizeCandidate:
+        began = time.perf_counter()
+        step_s = self._known_s(config) or (
+            self._timed_s(config) if is_timed else self._estimated_s(config)
+        )
+        self._last_timing_s = time.perf_counter() - began
+        self._step_s[config] = step_s
+        self._last_step_s = step_s * self._slowdown
+        return self._rated(config)
+
+    @property
+    def _slowdown(self) -> float:
+        """How many times as long as alone a step takes beside other processes."""
+        return min(self._slowdowns, default=1.0)
+
+    def _rated(self, config: TrainConfig) -> SizeCandidate:
+        """Returns a configuration whose step time is known, rated beside the other processes."""
         assert config.seq_length is not None
         step_tokens = config.batch_size * config.accumulate * config.seq_length
-        began = time.perf_counter()
-        self._last_step_s = self._step_s(config)
-        self._last_timing_s = time.perf_counter() - began
-        rate = step_tokens / self._last_step_s
+        rate = step_tokens / (self._step_s[config] * self._slowdown)
         tokens, batch_size = rate * self._train_s, self._config.batch_size
         bits = expected_bits(config, tokens, len(self._ids), batch_size)
         return SizeCandidate(config, rate, bits)
 
-    def _step_s(self, config: TrainConfig) -> float:
-        """Returns the seconds of a training step, measured now or earlier on this machine."""
+    def _estimated_s(self, config: TrainConfig) -> float:
+        """Returns the seconds of a step from the known one with the most similar FLOP."""
+
+        def flop(other: TrainConfig) -> float:
+            sizes = other.model_config(self._tokenizer.vocab_size, 0.0)
+            return float(training_flop_per_token(sizes) * (other.seq_length or LONG))
+
+        alike = [c for c in self._step_s if c.seq_length == config.seq_length]
+        own = flop(config)
+        near = min(alike or self._step_s, key=lambda other: abs(math.log(flop(other) / own)))
+        ratio = own / flop(near)
+        return self._step_s[near] * (ratio if ratio > 1 else ratio**_SMALLER_POWER)
+
+    def _about_step(self, config: TrainConfig) -> dict[str, Any]:
+        """Returns what a step's time depends on."""
         model = config.model_config(self._tokenizer.vocab_size, config.dropout or 0.0)
         threads = torch.get_num_threads()
         names = ["precision", "optimizer", "batch_size", "seq_length", "accumulate", "ema"]
         names += ["memory_limit_gb"] if self._device.type == "cuda" else []
-        of = {
+        return {
             **hardware.machine(self._device.type, threads),
             "model": model.to_dict(),
             **{name: getattr(config, name) for name in names},
         }
-        known = (measurements.recall("step", of) or {}).get("seconds")
+
+    def _known_s(self, config: TrainConfig) -> float | None:
+        """Returns the seconds of a training step, measured earlier on this machine."""
+        known = (measurements.recall("step", self._about_step(config)) or {}).get("seconds")
         if isinstance(known, float) and 0 < known < math.inf:
             self.is_recalled = True
             return known
+        return None
+
+    def _timed_s(self, config: TrainConfig) -> float:
+        """Returns the seconds of a training step, measured now."""
         try:
-            with measurements.CpuTimer(threads) as timer:
-                seconds = step_seconds(config, self._ids, self._tokenizer, self._device)
+            with measurements.CpuTimer(torch.get_num_threads()) as timer:
+                data = config, self._ids, self._tokenizer, self._device
+                seconds = step_seconds(*data, self._slowdowns)
         except torch.cuda.OutOfMemoryError:  # not even a row of a step fits
             torch.cuda.empty_cache()
             return math.inf
         if self._device.type == "cuda" or not timer.was_busy(_QUIET_SHARE):
-            measurements.remember("step", of, {"seconds": seconds})
+            measurements.remember("step", self._about_step(config), {"seconds": seconds})
         return seconds
 
 
@@ -329,9 +375,13 @@ def expected_bits(config: TrainConfig, tokens: float, train_tokens: int, batch_s
 
 
 def step_seconds(
-    config: TrainConfig, ids: Ids, tokenizer: Tokenizer, device: torch.device = CPU
+    config: TrainConfig,
+    ids: Ids,
+    tokenizer: Tokenizer,
+    device: torch.device = CPU,
+    slowdowns: list[float] | None = None,
 ) -> float:
-    """Returns the seconds of the fastest of a few training steps, with loader and optimizer.
+    """Returns the seconds of the fastest of a few training steps (`fastest_step_s`).
 
     The model is new and thrown away; random numbers do not change. Raises `torch.OutOfMemoryError`
     if not even one row at a time fits.
@@ -344,7 +394,7 @@ def step_seconds(
         loader = TextLoader(open_batches(config, ids))
         task = TextTask(config, model, loader, ids[:2], tokenizer, device)
         plan = TrainingPlan(config, StopCriterion.of(config, loader.steps_per_epoch), device)
-        return fastest_step_s(Trainer(task, plan, emit=ignore))
+        return fastest_step_s(Trainer(task, plan, emit=ignore), slowdowns)
 
 
 def budget_plan(

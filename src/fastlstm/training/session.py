@@ -44,6 +44,7 @@ from fastlstm.training.outputs import EventHub
 from fastlstm.training.plan import TrainingPlan, TrainingResult
 from fastlstm.training.precision import AS_ASKED, PrecisionChoice, allow_tf32, tf32_kept
 from fastlstm.training.schedule import StopCriterion
+from fastlstm.training.signals import StopFlag
 from fastlstm.training.task import Task
 from fastlstm.training.trainer import Trainer
 
@@ -220,6 +221,8 @@ class RunSession(EventHub):
         `about` holds further keys of the `start` event; the notes and `warning` follow that event.
         """
         path = None if self.run is None else str(self.run.path)
+        if isinstance(self.stop, StopFlag):
+            self.stop.can_save = True
         with self.files(checkpoint, plan.options.tensorboard):
             self.emit({**start_event(task, plan, path, checkpoint), **about})
             for note in (*self.notes, *self._notes_on_setup(plan)):
@@ -465,8 +468,10 @@ def resumed_config(
 
 
 def notes_of_changes(before: TrainingOptions, now: TrainingOptions) -> list[str]:
-    """Returns notes on changed options that change the weights of a resumed run."""
-    return [
+    """Returns notes on changed options that change the end or the weights of a resumed run."""
+    then, end = _end_of(before), _end_of(now)
+    notes = [] if then == end else [f"resumed with {end}; the start before had {then}"]
+    return notes + [
         (
             f"`{name}={new!r}`: the run had {old} before; from here on its weights differ from"
             " those without this change"
@@ -474,6 +479,12 @@ def notes_of_changes(before: TrainingOptions, now: TrainingOptions) -> list[str]
         for name in ("sync_every", "pipeline")
         if (old := getattr(before, name, 0)) != (new := getattr(now, name, 0))
     ]
+
+
+def _end_of(options: TrainingOptions) -> str:
+    ends = {"budget": options.budget, "epochs": options.epochs, "steps": options.steps}
+    given = [f"`{name}={value!r}`" for name, value in ends.items() if value is not None]
+    return given[-1] if given else f"`budget={options.default_budget!r}`"
 
 
 def _thread_s() -> tuple[float, float]:
@@ -496,13 +507,19 @@ def locked_run(path: str | Path | None) -> Iterator[RunDirectory | None]:
         yield None
         return
     run = RunDirectory(path)
-    run.create()
-    with run.lock():
-        try:
-            yield run
-        except (UsageError, KernelError):
+    is_new = not run.path.exists()
+    try:
+        run.create()
+        with run.lock():
+            try:
+                yield run
+            except (UsageError, KernelError):
+                run.remove_if_empty()
+                raise
+    except KeyboardInterrupt:
+        if is_new:  # else a process that has it locked may have written nothing yet
             run.remove_if_empty()
-            raise
+        raise
 
 
 @contextmanager

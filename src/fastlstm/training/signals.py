@@ -51,7 +51,8 @@ class StopFlag:
     second Ctrl-C at a prompt of Python or in a notebook raises KeyboardInterrupt instead.
 
     A line on standard error acknowledges the first signal, because saving may take a while. The
-    second signal leaves stored files intact; the exit code is 128 plus its number.
+    second signal leaves stored files intact; the exit code is 128 plus its number. While
+    `can_save` is False, the first Ctrl-C of a single process raises KeyboardInterrupt too.
 
     Ignored signals stay ignored, as under `nohup`. With several processes, a second signal within a
     second counts as the first, because a scheduler and an agent may send one each. Any second
@@ -60,6 +61,7 @@ class StopFlag:
     """
 
     def __init__(self) -> None:
+        self.can_save = False
         self.name: str | None = None
         self._set_at = 0.0
         self._previous: dict[int, Any] = {}
@@ -110,7 +112,12 @@ class StopFlag:
         )
         if environment.local_rank() > 0:  # another process says it
             return
-        text = f"fastlstm: {self.name}: saving, then stopping; {again} at once without saving\n"
+        is_early = number == signal.SIGINT and not self.can_save and self._arrivals is None
+        does = f"saving, then stopping; {again} at once without saving"
+        does = "stopped before the first step; nothing was saved" if is_early else does
+        text = f"fastlstm: {self.name}: {does}\n"
         # `print` is not reentrant: this handler may interrupt one.
         with contextlib.suppress(OSError):
             os.write(2, (("\r\x1b[2K" if os.isatty(2) else "") + text).encode())
+        if is_early:
+            raise KeyboardInterrupt

@@ -194,7 +194,9 @@ def _step_s(trainer: Trainer) -> float:
     assert isinstance(task, TextTask)
     assert isinstance(options, TrainConfig)
     sizes = {n: getattr(task.model.config, n) for n in ("rnn_size", "num_layers", "embed_size")}
-    return float(step_seconds(replace(options, **sizes), task.loader.ids, task.tokenizer))
+    data, slowdowns = (task.loader.ids, task.tokenizer, task.device), list[float]()
+    step_s = step_seconds(replace(options, **sizes), *data, slowdowns)
+    return float(step_s * min(slowdowns, default=1.0))
 
 
 def law_of(start: Event, end: Event, optimizer: str) -> QualityPrediction:

@@ -121,6 +121,7 @@ def tune_run(search: Search, show: Show = lambda label, text: None) -> dict[str,
     search = search.resolved(job)
     had_lock = (search.out / _LOCK).exists()
     with StopFlag() as stop, locked_run(search.out):
+        stop.can_save = True
         try:
             study = studies.open_study(search.out, _about(search), search.resume)
         except FastLSTMError:
