@@ -5,6 +5,7 @@ import sys
 import time
 
 import pytest
+import torch
 
 from fastlstm.system import signal_handlers
 from fastlstm.system.signal_handlers import Arrivals, handling
@@ -133,3 +134,13 @@ def test_ctrl_c_ends_at_once_while_there_is_nothing_to_save(capfd):
     assert stop.name == "SIGINT", "a poll ends what swallows the exception"
     text = "fastlstm: SIGINT: stopped before the first step; nothing was saved\n"
     assert capfd.readouterr().err == text
+
+
+def test_ctrl_c_while_torch_is_loaded_raises_nothing(monkeypatch):
+    """An exception within its import aborted the process, with a traceback of C++."""
+    ended = []
+    monkeypatch.setattr(signals.os, "_exit", ended.append)
+    monkeypatch.setattr(torch.__spec__, "_initializing", True, raising=False)
+    with StopFlag(), pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)  # goes on, as nothing ends here
+    assert ended == [128 + signal.SIGINT]

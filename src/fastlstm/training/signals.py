@@ -120,4 +120,11 @@ class StopFlag:
         with contextlib.suppress(OSError):
             os.write(2, (("\r\x1b[2K" if os.isatty(2) else "") + text).encode())
         if is_early:
+            if _is_torch_loading():  # its C++ would abort at an exception; nothing is written yet
+                os._exit(128 + number)
             raise KeyboardInterrupt
+
+
+def _is_torch_loading() -> bool:
+    spec = getattr(sys.modules.get("torch"), "__spec__", None)
+    return bool(getattr(spec, "_initializing", False))
