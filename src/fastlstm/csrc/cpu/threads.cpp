@@ -2,8 +2,10 @@
 
 #include "cpu/crowding.h"
 
+#if !defined(_WIN32)
 #include <dlfcn.h>
 #include <pthread.h>
+#endif
 
 #include <chrono>
 #include <climits>
@@ -121,13 +123,15 @@ std::atomic<bool> is_forked{false};
 // A child of fork() has one thread. The workers of the pool and of libgomp are not in it, whatever
 // they were doing when it was made, and locks may be held by threads that it does not have. So it
 // begins with a new pool, and stays with it: libgomp would wait for its workers for ever.
-void start_anew() {
+[[maybe_unused]] void start_anew() {
   pool = new Pool;
   crowding = new Crowding;
   openmp = nullptr;
   is_forked = true;
 }
+#if !defined(_WIN32)
 [[maybe_unused]] const int handler = pthread_atfork(nullptr, nullptr, start_anew);
+#endif
 
 }  // namespace
 
@@ -173,7 +177,10 @@ void run_team(int threads, void (*body)(void*, Member), void* context) {
   }
 }
 
-bool use_openmp(const char* library) {
+bool use_openmp([[maybe_unused]] const char* library) {
+#if defined(_WIN32)
+  return false;  // torch's OpenMP there is not libgomp
+#else
   if (is_forked) return false;
   void* handle = dlopen(library, RTLD_NOW | RTLD_NOLOAD);
   if (handle == nullptr) return false;
@@ -186,6 +193,7 @@ bool use_openmp(const char* library) {
   if (!found.parallel || !found.thread_num || !found.num_threads) return false;
   openmp = new OpenMP(found);  // never deleted: a team may still run on the one before
   return true;
+#endif
 }
 
 uint64_t libraries_loaded() {
