@@ -297,8 +297,9 @@ def test_a_rounded_forecaster_of_every_kind_forecasts_evaluates_and_serves(
     compress(source(folder, kind), out, to="int8")
     future = ahead(path) if KINDS[kind].get("future") else None
     model = Forecaster.load(out)
-    forecasts = model.predict(str(path), future), model.predict_quantiles(str(path), [0.5], future)
-    table = pq.read_table(path).slice(120, 120)  # the second of three series
+    given = pq.read_table(path)
+    forecasts = model.predict(given, future), model.predict_quantiles(given, [0.5], future)
+    table = given.slice(120, 120)  # the second of three series
     server = Running(load_window_forecaster(out), SETTINGS)
     try:
         answer = server.client.post(
