@@ -49,12 +49,15 @@ using Bytes = nb::ndarray<nb::pytorch, uint8_t, nb::ndim<1>, nb::c_contig, nb::d
 
 // A tensor on a block of memory, which goes back when the tensor does.
 Bytes block_tensor(size_t bytes) {
+  if (bytes >> 62 != 0) throw nb::value_error("more bytes than any machine has");
   struct Owned {
     void* memory;
     size_t bytes;
   };
   void* const memory = fastlstm::take_block(bytes);
-  if (memory == nullptr) throw std::bad_alloc();
+  if (memory == nullptr) {
+    throw std::runtime_error("not enough memory for " + std::to_string(bytes) + " bytes");
+  }
   const nb::capsule owner(new Owned{memory, bytes}, [](void* p) noexcept {
     const auto* const owned = static_cast<Owned*>(p);
     fastlstm::give_block(owned->memory, owned->bytes);

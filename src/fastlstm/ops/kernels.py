@@ -50,7 +50,7 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
     is_filled = torch.are_deterministic_algorithms_enabled()
     if nbytes >= _BLOCK and os.name == "posix" and not is_filled:
         block: Tensor = hardware.native().block_tensor(nbytes)
-        return block.view(dtype).view(shape)
+        return block.view(dtype).view(shape).detach()  # no view of `block` for autograd
     return torch.empty(shape, dtype=dtype, device="cpu")
 
 

@@ -1,5 +1,6 @@
 #include "cpu/allocator.h"
 
+#include <algorithm>
 #include <climits>
 #include <cstdlib>
 #include <vector>
@@ -22,10 +23,16 @@ struct Block {
   uintptr_t bytes;
 };
 
-// Not given back, the oldest first. Never destroyed: tensors may outlive it at the end.
+// Given back to us and not to the system, the oldest first. Never destroyed: tensors may outlive
+// it.
 std::vector<Block>& kept_blocks() {
   static auto* const blocks = new std::vector<Block>;
   return *blocks;
+}
+
+void free_oldest() {
+  std::free(kept_blocks().front().memory);
+  kept_blocks().erase(kept_blocks().begin());
 }
 
 // Whole pages, with an eighth to spare: blocks of nearly the same size take each other's place.
@@ -36,12 +43,12 @@ uintptr_t block_bytes(uintptr_t bytes) {
 }
 
 uintptr_t most_kept() {
+  constexpr uintptr_t kMost = uintptr_t{1} << 30;
 #if defined(__linux__)
-  static const auto bytes = static_cast<uintptr_t>(sysconf(_SC_PHYS_PAGES)) *
-                            static_cast<uintptr_t>(sysconf(_SC_PAGESIZE)) / 8;
-  return bytes;
+  static const long pages = sysconf(_SC_PHYS_PAGES);
+  return pages <= 0 ? 0 : std::min(kMost, static_cast<uintptr_t>(pages) * 4096 / 8);
 #else
-  return 0;
+  return kMost;
 #endif
 }
 
@@ -78,7 +85,11 @@ void* take_block(uintptr_t bytes) {
 #if defined(_WIN32)
   return nullptr;
 #else
-  void* const memory = std::aligned_alloc(kPage, bytes);
+  void* memory = std::aligned_alloc(kPage, bytes);
+  while (memory == nullptr && !kept.empty()) {
+    free_oldest();
+    memory = std::aligned_alloc(kPage, bytes);
+  }
   if (memory != nullptr) use_huge_pages(memory, bytes);
   return memory;
 #endif
@@ -87,17 +98,14 @@ void* take_block(uintptr_t bytes) {
 void give_block(void* memory, uintptr_t bytes) {
   bytes = block_bytes(bytes);
   auto& kept = kept_blocks();
+  if (bytes > most_kept()) return std::free(memory);
 #if defined(__linux__)
   madvise(memory, bytes, MADV_FREE);
 #endif
   kept.push_back({memory, bytes});
   uintptr_t total = 0;
   for (const Block& block : kept) total += block.bytes;
-  while (total > most_kept()) {
-    total -= kept.front().bytes;
-    std::free(kept.front().memory);
-    kept.erase(kept.begin());
-  }
+  for (; total > most_kept(); free_oldest()) total -= kept.front().bytes;
 }
 
 }  // namespace fastlstm

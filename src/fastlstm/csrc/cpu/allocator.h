@@ -10,9 +10,9 @@ namespace fastlstm {
 // library has no such switch (anything but glibc).
 bool keep_freed_memory();
 
-// Large blocks, kept when they are given back: up to an eighth of the machine's memory, and the
-// system may take their pages at any time (MADV_FREE). `bytes` is the same in both calls. Callers
-// hold the GIL. take_block returns null where there is no memory.
+// Large blocks, kept when they are given back: up to 1 GiB and an eighth of the machine's memory;
+// the system may take their pages at any time (MADV_FREE). `bytes` is the same in both calls.
+// Callers hold the GIL. take_block returns null where there is no memory.
 void* take_block(uintptr_t bytes);
 void give_block(void* block, uintptr_t bytes);
 
