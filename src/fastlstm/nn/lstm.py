@@ -409,7 +409,7 @@ class LSTM(nn.LSTM):
             return self._unfit(input, hx, flat, has_lengths=False)
         state = None if hx is None else self.permute_hidden(hx, order)
         T, B = len(batch_sizes), int(batch_sizes[0])
-        if is_even := B == int(batch_sizes[-1]):
+        if is_even := int(batch_sizes[-1]) == B:
             x, lengths, lanes = data.reshape(T, B, -1), None, None
         else:
             x, lengths = pad_packed_sequence(PackedSequence(data, batch_sizes))
