@@ -83,11 +83,11 @@ def test_accelerate_changes_no_layer_that_is_ours_already():
 
 def test_accelerate_names_the_layers_that_torch_computes():
     model = nn.Sequential(nn.LSTM(I, H).double(), nn.LSTM(I, H, proj_size=3), nn.LSTM(I, H))
-    with pytest.warns(UserWarning, match="accelerate left to torch: '0' ") as said:
+    with pytest.warns(UserWarning, match="accelerate replaced, but torch computes: '0' ") as said:
         fastlstm.accelerate(model)
     (message,) = (str(warning.message) for warning in said)
-    assert "'0' (torch.nn.LSTM: native: these kernels compute in float32 and bf16" in message
-    assert "; '1' (torch.nn.LSTM: no kernel here projects its output, proj_size=3)" in message
+    assert "'0' (native: these kernels compute in float32 and bf16" in message
+    assert "; '1' (no kernel here projects its output, proj_size=3)" in message
     assert "'2'" not in message
 
 

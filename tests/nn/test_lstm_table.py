@@ -102,6 +102,13 @@ def _(make):
     train(layer, given(dtype=torch.float64))
 
 
+@row("float16 weights on the CPU")
+def _(make):
+    layer = make(I, H, dtype=torch.float16)
+    assert_said(layer)
+    train(layer, given(dtype=torch.float16))
+
+
 @row("a device that is not the CPU")
 def _(make):
     layer = make(I, H, device="meta")
@@ -194,6 +201,25 @@ def _(make):
 def _(make):
     layer = make(I, H)
     torch.func.grad(lambda x: layer(x)[0].sum())(given())
+
+
+@row("`torch.func.vmap`, `torch.func.jvp`")
+def _(make):
+    layer, x = make(I, H), given()
+    with pytest.warns(UserWarning, match="Python loop over time"):
+        torch.func.vmap(lambda each: layer(each)[0])(x[None])
+    with pytest.warns(UserWarning, match="Python loop over time"):
+        torch.func.jvp(lambda x: layer(x)[0], (x,), (x,))
+    return "slow loop"
+
+
+@row("second derivatives")
+def _(make):
+    layer, x = make(I, H), given().requires_grad_()
+    y, _ = layer(x)
+    with pytest.warns(UserWarning, match="loop over time"):
+        torch.autograd.grad(y.sum(), x, create_graph=True)
+    return "slow loop"
 
 
 @row("`torch.compile`, `dynamic=True` too")
@@ -313,7 +339,7 @@ def outcome(run, make, ran):
             answer = run(make)
         except FastLSTMError:
             return "refused"
-    if any("accelerate left" in str(w.message) or "restore" in str(w.message) for w in said):
+    if any(re.search("accelerate (left|replaced)|restore", str(w.message)) for w in said):
         return "warned"
     if isinstance(answer, str):
         return answer

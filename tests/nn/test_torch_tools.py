@@ -85,6 +85,21 @@ def test_onnx_export_holds_onnx_lstms(tagger, x, dynamo, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_every_onnx_export_may_have_dynamic_shapes(x):
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxscript")
+    from onnx.reference import ReferenceEvaluator
+
+    for _ in range(2):  # torch's own fails the second time
+        layer = fastlstm.LSTM(I, H, batch_first=True).eval()
+        sizes = ({0: "B", 1: "T"},)
+        program = torch.onnx.export(layer, (x,), dynamic_shapes=sizes, dynamo=True, verbose=False)
+        longer = torch.cat([x, x], dim=1)
+        found = ReferenceEvaluator(program.model_proto).run(None, {"input": longer.numpy()})
+        torch.testing.assert_close(torch.tensor(found[0]), layer(longer)[0].detach())
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_onnx_export_of_one_direction_computes_the_same(x):
     pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from fastlstm.errors import ShapeError
 from fastlstm.nn.convert import accelerate
 from fastlstm.nn.lstm import LSTM
 from fastlstm.ops.explain import explain
@@ -26,6 +27,31 @@ def test_explain_has_one_line_per_layer_and_follows_autocast():
     assert not slow.is_fast
     with torch.autocast("cpu", torch.bfloat16):  # which leaves float64 as it is
         assert explain(stack)[0].call.dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (nn.LSTM(4, 5), (7, 3, 4)),
+        (nn.LSTM(4, 5, batch_first=True), (3, 7, 4)),
+        (nn.Sequential(LSTM(4, 5, batch_first=True)), (3, 7)),
+    ],
+)
+def test_explain_reads_an_input_in_the_layout_of_the_model(model, shape):
+    call = explain(model, torch.zeros(shape))[0].call
+    assert (call.T, call.B) == (7, 3)
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_explain_of_a_layer_reads_an_unbatched_input(batch_first):
+    call = explain(LSTM(4, 5, batch_first=batch_first), torch.zeros(7, 4))[0].call
+    assert (call.T, call.B) == (7, 1)
+
+
+@pytest.mark.parametrize("sizes", [{"T": 0}, {"B": -3}])
+def test_explain_refuses_sizes_below_one(sizes):
+    with pytest.raises(ShapeError, match="expected a whole number, 1 or more"):
+        explain(LSTM(4, 5), **sizes)
 
 
 def test_explain_has_one_line_per_direction():
@@ -100,11 +126,10 @@ def test_explain_of_modules_that_accelerate_leaves_alone():
 def test_a_report_prints_as_an_aligned_table():
     reports = explain(nn.ModuleDict({"first": nn.GRU(4, 4), "second": LSTM(4, 4)}))
     assert isinstance(reports, list)
-    header, first, second, note = str(reports).splitlines()
+    header, first, second = str(reports).splitlines()
     assert header.split() == ["layer", "module", "backend", "kernel", "why", "not", "faster"]
     for name, cells in (("module", ("first", "second")), ("backend", ("torch", "native"))):
         assert [first.find(cells[0]), second.find(cells[1])] == [header.find(name)] * 2
-    assert "restore(model)" in note
     assert len(str(explain(nn.LSTM(4, 4))).splitlines()) == 2
     assert repr(reports) == str(reports)
     assert "module" not in str(explain(LSTM(4, 4))).split()

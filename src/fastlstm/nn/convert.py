@@ -59,13 +59,15 @@ def accelerate(model: Module, *, max_activation_bytes: int | None = None) -> Mod
             module.__class__ = LSTM
             if max_activation_bytes is not None:
                 module.max_activation_bytes = max_activation_bytes
-    names = [
-        f"{repr(path) if path else 'the model'} ({why})"
-        for path, module, left in modules
-        if (why := f"{left.runs}: {left.why}" if left else _torchs(module))
+    left = [_named(path, f"{left.runs}: {left.why}") for path, _, left in modules if left]
+    replaced = [
+        _named(path, why) for path, module, _ in modules if (why := _torchs(module)) is not None
     ]
-    if names:
-        warnings.warn(f"accelerate left to torch: {'; '.join(names)}", stacklevel=2)
+    texts = ["left to torch: " + "; ".join(left)] if left else []
+    if replaced:
+        texts.append("replaced, but torch computes: " + "; ".join(replaced))
+    if texts:
+        warnings.warn(f"accelerate {'; '.join(texts)}", stacklevel=2)
     elif not modules:
         warnings.warn(f"accelerate found no nn.LSTM in {type(model).__name__}", stacklevel=2)
     return model
@@ -76,8 +78,11 @@ def _torchs(module: nn.Module) -> str | None:
     if not (isinstance(module, LSTM) and module.is_drop_in):
         return None
     call = next(layer_calls(module, T=1, B=1))
-    why = left_to_torch(module, call) if call.device == "cpu" else None
-    return why and f"torch.nn.LSTM: {why}"
+    return left_to_torch(module, call) if call.device == "cpu" else None
+
+
+def _named(path: str, why: str) -> str:
+    return f"{repr(path) if path else 'the model'} ({why})"
 
 
 def restore(model: Module) -> Module:

@@ -407,12 +407,18 @@ class LSTM(nn.LSTM):
         weights = self._layer_weights(flat)
         if not self._fits(data, hx, weights, batch_sizes):
             return self._unfit(input, hx, flat, has_lengths=False)
-        x, lengths = pad_packed_sequence(PackedSequence(data, batch_sizes))
         state = None if hx is None else self.permute_hidden(hx, order)
-        y, h, c = self._run_layers(x, state, lanes_of(lengths, "right", x), weights, is_packed=True)
+        T, B = len(batch_sizes), int(batch_sizes[0])
+        if is_even := int(batch_sizes[-1]) == B:
+            x, lengths, lanes = data.reshape(T, B, -1), None, None
+        else:
+            x, lengths = pad_packed_sequence(PackedSequence(data, batch_sizes))
+            lanes = lanes_of(lengths, "right", x)
+        y, h, c = self._run_layers(x, state, lanes, weights, is_packed=True)
         # Under autocast torch computes sequences of several lengths in the input's dtype.
-        dtype = y.dtype if int(lengths[-1]) == x.shape[0] else data.dtype
-        y = pack_padded_sequence(y, lengths).data.to(dtype)
+        dtype = y.dtype if is_even else data.dtype
+        y = y.flatten(0, 1) if lengths is None else pack_padded_sequence(y, lengths).data
+        y = y.to(dtype)
         last: State = self.permute_hidden((h.to(dtype), c.to(dtype)), back)
         return PackedSequence(y, batch_sizes, order, back), last
 
@@ -717,5 +723,7 @@ def without_missing_kernel(input: Any) -> AbstractContextManager[None]:
     """Returns a context in which torch's LSTM does not call a missing kernel of oneDNN."""
     x = input.data if isinstance(input, PackedSequence) else input
     if not isinstance(x, Tensor) or torch.compiler.is_compiling():
+        if torch.onnx.is_in_onnx_export():  # torch 2.13 finds its loop for ONNX only once
+            torch.ops.aten.lstm.input._dispatch_cache.clear()
         return nullcontext()
     return hidden_from(compute_dtype(x), x.device.type)

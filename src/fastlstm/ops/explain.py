@@ -43,20 +43,8 @@ class LayerReport:
         return f"{line} ({self.why})" if self.why else line
 
 
-_UNSEEN = (
-    "thop, ptflops and Opacus look for the type nn.LSTM and do not see fastlstm.LSTM; call"
-    " fastlstm.restore(model) before them"
-)
-
-
 class KernelReport(list[LayerReport]):
-    """A list of reports that prints as a table.
-
-    Attributes:
-        note: printed below the table: which tools do not see the layers; may be empty.
-    """
-
-    note = ""
+    """A list of reports that prints as a table."""
 
     def __str__(self) -> str:
         rows = [("layer", "module", "backend", "kernel", "why not faster")]
@@ -67,8 +55,7 @@ class KernelReport(list[LayerReport]):
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
             for line in zip(*columns, strict=True)
         )
-        note = [self.note] if self.note else []
-        return "\n".join([*lines, *note]) if self else "no recurrent layer"
+        return "\n".join(lines) if self else "no recurrent layer"
 
     __repr__ = __str__
 
@@ -84,7 +71,8 @@ def explain(
 
     Args:
         module: any module.
-        input: an input, `(T, B)` tokens or `(T, B, I)`; only T and B are used.
+        input: an input of the model: `(T, B)` tokens, `(T, B, I)`, with `batch_first` in the first
+            LSTM `(B, T)` or `(B, T, I)`, of an LSTM itself also `(T, I)`. Only T and B are used.
         T: steps, without an input.
         B: batch, without an input.
 
@@ -93,25 +81,23 @@ def explain(
         prints as a table.
 
     Raises:
-        ShapeError: an input without `(T, B)`, or sizes that are no whole numbers.
+        ShapeError: an input without T and B, or sizes that are no whole numbers from 1.
     """
     if input is not None:
         if not isinstance(input, torch.Tensor) or input.dim() < 2:
             raise ShapeError(
                 f"the input is {kind_of_value(input)}, expected a tensor (T, B) or (T, B, I)"
             )
-        T, B = input.shape[0], input.shape[1]
+        T, B = _steps_and_batch(module, input)
     for name, size in (("T", T), ("B", B)):
-        if not is_whole(size):
-            raise ShapeError(f"{name} is {size!r}, expected a whole number")
+        if not is_whole(size) or size < 1:
+            raise ShapeError(f"{name} is {size!r}, expected a whole number, 1 or more")
     reports = KernelReport()
     layers = 0
     for path, child, left in recurrent_modules(module):
         calls: list[LSTMCall | None] = [None]
         directions = 1
         if isinstance(child, nn.LSTM):
-            if getattr(child, "is_drop_in", False):
-                reports.note = _UNSEEN
             calls = list(layer_calls(child, T, B, training=module.training))
             directions = 2 if child.bidirectional else 1
         for index, call in enumerate(calls):
@@ -126,6 +112,15 @@ def explain(
                 reports.append(_report(name, child, call, path))
         layers += len(calls) // directions
     return reports
+
+
+def _steps_and_batch(module: nn.Module, input: Tensor) -> tuple[int, int]:
+    """Returns T and B of an input of a model, with the layout of its first LSTM."""
+    lstm = next((m for m in module.modules() if isinstance(m, nn.LSTM)), None)
+    if lstm is module and input.dim() == 2:
+        return input.shape[0], 1
+    T, B = input.shape[:2]
+    return (B, T) if lstm is not None and lstm.batch_first else (T, B)
 
 
 def _report(name: str, lstm: nn.LSTM, call: LSTMCall, path: str) -> LayerReport:
