@@ -203,8 +203,8 @@ def _sequence_figures(parsed: Parsed, path: str, data: str) -> tuple[dict[str, A
         if strange := [label for label in given if label not in known]:
             never = ", ".join(str(label) for label in known if label not in given) or "none"
             say(
-                f"note: {', '.join(map(str, strange))} in {data} is no class of the model and counts"
-                f" as wrong; classes that do not occur: {never}"
+                f"note: {', '.join(map(str, strange))} in {data} is no class of the model and"
+                f" counts as wrong; classes that do not occur: {never}"
             )
         facts["most_frequent"] = float(counts.max() / len(y))
         likeliest = f"always {labels[counts.argmax()]}: {facts['most_frequent']:.2%}"

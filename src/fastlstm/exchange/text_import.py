@@ -199,8 +199,8 @@ def _notes(stack: ls.LayerStack, lstms: list[ls.LSTMLayer], vocabulary: Vocabula
         notes.append(
             f"{len(vocabulary.unused)} of the model's"
             f" {counted(len(vocabulary.unused) + len(vocabulary.ids), 'token')} stand for no"
-            f" character in the vocabulary and are left out (number {few}): the run reads and writes"
-            f" the other {len(vocabulary.ids)} only, probabilities are over them"
+            f" character in the vocabulary and are left out (number {few}): the run reads and"
+            f" writes the other {len(vocabulary.ids)} only, probabilities are over them"
         )
     if any(isinstance(layer, ls.Embedding) and layer.masks_zero for layer in stack.layers):
         notes.append("mask_zero: a text has no padding, token 0 is read like any other")
