@@ -51,8 +51,8 @@ def test_json(safetensors, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "give one of `text` (the text it was trained on), `chars`"),
-        (["--chars", "ab"], "`chars` has 2 characters, the model has 5 tokens"),
+        ([], "give one of `--text` (the text it was trained on), `--chars`"),
+        (["--chars", "ab"], "`--chars` has 2 characters, the model has 5 tokens"),
         (["--text", "missing.txt"], "missing.txt"),
         (["--vocab", "missing.json"], "missing.json is no JSON file"),
     ],

@@ -173,6 +173,16 @@ def test_an_imported_model_reads_tokens(tmp_path: Path, capsys: pytest.CaptureFi
     assert 0 <= json.loads(capsys.readouterr().out)["accuracy"] <= 1
 
 
+def test_unknown_labels_and_unread_arrays_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    labels = np.array([f"{label}s" if label == LABELS[0] else label for label in LABELS])
+    np.savez("strange.npz", X=X, y=labels, sample_weight=np.ones(30))
+    assert main(["evaluate", "labels", "strange.npz"]) == 0
+    said = capsys.readouterr().err
+    assert "strange.npz also has sample_weight, not used" in said
+    assert f"{LABELS[0]}s in strange.npz is no class of the model" in said
+    assert f"classes that do not occur: {LABELS[0]}" in said
+
+
 @pytest.mark.parametrize("name", ["labels", "one"])
 def test_one_answer_each_may_have_two_axes(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -62,7 +62,7 @@ def test_vocabulary_in_another_order_and_with_numbers_of_no_character(text_model
         vocab = tmp_path / f"{name}.json"
         vocab.write_text(json.dumps(value))
         run = fastlstm.import_run(path, out=tmp_path / name, vocab=str(vocab))
-        assert "4 tokens of the model stand for no character" in " ".join(run.notes)
+        assert "4 of the model's 9 tokens stand for no character" in " ".join(run.notes)
         lm = fastlstm.LM.load(run)
         text = "ah cab"
         full = outputs(model, np.array([[numbers[c] for c in text]]))[0]
@@ -75,9 +75,11 @@ def test_vocabulary_in_another_order_and_with_numbers_of_no_character(text_model
 def test_a_text_gives_the_characters_that_training_reads(text_model, tmp_path):
     _, path = text_model
     file = tmp_path / "book.txt"
-    file.write_bytes(b"\xef\xbb\xbfhag bed\r\n fc".replace(b"\r\n", b" "))
+    file.write_bytes(b"\xef\xbb\xbf" + 60 * b"hag bed  fc")
     run = fastlstm.import_run(path, out=tmp_path / "run", text=str(file))
     assert fastlstm.LM.load(run).tokenizer.chars == CHARS
+    report = fastlstm.export(run, to="onnx", out=tmp_path / "onnx")
+    assert report.proof.figures["text"]["num_tokens"] > 0  # the text is known
 
 
 @pytest.mark.parametrize(
@@ -87,6 +89,7 @@ def test_a_text_gives_the_characters_that_training_reads(text_model, tmp_path):
         ({"chars": "ab", "text": "x"}, ConfigError, "text and chars came"),
         ({"chars": CHARS[:-1]}, DataError, "has 8 characters, the model has 9 tokens; one of them"),
         ({"chars": "aacdefgh "}, DataError, "same character twice"),
+        ({"vocab": {"a": 3}}, DataError, "names 1 character of the model's 9 tokens"),
         ({"vocab": {"a": 9}}, DataError, "has the number 9, the model has 9 tokens"),
         ({"vocab": {"the": 1}}, DataError, "'the', which is not one character"),
         ({"vocab": {"a": 1, "b": 1}}, DataError, "same number"),
@@ -295,7 +298,7 @@ def test_an_imported_network_is_not_replaced_by_fit(number_model, tmp_path, caps
     np.savez(tmp_path / "new.npz", X=VALUES, y=number_model[1])
     argv = ["train", tmp_path / "new.npz", "--start", tmp_path / "run", "--out", tmp_path / "new"]
     assert main([str(word) for word in argv]) == 2
-    ways = "Keras (`fastlstm.keras.accelerate`) or as the torch module of `fastlstm.import_module`"
+    ways = "Keras (`fastlstm.keras.accelerate`) or by a loop over the torch module"
     assert ways in capsys.readouterr().err
 
 
@@ -334,3 +337,31 @@ def test_widths_that_need_much_padding_are_refused(tmp_path):
     safetensors.torch.save_file(state, path)
     with pytest.raises(FormatError, match="filling them with zeros would take"):
         fastlstm.import_run(path, out=tmp_path / "run", chars="abc")
+
+
+def test_a_classifier_with_mask_zero_is_exported_by_lengths(tmp_path):
+    ends = [layers.LSTM(5), layers.Dense(3, activation="softmax")]
+    table = layers.Embedding(9, 4, mask_zero=True)
+    model = varied(keras.Sequential([keras.Input((6,), dtype="int32"), table, *ends]))
+    run = fastlstm.import_run(saved(model, tmp_path / "m.keras"), out=tmp_path / "run")
+    assert "behind `lengths`" in " ".join(run.notes)
+    report = fastlstm.export(run, to="onnx", out=tmp_path / "onnx")
+    assert "not by token 0 (mask_zero)" in report.notes[0]
+    x, lengths = (
+        np.array([[3, 1, 8, 2, 5, 4], [7, 2, 0, 0, 0, 0]], np.int32),
+        np.array([6, 2], np.int32),
+    )
+    session = onnxruntime.InferenceSession(tmp_path / "onnx/model.onnx")
+    got = session.run(["probabilities"], {"tokens": x, "lengths": lengths})[0]
+    np.testing.assert_allclose(got, outputs(model, x), atol=1e-5)
+
+
+def test_a_stateful_note_holds_for_every_kind_of_run(tmp_path):
+    ends = [
+        layers.LSTM(5, return_sequences=True, stateful=True),
+        layers.Dense(9, activation="softmax"),
+    ]
+    first = [keras.Input(batch_shape=(1, 7), dtype="int32"), layers.Embedding(9, 4)]
+    path = saved(varied(keras.Sequential([*first, *ends])), tmp_path / "m.keras")
+    run = fastlstm.import_run(path, out=tmp_path / "run", chars=CHARS)
+    assert "a text run carries the state" in run.notes[0]

@@ -116,17 +116,27 @@ def test_token_zero_of_a_masking_embedding_is_refused(tmp_path):
     module = assert_same(path, 1 + TOKENS % 16, outputs(model, 1 + TOKENS % 16))
     with pytest.raises(fastlstm.ShapeError, match="mask_zero"):
         module(torch.zeros(1, 3, dtype=torch.long))
+    with pytest.raises(fastlstm.ShapeError, match="`lengths` is for a model that answers once"):
+        module(torch.ones(2, 3, dtype=torch.long), lengths=torch.tensor([3, 2]))
 
 
 def test_token_zero_of_a_masking_embedding_is_left_out_of_one_answer(tmp_path):
-    table = layers.Embedding(17, 8, mask_zero=True)
-    model = keras.Sequential([keras.Input((None,), dtype="int32"), table, layers.LSTM(5)])
-    path = saved(varied(model), tmp_path / "m.keras")
     x = 1 + TOKENS % 16
-    x[0, 4:], x[1, :2] = 0, 0
-    module = assert_same(path, x, outputs(model, x))
-    with pytest.raises(fastlstm.ShapeError, match="has only token 0"):
-        module(torch.zeros(1, 3, dtype=torch.long))
+    x[0, 4:], x[1, :2], x[2] = 0, 0, 0
+    for ends in (
+        [layers.LSTM(5), layers.Dense(2)],
+        [layers.Bidirectional(layers.LSTM(4, return_sequences=True)), layers.LSTM(3)],
+        [layers.LSTM(5, return_sequences=True), layers.GlobalAveragePooling1D()],
+    ):
+        table = layers.Embedding(17, 8, mask_zero=True)
+        model = keras.Sequential([keras.Input((None,), dtype="int32"), table, *ends])
+        path = saved(varied(model), tmp_path / "m.keras")
+        if isinstance(ends[-1], layers.GlobalAveragePooling1D):
+            assert np.isnan(outputs(model, x)[2]).all()
+            with pytest.raises(fastlstm.ShapeError, match="mean of a sequence without steps"):
+                fastlstm.import_module(path)(torch.as_tensor(x))
+        else:
+            assert_same(path, x, outputs(model, x))
 
 
 # other ages ---------------------------------------------------------------------------------------
@@ -268,7 +278,7 @@ def refusals():
     h = layers.LSTM(5, return_sequences=True)(x)
     yield keras.Model(x, layers.Add()([x, h])), r"'add\w*' reads input_layer"
     y = keras.Input((None, 5))
-    yield keras.Model([x, y], layers.LSTM(5)(x)), "input_layers"
+    yield keras.Model([x, y], layers.LSTM(5)(x)), "m.keras: the model has 2 inputs, expected one"
     always = layers.Dropout(0.5)(layers.LSTM(5)(x), training=True)
     yield keras.Model(x, layers.Dense(2)(always)), r"'dropout\w*' is called with training=True"
     flat = layers.Reshape((2, 5))
@@ -279,7 +289,7 @@ def refusals():
     ):
         yield keras.Sequential([keras.Input((1, 5)), *ends]), said
     for layer, said in (
-        (layers.GRU(4), r"'gru\w*' is a GRU"),
+        (layers.GRU(4), r"m.keras: the layer 'gru\w*' is a GRU, .*fastlstm.keras.accelerate"),
         (layers.Lambda(lambda v: 2 * v), r"'lambda\w*' is a Lambda"),
         (OwnLSTM(4), r"'own_lstm\w*' is of a class of its own"),
         (layers.LSTM(4, activation=old_hard_sigmoid), "old_hard_sigmoid"),

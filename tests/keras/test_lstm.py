@@ -202,7 +202,11 @@ def test_another_layout_of_the_same_memory_is_seen() -> None:
 @pytest.mark.parametrize(
     ("x", "call", "text"),
     [
-        (X[:, :, 1:], {}, r"x has last axis .*, this layer has input_size="),
+        (
+            X[:, :, 1:],
+            {},
+            r"the layer 'lstm\w*' got an input of shape .*, expected \(batch, timesteps, ",
+        ),
         (X, {"mask": np.ones((B, T - 1), bool)}, r"mask has shape .*, expected"),
         (X, {"mask": np.ones((B - 1, T), bool)}, r"mask has shape .*, expected"),
         (X, {"initial_state": [np.zeros((B, H - 1), "float32")] * 2}, r"h0 has shape .*, expected"),

@@ -63,11 +63,11 @@ def test_constants_and_missing_values_have_a_scale() -> None:
 def test_other_columns_or_missing_values_than_at_fit_are_refused() -> None:
     sequences = Sequences.of(PARTS)
     sequences.require_like(2, False)
-    with pytest.raises(DataError, match="have 2 columns, the sequences at fit had 3"):
+    with pytest.raises(DataError, match="have 2 columns, the model reads 3"):
         sequences.require_like(3, False)
     missing = Sequences.of([np.array([[np.nan, 1.0]])])
     missing.require_like(2, True)
-    with pytest.raises(DataError, match="missing values, the sequences at fit had none"):
+    with pytest.raises(DataError, match="missing values, and the model was trained without"):
         missing.require_like(2, False)
 
 

@@ -271,7 +271,7 @@ def test_missing_values_are_an_input() -> None:
     model = SequenceClassifier(**QUICK).fit(X[:150], y[:150])
     assert model.score(X[150:], y[150:]) > 0.95
     complete = SequenceRegressor(**{**QUICK, "epochs": 1}).fit(X[y == 0], X[y == 0, 0, 0])
-    with pytest.raises(DataError, match="have missing values, the sequences at fit had none"):
+    with pytest.raises(DataError, match="have missing values, and the model was trained without"):
         complete.predict(X)
 
 
@@ -311,7 +311,7 @@ def test_other_columns_and_invalid_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match="this SequenceRegressor is not fitted yet; call fit"):
         SequenceRegressor().predict(GOOD)
     model = SequenceRegressor(epochs=1).fit(GOOD, np.arange(6.0))
-    with pytest.raises(DataError, match="have 1 column, the sequences at fit had 2"):
+    with pytest.raises(DataError, match="have 1 column, the model reads 2"):
         model.predict(GOOD[:, :, :1])
     with pytest.raises(DataError, match="got 6 sequences and 5 answers"):
         model.score(GOOD, np.arange(5.0))

@@ -199,6 +199,13 @@ def _sequence_figures(parsed: Parsed, path: str, data: str) -> tuple[dict[str, A
         labels, counts = np.unique(y, return_counts=True)
         if not set(labels.tolist()) & set(model.classes_.tolist()):
             raise DataError(f"no label of {data} is a class of {path}: {model.classes_.tolist()}")
+        known, given = model.classes_.tolist(), labels.tolist()
+        if strange := [label for label in given if label not in known]:
+            never = ", ".join(str(label) for label in known if label not in given) or "none"
+            say(
+                f"note: {', '.join(map(str, strange))} in {data} is no class of the model and"
+                f" counts as wrong; classes that do not occur: {never}"
+            )
         facts["most_frequent"] = float(counts.max() / len(y))
         likeliest = f"always {labels[counts.argmax()]}: {facts['most_frequent']:.2%}"
         rows.append(("accuracy", f"{facts['accuracy']:.2%}; {likeliest}"))

@@ -11,7 +11,7 @@ from fastlstm.cli.output import print_result
 from fastlstm.errors import EXIT_OK
 from fastlstm.report.export import export_rows
 
-_TARGET = Literal["keras", "litert", "onnx", "saved-model", "torch"]
+_TARGET = Literal["keras", "litert", "onnx", "saved-model", "tflite", "torch"]
 _FORMAT = Literal["fp32", "fp16", "int8"]
 _QUANTILES = (
     "forecaster: comma-separated levels; default is 0.025,0.1,0.5,0.9,0.975; a distribution has"
@@ -22,7 +22,7 @@ COMMAND = Command(
     summary="Write a trained model for another runtime, and check the file there.",
     positionals=(Positional("RUN", "a run directory, or a checkpoint of a text model"),),
     options=(
-        Option("to", "what to write", _TARGET, is_required=True),
+        Option("to", "what to write; tflite is litert", _TARGET, is_required=True),
         Option("out", "directory to write; it must not exist yet", value="DIR", is_required=True),
         Option("weights", "format of the weights in the file; default is RUN's own", _FORMAT),
         switch("step", "text model: one token per call, without a time axis"),

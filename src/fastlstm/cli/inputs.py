@@ -103,6 +103,8 @@ def read_sequences(path: str, needs_answers: bool) -> tuple[Any, Any]:
         raise DataError(f"{path} is no .npy or .npz file of numbers: {_SEQUENCES}") from None
     if missing := {"X", *(["y"] if needs_answers else [])} - found.keys():
         raise DataError(f"{path} has no array {min(missing)}, but {', '.join(found)}: {_SEQUENCES}")
+    if unused := sorted(found.keys() - {"X", "y", "lengths"}):
+        say(f"note: {path} also has {', '.join(unused)}, not used")
     X, y, lengths = found["X"], found.get("y"), found.get("lengths")
     if not all(isinstance(array, np.ndarray) for array in (X, y, lengths) if array is not None):
         raise DataError(f"{path} is no .npy or .npz file of numbers: {_SEQUENCES}")

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _SETTING = re.compile(r"""`([a-z_]+)=('[^'\n]*'|"[^"\n]*"|[^`'"\n]+)`""")
 _NAME = re.compile(r"`([a-z_]+)`")
+_OTHERS = ("out", "text", "chars", "vocab", "answer", "classes", "length", "check_text")
+"""Options of import and export that messages name."""
 _SETTINGS = re.compile(rf"{_SETTING.pattern}(?:,? (?:and )?{_SETTING.pattern})*")
 
 
@@ -40,7 +42,7 @@ def print_result(facts: dict[str, Any], rows: Sequence[tuple[str, str]], use_jso
     if use_json:
         print_json(_redacted(facts))
         return
-    rows = [(label, redacted(text)) for label, text in rows]
+    rows = [(label, redacted(with_flags(text))) for label, text in rows]
     style, on_terminal = style_for(sys.stdout), is_terminal(sys.stdout)
     margin = max((cell_width(label) for label, _ in rows), default=0) + 2
     for label, text in rows:
@@ -81,7 +83,8 @@ def with_flags(text: str) -> str:
     from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS  # not for `fastlstm --help`
 
     options = (*TEXT_OPTIONS, *FORECAST_OPTIONS)
-    flags = {"out": "--out", **{option.name: option.flag for option in options}}
+    flags = {name: f"--{name.replace('_', '-')}" for name in _OTHERS}
+    flags |= {option.name: option.flag for option in options}
     return _NAME.sub(lambda name: f"`{flags.get(name[1], name[1])}`", text)
 
 

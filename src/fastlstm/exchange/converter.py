@@ -56,7 +56,7 @@ def main() -> None:
     except MemoryError:
         _refuse("it claims to hold more than the file does")
     except Exception as error:
-        _refuse(f"{type(error).__name__}: {error}")
+        _refuse(f"incomplete or damaged, copy it again ({type(error).__name__}: {error})")
 
 
 def _refuse(reason: str) -> None:

@@ -238,6 +238,7 @@ def export(
         ExportError: the target's runtime gives other outputs; nothing is written.
         RunDirectoryError: no run, or `out` exists.
     """
+    to = "litert" if to == "tflite" else to
     if to not in TARGETS:
         raise ConfigError(
             f"`to={to!r}` is unknown{nearest_hint(to, TARGETS)}; expected one of"

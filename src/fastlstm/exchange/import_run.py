@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -174,7 +175,7 @@ def read_layer_stack(path: str | os.PathLike[str], activation: str | None = None
         raise FormatError(f"the model is {kind_of_value(path)}, expected the path of a file")
     file = Path(path)
     data = b"" if file.is_dir() else read_model_file(file)
-    with np.errstate(all="ignore"):  # `_check_finite` refuses NaN and Inf
+    with np.errstate(all="ignore"), _naming(file):  # `_check_finite` refuses NaN and Inf
         kind = "directory" if file.is_dir() else kind_of_file(data, file)
         if activation is not None and kind not in ("safetensors", "torch"):
             raise ConfigError(
@@ -200,6 +201,17 @@ def read_layer_stack(path: str | os.PathLike[str], activation: str | None = None
     check_widths(stack)
     _check_finite(stack)
     return stack
+
+
+@contextmanager
+def _naming(file: Path) -> Iterator[None]:
+    """Puts the name of the file before an error that lacks it."""
+    try:
+        yield
+    except FormatError as error:
+        if str(file) in str(error):
+            raise
+        raise FormatError(f"{file}: {error}") from None
 
 
 def _directory(folder: Path) -> FormatError:

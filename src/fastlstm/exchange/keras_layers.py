@@ -16,6 +16,11 @@ from fastlstm.sequence import layer_stack as ls
 
 Arrays = list[NDArray[np.float32]]
 _OTHER_NAMES = {"swish": "silu", "exp": "exponential"}
+IN_KERAS = "`fastlstm.keras.accelerate(model)` runs its LSTM layers in Keras"
+_INSTEAD = {
+    "Masking": "save the model without it and give `lengths`",
+    "Normalization": "save the model without it, and scale the values before",
+}
 _HARD_SIGMOID_SCALE = 1.2
 """At y = 1.2 x, clip(0.2 x + 0.5) of Keras 1 and 2 equals clip(y / 6 + 0.5) of Keras 3 and ours."""
 
@@ -105,7 +110,7 @@ def class_of(settings: Mapping[str, Any]) -> str:
     if not is_kerass or registered not in (None, kind):
         raise FormatError(
             f"the layer '{name_of(settings)}' is of a class of its own, {registered or kind}"
-            f" ({module}); only Keras' own layers are imported"
+            f"{f' ({module})' if module else ''}; only Keras' own layers are imported; {IN_KERAS}"
         )
     return kind
 
@@ -123,8 +128,7 @@ def read_layer(layer: KerasLayer) -> list[ls.Layer]:
     if reader is None:
         raise FormatError(
             f"the layer '{layer.name}' is {_article(layer.kind)} {layer.kind}, which cannot be"
-            f" imported; expected one of {', '.join(_SHOWN)}"
-            + ("; save the model without it and give `lengths`" if layer.kind == "Masking" else "")
+            f" imported (docs/exchange.md lists the layers); {_INSTEAD.get(layer.kind, IN_KERAS)}"
         )
     return reader(layer)
 
@@ -289,7 +293,8 @@ def _cell_of(layer: KerasLayer) -> tuple[ls.CellWeights, dict[str, Any]]:
     _note_dropout(layer)
     if layer.is_set("stateful"):
         layer.notes.append(
-            f"'{layer.name}' is stateful: here the state starts at zero in each call"
+            f"'{layer.name}' is stateful: a text run carries the state through a text; a sequence"
+            " run or a module starts each call at zero"
         )
     H = layer.whole("units", "output_dim")
     if layer.kind == "CuDNNLSTM":
@@ -414,6 +419,4 @@ _READERS: dict[str, Callable[[KerasLayer], list[ls.Layer]]] = {
     "GlobalMaxPooling1D": _pooling,
     "InputLayer": lambda layer: [],
 }
-_SHOWN = [name for name in _READERS if name not in ("TimeDistributedDense", "InputLayer")]
-_SHOWN += ["Reshape at the end", "Squeeze at the end"]
 _PER_STEP = ("Dense", "Dropout", "Activation", "Softmax", "ReLU", "LayerNormalization")

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import FormatError
+from fastlstm.errors import FormatError, counted
 from fastlstm.exchange.keras_layers import (
+    IN_KERAS,
     Arrays,
     KerasLayer,
     class_of,
@@ -175,12 +176,15 @@ def _path_of(config: Mapping[str, Any], listed: list[dict[str, Any]]) -> list[di
 
 
 def _ends(value: Any, key: str) -> str:
-    while isinstance(value, list) and len(value) == 1:
-        value = value[0]
+    while isinstance(value, list | dict) and len(value) == 1:
+        value = next(iter(value.values() if isinstance(value, dict) else value))
     if isinstance(value, list) and len(value) == 3 and isinstance(value[0], str):
         return value[0]
+    what = key.removesuffix("_layers")
+    count = counted(len(value), what) if isinstance(value, list | dict) else f"no known {what}"
     raise FormatError(
-        f"the model has {key} {value!s:.80}; expected a model with one input and one output"
+        f"the model has {count}, expected one: models of several paths, such as an encoder and a"
+        f" decoder, are not imported; {IN_KERAS}"
     )
 
 

@@ -62,6 +62,8 @@ def read_model_file(path: str | os.PathLike[str]) -> bytes:
 
 def kind_of_file(data: bytes, path: Path) -> FileKind:
     """Returns the format of a file by its content."""
+    if not data:
+        raise FormatError(f"{path} is empty: copy it again")
     if data.startswith(_HDF5_MAGIC):
         return "hdf5"
     if data.startswith(_ZIP_MAGIC):
@@ -154,7 +156,9 @@ def _names(data: bytes, path: Path) -> list[str]:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             names = archive.namelist()
     except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError) as error:
-        raise FormatError(f"{path} is a damaged archive ({_first_line(error)})") from None
+        raise FormatError(
+            f"{path} is an incomplete or damaged archive, copy it again ({_first_line(error)})"
+        ) from None
     for name in names:
         parts = name.replace("\\", "/").split("/")
         if parts[0] in ("", "~") or ".." in parts or parts[0].endswith(":"):

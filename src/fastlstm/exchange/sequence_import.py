@@ -108,7 +108,10 @@ def _notes(stack: ls.LayerStack, answers: Answers, num_tokens: int) -> list[str]
     else:
         notes = ["values are read as they come: scale them as training did, and answers back"]
     if stack.masks_zero:
-        notes.append("token 0 is padding, which is left out (mask_zero)")
+        notes.append(
+            "token 0 is padding, which is left out (mask_zero); an exported file leaves out what is"
+            " behind `lengths` instead"
+        )
     if isinstance(answers, Labels):
         notes.append(f"classes are numbered from 0 to {len(answers) - 1}, as the file has no names")
     if stack.window is not None:

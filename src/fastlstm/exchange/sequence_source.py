@@ -38,9 +38,19 @@ class SequenceSource(ExportSource):
     def __init__(self, stored: StoredSequenceModel, weight_format: str) -> None:
         super().__init__(weight_format)
         self._given = stored
+        if self._masks_zero(stored):
+            self.notes.append(
+                "the file finds padding by `lengths`, not by token 0 (mask_zero): give sequences"
+                " padded at the end, and the length of each"
+            )
         network, self._weights = rounded_network(stored.network, weight_format)
         self._stored = dataclasses.replace(stored, network=network)
         self._model: Any = model_of(self._stored)
+
+    @staticmethod
+    def _masks_zero(stored: StoredSequenceModel) -> bool:
+        network = stored.network
+        return isinstance(network, StackNetwork) and network.stack.masks_zero
 
     def graph(self) -> Graph:
         return sequence_graph(self._stored, self._weights, self.length)
@@ -60,7 +70,8 @@ class SequenceSource(ExportSource):
                 values[rng.random(values.shape) < 0.1] = np.nan
             named: dict[str, NDArray[Any]] = {"values": values.astype(np.float32)}
             if num_tokens := getattr(config, "num_tokens", 0):
-                named = {"tokens": rng.integers(0, num_tokens, (B, T), dtype=np.int32)}
+                first = min(int(self._masks_zero(self._stored)), num_tokens - 1)
+                named = {"tokens": rng.integers(first, num_tokens, (B, T), dtype=np.int32)}
             lengths = rng.integers(1, T + 1, B, dtype=np.int32)
             lengths[0] = T
             yield {**named, "lengths": lengths}
@@ -156,14 +167,15 @@ def _imported(g: Tracer, network: StackNetwork, x: Traced, lengths: Traced) -> V
                     case ls.Steps(part="mean") if isinstance(before, ls.LSTMLayer):
                         steps: Any = lengths  # an LSTM writes 0 in padding
                         value = value.sum(1) / steps.float()[:, None]
-                    case ls.Steps() | ls.LSTMLayer(reverses=True) | ls.Embedding(masks_zero=True):
-                        raise Unwritable("padding would count")
+                    case ls.Steps() | ls.LSTMLayer(reverses=True):
+                        raise Unwritable("it would read the padding of shorter sequences")
                     case _:
                         value = module(value)
             except Unwritable as problem:
                 raise ConfigError(
                     f"the layer '{layer.name}' ({type(layer).__name__}) of this imported model is"
-                    f" not exported ({problem}): the file that it was imported from has it"
+                    f" not exported ({problem}): export the module of fastlstm.import_module, which"
+                    " takes sequences of one length"
                 ) from None
             before = layer
     result: Value = value.value

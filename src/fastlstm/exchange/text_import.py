@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +51,13 @@ class Vocabulary:
         tokenizer: of the run.
         ids: `(V,)` for each token of the tokenizer, its number in the imported model.
         unused: numbers in the imported model that stand for no character.
+        data: the text that gave the vocabulary, as config.json describes the text of a run.
     """
 
     tokenizer: Tokenizer
     ids: NDArray[np.int64]
     unused: tuple[int, ...] = ()
+    data: Mapping[str, Any] = field(default_factory=dict)
 
 
 def tokens_of(stack: ls.LayerStack) -> int | None:
@@ -116,7 +118,7 @@ def text_files(
     tensors["output.bias"] = dense[-1].bias[vocabulary.ids]
     notes += _notes(stack, lstms, vocabulary)
     about = {**about, "window": None if lstms[-1].every_step else stack.window}
-    files = settings_files(config, vocabulary.tokenizer, {}, {}, **{"import": about})
+    files = settings_files(config, vocabulary.tokenizer, {}, vocabulary.data, **{"import": about})
     packed = {name: np.ascontiguousarray(value, np.float32) for name, value in tensors.items()}
     assert {n: v.shape for n, v in packed.items()} == parameter_shapes(config)
     weights = safetensors.numpy.save(packed)
@@ -195,8 +197,10 @@ def _notes(stack: ls.LayerStack, lstms: list[ls.LSTMLayer], vocabulary: Vocabula
             ", …" if len(vocabulary.unused) > 5 else ""
         )
         notes.append(
-            f"{counted(len(vocabulary.unused), 'token')} of the model stand for no character and"
-            f" are left out (number {few}): probabilities are over the others"
+            f"{len(vocabulary.unused)} of the model's"
+            f" {counted(len(vocabulary.unused) + len(vocabulary.ids), 'token')} stand for no"
+            f" character in the vocabulary and are left out (number {few}): the run reads and"
+            f" writes the other {len(vocabulary.ids)} only, probabilities are over them"
         )
     if any(isinstance(layer, ls.Embedding) and layer.masks_zero for layer in stack.layers):
         notes.append("mask_zero: a text has no padding, token 0 is read like any other")
@@ -272,9 +276,11 @@ def read_vocabulary(
     if text is not None:
         from fastlstm.text.data.text import prepare_text
 
-        tokenizer = prepare_text(open_source(text)).tokenizer  # as training reads it
-        assert isinstance(tokenizer, CharTokenizer)
-        return _of_characters(sorted(set(tokenizer.chars)), size, "text")
+        read = prepare_text(open_source(text))  # as training reads it
+        assert isinstance(read.tokenizer, CharTokenizer)
+        data = {name: getattr(read, name) for name in ("source", "key", "num_bytes", "num_chars")}
+        found = _of_characters(sorted(set(read.tokenizer.chars)), size, "text")
+        return replace(found, data=data)
     if chars is not None:
         if not isinstance(chars, str):
             raise ConfigError(f"`chars` is {kind_of_value(chars)}, expected a text")
@@ -312,6 +318,11 @@ def _numbered(characters: Mapping[int, str], size: int, option: str) -> Vocabula
     if outside is not None:
         raise DataError(
             f"`{option}` has the number {outside}, the model has {counted(size, 'token')}"
+        )
+    if len(by_char) < 2:
+        raise DataError(
+            f"`{option}` names {counted(len(by_char), 'character')} of the model's"
+            f" {counted(size, 'token')}: give the whole vocabulary"
         )
     ordered = sorted(by_char)
     try:

@@ -73,6 +73,12 @@ class LSTM(keras.layers.LSTM):  # type: ignore[misc]
                 text = f"LSTM '{self.name}' is computed by Keras' own loop: {reason}"
                 self._refuse_or_warn(text)
             return super().inner_loop(sequences, initial_state, mask, training=training)  # type: ignore[no-any-return]
+        features = self.cell.kernel.shape[0]
+        if sequences.shape[-1] != features:
+            raise ShapeError(
+                f"the layer '{self.name}' got an input of shape {tuple(sequences.shape)}, expected"
+                f" (batch, timesteps, {features}): it was built for {features} features"
+            )
         x = self._dropped(sequences, training).to(self._kernel_dtype()).transpose(0, 1)
         mask = mask[0] if isinstance(mask, list | tuple) else mask
         mask = None if mask is None else _time_major(mask, x)

@@ -25,9 +25,9 @@ _OPENED_BY: dict[Kind, tuple[str, str]] = {
 }
 """The model of each kind of run, and what opens it."""
 _IN_PYTHON = (
-    "`fastlstm.SequenceClassifier` and `fastlstm.SequenceRegressor` train it in Python; an imported"
-    " one trains on in Keras (`fastlstm.keras.accelerate`) or as the torch module of"
-    " `fastlstm.import_module`"
+    "`fit` of `fastlstm.SequenceClassifier` and `fastlstm.SequenceRegressor` trains a new one in"
+    " Python; an imported one trains on in Keras (`fastlstm.keras.accelerate`) or by a loop over"
+    " the torch module of `fastlstm.import_module` (docs/exchange.md, Fine-tune)"
 )
 REFUSED: dict[str, dict[Kind, str]] = {
     "generate": {

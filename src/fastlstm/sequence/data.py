@@ -138,13 +138,13 @@ class Sequences:
         """Raises DataError for other columns than at `fit`, or missing values if `fit` had none."""
         if self.num_columns != num_columns:
             raise DataError(
-                f"the sequences have {counted(self.num_columns, 'column')}, the sequences at fit"
-                f" had {num_columns}"
+                f"the sequences have {counted(self.num_columns, 'column')}, the model reads"
+                f" {num_columns}"
             )
         if self.has_missing and not may_miss:
             raise DataError(
-                "the sequences have missing values, the sequences at fit had none: fill them, or"
-                " fit on sequences with missing values"
+                "the sequences have missing values, and the model was trained without: fill them,"
+                " or fit on sequences with missing values"
             )
 
     def scale(self, numbers: NDArray[np.int64]) -> tuple[Tensor, Tensor]:

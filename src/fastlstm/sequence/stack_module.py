@@ -94,7 +94,7 @@ class ImportedModel(nn.Module):
 
         Raises:
             ShapeError: no tensor or another shape; token 0 in a model that masks it and answers at
-                every step; or a sequence of zeros only.
+                every step, or `lengths` for one; the mean of a sequence without steps.
         """
         shape = "token ids (B, T)" if self._reads_tokens else "values (B, T, C)"
         if not is_tensor_like(x):
@@ -107,6 +107,11 @@ class ImportedModel(nn.Module):
         x = x.transpose(0, 1) if self.is_time_major else x
         is_read = None
         if lengths is not None:
+            if not self._answers_once:
+                raise ShapeError(
+                    "`lengths` is for a model that answers once, and this one answers at every"
+                    " step: give sequences of one length per call, without `lengths`"
+                )
             is_read = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
         if self._masks_zero and bool((x == 0).any()):
             is_read = x != 0 if is_read is None else is_read & (x != 0)
@@ -115,27 +120,31 @@ class ImportedModel(nn.Module):
             x = x.reshape(x.shape[0], *self._shape)
         return x.transpose(0, 1) if self.is_time_major and x.ndim == 3 else x
 
-    def _run(self, x: Tensor) -> Tensor:
+    def _run(self, x: Tensor, has_steps: bool = True) -> Tensor:
         for layer in self.layers:
+            if not has_steps and isinstance(layer, _Steps) and layer.part == "mean":
+                raise ShapeError(
+                    "the model takes the mean of a sequence without steps: leave it out"
+                )
             x = layer(x)
+            x = x if has_steps or not isinstance(layer, ImportedLSTM) else torch.zeros_like(x)
         return x
 
     def _read_parts(self, x: Tensor, is_read: Tensor) -> Tensor:
         """Returns the answers with masked steps left out; computes sequences of one length at
-        once."""
+        once. Without a step the outputs of an LSTM are 0, as in Keras."""
         if not self._answers_once:
             raise ShapeError(
                 "the input has token 0, which this model masks (mask_zero), and the model answers"
                 " at every step: give sequences without token 0"
             )
         counts = is_read.sum(1)
-        if bool((counts == 0).any()):
-            raise ShapeError("a sequence has only token 0, which this model masks (mask_zero)")
         answers: dict[int, Tensor] = {}
         for count in counts.unique().tolist():
             rows = counts == count
-            part = x[rows][is_read[rows]].unflatten(0, (-1, count))
-            answers |= zip(rows.nonzero()[:, 0].tolist(), self._run(part), strict=True)
+            part = x[rows][is_read[rows]].unflatten(0, (-1, count)) if count else x[rows][:, :1]
+            found = self._run(part, has_steps=count > 0)
+            answers |= zip(rows.nonzero()[:, 0].tolist(), found, strict=True)
         return torch.stack([answers[row] for row in range(len(x))])
 
 
