@@ -469,6 +469,11 @@ def end_notes(end: Event) -> list[str]:
     if is_unfinished(end):
         return []
     notes, errors = [], _part_of(end, "test_error")
+    if number(end, "best_step") == 0 and number(end, "step"):
+        notes.append(
+            "no better than the start, whose weights the run keeps; give a longer run or a lower"
+            " --learning-rate"
+        )
     own = number(errors, "forecaster")
     for name in ("ridge", "seasonal_naive", "naive"):
         error = number(errors, name)

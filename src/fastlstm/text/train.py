@@ -223,6 +223,7 @@ class TextSession(RunSession):
     def start_with(self, first: WarmStart, config: TrainConfig) -> None:
         """Has training start with a trained model; `config` are the options with its sizes."""
         self._first_model, self._started_with = first.loaded.model, first.record()
+        self.is_trained = True
         self.tokenizer, self.unknown = first.loaded.tokenizer, "count"
         self.notes += first.notes(config)
 
