@@ -485,7 +485,9 @@ def end_notes(end: Event) -> list[str]:
             f" the test set: {text_of(errors, 'measure')} {own:.4g} vs {error:.4g}; "
             + ("a linear regression does as well" if name == "ridge" else _NO_USE)
         )
-    if end.get("still_improving") is True:
+    caveats = end.get("caveats")
+    notes += map(visible, caveats if isinstance(caveats, list) else [])
+    if end.get("still_improving") is True and not caveats:
         notes.append("the validation loss was still falling at the end; a longer run would help")
     return notes
 

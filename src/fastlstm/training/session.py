@@ -386,8 +386,8 @@ def checkpoint_to_resume(
         )
     if not run.checkpoints() and run.has_published():
         raise RunDirectoryError(
-            f"'{run.path}' contains a model without a checkpoint to continue from; give another"
-            " `out`"
+            f"'{run.path}' already contains a model, without a checkpoint to continue from; give"
+            " another `out`, or delete that directory first"
         )
     for error in damage:
         if checkpoint is None:
