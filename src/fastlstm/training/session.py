@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -509,7 +510,7 @@ def locked_run(path: str | Path | None) -> Iterator[RunDirectory | None]:
         yield None
         return
     run = RunDirectory(path)
-    is_new = not run.path.exists()
+    is_new = not os.path.exists(run.path)  # also of a name too long for a file
     try:
         run.create()
         with run.lock():
