@@ -53,7 +53,7 @@ def test_invalid_utf8_names_the_byte_and_the_options(capsys, tmp_path):
     path.write_bytes(b"x" * 1000 + b"\xff" + b"y" * 1000)
     line = train(capsys, path, tmp_path)
     assert "byte 1000" in line
-    assert "`invalid_utf8='replace'`" in line
+    assert "`--invalid-utf8 replace`" in line
     assert "`--vocab byte`" in line
 
 

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from fastlstm.cli.main import main
+from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.system.storage import encode_json
+from fastlstm.text.lm import LM
 
 TEXT = "the quick brown fox jumps over the lazy dog. " * 40
 
@@ -40,6 +43,18 @@ def test_figures_as_a_table(tiny_run: Path, text: Path, capsys: pytest.CaptureFi
     ]  # fmt: skip
     assert rows["mode"] == "zero state per window, windows of 50 tokens"
     assert rows["scored"].startswith("1,750 tokens, 1,750 characters")
+
+
+def test_the_share_of_the_runs_own_text_that_was_trained_on_is_said(
+    tiny_run: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = LM.load(tiny_run).read(text).key
+    config = json.loads((tiny_run / "config.json").read_text())
+    RunDirectory(tiny_run).publish({"config.json": encode_json({**config, "data": {"key": key}})})
+    for flags, is_said in (([], True), (["--split", "valid"], False)):
+        assert main(["evaluate", str(tiny_run), str(text), *flags]) == 0
+        said = "the model was trained on 80% of" in capsys.readouterr().err
+        assert said == is_said
 
 
 @pytest.mark.parametrize(("split", "share"), [("train", 0.8), ("valid", 0.15), ("test", 0.05)])

@@ -143,6 +143,13 @@ def test_a_real_model_writes_the_same_for_the_same_seed(
     assert err.startswith("30 tokens in ")
 
 
+def test_a_backslash_n_in_a_prompt_is_explained(
+    tiny_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", str(tiny_run), "--prompt", r"KING\nHello"]) == 2
+    assert "a line break is $'…\\n…' in bash, or give --prompt -" in capsys.readouterr().err
+
+
 def test_weights_are_compared_if_the_text_is_readable(
     tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

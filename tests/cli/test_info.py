@@ -42,6 +42,7 @@ def test_damage_is_shown_and_the_exit_code_is_1(
     out = capsys.readouterr().out
     assert "damage" in out
     assert "model.safetensors" in out
+    assert out.count("damage ") == 1
     assert "all match" not in out
 
 

@@ -15,6 +15,12 @@ from fastlstm.cli import output
 from fastlstm.cli.output import print_json, print_result, say, with_flags, write_page
 from fastlstm.errors import UsageError
 
+
+def test_names_with_digits_are_flags_too() -> None:
+    text = with_flags("pass `invalid_utf8='replace'` or `vocab='byte'`")
+    assert text == "pass `--invalid-utf8 replace` or `--vocab byte`"
+
+
 ROWS = [("model", "runs/book"), ("bits/char", "1.5"), ("damage", "a\x1b[31mred")]
 
 

@@ -10,13 +10,24 @@ from fastlstm.text.config import OPTIONS_OF_TABLES, PRESETS, TrainConfig
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("90s", 90), ("5m", 300), ("1h30m", 5400), ("2.5m", 150), ("45", 45), (" 1H ", 3600)],
+    [
+        ("90s", 90),
+        ("5m", 300),
+        ("1h30m", 5400),
+        ("2.5m", 150),
+        ("45", 45),
+        (" 1H ", 3600),
+        ("2min", 120),
+        ("90 sec", 90),
+        ("5 minutes", 300),
+        ("1 hour 30 min", 5400),
+    ],
 )
 def test_durations(text, seconds):
     assert parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "5 minutes", "-3m", "0s", "m", "nan", "1e9h"])
+@pytest.mark.parametrize("text", ["", "5 minuets", "-3m", "0s", "m", "nan", "1e9h"])
 def test_bad_durations_say_what_is_expected(text):
     with pytest.raises(ConfigError, match="`budget` is"):
         parse_duration(text)

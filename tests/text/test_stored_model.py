@@ -67,7 +67,7 @@ def test_a_run_without_a_published_model_gives_its_newest_finite_checkpoint(run)
     run.publish({"config.json": files_of(good)["config.json"]})
     loaded = load_language_model(run.path)
     assert_same(loaded.model, good)
-    assert loaded.note == f"{run.path} has no published model yet; using checkpoint-2"
+    assert loaded.note == f"{run.path} was not evaluated yet; using checkpoint-2"
 
 
 @pytest.mark.parametrize("output_norm", [False, True])

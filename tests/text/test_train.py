@@ -27,6 +27,7 @@ from fastlstm.errors import (
     Stopped,
     StorageError,
 )
+from fastlstm.report.lines import end_notes
 from fastlstm.runs import run_directory
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import hardware, measurements, storage
@@ -777,3 +778,21 @@ def test_a_ceiling_that_was_measured_earlier_is_said_so_in_its_line(text, tmp_pa
         told += [e["ceiling_how"] for e in events if e["event"] == "start"]
         assert not [e for e in events if "measured" in e.get("text", "")]
     assert told[1].endswith(", measured earlier")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("to be or not to be, " * 15, "far too short: 270 training tokens, 14 are scored"),
+        ("a" * 5000, "one character, repeated"),
+    ],
+)
+def test_a_text_that_teaches_nothing_is_said_at_both_ends(tmp_path, content, said):
+    path = tmp_path / "short.txt"
+    path.write_text(content)
+    run = train(path, tmp_path / "run", steps=2, eval_every=1)
+    events = events_of(run.path)
+    warnings = [e["text"] for e in events if e["event"] == "message" and e["level"] == "warning"]
+    notes = end_notes({**events[-1], "still_improving": True})
+    assert [said in text for text in warnings] == [True]
+    assert [said in text for text in notes] == [True]

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 import fastlstm
 from fastlstm.errors import ConfigError, FormatError
+from fastlstm.report.lines import end_notes
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system.storage import encode_json
 from fastlstm.text.config import TrainConfig
@@ -127,3 +128,21 @@ def test_zeros_of_a_pruned_run_would_not_stay(book, int8, tmp_path):
     pruned.publish({**files, "tokenizer.json": tokenizer, "config.json": encode_json(config)})
     with pytest.raises(FormatError, match=r"is pruned \(50% zeros\).*fastlstm compress"):
         train(book, tmp_path / "on", start=pruned.path, steps=1)
+
+
+@pytest.mark.parametrize("rate", [1.0, 1e-4])
+def test_the_start_counts_as_an_evaluation_and_may_stay_the_best(book, tmp_path, rate):
+    events: list[dict[str, Any]] = []
+    first = train(book, tmp_path / "first", steps=60, rnn_size=16, embed_size=8).path
+    own = {"learning_rate": rate, "observers": [events.append], "steps": 3, "eval_every": 1}
+    run = train(book, tmp_path / "on", start=first, **own)
+    scores = [e for e in events if e["event"] == "eval"]
+    assert [e["step"] for e in scores] == [0, 1, 2, 3]
+    assert len({e["num_units"] for e in scores}) == 1
+    best = min(scores, key=lambda e: e["loss"])
+    assert (best["step"] == 0) == (rate == 1.0)
+    kept, weights = (load_file(path / "model.safetensors") for path in (run.path, first))
+    is_same = all(bool((kept[name] == value).all()) for name, value in weights.items())
+    assert is_same == (rate == 1.0)
+    notes = " ".join(end_notes(next(e for e in events if e["event"] == "end")))
+    assert ("no better than the start" in notes) == (rate == 1.0)

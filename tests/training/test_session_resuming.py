@@ -69,7 +69,7 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(run: RunDirectory) -> No
 
 def test_a_model_without_a_checkpoint_is_not_overwritten(run: RunDirectory) -> None:
     run.publish({"model.safetensors": b"1"})
-    with pytest.raises(RunDirectoryError, match="contains a model without a checkpoint"):
+    with pytest.raises(RunDirectoryError, match="already contains a model, without a checkpoint"):
         resume(run)
 
 

@@ -148,6 +148,11 @@ def _evaluate(lm: LM, text: str, parsed: Parsed) -> tuple[Evaluation, int]:
             f" evaluate {file} without `split`"
         )
     data = lm.read(text, parsed["unknown"])
+    own = lm.config.get("data", {})
+    if split is None and own.get("key") == data.key:
+        num = len(part_of(lm.config, data, "train"))
+        share = f"{num / len(data.ids):.0%}"
+        say(f"note: the model was trained on {share} of {text}; `--split valid` scores other text")
     settings = {name: parsed[name] for name in ("zero_state_window", "max_tokens")}
     lanes = parsed["lanes"]
     if lanes is None:

@@ -78,7 +78,14 @@ def run(argv: list[str]) -> int:
     lm = open_model(parsed.positionals[0], weights, parsed["device"])
     if lm.format_note is not None:
         say(f"note: {lm.format_note}")
-    pieces = lm.stream(prompt, max_tokens=length, **settings)
+    try:
+        pieces = lm.stream(prompt, max_tokens=length, **settings)
+    except PromptError as error:
+        if "\\n" not in prompt:
+            raise
+        raise PromptError(
+            f"{error}; a line break is $'…\\n…' in bash, or give --prompt -"
+        ) from None
     started = time.perf_counter()
     if use_json:
         text = _printed(pieces, lambda piece: print_json({"event": "text", "text": piece}))

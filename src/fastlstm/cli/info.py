@@ -64,7 +64,8 @@ def _run_facts(name: str) -> tuple[dict[str, Any], list[Row]]:
         model, rows = kinds.get(kind_of_run(path) or "", _text_model)(path)
     except CorruptFileError as error:
         damage.append(str(error))
-    damage += [str(error) for error in directory.verify() if str(error) not in damage]
+    known = "".join(damage)  # with the checkpoint to use instead
+    damage += [text for error in directory.verify() if (text := str(error)) not in known]
     trained, shown = _history_facts(read_history(directory.metrics_path), model.get("compression"))
     checkpoints = [item.name for item in directory.checkpoints()]
     return {"run": name, **model, **trained, "checkpoints": checkpoints, "damage": damage}, [

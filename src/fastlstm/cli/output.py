@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-_SETTING = re.compile(r"""`([a-z_]+)=('[^'\n]*'|"[^"\n]*"|[^`'"\n]+)`""")
-_NAME = re.compile(r"`([a-z_]+)`")
+_SETTING = re.compile(r"""`([a-z_0-9]+)=('[^'\n]*'|"[^"\n]*"|[^`'"\n]+)`""")
+_NAME = re.compile(r"`([a-z_0-9]+)`")
 _OTHERS = ("out", "text", "chars", "vocab", "answer", "classes", "length", "check_text")
 """Options of import and export that messages name."""
 _SETTINGS = re.compile(rf"{_SETTING.pattern}(?:,? (?:and )?{_SETTING.pattern})*")

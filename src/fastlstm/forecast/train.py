@@ -163,6 +163,7 @@ def train_forecaster(
         session = _ForecastSession(run, observers, stop, began, world)
         session.needs_steps, session.chosen, session.ends_early = needs_steps, given, ends_early
         session.origin, base = origin, start if isinstance(start, StoredForecaster) else None
+        session.is_trained = origin is not None
         if origin is not None and not is_kept:
             base, config = _started_with(origin, config, given)
         with session.start(

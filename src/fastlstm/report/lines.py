@@ -469,6 +469,11 @@ def end_notes(end: Event) -> list[str]:
     if is_unfinished(end):
         return []
     notes, errors = [], _part_of(end, "test_error")
+    if number(end, "best_step") == 0 and number(end, "step"):
+        notes.append(
+            "no better than the start, whose weights the run keeps; give a longer run or a lower"
+            " --learning-rate"
+        )
     own = number(errors, "forecaster")
     for name in ("ridge", "seasonal_naive", "naive"):
         error = number(errors, name)
@@ -480,7 +485,9 @@ def end_notes(end: Event) -> list[str]:
             f" the test set: {text_of(errors, 'measure')} {own:.4g} vs {error:.4g}; "
             + ("a linear regression does as well" if name == "ridge" else _NO_USE)
         )
-    if end.get("still_improving") is True:
+    caveats = end.get("caveats")
+    notes += map(visible, caveats if isinstance(caveats, list) else [])
+    if end.get("still_improving") is True and not caveats:
         notes.append("the validation loss was still falling at the end; a longer run would help")
     return notes
 

@@ -19,10 +19,16 @@ _WORDS = re.compile(r"[^\s\d_,;|\"]+")
 _ODD = r"[a-zß-ÿ][A-ZÀ-ÞŒŠŽŸ]|[£¡-¿×÷]|\ufffd"
 """What no word has: a capital letter behind a small one, a sign."""
 _SIMILAR = {
-    "cp1252": re.compile(_ODD + "|^(?=.*[ðþÐÞ])(?!.*[áéíóúæÁÉÍÓÚÆ])"),
+    "cp1252": re.compile(
+        _ODD + "|^(?=.*[ðþÐÞ])(?:(?!.*[áéíóúæÁÉÍÓÚÆ])|(?=.*[àâãäåçèêëìîïñòôõøùûü]))"
+    ),
     **dict.fromkeys(("cp1254", "cp1250"), re.compile(_ODD)),
 }
 """Encodings of letters that only words tell apart, and what words in them do not have."""
+_RARE_LATIN = ("cp1257", "iso8859_4", "iso8859_13", "iso8859_2")
+"""Rarer ones, which are guessed for a few western words too."""
+_EDGES = b"\xa1\xaa\xab\xba\xbb\xbf-.:!?()"
+"""¡ ª « º » ¿ and marks, which stand at the edges of words."""
 _FOREIGN = ("gb18030", "big5", "cp932", "cp949", "cp1251")
 """Encodings in which few words of another have a meaning."""
 _MANY_WORDS, _SHOWN = 50, 12
@@ -49,9 +55,13 @@ def guess_of(data: bytes) -> tuple[str, str] | None:
         return None
     found = dict.fromkeys(_WORDS.findall(data.decode(name, "replace")))
     words = [word.encode(name) for word in found if not word.isascii() and "\ufffd" not in word]
-    others = [*_SIMILAR] if name in _SIMILAR else [*_FOREIGN] if name in _FOREIGN else [name]
-    if name in _SIMILAR and len(words) < _MANY_WORDS:
-        texts = {other: b" ".join(words).decode(other, "replace") for other in others}
+    is_latin = name in (*_SIMILAR, *_RARE_LATIN)
+    others = (
+        [*{**_SIMILAR, name: None}] if is_latin else [*_FOREIGN] if name in _FOREIGN else [name]
+    )
+    if is_latin and len(words) < _MANY_WORDS:
+        bare = b" ".join(word.strip(_EDGES) for word in words)
+        texts = {other: bare.decode(other, "replace") for other in others}
         name = next((n for n, odd in _SIMILAR.items() if not odd.search(texts[n])), name)
     rows = [{n: word.decode(n, "replace") for n in others} for word in words[:_MANY_WORDS]]
     if not rows:

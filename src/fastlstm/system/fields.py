@@ -115,7 +115,9 @@ def parse_duration(text: str, name: str = "budget") -> float:
         seconds = float(clean)
     else:
         match = re.fullmatch(
-            r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?", clean
+            r"(?:(\d+(?:\.\d+)?) ?h(?:ours?)? ?)?(?:(\d+(?:\.\d+)?) ?m(?:in(?:utes?)?)? ?)?"
+            r"(?:(\d+(?:\.\d+)?) ?s(?:ec(?:onds?)?)?)?",
+            clean,
         )
         if not clean or match is None:
             raise ConfigError(f"`{name}` is {text!r}, expected a duration such as 90s, 5m or 1h30m")

@@ -146,7 +146,7 @@ class TrainConfig(TrainingOptions, CellOptions):
             vocabulary cheaper; 0 for no projection.
         zoneout: probability that a unit keeps its previous value for a step; X,Y sets output and
             cell separately.
-        budget: wall-clock time of the whole command, e.g. 90s, 5m, 1h30m, with setup, evaluations
+        budget: wall-clock time of the whole command, e.g. 90s, 5min, 1h30m, with setup, evaluations
             and the report; default 5m without --steps or --epochs.
         batch_size: lanes (rows of contiguous text) per forward pass, B.
         seq_length: steps of truncated backpropagation through time, T; default is 128, or 64 for a

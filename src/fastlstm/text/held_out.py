@@ -24,6 +24,7 @@ from fastlstm.text.data.text import (
 )
 from fastlstm.text.data.tokenizer import Ids, Tokenizer, shown_characters
 
+_SHORT_TOKENS, _MUCH_UNKNOWN = 2_000, 0.01
 _MIN_TOKENS = 2
 """The first token of a text has no context and is not scored."""
 
@@ -108,6 +109,25 @@ class RunText:
                     f" ({own.num_unknown / own.num_chars:.2%}), which the vocabulary does not"
                     f" hold: {shown_characters(own.unknown)}"
                 )
+
+    def caveats(self) -> tuple[list[str], list[str]]:
+        """Returns why the text teaches little, and of what text the figures tell nothing."""
+        splits = self.splits()
+        train, valid = len(splits.train), len(splits.valid)
+        short = []
+        if train < _SHORT_TOKENS:
+            short.append(
+                f"the text is far too short: {counted(train, 'training token')}, {valid - 1:,} are"
+                " scored; the model will quote it and its figures mean little; 100 kB is a start"
+            )
+        if self.source.tokenizer.kind == "char" and self.source.tokenizer.vocab_size == 1:
+            short.append("the text is one character, repeated: there is nothing to learn")
+        return short, [
+            f"the figures leave out {own.num_unknown / own.num_chars:.2%} of {own.source}:"
+            " characters that the vocabulary lacks"
+            for own in (self.source, *self.held_out.values())
+            if own.num_unknown > _MUCH_UNKNOWN * own.num_chars
+        ]
 
 
 def read_text(

@@ -135,8 +135,8 @@ def resolve(
         layers = config.num_layers or PRESETS[config.preset]["num_layers"]
         dropout = default_dropout(epochs, share, num_parameters, layers)
         notes = (
-            f"dropout {dropout:g}: about {epochs:.2f} epochs, {share:.2f} parameters per training"
-            " token",
+            f"dropout {dropout:g}: about {_rounded(epochs)} epochs, {_rounded(share)} parameters"
+            " per training token",
         )
     every = config.eval_every
     if every is None:
@@ -154,6 +154,10 @@ def resolve(
         threads=torch.get_num_threads(),
     )
     return chosen, notes
+
+
+def _rounded(number: float) -> str:
+    return f"{number:,.{0 if number >= 10 else 2}f}"
 
 
 def default_dropout(

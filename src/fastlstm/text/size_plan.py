@@ -179,7 +179,10 @@ class SizePlan:
         text = "; ".join(f"{c.name} {100 * (c.bits / best.bits - 1):+.1f} %" for c in others)
         precision = f" in {best.config.precision}" if self._device.type == "cuda" else ""
         why = f"chose {best.name} ({best.tokens_per_s:,.0f} tokens/s{precision})"
-        return best, why + (f"; predicted bits/char of others: {text}" if text else "")
+        why += f"; predicted bits/char of others: {text}" if text else ""
+        if others and others[0].bits < best.bits:
+            why += f"; a second layer, batch or optimizer is taken from {100 * _CLEAR_GAIN:g} % on"
+        return best, why
 
     def precision(
         self, best: SizeCandidate, asked: str, first: PrecisionChoice | None = None

@@ -85,7 +85,9 @@ def load_stored_model(path: str | os.PathLike[str]) -> StoredModel:
     try:
         chosen, files, finite = _read_files(directory)
         if finite:
-            note = f"{directory} has no published model yet; using {chosen.name}"
+            note = f"{directory} was not evaluated yet; using {chosen.name}"
+            if chosen.name == "checkpoint-0":
+                note += ", which is untrained: expect noise, or continue the run with --resume"
             return _assemble(chosen, files, None if chosen == directory else note)
     except CorruptFileError as error:
         run, absolute = RunDirectory(directory), directory.absolute()

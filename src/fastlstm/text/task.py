@@ -84,7 +84,8 @@ class FinalTest:
 class TextTask(Task):
     """A language model with its text, which publishes models to `run`, if there is one.
 
-    `report_s` of a budget is reserved for the report; `tested` is the result of `final_test`.
+    `report_s` of a budget is reserved for the report; `tested` is the result of `final_test`,
+    `caveats` are why the figures mean little.
     """
 
     name, unit = "text", "tokens"
@@ -104,6 +105,7 @@ class TextTask(Task):
     report_s: float = 0.0
     final_test: FinalTest | None = None
     tested: Evaluation | None = None
+    caveats: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.flop_per_unit = training_flop_per_token(self.model.config)
@@ -204,9 +206,9 @@ class TextTask(Task):
 
     def finish(self, trainer: Trainer) -> Event:
         """Scores the test text, where there is one, with the best weights."""
-        test = self.final_test
+        test, caveats = self.final_test, {"caveats": list(self.caveats)} if self.caveats else {}
         if test is None:
-            return {}
+            return caveats
         with trainer.progress.counted("test"):
             left_s = (test.budget_s or 0.0) - trainer.elapsed_s() - self.report_s
             result = evaluate(
@@ -219,7 +221,10 @@ class TextTask(Task):
             whole = f"'fastlstm evaluate RUN {test.name}' scores all"
             trainer.say("info", f"tested on {part}: all would not fit the budget; {whole}")
         figures = {"loss": result.nats_per_token, **_metrics(result)}
-        return {"test": {**figures, "num_units": result.num_tokens, "of_units": of_units}}
+        return {
+            **caveats,
+            "test": {**figures, "num_units": result.num_tokens, "of_units": of_units},
+        }
 
     def totals(self, progress: Progress) -> Event:
         return {"best_bits_per_char": progress.best_bits_per_char}

@@ -223,6 +223,7 @@ class TextSession(RunSession):
     def start_with(self, first: WarmStart, config: TrainConfig) -> None:
         """Has training start with a trained model; `config` are the options with its sizes."""
         self._first_model, self._started_with = first.loaded.model, first.record()
+        self.is_trained = True
         self.tokenizer, self.unknown = first.loaded.tokenizer, "count"
         self.notes += first.notes(config)
 
@@ -269,15 +270,18 @@ class TextSession(RunSession):
         model.config = config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)
         self.notes += [*texts.notes(), *notes, *reasons, *pipeline_notes(config, self.world)]
         plan = self.plan(config, device, checkpoint, loader.steps_per_epoch, config.eval_every)
+        short, others = texts.caveats()
         files = self.model_files(model.config, config, texts, start.first)
         task = self.make_task(
             config=config, model=model, loader=loader, valid_ids=splits.valid,
             tokenizer=text.tokenizer, device=device, model_files=files, run=self.run,
             report_s=self.report_s(), final_test=self.final_test(texts, plan),
+            caveats=(*short, *others),
         )  # fmt: skip
         about = _about(text, splits, config, model, plan, start.why(precision))
         own = _callbacks(config, model, text.tokenizer, num)
-        result = self.fit(task, plan, checkpoint, [*own, *callbacks], about)
+        warning = "; ".join(short) or None
+        result = self.fit(task, plan, checkpoint, [*own, *callbacks], about, warning)
         tested = self.world.told(None if task.tested is None else asdict(task.tested))
         return Run(self.path, result.last.detail, tested and Evaluation(**tested))
 

@@ -19,7 +19,7 @@ class TrainingOptions:
     Attributes:
         steps: stop after this many optimizer steps.
         epochs: stop after this many passes over the training data.
-        budget: wall-clock time of the whole command, e.g. 90s, 5m, 1h30m, with setup, evaluations
+        budget: wall-clock time of the whole command, e.g. 90s, 5min, 1h30m, with setup, evaluations
             and the report.
         batch_size: rows per forward pass, B.
         accumulate: forward passes per optimizer step (gradient accumulation).

@@ -29,6 +29,8 @@ class TrainingPlan:
         ceiling_how: how the ceiling was measured.
         started: `time.perf_counter()` at the start of the wall clock; default is the trainer's.
         world: the processes that train together.
+        is_trained: whether the run starts with trained weights, which are scored first and may stay
+            the best.
     """
 
     options: TrainingOptions
@@ -40,6 +42,7 @@ class TrainingPlan:
     ceiling_how: str = ""
     started: float | None = None
     world: World = field(default_factory=World)
+    is_trained: bool = False
 
     @property
     def is_local(self) -> bool:

@@ -107,9 +107,10 @@ class RunSession(EventHub):
         notes: messages that follow the `start` event.
         needs_steps: whether to refuse a run that has used its budget; else the work after training
             is repeated.
+        is_trained: whether the run starts with trained weights.
     """
 
-    needs_steps = True
+    needs_steps, is_trained = True, False
 
     def __init__(
         self,
@@ -193,8 +194,9 @@ class RunSession(EventHub):
                 end = remaining(self.run, checkpoint, end, self.notes, self.needs_steps)
             ceiling = self.ceiling(options.precision, device.type)
         return TrainingPlan(
-            options, end, device, eval_every, started=self.started, world=self.world, **ceiling
-        )
+            options, end, device, eval_every, started=self.started, world=self.world,
+            is_trained=self.is_trained, **ceiling,
+        )  # fmt: skip
 
     def set_threads(self, threads: int | None) -> None:
         """Sets torch's threads, by default one per core; warns of more threads than cores."""
@@ -385,8 +387,8 @@ def checkpoint_to_resume(
         )
     if not run.checkpoints() and run.has_published():
         raise RunDirectoryError(
-            f"'{run.path}' contains a model without a checkpoint to continue from; give another"
-            " `out`"
+            f"'{run.path}' already contains a model, without a checkpoint to continue from; give"
+            " another `out`, or delete that directory first"
         )
     for error in damage:
         if checkpoint is None:

@@ -171,6 +171,8 @@ class Trainer:
         with closing(self.task.loader):
             self._phases.begin()
             if is_new and self.world.decided(self.done() < 1.0)[0]:
+                if self.world.decided(self.plan.is_trained)[0]:
+                    self._evaluate_start()
                 self.saver.save_if_possible()
             self._train()
             self.saver.save_last()
@@ -522,6 +524,13 @@ class Trainer:
             return False
         self.meter.add_evaluation(seconds, unit_s)
         return True
+
+    def _evaluate_start(self) -> None:
+        """Evaluates the weights before the first step, after a few units for the time of one."""
+        started, units = time.perf_counter(), min(max(self.task.min_scored, 1), self.task.num_valid)
+        self.score(units)
+        self.meter.add_evaluation(0.0, (time.perf_counter() - started) / units)
+        self.evaluate()
 
     def score(self, limit: int) -> Score:
         """Scores the validation part; the processes share its blocks, and all get the result.

@@ -551,6 +551,10 @@ def test_days_of_excel_are_read_with_their_clock(read: Any) -> None:
         ("ds,Kadıköy", "cp1254", "cp1252", "cp1254 reads 'Kadıköy'"),
         ("Þórður býr í Reykjavík", "cp1252", "cp1252", "cp1254 reads 'Şórğur'"),
         ("Москва", "cp1251", "big5", "cp1251 reads 'Москва'"), ("año", "cp1252", "cp1252", "'año'"),
+        ("-- ¡Qué día! -dijo él-. «Mañana» será 1º", "cp1252", "cp1252", "reads 'ˇQué'"),
+        ("col·legi, acció; 3º año, 2ª fila", "cp1252", "cp1252", "cp1250 reads"),
+        ("L'été à Zürich, señor 1 où?\n" * 99, "cp1252", "cp1252", "cp1257 reads 'ą'"),
+        ("Chrząszcz brzmi w trzcinie, że", "cp1250", "cp1250", "cp1252 reads"),
     ],
 )  # fmt: skip
 def test_of_few_words_other_readings_are_shown(

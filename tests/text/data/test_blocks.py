@@ -199,6 +199,12 @@ def test_another_text_field(tmp_path: Path) -> None:
         (b"MZ\x00", "a NUL at byte 2.*vocab='byte'"),
         (bytes(range(1, 7)) * 9, "54 control bytes"),
         ("hi".encode("utf-16"), "encoding='utf-16'"),
+        ("How are you?".encode("utf-16-le"), "encoding='utf-16-le'"),
+        ("How are you?".encode("utf-16-be"), "encoding='utf-16-be'"),
+        (b"%PDF-1.7\n%", "is a PDF, not plain text; convert it"),
+        (b"PK\3\4" + bytes(26) + b"mimetypeapplication/epub+zip", "is an EPUB"),
+        (b"PK\3\4" + bytes(26) + b"[Content_Types].xml word/document.xml", "is a Word document"),
+        (b"PK\3\4" + bytes(26) + b"book.txt", "is a zip archive"),
     ],
 )
 def test_binary_is_refused(head: bytes, message: str) -> None:

@@ -68,6 +68,19 @@ def test_missing_file_names_the_nearest(tree: Path) -> None:
         open_source(tree / "b.tx")
 
 
+def test_a_name_that_is_far_and_a_missing_directory_are_said(tmp_path: Path) -> None:
+    (tmp_path / "ws.txt").write_text("a")
+    with pytest.raises(DataError, match=r"nosuch\.txt; give a text file"):
+        open_source(tmp_path / "nosuch.txt")
+    with pytest.raises(DataError, match=r"\(there is no directory .*odd\)"):
+        open_source(tmp_path / "odd" / "ws.txt")
+
+
+def test_json_that_is_no_lines_is_said(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("[]")
+    assert "a .jsonl file" in open_source(tmp_path / "a.json").notes[0]
+
+
 def test_directory_without_text_says_what_it_holds(tmp_path: Path) -> None:
     (tmp_path / "x.png").write_bytes(b"x")
     with pytest.raises(DataError, match=r"has no text files, only 1 \.png; known suffixes"):

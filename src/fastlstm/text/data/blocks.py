@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import gzip
 import json
+import re
 import unicodedata
 import zlib
 from collections import Counter
@@ -25,6 +26,13 @@ _MAX_RUN_BYTES = 1 << 23
 """Limit of text without a safe cut. BPE needs 100 times its size in memory, and 0.7 s per MiB."""
 _MAX_LINE_BYTES = 1 << 28
 _GZIP_MAGIC, _ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_FORMATS = {
+    "a PDF": re.compile(rb"%PDF-"),
+    "an EPUB": re.compile(rb"(?s)PK\x03\x04.{26}mimetypeapplication/epub"),
+    "a Word document": re.compile(rb"(?s)PK\x03\x04.{26,4000}word/|\xd0\xcf\x11\xe0"),
+    "a zip archive": re.compile(rb"PK\x03\x04"),
+}
+"""First bytes of files that users take for texts."""
 _CONTROL = bytes(set(range(32)) - {7, 8, 9, 10, 12, 13, 27})
 
 
@@ -269,6 +277,15 @@ def refuse_binary(head: bytes, name: str) -> None:
     """Raises DataError if the first bytes of a document are not text."""
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise DataError(f"{name} is UTF-16, not UTF-8; give `encoding='utf-16'`")
+    kind = next((kind for kind, magic in _FORMATS.items() if magic.match(head)), None)
+    if kind is not None:
+        raise DataError(f"{name} is {kind}, not plain text; convert it to plain text first")
+    for order, zeros in (("le", head[1::2]), ("be", head[::2])):
+        if len(zeros) > 8 and zeros.count(0) > 0.7 * len(zeros) and head.count(0) < len(head) * 0.6:
+            raise DataError(
+                f"{name} looks like UTF-16 without a byte order mark; give"
+                f" `encoding='utf-16-{order}'`"
+            )
     controls = len(head) - len(head.translate(None, _CONTROL))
     if b"\x00" in head or controls > 0.1 * len(head):
         has_nul = b"\x00" in head

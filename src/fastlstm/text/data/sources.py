@@ -57,6 +57,11 @@ _SUFFIXES = """
 TEXT_SUFFIXES = frozenset(_SUFFIXES.split())
 COMPRESSED_SUFFIXES = frozenset({".gz", ".zst"})
 _NO_SOURCE = "no source given; name a file, a directory, a glob, - or a built-in corpus"
+_SIMILAR_NAME = 0.7
+_RAW_JSON = (
+    "{} is read as it is, with its brackets and quotes; for the texts in it write one JSON object"
+    " per line to a .jsonl file"
+)
 JSONL_SUFFIXES = frozenset({".jsonl", ".ndjson"})
 
 
@@ -165,7 +170,8 @@ def _open_one(source: str | Path) -> InputText:
         raise _missing(name, path, error) from error
     if stat.S_ISDIR(mode):
         return _open_directory(path)
-    return InputText(name, (_file(path, name, mode),))
+    notes = (_RAW_JSON.format(name),) if text_suffix(path) == ".json" else ()
+    return InputText(name, (_file(path, name, mode),), notes)
 
 
 def _missing(name: str, path: Path, error: Exception) -> DataError:
@@ -183,9 +189,11 @@ def hint_of_file(path: Path, others: Iterable[str] = ()) -> str:
     """Returns ``" (did you mean 'x'?)"`` for a missing path, or an empty string."""
     try:
         siblings = [entry.name for entry in os.scandir(path.parent)]
+    except FileNotFoundError:
+        return f" (there is no directory {path.parent})"
     except OSError:
         siblings = []
-    return nearest_hint(path.name, [*siblings, *others])
+    return nearest_hint(path.name, [*siblings, *others], _SIMILAR_NAME)
 
 
 def _file(path: Path, name: str, mode: int) -> Document:
