@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -44,6 +45,7 @@ from fastlstm.forecast.plan import (
     LEARNING_RATES,
     MIN_LINEAR_GAIN,
     forecast_ends,
+    note_of_short_input,
     note_of_short_series,
     training_loader,
     untrained_forecaster,
@@ -228,6 +230,8 @@ class _ForecastSession(RunSession):
         spread = config.evaluations or default_evaluations(task, stop_criterion, config.patience)
         plan = dataclasses.replace(plan, evaluations=spread)
         shown = [note for note in dataset.notes if note not in _warned(dataset)]
+        if is_new and (short := note_of_short_input(stored.given, sizes, dataset, split)):
+            self.notes.append(short)
         self.notes += [*shown, *notes_on(choice.name, device, _layer_call(config, device))]
         about = {"source": source_text(frame), "precision_why": start.why(choice)}
         about |= {} if self.origin is None else {"start": self.origin}
@@ -296,6 +300,12 @@ class _ForecastSession(RunSession):
         plain = min(others, key=lambda ridge: ridge.error)
         if not last.error < (1 - MIN_LINEAR_GAIN) * plain.error:
             plain = plain._replace(future=plain.future[:, :num_given])
+            if 0 < plain.error < math.inf:
+                self.notes.append(
+                    f"the calendar ({', '.join(parts)}) is left out: it changes the validation"
+                    f" error of the linear path by {last.error / plain.error - 1:+.1%}, and needs"
+                    f" {-MIN_LINEAR_GAIN:.0%}; `calendar={parts!r}` takes it"
+                )
             return dataclasses.replace(config, calendar=()), dataset, plain
         gain = 1 - last.error / plain.error
         self.notes.append(
