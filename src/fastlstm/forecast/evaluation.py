@@ -105,6 +105,10 @@ def evaluate_forecasts(
         answers["forecaster"] = network.output.center(parameters).numpy()
         if ridge is not None:
             answers["ridge"] = ridge.forecast(values)
+        if inputs.series is not None:  # without a past value the level is not of the own rows
+            is_new = (inputs.series.places[series] < 0)[:, None, None]
+            base = np.where(np.isnan(naive) & is_new, (stored.scaler.mean[:C] - mean) / std, 0.0)
+            answers = {name: answer + base for name, answer in answers.items()}
         plain = {name: answer * unit + shift for name, answer in answers.items()}
         actual = target * unit + shift
         for name, of_steps in by_step.items():
@@ -248,9 +252,9 @@ def coverage_note(
     if not is_calibrated:
         cure = "`output='quantiles'` and `output='student_t'` have calibrated ones"
     return (
-        f"80 % intervals cover {100 * coverage:.0f} % of the values of"
-        f" {counted(num, 'independent window')}, more than {100 * chance:.0f} points off, which"
-        f" chance does not explain: {cure}"
+        f"80 % intervals cover {100 * coverage:.0f} % of the values; with"
+        f" {counted(num, 'independent window')}, chance explains {100 * max(0, 0.8 - chance):.0f}"
+        f" to {100 * min(1, 0.8 + chance):.0f} %: {cure}"
     )
 
 
@@ -299,6 +303,16 @@ class TableEvaluation:
     season: int
     _errors: SeriesErrors
     _dataset: SeriesDataset
+
+    def __repr__(self) -> str:
+        rows = self.by_series()
+        shown = [
+            f"{row['series']} {row['target']}: mae {row['mae']:.4g}, seasonal naive"
+            f" {row['seasonal_naive_mae']:.4g}, {row['num_values']:,} values"
+            for row in rows[:_MAX_SERIES]
+        ]
+        more = [f"… {len(rows) - _MAX_SERIES:,} more in by_series()"] * (len(rows) > _MAX_SERIES)
+        return "\n".join([f"TableEvaluation, season {self.season}", *shown, *more])
 
     def _repr_html_(self) -> str:
         return self.figures._repr_html_()

@@ -37,6 +37,8 @@ MIN_LINEAR_GAIN = 0.01
 """Least reduction of the linear path's validation error that justifies a calendar or logarithms."""
 _SHARE_OF_SHORT = 0.1
 """Share of series that may be too short for the chosen input."""
+_LEAST_HORIZONS = 3
+"""Rows of a series that counts for the chosen input, in horizons, at least."""
 _MAX_NAMED = 5
 
 
@@ -86,12 +88,16 @@ def choose_architecture(
 
 def _usual_rows(config: ForecastConfig, table: Table, split: Split) -> tuple[int, int]:
     """Returns the training rows, and the rows up to the end, that nine in ten series have, of the
-    series that can be trained on. Where that is little beside the horizon, the long ones decide."""
-    rows, ends = longest_segments(table, split), _last_segments(table)
-    usual = int(np.quantile(rows[rows > config.horizon], _SHARE_OF_SHORT))
-    at_end = int(np.quantile(table.segments.num_rows[ends], _SHARE_OF_SHORT, method="lower"))
-    least = 3 * config.horizon
-    return usual if usual > least else int(rows.max()), at_end if at_end > least else _LONGEST_INPUT
+    series that are long beside the horizon; without any the longest decides."""
+    rows, at_end = longest_segments(table, split), table.segments.num_rows[_last_segments(table)]
+    least = _LEAST_HORIZONS * config.horizon
+    usual, ending = (some[some > least] for some in (rows, at_end))
+    return (
+        int(np.quantile(usual, _SHARE_OF_SHORT)) if len(usual) else int(rows.max()),
+        int(np.quantile(ending, _SHARE_OF_SHORT, method="lower"))
+        if len(ending)
+        else _LONGEST_INPUT,
+    )
 
 
 def _sizes(config: ForecastConfig, longest: int, at_end: int = _LONGEST_INPUT) -> tuple[int, int]:
@@ -210,10 +216,10 @@ def note_of_short_input(
     if given.input_size is not None or sizes.input_size >= whole:
         return None
     usual, at_end = _usual_rows(given, table, split)
-    what, counts = "training rows", np.where(rows > sizes.horizon, rows, rows.max())
+    what, counts = "training rows", rows
     if at_end < (usual - sizes.horizon) // 2:
         what, counts = "rows", table.segments.num_rows[_last_segments(table)]
-    short = int(np.argmin(counts))
+    short = int(np.argmin(np.where(counts > _LEAST_HORIZONS * sizes.horizon, counts, 1 << 62)))
     return (
         f"the input has {sizes.input_size} steps, not {whole}, so that nine in ten series are long"
         f" enough ('{dataset.series[short]}' has {counts[short]:,} {what}); `input_size={whole!r}`"

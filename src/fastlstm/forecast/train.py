@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from fastlstm.distributed.joining import joined
-from fastlstm.errors import ConfigError, DataError, FormatError
+from fastlstm.errors import ConfigError, DataError, FormatError, counted
 from fastlstm.forecast.calibration import Calibration
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.calendar import (
@@ -437,6 +437,11 @@ def _warning(
     ends, short = forecast_ends(dataset, sizes.input_size)
     notes = [note_of_short_series(config, sizes, dataset, split)]
     what = "leave series out" if len(ends) else "be refused"
+    if config.normalize == "log" and (num := _num_without_logarithm(dataset)):
+        notes.append(
+            f"the target is 0 or less in {counted(num, 'row')}, which have no logarithm and are"
+            " read as a little above 0: `normalize='last'` reads them as they are"
+        )
     notes += [short and f"forecasts of this table will {what}: {short}"]
     notes += _warned(dataset)
     return "; ".join(filter(None, notes)) or None
@@ -445,11 +450,16 @@ def _warning(
 def _suits_logarithms(dataset: SeriesDataset, stored: StoredForecaster) -> bool:
     """Returns whether every value of the first target is above 0, and no series is so far from 0,
     in deviations, that float32 loses digits."""
-    table, scale = dataset.table, stored.series or stored.scaler
-    if (scale.mean[..., :1] > _MAX_LEVEL * scale.std[..., :1]).any():
-        return False
+    scale = stored.series or stored.scaler
+    is_far = (scale.mean[..., :1] > _MAX_LEVEL * scale.std[..., :1]).any()
+    return not is_far and not _num_without_logarithm(dataset)
+
+
+def _num_without_logarithm(dataset: SeriesDataset) -> int:
+    """Returns the number of rows whose first target is 0 or less."""
+    table = dataset.table
     blocks = row_blocks(0, table.num_rows, len(table.columns))
-    return not any((table.whole_rows(*block)[:, 0] <= 0).any() for block in blocks)
+    return sum(int((table.whole_rows(*block)[:, 0] <= 0).sum()) for block in blocks)
 
 
 def _chosen_calendar(config: ForecastConfig, dataset: SeriesDataset) -> tuple[str, ...]:

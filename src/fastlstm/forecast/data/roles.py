@@ -517,7 +517,7 @@ def _no_target(
     return CurableError(
         f"{origin} has no column 'y' to forecast; name one with `target`, such as"
         f" `target={likely!r}`{columns}",
-        (f"a table of several numbers (or {listed(others)})", {"target": likely}),
+        (f"a table of several columns of numbers (also {listed(others)})", {"target": likely}),
     )
 
 
