@@ -423,8 +423,8 @@ def test_a_late_series_does_not_shorten_the_input_of_the_others() -> None:
     assert sizes == [156, 66]
     told = [event["text"] for event in events if "nine in ten" in event.get("text", "")]
     assert len(told) == 1
-    assert "the input has 66 steps, not 156" in told[0]
-    assert "('s3' has 70 rows); `input_size=156`" in told[0]
+    assert "the input has 66 steps, not 162" in told[0]
+    assert "('s3' has 70 rows); `input_size=162`" in told[0]
 
 
 @pytest.mark.usefixtures("rests_between_steps")

@@ -100,16 +100,12 @@ def evaluate_forecasts(
         quantiles.add(found.numpy(), target, unit)
         scale = None if naive_error is None else naive_error[series][:, None] * (unit / std)
         naive, of_season = ((n.forecast(origins, h) - center) / std for n in (last, seasonal))
-        answers: dict[str, NDArray[Any]]
-        answers = {"seasonal_naive": np.nan_to_num(of_season), "naive": np.nan_to_num(naive)}
-        answers["forecaster"] = network.output.center(parameters).numpy()
+        answers: dict[str, Any] = {"forecaster": network.output.center(parameters).numpy()}
+        answers |= {"seasonal_naive": np.nan_to_num(of_season), "naive": np.nan_to_num(naive)}
         if ridge is not None:
             answers["ridge"] = ridge.forecast(values)
-        if inputs.series is not None:  # without a past value the level is not of the own rows
-            is_new = (inputs.series.places[series] < 0)[:, None, None]
-            base = np.where(np.isnan(naive) & is_new, (stored.scaler.mean[:C] - mean) / std, 0.0)
-            answers = {name: answer + base for name, answer in answers.items()}
-        plain = {name: answer * unit + shift for name, answer in answers.items()}
+        base = _base(inputs, series, np.isnan(naive), (stored.scaler.mean[:C] - mean) / std)
+        plain = {name: (answer + base) * unit + shift for name, answer in answers.items()}
         actual = target * unit + shift
         for name, of_steps in by_step.items():
             of_steps.add(plain[name], actual)
@@ -134,6 +130,17 @@ def _compared(
         return naive_error, RidgeForecast(stored.network, inputs, split)
     except DataError:  # a part is too short
         return naive_error, None
+
+
+def _base(
+    inputs: ScaledWindows, series: NDArray[np.int64], is_first: NDArray[np.bool_], start: Floats
+) -> Floats | float:
+    """Returns the level of values without a past: `start`, the mean of the training rows, for
+    series that are scaled by all their rows, which no forecast of the first ones knows."""
+    if inputs.series is None:
+        return 0.0
+    is_new = (inputs.series.places[series] < 0)[:, None, None]
+    return np.where(is_first & is_new, start, 0.0)
 
 
 def _units(mean: Floats, std: Floats, is_scaled: bool) -> tuple[Floats, Floats, Floats]:

@@ -229,9 +229,7 @@ class _ForecastSession(RunSession):
             self._set_linear(task, linear)
         spread = config.evaluations or default_evaluations(task, stop_criterion, config.patience)
         plan = dataclasses.replace(plan, evaluations=spread)
-        shown = [note for note in dataset.notes if note not in _warned(dataset)]
-        if is_new and (short := note_of_short_input(stored.given, sizes, dataset, split)):
-            self.notes.append(short)
+        shown = _notes(stored, dataset, split, is_new)
         self.notes += [*shown, *notes_on(choice.name, device, _layer_call(config, device))]
         about = {"source": source_text(frame), "precision_why": start.why(choice)}
         about |= {} if self.origin is None else {"start": self.origin}
@@ -423,6 +421,15 @@ class _ForecastSession(RunSession):
         self.require_same(dataset.key, f"{source_text(frame)} is another table")
         self.mark()
         return dataset
+
+
+def _notes(
+    stored: StoredForecaster, dataset: SeriesDataset, split: Split, is_new: bool
+) -> list[str]:
+    """Returns what to know about an input that was shortened and about the table."""
+    short = note_of_short_input(stored.given, stored.network.config, dataset, split)
+    own = [short] if is_new and short else []
+    return [*own, *(note for note in dataset.notes if note not in _warned(dataset))]
 
 
 def _warned(dataset: SeriesDataset) -> list[str]:

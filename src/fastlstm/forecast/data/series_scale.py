@@ -67,7 +67,7 @@ class SeriesScale:
         )
         mean = mean if is_centered else np.zeros_like(mean)
         kept = np.flatnonzero(~is_empty.all(1) | keeps_empty)
-        names = tuple(canonical(series[number]) for number in kept)
+        names = tuple(canonical(series[number]) for number in kept.tolist())
         return SeriesScale(names, mean[kept], std[kept], is_centered)
 
     def to_json(self) -> dict[str, Any]:
