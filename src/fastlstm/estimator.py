@@ -107,11 +107,16 @@ def signature_of(
 
 
 def show_warning(event: Mapping[str, Any]) -> None:
-    """Passes a warning from training to Python's warnings, at the line that called fastlstm."""
+    """Passes a warning from training to Python's warnings."""
     if event["event"] == "message" and event["level"] == "warning":
-        level, frame = 2, sys._getframe(1)
-        while frame.f_globals.get("__name__", "").startswith(("fastlstm.", "contextlib")):
-            if frame.f_back is None:
-                break
-            level, frame = level + 1, frame.f_back
-        warnings.warn(event["text"], stacklevel=level)
+        warn(event["text"])
+
+
+def warn(text: str) -> None:
+    """Warns at the line that called fastlstm."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_globals.get("__name__", "").startswith(("fastlstm.", "contextlib")):
+        if frame.f_back is None:
+            break
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, stacklevel=level)

@@ -141,8 +141,11 @@ def test_a_calendar_that_lowers_the_validation_error_is_used() -> None:
         assert scores[name]["mae"] < 0.8 * plain[name]["mae"]
 
 
-def test_a_calendar_without_effect_is_left_out() -> None:
-    model = Forecaster(**QUICK).fit(daily(0.0))
+def test_a_calendar_without_effect_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="fastlstm"):
+        model = Forecaster(**QUICK).fit(daily(0.0))
+    told = next(text for text in caplog.messages if "the calendar (weekday) is left out" in text)
+    assert "and needs -1%; `calendar=('weekday',)` takes it" in told
     assert model.stored_.config.calendar == ()
     assert model.network_.config.num_future == 0
 

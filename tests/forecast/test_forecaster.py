@@ -289,6 +289,22 @@ def test_partial_fit_continues_from_the_weights(tmp_path: Path) -> None:
     assert Forecaster(**{**QUICK, "steps": 2}).partial_fit(shifted).fitted_.steps == 2
 
 
+@pytest.mark.filterwarnings("ignore:1 of 3 series lack", "ignore:80 % intervals")
+@pytest.mark.parametrize("has_rows", [False, True], ids=["later", "empty before"])
+def test_a_series_without_training_values_is_forecast_as_a_new_one(has_rows: bool) -> None:
+    table = waves(240, 3).to_pandas()
+    is_late = (table["unique_id"] == "s2") & (np.arange(720) - 480 < 170)
+    late = table.assign(y=table["y"].mask(is_late)) if has_rows else table[~is_late]
+    model = Forecaster(**QUICK, gaps="fill").fit(late)
+    assert model.stored_.series is not None
+    assert model.stored_.series.names == ("s0", "s1")
+    renamed = late.assign(unique_id=late["unique_id"].replace("s2", "s9"))
+    for found in (Forecaster.predict, Forecaster.predict_quantiles):
+        own, other = (found(model, rows).iloc[-6:, 2:] for rows in (late, renamed))
+        np.testing.assert_array_equal(own, other)
+        np.testing.assert_array_equal(own, found(model).iloc[-6:, 2:])
+
+
 def test_future_covariates_come_in_a_second_table() -> None:
     """The future columns alone determine the target."""
     rng = np.random.default_rng(0)
@@ -311,6 +327,10 @@ def test_future_covariates_come_in_a_second_table() -> None:
     found = model.predict(past, ahead)["y"].to_numpy().reshape(3, 6)
     due = y.reshape(3, 200)[:, 190:196]
     assert np.abs(found - due).mean() < 0.7
+    with pytest.raises(DataError, match=r"has no column 'kind' \(given as .*future"):
+        model.predict(past, ahead.drop_columns(["kind"]))
+    with pytest.raises(DataError, match=r"no column 'plan'[^']*; its columns: unique_id, ds"):
+        model.predict(past, ahead.drop_columns(["kind", "plan"]))
     late = ahead.filter(pa.compute.not_equal(ahead["ds"], ahead["ds"][2]))
     with pytest.raises(
         DataError, match=r"the future table has no row for series 's0' at 2020-01-09;"

@@ -372,7 +372,7 @@ def test_the_parts_of_the_time_add_up(path: str, tmp_path: Path) -> None:
     parts_s = end["train_s"] + sum(end["spent_s"].values())
     assert parts_s <= end["elapsed_s"] <= wall_s
     assert end["elapsed_s"] == pytest.approx(wall_s, abs=1.0)
-    assert end["test_error"]["measure"] == "mae"
+    assert end["test_error"]["measure"] == "rel_mae"  # of several series
     assert end["report"] == str(tmp_path / "run" / "report.html")
 
 
@@ -409,6 +409,22 @@ def test_the_chosen_input_size_fits_most_series() -> None:
     assert sizes[0] is not None
     assert sizes[1] is not None
     assert sizes[0] <= 27 < sizes[1]
+
+
+def test_a_late_series_does_not_shorten_the_input_of_the_others() -> None:
+    """It has no training rows, and enough of them to be forecast."""
+    whole, events = long_table(400, 4), list[dict[str, Any]]()
+    late = whole.take(np.r_[0:1200, 1530:1600])
+    quick = {**QUICK, "steps": 1, "input_size": None, "patch": None, "split": "80/10/10"}
+    sizes = []
+    for table in (whole, late):
+        trained = train_forecaster(table, ForecastConfig(**quick), observers=[events.append])
+        sizes.append(trained.stored.config.input_size)
+    assert sizes == [156, 66]
+    told = [event["text"] for event in events if "nine in ten" in event.get("text", "")]
+    assert len(told) == 1
+    assert "the input has 66 steps, not 162" in told[0]
+    assert "('s3' has 70 rows); `input_size=162`" in told[0]
 
 
 @pytest.mark.usefixtures("rests_between_steps")

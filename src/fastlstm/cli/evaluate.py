@@ -62,7 +62,8 @@ COMMAND = Command(
         "fastlstm evaluate runs/book other.txt",
         "fastlstm evaluate runs/book book.txt --split valid --zero-state-window 128",
     ),
-    other="Other kinds of RUN have other options: fastlstm evaluate RUN --help",
+    other="For a forecaster (--split, --stride, --season, --scaled) or a sequence model:\n"
+    "fastlstm evaluate RUN --help, with its run directory",
 )
 TABLE_COMMAND = Command(
     verb="evaluate",

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 _SUFFIXES = (".parquet", ".csv", ".arrow")
 """The suffixes of forecast files, as `forecast_file.SUFFIXES`, without loading pyarrow."""
 _OUT = "a .parquet, .csv or .arrow file; default is CSV on standard output"
-_FUTURE = "a table with the future covariates of the steps to forecast"
+_FUTURE = (
+    "a table with the future covariates of the steps to forecast, read with the same options of"
+    " tables (--time-format, --decimal …) as DATA"
+)
 _RECALIBRATE = "fit the intervals to the last steps of DATA, as many as RUN has for validation"
 COMMAND = Command(
     verb="forecast",

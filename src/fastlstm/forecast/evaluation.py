@@ -100,12 +100,12 @@ def evaluate_forecasts(
         quantiles.add(found.numpy(), target, unit)
         scale = None if naive_error is None else naive_error[series][:, None] * (unit / std)
         naive, of_season = ((n.forecast(origins, h) - center) / std for n in (last, seasonal))
-        answers: dict[str, NDArray[Any]]
-        answers = {"seasonal_naive": np.nan_to_num(of_season), "naive": np.nan_to_num(naive)}
-        answers["forecaster"] = network.output.center(parameters).numpy()
+        answers: dict[str, Any] = {"forecaster": network.output.center(parameters).numpy()}
+        answers |= {"seasonal_naive": np.nan_to_num(of_season), "naive": np.nan_to_num(naive)}
         if ridge is not None:
             answers["ridge"] = ridge.forecast(values)
-        plain = {name: answer * unit + shift for name, answer in answers.items()}
+        base = _base(inputs, series, np.isnan(naive), (stored.scaler.mean[:C] - mean) / std)
+        plain = {name: (answer + base) * unit + shift for name, answer in answers.items()}
         actual = target * unit + shift
         for name, of_steps in by_step.items():
             of_steps.add(plain[name], actual)
@@ -130,6 +130,17 @@ def _compared(
         return naive_error, RidgeForecast(stored.network, inputs, split)
     except DataError:  # a part is too short
         return naive_error, None
+
+
+def _base(
+    inputs: ScaledWindows, series: NDArray[np.int64], is_first: NDArray[np.bool_], start: Floats
+) -> Floats | float:
+    """Returns the level of values without a past: `start`, the mean of the training rows, for
+    series that are scaled by all their rows, which no forecast of the first ones knows."""
+    if inputs.series is None:
+        return 0.0
+    is_new = (inputs.series.places[series] < 0)[:, None, None]
+    return np.where(is_first & is_new, start, 0.0)
 
 
 def _units(mean: Floats, std: Floats, is_scaled: bool) -> tuple[Floats, Floats, Floats]:
@@ -248,9 +259,9 @@ def coverage_note(
     if not is_calibrated:
         cure = "`output='quantiles'` and `output='student_t'` have calibrated ones"
     return (
-        f"80 % intervals cover {100 * coverage:.0f} % of the values of"
-        f" {counted(num, 'independent window')}, more than {100 * chance:.0f} points off, which"
-        f" chance does not explain: {cure}"
+        f"80 % intervals cover {100 * coverage:.0f} % of the values; with"
+        f" {counted(num, 'independent window')}, chance explains {100 * max(0, 0.8 - chance):.0f}"
+        f" to {100 * min(1, 0.8 + chance):.0f} %: {cure}"
     )
 
 
@@ -299,6 +310,16 @@ class TableEvaluation:
     season: int
     _errors: SeriesErrors
     _dataset: SeriesDataset
+
+    def __repr__(self) -> str:
+        rows = self.by_series()
+        shown = [
+            f"{row['series']} {row['target']}: mae {row['mae']:.4g}, seasonal naive"
+            f" {row['seasonal_naive_mae']:.4g}, {row['num_values']:,} values"
+            for row in rows[:_MAX_SERIES]
+        ]
+        more = [f"… {len(rows) - _MAX_SERIES:,} more in by_series()"] * (len(rows) > _MAX_SERIES)
+        return "\n".join([f"TableEvaluation, season {self.season}", *shown, *more])
 
     def _repr_html_(self) -> str:
         return self.figures._repr_html_()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastlstm.errors import ConfigError, DataError, counted, nearest_hint
+from fastlstm.estimator import warn
 from fastlstm.forecast.calibration import require_known
 from fastlstm.forecast.data.calendar import calendar_values
 from fastlstm.forecast.data.dataset import SeriesDataset
@@ -107,7 +107,7 @@ class Forecasts:
         inputs: ScaledWindows,
         quantiles: Sequence[float] = (),
         future: SeriesDataset | None = None,
-        say: Callable[[str], object] = warnings.warn,
+        say: Callable[[str], object] = warn,
     ) -> None:
         require_known(quantiles)
         self.stored, self.dataset, self.future, self._say = stored, dataset, future, say

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import time
-import warnings
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastlstm.errors import ConfigError, DataError, counted, kind_of_value
-from fastlstm.estimator import Estimator, signature_of
+from fastlstm.estimator import Estimator, signature_of, warn
 from fastlstm.forecast.calibration import calibrate, require_known, require_numbers
 from fastlstm.forecast.config import ForecastConfig, split_of
 from fastlstm.forecast.data.dataset import SeriesDataset
@@ -25,7 +24,7 @@ from fastlstm.forecast.data.error_measures import QuantileScores, SeriesErrors
 from fastlstm.forecast.data.preparation import prepare
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split, split_table, validation_steps
-from fastlstm.forecast.data.window_index import WindowIndex
+from fastlstm.forecast.data.window_index import WindowIndex, read_windows
 from fastlstm.forecast.evaluation import (
     INTERVALS,
     Figures,
@@ -188,7 +187,7 @@ class Forecaster(InNotebook, Estimator[StoredForecaster]):
         _warn_of_repairs(trained.dataset)
         if config.steps is None and config.epochs is None and trained.fitted.steps < _FEW_STEPS:
             steps = counted(trained.fitted.steps, "step")
-            warnings.warn(f"training ended after {steps}: {trained.fitted.reason}", stacklevel=3)
+            warn(f"training ended after {steps}: {trained.fitted.reason}")
         self._came = kind_of(frame)
         if isinstance(frame, np.ndarray):
             self.n_features_in_ = 1 if frame.ndim == 1 else frame.shape[1]  # scikit-learn asks
@@ -269,7 +268,7 @@ class Forecaster(InNotebook, Estimator[StoredForecaster]):
                 )
             return self.dataset_, self._inputs
         dataset = read_past(stored, frame)
-        _warn_of_repairs(dataset)
+        _warn_of_repairs(dataset, self.dataset_.repairs if hasattr(self, "dataset_") else ())
         return dataset, apply_schema(dataset, stored)
 
     def backtest(
@@ -338,7 +337,7 @@ class Forecaster(InNotebook, Estimator[StoredForecaster]):
         figures["seasonal_naive"]["season"] = season
         note = coverage_note(self._fitted(), inputs, windows.rows(), figures["forecaster"])
         if note and part != "train":
-            warnings.warn(note, stacklevel=3)
+            warn(note)
         return TableEvaluation(Figures(figures), season, by_series, dataset)
 
     def plot_backtest(
@@ -395,7 +394,8 @@ class Forecaster(InNotebook, Estimator[StoredForecaster]):
             A table of the kind of `frame` (Arrow for arrays): series, time, cutoff (the
             last time before the forecast), and for every target ``y`` its value, ``y-forecast`` and
             the quantiles, ``y-q0.1`` …. The coverage of an origin is the share of its rows with
-            ``y`` between two of them. A series without the rows for an origin is left out there.
+            ``y`` between two of them. A series without the rows for an origin is left out there;
+            a missing row that was filled in has a row too, without ``y``.
 
         Raises:
             ConfigError: a count below 1, or an unknown level.
@@ -545,7 +545,7 @@ class Forecaster(InNotebook, Estimator[StoredForecaster]):
         require_known(levels)
         text = self._fitted().unsupported(levels) if len(levels) else None
         if text is not None:
-            warnings.warn(text, stacklevel=4)
+            warn(text)
 
     def _windows(self, dataset: SeriesDataset, part: str, stride: int) -> tuple[Split, WindowIndex]:
         """Returns the parts of a table, and the windows of one part."""
@@ -596,10 +596,11 @@ class Forecaster(InNotebook, Estimator[StoredForecaster]):
         return model
 
 
-def _warn_of_repairs(dataset: SeriesDataset) -> None:
-    """Warns of changed rows, as the command line does."""
+def _warn_of_repairs(dataset: SeriesDataset, told: Collection[str] = ()) -> None:
+    """Warns of changed rows, as the command line does, except of those `told` by `fit`."""
     for text in dataset.repairs:
-        warnings.warn(f"{dataset.name}: {text}", stacklevel=4)
+        if text not in told:
+            warn(f"{dataset.name}: {text}")
 
 
 def _num_steps(dataset: SeriesDataset) -> int:
@@ -622,7 +623,9 @@ def _of_one_origin(
     rows = windows.rows()
     segments = dataset.table.segments.of_rows(rows)
     series = dataset.table.segments.series[segments]
-    center, actual = _joined(stored.forecast(inputs, rows))
+    center, _ = _joined(stored.forecast(inputs, rows))
+    ahead = read_windows(dataset.table, rows + sizes.input_size, sizes.horizon).double().numpy()
+    ahead += dataset.table.origins(series)[:, None]
     ends = _joined(stored.forecast(inputs, rows, quantiles))[0] if len(quantiles) else center
     mean, std = (scale[:, None, : sizes.num_targets] for scale in inputs.scales(segments))
     last = rows + sizes.input_size - 1 - dataset.table.segments.first_rows[segments]
@@ -635,7 +638,8 @@ def _of_one_origin(
     table["step" if roles.time is None else roles.time] = as_times(dataset, times[:, 1:])
     table["cutoff"] = as_times(dataset, np.repeat(times[:, :1], sizes.horizon, 1))
     for c, name in enumerate(roles.target):
-        columns = {name: actual, f"{name}-forecast": center[..., 0]}
+        table[name] = pa.array(ahead[..., c].reshape(-1), from_pandas=True)
+        columns = {f"{name}-forecast": center[..., 0]}
         columns |= {f"{name}-q{level:g}": ends[..., k] for k, level in enumerate(quantiles)}
         for column, values in columns.items():
             scaled = values[..., c] * std[..., c] + mean[..., c]

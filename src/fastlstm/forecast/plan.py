@@ -37,6 +37,8 @@ MIN_LINEAR_GAIN = 0.01
 """Least reduction of the linear path's validation error that justifies a calendar or logarithms."""
 _SHARE_OF_SHORT = 0.1
 """Share of series that may be too short for the chosen input."""
+_LEAST_HORIZONS = 3
+"""Rows of a series that counts for the chosen input, in horizons, at least."""
 _MAX_NAMED = 5
 
 
@@ -50,16 +52,13 @@ def choose_architecture(
         ConfigError: sizes that contradict each other.
     """
     roles, table = dataset.roles, dataset.table
-    segments = longest_segments(table, split)
-    longest = int(segments.max())
+    longest = int(longest_segments(table, split).max())
     if longest < config.horizon + 1:
         raise DataError(
             f"the longest segment of training rows has {longest}, a horizon of {config.horizon}"
             f" needs at least {config.horizon + 1}; give longer series or a smaller `horizon`"
         )
-    usual = int(np.quantile(segments, _SHARE_OF_SHORT))
-    # If most series are too short for an input longer than the horizon, the long ones decide.
-    input_size, patch = _sizes(config, usual if usual > 3 * config.horizon else longest)
+    input_size, patch = _sizes(config, *_usual_rows(config, table, split))
     num_names = {name: len(dataset.categories[name]) for name in roles.categorical}
     names = {f.name for f in fields(ForecasterConfig)}
     is_stateful = config.tbptt is not None
@@ -87,11 +86,26 @@ def choose_architecture(
     )
 
 
-def _sizes(config: ForecastConfig, longest: int) -> tuple[int, int]:
-    """Returns input size and patch for training segments of `longest` rows."""
+def _usual_rows(config: ForecastConfig, table: Table, split: Split) -> tuple[int, int]:
+    """Returns the training rows, and the rows up to the end, that nine in ten series have, of the
+    series that are long beside the horizon; without any the longest decides."""
+    rows, at_end = longest_segments(table, split), table.segments.num_rows[_last_segments(table)]
+    least = _LEAST_HORIZONS * config.horizon
+    usual, ending = (some[some > least] for some in (rows, at_end))
+    return (
+        int(np.quantile(usual, _SHARE_OF_SHORT)) if len(usual) else int(rows.max()),
+        int(np.quantile(ending, _SHARE_OF_SHORT, method="lower"))
+        if len(ending)
+        else _LONGEST_INPUT,
+    )
+
+
+def _sizes(config: ForecastConfig, longest: int, at_end: int = _LONGEST_INPUT) -> tuple[int, int]:
+    """Returns input size and patch for training segments of `longest` rows, and series that end in
+    `at_end` rows."""
     input_size, patch = config.input_size, config.patch
     if input_size is None:
-        input_size = max(1, min(_LONGEST_INPUT, (longest - config.horizon) // 2))
+        input_size = max(1, min(_LONGEST_INPUT, at_end, (longest - config.horizon) // 2))
     if patch is None:
         # The given sizes are multiples of the patch.
         fixed = [size for size in (config.input_size, config.tbptt) if size is not None]
@@ -125,7 +139,7 @@ def untrained_forecaster(
         of_all = scaler.mean[: sizes.num_targets], scaler.std[: sizes.num_targets]
         is_centered = sizes.normalize != "log"
         series = SeriesScale.fit(
-            dataset.table, dataset.series, split.train_ends, of_all, is_centered
+            dataset.table, dataset.series, split.train_ends, of_all, is_centered, keeps_empty=False
         )
     return StoredForecaster(
         config, given, network, scaler, Calibration.none(sizes),
@@ -193,11 +207,36 @@ def note_of_short_series(
     return f"{note}; `input_size={fitting!r}` takes all"
 
 
+def note_of_short_input(
+    given: ForecastConfig, sizes: ForecasterConfig, dataset: SeriesDataset, split: Split
+) -> str | None:
+    """Returns a note that the chosen input is shorter than the longest series allows, if so."""
+    table, rows = dataset.table, longest_segments(dataset.table, split)
+    whole = _sizes(given, int(rows.max()))[0]
+    if given.input_size is not None or sizes.input_size >= whole:
+        return None
+    usual, at_end = _usual_rows(given, table, split)
+    what, counts = "training rows", rows
+    if at_end < (usual - sizes.horizon) // 2:
+        what, counts = "rows", table.segments.num_rows[_last_segments(table)]
+    short = int(np.argmin(np.where(counts > _LEAST_HORIZONS * sizes.horizon, counts, 1 << 62)))
+    return (
+        f"the input has {sizes.input_size} steps, not {whole}, so that nine in ten series are long"
+        f" enough ('{dataset.series[short]}' has {counts[short]:,} {what}); `input_size={whole!r}`"
+        " leaves short ones out"
+    )
+
+
+def _last_segments(table: Table) -> NDArray[np.int64]:
+    """Returns the last segment of every series."""
+    return np.flatnonzero(np.diff(table.segments.series, append=-1))
+
+
 def forecast_ends(dataset: SeriesDataset, input_size: int) -> tuple[NDArray[np.int64], str]:
     """Returns the last segment of every series with enough rows to forecast from, and a text that
     names the others, empty without any."""
     segments = dataset.table.segments
-    last = np.flatnonzero(np.diff(segments.series, append=-1))
+    last = _last_segments(dataset.table)
     is_short = segments.num_rows[last] < input_size
     short = last[is_short]
     if len(short) == 0:

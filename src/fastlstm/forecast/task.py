@@ -434,7 +434,7 @@ class ForecastTask(Task):
             text = f"evaluated {part}, evenly spread: all would not fit the budget"
             trainer.say("info", f"{text}; 'fastlstm evaluate RUN DATA' evaluates all")
         measure = "mse" if self.stored.config.loss == "mse" else "mae"
-        if len(test["targets"]) > 1:  # their units differ
+        if len(test["targets"]) > 1 or len(self.dataset.series) > 1:  # their units or sizes differ
             measure = "rel_mae"
         errors = {name: scores.get(measure) for name, scores in test["scores"].items()}
         return {"test_error": {"measure": measure, **errors}}

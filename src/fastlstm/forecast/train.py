@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 
 from fastlstm.distributed.joining import joined
-from fastlstm.errors import ConfigError, DataError, FormatError
+from fastlstm.errors import ConfigError, DataError, FormatError, counted
 from fastlstm.forecast.calibration import Calibration
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.calendar import (
@@ -44,6 +45,7 @@ from fastlstm.forecast.plan import (
     LEARNING_RATES,
     MIN_LINEAR_GAIN,
     forecast_ends,
+    note_of_short_input,
     note_of_short_series,
     training_loader,
     untrained_forecaster,
@@ -228,7 +230,7 @@ class _ForecastSession(RunSession):
             self._set_linear(task, linear)
         spread = config.evaluations or default_evaluations(task, stop_criterion, config.patience)
         plan = dataclasses.replace(plan, evaluations=spread)
-        shown = [note for note in dataset.notes if note not in _warned(dataset)]
+        shown = _notes(stored, dataset, split, is_new)
         self.notes += [*shown, *notes_on(choice.name, device, _layer_call(config, device))]
         about = {"source": source_text(frame), "precision_why": start.why(choice)}
         about |= {} if self.origin is None else {"start": self.origin}
@@ -297,6 +299,12 @@ class _ForecastSession(RunSession):
         plain = min(others, key=lambda ridge: ridge.error)
         if not last.error < (1 - MIN_LINEAR_GAIN) * plain.error:
             plain = plain._replace(future=plain.future[:, :num_given])
+            if 0 < plain.error < math.inf:
+                self.notes.append(
+                    f"the calendar ({', '.join(parts)}) is left out: it changes the validation"
+                    f" error of the linear path by {last.error / plain.error - 1:+.1%}, and needs"
+                    f" {-MIN_LINEAR_GAIN:.0%}; `calendar={parts!r}` takes it"
+                )
             return dataclasses.replace(config, calendar=()), dataset, plain
         gain = 1 - last.error / plain.error
         self.notes.append(
@@ -416,6 +424,15 @@ class _ForecastSession(RunSession):
         return dataset
 
 
+def _notes(
+    stored: StoredForecaster, dataset: SeriesDataset, split: Split, is_new: bool
+) -> list[str]:
+    """Returns what to know about an input that was shortened and about the table."""
+    short = note_of_short_input(stored.given, stored.network.config, dataset, split)
+    own = [short] if is_new and short else []
+    return [*own, *(note for note in dataset.notes if note not in _warned(dataset))]
+
+
 def _warned(dataset: SeriesDataset) -> list[str]:
     return [text for text in dataset.repairs if text.startswith((DROPPED, COUNTED))]
 
@@ -428,6 +445,11 @@ def _warning(
     ends, short = forecast_ends(dataset, sizes.input_size)
     notes = [note_of_short_series(config, sizes, dataset, split)]
     what = "leave series out" if len(ends) else "be refused"
+    if config.normalize == "log" and (num := _num_without_logarithm(dataset)):
+        notes.append(
+            f"the target is 0 or less in {counted(num, 'row')}, which have no logarithm and are"
+            " read as a little above 0: `normalize='last'` reads them as they are"
+        )
     notes += [short and f"forecasts of this table will {what}: {short}"]
     notes += _warned(dataset)
     return "; ".join(filter(None, notes)) or None
@@ -436,11 +458,16 @@ def _warning(
 def _suits_logarithms(dataset: SeriesDataset, stored: StoredForecaster) -> bool:
     """Returns whether every value of the first target is above 0, and no series is so far from 0,
     in deviations, that float32 loses digits."""
-    table, scale = dataset.table, stored.series or stored.scaler
-    if (scale.mean[..., :1] > _MAX_LEVEL * scale.std[..., :1]).any():
-        return False
+    scale = stored.series or stored.scaler
+    is_far = (scale.mean[..., :1] > _MAX_LEVEL * scale.std[..., :1]).any()
+    return not is_far and not _num_without_logarithm(dataset)
+
+
+def _num_without_logarithm(dataset: SeriesDataset) -> int:
+    """Returns the number of rows whose first target is 0 or less."""
+    table = dataset.table
     blocks = row_blocks(0, table.num_rows, len(table.columns))
-    return not any((table.whole_rows(*block)[:, 0] <= 0).any() for block in blocks)
+    return sum(int((table.whole_rows(*block)[:, 0] <= 0).sum()) for block in blocks)
 
 
 def _chosen_calendar(config: ForecastConfig, dataset: SeriesDataset) -> tuple[str, ...]:

@@ -246,7 +246,7 @@ def test_after_rows_were_dropped_a_row_has_the_number_of_the_file(kept: Any) -> 
     with pytest.raises(DataError, match=r"series 's2': row 125, .* is not a whole number of steps"):
         prepared(doubled, duplicates=kept)
     swapped = off.take(np.r_[1, 0, 2:150])
-    with pytest.raises(DataError, match=r"series 's2': the row of 2020-01-01 20:07:00, is not a"):
+    with pytest.raises(DataError, match=r"series 's2': the row of 2020-01-01 20:07:00 is not a"):
         prepared(swapped, disorder="sort")
 
 

@@ -141,6 +141,9 @@ def test_columns_of_every_role(whole_forecasts: Running, whole: Forecaster, tmp_
         np.testing.assert_allclose([row["y"] for row in found], own, rtol=1e-6)
     without = refusal(post(whole_forecasts, as_csv(table)))
     assert "needs price, kind of every step; give a table of them as `future`" in without
+    bare = as_csv(ahead.select(["unique_id", "ds"])).decode()
+    told = refusal(post(whole_forecasts, {"rows": as_csv(table).decode(), "future": bare}))
+    assert "the future table has no column 'price' (given as future)" in told
     short = {"rows": as_csv(table).decode(), "future": future[: len(future) // 2]}
     assert "the future table" in refusal(post(whole_forecasts, short))
 

@@ -325,16 +325,16 @@ class Arrangement:
         for begins, shifts in self._shifts[::-1]:
             row += int(shifts[np.searchsorted(begins, row, side="right")])
         is_in_order = self._in.is_grouped and not self.counts["sorted"]
-        named = f"row {row + 1}, " if is_in_order else "the row of "
         shown = show_time(time) if self._in.has_clock else str(time)
-        return f"{self._origin}: {series}{named}{shown}"
+        named = f"row {row + 1}, {shown}," if is_in_order else f"the row of {shown}"
+        return f"{self._origin}: {series}{named}"
 
     def _fault(self, row: int, what: str, found: Finding | None, more: str = "") -> DataError:
         """Returns the error for a row out of order, or of the series that a key tells apart.
 
         Without `found`, `more` says why no option is proposed.
         """
-        where = f"{self._row(row)}, {what}"
+        where = f"{self._row(row)} {what}"
         cure = f"correct it, or give {settings(found[1])}{more}" if found else more
         if key := self._find_key():
             names = " and ".join(key.split(","))
@@ -371,7 +371,7 @@ class Arrangement:
             off = np.flatnonzero(~self.frequency.are_whole_steps(times) & same)
             if len(off):
                 raise DataError(
-                    f"{self._row(first + int(off[0]))}, is not a whole number of steps"
+                    f"{self._row(first + int(off[0]))} is not a whole number of steps"
                     f" ({self.frequency}) after the row before; correct it, round times with"
                     " `snap`, or give `ignore` with the time column to count rows instead"
                 )

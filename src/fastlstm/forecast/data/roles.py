@@ -517,7 +517,7 @@ def _no_target(
     return CurableError(
         f"{origin} has no column 'y' to forecast; name one with `target`, such as"
         f" `target={likely!r}`{columns}",
-        (f"a table of several numbers (or {listed(others)})", {"target": likely}),
+        (f"a table of several columns of numbers (also {listed(others)})", {"target": likely}),
     )
 
 
@@ -565,8 +565,9 @@ def _existing(
                 f"{nearest_hint(name, names)}; its columns: {listed(names)}"
             )
         )
-    if {role for roles in missing.values() for role in roles} & {"target", "time", "series"}:
-        problems.raise_all()  # the other roles depend on these
+    gone = {role for roles in missing.values() for role in roles}
+    if gone & {"target", "time", "series"} or (gone and not request.has_target):
+        problems.raise_all()  # the other roles depend on these, and a table of none has no values
     return replace(request, **present)
 
 

@@ -45,12 +45,14 @@ class SeriesScale:
         ends: NDArray[np.int64],
         default: tuple[NDArray[np.float64], NDArray[np.float64]],
         is_centered: bool = True,
+        keeps_empty: bool = True,
     ) -> SeriesScale:
         """Returns means and standard deviations over the training rows of every series.
 
         The rows of each segment end at `ends` (exclusive). A series that is constant there has the
         spread of all its rows; one that is constant in all of them as good as none; one without
-        values the `default`, mean and spread ``(C,)``.
+        values the `default`, mean and spread ``(C,)``, or with `keeps_empty` False none: it is as
+        new as a series of another table.
         """
         firsts, num = table.segments.first_rows, len(default[0])
         mean, variance = _moments(table, len(series), num, ends)
@@ -64,7 +66,9 @@ class SeriesScale:
             for of_all, own in zip(default, (mean, std), strict=True)
         )
         mean = mean if is_centered else np.zeros_like(mean)
-        return SeriesScale(tuple(map(canonical, series)), mean, std, is_centered)
+        kept = np.flatnonzero(~is_empty.all(1) | keeps_empty)
+        names = tuple(canonical(series[number]) for number in kept.tolist())
+        return SeriesScale(names, mean[kept], std[kept], is_centered)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields as JSON values."""
