@@ -13,6 +13,8 @@ import fastlstm
 
 pytest.importorskip("expecttest", reason="torch.testing._internal needs expecttest")
 
+pytestmark = pytest.mark.filterwarnings("ignore:accelerate replaced, but torch computes")
+
 
 @functools.cache
 def torchs_own():
