@@ -28,7 +28,7 @@ def test_rounding(tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert f"tokens of {text}" in lines["bits/char"]
     assert (out / "model.safetensors").exists()
     assert main(command) == 2
-    assert "contains a model without a checkpoint" in capsys.readouterr().err
+    assert "already contains a model" in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("always")

@@ -41,13 +41,13 @@ def test_json_without_a_check(
 
 def test_all_targets_are_offered() -> None:
     option = next(option for option in COMMAND.options if option.name == "to")
-    assert set(option.type.__args__) == set(TARGETS)
+    assert set(option.type.__args__) == {*TARGETS, "tflite"}, "tflite is the older name of litert"
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--to", "tflite"], "tflite"),
+        (["--to", "coreml"], "coreml"),
         (["--to", "onnx", "--weights", "int4"], "int4"),
         (["--to", "onnx", "--quantiles", "0.1"], "`quantiles` has no meaning for a text"),
         (["--to", "keras", "--step"], "`--step` needs the state as an input"),
