@@ -45,8 +45,9 @@ uintptr_t block_bytes(uintptr_t bytes) {
 uintptr_t most_kept() {
   constexpr uintptr_t kMost = uintptr_t{1} << 30;
 #if defined(__linux__)
-  static const long pages = sysconf(_SC_PHYS_PAGES);
-  return pages <= 0 ? 0 : std::min(kMost, static_cast<uintptr_t>(pages) * 4096 / 8);
+  static const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+  if (pages <= 0 || page <= 0) return 0;
+  return std::min(kMost, static_cast<uintptr_t>(pages) * static_cast<uintptr_t>(page) / 8);
 #else
   return kMost;
 #endif
