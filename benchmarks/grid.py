@@ -145,6 +145,7 @@ def main() -> None:
         print("\n".join(map(str, chosen)))
         return
     path = (options.results or results_folder()) / "grid.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
     rows, failures = [], []
     for job in chosen:
         reason = red(layer_step.shortened(job.cell), job.dtype)

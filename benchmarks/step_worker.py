@@ -45,12 +45,15 @@ def fastlstm_step(shape: Shape, is_bf16: bool) -> Step:
     return step
 
 
-def torch_step(shape: Shape, is_bf16: bool) -> Step:
+def torch_step(shape: Shape, is_bf16: bool, *, has_our_layer: bool = False) -> Step:
     import torch
     from torch import nn
 
+    import fastlstm
+
     E, H, L, B, T = shape
-    embedding, lstm, dense = nn.Embedding(V, E), nn.LSTM(E, H, L, batch_first=True), nn.Linear(H, V)
+    layer = fastlstm.LSTM if has_our_layer else nn.LSTM
+    embedding, lstm, dense = nn.Embedding(V, E), layer(E, H, L, batch_first=True), nn.Linear(H, V)
     parameters = [*embedding.parameters(), *lstm.parameters(), *dense.parameters()]
     optimizer = torch.optim.Adam(parameters, lr=2e-3, fused=True)
     x, y = torch.randint(0, V, (B, T)), torch.randint(0, V, (B * T,))
@@ -101,6 +104,7 @@ CANDIDATES: dict[str, Callable[[Shape], Step]] = {
     "fastlstm bf16": lambda shape: fastlstm_step(shape, True),
     "torch fp32": lambda shape: torch_step(shape, False),
     "torch bf16": lambda shape: torch_step(shape, True),
+    "torch fp32, our layer": lambda shape: torch_step(shape, False, has_our_layer=True),
     "keras tensorflow": lambda shape: keras_step(shape, "tensorflow"),
     "keras jax": lambda shape: keras_step(shape, "jax"),
     "keras torch": lambda shape: keras_step(shape, "torch"),

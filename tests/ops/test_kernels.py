@@ -19,6 +19,7 @@ def test_a_small_step_runs_on_one_thread():
     try:
         assert kernels.num_threads(1, 8, 16) == 1
         assert kernels.num_threads(32, 512, 512) == 3
+        assert kernels.num_threads(2, 64, 64) == 2
     finally:
         torch.set_num_threads(threads)
 
@@ -77,6 +78,7 @@ def test_kept_blocks_after_a_fork():
     held = kernels.empty((1 << 22,)).fill_(2.0)
     child = os.fork()
     if child == 0:
+        torch.set_num_threads(1)  # the threads of OpenMP are not in the child
         own = kernels.empty((1 << 21,)).fill_(5.0)
         held.fill_(6.0)
         os._exit(0 if own.sum() == 5 << 21 else 1)

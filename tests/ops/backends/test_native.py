@@ -234,17 +234,18 @@ def test_lengths_and_recurrent_mask(ops, isa, dtype, threads):
         ops.assert_close(f"d{name}", got, exact_value, dtype)
 
 
+@pytest.mark.parametrize("sizes", [(9, 21, 24, 80), (4, 25, 40, 264), (3, 130, 8, 136)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_threads_and_repeats_give_equal_bits(ops, isa, dtype, monkeypatch):
+def test_threads_and_repeats_give_equal_bits(ops, isa, dtype, sizes, monkeypatch):
     def run(num):
         monkeypatch.setattr(kernels, "num_threads", lambda B, I, H: num)  # noqa: E741
-        given = ops.make(9, 21, 24, 80).copy(dtype)
+        given = ops.make(*sizes).copy(dtype)
         out = lstm(*given.list(), backend="native")
         ops.backpropagate(given, out)
         return [*out, *(given.tensors[name].grad for name in ops.names)]
 
     first = run(1)
-    for num in (1, 2, 2, 3, 4):
+    for num in (1, 2, 2, 3, 4, 7, 24, 64):
         assert all(torch.equal(a, b) for a, b in zip(first, run(num), strict=True))
 
 

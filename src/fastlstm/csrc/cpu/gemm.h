@@ -78,6 +78,8 @@ template <typename Format>
 struct VectorEngine {
   using Element = typename Format::Element;
   static constexpr int kRows = 6;
+  static constexpr int64_t kRowGrain = 1;         // rows are dealt out in multiples of this
+  static constexpr int64_t kLeastFlop = 1 << 20;  // of an item: taking one costs some 50 ns
   // One row has twice as many sums at once: each waits for itself.
   static constexpr int kRowStrips = 2 * kStrips;
 

@@ -25,6 +25,7 @@ struct BackwardScratch {
     d_table_elements = {carver.take<Element>(table), g.input.num_rows, n.units};
     width = round_up(g.H, kLanes) + round_up(g.I, kLanes) + kLanes;
     gradient = carver.take<char>(GradientScratch<Format>::bytes(width, n, threads));
+    items = carver.take<char>(Items::bytes(threads));
     bytes = carver.bytes();
   }
 
@@ -37,7 +38,7 @@ struct BackwardScratch {
   bool is_compensated;
   GateMatrix<Element> d_table_elements;  // the same in memory format
   int64_t width;  // of the state, the input and a one: the left operands of the weights' gradients
-  char* gradient;
+  char *gradient, *items;
   int64_t bytes;
 };
 
@@ -72,7 +73,7 @@ FASTLSTM_INLINE void multiply_gates(const BackwardArgs& g, const Sizes<Format>& 
            epilogue);
 }
 
-// One step of one thread: dh from the next step's gate gradients, then this step's.
+// One step of some units and lanes: dh from the next step's gate gradients, then this step's.
 template <typename Format, typename Engine, typename Cell>
 void backward_step(const BackwardArgs& g, const Sizes<Format>& n, const BackwardWeights<Format>& w,
                    const BackwardScratch<Format>& s, const Share& my, Engine& engine, int64_t t,
@@ -273,7 +274,7 @@ void round_table(const BackwardScratch<Format>& s, Range units) {
 template <typename Format, typename Engine>
 void recurrent_gradient(const BackwardArgs& g, const Sizes<Format>& n,
                         const BackwardScratch<Format>& s, Factor<Format>* factors, int count,
-                        Engine& engine, Member me) {
+                        Items& items, Engine& engine, Member me) {
   using Element = typename Format::Element;
   const GateMatrix<const Element> gates{static_cast<const Element*>(g.gates), s.steps * g.B,
                                         n.units};
@@ -282,8 +283,8 @@ void recurrent_gradient(const BackwardArgs& g, const Sizes<Format>& n,
   if (has_tokens) clear_table(s, units);
   const SumsByToken<Format> beside{g, s, gates, has_tokens};
   if (count > 0) {
-    weight_gradient(factors, count, 0, s.width, {g.T * g.B, g.B}, g.H, gates, n, s.gradient, engine,
-                    me, beside);
+    weight_gradient(factors, count, 0, s.width, {g.T * g.B, g.B}, g.H, gates, n, s.gradient, items,
+                    engine, me, beside);
   } else if (has_tokens) {
     sum_by_token(g, s, gates, units);
   }
@@ -294,7 +295,8 @@ void recurrent_gradient(const BackwardArgs& g, const Sizes<Format>& n,
 template <typename Format, typename Engine>
 void table_gradients(const BackwardArgs& g, const Sizes<Format>& n,
                      const BackwardWeights<Format>& w, const BackwardScratch<Format>& s,
-                     const Factor<Format>* factors, int count, Engine& engine, Member me) {
+                     const Factor<Format>* factors, int count, Items& items, Engine& engine,
+                     Member me) {
   const int64_t num_rows = g.input.num_rows;
   me.barrier->wait(me.count);  // the table is whole, and the scratch can be used anew
   if (g.dx != nullptr) {
@@ -306,7 +308,7 @@ void table_gradients(const BackwardArgs& g, const Sizes<Format>& n,
   const GateMatrix<const typename Format::Element> table{s.d_table_elements.gates, num_rows,
                                                          n.units};
   weight_gradient(factors, count, round_up(g.H, kLanes), s.width, {num_rows, num_rows}, g.H, table,
-                  n, s.gradient, engine, me, SumsByToken<Format>{g, s, table, false});
+                  n, s.gradient, items, engine, me, SumsByToken<Format>{g, s, table, false});
 }
 
 // The state: row r is y of the step before.
@@ -333,7 +335,7 @@ Factor<Format> input_factor(const BackwardArgs& g) {
 template <typename Format, typename Engine>
 void all_weight_gradients(const BackwardArgs& g, const Sizes<Format>& n,
                           const BackwardWeights<Format>& w, const BackwardScratch<Format>& s,
-                          Engine& engine, Member me) {
+                          Items& items, Engine& engine, Member me) {
   using F = Factor<Format>;
   const F recurrent = recurrent_factor(g, s);
   const F dense = input_factor<Format>(g);
@@ -344,28 +346,37 @@ void all_weight_gradients(const BackwardArgs& g, const Sizes<Format>& n,
   const bool has_tokens = g.input.tokens != nullptr;
   if (g.dw_ih != nullptr) (has_tokens ? second[num_second++] : first[num_first++]) = dense;
   if (g.db != nullptr) (has_tokens ? second[num_second++] : first[num_first++]) = bias;
-  recurrent_gradient(g, n, s, first, num_first, engine, me);
-  if (has_tokens) table_gradients(g, n, w, s, second, num_second, engine, me);
+  recurrent_gradient(g, n, s, first, num_first, items, engine, me);
+  if (has_tokens) table_gradients(g, n, w, s, second, num_second, items, engine, me);
 }
 
-// dx of the chunk that begins at step t, the part of one thread.
+// dx of the chunk that begins at step t: the part of one thread.
 template <typename Format, typename Engine>
 void chunk_input_gradient(const BackwardArgs& g, const Sizes<Format>& n,
                           const BackwardWeights<Format>& w, const BackwardScratch<Format>& s,
-                          const Share& my, Engine& engine, Member me, int64_t t,
+                          const Blocks& blocks, Items& items, Engine& engine, int64_t t,
                           const GateMatrix<typename Format::Element>& gates) {
-  using Element = typename Format::Element;
-  const Left<Element> chunk = gates.left(t / s.steps, 0);
-  Element* const dx = static_cast<Element*>(g.dx) + t * g.B * g.I;
-  const int64_t steps = min_of(s.steps, g.T - t);
-  if (!my.is_alone) {
-    const Range strips = part_of({0, n.input_strips}, me.index, me.count);
-    input_gradient<Format, Format>(g, n, w, engine, chunk, {0, steps * g.B}, strips, dx);
-    return;
-  }
-  for (int64_t k = 0; k < steps; ++k) {
-    const Range rows{k * g.B + my.lanes.begin, k * g.B + my.lanes.end};
-    input_gradient<Format, Format>(g, n, w, engine, chunk, rows, {0, n.input_strips}, dx);
+  auto* const dx = static_cast<typename Format::Element*>(g.dx) + t * g.B * g.I;
+  const auto chunk = gates.left(t / s.steps, 0);
+  items.each(blocks, t % 2 != 0, [&](const Share& item) __attribute__((noinline)) {
+    const Range rows{item.lanes.begin, min_of(item.lanes.end, (g.T - t) * g.B)};
+    if (rows.begin < rows.end) {
+      input_gradient<Format, Format>(g, n, w, engine, chunk, rows, item.units, dx);
+    }
+  });
+}
+
+// The same for a thread that owns lanes.
+template <typename Format, typename Engine>
+void chunk_input_gradient(const BackwardArgs& g, const Sizes<Format>& n,
+                          const BackwardWeights<Format>& w, const BackwardScratch<Format>& s,
+                          Range lanes, Engine& engine, int64_t t,
+                          const GateMatrix<typename Format::Element>& gates) {
+  auto* const dx = static_cast<typename Format::Element*>(g.dx) + t * g.B * g.I;
+  for (int64_t k = 0; k < min_of(s.steps, g.T - t); ++k) {
+    const Range rows{k * g.B + lanes.begin, k * g.B + lanes.end};
+    input_gradient<Format, Format>(g, n, w, engine, gates.left(t / s.steps, 0), rows,
+                                   {0, n.input_strips}, dx);
   }
 }
 
@@ -377,20 +388,44 @@ void backward_loop(const BackwardArgs& g, Member me) {
   const Sizes<Format> n(g.I, g.H);
   const BackwardWeights<Format> w(g.weights, n);
   const BackwardScratch<Format> s(g, n, g.threads);
-  const Share my(me, n.units, g.B, n.gates * n.hidden * int64_t{sizeof(Element)});
+  const bool is_alone = splits_lanes(g.B, n.gates * n.hidden * int64_t{sizeof(Element)}, me.count);
+  const Share my = is_alone ? Share{{0, n.units}, part_of({0, g.B}, me.index, me.count)}
+                            : share_units(me, n.units, g.B);
+  Items items(s.items, me);
+  const auto blocks_of = [&](int64_t units, int64_t rows) {
+    return Blocks::of<Engine>(units, rows, me.count, kStrips, 2 * kLanes * n.gates);
+  };
+  const Blocks blocks = blocks_of(n.units, g.B),
+               dx_blocks = blocks_of(n.input_strips, s.steps * g.B);
   const Cell cell(g.cell_call);
   const GateMatrix<Element> gates{static_cast<Element*>(g.gates), s.steps * g.B, n.units};
   const bool has_dx = g.input.tokens == nullptr && g.dx != nullptr;
   start_backward(g, s, my);
   for (int64_t t = g.T - 1; t >= 0; --t) {
-    backward_step(g, n, w, s, my, engine, t, cell);
-    if (!my.is_alone) me.barrier->wait(me.count);
-    if (has_dx && t % s.steps == 0) chunk_input_gradient(g, n, w, s, my, engine, me, t, gates);
+    const auto step = [&](const Share& item) __attribute__((noinline)) {
+      backward_step(g, n, w, s, item, engine, t, cell);
+    };
+    if (is_alone) {
+      step(my);
+      if (has_dx && t % s.steps == 0) {
+        chunk_input_gradient(g, n, w, s, my.lanes, engine, t, gates);
+      }
+      continue;
+    }
+    if (t == g.T - 1) {
+      step(my);
+    } else {
+      items.each(blocks, t % 2 != 0, step);
+    }
+    me.barrier->wait(me.count);
+    if (has_dx && t % s.steps == 0) {
+      chunk_input_gradient(g, n, w, s, dx_blocks, items, engine, t, gates);
+    }
   }
   const bool has_carry = g.begins != nullptr || g.ends != nullptr || cell.has_zoneout();
   finish_backward(g, n, w, s, my, engine, has_carry);
   me.barrier->wait(me.count);
-  all_weight_gradients(g, n, w, s, engine, me);
+  all_weight_gradients(g, n, w, s, items, engine, me);
 }
 
 }  // namespace fastlstm::FASTLSTM_ISA

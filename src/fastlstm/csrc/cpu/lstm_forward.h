@@ -1,11 +1,12 @@
 // A whole sequence forward: the time loop inside one team of threads.
 //
-// A thread owns unit groups for all steps, so that its part of the recurrent weights stays in its
-// own cache, and meets the others once per step. Where the weights are small, it owns lanes
+// A thread begins every step with the same units, so that its part of the recurrent weights stays
+// in its own cache, and meets the others once per step. Where the weights are small, it owns lanes
 // instead and meets nobody.
 #pragma once
 
 #include "cpu/cell.h"
+#include "cpu/items.h"
 #include "cpu/pack.h"
 #include "cpu/threads.h"
 
@@ -13,32 +14,10 @@ namespace fastlstm::FASTLSTM_ISA {
 
 inline constexpr int64_t kSharedWeights = 512 << 10;
 
-// Which units and lanes a thread owns.
-struct Share {
-  Range units, lanes;
-  bool is_alone;  // no other thread needs what this one computes within the time loop
-
-  // `bytes`: of the recurrent weights.
-  static bool splits_lanes(int64_t num_lanes, int64_t bytes, int count) {
-    return bytes <= kSharedWeights && num_lanes >= 8 * count;
-  }
-
-  Share(Member me, int64_t num_units, int64_t num_lanes, int64_t bytes)
-      : Share(me, num_units, num_lanes,
-              splits_lanes(num_lanes, bytes, me.count) ? 1 : min_of(me.count, num_units),
-              me.count) {}
-
-  // Units in `columns` parts, lanes in at most `max_rows`; who is left over owns nothing.
-  Share(Member me, int64_t num_units, int64_t num_lanes, int64_t columns, int64_t max_rows) {
-    const int64_t rows =
-        min_of(min_of(me.count / columns, max_rows), num_lanes > 0 ? num_lanes : 1);
-    const int64_t column = me.index % columns, row = me.index / columns;
-    is_alone = columns == 1;
-    units = part_of({0, num_units}, column, columns);
-    lanes = row < rows ? part_of({0, num_lanes}, row, rows) : Range{0, 0};
-    if (row >= rows) units = {0, 0};
-  }
-};
+// Whether threads own lanes, and not units. `bytes`: of the recurrent weights.
+FASTLSTM_INLINE bool splits_lanes(int64_t num_lanes, int64_t bytes, int64_t threads) {
+  return bytes <= kSharedWeights && num_lanes >= 8 * threads;
+}
 
 // Scratch of one forward call, shared by the team. With a null base only `bytes` counts.
 template <typename Format>
@@ -54,6 +33,7 @@ struct ForwardScratch {
     states = carver.take<Element>(2 * g.B * state_stride);
     projected = {carver.take<float>(rows * n.gates), rows, n.units};
     cells = carver.take<float>(g.cells == nullptr ? g.B * n.hidden : 0);
+    items = carver.take<char>(Items::bytes(g.threads));
     bytes = carver.bytes();
   }
 
@@ -66,6 +46,7 @@ struct ForwardScratch {
   Element* states;              // [2][B][state_stride]: h_{t-1} as the recurrence sees it, and h_t
   GateMatrix<float> projected;  // input times w_ih, plus bias: of a chunk, or of every token
   float* cells;                 // [group][B][lane] when none are kept
+  char* items;
   int64_t bytes;
 };
 
@@ -73,7 +54,7 @@ template <typename Format>
 bool splits_lanes(int64_t B, int64_t H, int threads) {
   const Sizes<Format> n(1, H);
   const int64_t bytes = n.gates * n.state_inner * int64_t{sizeof(typename Format::Element)};
-  return Share::splits_lanes(B, bytes, threads);
+  return splits_lanes(B, bytes, int64_t{threads});
 }
 
 FASTLSTM_INLINE bool is_active(const int64_t* begins, const int64_t* ends, int64_t t, int64_t b) {
@@ -118,7 +99,7 @@ FASTLSTM_INLINE Vec output_before(const ForwardArgs& g, int64_t t, int64_t b, in
   return g.h0 == nullptr ? Vec{} : load_part<Float32>(g.h0 + b * g.H + k, count);
 }
 
-// One step of one thread: gates = projected input + state * w_hh, then the cell.
+// One step of some units and lanes: gates = projected input + state * w_hh, then the cell.
 template <typename Format, typename Engine, typename Cell>
 void forward_step(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWeights<Format>& w,
                   const ForwardScratch<Format>& s, const Share& my, Engine& engine, int64_t t,
@@ -201,7 +182,7 @@ void project_input(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWe
            });
 }
 
-// The dense input of the chunk that begins at step t, for the lanes and units of one thread.
+// The dense input of the chunk that begins at step t, for some units and lanes.
 template <typename Format, typename Engine, typename Finish>
 void project_chunk(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWeights<Format>& w,
                    const ForwardScratch<Format>& s, const Share& my, Engine& engine, int64_t t,
@@ -244,13 +225,17 @@ void finish_forward(const ForwardArgs& g, const float* cells, const Share& my) {
 
 template <typename Format, typename Engine, typename Cell>
 void forward_loop(const ForwardArgs& g, Member me) {
-  using Element = typename Format::Element;
   FlushDenormals flush;
   Engine engine;
   const Sizes<Format> n(g.I, g.H);
   const ForwardWeights<Format> w(g.weights, n);
   const ForwardScratch<Format> s(g, n);
-  const Share my(me, n.units, g.B, n.gates * n.state_inner * int64_t{sizeof(Element)});
+  const bool is_alone = splits_lanes<Format>(g.B, g.H, me.count);
+  const Share my = is_alone ? Share{{0, n.units}, part_of({0, g.B}, me.index, me.count)}
+                            : share_units(me, n.units, g.B);
+  Items items(s.items, me);
+  const auto blocks =
+      Blocks::of<Engine>(n.units, g.B, me.count, 1, 8 * kLanes * int64_t{n.state_inner});
   const Cell cell(g.cell_call);
   const bool is_dense = g.input.tokens == nullptr;
   const AddBias<Format> add_bias{w};
@@ -262,11 +247,18 @@ void forward_loop(const ForwardArgs& g, Member me) {
   }
   me.barrier->wait(me.count);
   for (int64_t t = 0; t < g.T; ++t) {
-    if (is_dense && t % s.steps == 0) project_chunk(g, n, w, s, my, engine, t, add_bias);
     float* const new_cells = g.gates == nullptr ? cells : cells + g.B * n.hidden;
-    forward_step(g, n, w, s, my, engine, t, cell, cells, new_cells);
+    const auto step = [&](const Share& item) __attribute__((noinline)) {
+      if (is_dense && t % s.steps == 0) project_chunk(g, n, w, s, item, engine, t, add_bias);
+      forward_step(g, n, w, s, item, engine, t, cell, cells, new_cells);
+    };
+    if (is_alone) {
+      step(my);
+    } else {
+      items.each(blocks, t % 2 != 0, step);
+      me.barrier->wait(me.count);
+    }
     cells = new_cells;
-    if (!my.is_alone) me.barrier->wait(me.count);
   }
   finish_forward<Format>(g, cells, my);
   stream_fence();

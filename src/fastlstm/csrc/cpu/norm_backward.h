@@ -273,8 +273,8 @@ void norm_weight_gradients(const BackwardArgs& g, const Sizes<Format>& n,
                            const BackwardWeights<Format>& w, const BackwardScratch<Format>& s,
                            const NormBackwardScratch<Format>& ns,
                            const GateMatrix<const typename Format::Element>& d_hh,
-                           const GateMatrix<const typename Format::Element>& d_ih, Engine& engine,
-                           Member me) {
+                           const GateMatrix<const typename Format::Element>& d_ih, Items& items,
+                           Engine& engine, Member me) {
   using F = Factor<Format>;
   const SumsByToken<Format> none{g, s, d_hh, false};
   const Range units = part_of({0, n.units}, me.index, me.count);
@@ -295,16 +295,17 @@ void norm_weight_gradients(const BackwardArgs& g, const Sizes<Format>& n,
   const F recurrent = recurrent_factor(g, s), dense = input_factor<Format>(g);
   const Rows rows{g.T * g.B, g.B};
   if (g.dw_hh != nullptr) {
-    weight_gradient(&recurrent, 1, 0, s.width, rows, g.H, d_hh, n, s.gradient, engine, me, none);
+    weight_gradient(&recurrent, 1, 0, s.width, rows, g.H, d_hh, n, s.gradient, items, engine, me,
+                    none);
   }
   me.barrier->wait(me.count);  // the scratch can be used anew
   if (g.input.tokens != nullptr) {
     clear_table(s, units);
     sum_by_token(g, s, d_ih, units);
     round_table(s, units);
-    table_gradients(g, n, w, s, &dense, g.dw_ih != nullptr ? 1 : 0, engine, me);
+    table_gradients(g, n, w, s, &dense, g.dw_ih != nullptr ? 1 : 0, items, engine, me);
   } else if (g.dw_ih != nullptr) {
-    weight_gradient(&dense, 1, 0, s.width, rows, g.H, d_ih, n, s.gradient, engine, me, none);
+    weight_gradient(&dense, 1, 0, s.width, rows, g.H, d_ih, n, s.gradient, items, engine, me, none);
   }
 }
 
@@ -318,7 +319,10 @@ void norm_backward_loop(const BackwardArgs& g, Member me) {
   const BackwardWeights<Format> w(g.weights, n);
   const BackwardScratch<Format> s(g, n, g.threads);
   const NormBackwardScratch<Format> ns(static_cast<char*>(g.workspace) + s.bytes, g, n, me.index);
-  const Share my = share_units(me, n.units, g.B);
+  const Share my = share_units(me, n.units, g.B);  // sums over lanes stay in one order
+  Items items(s.items, me);
+  const auto dx_blocks =
+      Blocks::of<Engine>(n.input_strips, s.steps * g.B, me.count, kStrips, 2 * kLanes * n.gates);
   const Cell cell(g.cell_call);
   const GateMatrix<Element> d_hh{static_cast<Element*>(g.gates), s.steps * g.B, n.units};
   const GateMatrix<Element> d_ih =
@@ -336,13 +340,15 @@ void norm_backward_loop(const BackwardArgs& g, Member me) {
     ns.form_means(ns.of_gates, 4 * g.H);
     norm_backward_products(g, ns, my, step);
     me.barrier->wait(me.count);
-    if (has_dx && t % s.steps == 0) chunk_input_gradient(g, n, w, s, my, engine, me, t, d_ih);
+    if (has_dx && t % s.steps == 0) {
+      chunk_input_gradient(g, n, w, s, dx_blocks, items, engine, t, d_ih);
+    }
   }
   const bool has_carry = g.begins != nullptr || g.ends != nullptr || cell.has_zoneout();
   finish_backward(g, n, w, s, my, engine, has_carry);
   me.barrier->wait(me.count);
   norm_weight_gradients<Format>(g, n, w, s, ns, {d_hh.gates, d_hh.rows, d_hh.groups},
-                                {d_ih.gates, d_ih.rows, d_ih.groups}, engine, me);
+                                {d_ih.gates, d_ih.rows, d_ih.groups}, items, engine, me);
 }
 
 template <typename Format>

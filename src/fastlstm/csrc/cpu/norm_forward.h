@@ -5,11 +5,6 @@
 
 namespace fastlstm::FASTLSTM_ISA {
 
-// Units only: the sums over lanes that backward forms stay in one order.
-FASTLSTM_INLINE Share share_units(Member me, int64_t num_units, int64_t num_lanes) {
-  return Share(me, num_units, num_lanes, min_of(me.count, num_units), 1);
-}
-
 // Scratch of one forward call behind `base`; the moments are those of thread `index`.
 template <typename Format>
 struct NormForwardScratch {

@@ -1,11 +1,12 @@
 // Output projection and cross-entropy: logits of a chunk of rows live in the caches only.
 //
 // Threads share the rows of a chunk for logits, softmax and the gradient of the features, and then
-// the columns of the weight for its gradient, so that every sum runs over all rows in order
+// blocks of the weight for its gradient, so that every sum runs over all rows in order
 // whatever the number of threads.
 #pragma once
 
 #include "cpu/activations.h"
+#include "cpu/items.h"
 #include "cpu/pack.h"
 #include "cpu/threads.h"
 #include "projection.h"
@@ -42,6 +43,7 @@ struct ProjectionScratch {
     const bool has_left = g.dw != nullptr || g.db != nullptr;
     left = carver.take<Element>(has_left ? strips * kLanes * left_stride : 0);
     right = carver.take<Element>(g.dw == nullptr ? 0 : g.threads * right_size());
+    items = carver.take<char>(Items::bytes(g.threads));
     bytes = carver.bytes();
   }
 
@@ -59,6 +61,7 @@ struct ProjectionScratch {
   Element* d;                      // [rows][stride], for float32 in place of the logits
   Element* left;                   // [V][left_stride]: d transposed
   Element* right;                  // [thread]: a panel of features
+  char* items;
   int64_t bytes;
 };
 
@@ -234,32 +237,34 @@ void pack_features(const ProjectionArgs& g, const ProjectionScratch<Format>& s,
   }
 }
 
-// Adds a chunk's part to the gradients of weight and bias, for the columns of one thread.
+// Adds a chunk's part to the gradients of weight and bias: the part of one thread.
 template <typename Format, typename Engine>
 void project_weights(const ProjectionArgs& g, const ProjectionScratch<Format>& s, Engine& engine,
                      const ChunkRows<typename Format::Element>& at, int64_t first, int64_t count,
-                     Member me) {
+                     Items& items, Member me) {
   const int64_t padded = round_up(count, Format::kInner);
   const bool is_new = first == 0;
   if (g.dw != nullptr) {
-    const int64_t grain = s.feature_strips >= kStrips * me.count ? kStrips : 1;
-    const Range mine = part_of({0, s.feature_strips}, me.index, me.count, grain);
     auto* const right = s.right + me.index * s.right_size();
-    for (int64_t strip = mine.begin; strip < mine.end; strip += kStrips) {
-      const Range panel{strip, min_of(strip + kStrips, mine.end)};
-      pack_features(g, s, at, count, padded, panel, right);
-      multiply(engine, plain(s.left, s.left_stride, padded), {0, g.V}, right, s.rows * kLanes,
-               {0, panel.end - panel.begin}, padded,
-               [&](int64_t v, int64_t, int num, const float* sums) {
-                 for (int q = 0; q < num; ++q) {
-                   const int64_t k = (strip + q) * kLanes;
-                   float* const out = g.dw + v * g.H + k;
-                   Vec sum = Float32::load(sums + q * kLanes) * g.scale;
-                   if (!is_new) sum += load_part<Float32>(out, g.H - k);
-                   store_part<Float32>(out, sum, g.H - k);
-                 }
-               });
-    }
+    const auto blocks =
+        Blocks::of<Engine>(s.feature_strips, g.V, me.count, kStrips, 2 * kLanes * padded);
+    items.each(blocks, false, [&](const Share& item) __attribute__((noinline)) {
+      for (int64_t strip = item.units.begin; strip < item.units.end; strip += kStrips) {
+        const Range panel{strip, min_of(strip + kStrips, item.units.end)};
+        pack_features(g, s, at, count, padded, panel, right);
+        multiply(engine, plain(s.left, s.left_stride, padded), item.lanes, right, s.rows * kLanes,
+                 {0, panel.end - panel.begin}, padded,
+                 [&](int64_t v, int64_t, int num, const float* sums) {
+                   for (int q = 0; q < num; ++q) {
+                     const int64_t k = (strip + q) * kLanes;
+                     float* const out = g.dw + v * g.H + k;
+                     Vec sum = Float32::load(sums + q * kLanes) * g.scale;
+                     if (!is_new) sum += load_part<Float32>(out, g.H - k);
+                     store_part<Float32>(out, sum, g.H - k);
+                   }
+                 });
+      }
+    });
   }
   if (g.db == nullptr) return;
   const Range mine = part_of({0, g.V}, me.index, me.count);
@@ -285,23 +290,28 @@ void project(const ProjectionArgs& g, Member me) {
   const ProjectionScratch<Format> s(g);
   const bool has_left = g.dw != nullptr || g.db != nullptr;
   const bool has_gradient = g.d != nullptr || g.df != nullptr || has_left;
+  Items items(s.items, me);
   pack_projection(g, s, me);
   me.barrier->wait(me.count);
   for (int64_t first = 0; first < g.N; first += s.rows) {
     const int64_t count = min_of(s.rows, g.N - first);
-    const Range mine = part_of({0, count}, me.index, me.count, 2 * kLanes);
     Element* d = nullptr;
     if (has_gradient) d = g.d == nullptr ? s.d : static_cast<Element*>(g.d) + first * s.stride;
-    for (int64_t begin = mine.begin; begin < mine.end; begin += s.group) {
-      const Range some{begin, min_of(begin + s.group, mine.end)};
-      if (g.targets != nullptr) project_rows(g, s, engine, first, some, d);
-      if (g.df != nullptr) project_back(g, s, engine, first, some, d);
-    }
+    const auto blocks = Blocks::of<Engine>(1, count, me.count, 1, 2 * g.V * g.H);
+    items.each(blocks, false, [&](const Share& item) __attribute__((noinline)) {
+      for (int64_t begin = item.lanes.begin; begin < item.lanes.end; begin += s.group) {
+        const Range some{begin, min_of(begin + s.group, item.lanes.end)};
+        if (g.targets != nullptr) project_rows(g, s, engine, first, some, d);
+        if (g.df != nullptr) project_back(g, s, engine, first, some, d);
+      }
+    });
     if (has_left) {
       const ChunkRows<Element> at(g, first, count, s.stride, d);
+      me.barrier->wait(me.count);
+      const Range mine = part_of({0, count}, me.index, me.count, kLanes * Format::kPair);
       transpose_gradient(s, mine, count, at);
       me.barrier->wait(me.count);
-      project_weights(g, s, engine, at, first, count, me);
+      project_weights(g, s, engine, at, first, count, items, me);
     }
     me.barrier->wait(me.count);  // a shorter chunk is shared out otherwise
   }

@@ -22,6 +22,7 @@ using Halves = uint16_t __attribute__((vector_size(kLanes * 2)));
 using Bytes = uint8_t __attribute__((vector_size(kLanes)));
 
 FASTLSTM_INLINE int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
+FASTLSTM_INLINE int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
 FASTLSTM_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 FASTLSTM_INLINE int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 

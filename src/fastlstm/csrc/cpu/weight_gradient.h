@@ -1,8 +1,8 @@
 // Gradients of weights: gate gradients (rows, G) transposed times what entered the gates.
 //
 // Works through the rows in chunks: the team transposes a chunk of every left operand together,
-// then each thread packs its own gates of the chunk and multiplies. The sum over rows runs in
-// order whatever the number of threads.
+// then each thread packs gates of the chunk, of some units, and multiplies. The sum over rows runs
+// in order whatever the number of threads.
 #pragma once
 
 #include "cpu/lstm_forward.h"
@@ -243,7 +243,7 @@ template <typename Format, typename Engine, typename Beside>
 void weight_gradient(const Factor<Format>* factors, int num_factors, int64_t column, int64_t width,
                      const Rows& rows, int64_t H,
                      const GateMatrix<const typename Format::Element>& gates,
-                     const Sizes<Format>& n, char* scratch, Engine& engine, Member me,
+                     const Sizes<Format>& n, char* scratch, Items& items, Engine& engine, Member me,
                      const Beside& beside) {
   const GradientScratch<Format> s(scratch, width, me);
   constexpr int64_t kChunk = GradientScratch<Format>::kChunk;
@@ -251,6 +251,10 @@ void weight_gradient(const Factor<Format>* factors, int num_factors, int64_t col
   const Range units = part_of({0, n.units}, me.index, me.count);
   const Range strips{4 * units.begin, 4 * units.end};
   float* const sums = s.sums + column * n.gates;
+  int64_t columns = 0;
+  for (int f = 0; f < num_factors; ++f) columns += round_up(factors[f].width, kLanes);
+  const auto blocks =
+      Blocks::of<Engine>(n.units, columns, me.count, 1, 8 * kLanes * min_of(rows.size, kChunk));
   RowChunk chunk;
   if constexpr (Format::kPair == 1) {
     const bool has_room = rows.size * (width + 2 * kLanes) * 4 <= s.right_bytes();
@@ -278,25 +282,30 @@ void weight_gradient(const Factor<Format>* factors, int num_factors, int64_t col
       at += round_up(factors[f].width, kLanes);
     }
     me.barrier->wait(me.count);
-    for (int64_t strip = strips.begin; strip < strips.end; strip += kStrips) {
-      pack_gates<Format>(gates, chunk, padded, strip / 4, s.right);
-      beside(chunk, strip / 4);
-      at = 0;
-      for (int f = 0; f < num_factors; ++f) {
-        multiply(engine, plain(left, kStride, padded), {at, at + factors[f].width}, s.right,
-                 kChunk * kLanes, {0, kStrips}, padded,
-                 [&](int64_t row, int64_t, int, const float* block) {
-                   for (int q = 0; q < kStrips; ++q) {
-                     float* to = sums + row * n.gates + (strip + q) * kLanes;
-                     Vec v = Float32::load(block + q * kLanes);
-                     if (!is_first) v += Float32::load(to);
-                     Float32::store(to, v);
-                   }
-                 });
-        at += round_up(factors[f].width, kLanes);
+    items.each(blocks, false, [&](const Share& item) __attribute__((noinline)) {
+      for (int64_t u = item.units.begin; u < item.units.end; ++u) {
+        pack_gates<Format>(gates, chunk, padded, u, s.right);
+        if (item.lanes.begin == 0) beside(chunk, u);
+        int64_t from = 0;
+        for (int f = 0; f < num_factors; ++f) {
+          const Range part{max_of(from, item.lanes.begin),
+                           min_of(from + factors[f].width, item.lanes.end)};
+          from += round_up(factors[f].width, kLanes);
+          if (part.begin >= part.end) continue;
+          multiply(engine, plain(left, kStride, padded), part, s.right, kChunk * kLanes,
+                   {0, kStrips}, padded, [&](int64_t row, int64_t, int, const float* block) {
+                     for (int q = 0; q < kStrips; ++q) {
+                       float* to = sums + row * n.gates + (kStrips * u + q) * kLanes;
+                       Vec v = Float32::load(block + q * kLanes);
+                       if (!is_first) v += Float32::load(to);
+                       Float32::store(to, v);
+                     }
+                   });
+        }
       }
-    }
+    });
   }
+  me.barrier->wait(me.count);
   int64_t at = 0;
   for (int f = 0; f < num_factors; ++f) {
     for (int64_t strip = strips.begin; strip < strips.end && factors[f].out != nullptr; ++strip) {
