@@ -219,7 +219,7 @@ std::vector<Named> run(const Kernels& kernel, Shape n, unsigned options, int thr
   const bool is_table = has_tokens || !is_bf16;
   // As torch has them in every second shape that allows it.
   const bool is_unpacked =
-      (options & kNorm) == 0 && T % 2 == 1 && kernel.reads_unpacked(T * B, I, H);
+      (options & kNorm) == 0 && T % 2 == 1 && kernel.reads_unpacked(T, B, I, H);
   BackwardArgs args{T,
                     B,
                     I,

@@ -94,12 +94,12 @@ def gradients_of(B, T, *, real=None, needs=True):
     return native_call.backward(args, y, saved, grads, LSTMArgs(*(needs,) * len(args)))
 
 
-@pytest.mark.parametrize(("B", "T"), [(1, 1), (3, 1), (1, 7), (4, 32), (64, 2)])
+@pytest.mark.parametrize(("B", "T"), [(1, 1), (3, 1), (1, 4), (4, 3), (10, 2)])
 def test_few_rows_have_the_bits_of_many(B, T):
     """Rows without a gradient add zeros; with them weights, and operands of sums, are packed."""
     kernel, lanes = kernels.fastest_kernels(False), min(200, 1280 // T)  # of one chunk
-    assert kernel.reads_unpacked(B * T, 32, 16)
-    assert not kernel.reads_unpacked(lanes * T, 32, 16)
+    assert kernel.reads_unpacked(T, B, 32, 16)
+    assert not kernel.reads_unpacked(T, lanes, 32, 16)
     few, many = gradients_of(B, T), gradients_of(lanes, T, real=B)
     for name in ("w_ih", "w_hh", "bias"):
         assert torch.equal(getattr(few, name), getattr(many, name)), name

@@ -175,8 +175,8 @@ void bind_lstm(nb::module_& m) {
            [](const Kernels& k, int64_t I, int64_t H) { return k.backward_bytes(I, H); })
       .def("splits_lanes", [](const Kernels& k, int64_t B, int64_t H,
                               int threads) { return k.splits_lanes(B, H, threads); })
-      .def("reads_unpacked", [](const Kernels& k, int64_t rows, int64_t I,
-                                int64_t H) { return k.reads_unpacked(rows, I, H); })
+      .def("reads_unpacked", [](const Kernels& k, int64_t T, int64_t B, int64_t I,
+                                int64_t H) { return k.reads_unpacked(T, B, I, H); })
       .def_static("gate_rows", &gate_rows)
       .def("pack", &pack)
       .def("forward", &forward)

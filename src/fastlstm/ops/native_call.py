@@ -171,7 +171,7 @@ def backward(
 def _backward_weights(args: LSTMArgs, kernel: Any, threads: int) -> tuple[Tensor | None, ...]:
     """Returns the packed weights; or for few rows None, w_ih and w_hh, which need no packing."""
     T, B, I, H = args.sizes  # noqa: E741
-    if args.gamma_hh is None and kernel.reads_unpacked(T * B, I, H):
+    if args.gamma_hh is None and kernel.reads_unpacked(T, B, I, H):
         return None, floats(args.w_ih), floats(args.w_hh)
     return packed(args, kernel, threads, is_backward=True, in_training=True).memory, None, None
 

@@ -227,7 +227,7 @@ def run_case(
     if "norm" in options:
         sizes_of_norm = (4 * H, 4 * H, H, H)
         d_norm = [arena.output(f"dnorm {k}", 4 * n) for k, n in enumerate(sizes_of_norm)]
-    is_unpacked = not options & {"norm", "packed"} and kernel.reads_unpacked(T * B, I, H)
+    is_unpacked = not options & {"norm", "packed"} and kernel.reads_unpacked(T, B, I, H)
     read = (None, w_ih, w_hh) if is_unpacked else (packed[1], None, None)
     given = (*read, h0, mask, begins, ends, y, cells, gates, dy, dh_last, dc_last)
     hardware.native().fill_scratch(PATTERN)

@@ -63,9 +63,12 @@ struct ForwardWeights {
   const float* bias;
 };
 
+// Rows of weights as torch has them lie far apart, so reading them costs more than reading strips:
+// packing pays from some blocks of 6 rows on, sooner where a step after another reads them.
 template <typename Format>
-bool reads_unpacked(int64_t rows, int64_t I, int64_t H) {
-  return Format::kPair == 1 && rows <= 128 && I % kLanes == 0 && H % kLanes == 0;
+bool reads_unpacked(int64_t T, int64_t B, int64_t I, int64_t H) {
+  const int64_t most = kHas32Registers && T == 1 ? 16 : 4;
+  return Format::kPair == 1 && T * ceil_div(B, 6) <= most && I % kLanes == 0 && H % kLanes == 0;
 }
 
 // Strips of the backward pass: columns are hidden units and inputs, the inner dimension is gates.
