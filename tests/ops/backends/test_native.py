@@ -245,7 +245,7 @@ def test_threads_and_repeats_give_equal_bits(ops, isa, dtype, sizes, monkeypatch
         return [*out, *(given.tensors[name].grad for name in ops.names)]
 
     first = run(1)
-    for num in (1, 2, 2, 3, 4, 7, 24, 64):
+    for num in (1, 2, 2, 3, 7, 64):
         assert all(torch.equal(a, b) for a, b in zip(first, run(num), strict=True))
 
 
