@@ -144,5 +144,5 @@ def test_the_start_counts_as_an_evaluation_and_may_stay_the_best(book, tmp_path,
     kept, weights = (load_file(path / "model.safetensors") for path in (run.path, first))
     is_same = all(bool((kept[name] == value).all()) for name, value in weights.items())
     assert is_same == (rate == 1.0)
-    notes = " ".join(end_notes(next(e for e in events if e["event"] == "end")))
+    notes = " ".join(end_notes(next(e for e in events if e["event"] == "end"), {}))
     assert ("no better than the start" in notes) == (rate == 1.0)
