@@ -94,6 +94,9 @@ class WarmStart:
             and value != getattr(defaults, name)
             and value == getattr(config, name)
         ]
+        rate = CONTINUED_RATE * DEFAULT_LEARNING_RATE[config.optimizer]
+        if config.learning_rate == rate:
+            options.append(f"learning rate {rate:.3g}, {CONTINUED_RATE:g} of the default")
         notes = [f"from {self.loaded.path}: the weights, {', '.join([size, *options])}"]
         if (stored := self.loaded.weight_format) != "fp32":
             notes.append(
