@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 
 
 _NAME = re.compile(r"`([a-z_0-9]+)`")
-_OTHERS = ("out", "text", "chars", "vocab", "answer", "classes", "length", "check_text")
-"""Options of import and export that messages name."""
+_OTHERS = (
+    *("out", "text", "chars", "vocab", "answer", "classes", "length", "check_text"),
+    *("to", "prune", "output_rank", "distil", "max_bytes"),
+)
+"""Options of import, export and compress that messages name."""
 
 
 def print_json(values: dict[str, Any]) -> None:
