@@ -45,7 +45,7 @@ def decode_page(rows: list[Row], image: str) -> list[str]:
         "Writing text, characters (tokens, with the BPE vocabulary) per second, draws at"
         " temperature 1, medians of one alternating run; in brackets over ONNX Runtime int8:",
         "",
-        "| | " + " | ".join(_title(row) for row in rows) + " |",
+        "| decoder | " + " | ".join(_title(row) for row in rows) + " |",
         "|---|" + "---|" * len(rows),
     ]
     for name, shown in CANDIDATES.items():

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from layer_tables import stored_rows, table_head
+from layer_tables import section, stored_rows, table_head
 
 
 def gpu_page(folder: Path) -> list[str]:
     """Returns the tables of training steps, of our kernels and of cuDNN's LSTM; or nothing."""
-    return [*steps_page(folder), *kernels_page(folder), *cudnn_page(folder)]
+    return [
+        *section("Training steps on a GPU", steps_page(folder)),
+        *section("Kernels on a GPU", kernels_page(folder)),
+        *section("cuDNN's LSTM", cudnn_page(folder)),
+    ]
 
 
 def cudnn_page(folder: Path) -> list[str]:

@@ -24,6 +24,11 @@ def stored_rows(path: Path, *keys: str) -> list[Row]:
     return list(newest.values())
 
 
+def section(title: str, lines: list[str]) -> list[str]:
+    """Returns lines below a heading that links can name; nothing if there are none."""
+    return [f"### {title}", "", *lines] if lines else []
+
+
 def table_head(*names: str) -> list[str]:
     """Returns the two lines that a table begins with."""
     return [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]

@@ -20,6 +20,7 @@ from layer_tables import (
     growth_page,
     growth_rows,
     lengths_page,
+    section,
     table_head,
     variants_page,
 )
@@ -190,12 +191,12 @@ def layer_lines(folder: Path, suffix: str) -> list[str]:
     """Draws and describes what is stored of one layer: forward peers, grid, growth."""
     draw_all(folder, REPOSITORY / "docs" / "images", suffix)
     return [
-        *forward_page(folder),
-        *grid_page(grid_rows(folder), f"images/grid{suffix}.svg"),
-        *growth_page(growth_rows(folder), f"images/growth{suffix}.svg"),
-        *lengths_page(folder),
-        *variants_page(folder),
-        *decode_page(decode_rows(folder), f"images/decode{suffix}.svg"),
+        *section("Forward pass", forward_page(folder)),
+        *section("The drop-in layer", grid_page(grid_rows(folder), f"images/grid{suffix}.svg")),
+        *section("Growth", growth_page(growth_rows(folder), f"images/growth{suffix}.svg")),
+        *section("Sequences of different lengths", lengths_page(folder)),
+        *section("Options of the cell", variants_page(folder)),
+        *section("Writing text", decode_page(decode_rows(folder), f"images/decode{suffix}.svg")),
     ]
 
 
@@ -225,11 +226,12 @@ def main() -> None:
     for folder in folders:
         suffix, machine = image_suffix(folder, folders), machine_line(folder)
         block, steps = quality_lines(folder, suffix), step_lines(folder)
-        page += [f"## {folder.name}", "", machine, "", *block]
+        page += [f"## {folder.name}", "", machine, "", *section("Texts", block)]
         if block:
             page += [f"![quality against time](images/quality{suffix}.svg)", ""]
             page += ["Each row: `python benchmarks/quality.py EXPERIMENT TEXT`.", ""]
-        page += [*steps, "By `python benchmarks/training_step.py`.", ""] if steps else []
+        page += section("Training steps", steps)
+        page += ["By `python benchmarks/training_step.py`.", ""] if steps else []
         page += [*layer_lines(folder, suffix), *series_page(folder), *gpu_page(folder)]
         if folder == folders[0]:  # the README tells of one machine
             summary = [machine, "", *summary_table(folder)]

@@ -5,14 +5,17 @@ from __future__ import annotations
 import statistics
 from pathlib import Path
 
-from layer_tables import Row, stored_rows, table_head
+from layer_tables import Row, section, stored_rows, table_head
 
 
 def series_page(folder: Path) -> list[str]:
     """Returns the tables of windows per second, of a large table, of accuracy and of a peer."""
     return [
-        *windows_page(folder), *prepare_page(folder), *forecast_page(folder), *peer_page(folder),
-    ]  # fmt: skip
+        *section("Windows of a table", windows_page(folder)),
+        *section("A large table", prepare_page(folder)),
+        *section("Forecasts", forecast_page(folder)),
+        *section("Forecasts beside neuralforecast", peer_page(folder)),
+    ]
 
 
 def _horizon(row: Row) -> int:

@@ -65,7 +65,7 @@ STEP: Event = {
     "gflops": 251.2,
     "ceiling_share": 0.613,
     "input_wait_share": 0.0012,
-    "elapsed_s": 61.0,
+    "elapsed_s": 228.0,
     "eta_s": 252.0,
 }
 

@@ -27,16 +27,19 @@ FastLSTMError                exit code 1: the run failed
 
 Each message says what came, what was expected and what to do. Names of settings and commands
 stand in backticks: ```gaps='fill'``` is an argument in Python; the command line shows it as the
-flag ``--gaps fill``.
+flag ``--gaps fill``, the server as the parameter ``gaps=fill`` (`respelled`).
 """
 
 from __future__ import annotations
 
+import ast
+import re
+import shlex
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
+    from collections.abc import Callable, Container, Iterable, Sequence
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -59,6 +62,38 @@ def kind_of_value(value: object) -> str:
     if value is None:
         return "None"
     return f"an {name}" if name[0] in "aeiouAEIOU" else f"a {name}"
+
+
+_SETTING = re.compile(r"""`([a-z_0-9]+)=('[^'\n]*'|"[^"\n]*"|[^`'"\n]+)`""")
+_SETTINGS = re.compile(rf"{_SETTING.pattern}(?:,? (?:and )?{_SETTING.pattern})*")
+
+
+def respelled(text: str, form: Callable[[Sequence[tuple[str, Any]]], str]) -> str:
+    """Returns a message with its settings in another form, such as `as_flags`."""
+
+    def shown(settings: re.Match[str]) -> str:
+        found = _SETTING.finditer(settings[0])
+        return f"`{form([(one[1], _value_of(one[2])) for one in found])}`"
+
+    return _SETTINGS.sub(shown, text)
+
+
+def _value_of(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def as_flags(settings: Sequence[tuple[str, Any]]) -> str:
+    """Returns settings as flags of the command line: ``--gaps fill --wide``."""
+    flags = []
+    for setting, value in settings:
+        name = setting.replace("_", "-")
+        is_switch = isinstance(value, bool)
+        flags.append(f"--{'' if value or not is_switch else 'no-'}{name}")
+        flags += [] if is_switch else [shlex.quote(str(value))]
+    return " ".join(flags)
 
 
 class FastLSTMError(Exception):

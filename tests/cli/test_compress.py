@@ -95,8 +95,8 @@ def test_an_unpublished_result_is_not_offered(
     ("arguments", "message"),
     [
         (["--to", "int8"], "--out is missing"),
-        (["--out", "x"], "there is nothing to do; give `to` (fp16, int8 or int4), `prune`"),
-        (["--out", "x", "--prune", "1.0"], "`prune` is 1.0, expected a number from 0.001"),
+        (["--out", "x"], "there is nothing to do; give `--to` (fp16, int8 or int4), `--prune`"),
+        (["--out", "x", "--prune", "1.0"], "`--prune` is 1.0, expected a number from 0.001"),
         (["--out", "x", "--to", "int2"], "--to is 'int2', expected one of fp32, fp16, int8, int4"),
         (
             ["--out", "x", "--to", "int4", "--prune", "0.9", "--structured", "blocks"],

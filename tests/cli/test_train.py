@@ -11,8 +11,10 @@ import pytest
 
 from fastlstm.cli import train as train_verb
 from fastlstm.cli.main import main
+from fastlstm.cli.train import observed
 from fastlstm.errors import NonFiniteError, Stopped
 from fastlstm.text.config import TrainConfig
+from fastlstm.training.outputs import EventHub
 
 
 def replace_train(monkeypatch: pytest.MonkeyPatch, train: Any) -> None:
@@ -137,6 +139,15 @@ def test_a_stop_is_reported_once(
     out, err = capsys.readouterr()
     assert "stopped by SIGINT" in out
     assert err.count("stopped by SIGINT") == told
+
+
+def test_all_outputs_of_a_command_name_flags() -> None:
+    events: list[dict[str, Any]] = []
+    hub = EventHub(None, [events.append])
+    with observed(True):
+        hub.say("info", "filled; `gaps='split'` cuts there")
+    hub.say("info", "filled; `gaps='split'` cuts there")
+    assert [event["text"].split("`")[1] for event in events] == ["--gaps split", "gaps='split'"]
 
 
 def test_one_output_stream_is_told_from_two(

@@ -120,9 +120,18 @@ def test_training_options_exist_in_train() -> None:
 def test_pruning_to_no_more_zeros_is_refused() -> None:
     source = {"prune": 0.75, "structured": "blocks"}
     with pytest.raises(ConfigError, match=r"is no more than the 0\.75 that RUN was pruned by"):
-        CompressConfig(prune=0.75, structured="blocks").require_more_zeros(source)
-    CompressConfig(prune=0.8, structured="blocks").require_more_zeros(source)
-    CompressConfig(prune=0.5, structured="units").require_more_zeros(source)
-    CompressConfig(prune=0.5).require_more_zeros(source)
-    CompressConfig(to="int8").require_more_zeros(source)
-    CompressConfig(prune=0.5).require_more_zeros({})
+        CompressConfig(prune=0.75, structured="blocks").require_change(source)
+    CompressConfig(prune=0.8, structured="blocks").require_change(source)
+    CompressConfig(prune=0.5, structured="units").require_change(source)
+    CompressConfig(prune=0.5).require_change(source)
+    CompressConfig(to="int8").require_change(source)
+    CompressConfig(prune=0.5).require_change({})
+
+
+def test_the_format_that_run_has_already_is_refused() -> None:
+    source = {"weights": "int8", "prune": None}
+    with pytest.raises(ConfigError, match="RUN is stored as int8 already, so `to='int8'` changes"):
+        CompressConfig(to="int8").require_change(source)
+    for options in ({"to": "int4"}, {"to": "int8", "budget": "5s"}, {"to": "int8", "prune": 0.5}):
+        CompressConfig(**options).require_change(source)
+    CompressConfig(to="int8").require_change({"weights": "fp32"})

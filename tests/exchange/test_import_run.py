@@ -277,7 +277,7 @@ def test_a_module_of_keras_layers_is_exported(number_model, tmp_path):
     report = fastlstm.export(module, example, to="litert", length=6, out=tmp_path / "litert")
     assert report.inputs[0].shape == ("B", 6, 3)
     assert report.proof.max_error < 1e-5
-    with pytest.raises(ShapeError, match=r"a ndarray, expected .* \(B, T, C\): torch\.as_tensor"):
+    with pytest.raises(ShapeError, match=r"a ndarray, expected .* \(B, T, C\); torch\.as_tensor"):
         module(VALUES)
 
 
@@ -339,21 +339,27 @@ def test_widths_that_need_much_padding_are_refused(tmp_path):
         fastlstm.import_run(path, out=tmp_path / "run", chars="abc")
 
 
-def test_a_classifier_with_mask_zero_is_exported_by_lengths(tmp_path):
+@pytest.mark.parametrize("to", ["onnx", "saved-model"])
+def test_a_classifier_with_mask_zero_is_exported_by_lengths(tmp_path, to):
+    tf = pytest.importorskip("tensorflow") if to == "saved-model" else None
     ends = [layers.LSTM(5), layers.Dense(3, activation="softmax")]
     table = layers.Embedding(9, 4, mask_zero=True)
     model = varied(keras.Sequential([keras.Input((6,), dtype="int32"), table, *ends]))
     run = fastlstm.import_run(saved(model, tmp_path / "m.keras"), out=tmp_path / "run")
     assert "behind `lengths`" in " ".join(run.notes)
-    report = fastlstm.export(run, to="onnx", out=tmp_path / "onnx")
+    report = fastlstm.export(run, to=to, out=tmp_path / "out")
     assert "not by token 0 (mask_zero)" in report.notes[0]
-    x, lengths = (
-        np.array([[3, 1, 8, 2, 5, 4], [7, 2, 0, 0, 0, 0]], np.int32),
-        np.array([6, 2], np.int32),
-    )
-    session = onnxruntime.InferenceSession(tmp_path / "onnx/model.onnx")
-    got = session.run(["probabilities"], {"tokens": x, "lengths": lengths})[0]
-    np.testing.assert_allclose(got, outputs(model, x), atol=1e-5)
+    given = {
+        "tokens": np.array([[3, 1, 8, 2, 5, 4], [7, 2, 0, 0, 0, 0]], np.int32),
+        "lengths": np.array([6, 2], np.int32),
+    }
+    if tf is None:
+        session = onnxruntime.InferenceSession(tmp_path / "out/model.onnx")
+        got = session.run(["probabilities"], given)[0]
+    else:
+        called = tf.saved_model.load(str(tmp_path / "out/1")).signatures["serving_default"]
+        got = called(**{name: tf.constant(array) for name, array in given.items()})["probabilities"]
+    np.testing.assert_allclose(got, outputs(model, given["tokens"]), atol=1e-5)
 
 
 def test_a_stateful_note_holds_for_every_kind_of_run(tmp_path):

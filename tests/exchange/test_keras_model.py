@@ -79,6 +79,39 @@ def graph():
     return keras.Model(x, layers.Dense(2, activation="sigmoid")(inner(h)))
 
 
+def encoder_and_decoder():
+    source, target = keras.Input((None, 5)), keras.Input((None, 3))
+    _, *state = layers.LSTM(6, return_state=True)(source)
+    y = layers.LSTM(6, return_sequences=True)(target, initial_state=state)
+    return keras.Model([source, target], layers.Dense(3)(y))
+
+
+def encoder_and_decoder_of_one_input():
+    x = keras.Input((11, 5))
+    y, *state = layers.LSTM(6, return_state=True)(x)
+    z = layers.LSTM(6, return_sequences=True)(layers.RepeatVector(4)(y), initial_state=state)
+    return keras.Model(x, layers.Dense(3)(z))
+
+
+@pytest.mark.parametrize("suffix", [".keras", ".h5"])
+@pytest.mark.parametrize(
+    ("build", "why"),
+    [
+        (encoder_and_decoder, "the model has 2 inputs, expected one"),
+        (encoder_and_decoder_of_one_input, "reads lstm"),
+    ],
+)
+def test_an_encoder_with_a_decoder_is_refused_in_one_line(build, why, suffix, tmp_path):
+    path = saved(build(), tmp_path / f"m{suffix}")
+    with pytest.raises(FormatError) as refused:
+        fastlstm.import_run(path, out=tmp_path / "run")
+    said = str(refused.value)
+    assert why in said
+    assert "layers in one path are imported" in said
+    assert said.endswith("`fastlstm.keras.accelerate(model)` runs its LSTM layers in Keras")
+    assert "\n" not in said
+
+
 @pytest.mark.parametrize("suffix", [".keras", ".h5"])
 @pytest.mark.parametrize(
     ("build", "x"),

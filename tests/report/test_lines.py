@@ -142,10 +142,32 @@ def test_a_forecaster_that_naive_forecasts_beat_has_a_warning(
     errors: dict[str, Any], notes: list[str]
 ) -> None:
     end = {**END, "test_error": {**errors, "measure": "mae"}}
-    shown = lines.end_notes(end)
+    shown = lines.end_notes(end, START)
     assert [note.split(" on the test set")[0] for note in shown] == notes
     assert all("mae" in note and "do not rely on this model" in note for note in shown)
-    assert lines.end_notes({**end, "reason": "stopped by SIGTERM"}) == []
+    assert lines.end_notes({**end, "reason": "stopped by SIGTERM"}, START) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_told"),
+    [
+        ({}, True),
+        ({"best_step": 100}, True),
+        ({"best_step": 101}, False),
+        ({"best_step": 0}, False),  # the start: another note
+        ({"best_step": -1}, False),
+        ({"reason": "no gain in 5 evaluations"}, False),  # it has ended by itself
+        ({"caveats": ["the text is far too short"]}, False),
+    ],
+)
+def test_a_best_step_long_before_the_end_is_told(changes: dict[str, Any], is_told: bool) -> None:
+    end = {**END, "best_step": 6, "step": 201, **changes}
+    best = end["best_step"]
+    told = [note for note in lines.end_notes(end, START) if "is the best" in note]
+    assert len(told) == is_told
+    for note in told:
+        assert note.startswith(f"step {best} of 201 is the best")
+        assert f"the {201 - best} steps after it brought nothing" in note
 
 
 def test_next_commands() -> None:
@@ -179,7 +201,7 @@ def test_next_commands() -> None:
             {"doing": "evaluating the test set", "unit": "windows", "done": 512, "total": 3389},
             "evaluating the test set: 512 of 3,389 windows, 15%",
         ),
-        (lines.progress_text, {"doing": "a", "unit": "b"}, "a: 0 of 0 b"),
+        (lines.progress_text, {"doing": "a", "unit": "b"}, "a"),
         (
             lines.prepare_text,
             {"done_bytes": 123e6, "total_bytes": 1e9},

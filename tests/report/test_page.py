@@ -223,6 +223,7 @@ def test_a_report_that_cannot_be_written(run_dir: Path) -> None:
 
 def test_the_warnings_of_the_end_and_notes_once(run_dir: Path) -> None:
     end = {"event": "end", "reason": "budget 2m", "still_improving": True}
+    end |= {"best_step": 6, "step": 201}
     end["test_error"] = {"measure": "mae", "forecaster": 2.0, "seasonal_naive": 1.5}
     note = {"event": "message", "level": "info", "text": "said at every start"}
     with (run_dir / "metrics.jsonl").open("a") as file:
@@ -230,6 +231,7 @@ def test_the_warnings_of_the_end_and_notes_once(run_dir: Path) -> None:
     text = outline(write_report(run_dir)).text
     assert "worse than the seasonal naive forecast on the test set: mae 2 vs 1.5" in text
     assert "a longer run would help" in text
+    assert "step 6 of 201 is the best" in text
     assert text.count("said at every start") == 1
 
 

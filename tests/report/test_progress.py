@@ -95,6 +95,21 @@ def test_live_line_does_not_jump_when_numbers_change(events: list[Any]) -> None:
     assert width() == width(input_wait_share=0.12, units_per_s=1_230_000.0, progress=0.05)
 
 
+def test_no_step_is_100_percent_while_the_end_takes_time(events: list[Any]) -> None:
+    step = {**step_of(events), "progress": 1.0, "elapsed_s": 52.0}
+    shown = {left: line_of({**step, "eta_s": left}, 79).split()[1] for left in (8.0, 0.1, 0.0)}
+    assert shown == {8.0: "87%", 0.1: "99%", 0.0: "100%"}
+    early = {**step, "progress": 0.01, "eta_s": 8.0}
+    assert line_of(early, 79).split()[1] == "1%", "set-up is no training"
+
+
+def test_what_runs_after_the_last_step_is_told(terminal: Any) -> None:
+    event = {"event": "progress", "doing": "finishing", "unit": "", "done": 0, "total": None}
+    assert plain(event) == "finishing\n"
+    LiveOutput(terminal)(event)
+    assert shown_rows(terminal.getvalue()) == ["finishing"]
+
+
 def test_live_line_without_a_known_ceiling(events: list[Any]) -> None:
     event = {**step_of(events), "ceiling_share": None, "loss": float("nan")}
     line = line_of(event, 79)
@@ -222,7 +237,7 @@ def test_plain_lines_have_no_control_characters(events: list[Any]) -> None:
 def test_plain_step_line(events: list[Any]) -> None:
     assert plain(step_of(events)) == (
         "step 123,456,789  47%  loss 1.234  1.781 bits/char  182k tokens/s  61% of ceiling"
-        "  input wait 0.1%  ETA 4:12  elapsed 1:01\n"
+        "  input wait 0.1%  ETA 4:12  elapsed 3:48\n"
     )
 
 

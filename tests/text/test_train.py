@@ -793,6 +793,6 @@ def test_a_text_that_teaches_nothing_is_said_at_both_ends(tmp_path, content, sai
     run = train(path, tmp_path / "run", steps=2, eval_every=1)
     events = events_of(run.path)
     warnings = [e["text"] for e in events if e["event"] == "message" and e["level"] == "warning"]
-    notes = end_notes({**events[-1], "still_improving": True})
+    notes = end_notes({**events[-1], "still_improving": True}, {})
     assert [said in text for text in warnings] == [True]
     assert [said in text for text in notes] == [True]

@@ -15,6 +15,7 @@ from fastlstm.report.lines import end_notes
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system.storage import encode_json
 from fastlstm.text.config import TrainConfig
+from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
 
 TINY: dict[str, Any] = {
     "batch_size": 2, "seq_length": 16, "sample_every": 0, "precision": "fp32", "threads": 1,
@@ -130,6 +131,19 @@ def test_zeros_of_a_pruned_run_would_not_stay(book, int8, tmp_path):
         train(book, tmp_path / "on", start=pruned.path, steps=1)
 
 
+def test_the_default_rate_is_lower_on_the_text_of_the_start(book, first, tmp_path):
+    (tmp_path / "other.txt").write_text("a bead, a cab, ad " * 300)
+    rates, said = [], []
+    for name, text in (("same", book), ("other", tmp_path / "other.txt")):
+        events: list[dict[str, Any]] = []
+        run = train(text, tmp_path / name, start=first, steps=1, observers=[events.append])
+        options = json.loads((run.path / "config.json").read_text())["train"]
+        rates.append(options["learning_rate"] / DEFAULT_LEARNING_RATE[options["optimizer"]])
+        said.append("0.3 of the default: the run in" in messages(events))
+    assert rates == pytest.approx([0.3, 1.0])
+    assert said == [True, False]
+
+
 @pytest.mark.parametrize("rate", [1.0, 1e-4])
 def test_the_start_counts_as_an_evaluation_and_may_stay_the_best(book, tmp_path, rate):
     events: list[dict[str, Any]] = []
@@ -144,5 +158,5 @@ def test_the_start_counts_as_an_evaluation_and_may_stay_the_best(book, tmp_path,
     kept, weights = (load_file(path / "model.safetensors") for path in (run.path, first))
     is_same = all(bool((kept[name] == value).all()) for name, value in weights.items())
     assert is_same == (rate == 1.0)
-    notes = " ".join(end_notes(next(e for e in events if e["event"] == "end")))
+    notes = " ".join(end_notes(next(e for e in events if e["event"] == "end"), {}))
     assert ("no better than the start" in notes) == (rate == 1.0)

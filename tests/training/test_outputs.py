@@ -9,6 +9,7 @@ import pytest
 
 from fastlstm.errors import BudgetError, RunDirectoryError
 from fastlstm.report.history import read_history
+from fastlstm.runs.events import SPELLING
 from fastlstm.runs.manifest import metrics_mark
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.training.checkpoint import Checkpoint
@@ -33,6 +34,15 @@ def test_an_observer_with_an_os_error_is_removed_with_a_warning() -> None:
     assert calls == [message("a")]
     text = "function stopped (No space left on device); the run continues"
     assert [event["text"] for event in events] == [text, "a", "b"]
+
+
+def test_messages_are_spelled_as_the_caller_says() -> None:
+    events: list[Any] = []
+    before = SPELLING.set(str.upper)
+    EventHub(None, [events.append]).say("info", "give `gaps='fill'`")
+    SPELLING.reset(before)
+    EventHub(None, [events.append]).say("info", "give `gaps='fill'`")
+    assert [event["text"] for event in events] == ["GIVE `GAPS='FILL'`", "give `gaps='fill'`"]
 
 
 def test_another_error_of_an_observer_ends_the_run() -> None:

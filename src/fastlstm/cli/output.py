@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import json
 import re
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.errors import UsageError
+from fastlstm.errors import UsageError, as_flags, respelled
 from fastlstm.report.markup import visible
 from fastlstm.report.terminal import cell_width, columns, is_terminal, style_for, wrap
 from fastlstm.system.redaction import redacted
@@ -21,11 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-_SETTING = re.compile(r"""`([a-z_0-9]+)=('[^'\n]*'|"[^"\n]*"|[^`'"\n]+)`""")
 _NAME = re.compile(r"`([a-z_0-9]+)`")
-_OTHERS = ("out", "text", "chars", "vocab", "answer", "classes", "length", "check_text")
-"""Options of import and export that messages name."""
-_SETTINGS = re.compile(rf"{_SETTING.pattern}(?:,? (?:and )?{_SETTING.pattern})*")
+_OTHERS = (
+    *("out", "text", "chars", "vocab", "answer", "classes", "length", "check_text"),
+    *("to", "prune", "output_rank", "distil", "max_bytes"),
+)
+"""Options of import, export and compress that messages name."""
 
 
 def print_json(values: dict[str, Any]) -> None:
@@ -77,7 +76,7 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 def with_flags(text: str) -> str:
     """Returns a message with its settings as flags: `gaps='fill'` becomes ``--gaps fill``."""
-    text = _SETTINGS.sub(lambda many: f"`{' '.join(map(_flag, _SETTING.finditer(many[0])))}`", text)
+    text = respelled(text, as_flags)
     if _NAME.search(text) is None:
         return text
     from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS  # not for `fastlstm --help`
@@ -86,17 +85,6 @@ def with_flags(text: str) -> str:
     flags = {name: f"--{name.replace('_', '-')}" for name in _OTHERS}
     flags |= {option.name: option.flag for option in options}
     return _NAME.sub(lambda name: f"`{flags.get(name[1], name[1])}`", text)
-
-
-def _flag(setting: re.Match[str]) -> str:
-    name, text = setting[1].replace("_", "-"), setting[2]
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        value = text
-    if isinstance(value, bool):
-        return f"--{name}" if value else f"--no-{name}"
-    return f"--{name} {shlex.quote(str(value))}"
 
 
 def say(text: str, details: Sequence[str] = ()) -> None:

@@ -128,6 +128,7 @@ def observed(use_json: bool) -> Iterator[tuple[StopFlag, Observer]]:
     not reported again if standard output and standard error go to the same place.
     """
     from fastlstm.report.progress import default_output
+    from fastlstm.runs.events import SPELLING
     from fastlstm.training.signals import StopFlag
 
     has_ended = False
@@ -136,16 +137,17 @@ def observed(use_json: bool) -> Iterator[tuple[StopFlag, Observer]]:
         def show(event: dict[str, Any]) -> None:
             nonlocal has_ended
             has_ended |= event.get("event") == "end"
-            if event.get("event") == "message" and not use_json:
-                event = event | {"text": with_flags(event["text"])}
             output(event)
 
+        before = SPELLING.set(with_flags)
         try:
             yield stop, show
         except Stopped as error:
             if has_ended and not use_json:
                 error.is_shown = _is_one_stream()
             raise
+        finally:
+            SPELLING.reset(before)
 
 
 def _is_one_stream() -> bool:

@@ -238,9 +238,15 @@ class CompressConfig:
                 " `max_bytes`"
             )
 
-    def require_more_zeros(self, source: Mapping[str, Any]) -> None:
-        """Raises ConfigError if `source`, the `compression` of a run, already has as many zeros of
-        the same kind."""
+    def require_change(self, source: Mapping[str, Any]) -> None:
+        """Raises ConfigError if `source`, the `compression` of a run, already has the format, or as
+        many zeros of the same kind."""
+        is_rounded = self.to != "fp32" and self.to == source.get("weights")
+        if is_rounded and self.output_rank is None and not self.trains:
+            raise ConfigError(
+                f"RUN is stored as {self.to} already, so `to={self.to!r}` changes nothing; give a"
+                " smaller format, `prune`, or a `budget` to train it on"
+            )
         before = source.get("prune")
         if before is None or self.prune is None or self.structured == "units":
             return

@@ -28,7 +28,7 @@ from fastlstm.compression.report import (
 from fastlstm.compression.units import Config, num_units, smaller_size
 from fastlstm.errors import ConfigError, FastLSTMError, FormatError
 from fastlstm.report.page import write_report
-from fastlstm.runs.events import Event, Observer
+from fastlstm.runs.events import SPELLING, Event, Observer
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.runs.weight_formats import checked_compression
 from fastlstm.system.fields import built
@@ -147,7 +147,7 @@ class CompressionSession:
         if is_resumed := self.resume and bool(RunDirectory(self.out).checkpoints()):
             first = self._first_start()
         else:
-            self.config.require_more_zeros(source.before)
+            self.config.require_change(source.before)
             self._reach_goal()
             self.config.require_teacher(self.config.is_taught)
         if not (is_resumed or self.config.trains):
@@ -201,6 +201,7 @@ class CompressionSession:
         self.config.refuse_method()
 
         def say(text: str) -> None:
+            text = SPELLING.get()(text)
             self.notes.append(text)
             for observer in self.observers:
                 observer({"event": "message", "level": "info", "text": text})

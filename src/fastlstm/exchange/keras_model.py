@@ -162,15 +162,15 @@ def _path_of(config: Mapping[str, Any], listed: list[dict[str, Any]]) -> list[di
         if len(before) != 1 or before[0][1] != 0:
             reads = ", ".join(sorted({source for source, _ in before})) or "nothing"
             raise FormatError(
-                f"the layer '{name}' reads {reads}; expected a model of one path, in which"
-                " every layer reads the output of the layer before it, once"
+                f"the layer '{name}' reads {reads}; layers in one path are imported, in which each"
+                f" reads the output of the layer before it, once; {IN_KERAS}"
             )
         name = before[0][0]
     unused = by_name.keys() - {str(layer.get("name") or name_of(layer)) for layer in path}
     if unused:
         raise FormatError(
-            f"the layer '{min(unused)}' is not on the path from input to output; expected"
-            " a model of one path"
+            f"the layer '{min(unused)}' is not on the path from input to output; layers in one"
+            f" path are imported; {IN_KERAS}"
         )
     return path[::-1]
 
@@ -183,8 +183,8 @@ def _ends(value: Any, key: str) -> str:
     what = key.removesuffix("_layers")
     count = counted(len(value), what) if isinstance(value, list | dict) else f"no known {what}"
     raise FormatError(
-        f"the model has {count}, expected one: models of several paths, such as an encoder and a"
-        f" decoder, are not imported; {IN_KERAS}"
+        f"the model has {count}, expected one: layers in one path are imported, an encoder with a"
+        f" decoder is not; {IN_KERAS}"
     )
 
 

@@ -268,10 +268,11 @@ def sample_lines(event: Event, max_lines: int = 8) -> list[str]:
 
 def progress_text(event: Event) -> str:
     """Returns ``evaluating the test set: 512 of 3,389 windows, 15%``."""
-    done, total = number(event, "done") or 0, number(event, "total") or 0
-    share = f", {percent(done / total)}" if total else ""
+    done, total = number(event, "done") or 0, number(event, "total")
     doing, unit = text_of(event, "doing"), text_of(event, "unit")
-    return f"{doing}: {done:,.0f} of {total:,.0f} {unit}{share}"
+    if not total:
+        return doing
+    return f"{doing}: {done:,.0f} of {total:,.0f} {unit}, {percent(done / total)}"
 
 
 def prepare_text(event: Event) -> str:
@@ -462,17 +463,27 @@ def spent_text(end: Event) -> str:
 _NO_USE = "do not rely on this model"
 _EQUAL = 0.005
 """Relative difference below which errors count as equal."""
+_EARLY = 0.5
+"""Share of the steps before which a best step is early."""
 
 
-def end_notes(end: Event) -> list[str]:
-    """Returns warnings about the model of a finished run."""
+def end_notes(end: Event, start: Event) -> list[str]:
+    """Returns warnings about the model of a finished run; `start` is the event of its start."""
     if is_unfinished(end):
         return []
     notes, errors = [], _part_of(end, "test_error")
-    if number(end, "best_step") == 0 and number(end, "step"):
+    best, steps = (number(end, key) or 0 for key in ("best_step", "step"))
+    is_whole = text_of(end, "reason") == text_of(start, "end")  # no callback has ended it
+    if end.get("best_step") == 0 and steps:
         notes.append(
             "no better than the start, whose weights the run keeps; give a longer run or a lower"
             " --learning-rate"
+        )
+    elif 0 < best < _EARLY * steps and is_whole and not end.get("caveats"):
+        notes.append(
+            f"step {best:,.0f} of {steps:,.0f} is the best, and the run keeps its weights: the"
+            f" {steps - best:,.0f} steps after it brought nothing; take a smaller budget, or more"
+            " dropout or weight decay"
         )
     own = number(errors, "forecaster")
     for name in ("ridge", "seasonal_naive", "naive"):

@@ -110,7 +110,7 @@ def _state(history: History) -> str:
     if history.end is not None:
         kind, word = ("warn", "") if is_unfinished(history.end) else ("good", "Finished: ")
         states = [(kind, word + text_of(history.end, "reason"))]
-        states += [("warn", note) for note in end_notes(history.end)]
+        states += [("warn", note) for note in end_notes(history.end, history.start)]
     elif not history.steps:
         states = [("warn", "No steps recorded yet")]
     else:

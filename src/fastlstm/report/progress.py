@@ -183,7 +183,7 @@ class PlainOutput(LineOutput):
         title = ("" if is_unfinished else "finished: ") + text_of(event, "reason")
         colour = "yellow" if is_unfinished else "green"
         self._section(title, colour, words.end_rows(event, self.start))
-        for note in words.end_notes(event):
+        for note in words.end_notes(event, self.start):
             self._note(note, True)
         self._commands(words.next_commands(event, self.start))
 
@@ -273,7 +273,7 @@ class LiveOutput(PlainOutput):
 
     def _on_step(self, event: Event) -> None:
         parts = [*step_parts(event, unit_of(self.start)), *self._valid]
-        self._draw(live_line(parts, number(event, "progress"), columns(), self.style, self._bar))
+        self._draw(live_line(parts, share_of(event), columns(), self.style, self._bar))
 
     def _on_eval(self, event: Event) -> None:
         step, split, *figures = words.eval_parts(event)
@@ -373,8 +373,15 @@ class LinePart:
         return (self.long if is_long else self.short).format(self.value.rjust(self.width))
 
 
+def share_of(event: Event) -> float | None:
+    """Returns the share of a run that is done at a step; below 1 while its end still takes time."""
+    done, elapsed, left = (number(event, key) for key in ("progress", "elapsed_s", "eta_s"))
+    return min(done, elapsed / (elapsed + left)) if done and elapsed and left else done
+
+
 def step_parts(event: Event, unit: str) -> list[LinePart]:
     """Returns the parts of a step: percent, loss, bits, speed, ceiling, input wait, ETA, ranks."""
+    event = {**event, "progress": share_of(event)}
     table: tuple[tuple[str, Callable[[float], str], str, str, int, int], ...] = (
         ("progress", _whole_percent, "{}", "{}", 0, 4),
         ("loss", "{:.3f}".format, "loss {}", "loss {}", 3, 5),
@@ -395,7 +402,7 @@ def step_parts(event: Event, unit: str) -> list[LinePart]:
 
 
 def _whole_percent(share: float) -> str:
-    return f"{100 * min(1.0, share):.0f}%"
+    return "100%" if share >= 1.0 else f"{min(99, round(100 * share))}%"
 
 
 def live_line(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from fastlstm.system.storage import finite, open_lines
 Event = dict[str, Any]
 Observer = Callable[[Event], None]
 
+SPELLING: ContextVar[Callable[[str], str]] = ContextVar("spelling", default=str)
+"""Spells the settings in messages of a run: flags where a command has started it."""
 NOT_STORED = frozenset({"prepare", "progress"})
 _SCALARS = {
     "step": (

@@ -99,7 +99,8 @@ class ImportedModel(nn.Module):
         shape = "token ids (B, T)" if self._reads_tokens else "values (B, T, C)"
         if not is_tensor_like(x):
             raise ShapeError(
-                f"the input is {kind_of_value(x)}, expected {shape}: torch.as_tensor makes a tensor"
+                f"the input is {kind_of_value(x)}, expected {shape}; torch.as_tensor makes a tensor"
+                " of it"
             )
         if x.ndim != (2 if self._reads_tokens else 3):
             raise ShapeError(f"the input has shape {tuple(x.shape)}, expected {shape}")

@@ -63,7 +63,7 @@ from fastlstm.text.pipelined_task import (
 from fastlstm.text.plan import LONG, choose_seq_length, fit_batch, open_batches, resolve
 from fastlstm.text.size_plan import budget_plan
 from fastlstm.text.task import FinalTest, Outlook, Samples, TextTask, has_outlook
-from fastlstm.text.warm_start import WarmStart, refuse_other_start
+from fastlstm.text.warm_start import CONTINUED_RATE, WarmStart, refuse_other_start
 from fastlstm.training.callbacks import Callback, checked_callbacks
 from fastlstm.training.checkpoint import Checkpoint, reading
 from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
@@ -213,6 +213,7 @@ class TextSession(RunSession):
     """Names of the given options; with None a budget chooses no size."""
     place = Path()
     _first_model: LanguageModel | None = None
+    _first_text: str | None = None
     _started_with: dict[str, str] | None = None
 
     @property
@@ -223,6 +224,7 @@ class TextSession(RunSession):
     def start_with(self, first: WarmStart, config: TrainConfig) -> None:
         """Has training start with a trained model; `config` are the options with its sizes."""
         self._first_model, self._started_with = first.loaded.model, first.record()
+        self._first_text = first.loaded.config.get("data", {}).get("key")
         self.is_trained = True
         self.tokenizer, self.unknown = first.loaded.tokenizer, "count"
         self.notes += first.notes(config)
@@ -256,7 +258,7 @@ class TextSession(RunSession):
         sizes = config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)
         model = LanguageModel(sizes).to(device)
         model.strict_kernels = config.strict_kernels
-        config, notes = self.with_rate(config, DEFAULT_LEARNING_RATE), tuple[str, ...]()
+        config, notes = self._rated(config, text), tuple[str, ...]()
         if is_new:
             config, notes = fit_batch(choose_seq_length(config, chosen.tokens, num), num)
         check_pipeline(config, sizes.num_layers, device, self.world.size)
@@ -295,6 +297,17 @@ class TextSession(RunSession):
             )
         self.notes += [plan.why] if plan.why else []
         return plan
+
+    def _rated(self, config: TrainConfig, text: TextDataset) -> TrainConfig:
+        """Returns the options with a learning rate, lower for the text of the run in `start`."""
+        is_same, rates = self.world.decided(text.key == self._first_text)[0], DEFAULT_LEARNING_RATE
+        if is_same and config.learning_rate is None:
+            rates = {name: CONTINUED_RATE * rate for name, rate in rates.items()}
+            self.notes.append(
+                f"learning rate {rates[config.optimizer]:.3g}, {CONTINUED_RATE:g} of the default:"
+                " the run in `start` was trained on this text"
+            )
+        return self.with_rate(config, rates)
 
     def set_weights(self, model: LanguageModel, texts: RunText, config: TrainConfig) -> None:
         if self._first_model is None:

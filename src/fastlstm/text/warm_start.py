@@ -13,10 +13,10 @@ from fastlstm.errors import ConfigError, FormatError, counted
 from fastlstm.text.config import PRESETS, ModelConfig, TrainConfig
 from fastlstm.text.files import LoadedModel, load_language_model
 from fastlstm.text.stored_model import load_stored_model, weights_record
-from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
 
 CONTINUED_RATE = 0.3
-"""Ratio of the peak learning rate to the default, if a run starts with a trained model."""
+"""Ratio of the peak learning rate to the default, if a run starts with a model that was trained on
+the same text; for another text the default is best (benchmarks/log)."""
 _OF_TRAINING = {"dropout", "dropout_kind", "weight_drop", "recurrent_dropout", "zoneout"}
 """Options of a model that do not change its weights: the new run may set others."""
 
@@ -49,8 +49,7 @@ class WarmStart:
     def options(self, config: TrainConfig, given: Collection[str]) -> TrainConfig:
         """Returns the options of the run, with the sizes and the vocabulary of the model.
 
-        The default learning rate is `CONTINUED_RATE` times the usual one. Raises ConfigError if one
-        of the `given` options contradicts the model.
+        Raises ConfigError if one of the `given` options contradicts the model.
         """
         values = self._values()
         for name in sorted(given):
@@ -58,8 +57,6 @@ class WarmStart:
         own = {"dropout", *_OF_TRAINING.intersection(given)}
         kept = {name: value for name, value in values.items() if name not in own}
         kept |= {"preset": TrainConfig.preset, "vocab_size": TrainConfig.vocab_size}
-        if config.learning_rate is None:
-            kept["learning_rate"] = CONTINUED_RATE * DEFAULT_LEARNING_RATE[config.optimizer]
         return dataclasses.replace(config, **kept)
 
     def _values(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from fastlstm.errors import BudgetError, CorruptFileError, FastLSTMError, RunDir
 from fastlstm.report.events import number
 from fastlstm.report.history import read_history
 from fastlstm.report.page import write_report
-from fastlstm.runs.events import Event, MetricsFile, Observer, TensorBoardWriter
+from fastlstm.runs.events import SPELLING, Event, MetricsFile, Observer, TensorBoardWriter
 from fastlstm.runs.manifest import truncate_metrics
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system.redaction import redacted
@@ -55,6 +55,8 @@ class EventHub:
 
     def _hand_out(self, event: Event, observers: Sequence[Observer]) -> None:
         event = {n: redacted(v) if isinstance(v, str) else v for n, v in event.items()}
+        if event["event"] == "message":
+            event["text"] = SPELLING.get()(event["text"])
         for observer in list(observers):
             try:
                 observer(event)

@@ -213,6 +213,9 @@ class Trainer:
         self._loop()
         if self.reason == self.plan.stop_criterion.text:  # no callback has ended the run
             self.plan.stop_criterion.require_steps(self.progress.step, self.progress.setup_s)
+        if self.plan.stop_criterion.budget_s is not None:  # what its reserve is for
+            doing = "finishing: evaluation, files and report"
+            self._emit({"event": "progress", "doing": doing, "unit": "", "done": 0, "total": None})
         while self._last is None or self.progress.evaluated_step != self.progress.step:
             if not self.evaluate():  # rolled back: later steps are taken again
                 self._loop()

@@ -16,9 +16,11 @@ from pyarrow import csv
 
 from fastlstm import Forecaster
 from fastlstm.cli.main import main
+from fastlstm.errors import respelled
 from fastlstm.forecast.read_options import READING
 from fastlstm.forecast.window_forecaster import load_window_forecaster
 from fastlstm.serve.forecast import tables
+from fastlstm.serve.forecast.tables import as_query
 from fastlstm.system import environment
 from forecast_server import QUICK, L, everything, h, save, waves
 from running_server import Running, wait_until
@@ -162,16 +164,23 @@ def test_the_options_of_reading_are_parameters(forecasts: Running) -> None:
     comma = as_csv(waves()).replace(b",", b";").replace(b".", b",")
     told = refusal(post(forecasts, comma))
     assert told.startswith("the table looks like numbers with a decimal comma")
-    assert "`decimal=','`" in told
+    assert "`decimal=,`" in told
     found = post(forecasts, comma, "?decimal=,").json()["rows"]
     assert found == post(forecasts, as_csv(waves())).json()["rows"]
     latin = as_csv(waves()).replace(b"s0", "sé".encode("cp1252"))
-    assert "add `encoding='cp125" in refusal(post(forecasts, latin))
+    assert "add `encoding=cp125" in refusal(post(forecasts, latin))
     assert post(forecasts, latin, "?encoding=cp1252").json()["rows"][0]["unique_id"] == "sé"
     twice = as_csv(waves()) + as_csv(waves()).splitlines(keepends=True)[-1]
     assert "duplicates" in refusal(post(forecasts, twice))
     noted = post(forecasts, twice, "?duplicates=last&header=true&skip_rows=0").json()
     assert any("duplicate" in note for note in noted["notes"])
+
+
+def test_options_of_reading_are_spelled_as_parameters() -> None:
+    text = "add `delimiter='\t'`, `wide=True`; or train with `gaps='fill'`, `horizon=3`"
+    assert respelled(text, as_query) == (
+        "add `delimiter=%09&wide=true`; or train with `--gaps fill --horizon 3`"
+    )
 
 
 @pytest.mark.parametrize(
@@ -192,7 +201,7 @@ def test_the_options_of_reading_are_parameters(forecasts: Running) -> None:
         ("?gaps=no", "`gaps` is 'no', expected one of split, fill"),
         ("?encoding=zip", "`encoding` is 'zip'"),
         ("?encoding=punycode", "`encoding` is 'punycode'"),
-        ("?encoding=utf-16", "`encoding='utf-16'`: UTF-16 stream does not start with BOM"),
+        ("?encoding=utf-16", "`encoding=utf-16`: UTF-16 stream does not start with BOM"),
         ("?delimiter=%C3%A9", "`delimiter` is 'é', expected a character of ASCII"),
         ("?escape=%00", "`escape` is '\\x00', expected a character of ASCII"),
         ("?encoding=a%00b", "`encoding` is"),

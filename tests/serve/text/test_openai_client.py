@@ -153,7 +153,7 @@ def test_models_and_errors(client: Any) -> None:
         client.completions.create(model="gpt-4", prompt="a")
     with pytest.raises(openai.BadRequestError, match="expected `float` <= 2"):
         client.completions.create(model="tiny", prompt="a", temperature=9)
-    told = "not in the vocabulary: 'Q' at 2; remove them, or train with `vocab='byte'` or bpe,"
+    told = "not in the vocabulary: 'Q' at 2; remove them, or train with `--vocab byte` or bpe,"
     with pytest.raises(openai.BadRequestError, match=told):
         client.completions.create(model="tiny", prompt="a Q")
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, quote, urlencode
 
 import msgspec
 from msgspec import UNSET, Meta, Struct
 
-from fastlstm.errors import UsageError
+from fastlstm.errors import UsageError, as_flags, respelled
 from fastlstm.forecast.read_options import READING, ReadOptions
 from fastlstm.report.markup import clipped
 from fastlstm.serve.admission import Reservation
@@ -19,6 +19,8 @@ from fastlstm.system import environment
 from fastlstm.system.cache import Cache
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from starlette.types import Receive, Scope, Send
 
     from fastlstm.forecast.forecast_table import Forecasts
@@ -129,7 +131,16 @@ def forecast_table(
         engine.scheduler.reserve(pending, count)
         return _csv(found) if wants_csv(scope) else _json(engine.name, found, notes, num_charts)
     except UsageError as error:
-        raise ApiError(400, clipped(str(error), _MAX_MESSAGE)) from None
+        raise ApiError(400, clipped(respelled(str(error), as_query), _MAX_MESSAGE)) from None
+
+
+def as_query(settings: Sequence[tuple[str, Any]]) -> str:
+    """Returns options of reading as parameters of the query: ``decimal=,&wide=true``; others, which
+    are of training, as flags."""
+    if any(name not in READING for name, _ in settings):
+        return as_flags(settings)
+    given = [(n, str(v).lower() if isinstance(v, bool) else v) for n, v in settings]
+    return urlencode(given, quote_via=quote, safe=",;:/|'$")
 
 
 def _records(title: str, rows: str | bytes | list[Row] | None) -> Any:
@@ -185,4 +196,5 @@ def _json(name: str, found: Forecasts, notes: list[str], num_charts: int) -> byt
         parts.append(encode(rows)[1:-1])
     answer = {"model": name, "rows": msgspec.Raw(b"[" + b",".join(parts) + b"]")}
     charts = {"charts": found.events(None, num_charts)} if num_charts else {}
-    return encode({**answer, **charts, "notes": list(dict.fromkeys(notes))})
+    notes = [respelled(note, as_query) for note in dict.fromkeys(notes)]
+    return encode({**answer, **charts, "notes": notes})

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from fastlstm.errors import PromptError, counted
+from fastlstm.errors import PromptError, as_flags, counted, respelled
 from fastlstm.serve.admission import Engine, Places, Reservation
 from fastlstm.serve.http.errors import ApiError, Disconnected
 from fastlstm.serve.metrics import Metrics
@@ -219,7 +219,7 @@ class TextEngine(Engine):
             try:
                 tokens = prompt_ids(tokenizer, tokens).tolist() if tokens else []
             except PromptError as error:
-                raise ApiError(400, str(error), field) from None
+                raise ApiError(400, respelled(str(error), as_flags), field) from None
         if len(tokens) > limit:
             raise _too_long(field, len(tokens), limit)
         return tokens
