@@ -38,8 +38,9 @@ class ForecastConfig(TrainingOptions, ReadOptions):
         past: past covariates, unknown in the future; default all other numeric columns.
         future: future covariates, known in advance.
         calendar: sines and cosines of hour, weekday, year as future covariates, or none. The
-            default, for a single target, takes the periods that fit twice into the training part (a
-            year: 1.5 times), if they lower the validation error of the linear path by 1 %.
+            default, for a single target, takes the periods that fit twice into the training part,
+            the year if it fits in 1.5 times, if they lower the validation error of the linear path
+            by 1 %.
         static: static covariates, one value per series.
         categorical: covariates that are categories.
         ignore: columns not to use.
