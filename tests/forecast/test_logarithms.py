@@ -83,7 +83,7 @@ def test_closed_days_have_logarithms_and_are_forecast_as_closed(
     assert found.filter(like="y-q").to_numpy().min() >= 0
     sundays = table["ds"][table["ds"].dt.day_of_week == 6]
     ends = table[(table["unique_id"] == "b") & (table["ds"] <= sundays.max())]
-    assert model.predict(ends)["y"].max() > 300  # the 0 in front of it is no level
+    assert model.predict(ends)["y"].max() > 300  # behind a 0
     shut = table.assign(y=lambda frame: frame["y"].where(frame["ds"] < "2024-05-01", 0))
     assert model.predict(shut)["y"].max() < 30  # for longer than the input
 

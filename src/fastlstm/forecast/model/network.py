@@ -34,7 +34,7 @@ _MAX_EMBEDDING = 16
 _LEAST = 1e-2
 """Least value, in deviations, that is read as its logarithm."""
 _CLOSED = 2 * _LEAST
-"""Least value that is no 0 where logarithms of zeros are read and forecast."""
+"""A smaller forecast is 0, where logarithms of zeros are read."""
 LINEAR = ("linear_weight", "linear_bias", "linear_share", "linear_future")
 """Buffers of the linear path; training does not change them."""
 
@@ -420,14 +420,10 @@ class ForecastNetwork(nn.Module):
             mean = targets.nanmean(1).nan_to_num(0.0)
             square = ((targets - mean[:, None]) ** 2).nanmean(1).nan_to_num(1.0)
             return mean, torch.sqrt(square + 1e-5)
-        steps, empty = torch.arange(1, targets.shape[1] + 1, device=targets.device), 0.0
-        if kind == "log" and self.config.non_negative:  # the logarithm of 0 is no level
-            empty = math.log(_LEAST)
-            is_there = targets > math.log(_CLOSED)
-            targets = torch.where(is_there, targets, math.nan)
         if is_there is None:
             return targets[:, -1], one
-        return _picked(targets, is_there, steps[:, None], 1).nan_to_num(empty), one
+        steps = torch.arange(1, targets.shape[1] + 1, device=targets.device)
+        return _picked(targets, is_there, steps[:, None], 1).nan_to_num(0.0), one
 
     def _run(
         self,
