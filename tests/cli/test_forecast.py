@@ -21,7 +21,7 @@ TABLE = pa.table({"ds": pa.array([0, 3600], pa.timestamp("s")), "y": [1.0, 2.0]}
 class Model:
     """Stands for a forecaster: remembers what it is asked."""
 
-    schema, num_rows, has_whole_seconds = TABLE.schema, 2, True
+    schema, num_rows, csv_form = TABLE.schema, 2, forecast_file.CsvForm("s")
 
     def __init__(self) -> None:
         self.asked: list[Any] = []

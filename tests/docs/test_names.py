@@ -132,7 +132,10 @@ def unknown(text: str) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_names_of_a_page_exist(page: str) -> None:
-    assert unknown(re.sub("```.*?```", "", text_of(page), flags=re.DOTALL)) == set()
+    text = re.sub("```.*?```", "", text_of(page), flags=re.DOTALL)
+    if page == "docs/start/coming-from.md":  # its first column has the words of other libraries
+        text = re.sub(r"^\|[^|]*", "", text, flags=re.MULTILINE)
+    assert unknown(text) == set()
 
 
 def test_names_in_docstrings_exist() -> None:

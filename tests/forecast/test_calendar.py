@@ -90,6 +90,17 @@ def test_a_useless_calendar_leaves_the_linear_path_of_the_given_covariates() -> 
     assert (plain.network_.linear_future > 0.5).all()
 
 
+def test_a_year_and_a_half_may_teach_the_season_of_the_year() -> None:
+    frame = daily(0.0, 800)
+    season = np.sin(2 * np.pi * frame["ds"].dt.day_of_year / 365.25)
+    given = {**QUICK, "horizon": 40, "normalize": "last"}
+    for effect, split, taken in ((4, (560, 120, 120), True), (0, (560, 120, 120), False),
+                                 (4, (540, 120, 140), False)):  # fmt: skip
+        table = frame.assign(y=frame["y"] + effect * season)
+        model = Forecaster(**{**given, "split": split}).fit(table)
+        assert ("year" in model.stored_.config.calendar) == taken, (effect, split)
+
+
 def test_columns_are_sines_of_local_time() -> None:
     times = pandas.date_range("2021-03-01", periods=500, freq="h", tz="UTC")
     frame = pandas.DataFrame(

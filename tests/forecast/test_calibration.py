@@ -182,7 +182,7 @@ def test_quantiles_are_calibrated_on_validation_values(output: Any) -> None:
     """This holds for an untrained network too: its errors are added."""
     model = Forecaster(**{**QUICK, "steps": 1}, output=output).fit(noisy(600))
     rows = model._windows(model.dataset_, "valid", 1)[1].rows()
-    levels = (0.025, 0.1, 0.3, 0.5, 0.825, 0.975)
+    levels = (0.025, 0.1, 0.3, 0.825, 0.975)
     below = [
         (y[..., None] <= q)[:, :, 0].double()
         for q, y in model.stored_.forecast(model._inputs, rows, levels)
@@ -230,12 +230,40 @@ def test_the_horizon_does_not_change_the_spread() -> None:
 
 
 def test_residuals_are_added_at_their_step_and_target_in_units_of_spread() -> None:
-    base = torch.tensor(LEVELS).expand(1, 3, 2, -1)
-    residuals = torch.arange(6.0).view(1, 3, 2).expand(len(LEVELS), -1, -1)
+    sign = torch.tensor(LEVELS).sub(0.5).sign()[:, None, None]
+    residuals = sign * torch.arange(6.0).view(1, 3, 2)
     wide = torch.tensor([[1.0, 10.0]])
-    found = Calibration(residuals).quantiles(Point(), base, wide, [0.1, 0.925])
+    found = Calibration(residuals).quantiles(Point(), torch.ones(1, 3, 2, 1), wide, [0.1, 0.925])
     shift = torch.tensor([[0.0, 10.0], [2.0, 30.0], [4.0, 50.0]])
-    torch.testing.assert_close(found[0], shift[..., None] + torch.tensor([0.1, 0.925]))
+    torch.testing.assert_close(found[0], 1 + torch.stack([-shift, shift], -1))
+
+
+@pytest.mark.parametrize("output", ["point", "quantiles", "student_t"])
+def test_the_median_is_the_point_forecast(output: Any) -> None:
+    """This holds even if nearly all validation values lie above their forecasts."""
+    rising = noisy(400) + np.r_[np.zeros(250), np.arange(150.0)]
+    model = Forecaster(**{**QUICK, "steps": 3}, output=output, linear=False).fit(rising)
+    found = model.predict_quantiles(quantiles=(0.45, 0.5, 0.55))
+    np.testing.assert_array_equal(found[:, 1:2], model.predict())
+    assert (np.diff(found) >= 0).all()
+    if output == "point":  # the mean is no median
+        mean = Forecaster(**{**QUICK, "steps": 3}, loss="mse", linear=False).fit(rising)
+        assert (mean.predict_quantiles(quantiles=(0.5,)) > mean.predict() + 1).all()
+
+
+@pytest.mark.filterwarnings("ignore:80 % intervals cover")
+def test_intervals_allow_for_an_offset_of_the_other_sign() -> None:
+    """Of few validation windows, as long as they do not repeat it often."""
+    rng, shares = np.random.default_rng(0), {}
+    for num_valid in (40, 400):
+        slope = np.r_[np.zeros(300), np.full(num_valid, -0.2), np.full(60, 0.2)]
+        y = slope.cumsum() + rng.normal(size=len(slope)) * 0.3
+        split = (300, num_valid, 60)
+        given = {**QUICK, "horizon": 20, "patch": 1, "steps": 1, "split": split}
+        model = Forecaster(**{**given, "normalize": "last"}, linear=False).fit(y)
+        shares[num_valid] = model.coverage((0.8,))[0.8]
+    assert shares[40] > 0.7
+    assert shares[400] < 0.5
 
 
 def test_a_quantile_outside_the_calibrated_range_is_refused() -> None:

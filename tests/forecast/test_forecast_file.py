@@ -10,7 +10,7 @@ from pyarrow import csv, ipc
 from pyarrow import parquet as pq
 
 from fastlstm.forecast import forecast_file
-from fastlstm.forecast.forecast_file import SUFFIXES, write_rows
+from fastlstm.forecast.forecast_file import SUFFIXES, CsvForm, write_rows
 
 ROWS = pa.table(
     {
@@ -21,12 +21,15 @@ ROWS = pa.table(
 )
 
 
-def written(suffix: str, sizes: list[int], whole: bool = True, rows: pa.Table = ROWS) -> bytes:
+SECONDS = CsvForm("s")
+
+
+def written(suffix: str, sizes: list[int], form: CsvForm = SECONDS, rows: pa.Table = ROWS) -> bytes:
     file, tables, begin = io.BytesIO(), [], 0
     for size in sizes:
         tables.append(rows.slice(begin, size))
         begin += size
-    write_rows(file, suffix, rows.schema, tables, whole)
+    write_rows(file, suffix, rows.schema, tables, form)
     return file.getvalue()
 
 
@@ -48,9 +51,22 @@ def test_the_size_of_blocks_changes_no_row(suffix: str, monkeypatch: pytest.Monk
 def test_times_of_a_csv_have_fractions_only_where_one_has(zone: str | None) -> None:
     times = pa.array([0, 3_600_000_000], pa.timestamp("us", zone))
     rows = pa.table({"time": times, "y": [1.0, 2.0]})
-    found = csv.read_csv(io.BytesIO(written(".csv", [2], True, rows)))
+    found = csv.read_csv(io.BytesIO(written(".csv", [2], SECONDS, rows)))
     assert found["time"].type == pa.timestamp("s", zone and "UTC")
     assert found["time"].cast(times.type).equals(rows["time"])
     finer = pa.table({"time": pa.array([0, 500_000], pa.timestamp("us", zone))})
-    assert b".5" in written(".csv", [2], False, finer)
-    assert b"." not in written(".csv", [2], True, rows).replace(b"2.", b"").replace(b"1.", b"")
+    assert b".5" in written(".csv", [2], CsvForm(), finer)
+    assert b"." not in written(".csv", [2], SECONDS, rows).replace(b"2.", b"").replace(b"1.", b"")
+
+
+def test_a_csv_has_the_digits_of_float32_and_dates_without_hours() -> None:
+    days = pa.array([0, 86_400_000_000] * 4, pa.timestamp("us"))
+    values = [103.14461146791918, -1 / 3, 0.0, 1.0, 12345678.9, 2e-7 / 3, float("inf"), None]
+    rows = pa.table({"ds": days, "y": pa.array(values, pa.float64())})
+    lines = written(".csv", [8], CsvForm("D", is_short=True), rows).decode().splitlines()
+    assert lines[1:4] == ["1970-01-01,103.1446", "1970-01-02,-0.3333333", "1970-01-01,0"]
+    found = [line.partition(",")[2] for line in lines[4:]]
+    assert [float(text) for text in found[:3]] == [1, 12345680, 6.666667e-08]
+    assert found[3:] == ["inf", "nan"]
+    whole = written(".csv", [8], CsvForm("D"), rows).decode()
+    assert "103.14461146791918" in whole

@@ -12,6 +12,7 @@ import torch
 
 from fastlstm import Forecaster
 from fastlstm.errors import ConfigError
+from fastlstm.forecast import forecast_table
 from fastlstm.forecast.model.config import ForecasterConfig
 from fastlstm.forecast.model.network import ForecastNetwork
 from fastlstm.forecast.window_forecaster import load_window_forecaster
@@ -19,7 +20,7 @@ from fastlstm.forecast.window_forecaster import load_window_forecaster
 pytestmark = pytest.mark.filterwarnings("ignore:80 % intervals cover")  # after few steps
 QUICK: dict[str, Any] = {
     "horizon": 7, "input_size": 28, "patch": 7, "hidden_size": 8, "steps": 5, "split": "60/20/20",
-    "target": "y",
+    "target": "y", "calendar": "none",
 }  # fmt: skip
 
 
@@ -49,8 +50,72 @@ def test_logarithms_are_taken_where_they_lower_the_validation_error(model: Forec
     sums = sales(is_product=False)
     assert Forecaster(**QUICK).fit(sums).stored_.config.normalize == "last"
     assert Forecaster(**QUICK, output="student_t").fit(sales()).stored_.config.normalize == "last"
-    below = sales().assign(y=lambda frame: frame["y"].where(frame.index != 3, -1.0))
-    assert Forecaster(**QUICK).fit(below).stored_.config.normalize == "last"
+    for value in (-1.0, 0.0):  # a single 0 may be a mistake
+        below = sales().assign(y=lambda frame, v=value: frame["y"].where(frame.index != 3, v))
+        assert Forecaster(**QUICK).fit(below).stored_.config.normalize == "last"
+
+
+def closed() -> pd.DataFrame:
+    """`sales` of shops that are closed on Sundays."""
+    frame = sales(rows=1200)
+    return frame.assign(y=frame["y"].where(frame["ds"].dt.day_of_week != 6, 0))
+
+
+def test_closed_days_have_logarithms_and_are_forecast_as_closed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    given, table = {**QUICK, "calendar": None}, closed()
+    with caplog.at_level("INFO", "fastlstm"):
+        model = Forecaster(**given).fit(table)
+    assert model.stored_.config.calendar == ("weekday",)
+    assert model.network_.config.normalize == "log"
+    for told in (
+        "14% of the values of the target are 0, none is below: no",
+        "`normalize='log'` low",
+    ):
+        assert told in caplog.text
+    plain = Forecaster(**given, normalize="last").fit(table)
+    assert model.backtest()["forecaster"]["mae"] < 0.95 * plain.backtest()["forecaster"]["mae"]
+    found = model.predict_quantiles(quantiles=(0.01, 0.5, 0.9))
+    sunday = found["ds"].dt.day_of_week == 6
+    assert (found.loc[sunday, "y-q0.5"] == 0).all()
+    assert found.loc[~sunday, "y-q0.5"].min() > 10
+    assert found.filter(like="y-q").to_numpy().min() >= 0
+    sundays = table["ds"][table["ds"].dt.day_of_week == 6]
+    ends = table[(table["unique_id"] == "b") & (table["ds"] <= sundays.max())]
+    assert model.predict(ends)["y"].max() > 300  # behind a 0
+    shut = table.assign(y=lambda frame: frame["y"].where(frame["ds"] < "2024-05-01", 0))
+    assert model.predict(shut)["y"].max() < 30  # for longer than the input
+
+
+@pytest.mark.filterwarnings("ignore:the target is 0 or less in")
+@pytest.mark.parametrize("normalize", ["last", "log"])
+def test_no_forecast_is_below_0_where_no_value_is(normalize: Any, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rare = sales().assign(y=rng.poisson(0.7, 840).astype(float))
+    given = {**QUICK, "normalize": normalize, "learning_rate": 0.05}
+    model = Forecaster(**given).fit(rare)
+    assert model.network_.config.non_negative
+    model.save(tmp_path)
+    ends = rare.groupby("unique_id").tail(28)["y"].to_numpy(np.float32).reshape(2, 28, 1)
+    served = load_window_forecaster(tmp_path)
+    for levels in ((0.05, 0.5, 0.95), ()):
+        found = model.predict_quantiles(quantiles=levels) if levels else model.predict()
+        values = found.filter(like="y").to_numpy()
+        assert values.min() >= 0
+        numbers = served.run(ends, statics=np.arange(2, dtype=np.float32)[:, None])
+        numbers = numbers.quantiles(levels) if levels else numbers.values()
+        np.testing.assert_allclose(numbers.reshape(values.shape), values, atol=1e-4)
+    free = Forecaster(**{**given, "normalize": "last"}, non_negative=False).fit(rare)
+    assert free.predict_quantiles(quantiles=(0.05,))["y-q0.05"].min() < 0
+
+
+def test_a_bound_that_does_not_hold_is_refused() -> None:
+    below = sales().assign(y=lambda frame: frame["y"].where(frame.index % 99 > 0, -1.0))
+    with pytest.raises(ConfigError, match=r"`non_negative` is True, but 'y' is below 0 in 9 rows"):
+        Forecaster(**QUICK, non_negative=True).fit(below)
+    with pytest.raises(ConfigError, match="expected point or quantiles with `non_negative=True`"):
+        Forecaster(**QUICK, non_negative=True, output="student_t").fit(sales())
 
 
 def test_a_table_without_times_or_series_has_logarithms_too() -> None:
@@ -77,10 +142,14 @@ def test_saved_served_and_trained_on_it_stays_the_same(model: Forecaster, tmp_pa
     assert again.set_params(steps=3).partial_fit(sales()).stored_.config.normalize == "log"
 
 
-def test_a_target_of_0_at_predict_is_told(model: Forecaster) -> None:
-    closed = sales().assign(y=lambda frame: frame["y"].where(frame.index != 415, 0.0))
-    with pytest.warns(UserWarning, match="a target is 0 or less, and the forecaster reads logarit"):
+def test_a_target_of_0_at_predict_is_told_once(
+    model: Forecaster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forecast_table, "SERIES_AT_ONCE", 1)
+    closed = sales().assign(y=lambda frame: frame["y"].where(frame.index % 420 != 415, 0.0))
+    with pytest.warns(UserWarning, match="a target is 0 or less, and the forecaster") as told:
         found = model.predict(closed)["y"]
+    assert len(told) == 1  # once, not for every block of series
     assert np.isfinite(found).all()
 
 

@@ -16,6 +16,7 @@ from fastlstm.system.object_store import is_url, write_whole
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from fastlstm.forecast.forecast_file import CsvForm
     from fastlstm.runs.run_directory import Kind
 
 _SUFFIXES = (".parquet", ".csv", ".arrow")
@@ -89,7 +90,7 @@ def _forecast(parsed: Parsed, data: list[str], suffix: str) -> None:
     if parsed["recalibrate"]:
         model.recalibrate(one_or_many(data))
     forecasts = model.forecasts(one_or_many(data), levels, future)
-    _write(parsed["out"], suffix, forecasts, forecasts.blocks(), forecasts.has_whole_seconds)
+    _write(parsed["out"], suffix, forecasts, forecasts.blocks(), forecasts.csv_form)
     if parsed["plot"] is not None:
         forecasts.plot().save(parsed["plot"])
 
@@ -133,15 +134,15 @@ def _suffix_of(out: str) -> str:
 
 
 def _write(
-    out: str | None, suffix: str, table: Any, blocks: Iterable[Any], whole_seconds: bool = False
+    out: str | None, suffix: str, table: Any, blocks: Iterable[Any], form: CsvForm | None = None
 ) -> None:
     """Writes the blocks of a table, which has `schema` and `num_rows`."""
     import pyarrow as pa
 
-    from fastlstm.forecast.forecast_file import write_rows
+    from fastlstm.forecast.forecast_file import CsvForm, write_rows
 
     def produce(file: Any) -> None:
-        write_rows(file, suffix, table.schema, blocks, whole_seconds)
+        write_rows(file, suffix, table.schema, blocks, form or CsvForm())
 
     if out is None:
         produce(pa.PythonFile(sys.stdout.buffer, mode="w"))

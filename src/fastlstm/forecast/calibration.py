@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fastlstm.errors import ConfigError
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
-from fastlstm.forecast.data.window_index import WindowIndex, spread_out
+from fastlstm.forecast.data.window_index import WindowIndex, spread_out, windows_apart
 from fastlstm.forecast.model.config import ForecasterConfig
 from fastlstm.forecast.model.network import ForecastNetwork
 from fastlstm.forecast.model.outputs import Output, Point
@@ -21,11 +21,15 @@ from fastlstm.system.fields import is_number
 
 LEVELS = (0.005, 0.01, 0.025, *(k / 20 for k in range(1, 20)), 0.975, 0.99, 0.995)
 """Levels of the calibrated quantiles; quantiles in between are interpolated linearly."""
-_HALF = (0.25, 0.75)
+_MEDIAN = LEVELS.index(0.5)
+_INNER = LEVELS.index(0.25) + 1, LEVELS.index(0.75)
+"""Levels of the intervals of less than 50 %."""
 _MAX_WINDOWS = 5_000
 _MAX_VALUES = 1 << 24
 """Most network outputs held in memory: 64 MB."""
 _PRIOR_WINDOWS = 2
+_FEW_APART = 2
+"""Windows without common steps that say nothing about the sign of the next offset."""
 _LEAST_NOISE = 1e-3
 _LARGE = 1e30
 """Stands for an infinite quantile in arithmetic."""
@@ -96,6 +100,7 @@ class Calibration:
             return output.quantiles(parameters, levels)
         base = output.quantiles(parameters, LEVELS)
         known = base + self.residuals.permute(1, 2, 0) * width[:, None, :, None]
+        known = _around(known, output.center(parameters)[..., None], output.is_median)
         known = known.sort(-1).values  # Chernozhukov et al. 2010: no worse, and monotone
         wanted, grid = np.asarray(levels, dtype=np.float64).round(9), np.asarray(LEVELS)
         above = np.searchsorted(grid, wanted)
@@ -185,16 +190,29 @@ def calibrate(
         base = output.quantiles(answer[:, t], LEVELS)
         residuals.append(conformal((target[:, t, :, None] - base) / wide[..., None]))
     shifts = torch.stack(residuals, 1)
-    if output.num_parameters == 1:
-        _include_point(shifts)
+    series = inputs.table.segments.series[inputs.table.segments.of_rows(rows)]
+    _allow_for_offset(shifts, int(windows_apart(rows, series, h).max()))
     return Calibration(shifts, noise)
 
 
-def _include_point(shifts: Tensor) -> None:
-    """Widens intervals of 50 % and more so that they contain the point forecast."""
-    levels = torch.tensor(LEVELS)
-    shifts[levels <= _HALF[0]] = shifts[levels <= _HALF[0]].clamp(max=0.0)
-    shifts[levels >= _HALF[1]] = shifts[levels >= _HALF[1]].clamp(min=0.0)
+def _allow_for_offset(shifts: Tensor, num_apart: int) -> None:
+    """Widens intervals ``(25, h, C)`` by an offset of the other sign.
+
+    All series may rise or fall together, so the median error of few windows apart may have the
+    other sign in the next ones. Intervals then hold errors around both offsets.
+    """
+    offset = 2 * shifts[_MEDIAN] * min(1.0, _FEW_APART / num_apart)
+    shifts[:_MEDIAN] -= offset.clamp(min=0)
+    shifts[_MEDIAN + 1 :] -= offset.clamp(max=0)
+
+
+def _around(quantiles: Tensor, point: Tensor, is_median: bool) -> Tensor:
+    """Returns quantiles ``(…, 25)`` at `LEVELS` with the point ``(…, 1)`` as the median, or else
+    within the intervals of 50 % and more."""
+    low, high = (_MEDIAN, _MEDIAN + 1) if is_median else _INNER
+    middle = point if is_median else quantiles[..., low:high]
+    below, above = quantiles[..., :low], quantiles[..., high:]
+    return torch.cat([torch.minimum(below, point), middle, torch.maximum(above, point)], -1)
 
 
 def _of_windows(noise: Tensor, places: NDArray[np.int64]) -> Tensor:

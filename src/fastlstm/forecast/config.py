@@ -39,7 +39,8 @@ class ForecastConfig(TrainingOptions, ReadOptions):
         future: future covariates, known in advance.
         calendar: sines and cosines of hour, weekday, year as future covariates, or none. The
             default, for a single target, takes the periods that fit twice into the training part,
-            if they lower the validation error of the linear path by 1 %.
+            the year if it fits in 1.5 times, if they lower the validation error of the linear path
+            by 1 %.
         static: static covariates, one value per series.
         categorical: covariates that are categories.
         ignore: columns not to use.
@@ -57,8 +58,11 @@ class ForecastConfig(TrainingOptions, ReadOptions):
             each from the patches before it.
         bidirectional: read the input in both directions (direct decoder only).
         normalize: per window: subtract the last value, standardize, nothing, or subtract the last
-            value of the logarithms. The default is last; log for a single target that is always
-            above 0, if it lowers the validation error of the linear path by 1 %.
+            value of the logarithms. The default is last; log for a single target that is never
+            below 0, and 0 never or in 1 % of the rows or more, if it lowers the validation error of
+            the linear path by 1 %.
+        non_negative: no forecast and no quantile is below 0 (outputs point and quantiles); the
+            default where no target is below 0, and each is 0 in 1 % of the rows or more.
         tbptt: truncated backpropagation: train on series in order, in chunks of N steps with the
             state carried over, not on windows.
         dropout: dropout before the output layer.
@@ -96,6 +100,7 @@ class ForecastConfig(TrainingOptions, ReadOptions):
     decoder: Decoder = "direct"
     bidirectional: bool = False
     normalize: Normalize | None = None
+    non_negative: bool | None = None
     tbptt: int | None = None
     dropout: float = 0.5
     output: OutputKind = "point"

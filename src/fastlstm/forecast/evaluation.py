@@ -19,7 +19,12 @@ from fastlstm.forecast.data.error_measures import QuantileScores, Scores, Series
 from fastlstm.forecast.data.naive import SeasonalNaive, seasonal_error
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split
-from fastlstm.forecast.data.window_index import WindowIndex, read_windows, spread_out
+from fastlstm.forecast.data.window_index import (
+    WindowIndex,
+    read_windows,
+    spread_out,
+    windows_apart,
+)
 from fastlstm.forecast.files import StoredForecaster
 from fastlstm.forecast.model.config import ForecasterConfig
 from fastlstm.forecast.ridge import RidgeForecast
@@ -246,10 +251,8 @@ def coverage_note(
     coverage = figures.get("coverage_80")
     if coverage is None or stored.unsupported((0.1, 0.9)) is not None:  # infinite: told elsewhere
         return None
-    rows, horizon = np.sort(rows), stored.network.config.horizon
-    first = np.flatnonzero(np.diff(inputs.table.segments.of_rows(rows), prepend=-1))
-    last = np.append(first[1:], len(rows)) - 1
-    num = int(np.minimum(last - first, (rows[last] - rows[first]) // horizon).sum()) + len(first)
+    segments = inputs.table.segments.of_rows(rows)
+    num = int(windows_apart(rows, segments, stored.network.config.horizon).sum())
     chance = max(_LEAST_DIFFERENCE, 2 * (0.8 * 0.2 / num) ** 0.5)
     is_calibrated = stored.network.output.is_calibrated
     is_wide = coverage > 0.8 and not is_calibrated  # as intervals of few counts are

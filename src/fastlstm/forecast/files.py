@@ -176,7 +176,8 @@ class StoredForecaster:
             ConfigError: a level outside the calibrated range.
         """
         width = self.calibration.width(values, self.network.config, places)
-        return self.calibration.quantiles(self.network.output, parameters, width, levels)
+        found = self.calibration.quantiles(self.network.output, parameters, width, levels)
+        return self.network.bounded(found)
 
     def answer(
         self,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -33,14 +33,16 @@ from fastlstm.forecast.evaluation import (
     times_of,
 )
 from fastlstm.forecast.files import StoredForecaster
+from fastlstm.forecast.forecast_file import CsvForm
 from fastlstm.forecast.future_covariates import future_covariates
 from fastlstm.forecast.plan import forecast_ends
+from fastlstm.forecast.window_forecaster import float64_columns
 
 if TYPE_CHECKING:
     from fastlstm.report.picture import Picture
 
 SERIES_AT_ONCE = 256
-_SECOND_US = 1_000_000
+_UNITS: dict[Literal["s", "D"], int] = {"s": 1_000_000, "D": 86_400_000_000}
 
 
 def read_past(stored: StoredForecaster, frame: Any) -> SeriesDataset:
@@ -112,6 +114,7 @@ class Forecasts:
         require_known(quantiles)
         self.stored, self.dataset, self.future, self._say = stored, dataset, future, say
         self.quantiles, self._inputs = tuple(quantiles), inputs
+        self._has_told_logarithms = False
         sizes = stored.network.config
         self._last, short = forecast_ends(dataset, sizes.input_size)
         if not len(self._last):
@@ -124,12 +127,16 @@ class Forecasts:
         self.schema = self._table(self._last[:0], no_answers).schema
 
     @property
-    def has_whole_seconds(self) -> bool:
-        """Whether no time has a fraction of a second."""
+    def csv_form(self) -> CsvForm:
+        """Dates where every time is midnight, and the digits that float32 has."""
         frequency, starts = self.dataset.frequency, self.dataset.table.segments.start_times
         step = frequency.step if frequency.unit == "us" else 0
-        is_whole = (starts[self._last] % _SECOND_US == 0).all() and step % _SECOND_US == 0
-        return self.dataset.has_clock and bool(is_whole)
+        times: Literal["us", "s", "D"] = "us"
+        for unit, size_us in _UNITS.items():
+            is_whole = step % size_us == 0 and (starts[self._last] % size_us == 0).all()
+            if is_whole and (unit == "s" or self.dataset.time_zone is None):
+                times = unit
+        return CsvForm(times, not float64_columns(self.stored))
 
     def blocks(self) -> Iterator[pa.Table]:
         """Yields tables, each with the rows of `SERIES_AT_ONCE` series.
@@ -239,10 +246,10 @@ class Forecasts:
         if known is not None:
             place = sizes.num_targets + sizes.num_past
             values[:, sizes.input_size :, place:] = torch.from_numpy(known).float()
-        if (
-            sizes.normalize == "log"
-            and (values[:, : sizes.input_size, : sizes.num_targets] <= 0).any()
-        ):
+        past = values[:, : sizes.input_size, : sizes.num_targets]
+        is_without = (past < 0 if sizes.non_negative else past <= 0).any()
+        if sizes.normalize == "log" and is_without and not self._has_told_logarithms:
+            self._has_told_logarithms = True
             self._say(
                 "a target is 0 or less, and the forecaster reads logarithms: its forecasts may be"
                 " far off; train again with such rows, or with `normalize='last'`"

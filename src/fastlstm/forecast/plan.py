@@ -64,6 +64,7 @@ def choose_architecture(
     is_stateful = config.tbptt is not None
     chosen: dict[str, Any] = {"input_size": input_size, "patch": patch, "stateful": is_stateful}
     chosen["normalize"] = config.normalize or "last"
+    chosen["non_negative"] = bool(config.non_negative)
     is_open = len(roles.target) == 1 or config.decoder == "direct"
     is_wanted = is_open if config.linear is None else config.linear
     is_linear = is_wanted and not is_stateful and config.output != "negative_binomial"
@@ -137,7 +138,7 @@ def untrained_forecaster(
     scaler, series = fitted_scaler(config, dataset, split), None
     if len(dataset.series) > 1 and not network.output.counts:
         of_all = scaler.mean[: sizes.num_targets], scaler.std[: sizes.num_targets]
-        is_centered = sizes.normalize != "log"
+        is_centered = sizes.normalize != "log" and not sizes.non_negative
         series = SeriesScale.fit(
             dataset.table, dataset.series, split.train_ends, of_all, is_centered, keeps_empty=False
         )
@@ -155,7 +156,7 @@ def fitted_scaler(config: ForecastConfig, dataset: SeriesDataset, split: Split) 
     if config.output == "negative_binomial":
         unscaled += range(len(roles.target))
     scaler = fit_scaler(dataset.table, split.train_ends, unscaled)
-    if config.normalize == "log":  # logarithms need the sign
+    if config.normalize == "log" or config.non_negative:  # 0 stays 0
         scaler.mean[: len(roles.target)] = 0.0
     return scaler
 

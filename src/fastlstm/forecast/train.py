@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import math
 import os
 import time
@@ -15,12 +16,14 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fastlstm.distributed.joining import joined
 from fastlstm.errors import ConfigError, DataError, FormatError, counted
 from fastlstm.forecast.calibration import Calibration
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.calendar import (
+    FEW_YEARS,
     MAX_ROWS,
     calendar_names,
     calendar_parts,
@@ -78,8 +81,11 @@ from fastlstm.training.schedule import StopCriterion, default_evaluations
 from fastlstm.training.session import RunSession, Start, locked_run, torch_settings_kept
 
 MakeTask = Callable[..., ForecastTask]
+_Decided = tuple[ForecastConfig, SeriesDataset, Ridge | None]
 _MAX_LEVEL = 1000
 """Largest level of a target, in deviations, whose logarithms are tried."""
+_MIN_ZEROS = 0.01
+"""Least share of zeros from which 0 counts as the bound of a target."""
 _ROLES = ("target", "past", "future", "static")
 _MAY_CHANGE = MAY_CHANGE | {"cache_dir"}
 _MAY_DIFFER = _MAY_CHANGE | frozenset(
@@ -237,7 +243,7 @@ class _ForecastSession(RunSession):
         own = [RiseStopping()] * (self.ends_early and _may_rise(config, stop_criterion))
         result = self.fit(
             task, plan, checkpoint, [*callbacks, *own], about | _about(task, stored, dataset),
-            _warning(config, sizes, dataset, split),
+            _warning(stored.given, sizes, dataset, split),
         )  # fmt: skip
         return Trained(self._told(task.stored), dataset, inputs, result)
 
@@ -257,29 +263,93 @@ class _ForecastSession(RunSession):
         split: Split,
         device: torch.device,
         is_new: bool,
-    ) -> tuple[ForecastConfig, SeriesDataset, Ridge | None]:
+    ) -> _Decided:
         """Returns rank 0's options with calendar, scale and size, the table with the calendar, and
         the linear path if it is known."""
         linear, bare = None, dataset
         if is_new and self.world.is_leader:
-            config, dataset, linear = self._with_calendar(config, dataset, split)
-            config, linear = self._with_logarithms(config, dataset, split, linear)
+            config = self._with_bound(config, dataset)
+            config, dataset, linear = self._with_linear(config, dataset, split)
             config = self._with_size(config, dataset, split, device)
         config = self.agreed(config)
         if is_new and dataset is bare:
             dataset = with_calendar(dataset, _chosen_calendar(config, dataset))
         return config, dataset, linear
 
-    def _with_calendar(
+    def _with_bound(self, config: ForecastConfig, dataset: SeriesDataset) -> ForecastConfig:
+        """Returns the options; without forecasts below 0 where the targets are never below 0 and
+        often 0.
+
+        Raises:
+            ConfigError: such forecasts are asked for, and a target is below 0.
+        """
+        if config.non_negative is False or config.output not in ("point", "quantiles"):
+            return config
+        below, zeros, above = _num_by_sign(dataset)
+        if config.non_negative and below.any():
+            name, num = dataset.roles.target[int(below.argmax())], int(below.max())
+            raise ConfigError(
+                f"`non_negative` is True, but '{name}' is below 0 in {counted(num, 'row')}; leave"
+                " `non_negative` out"
+            )
+        is_bounded = not below.any() and bool((zeros >= _MIN_ZEROS * (zeros + above)).all())
+        if config.non_negative or not is_bounded:
+            return config
+        self.notes.append(
+            f"{zeros.sum() / (zeros + above).sum():.0%} of the values of the target are 0, none is"
+            " below: no forecast is below 0 (`non_negative=False` allows it)"
+        )
+        return dataclasses.replace(config, non_negative=True)
+
+    def _with_linear(
         self, config: ForecastConfig, dataset: SeriesDataset, split: Split
-    ) -> tuple[ForecastConfig, SeriesDataset, Ridge | None]:
+    ) -> _Decided:
+        """Returns the options, the table and the linear path; with a calendar, the season of few
+        years, and logarithms where each lowers the validation error of the linear path."""
+        notes, best = list(self.notes), self._with_calendar(config, dataset, split)
+        kinds = [config, *_logarithms(config, dataset, split)]
+        years = (None, FEW_YEARS)[: 1 + _has_few_years(config, dataset, split)]
+        if len(kinds) == len(years) == 1:
+            return best
+        best, best_notes = self._with_ridge(best, split), self.notes
+        for kind, least in list(itertools.product(kinds, years))[1:]:
+            self.notes = list(notes)
+            found = self._with_ridge(self._with_calendar(kind, dataset, split, least), split)
+            if best[2] is None or found[2] is None:
+                break
+            ratio = found[2].error / best[2].error if best[2].error else math.nan
+            if not ratio < 1 - MIN_LINEAR_GAIN:  # also not where it is NaN
+                continue
+            if found[0].normalize != best[0].normalize:
+                self.notes.append(
+                    f"`normalize='log'` lowers the validation error of the linear path by"
+                    f" {1 - ratio:.1%}: the network reads and forecasts logarithms"
+                )
+            best, best_notes = found, self.notes
+        self.notes = best_notes
+        return best
+
+    def _with_ridge(self, decided: _Decided, split: Split) -> _Decided:
+        """Returns what was decided with its linear path, if the network has one."""
+        config, dataset, linear = decided
+        with self.part_of_setup("the scale"):
+            own = [linear] if linear else self._ridges(config, dataset, split)
+        return config, dataset, min(own, key=lambda ridge: ridge.error, default=None)
+
+    def _with_calendar(
+        self,
+        config: ForecastConfig,
+        dataset: SeriesDataset,
+        split: Split,
+        least_years: float | None = None,
+    ) -> _Decided:
         """Returns the options, the table and the linear path; with a calendar if that lowers the
         validation error of the linear path."""
         parts: tuple[str, ...] = ()
         is_open = config.calendar is None and config.linear is not False
         is_open &= len(dataset.roles.target) == 1
         if is_open and dataset.table.num_rows <= MAX_ROWS:
-            parts, taken = calendar_parts(dataset, split.train_ends)
+            parts, taken = calendar_parts(dataset, split.train_ends, least_years)
             if taken:
                 self.notes.append(
                     f"the calendar leaves out {taken[0].partition('_')[0]}, as the table has a"
@@ -313,34 +383,6 @@ class _ForecastSession(RunSession):
             " model take as inputs"
         )
         return dataclasses.replace(config, calendar=parts), extended, last
-
-    def _with_logarithms(
-        self, config: ForecastConfig, dataset: SeriesDataset, split: Split, linear: Ridge | None
-    ) -> tuple[ForecastConfig, Ridge | None]:
-        """Returns the options and the linear path; with logarithms of a target above 0 if they
-        lower the validation error of the linear path."""
-        is_open = config.normalize is None and config.linear is not False
-        is_open &= config.output in ("point", "quantiles") and len(dataset.roles.target) == 1
-        if not is_open or dataset.table.num_rows > MAX_ROWS:
-            return config, linear
-        if not _suits_logarithms(dataset, untrained_forecaster(config, config, dataset, split)):
-            return config, linear
-        with self.part_of_setup("the scale"):
-            own = [linear] if linear else self._ridges(config, dataset, split)
-            logged = dataclasses.replace(config, normalize="log")
-            if not own:
-                return config, None
-            plain, last = (
-                min(ridges, key=lambda ridge: ridge.error)
-                for ridges in (own, self._ridges(logged, dataset, split))
-            )
-        if not last.error < (1 - MIN_LINEAR_GAIN) * plain.error:  # also not where it is NaN
-            return config, plain
-        self.notes.append(
-            f"`normalize='log'` lowers the validation error of the linear path by"
-            f" {1 - last.error / plain.error:.1%}: the network reads and forecasts logarithms"
-        )
-        return logged, last
 
     def _ridges(
         self, config: ForecastConfig, dataset: SeriesDataset, split: Split, num_given: int = 0
@@ -455,19 +497,44 @@ def _warning(
     return "; ".join(filter(None, notes)) or None
 
 
-def _suits_logarithms(dataset: SeriesDataset, stored: StoredForecaster) -> bool:
-    """Returns whether every value of the first target is above 0, and no series is so far from 0,
-    in deviations, that float32 loses digits."""
+def _has_few_years(config: ForecastConfig, dataset: SeriesDataset, split: Split) -> bool:
+    """Returns whether a calendar may be chosen, and the training rows have a season of `FEW_YEARS`
+    that is not among its parts."""
+    parts, more = (calendar_parts(dataset, split.train_ends, n)[0] for n in (None, FEW_YEARS))
+    return config.calendar is None and parts != more
+
+
+def _logarithms(
+    config: ForecastConfig, dataset: SeriesDataset, split: Split
+) -> list[ForecastConfig]:
+    """Returns the options with logarithms, if they may be chosen: every value of a single target is
+    above 0, or often 0 and never below, and no series is so far from 0, in deviations, that float32
+    loses digits."""
+    is_open = config.normalize is None and config.linear is not False
+    is_open &= config.output in ("point", "quantiles") and len(dataset.roles.target) == 1
+    if not is_open or dataset.table.num_rows > MAX_ROWS:
+        return []
+    stored = untrained_forecaster(config, config, dataset, split)
     scale = stored.series or stored.scaler
     is_far = (scale.mean[..., :1] > _MAX_LEVEL * scale.std[..., :1]).any()
-    return not is_far and not _num_without_logarithm(dataset)
+    if is_far or (_num_without_logarithm(dataset) and not config.non_negative):
+        return []
+    return [dataclasses.replace(config, normalize="log")]
 
 
 def _num_without_logarithm(dataset: SeriesDataset) -> int:
     """Returns the number of rows whose first target is 0 or less."""
-    table = dataset.table
-    blocks = row_blocks(0, table.num_rows, len(table.columns))
-    return sum(int((table.whole_rows(*block)[:, 0] <= 0).sum()) for block in blocks)
+    return int(_num_by_sign(dataset)[:2, 0].sum())
+
+
+def _num_by_sign(dataset: SeriesDataset) -> NDArray[np.int64]:
+    """Returns the numbers of values of every target below, at and above 0, ``(3, C)``."""
+    table, num = dataset.table, len(dataset.roles.target)
+    found = np.zeros((3, num), dtype=np.int64)
+    for block in row_blocks(0, table.num_rows, len(table.columns)):
+        signs = np.sign(table.whole_rows(*block)[:, :num])
+        found += np.stack([(signs == sign).sum(0) for sign in (-1, 0, 1)])
+    return found
 
 
 def _chosen_calendar(config: ForecastConfig, dataset: SeriesDataset) -> tuple[str, ...]:

@@ -222,6 +222,7 @@ class WindowForecasts:
             found["dispersion"] = parameters[..., 1]
         if len(levels):
             scaled = self.stored.calibration.quantiles(output, parameters, self.width, levels)
+            scaled = self.stored.network.bounded(scaled)
             found["quantiles"] = scaled.double() * std[..., None] + mean[..., None]
         return found
 

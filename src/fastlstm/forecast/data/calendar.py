@@ -23,6 +23,8 @@ _HARMONICS = {"hour": 2, "weekday": 3, "year": 2}
 """Sines and cosines of each period; three harmonics are all that seven days have."""
 _PERIODS_US = {"hour": _DAY_US, "weekday": 7 * _DAY_US, "year": round(365.25 * _DAY_US)}
 _MIN_PERIODS, _STEPS_PER_PERIOD = 2, 4
+FEW_YEARS = 1.5
+"""Years that may teach a season: their effect is tried beside the calendar without it."""
 _MONDAY_US = 4 * _DAY_US
 """A Monday: 1970-01-05."""
 MAX_ROWS = 1 << 22
@@ -40,9 +42,10 @@ def calendar_names(parts: Sequence[str]) -> tuple[str, ...]:
 
 
 def calendar_parts(
-    dataset: SeriesDataset, train_ends: NDArray[np.int64]
+    dataset: SeriesDataset, train_ends: NDArray[np.int64], least_years: float | None = None
 ) -> tuple[tuple[str, ...], list[str]]:
-    """Returns the parts that training rows can teach, two periods or more of four steps or more.
+    """Returns the parts that training rows can teach: periods of four steps or more that fit in
+    twice, a year `least_years` times if given.
 
     Also returns the columns of the table that have names of the calendar: their parts are left out.
     """
@@ -56,7 +59,8 @@ def calendar_parts(
     parts = [
         part
         for part, period_us in _PERIODS_US.items()
-        if _MIN_PERIODS * period_us <= span_us and _STEPS_PER_PERIOD * step_us <= period_us
+        if ((least_years if part == "year" else None) or _MIN_PERIODS) * period_us <= span_us
+        and _STEPS_PER_PERIOD * step_us <= period_us
     ]
     taken = [name for name in calendar_names(parts) if name in dataset.table.columns]
     return tuple(part for part in parts if not {*calendar_names((part,))} & {*taken}), taken

@@ -144,3 +144,15 @@ def series_ends(table: Table, index: WindowIndex) -> NDArray[np.int64]:
     series = table.segments.series[index.segments]
     is_last = np.append(series[1:] != series[:-1], True)
     return np.ascontiguousarray(index.ends[is_last])
+
+
+def windows_apart(
+    rows: NDArray[np.int64], groups: NDArray[np.int64], horizon: int
+) -> NDArray[np.int64]:
+    """Returns for each group, such as a segment, how many of its windows have no step of their
+    horizons in common; `rows` are the first rows of all windows, in any order."""
+    order = np.argsort(rows)
+    rows, groups = rows[order], groups[order]
+    first = np.flatnonzero(np.diff(groups, prepend=groups[:1] - 1))
+    last = np.append(first[1:], len(rows)) - 1
+    return np.asarray(1 + np.minimum(last - first, (rows[last] - rows[first]) // horizon))

@@ -45,6 +45,7 @@ class ForecasterConfig:
     decoder: Decoder = "direct"
     bidirectional: bool = False
     normalize: Normalize = "last"
+    non_negative: bool = False
     dropout: float = 0.5
     has_missing: bool = False
     output: OutputKind = "point"
@@ -81,10 +82,12 @@ class ForecasterConfig:
                     f" `{name}` or `tbptt`"
                 )
 
-        if self.normalize == "log" and self.output not in ("point", "quantiles"):
-            raise ConfigError(
-                f"`output` is {self.output!r}, expected point or quantiles with `normalize='log'`"
-            )
+        needs = {"normalize='log'": self.normalize == "log", "non_negative=True": self.non_negative}
+        for given, is_given in needs.items():
+            if is_given and self.output not in ("point", "quantiles"):
+                raise ConfigError(
+                    f"`output` is {self.output!r}, expected point or quantiles with `{given}`"
+                )
 
 
 _BOUNDS: dict[str, tuple[float, float]] = {

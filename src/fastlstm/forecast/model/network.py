@@ -33,6 +33,8 @@ from fastlstm.training.precision import allow_tf32, tf32_kept
 _MAX_EMBEDDING = 16
 _LEAST = 1e-2
 """Least value, in deviations, that is read as its logarithm."""
+_CLOSED = 2 * _LEAST
+"""A smaller forecast is 0, where logarithms of zeros are read."""
 LINEAR = ("linear_weight", "linear_bias", "linear_share", "linear_future")
 """Buffers of the linear path; training does not change them."""
 
@@ -209,7 +211,7 @@ class ForecastNetwork(nn.Module):
                 f" {L} + {h} steps of {counted(columns, 'column')}"
             )
         if config.stateful:
-            return self.read_chunk(values, statics, origins=1)[0]
+            return self.left(self.read_chunk(values, statics, origins=1)[0])
         is_there = ~values[:, :L, :C].isnan() if config.has_missing else None
         targets, shift, scale = self.normalised(values[:, :L, :C])
         ahead = values[:, L:, C + config.num_past :]
@@ -232,8 +234,16 @@ class ForecastNetwork(nn.Module):
         return targets.clamp(min=_LEAST).log() if self.config.normalize == "log" else targets
 
     def left(self, values: Tensor) -> Tensor:
-        """Returns scaled values; undoes `entered`."""
-        return values.exp() if self.config.normalize == "log" else values
+        """Returns scaled values; undoes `entered`. Forecasts are `bounded`."""
+        values = values.exp() if self.config.normalize == "log" else values
+        return values if self.training else self.bounded(values)
+
+    def bounded(self, values: Tensor) -> Tensor:
+        """Returns scaled values; 0 in place of those that the targets never have."""
+        is_log = self.config.normalize == "log"
+        if not self.config.non_negative:
+            return values.clamp(min=0.0) if is_log else values
+        return torch.where(values < (_CLOSED if is_log else 0.0), 0.0, values)
 
     def normalised(self, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns targets ``(B, L, C)``, and the shift and the scale of each window, ``(B, C)``.

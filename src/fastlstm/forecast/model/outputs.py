@@ -31,6 +31,7 @@ class Output(ABC):
         locations: parameters that shift with the values: all, or the location of a distribution.
         is_calibrated: quantiles are calibrated on validation windows.
         counts: targets are counts, neither scaled nor shifted.
+        is_median: the point forecast is a median.
     """
 
     num_parameters: int
@@ -38,6 +39,7 @@ class Output(ABC):
     locations = slice(None)
     is_calibrated = True
     counts = False
+    is_median = True
 
     @abstractmethod
     def loss(self, parameters: Tensor, target: Tensor) -> Tensor:
@@ -71,7 +73,7 @@ class Point(Output):
     num_parameters = 1
 
     def __init__(self, loss: Loss = "mae") -> None:
-        self._loss = loss
+        self._loss, self.is_median = loss, loss == "mae"
 
     def loss(self, parameters: Tensor, target: Tensor) -> Tensor:
         forecast = parameters[..., 0]

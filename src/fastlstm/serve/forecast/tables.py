@@ -179,7 +179,7 @@ def _csv(found: Forecasts) -> bytes:
     from fastlstm.forecast.forecast_file import write_rows
 
     sink = pa.BufferOutputStream()
-    write_rows(sink, ".csv", found.schema, found.blocks(), found.has_whole_seconds)
+    write_rows(sink, ".csv", found.schema, found.blocks(), found.csv_form)
     return bytes(sink.getvalue())
 
 
@@ -189,9 +189,9 @@ def _json(name: str, found: Forecasts, notes: list[str], num_charts: int) -> byt
     from fastlstm.forecast.forecast_file import csv_schema
 
     encode, parts = msgspec.json.encode, list[bytes]()
-    schema = csv_schema(found.schema, found.has_whole_seconds)
+    schema = csv_schema(found.schema, found.csv_form)
     for batch in found.table().cast(schema).to_batches(max_chunksize=_ROWS_AT_ONCE):
-        texts = [c.cast(pa.string()) if pa.types.is_timestamp(c.type) else c for c in batch]
+        texts = [c.cast(pa.string()) if pa.types.is_temporal(c.type) else c for c in batch]
         rows = pa.record_batch(texts, names=schema.names).to_pylist()
         parts.append(encode(rows)[1:-1])
     answer = {"model": name, "rows": msgspec.Raw(b"[" + b",".join(parts) + b"]")}
