@@ -15,8 +15,11 @@ from fastlstm.system import hardware
 
 _INNER = 32
 """A bf16 row is padded to a multiple of this."""
-_MIN_FLOP_PER_THREAD = 1 << 16
-"""A step takes fewer threads rather than less work for each: synchronization would cost more."""
+_MIN_FLOP_PER_STEP = 1 << 17
+"""A step with less work runs on one thread: synchronization would cost more.
+
+Never on some of the threads: OpenMP ends those that a smaller team does not need.
+"""
 _BLOCK = 4 << 20
 """Bytes from which a buffer is a block of csrc/cpu/allocator.h: huge pages, kept for the next."""
 
@@ -36,8 +39,7 @@ def fastest_kernels(is_bf16: bool) -> Any:
 
 def num_threads(B: int, I: int, H: int) -> int:  # noqa: E741
     """Returns the number of threads for a sequence of this size."""
-    most = max(1, 8 * B * H * (H + I) // _MIN_FLOP_PER_THREAD)
-    return min(torch.get_num_threads(), most)
+    return 1 if 8 * B * H * (H + I) < _MIN_FLOP_PER_STEP else torch.get_num_threads()
 
 
 def profiled(name: str, *tensors: Tensor) -> Any:

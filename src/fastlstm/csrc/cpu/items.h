@@ -27,7 +27,7 @@ class Blocks {
   template <typename Engine>
   static Blocks of(int64_t units, int64_t rows, int64_t threads, int64_t panel, int64_t flop) {
     constexpr int64_t kMostParts = 32, kEdge = 2;  // what the edge of an item costs, in rows
-    Blocks best{units, rows, Engine::kRowGrain, units, 1};
+    Blocks best{units, rows, Engine::kRowGrain, max_of(units, 1), 1};
     if (threads == 1 || units == 0 || rows == 0) return best;
     const int64_t grains = ceil_div(rows, Engine::kRowGrain);
     const int64_t ideal = 2 * units * rows / threads;
@@ -36,7 +36,8 @@ class Blocks {
       const int64_t height = ceil_div(grains, parts) * Engine::kRowGrain;
       const int64_t share = ceil_div(units * parts, threads);
       const int64_t most = min_of(units, round_up(share, panel));
-      int64_t size = min_of(min_of(most, share), ceil_div(Engine::kLeastFlop, flop * height));
+      int64_t size =
+          min_of(min_of(most, share), ceil_div(Engine::kLeastFlop, max_of(flop * height, 1)));
       for (; size <= most; ++size) {
         if (size > panel && size % panel != 0 && size != share) continue;
         const Blocks cut{units, rows, Engine::kRowGrain, size, parts};
