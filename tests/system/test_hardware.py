@@ -122,7 +122,6 @@ def test_cpu_describes_this_machine() -> None:
         ("avx512_bf16", "AuthenticAMD", "avx512_bf16"),
         ("avx512", "GenuineIntel", "avx512"),
         ("avx2", "AuthenticAMD", "avx2"),
-        ("neon_bf16", "", "neon_bf16"),
     ],
 )
 def test_bf16_takes_the_instructions_that_are_fastest(
