@@ -3,8 +3,8 @@
 ========================  ========================================================================
 ``FASTLSTM_CACHE``        directory for encoded text, tables and measured speeds
 ``XDG_CACHE_HOME``        parent of the cache when ``FASTLSTM_CACHE`` is not set; else ``~/.cache``
-``FASTLSTM_ISA``          widest instruction set to use: scalar, avx2, avx512, avx512_bf16, amx_bf16;
-                          on Arm scalar, neon, neon_bf16
+``FASTLSTM_ISA``          widest instruction set to use: scalar, avx2, avx512, avx512_bf16,
+                          amx_bf16; on Arm scalar, neon, neon_bf16
 ``ONEDNN_MAX_CPU_ISA``    widest instruction set of oneDNN, as oneDNN itself reads it
 ``OMP_NUM_THREADS``       upper bound on the threads used when ``--threads`` is not given
 ``FASTLSTM_API_KEY``      a key that clients of ``fastlstm serve`` must send
