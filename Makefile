@@ -37,7 +37,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # An environment that was moved or copied points to its old place: make it again.
 $(shell test "$$(cat .venv/.place 2>/dev/null)" = "$$(pwd -P)" || rm -f .venv/.place .venv/.made .venv/.dev .venv/.docs build/tools/.made)
 
-.PHONY: help demo install test test-isa test-wheel test-arm gpu check format sanitize bench notebooks docs wheels clean
+.PHONY: help demo install test test-isa test-wheel test-arm test-arm-python gpu check format sanitize bench notebooks docs wheels clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## */  make \1\t/p' Makefile
@@ -81,8 +81,13 @@ format: .venv/.dev  ## put Python and C++ into the common format
 	$(PY) -m ruff check --fix .
 	.venv/bin/clang-format -i $$(find src/fastlstm/csrc -name '*.h' -o -name '*.cpp')
 
-test-arm:  ## the kernels for Arm CPUs, compiled here and run by qemu-aarch64 (g++-aarch64-linux-gnu, qemu-user); no Python
-	CXX=aarch64-linux-gnu-g++ RUN="qemu-aarch64 -L /usr/aarch64-linux-gnu" tests/native/sanitize.sh none
+test-arm:  ## the kernels for Arm CPUs, compiled here and run by qemu-aarch64 (g++-aarch64-linux-gnu, qemu-user); no Python; PART=n: every n-th case
+	@command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64 >/dev/null || { \
+		echo "the kernels for Arm are not tested: no g++-aarch64-linux-gnu and qemu-user"; exit 0; }; \
+	CXX=aarch64-linux-gnu-g++ RUN="qemu-aarch64 -L /usr/aarch64-linux-gnu" PART=$(PART) tests/native/sanitize.sh none
+
+test-arm-python: .venv/.dev  ## tests/ops with Python and torch for Arm CPUs, run by qemu-aarch64 (on Debian, with the same packages)
+	tests/native/arm_python.sh $(or $(TESTS),tests/ops)
 
 sanitize:  ## the kernels under the address, undefined-behaviour and thread sanitizers; no Python
 	tests/native/sanitize.sh

@@ -11,6 +11,7 @@ OSXSAVE, AVX, FMA, F16C = 1 << 27, 1 << 28, 1 << 12, 1 << 29
 AVX2, AVX512F, AVX512DQ, AVX512BW, AVX512VL = 1 << 5, 1 << 16, 1 << 17, 1 << 30, 1 << 31
 AVX512_VNNI, AVX512_BF16 = 1 << 11, 1 << 5
 AMX_BF16, AMX_TILE, AMX_INT8 = 1 << 22, 1 << 24, 1 << 25
+NEON, NEON_DOTPROD, NEON_I8MM, NEON_BF16 = 1 << 1, 1 << 20, 1 << 13, 1 << 14
 XCR0_AVX, XCR0_AVX512, XCR0_AMX = 0x7, 0xE7, 0x600E7
 
 _LESS: dict[str, dict[str, int]] = {
@@ -19,8 +20,14 @@ _LESS: dict[str, dict[str, int]] = {
     "avx512": {"leaf7_edx": 0, "leaf7_1_eax": 0},
     "avx2": {"leaf7_edx": 0, "leaf7_1_eax": 0, "leaf7_ecx": 0, "leaf7_ebx": AVX2},
     "scalar": {"leaf1_ecx": 0},
+    "neon": {"leaf1_ecx": 0, "hwcap": NEON},
+    "neon_bf16": {
+        "leaf1_ecx": 0,
+        "hwcap": NEON | NEON_DOTPROD,
+        "hwcap2": NEON_I8MM | NEON_BF16,
+    },
 }
-assert _LESS.keys() == set(environment.ISA_NAMES)
+assert _LESS.keys() >= set(environment.ISA_NAMES)
 
 
 def sapphire_rapids(**changes: Any) -> Any:
@@ -64,14 +71,18 @@ class Cpu(NamedTuple):
         }
 
 
-CPUS = {
+_CPUS = {
     "scalar": Cpu("scalar", {}, "SSE41", "default"),
     "avx2": Cpu("avx2", {}, "AVX2", "avx2"),
     "avx512": Cpu("avx512", {"leaf7_ecx": 0}, "AVX512_CORE", "avx512"),
     "avx512_vnni": Cpu("avx512", {}, "AVX512_CORE_VNNI", "avx512"),
     "avx512_bf16": Cpu("avx512_bf16", {}, "AVX512_CORE_BF16", "avx512"),
     "amx_bf16": Cpu("amx_bf16", {}, "ALL", "avx512"),
+    "neon": Cpu("neon", {}, "ALL", "default"),
+    "neon_dotprod": Cpu("neon", {"hwcap": NEON | NEON_DOTPROD}, "ALL", "default"),
+    "neon_bf16": Cpu("neon_bf16", {}, "ALL", "default"),
 }
+CPUS = {name: cpu for name, cpu in _CPUS.items() if cpu.isa in environment.ISA_NAMES}
 """Narrow to wide; `pytest --cpu NAME` runs the tests as on one of them."""
 
 

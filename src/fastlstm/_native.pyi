@@ -10,6 +10,8 @@ class CpuidRecord:
     leaf7_edx: int
     leaf7_1_eax: int
     xcr0: int
+    hwcap: int
+    hwcap2: int
     is_amx_permitted: bool
     vendor: str
     model: str

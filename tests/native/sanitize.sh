@@ -2,6 +2,7 @@
 # Builds the kernels and the programs here without Python, once per sanitizer, and runs them.
 #
 # usage: tests/native/sanitize.sh [address,undefined | thread | none]...
+# With PART=n every n-th case only.
 # For another CPU: CXX=aarch64-linux-gnu-g++ RUN="qemu-aarch64 -L /usr/aarch64-linux-gnu" … none
 set -eu
 cd "$(dirname "$0")/../.."
@@ -23,8 +24,9 @@ isas=
 definitions=
 neon=
 neon_dotprod="-march=armv8.2-a+dotprod"
+neon_bf16="-march=armv8.2-a+dotprod+i8mm+bf16"
 case $($CXX -dumpmachine) in
-aarch64*) sets="neon neon_dotprod" ;;
+aarch64*) sets="neon neon_dotprod neon_bf16" ;;
 *)
   sets="avx2 avx_vnni avx512 avx512_vnni avx512_bf16 amx_bf16"
   if ! grep -qsw avx_vnni /proc/cpuinfo && grep -qsw avx512_vnni /proc/cpuinfo; then
@@ -61,6 +63,6 @@ for sanitizer; do
   echo "-fsanitize=$sanitizer:"
   for program in sanitize sanitize_decode sanitize_windows; do
     $CXX $common $definitions -I$csrc "tests/native/$program.cpp" "$folder"/*.o -o "$folder/$program" -pthread -ldl
-    TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1} ${RUN:-} "$folder/$program"
+    TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1} ${RUN:-} "$folder/$program" "${PART:-1}"
   done
 done

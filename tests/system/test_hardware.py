@@ -20,6 +20,10 @@ from recorded_cpus import (
     AVX512F,
     F16C,
     FMA,
+    NEON,
+    NEON_BF16,
+    NEON_DOTPROD,
+    NEON_I8MM,
     OSXSAVE,
     XCR0_AVX,
     XCR0_AVX512,
@@ -52,6 +56,26 @@ native = hardware.native()
 )
 def test_isa_needs_cpu_and_operating_system(changes: dict[str, int], isa: str) -> None:
     assert native.choose_isa(sapphire_rapids(**changes)) == isa
+
+
+@pytest.mark.parametrize(
+    ("hwcap", "hwcap2", "isa"),
+    [
+        (NEON, 0, "neon"),
+        (NEON | NEON_DOTPROD, 0, "neon"),  # Neoverse N1; int8 takes neon_dotprod all the same
+        (NEON | NEON_DOTPROD, NEON_BF16, "neon"),
+        (NEON | NEON_DOTPROD, NEON_I8MM, "neon"),
+        (NEON, NEON_I8MM | NEON_BF16, "neon"),
+        (NEON | NEON_DOTPROD, NEON_I8MM | NEON_BF16, "neon_bf16"),  # Neoverse V1, N2, V2
+    ],
+)
+def test_isa_of_arm(hwcap: int, hwcap2: int, isa: str) -> None:
+    record = native.CpuidRecord()
+    record.hwcap, record.hwcap2 = hwcap, hwcap2
+    assert native.choose_isa(record) == isa
+    features = native.usable_features(record)
+    assert ("neon_dotprod" in features) == bool(hwcap & NEON_DOTPROD)
+    assert ("neon_bf16" in features) == bool(hwcap2 & NEON_BF16)
 
 
 def test_a_machine_without_cpuid_is_scalar() -> None:

@@ -92,6 +92,7 @@ NB_MODULE(_native, m) {
       .def_rw("xcr0", &Record::xcr0)
       .def_rw("is_amx_permitted", &Record::is_amx_permitted)
       .def_rw("hwcap", &Record::hwcap)
+      .def_rw("hwcap2", &Record::hwcap2)
       .def_rw("vendor", &Record::vendor)
       .def_rw("model", &Record::model);
   m.def("record_cpuid", &fastlstm::record_cpuid);

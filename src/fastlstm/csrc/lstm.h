@@ -160,6 +160,7 @@ const Kernels& lstm_f32__scalar();
 const Kernels& lstm_bf16__scalar();
 const Kernels& lstm_f32__neon();
 const Kernels& lstm_bf16__neon();
+const Kernels& lstm_bf16__neon_bf16();
 const Kernels& lstm_f32__avx2();
 const Kernels& lstm_bf16__avx2();
 const Kernels& lstm_f32__avx512();

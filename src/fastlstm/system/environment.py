@@ -3,7 +3,8 @@
 ========================  ========================================================================
 ``FASTLSTM_CACHE``        directory for encoded text, tables and measured speeds
 ``XDG_CACHE_HOME``        parent of the cache when ``FASTLSTM_CACHE`` is not set; else ``~/.cache``
-``FASTLSTM_ISA``          widest instruction set to use: scalar, avx2, avx512, avx512_bf16, amx_bf16
+``FASTLSTM_ISA``          widest instruction set to use: scalar, avx2, avx512, avx512_bf16,
+                          amx_bf16; on Arm scalar, neon, neon_bf16
 ``ONEDNN_MAX_CPU_ISA``    widest instruction set of oneDNN, as oneDNN itself reads it
 ``OMP_NUM_THREADS``       upper bound on the threads used when ``--threads`` is not given
 ``FASTLSTM_API_KEY``      a key that clients of ``fastlstm serve`` must send
@@ -49,7 +50,7 @@ _SHOWN = re.compile(
 )
 _IS_ARM = platform.machine().lower() in ("aarch64", "arm64")
 _X86_NAMES = ("avx2", "avx512", "avx512_bf16", "amx_bf16")
-ISA_NAMES = ("scalar", *(("neon",) if _IS_ARM else _X86_NAMES))
+ISA_NAMES = ("scalar", *(("neon", "neon_bf16") if _IS_ARM else _X86_NAMES))
 """Narrow to wide, of this kind of CPU; each includes all before it."""
 _BF16_LIMITS = ("AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX10_1_512")
 """Values of ``ONEDNN_MAX_CPU_ISA`` with bf16 instructions, but no AMX."""

@@ -304,7 +304,7 @@ def gpu_id() -> str:
 def peak_gflops(threads: int) -> dict[str, float]:
     """Returns GFLOP/s of register-tile loops, an upper bound for matrix products.
 
-    By instruction set up to `cpu().isa`; "avx512_bf16" and "amx_bf16" count bf16 products.
+    By instruction set up to `cpu().isa`; names with "bf16" count bf16 products.
     """
     measured: dict[str, float] = native().peak_gflops(cpu().isa, threads)
     return measured

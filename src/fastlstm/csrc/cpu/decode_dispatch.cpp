@@ -14,6 +14,9 @@ const DecodeKernels& decode_int8__neon();
 const DecodeKernels& decode_int4__neon();
 const DecodeKernels& decode_int8__neon_dotprod();
 const DecodeKernels& decode_int4__neon_dotprod();
+const DecodeKernels& decode_bf16__neon_bf16();
+const DecodeKernels& decode_int8__neon_bf16();
+const DecodeKernels& decode_int4__neon_bf16();
 const DecodeKernels& decode_fp32__avx2();
 const DecodeKernels& decode_bf16__avx2();
 const DecodeKernels& decode_int8__avx2();
@@ -79,6 +82,12 @@ const DecodeKernels* find_decode_kernels(const char* name, WeightFormat format) 
                   decode_int4__avx2);
   }
 #endif
+#if defined(FASTLSTM_HAS_NEON_BF16)
+  if (isa == "neon_bf16") {
+    return chosen(format, decode_fp32__neon, decode_bf16__neon_bf16, decode_int8__neon_bf16,
+                  decode_int4__neon_bf16);
+  }
+#endif
 #if defined(FASTLSTM_HAS_NEON_DOTPROD)
   if (isa == "neon_dotprod") {
     return chosen(format, decode_fp32__neon, decode_bf16__neon, decode_int8__neon_dotprod,
@@ -98,6 +107,7 @@ const DecodeKernels* find_decode_kernels(const char* name, WeightFormat format) 
   // A set that this compiler could not build.
   if (isa == "avx512_vnni") return find_decode_kernels("avx512", format);
   if (isa == "avx_vnni") return find_decode_kernels("avx2", format);
+  if (isa == "neon_bf16") return find_decode_kernels("neon_dotprod", format);
   if (isa == "neon_dotprod") return find_decode_kernels("neon", format);
   return nullptr;
 }

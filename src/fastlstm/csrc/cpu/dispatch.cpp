@@ -17,8 +17,13 @@ const Kernels* find_kernels(const std::string& isa, bool is_bf16) {
 #if defined(FASTLSTM_HAS_AVX2)
   if (isa == "avx2") return is_bf16 ? &lstm_bf16__avx2() : &lstm_f32__avx2();
 #endif
+#if defined(FASTLSTM_HAS_NEON_BF16)
+  if (isa == "neon_bf16" && is_bf16) return &lstm_bf16__neon_bf16();
+#endif
 #if defined(FASTLSTM_HAS_NEON)
-  if (isa == "neon") return is_bf16 ? &lstm_bf16__neon() : &lstm_f32__neon();
+  if (isa == "neon_bf16" || isa == "neon") {
+    return is_bf16 ? &lstm_bf16__neon() : &lstm_f32__neon();
+  }
 #endif
   if (isa == "scalar") return is_bf16 ? &lstm_bf16__scalar() : &lstm_f32__scalar();
   return nullptr;

@@ -1,5 +1,6 @@
 // All tables of an instruction set, for a source file that has defined FASTLSTM_ISA and
-// FASTLSTM_LANES; with FASTLSTM_ONLY_DECODES_INTEGERS those of int8 and int4 weights.
+// FASTLSTM_LANES; with FASTLSTM_ONLY_DECODES_INTEGERS those of int8 and int4 weights, with
+// FASTLSTM_WITHOUT_FP32 all others than those of float32.
 #pragma once
 
 #include "cpu/decode_table.h"
@@ -13,20 +14,22 @@
 namespace fastlstm {
 
 #if !defined(FASTLSTM_ONLY_DECODES_INTEGERS)
+#if !defined(FASTLSTM_WITHOUT_FP32)
 const Kernels& FASTLSTM_OF(lstm_f32, FASTLSTM_ISA)() {
   using namespace FASTLSTM_ISA;
   return kernel_table<Float32, VectorEngine<Float32>>(FASTLSTM_TEXT(FASTLSTM_ISA));
-}
-
-const Kernels& FASTLSTM_OF(lstm_bf16, FASTLSTM_ISA)() {
-  using namespace FASTLSTM_ISA;
-  return kernel_table<Bfloat16, VectorEngine<Bfloat16>>(FASTLSTM_TEXT(FASTLSTM_ISA));
 }
 
 const DecodeKernels& FASTLSTM_OF(decode_fp32, FASTLSTM_ISA)() {
   using namespace FASTLSTM_ISA;
   return decode_table<Float32, VectorEngine<Float32>>(FASTLSTM_TEXT(FASTLSTM_ISA),
                                                       WeightFormat::fp32);
+}
+#endif
+
+const Kernels& FASTLSTM_OF(lstm_bf16, FASTLSTM_ISA)() {
+  using namespace FASTLSTM_ISA;
+  return kernel_table<Bfloat16, VectorEngine<Bfloat16>>(FASTLSTM_TEXT(FASTLSTM_ISA));
 }
 
 const DecodeKernels& FASTLSTM_OF(decode_bf16, FASTLSTM_ISA)() {

@@ -12,6 +12,8 @@
 #endif
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 namespace fastlstm {
@@ -22,7 +24,9 @@ constexpr uint64_t kStateAvx = 0x6;                  // XMM, YMM
 constexpr uint64_t kStateAvx512 = kStateAvx | 0xe0;  // opmask, upper ZMM0-15, ZMM16-31
 constexpr uint64_t kStateAmx = 0x60000;              // XTILECFG, XTILEDATA
 
-constexpr uint64_t kHwcapDotprod = 1 << 20;  // of Linux on aarch64: HWCAP_ASIMDDP
+// Of Linux on aarch64: HWCAP_ASIMD, HWCAP_ASIMDDP; HWCAP2_I8MM, HWCAP2_BF16.
+constexpr uint64_t kHwcapNeon = 1 << 1, kHwcapDotprod = 1 << 20;
+constexpr uint64_t kHwcap2I8mm = 1 << 13, kHwcap2Bf16 = 1 << 14;
 
 constexpr bool bit(uint32_t value, int index) { return (value >> index) & 1u; }
 constexpr bool has_all(uint64_t value, uint64_t mask) { return (value & mask) == mask; }
@@ -100,8 +104,16 @@ CpuidRecord record_cpuid() {
   }
 #elif defined(__aarch64__) && defined(__linux__)
   record.hwcap = getauxval(AT_HWCAP);
+  record.hwcap2 = getauxval(AT_HWCAP2);
 #elif defined(__aarch64__) && defined(__APPLE__)
-  record.hwcap = kHwcapDotprod;  // a part of every such CPU
+  record.hwcap = kHwcapNeon | kHwcapDotprod;  // parts of every such CPU
+  const auto has = [](const char* name) {
+    int value = 0;
+    size_t size = sizeof value;
+    return sysctlbyname(name, &value, &size, nullptr, 0) == 0 && value != 0;
+  };
+  if (has("hw.optional.arm.FEAT_I8MM")) record.hwcap2 |= kHwcap2I8mm;
+  if (has("hw.optional.arm.FEAT_BF16")) record.hwcap2 |= kHwcap2Bf16;
 #endif
   return record;
 }
@@ -112,7 +124,7 @@ std::vector<std::string> usable_features(const CpuidRecord& r) {
   const bool is_avx512_on = is_xsave_on && has_all(r.xcr0, kStateAvx512) && bit(r.leaf7_ebx, 16);
   const bool is_amx_on =
       is_xsave_on && has_all(r.xcr0, kStateAmx) && r.is_amx_permitted && bit(r.leaf7_edx, 24);
-  const std::array<std::pair<const char*, bool>, 16> table{{
+  const std::array<std::pair<const char*, bool>, 19> table{{
       {"avx", is_avx_on && bit(r.leaf1_ecx, 28)},
       {"fma", is_avx_on && bit(r.leaf1_ecx, 12)},
       {"f16c", is_avx_on && bit(r.leaf1_ecx, 29)},
@@ -128,7 +140,10 @@ std::vector<std::string> usable_features(const CpuidRecord& r) {
       {"amx_tile", is_amx_on},
       {"amx_bf16", is_amx_on && bit(r.leaf7_edx, 22)},
       {"amx_int8", is_amx_on && bit(r.leaf7_edx, 25)},
+      {"neon", has_all(r.hwcap, kHwcapNeon)},
       {"neon_dotprod", has_all(r.hwcap, kHwcapDotprod)},
+      {"neon_i8mm", has_all(r.hwcap2, kHwcap2I8mm)},
+      {"neon_bf16", has_all(r.hwcap2, kHwcap2Bf16)},
   }};
   std::vector<std::string> names;
   for (const auto& [name, is_usable] : table) {
@@ -138,13 +153,13 @@ std::vector<std::string> usable_features(const CpuidRecord& r) {
 }
 
 std::string choose_isa(const CpuidRecord& record) {
-#if defined(__aarch64__)  // a part of every such CPU
-  return record.max_leaf == 0 ? "neon" : "scalar";
-#endif
   const std::vector<std::string> features = usable_features(record);
   const auto has = [&](const char* name) {
     return std::find(features.begin(), features.end(), name) != features.end();
   };
+  if (has("neon")) {
+    return has("neon_dotprod") && has("neon_i8mm") && has("neon_bf16") ? "neon_bf16" : "neon";
+  }
   if (!has("avx2") || !has("fma")) return "scalar";
   if (!has("avx512f") || !has("avx512bw") || !has("avx512vl") || !has("avx512dq")) return "avx2";
   if (!has("avx512_bf16") || !has("avx512_vnni")) return "avx512";

@@ -12,7 +12,7 @@
 
 namespace fastlstm {
 
-// What CPUID, XGETBV and the kernel said; on aarch64 only `hwcap`. What is unknown is zero.
+// What CPUID, XGETBV and the kernel said; on aarch64 only `hwcap`s. What is unknown is zero.
 struct CpuidRecord {
   uint32_t max_leaf = 0;          // CPUID.0:EAX
   uint32_t leaf1_ecx = 0;         // CPUID.1:ECX
@@ -23,6 +23,7 @@ struct CpuidRecord {
   uint64_t xcr0 = 0;              // XGETBV(0); 0 when OSXSAVE is off
   bool is_amx_permitted = false;  // arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA) succeeded
   uint64_t hwcap = 0;             // aarch64: getauxval(AT_HWCAP)
+  uint64_t hwcap2 = 0;            // aarch64: getauxval(AT_HWCAP2)
   std::string vendor;             // "GenuineIntel", "AuthenticAMD" ...
   std::string model;              // the brand string, trimmed
 };
@@ -34,13 +35,13 @@ CpuidRecord record_cpuid();
 
 // Names of the usable features, in a fixed order: avx, fma, f16c, avx2, avx_vnni, avx512f,
 // avx512bw, avx512vl, avx512dq, avx512_vnni, avx512_bf16, avx512_fp16, amx_tile, amx_bf16,
-// amx_int8, neon_dotprod. A feature that the CPU has and the operating system does not enable is
-// absent.
+// amx_int8, neon, neon_dotprod, neon_i8mm, neon_bf16. A feature that the CPU has and the operating
+// system does not enable is absent.
 std::vector<std::string> usable_features(const CpuidRecord& record);
 
-// The widest instruction set the kernels may use: on aarch64 "neon", else "scalar", "avx2"
-// (AVX2+FMA), "avx512" (F+BW+VL+DQ), "avx512_bf16" (with VNNI), "amx_bf16" (with int8). Each
-// includes all before it.
+// The widest instruction set the kernels may use: "scalar", "avx2" (AVX2+FMA), "avx512"
+// (F+BW+VL+DQ), "avx512_bf16" (with VNNI), "amx_bf16" (with int8); on aarch64 "neon", "neon_bf16"
+// (with dotprod and I8MM). Each includes all before it.
 std::string choose_isa(const CpuidRecord& record);
 
 }  // namespace fastlstm

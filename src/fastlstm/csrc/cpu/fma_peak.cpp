@@ -34,6 +34,9 @@ std::vector<PeakKernel> peak_kernels(const std::string& isa) {
 #if defined(FASTLSTM_HAS_NEON)
       fma_peak_f32__neon(),
 #endif
+#if defined(FASTLSTM_HAS_NEON_BF16)
+      fma_peak_bf16__neon_bf16(),
+#endif
 #if defined(FASTLSTM_HAS_AVX2)
       fma_peak_f32__avx2(),
 #endif
@@ -47,7 +50,8 @@ std::vector<PeakKernel> peak_kernels(const std::string& isa) {
       fma_peak_bf16__amx_bf16(),
 #endif
   };
-  constexpr const char* kOrder[] = {"scalar", "neon", "avx2", "avx512", "avx512_bf16", "amx_bf16"};
+  constexpr const char* kOrder[] = {"scalar", "neon",        "neon_bf16", "avx2",
+                                    "avx512", "avx512_bf16", "amx_bf16"};
   const auto rank = [&](const std::string& name) {
     return std::find(std::begin(kOrder), std::end(kOrder), name) - std::begin(kOrder);
   };

@@ -21,6 +21,7 @@ struct PeakKernel {
 
 PeakKernel fma_peak_f32__scalar();
 PeakKernel fma_peak_f32__neon();
+PeakKernel fma_peak_bf16__neon_bf16();
 PeakKernel fma_peak_f32__avx2();
 PeakKernel fma_peak_f32__avx512();
 PeakKernel fma_peak_bf16__avx512_bf16();

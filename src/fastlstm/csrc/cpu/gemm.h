@@ -7,7 +7,7 @@
 // depend on how rows and strips are dealt out to threads.
 #pragma once
 
-#include "cpu/simd.h"
+#include "cpu/squares.h"
 
 namespace fastlstm::FASTLSTM_ISA {
 
@@ -227,17 +227,25 @@ struct VectorEngine {
   static __attribute__((noinline)) void tile(Left<uint16_t> a, const uint16_t* b,
                                              int64_t strip_stride, int64_t inner, bool add,
                                              float* out, int64_t out_stride) {
+    constexpr bool is_square = kHasSquares && kRow > 1;
+    constexpr int64_t kStep = is_square ? 4 : 2;
     Vec sum[kRow][kStrip];
     read(sum, add, out, out_stride);
+    if constexpr (is_square) to_squares(sum);
     for (int64_t at = 0; at < inner; at += a.block) {
       const uint16_t* ahead = a.rows + (a.block_stride == 0 ? kRow * a.row_stride : a.block_stride);
-      for (int64_t k = 0; k < a.block; k += 2) {
+      for (int64_t k = 0; k < a.block; k += kStep, b += kStep * kLanes) {
         __builtin_prefetch(ahead, 0, 3);
-        ahead += 2 * kRow;
+        ahead += kStep * kRow;
+        if constexpr (is_square) {
+          add_squares(sum, a.rows + k, a.row_stride, [&](int s, int half) {
+            return load_words(b + s * strip_stride + 2 * half * kLanes);
+          });
+          continue;
+        }
         Words right[kStrip];
 #pragma GCC unroll 8
         for (int s = 0; s < kStrip; ++s) right[s] = load_words(b + s * strip_stride);
-        b += 2 * kLanes;
 #pragma GCC unroll 6
         for (int r = 0; r < kRow; ++r) {
           uint32_t pair;
@@ -251,6 +259,7 @@ struct VectorEngine {
       }
       a.rows += a.block_stride;
     }
+    if constexpr (is_square) to_squares(sum, true);
     write(sum, out, out_stride);
   }
 

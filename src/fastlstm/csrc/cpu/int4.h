@@ -77,6 +77,9 @@ class Int4Engine {
   // bits 8 + 16), or 4 + 8 of 16.
   static constexpr int kRows = !kHas32Registers ? 1 : kHasDotBytes ? 3 : 2;
 
+  // GCC would load more lines ahead than Arm has registers for.
+  static constexpr int kLinesAtOnce = kLanes == 4 ? 1 : 8;
+
   int32_t* offsets = nullptr;  // (rows, groups) scratch: what the weights' offset 8 adds to sums
 
   // What is added to the sums of `rows` for `groups` groups.
@@ -137,7 +140,7 @@ class Int4Engine {
           if constexpr (kSets == 2) sums[1][r][s].begin(0);
         }
       }
-#pragma GCC unroll 8
+#pragma GCC unroll kLinesAtOnce
       for (int64_t j = 0; j < Int4Group::kLines; ++j) {
 #pragma GCC unroll 4
         for (int s = 0; s < kStrips; ++s) {

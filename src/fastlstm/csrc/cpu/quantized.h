@@ -59,9 +59,18 @@ struct QuantizedEngine {
   template <int kRow>
   static __attribute__((noinline)) void tile(const uint8_t* a, int64_t stride, const uint8_t* b,
                                              int64_t inner, int32_t* out) {
-    constexpr int kSets = kRow * 2 <= kRows ? 2 : 1;
+    constexpr bool is_square = kHasSquares && kRow > 1;
+    constexpr int kSets = kRow * 2 <= kRows && !is_square ? 2 : 1;
+    constexpr int kStep = is_square ? 8 : 4 * kSets;
     Words sum[kSets][kRow][kStrips] = {};
-    for (int64_t k = 0; k < inner; k += 4 * kSets) {
+    for (int64_t k = 0; k < inner; k += kStep) {
+      if constexpr (is_square) {
+        add_squares(sum[0], a + k, stride, [&](int s, int half) {
+          return load_bits<Words>(b + (half * kStrips + s) * kLanes * 4);
+        });
+        b += 2 * kStrips * kLanes * 4;
+        continue;
+      }
 #pragma GCC unroll 2
       for (int set = 0; set < kSets; ++set) {
         Words right[kStrips];
@@ -78,6 +87,7 @@ struct QuantizedEngine {
         }
       }
     }
+    if constexpr (is_square) to_squares(sum[0], true);
 #pragma GCC unroll 6
     for (int r = 0; r < kRow; ++r) {
 #pragma GCC unroll 4

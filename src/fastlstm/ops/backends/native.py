@@ -18,6 +18,7 @@ from fastlstm.system import environment, hardware
 _UNITS = {
     "scalar": "portable code",
     "neon": "NEON",
+    "neon_bf16": "NEON-BF16",
     "avx2": "AVX2",
     "avx512": "AVX-512",
     "avx512_bf16": "AVX512-BF16",
@@ -100,7 +101,7 @@ def _slower(table: Any, threads: int) -> Iterator[str]:
         yield f"FASTLSTM_ISA allows no more than {forced}"
     elif table.isa == "scalar":
         yield "this CPU has none of AVX2, AVX-512, AMX"
-    if table.is_bf16 and table.isa not in ("avx512_bf16", "amx_bf16"):
+    if table.is_bf16 and not table.isa.endswith("_bf16"):
         slow = hardware.cpu().isa == "avx512_bf16"
         which = "with slow" if slow else "without"
         yield f"{which} bf16 instructions it multiplies at the speed of fp32"
