@@ -374,16 +374,15 @@ def test_zeros_of_a_pruned_run_stay_in_a_second_compression(folder: Path, tmp_pa
     schedule = {"schedule": "polynomial:0.1,0.5,3,2"}
     options: dict[str, Any] = {"prune": 0.75, "structured": "blocks", **schedule, **TRAIN}
     first = compress(source(folder), tmp_path / "blocks", to="int8", **options)
+    with pytest.raises(ConfigError, match="stored as int8 already"):
+        compress(tmp_path / "blocks", tmp_path / "same", to="int8")
 
     def about(name: str) -> Any:
         return json.loads((tmp_path / name / "config.json").read_bytes())["compression"]
 
-    for to in ("int8", "int4"):
-        report = compress(tmp_path / "blocks", tmp_path / to, to=to)
-        assert (about(to)["prune"], about(to)["structured"]) == (0.75, "blocks")
-        assert any("75 % of the weights are zero" in note for note in report.notes)
-    same = (tmp_path / name / "model.safetensors" for name in ("blocks", "int8"))
-    assert len({path.read_bytes() for path in same}) == 1
+    report = compress(tmp_path / "blocks", tmp_path / "int4", to="int4")
+    assert (about("int4")["prune"], about("int4")["structured"]) == (0.75, "blocks")
+    assert any("75 % of the weights are zero" in note for note in report.notes)
     report = compress(tmp_path / "blocks", tmp_path / "trained", to="int8", **TRAIN)
     assert report.result.file_bytes <= first.result.file_bytes
     assert about("trained")["structured"] == "blocks"

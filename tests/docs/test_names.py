@@ -48,7 +48,7 @@ TOLD = re.compile(r'\"\"\".*?\"\"\"|#[^"\n]*$', re.DOTALL | re.MULTILINE)
 OF_OTHERS = """
     AWS_ENDPOINT_URL AWS_PROFILE endpoint_override GOMP_SPINCOUNT sched_autogroup_enabled use_mkldnn
     fully_shard ConvLSTM PolynomialDecay load_weights model_base_path output_0
-    ModelCheckpoint reset_states TensorListReserve
+    ModelCheckpoint jit_compile reset_states TensorListReserve
     client_max_body_size max_fails proxy_request_buffering
     cpu_pressure memory_pressure FASTLSTM_ALERT_RULE _RUN
     c_0 h_0 T_i W_ih compute_90 d_1 d_2 test_x test_x_y

@@ -243,6 +243,15 @@ def _(make):
     torch.testing.assert_close(torch.export.load(file).module()(x)[0], layer(x)[0])
 
 
+@row("`torch.onnx.export` of a program of `torch.export`")
+def _(make):
+    pytest.importorskip("onnxscript")
+    program = torch.export.export(make(I, H).eval(), (given(),))
+    with pytest.raises(torch.onnx.OnnxExporterError):
+        torch.onnx.export(program, dynamo=True, verbose=False)
+    return "refused"
+
+
 @row("`torch.export.export` with a `PackedSequence`")
 def _(make):
     packed = pack_sequence([torch.randn(T, I), torch.randn(2, I)])
