@@ -29,7 +29,7 @@ _MAX_VALUES = 1 << 24
 """Most network outputs held in memory: 64 MB."""
 _PRIOR_WINDOWS = 2
 _FEW_APART = 2
-"""Windows without common steps that say nothing about the sign of the next offset."""
+"""The sign of the offset of so few windows without common steps says nothing about the next."""
 _LEAST_NOISE = 1e-3
 _LARGE = 1e30
 """Stands for an infinite quantile in arithmetic."""
@@ -207,8 +207,10 @@ def _allow_for_offset(shifts: Tensor, num_apart: int) -> None:
 
 
 def _around(quantiles: Tensor, point: Tensor, is_median: bool) -> Tensor:
-    """Returns quantiles ``(…, 25)`` at `LEVELS` with the point ``(…, 1)`` as the median, or else
-    within the intervals of 50 % and more."""
+    """Returns quantiles ``(…, 25)`` at `LEVELS` around the point forecast ``(…, 1)``.
+
+    The point replaces the median if it is one; else intervals of 50 % and more contain it.
+    """
     low, high = (_MEDIAN, _MEDIAN + 1) if is_median else _INNER
     middle = point if is_median else quantiles[..., low:high]
     below, above = quantiles[..., :low], quantiles[..., high:]

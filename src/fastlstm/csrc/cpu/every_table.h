@@ -1,6 +1,6 @@
 // All tables of an instruction set, for a source file that has defined FASTLSTM_ISA and
 // FASTLSTM_LANES; with FASTLSTM_ONLY_DECODES_INTEGERS those of int8 and int4 weights, with
-// FASTLSTM_WITHOUT_FP32 all others than those of float32.
+// FASTLSTM_WITHOUT_FP32 all but those of float32.
 #pragma once
 
 #include "cpu/decode_table.h"

@@ -2,7 +2,7 @@
 //
 // A thread begins with items of its own, the same in every round, so that its part of the weights
 // stays in its own cache. When it has none left it takes items of threads that are late: their
-// cores may be slower, or busy with other processes. Who computes an item changes no bit of it.
+// cores may be slower, or busy with other processes. Results do not depend on who computes an item.
 #pragma once
 
 #include "cpu/gemm.h"
@@ -15,9 +15,10 @@ struct Share {
   Range units, lanes;
 };
 
-// The units of one thread and all rows.
-FASTLSTM_INLINE Share share_units(Member me, int64_t num_units, int64_t num_rows) {
-  return {part_of({0, num_units}, me.index, me.count), {0, num_rows}};
+// The part of one thread: some units with all rows, or with `by_rows` all units of some rows.
+FASTLSTM_INLINE Share share_of(Member me, int64_t units, int64_t rows, bool by_rows = false) {
+  if (by_rows) return {{0, units}, part_of({0, rows}, me.index, me.count)};
+  return {part_of({0, units}, me.index, me.count), {0, rows}};
 }
 
 // Units and rows cut into items of nearly equal work.
@@ -66,7 +67,8 @@ class Blocks {
   int64_t width_, parts_;  // units of an item; parts of the rows
 };
 
-// Rounds of items of one call. Between a thread's round and its next but one is a barrier.
+// Deals out the items of one call, round by round. A barrier must separate every round from the
+// second round after it.
 class Items {
  public:
   static int64_t bytes(int64_t threads) { return kSets * threads * kLine; }

@@ -389,8 +389,7 @@ void backward_loop(const BackwardArgs& g, Member me) {
   const BackwardWeights<Format> w(g.weights, n);
   const BackwardScratch<Format> s(g, n, g.threads);
   const bool is_alone = splits_lanes(g.B, n.gates * n.hidden * int64_t{sizeof(Element)}, me.count);
-  const Share my = is_alone ? Share{{0, n.units}, part_of({0, g.B}, me.index, me.count)}
-                            : share_units(me, n.units, g.B);
+  const Share my = share_of(me, n.units, g.B, is_alone);
   Items items(s.items, me);
   const auto blocks_of = [&](int64_t units, int64_t rows) {
     return Blocks::of<Engine>(units, rows, me.count, kStrips, 2 * kLanes * n.gates);

@@ -231,8 +231,7 @@ void forward_loop(const ForwardArgs& g, Member me) {
   const ForwardWeights<Format> w(g.weights, n);
   const ForwardScratch<Format> s(g, n);
   const bool is_alone = splits_lanes<Format>(g.B, g.H, me.count);
-  const Share my = is_alone ? Share{{0, n.units}, part_of({0, g.B}, me.index, me.count)}
-                            : share_units(me, n.units, g.B);
+  const Share my = share_of(me, n.units, g.B, is_alone);
   Items items(s.items, me);
   const auto blocks =
       Blocks::of<Engine>(n.units, g.B, me.count, 1, 8 * kLanes * int64_t{n.state_inner});

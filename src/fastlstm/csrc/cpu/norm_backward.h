@@ -319,7 +319,7 @@ void norm_backward_loop(const BackwardArgs& g, Member me) {
   const BackwardWeights<Format> w(g.weights, n);
   const BackwardScratch<Format> s(g, n, g.threads);
   const NormBackwardScratch<Format> ns(static_cast<char*>(g.workspace) + s.bytes, g, n, me.index);
-  const Share my = share_units(me, n.units, g.B);  // sums over lanes stay in one order
+  const Share my = share_of(me, n.units, g.B);  // sums over lanes stay in one order
   Items items(s.items, me);
   const auto dx_blocks =
       Blocks::of<Engine>(n.input_strips, s.steps * g.B, me.count, kStrips, 2 * kLanes * n.gates);

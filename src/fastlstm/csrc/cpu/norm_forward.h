@@ -156,7 +156,7 @@ void norm_forward_loop(const ForwardArgs& g, Member me) {
   const ForwardWeights<Format> w(g.weights, n);
   const ForwardScratch<Format> s(g, n);
   const NormForwardScratch<Format> ns(static_cast<char*>(g.workspace) + s.bytes, g, n, s, me.index);
-  const Share my = share_units(me, n.units, g.B);
+  const Share my = share_of(me, n.units, g.B);
   const GeneralCell<Format> cell(g.cell_call);
   const int64_t* const tokens = g.input.tokens;
   const auto add_moments = [&](int64_t row, int64_t u, Vec(&sum)[4]) {
