@@ -124,9 +124,8 @@ struct VectorEngine {
   }
 
   template <int kRow, int kStrip>
-  static __attribute__((noinline)) void gate_tile(Left<Element> a, const float* w,
-                                                  int64_t columns, int64_t H, float* out,
-                                                  int64_t out_stride) {
+  static __attribute__((noinline)) void gate_tile(Left<Element> a, const float* w, int64_t columns,
+                                                  int64_t H, float* out, int64_t out_stride) {
     constexpr int64_t kStep = kHasBf16Pairs ? Format::kPair : 1;
     Vec sum[kRow][kStrip] = {};
     for (int64_t unit = 0; unit < H; unit += kLanes) {
