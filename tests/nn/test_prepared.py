@@ -187,6 +187,70 @@ def test_weights_of_another_shape_end_a_prepared_call(pair):
     assert prepared.call(own, x, None) is None
 
 
+def test_training_after_inference_mode(pair):
+    """Autograd saves no tensor of inference mode."""
+    x = torch.randn(1, B, I)
+    with torch.inference_mode():
+        for _ in range(3):
+            pair[1](x)
+    with torch.enable_grad():
+        pair[1](x)[0].sum().backward()
+    assert pair[1].weight_ih_l0.grad is not None
+
+
+def test_training_lets_packed_weights_go(pair):
+    prepare(pair, torch.randn(1, B, I))
+    agree(pair, torch.randn(1, B, I))
+    memory = StorageWeakRef(pair[1].weight_hh_l0.untyped_storage())
+    pair[1].weight_hh_l0.data = torch.randn(4 * H, H)
+    for _ in range(2):
+        gradients(pair[1], torch.randn(1, B, I), state())
+    assert memory.expired()
+
+
+class Subclass(torch.Tensor):
+    """A tensor of another class."""
+
+
+def test_weights_of_another_class_end_a_prepared_call(pair, calls):
+    prepare(pair, torch.randn(1, B, I))
+    pair[1]._flat_weights[0] = pair[1].weight_ih_l0.data.as_subclass(Subclass)
+    pair[1]._parameters["weight_ih_l0"] = pair[1]._flat_weights[0]
+    prepared = pair[1]._prepared
+    assert prepared.call(pair[1], torch.randn(1, B, I), None) is None
+
+
+class Halved(fastlstm.LSTM):
+    def flat_weights(self):
+        return [w / 2 for w in super().flat_weights()]
+
+
+def test_a_subclass_keeps_its_own_steps():
+    own, x = Halved(I, H), torch.randn(1, B, I)
+    first = own(x)[0]
+    for _ in range(3):
+        assert torch.equal(own(x)[0], first)
+
+
+@pytest.mark.parametrize("calls_before", [0, 2])
+def test_a_state_can_be_detached_in_place(calls_before):
+    own, x = fastlstm.LSTM(I, H), torch.randn(1, B, I)
+    for _ in range(calls_before + 1):
+        _, hx = own(x)
+    for t in hx:
+        t.detach_()
+    own(x, hx)[0].sum().backward()
+
+
+def test_autocast_rounds_no_cell_in_float32(pair, calls):
+    x = torch.randn(1, B, I)
+    hx = torch.randn(1, B, H).bfloat16(), 5 * torch.randn(1, B, H)
+    found = [under_autocast(pair[1], x, hx) for _ in range(4)]
+    assert calls == [True, True]
+    for other in found[1:]:
+        assert all(map(torch.equal, other, found[0]))
+
+
 def test_a_limit_of_activations_ends_a_prepared_call_of_training(pair, calls):
     x = torch.randn(200, B, I)
     prepare(pair, x)

@@ -354,7 +354,8 @@ class LSTM(nn.LSTM):
 
     def _may_prepare(self) -> bool:
         return not (
-            torch.compiler.is_compiling()
+            type(self) is not LSTM  # a subclass may replace any step of a call
+            or torch.compiler.is_compiling()
             or (self.max_activation_bytes is not None and torch.is_grad_enabled())
             or self.strict
             or self.backend is not None
@@ -562,8 +563,7 @@ class LSTM(nn.LSTM):
             for index in range(layer * directions, (layer + 1) * directions):
                 h0, c0 = (zero, zero) if state is None else (state[0][index], state[1][index])
                 # A float16 state would round the result.
-                wide = torch.promote_types(h0.dtype, dtype)
-                h0, c0 = h0.to(wide), c0.to(wide)
+                h0, c0 = (t.to(torch.promote_types(t.dtype, dtype)) for t in (h0, c0))
                 steps, step_lanes = x, lanes
                 if is_reverse := index % directions == 1:
                     steps = x.flip(0)
@@ -581,8 +581,7 @@ class LSTM(nn.LSTM):
             x = outputs[0] if directions == 1 else torch.cat(outputs, dim=2)
             if self.dropout > 0 and self.training and layer < self.num_layers - 1:
                 x = dropped_between_layers(x, self.dropout, lanes if is_packed else None)
-        if len(hs) == 1:
-            return x, hs[0].to(dtype).unsqueeze(0), cs[0].to(dtype).unsqueeze(0)
+        # Never views, which `detach_` refuses.
         return x, torch.stack(hs).to(dtype), torch.stack(cs).to(dtype)
 
     def _call_args(

@@ -40,7 +40,8 @@ class PreparedCall:
         I = shape[2]  # noqa: E741
         self.state_shape = (1, B, H)
         self.threads = torch.get_num_threads()
-        self.zero = kernels.empty((B, H)).zero_()
+        with torch.inference_mode(False):  # autograd saves it
+            self.zero = kernels.empty((B, H)).zero_()
         self.names = layer._all_weights[0]
         self.weights = _described(weights)
         has_bias = weights.b_ih is not None
@@ -50,8 +51,9 @@ class PreparedCall:
 
     def call(self, layer: nn.LSTM, x: Tensor, hx: State | None) -> tuple[Tensor, State] | None:
         """Returns output and state, or None after any change."""
+        weights: list[Any] = layer._flat_weights  # some programs write to that list
         if (
-            is_traced(x)
+            is_traced(x, *weights)
             or x.shape != self.shape
             or layer.batch_first != self.batch_first
             or not x.is_cpu
@@ -60,7 +62,6 @@ class PreparedCall:
             or self.threads != torch.get_num_threads()
         ):
             return None
-        weights: list[Any] = layer._flat_weights  # some programs write to that list
         if any(map(is_not, map(layer._parameters.get, self.names), weights)):
             return None
         if hx is None:
@@ -88,11 +89,12 @@ class PreparedCall:
     ) -> tuple[Tensor, State] | None:
         if _described(weights) != self.weights:
             return None
+        self.packed = None
         rows = x.transpose(0, 1) if self.batch_first else x
         args = LSTMArgs(rows, None, h0, c0, *LSTMWeights(*weights))
         y, h, c = LSTMFunction.apply(self.training, *args)  # type: ignore[no-untyped-call]
         y = y.transpose(0, 1) if self.batch_first else y
-        return y, (h.to(self.dtype).unsqueeze(0), c.to(self.dtype).unsqueeze(0))
+        return y, (torch.stack((h,)).to(self.dtype), torch.stack((c,)).to(self.dtype))
 
     def _infer(
         self, x: Tensor, h0: Tensor, c0: Tensor, weights: list[Any]

@@ -251,3 +251,22 @@ def test_nan_in_one_lane_stays_there(name):
         assert torch.equal(got[name][:, others], clean[name][:, others])
     for name in ("hT", "cT", "h0", "c0"):
         assert torch.equal(got[name][others], clean[name][others])
+
+
+@pytest.mark.parametrize("name", ["norm", "everything"])
+@pytest.mark.parametrize("B", [15, 32, 33, 49, 70])
+def test_layer_norm_has_the_same_bits_on_any_number_of_threads(name, B):
+    """Threads own units, or from 16 lanes for each on lanes: sums over lanes go by blocks."""
+    tensors = make(6, B, 5, 24)
+    lanes = torch.arange(B) % 3, 6 - torch.arange(B) % 2
+    found = []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3, 4):
+            torch.set_num_threads(threads)
+            found.append(native(tensors, CELLS[name], torch.bfloat16, lanes))
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        for output, value in found[0].items():
+            assert torch.equal(other[output], value), output

@@ -1,14 +1,34 @@
 // Layer norm over features that a team holds in groups: partial moments, then those of whole rows.
 //
-// Every thread forms the moments of every row from the partial ones of all groups, in the order of
-// the groups: no thread waits for another's, and results do not depend on the number of threads.
+// Every thread forms the moments of all rows it works on from the partial ones of all groups, in
+// the order of the groups: results do not depend on the number of threads. Where the weights are
+// small it owns lanes, in whole blocks, and meets nobody in a step.
 #pragma once
 
 #include "cpu/lstm_forward.h"
 
 namespace fastlstm::FASTLSTM_ISA {
 
-inline constexpr float kEpsilon = 1e-5f;  // EPSILON of ops/cell_call.py
+inline constexpr float kEpsilon = 1e-5f;   // EPSILON of ops/cell_call.py
+inline constexpr int64_t kLaneBlock = 16;  // sums over lanes are those of blocks, in order
+
+// The part of one thread: lanes in whole blocks with `by_lanes`, at least kLaneBlock of them.
+FASTLSTM_INLINE bool splits_blocks(int64_t lanes, int64_t bytes, int64_t threads) {
+  return lanes >= kLaneBlock * threads && splits_lanes(lanes, bytes, threads);
+}
+FASTLSTM_INLINE Share norm_share(Member me, int64_t units, int64_t lanes, bool by_lanes) {
+  if (!by_lanes) return share_of(me, units, lanes);
+  return {{0, units}, part_of({0, lanes}, me.index, me.count, kLaneBlock)};
+}
+
+// Calls body(first) for vectors of kLanes rows that cover `rows`: at least kLanes rows, or rows
+// from 0 on, with padding behind them.
+template <typename Body>
+FASTLSTM_INLINE void each_vector(Range rows, Body&& body) {
+  for (int64_t row = rows.begin; row < rows.end; row += kLanes) {
+    body(max_of(min_of(row, rows.end - kLanes), rows.begin));
+  }
+}
 
 // `kSums` sums per row and group: [sum][group][row], rows padded to whole vectors.
 template <int kSums>
@@ -58,9 +78,9 @@ FASTLSTM_INLINE void add_group(const Vec (&given)[kVectors], int64_t count,
 
 // Moments of rows of kVectors * H features from the partial sums of add_group.
 template <int kVectors>
-void merge_groups(const PartialSums<2>& partial, int64_t rows, int64_t H, const RowMoments& out) {
+void merge_groups(const PartialSums<2>& partial, Range rows, int64_t H, const RowMoments& out) {
   const float share = 1.0f / static_cast<float>(kVectors * H);
-  for (int64_t row = 0; row < rows; row += kLanes) {
+  each_vector(rows, [&](int64_t row) {
     const Vec mean = partial.total(0, row) * share;
     Vec squares = partial.total(1, row);
     for (int64_t u = 0; u < partial.groups; ++u) {
@@ -72,7 +92,7 @@ void merge_groups(const PartialSums<2>& partial, int64_t rows, int64_t H, const 
     for (int l = 0; l < kLanes; ++l) scale[l] = 1.0f / __builtin_sqrtf(scale[l]);
     Float32::store(out.mean() + row, mean);
     Float32::store(out.scale() + row, scale);
-  }
+  });
 }
 
 // Where the kept moments of all steps lie in CellCall::moments.

@@ -8,7 +8,7 @@
 
 namespace fastlstm::FASTLSTM_ISA {
 
-// Sums over all rows of a parameter's gradients, in the order of the gates or of the units.
+// Sums over rows of a parameter's gradients, in the order of the gates or of the units.
 struct NormSums {
   float *gamma_ih, *gamma_hh, *bias;  // [group][gate][lane]
   float *gamma_c, *beta_c;            // [group][lane]
@@ -22,8 +22,11 @@ struct NormBackwardScratch {
     d_gates = {carver.take<float>(g.B * n.gates), g.B, n.units};
     of_cells = {carver.take<float>(PartialSums<2>::size(n.units, g.B)), n.units, g.B};
     of_gates = {carver.take<float>(PartialSums<4>::size(n.units, g.B)), n.units, g.B};
-    sums = {carver.take<float>(n.gates), carver.take<float>(n.gates), carver.take<float>(n.gates),
-            carver.take<float>(n.hidden), carver.take<float>(n.hidden)};
+    blocks = ceil_div(g.B, kLaneBlock);
+    const int64_t of_gate = blocks * n.gates, of_unit = blocks * n.hidden;
+    first = {carver.take<float>(of_gate), carver.take<float>(of_gate), carver.take<float>(of_gate),
+             carver.take<float>(of_unit), carver.take<float>(of_unit)};
+    hidden = n.hidden;
     stride = round_up(g.B, kLanes);
     means = carver.take<float>(g.threads * 4 * stride) + index * 4 * stride;
     bytes = carver.bytes();
@@ -33,19 +36,27 @@ struct NormBackwardScratch {
   float mean(int k, int64_t b) const { return means[k * stride + b]; }
 
   template <int kSums>
-  void form_means(const PartialSums<kSums>& partial, int64_t features) const {
+  void form_means(const PartialSums<kSums>& partial, Range lanes, int64_t features) const {
+    const float share = 1.0f / static_cast<float>(features);
     for (int k = 0; k < kSums; ++k) {
-      for (int64_t b = 0; b < partial.rows; b += kLanes) {
-        Float32::store(means + k * stride + b,
-                       partial.total(k, b) * (1.0f / static_cast<float>(features)));
-      }
+      each_vector(lanes, [&](int64_t b) {
+        Float32::store(means + k * stride + b, partial.total(k, b) * share);
+      });
     }
+  }
+
+  // The sums over a block of lanes.
+  NormSums sums(int64_t block) const {
+    const int64_t at = block * hidden;
+    return {first.gamma_ih + 4 * at, first.gamma_hh + 4 * at, first.bias + 4 * at,
+            first.gamma_c + at, first.beta_c + at};
   }
 
   GateMatrix<float> d_gates;  // gradients of normalised cell and output gate, then of the gates
   PartialSums<2> of_cells;    // of dn, and of dn * n
   PartialSums<4> of_gates;    // the same for h * w_hh, then for x * w_ih
-  NormSums sums;
+  NormSums first;             // of block 0, those of the others behind
+  int64_t blocks, hidden;
   int64_t stride;
   float* means;
   int64_t bytes;
@@ -55,14 +66,15 @@ FASTLSTM_INLINE void add_to(float* sum, Vec v) { Float32::store(sum, Float32::lo
 
 template <typename Format>
 void start_norm_backward(const NormBackwardScratch<Format>& ns, const Share& my) {
-  for (int64_t u = my.units.begin; u < my.units.end; ++u) {
-    for (int64_t k = 4 * u * kLanes; k < 4 * (u + 1) * kLanes; k += kLanes) {
-      for (float* const sum : {ns.sums.gamma_ih, ns.sums.gamma_hh, ns.sums.bias}) {
-        Float32::store(sum + k, Vec{});
+  for (int64_t b = my.lanes.begin; b < my.lanes.end; b += kLaneBlock) {
+    const NormSums sums = ns.sums(b / kLaneBlock);
+    for (int64_t u = my.units.begin; u < my.units.end; ++u) {
+      for (int64_t k = 4 * u * kLanes; k < 4 * (u + 1) * kLanes; k += kLanes) {
+        for (float* const sum : {sums.gamma_ih, sums.gamma_hh, sums.bias}) {
+          Float32::store(sum + k, Vec{});
+        }
       }
-    }
-    for (float* const sum : {ns.sums.gamma_c, ns.sums.beta_c}) {
-      Float32::store(sum + u * kLanes, Vec{});
+      for (float* const sum : {sums.gamma_c, sums.beta_c}) Float32::store(sum + u * kLanes, Vec{});
     }
   }
 }
@@ -171,18 +183,19 @@ void norm_backward_gates(const BackwardArgs& g, const BackwardScratch<Format>& s
   const Cell& cell = step.cell;
   for (int64_t u = my.units.begin; u < my.units.end; ++u) {
     const int64_t k = u * kLanes, count = g.H - k;
-    Vec gamma_hh[4], gamma_ih[4], of_hh[4]{}, of_ih[4]{}, of_bias[4]{}, of_gamma{}, of_beta{};
+    Vec gamma_hh[4], gamma_ih[4];
     load_gates(g.cell_call->gamma_hh, g.H, k, gamma_hh);
     load_gates(g.cell_call->gamma_ih, g.H, k, gamma_ih);
     const Vec gamma_c = load_part<Float32>(g.cell_call->gamma_c + k, count);
-    for (int64_t b = my.lanes.begin; b < my.lanes.end; ++b) {
+    Vec of_hh[4], of_ih[4], of_bias[4], of_gamma, of_beta;
+    const auto lane = [&](int64_t b) {
       float* const d_gate = ns.d_gates.at(0, u, b);
       if (has_lengths && !is_active(g.begins, g.ends, step.t, b)) {
         for (int q = 0; q < 4; ++q) {
           Float32::store(d_gate + q * kLanes, Vec{});
           ns.of_gates.at(q, u, b) = 0.0f;
         }
-        continue;
+        return;
       }
       const int64_t at = step.t * g.B + b;
       const Element* const gate = step.gates.at(step.chunk, u, step.row + b);
@@ -223,15 +236,21 @@ void norm_backward_gates(const BackwardArgs& g, const BackwardScratch<Format>& s
       ns.of_gates.at(1, u, b) = sum_lanes(dot_hh);
       ns.of_gates.at(2, u, b) = sum_lanes(sum_ih);
       ns.of_gates.at(3, u, b) = sum_lanes(dot_ih);
+    };
+    for (int64_t begin = my.lanes.begin; begin < my.lanes.end; begin += kLaneBlock) {
+      for (int q = 0; q < 4; ++q) of_hh[q] = of_ih[q] = of_bias[q] = Vec{};
+      of_gamma = of_beta = Vec{};
+      for (int64_t b = begin; b < min_of(begin + kLaneBlock, my.lanes.end); ++b) lane(b);
+      const NormSums sums = ns.sums(begin / kLaneBlock);
+      for (int q = 0; q < 4; ++q) {
+        const int64_t sum = (4 * u + q) * kLanes;
+        add_to(sums.bias + sum, of_bias[q]);
+        add_to(sums.gamma_hh + sum, of_hh[q]);
+        add_to(sums.gamma_ih + sum, of_ih[q]);
+      }
+      add_to(sums.gamma_c + k, of_gamma);
+      add_to(sums.beta_c + k, of_beta);
     }
-    for (int q = 0; q < 4; ++q) {
-      const int64_t sum = (4 * u + q) * kLanes;
-      add_to(ns.sums.bias + sum, of_bias[q]);
-      add_to(ns.sums.gamma_hh + sum, of_hh[q]);
-      add_to(ns.sums.gamma_ih + sum, of_ih[q]);
-    }
-    add_to(ns.sums.gamma_c + k, of_gamma);
-    add_to(ns.sums.beta_c + k, of_beta);
   }
 }
 
@@ -280,16 +299,18 @@ void norm_weight_gradients(const BackwardArgs& g, const Sizes<Format>& n,
   const Range units = part_of({0, n.units}, me.index, me.count);
   for (int64_t u = units.begin; u < units.end; ++u) {
     const int64_t k = u * kLanes, count = g.H - k;
-    const auto copy = [&](const float* from, float* to) {
-      store_part<Float32>(to, Float32::load(from), count);
+    const auto add_blocks = [&](const float* sums, int64_t stride, int64_t from, float* to) {
+      Vec total{};
+      for (int64_t b = 0; b < ns.blocks; ++b) total += Float32::load(sums + b * stride + from);
+      store_part<Float32>(to, total, count);
     };
-    copy(ns.sums.gamma_c + k, g.dgamma_c + k);
-    copy(ns.sums.beta_c + k, g.dbeta_c + k);
+    add_blocks(ns.first.gamma_c, n.hidden, k, g.dgamma_c + k);
+    add_blocks(ns.first.beta_c, n.hidden, k, g.dbeta_c + k);
     for (int64_t q = 0; q < 4; ++q) {
       const int64_t from = (4 * u + q) * kLanes, to = q * g.H + k;
-      copy(ns.sums.gamma_hh + from, g.dgamma_hh + to);
-      copy(ns.sums.gamma_ih + from, g.dgamma_ih + to);
-      if (g.db != nullptr) copy(ns.sums.bias + from, g.db + to);
+      add_blocks(ns.first.gamma_hh, n.gates, from, g.dgamma_hh + to);
+      add_blocks(ns.first.gamma_ih, n.gates, from, g.dgamma_ih + to);
+      if (g.db != nullptr) add_blocks(ns.first.bias, n.gates, from, g.db + to);
     }
   }
   const F recurrent = recurrent_factor(g, s), dense = input_factor<Format>(g);
@@ -319,7 +340,11 @@ void norm_backward_loop(const BackwardArgs& g, Member me) {
   const BackwardWeights<Format> w(g.weights, n);
   const BackwardScratch<Format> s(g, n, g.threads);
   const NormBackwardScratch<Format> ns(static_cast<char*>(g.workspace) + s.bytes, g, n, me.index);
-  const Share my = share_of(me, n.units, g.B);  // sums over lanes stay in one order
+  const bool is_alone = splits_blocks(g.B, n.gates * n.hidden * int64_t{sizeof(Element)}, me.count);
+  const Share my = norm_share(me, n.units, g.B, is_alone);
+  const auto meet = [&] {
+    if (!is_alone) me.barrier->wait(me.count);
+  };
   Items items(s.items, me);
   const auto dx_blocks =
       Blocks::of<Engine>(n.input_strips, s.steps * g.B, me.count, kStrips, 2 * kLanes * n.gates);
@@ -333,14 +358,17 @@ void norm_backward_loop(const BackwardArgs& g, Member me) {
   for (int64_t t = g.T - 1; t >= 0; --t) {
     const NormStep<Format, Cell> step(g, n, s, cell, t);
     norm_backward_outputs(g, n, w, s, ns, my, engine, step);
-    me.barrier->wait(me.count);
-    ns.form_means(ns.of_cells, g.H);
+    meet();
+    ns.form_means(ns.of_cells, my.lanes, g.H);
     norm_backward_gates(g, s, ns, my, step);
-    me.barrier->wait(me.count);
-    ns.form_means(ns.of_gates, 4 * g.H);
+    meet();
+    ns.form_means(ns.of_gates, my.lanes, 4 * g.H);
     norm_backward_products(g, ns, my, step);
-    me.barrier->wait(me.count);
-    if (has_dx && t % s.steps == 0) {
+    meet();
+    if (!has_dx || t % s.steps != 0) continue;
+    if (is_alone) {
+      chunk_input_gradient(g, n, w, s, my.lanes, engine, t, d_ih);
+    } else {
       chunk_input_gradient(g, n, w, s, dx_blocks, items, engine, t, d_ih);
     }
   }

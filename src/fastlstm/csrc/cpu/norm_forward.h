@@ -1,4 +1,4 @@
-// The forward pass with layer norm: a step in three parts, between which the team meets.
+// The forward pass with layer norm: a step in three parts, between which a team of units meets.
 #pragma once
 
 #include "cpu/norm.h"
@@ -156,11 +156,23 @@ void norm_forward_loop(const ForwardArgs& g, Member me) {
   const ForwardWeights<Format> w(g.weights, n);
   const ForwardScratch<Format> s(g, n);
   const NormForwardScratch<Format> ns(static_cast<char*>(g.workspace) + s.bytes, g, n, s, me.index);
-  const Share my = share_of(me, n.units, g.B);
+  const bool is_alone =
+      splits_blocks(g.B, n.gates * n.state_inner * int64_t{sizeof(*s.states)}, me.count);
+  const Share my = norm_share(me, n.units, g.B, is_alone);
+  const auto meet = [&] {
+    if (!is_alone) me.barrier->wait(me.count);
+  };
   const GeneralCell<Format> cell(g.cell_call);
   const int64_t* const tokens = g.input.tokens;
   const auto add_moments = [&](int64_t row, int64_t u, Vec(&sum)[4]) {
     add_group(sum, g.H - u * kLanes, ns.partial_ih, u, row);
+  };
+  const auto merge_inputs = [&](int64_t steps) {
+    if (!is_alone) return merge_groups<4>(ns.partial_ih, {0, steps * g.B}, g.H, ns.ih);
+    for (int64_t first = 0; first < steps * g.B; first += g.B) {
+      const Range rows{first + my.lanes.begin, first + my.lanes.end};
+      merge_groups<4>(ns.partial_ih, rows, g.H, ns.ih);
+    }
   };
   const bool keeps = g.gates != nullptr;
   float* cells = keeps ? g.cells : s.cells;
@@ -170,14 +182,14 @@ void norm_forward_loop(const ForwardArgs& g, Member me) {
     project_input(g, n, w, engine, rows, {0, n.units}, g.input.rows, s.projected, add_moments);
   }
   me.barrier->wait(me.count);
-  if (tokens != nullptr) merge_groups<4>(ns.partial_ih, g.input.num_rows, g.H, ns.ih);
+  if (tokens != nullptr) merge_groups<4>(ns.partial_ih, {0, g.input.num_rows}, g.H, ns.ih);
   for (int64_t t = 0; t < g.T; ++t) {
     const bool has_projected = tokens == nullptr && t % s.steps == 0;
     if (has_projected) project_chunk(g, n, w, s, my, engine, t, add_moments);
     norm_products(g, n, w, s, ns, my, engine, t);
-    me.barrier->wait(me.count);
-    if (has_projected) merge_groups<4>(ns.partial_ih, min_of(s.steps, g.T - t) * g.B, g.H, ns.ih);
-    merge_groups<4>(ns.partial_hh, g.B, g.H, ns.hh);
+    meet();
+    if (has_projected) merge_inputs(min_of(s.steps, g.T - t));
+    merge_groups<4>(ns.partial_hh, my.lanes, g.H, ns.hh);
     float* const new_cells = keeps ? cells + g.B * n.hidden : cells;
     if (keeps) {
       norm_gates<Format, true>(g, n, w, s, ns, my, cell, t, cells, new_cells);
@@ -185,12 +197,12 @@ void norm_forward_loop(const ForwardArgs& g, Member me) {
       norm_gates<Format, false>(g, n, w, s, ns, my, cell, t, cells, new_cells);
     }
     cells = new_cells;
-    me.barrier->wait(me.count);
-    merge_groups<1>(ns.partial_c, g.B, g.H, ns.c);
+    meet();
+    merge_groups<1>(ns.partial_c, my.lanes, g.H, ns.c);
     norm_outputs(g, s, ns, my, cell, t);
-    if (keeps && me.index == 0) {
+    if (keeps && (is_alone || me.index == 0)) {
       const KeptMoments kept(g.cell_call->moments, g.T, g.B);
-      for (int64_t b = 0; b < g.B; ++b) {
+      for (int64_t b = my.lanes.begin; b < my.lanes.end; ++b) {
         const int64_t input = tokens ? tokens[t * g.B + b] : t % s.steps * g.B + b;
         kept.scale_hh[t * g.B + b] = ns.hh.scale()[b];
         kept.scale_ih[t * g.B + b] = ns.ih.scale()[input];
@@ -198,7 +210,7 @@ void norm_forward_loop(const ForwardArgs& g, Member me) {
         kept.scale_c[t * g.B + b] = ns.c.scale()[b];
       }
     }
-    me.barrier->wait(me.count);
+    meet();
   }
   finish_forward<Format>(g, cells, my);
   stream_fence();

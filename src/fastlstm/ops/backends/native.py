@@ -26,6 +26,10 @@ _UNITS = {
 }
 
 
+_LANE_BLOCK = 16
+"""Lanes of a thread with layer norm, at least: kLaneBlock of csrc/cpu/norm.h."""
+
+
 class NativeBackend:
     """Forward and backward in float32 or bf16 (float32 sums and cell state), any options."""
 
@@ -47,8 +51,10 @@ class NativeBackend:
         table = kernels.fastest_kernels(is_bf16)
         threads = kernels.num_threads(call.B, call.I, call.H)
         split = "1 thread"
-        if threads > 1:  # a layer norm sums over lanes in one order
-            by_lanes = not call.options.layer_norm and table.splits_lanes(call.B, call.H, threads)
+        if threads > 1:
+            by_lanes = table.splits_lanes(call.B, call.H, threads) and (
+                not call.options.layer_norm or call.B >= _LANE_BLOCK * threads
+            )
             split = f"{counted(threads, 'thread')} by {'lanes' if by_lanes else 'units'}"
         name = (
             f"fused LSTM {'bf16' if is_bf16 else 'fp32'} ({_UNITS[table.isa]}, {split}, panels of"
