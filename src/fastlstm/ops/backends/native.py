@@ -53,7 +53,7 @@ class NativeBackend:
         split = "1 thread"
         if threads > 1:
             by_lanes = table.splits_lanes(call.B, call.H, threads) and (
-                not call.options.layer_norm or call.B >= _LANE_BLOCK * threads
+                not call.options.layer_norm or _LANE_BLOCK * threads <= call.B
             )
             split = f"{counted(threads, 'thread')} by {'lanes' if by_lanes else 'units'}"
         name = (
