@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ _FORMAT = 1
 _SHORT_S = 0.01
 """CPU time is counted too coarsely for blocks shorter than this."""
 _PROBE_S, _PROBE_ROWS, _PROBE_UNITS, _QUIET_SHARE = 0.1, 256, 512, 0.85
+_QUIET_SHARE_OF_STEPS = 0.7
+"""Least share of the threads' time spent computing on a quiet machine, in passes and steps."""
 
 
 def directory() -> Path:
@@ -52,6 +55,35 @@ def remember(kind: str, of: Mapping[str, object], value: Mapping[str, object]) -
         storage.write_json(_path(kind, of), content)
     except (OSError, FastLSTMError):
         pass
+
+
+def recall_seconds(kind: str, of: Mapping[str, object]) -> float | None:
+    """Returns the seconds that `timed_seconds` stored for the same `of`, or None."""
+    known = (recall(kind, of) or {}).get("seconds")
+    return known if isinstance(known, float) and 0 < known < math.inf else None
+
+
+def timed_seconds(
+    kind: str, of: Mapping[str, object], device: str, time_now: Callable[[], float]
+) -> tuple[float, bool]:
+    """Returns the seconds that `time_now` returns, and whether they were measured earlier.
+
+    They are infinite if GPU memory is too small. On a "cpu" the seconds of a busy machine are not
+    stored; while a GPU computes, the cores are idle.
+    """
+    import torch
+
+    if (known := recall_seconds(kind, of)) is not None:
+        return known, True
+    try:
+        with CpuTimer(torch.get_num_threads()) as timer:
+            seconds = time_now()
+    except torch.cuda.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return math.inf, False
+    if device != "cpu" or not timer.was_busy(_QUIET_SHARE_OF_STEPS):
+        remember(kind, of, {"seconds": seconds})
+    return seconds, False
 
 
 class CpuTimer:

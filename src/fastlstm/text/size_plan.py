@@ -80,7 +80,6 @@ _SIZES = {
 _SMALLER_POWER = 0.75
 """A step of a smaller size takes its share of the FLOP to this power: measured from 256 to 96 units
 0.85 in float32, 0.6 in bf16; a larger one takes time in proportion (512 units 1.0, 1.1)."""
-_QUIET_SHARE = 0.7
 _CLEAR_GAIN = 0.01
 """Predicted gain from which a second layer, another batch or another optimizer is chosen."""
 
@@ -288,9 +287,15 @@ class SizePlan:
 
     def _predict(self, config: TrainConfig, is_timed: bool) -> SizeCandidate:
         began = time.perf_counter()
-        step_s = self._known_s(config) or (
-            self._timed_s(config) if is_timed else self._estimated_s(config)
-        )
+        about = self._about_step(config)
+        if is_timed or measurements.recall_seconds("step", about) is not None:
+            data = config, self._ids, self._tokenizer, self._device, self._slowdowns
+            step_s, is_recalled = measurements.timed_seconds(
+                "step", about, self._device.type, lambda: step_seconds(*data)
+            )
+            self.is_recalled |= is_recalled
+        else:
+            step_s = self._estimated_s(config)
         self._last_timing_s = time.perf_counter() - began
         self._step_s[config] = step_s
         self._last_step_s = step_s * self._slowdown
@@ -326,35 +331,13 @@ class SizePlan:
     def _about_step(self, config: TrainConfig) -> dict[str, Any]:
         """Returns what a step's time depends on."""
         model = config.model_config(self._tokenizer.vocab_size, config.dropout or 0.0)
-        threads = torch.get_num_threads()
         names = ["precision", "optimizer", "batch_size", "seq_length", "accumulate", "ema"]
         names += ["memory_limit_gb"] if self._device.type == "cuda" else []
         return {
-            **hardware.machine(self._device.type, threads),
+            **hardware.machine(self._device.type, torch.get_num_threads()),
             "model": model.to_dict(),
             **{name: getattr(config, name) for name in names},
         }
-
-    def _known_s(self, config: TrainConfig) -> float | None:
-        """Returns the seconds of a training step, measured earlier on this machine."""
-        known = (measurements.recall("step", self._about_step(config)) or {}).get("seconds")
-        if isinstance(known, float) and 0 < known < math.inf:
-            self.is_recalled = True
-            return known
-        return None
-
-    def _timed_s(self, config: TrainConfig) -> float:
-        """Returns the seconds of a training step, measured now."""
-        try:
-            with measurements.CpuTimer(torch.get_num_threads()) as timer:
-                data = config, self._ids, self._tokenizer, self._device
-                seconds = step_seconds(*data, self._slowdowns)
-        except torch.cuda.OutOfMemoryError:  # not even a row of a step fits
-            torch.cuda.empty_cache()
-            return math.inf
-        if self._device.type == "cuda" or not timer.was_busy(_QUIET_SHARE):
-            measurements.remember("step", self._about_step(config), {"seconds": seconds})
-        return seconds
 
 
 def _clearly_better(candidate: SizeCandidate, best: SizeCandidate) -> SizeCandidate:
