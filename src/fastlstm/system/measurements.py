@@ -1,8 +1,8 @@
 """Measurements of speed: stored in the user's cache, and checked for other load on the machine.
 
 ``<cache>/measured/<kind>-<SHA-256>.json`` holds one measurement. Its name and content include the
-machine, the versions and the shape: each must be equal. Files are replaced atomically. With a
-damaged file or a read-only cache the next process measures again.
+machine, the versions and the shape: each must be equal. Files are replaced atomically, and hold
+their own SHA-256. With a damaged file or a read-only cache the next process measures again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Any
 from fastlstm.errors import FastLSTMError
 from fastlstm.system import environment, storage
 
-_FORMAT = 1
+_FORMAT = 2
+"""Changes with the fields of a stored value."""
 _SHORT_S = 0.01
 """CPU time is counted too coarsely for blocks shorter than this."""
 _PROBE_S, _PROBE_ROWS, _PROBE_UNITS, _QUIET_SHARE = 0.1, 256, 512, 0.85
@@ -40,27 +41,30 @@ def recall(kind: str, of: Mapping[str, object]) -> dict[str, Any] | None:
         content = storage.read_own_json(_path(kind, of))
     except FastLSTMError:  # no home directory for the cache
         return None
-    if not isinstance(content, dict) or content.get("format") != _FORMAT:
-        return None
-    value = content.get("value")
-    is_same = content.get("of") == json.loads(json.dumps(dict(of)))  # a tuple is stored as a list
-    return value if is_same and isinstance(value, dict) else None
+    value = content.get("value") if isinstance(content, dict) else None
+    return value if isinstance(value, dict) and content == _sealed(of, value) else None
 
 
 def remember(kind: str, of: Mapping[str, object], value: Mapping[str, object]) -> None:
     """Stores a measurement; if that fails, the next process measures again."""
-    content = {"format": _FORMAT, "of": dict(of), "value": dict(value)}
     try:
         directory().mkdir(parents=True, exist_ok=True)
-        storage.write_json(_path(kind, of), content)
+        storage.write_json(_path(kind, of), _sealed(of, value))
     except (OSError, FastLSTMError):
         pass
 
 
+def _sealed(of: Mapping[str, object], value: Mapping[str, object]) -> dict[str, Any]:
+    """Returns the content of a file."""
+    text = json.dumps({"format": _FORMAT, "of": dict(of), "value": dict(value)}, sort_keys=True)
+    content: dict[str, Any] = json.loads(text)  # a tuple is stored as a list
+    return {**content, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+
+
 def recall_seconds(kind: str, of: Mapping[str, object]) -> float | None:
     """Returns the seconds that `timed_seconds` stored for the same `of`, or None."""
-    known = (recall(kind, of) or {}).get("seconds")
-    return known if isinstance(known, float) and 0 < known < math.inf else None
+    known = recall(kind, of)
+    return None if known is None else float(known["seconds"])
 
 
 def timed_seconds(

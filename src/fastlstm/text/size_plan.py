@@ -432,8 +432,6 @@ def budget_plan(
     }
     left_s = training_s(config, started)
     plan = remembered_plan(config, data, device, left_s, make) if is_new else make()
-    if plan.precision is None:  # a damaged file
-        plan = make()
     assert plan.precision is not None
     allow_tf32(plan.precision.name)
     return plan

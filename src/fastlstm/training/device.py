@@ -139,7 +139,7 @@ def threads_within_quota() -> tuple[int, str] | None:
         if is_quiet:
             measurements.remember("quota", about, {"gain": gain})
     else:
-        gain = float(found["gain"])
+        gain = found["gain"]
     best = high if gain > 1 else low
     compared = f"{counted(high, 'thread')} compute {gain:.2f} times as much as {low}, measured"
     return best, f"{told}: {counted(best, 'thread')} ({compared})"
