@@ -13,8 +13,7 @@ import torch.distributed as dist
 
 from fastlstm.cli.main import main
 from fastlstm.distributed import joining
-from fastlstm.distributed.share import Share
-from fastlstm.distributed.world import World
+from fastlstm.distributed.world import Share, World
 from fastlstm.errors import ConfigError, Dismissed, LostProcessError, UsageError
 from fastlstm.system import hardware, processes
 from fastlstm.text.config import TrainConfig

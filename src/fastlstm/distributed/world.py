@@ -10,6 +10,7 @@ import json
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -19,7 +20,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from fastlstm.distributed.share import Share
 from fastlstm.errors import Dismissed, FastLSTMError, LostProcessError, UsageError
 from fastlstm.system import hardware
 
@@ -32,6 +32,23 @@ _SETTLED, _SLOW = 30, 1.4
 """Least steps before a rank counts as slow, and its least time over the median of all ranks."""
 _TRANSPORT = ("gloo", "NCCL", "onnection", "imed out")
 """Every error of the transport contains one of these."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """Consecutive rows of every batch: one of `size` nearly equal parts.
+
+    Attributes:
+        rank: number of the part, from 0.
+        size: number of parts.
+    """
+
+    rank: int = 0
+    size: int = 1
+
+    def rows(self, num_rows: int) -> slice:
+        """Returns this part's rows in a batch of `num_rows`; there may be none in a small batch."""
+        return slice(num_rows * self.rank // self.size, num_rows * (self.rank + 1) // self.size)
 
 
 class World:

@@ -14,8 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fastlstm.distributed.share import Share
-from fastlstm.distributed.world import World
+from fastlstm.distributed.world import Share, World
 from fastlstm.errors import ConfigError
 from fastlstm.runs.events import Event
 from fastlstm.text.config import ModelConfig, TrainConfig

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from fastlstm.distributed.share import Share
-from fastlstm.distributed.world import World
+from fastlstm.distributed.world import Share, World
 from fastlstm.training.options import TrainingOptions
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.task import Score
