@@ -36,8 +36,7 @@ def resolve_config(
     """
     path = parsed["config"]
     file: dict[str, Any] = {} if path is None else read_config_file(Path(path), options)
-    names = {option.name for option in options}
-    flags = {name: value for name, value in parsed.values.items() if name in names}
+    flags = parsed.given(options)
     # --steps on the command line replaces a budget in the file; two such flags are an error.
     values = {k: v for k, v in file.items() if not (k in _ENDS and _ENDS & set(flags))}
     origin = "command line" if path is None else str(path)

@@ -36,7 +36,7 @@ from fastlstm.training.plan import TrainingPlan
 from fastlstm.training.precision import MIN_GAIN, allow_tf32, precisions_of
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.session import RunSession
-from fastlstm.training.step_time import fastest_step_s, ignore
+from fastlstm.training.step_time import fastest_step_s
 from fastlstm.training.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -180,4 +180,4 @@ def step_seconds(
         session = RunSession(None, [])
         task = ForecastTask(session, timed, dataset, split, inputs, loader, device)
         plan = TrainingPlan(config, StopCriterion.of(config, loader.steps_per_epoch), device)
-        return fastest_step_s(Trainer(task, plan, emit=ignore), slowdowns)
+        return fastest_step_s(Trainer(task, plan, emit=lambda _: None), slowdowns)

@@ -132,7 +132,8 @@ class Cache:
         """Yields a new directory on the cache's disk, locked until the block ends, then removed."""
         path = self._root / f"work-{secrets.token_hex(8)}"
         with storage.storage_errors(self._root, "make a work directory"), self._exclusive():
-            self._sweep()
+            for left in self._root.glob("work-*"):
+                storage.remove_unlocked(left)
             path.mkdir(mode=0o700)
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -152,11 +153,6 @@ class Cache:
             yield
         finally:
             os.close(descriptor)
-
-    def _sweep(self) -> None:
-        """Removes work directories that no process has locked."""
-        for path in self._root.glob("work-*"):
-            storage.remove_unlocked(path)
 
 
 def is_intact(entry: Path) -> bool:

@@ -236,7 +236,6 @@ def evaluate_on(
     tokenizer: Tokenizer,
     *,
     lanes: int | None = None,
-    chunk: int = CHUNK,
     **settings: Any,
 ) -> Evaluation:
     """Works like `evaluate`, on a device; "auto" takes a GPU if there is one.
@@ -250,8 +249,8 @@ def evaluate_on(
     check_device(device)
     if device == "cpu" or not has_gpu():
         lanes = LANES if lanes is None else lanes
-        return evaluate(model, ids, tokenizer, lanes=lanes, chunk=chunk, **settings)
-    lanes = LANES_ON_GPU if lanes is None else lanes
+        return evaluate(model, ids, tokenizer, lanes=lanes, **settings)
+    lanes, chunk = LANES_ON_GPU if lanes is None else lanes, CHUNK
     while True:
         try:
             with tf32_kept():

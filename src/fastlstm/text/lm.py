@@ -295,17 +295,9 @@ class LM(InNotebook):
 
 
 def sample_text(
-    model: LanguageModel,
-    tokenizer: Tokenizer,
-    prompt: str = "",
-    length: int = 200,
-    temperature: float = 0.8,
-    seed: int | None = None,
+    model: LanguageModel, tokenizer: Tokenizer, length: int, temperature: float, seed: int
 ) -> str:
     """Returns `length` tokens of text from a model in training; does not change it."""
-    if length == 0:
-        return ""
     decoder = Decoder.of(model)
-    settings = Sampling(temperature=temperature, seed=seed)
-    text = begin(decoder, tokenizer, prompt, length, settings)
+    text = begin(decoder, tokenizer, "", length, Sampling(temperature=temperature, seed=seed))
     return "".join(piece for (piece,) in write_all(decoder, [text]))

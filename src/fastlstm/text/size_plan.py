@@ -46,7 +46,7 @@ from fastlstm.training.precision import (
 )
 from fastlstm.training.remembered_plan import ChosenPlan, changes, remembered_plan
 from fastlstm.training.schedule import StopCriterion
-from fastlstm.training.step_time import LONG_STEP_S, MIN_TIMED, TIMED_S, fastest_step_s, ignore
+from fastlstm.training.step_time import LONG_STEP_S, MIN_TIMED, TIMED_S, fastest_step_s
 from fastlstm.training.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -380,7 +380,7 @@ def step_seconds(
         loader = TextLoader(open_batches(config, ids))
         task = TextTask(config, model, loader, ids[:2], tokenizer, device)
         plan = TrainingPlan(config, StopCriterion.of(config, loader.steps_per_epoch), device)
-        return fastest_step_s(Trainer(task, plan, emit=ignore), slowdowns)
+        return fastest_step_s(Trainer(task, plan, emit=lambda _: None), slowdowns)
 
 
 def budget_plan(

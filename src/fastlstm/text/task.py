@@ -244,7 +244,7 @@ class Samples(Callback):
     def on_event(self, trainer: Trainer, event: Event) -> None:
         if event["event"] == "eval" and trainer.progress.evaluations % self._every == 0:
             assert isinstance(trainer.model, LanguageModel)
-            text = sample_text(trainer.model, self._tokenizer, "", _SAMPLE_LENGTH, 0.8, self._seed)
+            text = sample_text(trainer.model, self._tokenizer, _SAMPLE_LENGTH, 0.8, self._seed)
             trainer.emit({"event": "sample", "step": trainer.progress.step, "text": text})
 
 

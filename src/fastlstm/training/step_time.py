@@ -104,7 +104,3 @@ def use_up_batches(loader: Loader) -> None:
 def settled(steps: Sequence[StepT]) -> Sequence[StepT]:
     """Returns the steps of a turn without the first quarter, in which threads wake up."""
     return steps[(len(steps) + 1) // 4 :]
-
-
-def ignore(*_: object) -> None:
-    """An observer of steps that are only timed."""

@@ -298,14 +298,8 @@ def refuse_binary(head: bytes, name: str) -> None:
 
 def character_cut(data: bytes) -> int:
     """Returns the length of `data` without an incomplete UTF-8 character at its end."""
-    for back in range(1, min(3, len(data)) + 1):
-        byte = data[-back]
-        if byte >= 0xC0:
-            needed = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-            return len(data) - back if needed > back else len(data)
-        if byte < 0x80:
-            break
-    return len(data)
+    tail = data[-3:]
+    return len(data) - len(tail) + codecs.utf_8_decode(tail, "replace", False)[1]
 
 
 def token_cut(data: bytes) -> int:
