@@ -25,7 +25,7 @@ from fastlstm.errors import ConfigError, CorruptFileError, FormatError, NonFinit
 from fastlstm.system.fields import is_number
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -75,12 +75,12 @@ class QuantizedMatrix:
         return self.codes * _by_value(self.scales, self.shape[1])
 
 
-def check_file_format(weight_format: Any) -> None:
-    """Raises ConfigError for an unknown format."""
-    if weight_format not in FORMATS_IN_FILES:
+def check_format(weight_format: Any, known: Sequence[str] = FORMATS_IN_FILES) -> None:
+    """Raises ConfigError unless this is one of the known formats."""
+    if weight_format not in known:
         raise ConfigError(
-            f"weights are {weight_format!r}{nearest_hint(weight_format, FORMATS_IN_FILES)},"
-            f" expected one of {', '.join(FORMATS_IN_FILES)}"
+            f"weights are {weight_format!r}{nearest_hint(weight_format, known)}, expected one of"
+            f" {', '.join(known)}"
         )
 
 
@@ -149,7 +149,7 @@ def in_format(weights: Mapping[str, Any], weight_format: str) -> dict[str, Any]:
         ConfigError: an unknown format, or a value beyond its range.
         NonFiniteError: a weight is NaN or Inf.
     """
-    check_file_format(weight_format)
+    check_format(weight_format)
     return {name: _one_in_format(name, w, weight_format) for name, w in weights.items()}
 
 
@@ -287,7 +287,7 @@ def decode_weights(
         CorruptFileError: not a safetensors file, or values that fastlstm never writes.
         FormatError: other tensors, shapes or dtypes.
     """
-    check_file_format(weight_format)
+    check_format(weight_format)
     try:
         tensors = dict(safetensors.deserialize(data))  # type: ignore[no-untyped-call]
     except (safetensors.SafetensorError, ValueError, OverflowError) as error:

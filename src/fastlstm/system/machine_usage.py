@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from contextlib import suppress
@@ -98,11 +97,6 @@ class MachineUsage:
             with suppress(StorageError):
                 found["disk_free_bytes"] = free_bytes(self._directory)
         return found
-
-
-def threads_with_cores(threads: int, waiting: float) -> int:
-    """Returns how many of `threads` have a core if `waiting` of them wait for one."""
-    return max(1, threads - math.ceil(waiting))
 
 
 def _change(now: dict[str, float], before: dict[str, float]) -> dict[str, float]:

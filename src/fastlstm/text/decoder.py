@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import ConfigError, KernelError, NonFiniteError, counted, nearest_hint
+from fastlstm.errors import KernelError, NonFiniteError, counted
 from fastlstm.ops.cell_options import ACTIVATIONS
 from fastlstm.report.terminal import short_bytes
 from fastlstm.runs.weight_formats import (
     QuantizedMatrix,
     as_floats,
     block_grid,
+    check_format,
     may_be_blocks,
     quantize,
 )
@@ -58,15 +59,6 @@ _PANEL = 4
 """Rows of blocks that the kernels take at once."""
 
 
-def check_format(weight_format: Any) -> None:
-    """Raises ConfigError unless this is a format of weights."""
-    if weight_format not in FORMATS:
-        raise ConfigError(
-            f"weights are {weight_format!r}{nearest_hint(weight_format, FORMATS)}, expected"
-            f" one of {', '.join(FORMATS)}"
-        )
-
-
 class Decoder:
     """A language model's weights laid out for decoding; any number of streams share it.
 
@@ -95,7 +87,7 @@ class Decoder:
         config: ModelConfig,
         weight_format: str = "fp32",
     ) -> None:
-        check_format(weight_format)
+        check_format(weight_format, FORMATS)
         if (why := native_refusal(config)) is not None:
             raise KernelError(why)
         self.config, self.weight_format = config, weight_format

@@ -185,10 +185,6 @@ class GpuDecoder(Decoder):
         size = f"{short_bytes(self.nbytes)} of weights"
         return f"GPU decode, {self.weight_format} (CUDA graphs of {rows}, {name}), {size}"
 
-    @property
-    def zero_blocks(self) -> float:
-        return 0.0
-
     def num_threads(self, num_streams: int) -> int:
         del num_streams
         return 1

@@ -14,17 +14,12 @@ from torch import nn
 from fastlstm.errors import ConfigError, DataError, PromptError, counted, kind_of_value
 from fastlstm.ops.packed_weights import Contents
 from fastlstm.report.html import InNotebook
+from fastlstm.runs.weight_formats import check_format
 from fastlstm.system.devices import check_device
 from fastlstm.system.fields import Device
 from fastlstm.text.data.text import TextDataset, UnknownPolicy
 from fastlstm.text.data.tokenizer import CharTokenizer, KnownCharacters, shown_characters
-from fastlstm.text.decoder import (
-    Decoder,
-    check_format,
-    default_format,
-    float_weights,
-    format_note,
-)
+from fastlstm.text.decoder import FORMATS, Decoder, default_format, float_weights, format_note
 from fastlstm.text.evaluation import Evaluation, evaluate_on, with_unknown
 from fastlstm.text.files import language_model_rows, load_language_model
 from fastlstm.text.held_out import read_text
@@ -84,7 +79,7 @@ class LM(InNotebook):
         self._default = default_format(self.stored_format, model.config)
         self._is_given = weights is not None
         weights = weights or self._default
-        check_format(weights)
+        check_format(weights, FORMATS)
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.generation = known_settings(generation or {})

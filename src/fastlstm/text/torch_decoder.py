@@ -13,10 +13,10 @@ import torch
 
 from fastlstm.errors import ConfigError, counted
 from fastlstm.report.terminal import short_bytes
-from fastlstm.runs.weight_formats import as_floats
+from fastlstm.runs.weight_formats import as_floats, check_format
 from fastlstm.system import hardware
 from fastlstm.text.config import ModelConfig
-from fastlstm.text.decoder import Decoder, Stream, Weight, check_format, model_hash, native_refusal
+from fastlstm.text.decoder import FORMATS, Decoder, Stream, Weight, model_hash, native_refusal
 from fastlstm.text.files import build_model
 from fastlstm.text.stored_model import parameter_shapes
 
@@ -35,7 +35,7 @@ class TorchDecoder(Decoder):
         config: ModelConfig,
         weight_format: str = "fp32",
     ) -> None:
-        check_format(weight_format)
+        check_format(weight_format, FORMATS)
         if weight_format != "fp32":
             raise ConfigError(
                 f"weights are {weight_format!r}, but {native_refusal(config)} and torch writes in"

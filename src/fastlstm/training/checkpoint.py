@@ -387,12 +387,12 @@ class Saver:
     def capture(self) -> tuple[Tensors, dict[str, Any]]:
         """Returns (tensors by file stem, plain values) for a checkpoint."""
         trainer = self._trainer
-        trainer.stepper.gather()
+        trainer.task.gather(trainer.state)
         if trainer.plan.is_local:
             self._average_optimizers()
         trainer.progress.elapsed_s = trainer.elapsed_s()
         tensors, meta = trainer.state.capture(trainer.task.loader.state_dict())
-        tensors["optimizer"] = trainer.stepper.optimizer_tensors()
+        tensors["optimizer"] = trainer.task.optimizer_tensors(trainer.state)
         own, meta["callbacks"] = trainer.callbacks.capture()
         groups = {**own, BEST: trainer.best.weights}
         tensors.update({stem: group for stem, group in groups.items() if group})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,12 +14,7 @@ from fastlstm.runs.events import Event
 from fastlstm.system import hardware
 from fastlstm.system.gpu_usage import gpu_usage
 from fastlstm.system.hardware import machine_name, peak_memory_bytes
-from fastlstm.system.machine_usage import (
-    CORE_WAIT,
-    LEAST_OTHERS,
-    MachineUsage,
-    threads_with_cores,
-)
+from fastlstm.system.machine_usage import CORE_WAIT, LEAST_OTHERS, MachineUsage
 from fastlstm.training.checkpoint import Checkpoint, reading
 from fastlstm.training.plan import TrainingPlan
 from fastlstm.training.task import Task, Watch
@@ -199,7 +195,7 @@ class MachineEvents:
         self._is_told = True
         threads = torch.get_num_threads()
         waiting = min(waiting, float(threads))  # other threads of the process may wait too
-        fewer = threads_with_cores(threads, waiting)
+        fewer = max(1, threads - math.ceil(waiting))
         advice = "end those processes for full speed"
         advice += f", or give the run --threads {fewer}" if fewer < threads else ""
         verb = "waits" if threads == 1 else "wait"

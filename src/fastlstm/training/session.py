@@ -261,8 +261,6 @@ class RunSession(EventHub):
 
     def agreed(self, options: OptionsT) -> OptionsT:
         """Returns the options of rank 0, except those that may differ between processes."""
-        if self.world.is_leader:
-            return self.of_leader(type(options), lambda: options)
         own = {name: value for name, value in vars(options).items() if name in MAY_DIFFER}
         return dataclasses.replace(self.of_leader(type(options), lambda: options), **own)
 

@@ -18,7 +18,7 @@ from fastlstm.training.device import set_seed
 from fastlstm.training.graphed_step import NO_GPU, GraphedStep, StepResult, graph_refusal
 from fastlstm.training.plan import TrainingPlan
 from fastlstm.training.state import TrainingState
-from fastlstm.training.task import PipelinedTask, Task, even_parts
+from fastlstm.training.task import Task, even_parts
 
 
 class Stepper:
@@ -47,8 +47,7 @@ class Stepper:
         self.seconds = {"forward_backward": 0.0, "optimizer": 0.0}
         self._num_parts = plan.options.accumulate
         self._parameters = [p for p in task.model.parameters() if p.requires_grad]
-        of_stages: Any = task if task.is_pipelined else None
-        self._pipeline: PipelinedTask | None = of_stages
+        self._pipeline: Any = task if task.is_pipelined else None
         is_divided = plan.world.size > 1 and self._pipeline is None
         self._parallel = DataParallel(task, plan, state) if is_divided else None
         self._graphed: GraphedStep | None = None
@@ -174,17 +173,6 @@ class Stepper:
     def drop_graphs(self) -> None:
         """Frees the memory of recorded steps."""
         self._graphed = None
-
-    def gather(self) -> None:
-        """Gathers the weights and states of the stages of a pipeline in every process."""
-        if self._pipeline is not None:
-            self._pipeline.gather(self._state)
-
-    def optimizer_tensors(self) -> dict[str, torch.Tensor]:
-        """Returns the state of the optimizers, of all stages of a pipeline."""
-        if self._pipeline is not None:
-            return self._pipeline.optimizer_tensors(self._state)
-        return self._state.optimizers.tensors()
 
     def _passes(self, batch: Any) -> float:
         if self._pipeline is not None:

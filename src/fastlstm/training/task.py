@@ -14,7 +14,6 @@ from fastlstm.errors import UsageError
 
 if TYPE_CHECKING:
     from fastlstm.runs.events import Event
-    from fastlstm.training.plan import TrainingPlan
     from fastlstm.training.state import Progress, TrainingState
     from fastlstm.training.trainer import Trainer
 
@@ -90,7 +89,8 @@ class Task(ABC):
         flop_per_unit: floating-point operations of a training step per unit.
         num_valid: units of the validation part.
         step_units: validation units that cost as much reading as one step of this process.
-        is_pipelined: whether the task is a `PipelinedTask`, whose processes share layers, not rows.
+        is_pipelined: whether processes share layers, not rows, and the task takes the passes itself
+            (`PipelinedTextTask`).
     """
 
     name: ClassVar[str]
@@ -209,6 +209,13 @@ class Task(ABC):
     def restore_carried(self, carried: Mapping[str, Tensor]) -> None:  # noqa: B027
         """Restores a state of `carried`; raises ValueError if it does not fit the model."""
 
+    def gather(self, state: TrainingState) -> None:  # noqa: B027
+        """Brings all weights, their averages and the carried state to every process."""
+
+    def optimizer_tensors(self, state: TrainingState) -> dict[str, Tensor]:
+        """Returns the state of the optimizers of all processes."""
+        return state.optimizers.tensors()
+
     def step_metrics(self, loss: float) -> Event:
         """Returns further figures of a `step` event."""
         return {}
@@ -224,16 +231,3 @@ class Task(ABC):
     def totals(self, progress: Progress) -> Event:
         """Returns further counters of the `end` event."""
         return {}
-
-
-class PipelinedTask(Protocol):
-    """A task whose processes share the layers; see `PipelinedTextTask`."""
-
-    @property
-    def norm(self) -> Tensor: ...
-
-    def passes(self, batch: Any, plan: TrainingPlan, step: int) -> float: ...
-
-    def gather(self, state: TrainingState) -> None: ...
-
-    def optimizer_tensors(self, state: TrainingState) -> dict[str, Tensor]: ...

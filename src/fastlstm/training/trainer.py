@@ -446,7 +446,7 @@ class Trainer:
             is_reset: whether the carried state is reset already, as a CUDA graph does.
         """
         state, task = self.state, self.task
-        self.stepper.gather()  # all processes must see the same weights
+        self.task.gather(self.state)  # all processes must see the same weights
         weight, gradient = bad_weight(task.model), gradient or bad_gradient(task.model)
         if weight is not None:
             culprit = f"weight {weight}"
@@ -505,7 +505,7 @@ class Trainer:
     def evaluate(self) -> bool:
         """Evaluates; returns False if the loss was not finite and the run was rolled back."""
         started, progress = time.perf_counter(), self.progress
-        self.stepper.gather()
+        self.task.gather(self.state)
         if not progress.scored:
             progress.scored = int(self.world.decided(self._limit())[0])
             if progress.scored < self.task.num_valid:
