@@ -274,7 +274,6 @@ class Parsed:
         return next(option.default for option in self.command.options if option.name == name)
 
     def given(self, options: Sequence[Option]) -> dict[str, Any]:
-        """The values that were set among some options."""
         names = {option.name for option in options}
         return {name: value for name, value in self.values.items() if name in names}
 

@@ -176,7 +176,6 @@ def _table_figures(parsed: Parsed, path: str, *data: str) -> tuple[dict[str, Any
 
 
 def _table_rows(facts: dict[str, Any]) -> list[Row]:
-    """Returns the lines of the result for a table."""
     from fastlstm.report.lines import forecast_name, score_text, series_rows
 
     units = "standard deviations of the training rows" if facts["scaled"] else "units of the table"

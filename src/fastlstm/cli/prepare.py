@@ -49,7 +49,6 @@ def run(argv: list[str]) -> int:
 
 
 def _described(dataset: SeriesDataset) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """Returns what --json prints, and the rows for people."""
     table, seconds, step = dataset.table, dataset.seconds, str(dataset.frequency)
     notes, dtype = list(dataset.notes), table.values.dtype.name
     speed = f"{table.num_rows / max(seconds, 1e-9) / 1e6:.2f} M rows/s"

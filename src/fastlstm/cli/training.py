@@ -63,7 +63,6 @@ class TrainingRun:
 
     @property
     def source(self) -> str | list[str]:
-        """The source, or several as a list."""
         return one_or_many(self.parsed.positionals)
 
     def train_words(self, options: Mapping[str, Any]) -> list[str]:

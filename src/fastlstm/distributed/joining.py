@@ -111,7 +111,6 @@ def _own() -> dict[str, Any]:
 
 
 def _require_alike(world: World, own: Sequence[Mapping[str, str]]) -> None:
-    """Raises UsageError unless all ranks have the same versions and instruction sets."""
     for rank, other in enumerate(own):
         for what, value in other.items():
             if value != own[0][what]:
@@ -123,7 +122,6 @@ def _require_alike(world: World, own: Sequence[Mapping[str, str]]) -> None:
 
 
 def _require_same(world: World, told: Sequence[Mapping[str, Any]]) -> None:
-    """Raises ConfigError unless all ranks have the options of rank 0."""
     for rank, own in enumerate(told):
         for name, value in own.items():
             first = told[0][name]

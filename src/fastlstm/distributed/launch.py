@@ -91,7 +91,6 @@ class StopSignals:
 
     @contextmanager
     def handled(self) -> Iterator[None]:
-        """Handles the signals within the block, except ignored ones."""
         handlers = dict[int, Any].fromkeys(STOP_SIGNALS, self._handle)
         try:
             with handling(handlers, is_not_ignored):

@@ -78,7 +78,6 @@ class World:
 
     @property
     def share(self) -> Share:
-        """The rows of this process."""
         return Share(self.rank, self.size)
 
     def default_threads(self) -> int:

@@ -30,7 +30,6 @@ class FileRecord:
 
     @classmethod
     def of(cls, data: bytes) -> FileRecord:
-        """Returns the record of a file with this content."""
         return cls(len(data), hashlib.sha256(data).hexdigest())
 
 
@@ -52,7 +51,6 @@ class Manifest:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
-        """Returns the file's content."""
         body: dict[str, Any] = {
             "format": MANIFEST_FORMAT,
             "format_version": MANIFEST_VERSION,

@@ -67,7 +67,6 @@ class QuantizedMatrix:
 
     @property
     def ndim(self) -> int:
-        """2."""
         return 2
 
     def dequantized(self) -> NDArray[np.float32]:

@@ -55,7 +55,6 @@ def remember(kind: str, of: Mapping[str, object], value: Mapping[str, object]) -
 
 
 def _sealed(of: Mapping[str, object], value: Mapping[str, object]) -> dict[str, Any]:
-    """Returns the content of a file."""
     text = json.dumps({"format": _FORMAT, "of": dict(of), "value": dict(value)}, sort_keys=True)
     content: dict[str, Any] = json.loads(text)  # a tuple is stored as a list
     return {**content, "sha256": hashlib.sha256(text.encode()).hexdigest()}

@@ -73,7 +73,6 @@ def write_file(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def _removed_on_error(path: Path) -> Iterator[None]:
-    """Removes a file or directory if the block fails."""
     try:
         yield
     except BaseException:

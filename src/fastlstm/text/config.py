@@ -220,7 +220,6 @@ class TrainConfig(TrainingOptions, CellOptions):
         return self.pipeline == 0
 
     def _check_pipeline(self) -> None:
-        """Raises ConfigError for what a pipeline of layers cannot do."""
         if not self.pipeline:
             return
         refused = (

@@ -149,11 +149,9 @@ class Decoder:
 
     @property
     def isa(self) -> str:
-        """The instruction set of the kernels."""
         return str(self._kernels.isa)
 
     def describe(self, num_streams: int = 1, threads: int | None = None) -> str:
-        """Describes what a call runs on."""
         where = counted(self.num_threads(num_streams) if threads is None else threads, "thread")
         sparse = f", block-sparse {100 * self.zero_blocks:.0f} %" if self.zero_blocks > 0 else ""
         weights = f"{self.weight_format}{sparse} ({self.isa}, {where})"
@@ -166,11 +164,9 @@ class Decoder:
         return 1.0 - float(stored) / float(everything) if everything else 0.0
 
     def num_threads(self, num_streams: int) -> int:
-        """Returns how many threads a call with so many streams runs on."""
         return 1 if self._macs * num_streams < _MIN_MACS_PER_THREAD else hardware.default_threads()
 
     def stream(self) -> Stream:
-        """Returns a stream that has read nothing."""
         return Stream(self)
 
     def run(self, streams: Sequence[Stream], steps: int, threads: int | None = None) -> None:
@@ -196,7 +192,6 @@ class Decoder:
         tuner.record(threads, (time.perf_counter() - start_s) / steps / max(1, num))
 
     def _pack(self, w: Weight, *, is_gates: bool) -> Any:
-        """Returns the native DecodeMatrix of a matrix."""
         if self.weight_format != "int4":
             sparse = block_sparse(w, self.weight_format, is_gates=is_gates)
             if sparse is not None:
@@ -222,7 +217,6 @@ class Decoder:
         return hardware.native().DecodeMatrix(*addresses)
 
     def _sparse_matrix(self, w: Weight, sparse: BlockSparse, *, is_gates: bool) -> Any:
-        """Returns the native DecodeMatrix of a block-sparse matrix."""
         lines = _empty(max(64, sparse.lines.size), sparse.lines.dtype)
         lines[: sparse.lines.size] = sparse.lines.ravel()
         factors = corrections = None
@@ -242,7 +236,6 @@ class Decoder:
         k: int,
         has_table: bool,
     ) -> Any:
-        """Returns the native DecodeLayer of layer `k`."""
         native = hardware.native()
         recurrent = self._pack(matrices[f"layers.{k}.weight_hh_l0"], is_gates=True)
         w_in, bias = native.DecodeMatrix(), None
@@ -400,7 +393,6 @@ class ThreadTuner:
         self._best, self._retry_s = 0, self.FIRST_RETRY_S
 
     def choose(self) -> int:
-        """Returns the threads of the next call."""
         if self._limit == 1:
             return 1
         now_s = time.perf_counter()
@@ -425,7 +417,6 @@ class ThreadTuner:
         return threads
 
     def record(self, threads: int, seconds: float) -> None:
-        """Records the time of a token."""
         before = seconds if self._is_new else self._seconds.get(threads, seconds)
         self._seconds[threads] = 0.7 * before + 0.3 * seconds if seconds > before else seconds
         self._tried_s[threads] = time.perf_counter()
@@ -447,7 +438,6 @@ class Stream:
 
     @property
     def native(self) -> Any:
-        """The stream of the kernels."""
         return self._record
 
     def set(
@@ -482,12 +472,10 @@ class Stream:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has more to do."""
         return bool(self.native.status == "running")
 
     @property
     def num_waiting(self) -> int:
-        """Number of tokens that are to be read."""
         return int(self.native.num_waiting)
 
     @property
@@ -519,7 +507,6 @@ class Stream:
         return self.save()
 
     def go_back(self, mark: Any) -> None:
-        """Restores the stream to where it stood at `mark`."""
         self.restore(mark)
 
 

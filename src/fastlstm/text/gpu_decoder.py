@@ -178,7 +178,6 @@ class GpuDecoder(Decoder):
         return "CUDA"
 
     def describe(self, num_streams: int = 1, threads: int | None = None) -> str:
-        """Describes what a call runs on."""
         del threads
         rows = counted(_size_for(min(num_streams, self._limit)), "row")
         name = torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else "CPU"

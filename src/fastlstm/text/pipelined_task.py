@@ -135,7 +135,6 @@ class PipelinedTextTask(TextTask):
                     dist.broadcast(of_layer, self._owner(f"layers.{k}"))
 
     def optimizer_tensors(self, state: TrainingState) -> dict[str, Tensor]:
-        """Returns the state of the optimizers of all processes."""
         own = {
             name: tensor
             for name, tensor in state.optimizers.tensors().items()

@@ -259,7 +259,6 @@ class SizePlan:
         return best
 
     def _changes(self, config: TrainConfig) -> Iterator[dict[str, Any]]:
-        """Yields the batches and optimizers to try at the best size."""
         if "batch_size" not in self._chosen:
             yield from ({"batch_size": size} for size in _BATCHES[self._device.type])
         if not {"optimizer", "learning_rate"} & set(self._chosen):
@@ -329,7 +328,6 @@ class SizePlan:
         return self._step_s[near] * (ratio if ratio > 1 else ratio**_SMALLER_POWER)
 
     def _about_step(self, config: TrainConfig) -> dict[str, Any]:
-        """Returns what a step's time depends on."""
         model = config.model_config(self._tokenizer.vocab_size, config.dropout or 0.0)
         names = ["precision", "optimizer", "batch_size", "seq_length", "accumulate", "ema"]
         names += ["memory_limit_gb"] if self._device.type == "cuda" else []

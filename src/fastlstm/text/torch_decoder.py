@@ -56,7 +56,6 @@ class TorchDecoder(Decoder):
         return "torch"
 
     def describe(self, num_streams: int = 1, threads: int | None = None) -> str:
-        """Describes what a call runs on, and why."""
         del num_streams
         where = counted(torch.get_num_threads() if threads is None else threads, "thread")
         size = f"{short_bytes(self.nbytes)} of weights"

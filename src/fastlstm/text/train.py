@@ -415,7 +415,6 @@ class TextSession(RunSession):
 def _callbacks(
     config: TrainConfig, model: LanguageModel, tokenizer: Tokenizer, train_tokens: int
 ) -> Iterator[Callback]:
-    """Yields callbacks that write samples and predict the end of a run."""
     if config.sample_every:
         yield Samples(config.sample_every, tokenizer, config.seed)
     if has_outlook(config.cooldown, config.patience, config.vocab):
@@ -452,7 +451,6 @@ def _layer_call(config: TrainConfig, device: torch.device) -> LSTMCall:
 
 
 def _stored_data(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Returns the description of the text that the run was started with."""
     data: dict[str, Any] = json.loads(checkpoint.files["config.json"])["data"]
     kinds = {"source": str, "key": str, "num_chars": int}
     for text in (data, *(data[part] for part in PARTS if part in data)):

@@ -254,7 +254,6 @@ class RunSnapshots:
         return {"path": path.name, "bytes": sum(file.stat().st_size for file in path.iterdir())}
 
     def last_good(self) -> Checkpoint | None:
-        """Returns the newest state without NaN or Inf."""
         return find_checkpoint(self._run, finite=True)[0]
 
 
@@ -300,7 +299,6 @@ class BestWeights:
         self._refusal: StorageError | None = None
 
     def keep(self) -> None:
-        """Copies the weights of the model."""
         own = weights_of(self._trainer.model)
         self.weights = {name: tensor.detach().clone() for name, tensor in own.items()}
         self.published_step = -1  # a roll-back may find a better model at an earlier step
@@ -322,7 +320,6 @@ class BestWeights:
         self.published_step = published_step
 
     def into_model(self) -> None:
-        """Loads the weights, if any, into the model."""
         if self.weights:
             self._trainer.model.load_state_dict(self.weights, strict=False)
 
@@ -334,7 +331,6 @@ class BestWeights:
             self.set_published()
 
     def set_published(self) -> None:
-        """Notes that the weights are published."""
         self.published_step, self._refusal = self._trainer.progress.best_step, None
         if self._trainer.task.publishes_at_once:
             self.weights = {}
@@ -410,7 +406,6 @@ class Saver:
             world.average(own)
 
     def _carried(self) -> dict[str, Tensor]:
-        """Returns the carried state of the rows of all processes."""
         own, axis = self._trainer.task.carried(), self._trainer.task.row_axis
         if self._trainer.plan.share.size == 1:
             return own
@@ -418,7 +413,6 @@ class Saver:
         return {name: torch.cat([part[name] for part in parts], axis[name]) for name in own}
 
     def _own_rows(self, carried: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Returns the carried state of the rows of this process."""
         share, task = self._trainer.plan.share, self._trainer.task
         if share.size == 1:
             return carried
@@ -455,7 +449,6 @@ class Saver:
             self._tried_step = -1
 
     def is_due(self) -> bool:
-        """Returns whether to save the state at this step."""
         step = self._trainer.progress.step
         if step == self.saved_step:
             return False

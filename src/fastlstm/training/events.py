@@ -59,7 +59,6 @@ def start_event(
 
 
 def _processes(plan: TrainingPlan) -> Event:
-    """Returns what several processes train with."""
     world, options = plan.world, plan.options
     # Without --threads the number depends on the machine.
     is_same = options.threads is not None or world.num_machines == 1
@@ -129,11 +128,9 @@ class PhaseTimes:
         self.begin()
 
     def begin(self) -> None:
-        """Counts from now on."""
         self._since, self._before = time.monotonic(), self._counters()
 
     def is_due(self) -> bool:
-        """Returns whether the last event is 10 s old."""
         return time.monotonic() - self._since >= INTERVAL_S
 
     def take(self) -> dict[str, float]:
@@ -145,7 +142,6 @@ class PhaseTimes:
         return {**spent, "other": max(wall_s - sum(spent.values()), 0.0)}
 
     def event(self) -> Event:
-        """Returns the next `phase` event."""
         return {"event": "phase", "step": self._trainer.progress.step, "seconds": self.take()}
 
     def _counters(self) -> dict[str, float]:
@@ -169,7 +165,6 @@ class MachineEvents:
         self._is_told = False
 
     def emit_if_due(self) -> None:
-        """Emits an event if the last one is 10 s old."""
         if time.monotonic() < self._due_s:
             return
         self._due_s = time.monotonic() + INTERVAL_S
@@ -242,7 +237,6 @@ class ThroughputMeter:
         return self._task.forward_share * self.seconds_per_step / self._task.step_units
 
     def add_step(self, loss: float, norm: float, units: int, seconds: float) -> None:
-        """Records an optimizer step with its mean loss and gradient norm."""
         self._loss += loss * units
         self._norm += norm
         self._units += units

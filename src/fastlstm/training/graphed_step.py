@@ -98,7 +98,6 @@ class Recorder:
         current.wait_stream(own)
 
     def event(self) -> torch.cuda.Event:
-        """Returns a new event."""
         return torch.cuda.Event()
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -106,11 +105,9 @@ class Recorder:
         return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
     def random_state(self) -> Tensor:
-        """Returns the state of the GPU's random numbers."""
         return torch.cuda.get_rng_state(self._device)
 
     def set_random_state(self, state: Tensor) -> None:
-        """Restores a state of `random_state`."""
         torch.cuda.set_rng_state(state, self._device)
 
 

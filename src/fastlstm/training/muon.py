@@ -78,7 +78,6 @@ class Branches:
             torch.cuda.current_stream(self._device).wait_stream(stream)
 
     def next(self) -> AbstractContextManager[object]:
-        """Returns the next block."""
         if self._device.type != "cuda":
             return nullcontext()
         current = torch.cuda.current_stream(self._device)
@@ -123,7 +122,6 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Applies one update to every parameter that has a gradient."""
         moved = [
             (parameter, group)
             for group in self.param_groups

@@ -50,7 +50,6 @@ class TrainingPlan:
 
     @property
     def share(self) -> Share:
-        """The rows of every batch in this process."""
         return self.world.share if self.options.divides_batch else Share()
 
     def round_steps(self, step: int, done: float, each: float) -> int:

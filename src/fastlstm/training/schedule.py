@@ -130,7 +130,6 @@ class EvaluationSchedule:
         return 0 if self.every is not None else int(done * self.count)
 
     def is_due(self, progress: Progress, done: float, elapsed_s: float) -> bool:
-        """Returns whether to evaluate when a share `done` of the run is done."""
         if progress.step == 0 or progress.evaluated_step == progress.step:
             return False
         is_late = progress.evaluations == 0 and self.stop_criterion.budget_s is not None
@@ -155,7 +154,6 @@ class EvaluationSchedule:
         return is_after or (0.0 < done < 1.0 and 0 < round(step / done) - step <= near)
 
     def left(self, progress: Progress) -> int:
-        """Returns about how many evaluations are still to come."""
         if self.every is None:
             return self.count - progress.slot
         return ((self.stop_criterion.total_steps or 0) - progress.step) // self.every

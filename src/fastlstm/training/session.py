@@ -87,7 +87,6 @@ class Start(Generic[OptionsT]):
     given: Collection[str] = frozenset()
 
     def why(self, choice: PrecisionChoice) -> str:
-        """Returns why the run trains in this precision."""
         if choice.why != AS_ASKED or "precision" in self.given:
             return choice.why
         return "the default" if self.checkpoint is None else "as in the first start"
@@ -265,7 +264,6 @@ class RunSession(EventHub):
         return dataclasses.replace(self.of_leader(type(options), lambda: options), **own)
 
     def check_processes(self, options: TrainingOptions) -> None:
-        """Raises ConfigError if several processes cannot train with these options."""
         size, rows = self.world.size, options.batch_size * options.accumulate
         if options.divides_batch and rows < size:
             raise ConfigError(

@@ -84,7 +84,6 @@ class Progress:
             self.add(part, time.perf_counter() - started)
 
     def add(self, part: str, seconds: float) -> None:
-        """Adds seconds to a part of `spent`."""
         self.spent[part] = self.spent.get(part, 0.0) + seconds
 
     def to_meta(self) -> dict[str, Any]:

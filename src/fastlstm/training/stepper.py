@@ -107,7 +107,6 @@ class Stepper:
         return self._results.popleft() if self._results else None
 
     def forget(self) -> None:
-        """Waits for the launched steps and drops their results."""
         if self._graphed is not None:
             self._results += self._graphed.results()
         self._results.clear()
@@ -171,7 +170,6 @@ class Stepper:
         self._say("warning", f"{text}, with the same result")
 
     def drop_graphs(self) -> None:
-        """Frees the memory of recorded steps."""
         self._graphed = None
 
     def _passes(self, batch: Any) -> float:

@@ -128,7 +128,6 @@ class Trainer:
 
     @property
     def progress(self) -> Progress:
-        """The counters of the run."""
         return self.state.progress
 
     def fit(self, checkpoint: Checkpoint | None = None) -> TrainingResult:
@@ -277,7 +276,6 @@ class Trainer:
         self.world.average([*weights, *(() if average is None else average.tensors().values())])
 
     def _stopped(self) -> NoReturn:
-        """Saves the state after a stop and raises Stopped."""
         self.emit(self._phases.event())  # before saving: a resumed run cuts off later events
         self.saver.save()
         self.world.told()  # the agent ends all processes when the first one has ended

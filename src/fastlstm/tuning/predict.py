@@ -75,7 +75,6 @@ class RunPrediction(ABC):
         return [(self.seconds_for(steps), self.after(steps)) for steps in lengths]
 
     def to_dict(self) -> dict[str, object]:
-        """Returns the prediction for JSON."""
         lengths = [{"seconds": seconds, **asdict(found)} for seconds, found in self.others()]
         return {
             **asdict(self.after(self.steps)), "seconds": self.seconds_for(self.steps),
@@ -92,7 +91,6 @@ class Prediction(RunPrediction):
     measured_s: float
 
     def length(self, steps: float) -> Length:
-        """Returns the length of a run of so many steps."""
         return self.measured.measured.times(steps / self.measured.measured.steps)
 
     def after(self, steps: float) -> PredictedBits:
@@ -189,7 +187,6 @@ def short_steps(asked: int | None, total: int | None, fewest: int) -> int:
 
 
 def _step_s(trainer: Trainer) -> float:
-    """Returns the seconds of a training step."""
     task, options = trainer.task, trainer.plan.options
     assert isinstance(task, TextTask)
     assert isinstance(options, TrainConfig)

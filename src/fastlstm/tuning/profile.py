@@ -112,7 +112,6 @@ class Profile:
         return [verdict for verdict in self.verdicts if verdict.is_to_try]
 
     def to_dict(self) -> dict[str, object]:
-        """Returns the profile for JSON."""
         verdicts = [verdict.to_dict() for verdict in self.verdicts]
         return {**asdict(self), "verdicts": verdicts, "is_undecided": self.is_undecided}
 

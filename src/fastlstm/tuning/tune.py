@@ -174,7 +174,6 @@ def _searched(search: Search, study: Study, job: Job, show: Show) -> dict[str, A
 
 
 def _prepared(search: Search, job: Job, show: Show) -> Space:
-    """Returns the settings to try, within the limits."""
     found = list[Space]()
     plan_run(
         search.source, search.config, search.given,

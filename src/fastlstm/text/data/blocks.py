@@ -137,7 +137,6 @@ class BlockReader:
         self.consumed = base + (document.size() or 0)
 
     def _plain_records(self, stream: BufferedIOBase, name: str) -> Iterator[tuple[bool, bytes]]:
-        """Yields one document's text in pieces."""
         rules = self._rules
         replaces = rules.is_text and rules.invalid_utf8 == "replace"
         decoder = codecs.getincrementaldecoder(rules.encoding)("replace" if replaces else "strict")
@@ -165,7 +164,6 @@ class BlockReader:
             chunk = following
 
     def _json_records(self, stream: BufferedIOBase, name: str) -> Iterator[tuple[bool, bytes]]:
-        """Yields the text field of every line."""
         rules = self._rules
         lines = iter(lambda: stream.readline(_MAX_LINE_BYTES), b"")
         for number, line in enumerate(lines, 1):
