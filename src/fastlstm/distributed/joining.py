@@ -43,12 +43,9 @@ MAY_DIFFER = frozenset(
 
 @contextmanager
 def joined(options: Any = None, stop: Callable[[], bool] | None = None) -> Iterator[World]:
-    """Joins the processes of a run for the block.
+    """Joins the processes of a run for the block; all must have the same options, a dataclass.
 
-    Args:
-        options: options of the run, a dataclass; all processes must have the same.
-        stop: stop flag of the run; if it has a `name`, a signal has come already, and the process
-            ends.
+    If the stop flag has a `name`, a signal has come already, and the process ends.
     """
     if not dist.is_initialized():
         environment.require_torchrun()

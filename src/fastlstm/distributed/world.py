@@ -36,12 +36,7 @@ _TRANSPORT = ("gloo", "NCCL", "onnection", "imed out")
 
 @dataclass(frozen=True)
 class Share:
-    """Consecutive rows of every batch: one of `size` nearly equal parts.
-
-    Attributes:
-        rank: number of the part, from 0.
-        size: number of parts.
-    """
+    """Consecutive rows of every batch: part `rank`, from 0, of `size` nearly equal ones."""
 
     rank: int = 0
     size: int = 1

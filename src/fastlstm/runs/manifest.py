@@ -140,9 +140,7 @@ def read_manifest(directory: Path) -> Manifest:
 def verify_manifest(directory: Path, *, from_disk: bool = False) -> Manifest:
     """Checks size and SHA-256 of every listed file; refuses unlisted ones, except hidden ones.
 
-    Args:
-        directory: the directory with manifest.json and the files.
-        from_disk: read the disk, not the page cache.
+    With `from_disk` it reads the disk, not the page cache.
 
     Raises:
         CorruptFileError: names the file and the reason.

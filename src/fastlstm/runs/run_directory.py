@@ -115,19 +115,7 @@ def _lock_now(descriptor: int) -> None:
 
 
 class RunDirectory:
-    """One run on disk.
-
-    Args:
-        path: the directory; `create` makes it.
-
-    Attributes:
-        path: the directory.
-        model_path: model.safetensors, the published weights in fp32.
-        manifest_path: manifest.json of the published files.
-        metrics_path: metrics.jsonl.
-        report_path: report.html.
-        tensorboard_dir: tensorboard/.
-    """
+    """One run on disk; `create` makes the directory."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         if not isinstance(path, str | os.PathLike):
@@ -345,13 +333,8 @@ class RunDirectory:
     def read_published(
         self, names: Collection[str] | None = None
     ) -> tuple[Manifest, dict[str, bytes]]:
-        """Reads published files of one publication, even while another process publishes.
-
-        Args:
-            names: files to read, if the manifest lists them; default all.
-
-        Returns:
-            The manifest and the content of the files.
+        """Returns the manifest and the files `names` that it lists, by default all, of one
+        publication, even while another process publishes.
 
         Raises:
             CorruptFileError: names the damaged or missing file.
@@ -480,11 +463,8 @@ def held_locks() -> set[int]:
 def is_locked(lock: Path, held: Collection[int] | None = None) -> bool | None:
     """Returns whether a process holds a lock; None if unknown, such as for a missing file.
 
-    Reads /proc/locks before it tries the lock, which a starting run could find taken.
-
-    Args:
-        lock: the lock file.
-        held: a recent result of `held_locks`, to look at many runs.
+    Reads /proc/locks before it tries the lock, which a starting run could find taken. `held` is a
+    recent result of `held_locks`, to look at many runs.
     """
     if held is not None:
         try:

@@ -181,12 +181,9 @@ def _not_finite(name: str) -> NonFiniteError:
 def encode_weights(
     weights: Mapping[str, Any], weight_format: str, block_sparse: Collection[str] = ()
 ) -> bytes:
-    """Returns a safetensors file of weights in a format.
+    """Returns a safetensors file of weights (float arrays or `QuantizedMatrix`) in a format.
 
-    Args:
-        weights: float arrays or `QuantizedMatrix`.
-        weight_format: one of `FORMATS_IN_FILES`.
-        block_sparse: names of matrices whose zero blocks are left out.
+    The zero blocks of the matrices `block_sparse` are left out.
 
     Raises:
         ConfigError: an unknown format, block-sparse int4, or a value beyond the format's range.
@@ -271,16 +268,10 @@ def from_blocks(
 def decode_weights(
     data: bytes, shapes: Mapping[str, tuple[int, ...]], weight_format: str, origin: Path
 ) -> dict[str, NDArray[np.float32] | QuantizedMatrix]:
-    """Parses a file of weights and checks every code, scale and index.
+    """Parses a safetensors file of weights and checks every code, scale and index.
 
-    Args:
-        data: content of a safetensors file.
-        shapes: shape of every weight, by name.
-        weight_format: one of `FORMATS_IN_FILES`.
-        origin: the file, for messages.
-
-    Returns:
-        float32 arrays; for int8 and int4 a `QuantizedMatrix` for each matrix.
+    Returns float32 arrays; for int8 and int4 a `QuantizedMatrix` for each matrix. Messages name
+    `origin`.
 
     Raises:
         CorruptFileError: not a safetensors file, or values that fastlstm never writes.

@@ -26,12 +26,8 @@ _LEAST_S = 0.05
 
 
 class MachineUsage:
-    """Shares of the time since the last reading, and free memory and disk space.
-
-    Args:
-        directory: a directory on the disk to read, or None.
-        root: parent of /proc and /sys.
-    """
+    """Shares of the time since the last reading, free memory, and free space of the disk of a
+    directory, if any; `root` is the parent of /proc and /sys."""
 
     def __init__(self, directory: Path | None = None, root: Path = Path("/")) -> None:
         self._directory, self._root, self._process = directory, root, root / "proc/self"

@@ -119,11 +119,7 @@ class CpuTimer:
 
 
 def is_machine_busy(threads: int) -> bool:
-    """Returns whether other processes take CPU time from this one; computes for 0.1 s.
-
-    Args:
-        threads: of torch.
-    """
+    """Returns whether other processes take CPU time from torch's threads; computes for 0.1 s."""
     import torch
 
     x, weight = torch.zeros(_PROBE_ROWS, _PROBE_UNITS), torch.zeros(_PROBE_UNITS, _PROBE_UNITS)

@@ -62,15 +62,10 @@ class LoaderPosition:
 
 
 class Prefetcher(Generic[ItemT]):
-    """Hands out batches that a background thread makes ahead.
+    """Hands out batches that a background thread makes, `depth` of them ahead.
 
-    Args:
-        batches: resumable iterator, owned by the prefetcher from now on.
-        depth: batches made ahead.
-        should_stop: polled while waiting.
-
-    Attributes:
-        wait_s: seconds that `next` has waited in total.
+    It owns the iterator `batches` from now on, and polls `should_stop` while it waits. `wait_s` are
+    the seconds that `next` has waited in total.
     """
 
     def __init__(

@@ -223,17 +223,11 @@ def remove_unlocked(path: Path) -> None:
 
 @contextlib.contextmanager
 def staged(path: Path, create: Callable[[Path], object]) -> Iterator[Path]:
-    """Yields a new file or directory beside `path`, which is renamed to `path` after the block.
+    """Yields a new file or directory beside `path`, made by `create`, which is renamed to `path`
+    after the block.
 
     An error removes it. Leftovers of killed processes for the same `path` are removed first; a
-    living process has locked its own.
-
-    Args:
-        path: final name; its parent exists.
-        create: makes a file or a directory at a path.
-
-    Raises:
-        OSError: it cannot be made or renamed.
+    living process has locked its own. Raises OSError.
     """
     pattern = re.compile(rf"\.{re.escape(path.name)}\.tmp-[0-9]+-[0-9a-f]{{8}}")
     for left in list(path.parent.iterdir()):
