@@ -60,13 +60,9 @@ _FIRST_SAVE_S, _SAVE_S = 15.0, 60.0
 class Checkpoint:
     """A training state, as a checkpoint holds it.
 
-    Attributes:
-        path: directory of the checkpoint, or words for a state that is in memory.
-        step: optimizer steps done.
-        tensors: named tensors by file stem: "model", "optimizer", "state", ….
-        meta: plain values.
-        files: content of other files: config.json, tokenizer.json, ….
-        finite: False if a weight is NaN or Inf.
+    `path` is its directory, or words for a state that is in memory. `tensors` are by file stem
+    ("model", "optimizer", "state", …) and name; `files` are config.json, tokenizer.json, …. It is
+    not `finite` if a weight is NaN or Inf.
     """
 
     path: Path
@@ -80,13 +76,8 @@ class Checkpoint:
 def save_checkpoint(run: RunDirectory, state: Checkpoint, keep: int) -> Path:
     """Writes `checkpoint-<step>`, reads it back, then removes all but `keep` checkpoints.
 
-    Replaces a checkpoint of the same step. Removes later ones, which a roll-back or a resume past
-    damage left behind. The newest finite checkpoint always stays.
-
-    Args:
-        run: the run directory, locked.
-        state: the state, with tensors on any device.
-        keep: at least 1.
+    The run is locked. Replaces a checkpoint of the same step. Removes later ones, which a roll-back
+    or a resume past damage left behind. The newest finite checkpoint always stays.
 
     Raises:
         StorageError: the disk refused or returned other bytes; older checkpoints are intact.
@@ -285,11 +276,8 @@ class BestWeights:
     """The weights of the best evaluation.
 
     If a task publishes at once, these weights are soon in the run directory; memory and checkpoints
-    hold them only until they are published. Other tasks need the weights at the end.
-
-    Attributes:
-        weights: by name; empty if there are none to publish.
-        published_step: step of the last publication, -1 before the first.
+    hold them only until they are published. Other tasks need the weights at the end. The last
+    publication was at `published_step`, -1 before the first.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -371,8 +359,7 @@ def _told(world: World, own: Checkpoint | None) -> Checkpoint:
 class Saver:
     """Saves the state of a trainer when it is due, and restores it.
 
-    Attributes:
-        saved_step: step of the saved state, -1 if it must be saved again.
+    `saved_step` is the step of the saved state, -1 if it must be saved again.
     """
 
     def __init__(self, trainer: Trainer) -> None:

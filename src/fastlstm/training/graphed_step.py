@@ -161,10 +161,7 @@ class _Recorded:
 
 
 class GraphedStep:
-    """Records the step of a run once for each shape of a batch, and replays it.
-
-    A batch runs in `num_parts` parts.
-    """
+    """Records the step of a run, in `num_parts` parts, for each shape of a batch; replays it."""
 
     def __init__(
         self, task: Task, plan: TrainingPlan, state: TrainingState, num_parts: int

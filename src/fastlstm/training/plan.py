@@ -20,14 +20,9 @@ class TrainingPlan:
 
     Attributes:
         options: resolved options; the learning rate is not None.
-        stop_criterion: when the run ends.
-        device: device of the run.
         eval_every: steps between evaluations; None spreads `evaluations` over the run.
-        evaluations: number of evaluations.
         ceiling_gflops: measured GEMM rate of the device in this precision, or 0.
-        ceiling_how: how the ceiling was measured.
         started: `time.perf_counter()` at the start of the wall clock; default is the trainer's.
-        world: the processes that train together.
         is_trained: whether the run starts with trained weights, which are scored first and may stay
             the best.
     """
@@ -65,19 +60,15 @@ class TrainingPlan:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """Result of training; see `Progress`.
+    """Result of training; `best_loss` and `last` are of validation, see `Progress`.
 
     Attributes:
-        steps: optimizer steps taken.
         epochs: passes over the training part.
         best_step: step of the best evaluation, -1 if callbacks accepted none.
-        best_loss: validation loss of the best evaluation.
-        last: the last evaluation.
         reason: why training ended.
         units: tokens, windows or sequences trained on.
         seconds: wall clock.
-        train_s: seconds in steps.
-        spent: seconds of other parts.
+        train_s, spent: seconds in steps, and of other parts.
         input_wait_share: share of the steps' time spent waiting for batches.
     """
 

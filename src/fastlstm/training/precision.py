@@ -99,13 +99,9 @@ def choose_precision(
 ) -> PrecisionChoice:
     """Returns the precision to train in; `auto` times the candidates.
 
-    Args:
-        asked: the option.
-        device: where the steps run.
-        about: model and batch, the key under which times are remembered.
-        time_pass: returns the seconds of a pass in a precision, and may switch TF32; None leaves a
-            given precision untimed.
-        timed: whether `time_pass` times a forward and backward pass or a whole step.
+    `time_pass` returns the seconds of a forward and backward pass, or of a whole step (`timed`), in
+    a precision, and may switch TF32; None leaves a given precision untimed. Times are remembered
+    under `about`, the model and the batch.
 
     Raises:
         ConfigError: this device cannot train in the asked precision.

@@ -55,15 +55,8 @@ def remembered_plan(
     """Returns the remembered plan for these options on this machine, else a new one.
 
     A plan made on a busy machine is made anew on a quiet one. Any plan is made anew if clearly more
-    time is left. Nothing is remembered for runs without a budget, or for runs on a GPU, whose free
-    memory changes.
-
-    Args:
-        options: options of the run.
-        data: sizes that the plan depends on.
-        device: where the run trains.
-        left_s: seconds of the budget that are left for training.
-        make: returns a new plan.
+    time is left: `left_s` of the budget. Nothing is remembered for runs without a budget, or for
+    runs on a GPU, whose free memory changes. The plan also depends on the sizes in `data`.
     """
     if StopCriterion.of(options, 1).budget_s is None or device.type != "cpu":
         return make()

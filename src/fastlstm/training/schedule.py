@@ -27,13 +27,11 @@ _MOST = 16
 
 @dataclass(frozen=True)
 class StopCriterion:
-    """How long a run lasts, in steps or in seconds of wall clock.
+    """How long a run lasts, in steps or in seconds of wall clock: the option `kind` decides.
 
     Attributes:
-        kind: option that decides.
         total_steps: optimizer steps, or None. With both limits the steps decide, because an earlier
             start has used up the budget.
-        budget_s: seconds, or None.
         text: text for people, such as "budget 2m".
         over_at: step at which a budget ended an earlier start; this start must take more steps.
     """
@@ -62,12 +60,8 @@ class StopCriterion:
     ) -> float:
         """Returns the share of the training that is done, 0..1.
 
-        Args:
-            step: optimizer steps done.
-            elapsed_s: wall clock over all starts; this and the arguments below matter for budgets
-                only.
-            setup_s: the part of `elapsed_s` before the first step of each start.
-            reserve_s: seconds to keep for the end; at most 3/4 of the time after set-up counts.
+        For budgets `elapsed_s` counts, the wall clock over all starts, with `setup_s` before the
+        first step of each. `reserve_s` is kept for the end: at most 3/4 of the time after set-up.
         """
         if self.total_steps is not None:
             return min(1.0, step / self.total_steps)

@@ -75,8 +75,6 @@ class Start(Generic[OptionsT]):
     Attributes:
         options: resolved if the run continues, else as the user set them.
         first: options of the first start, as the user set them.
-        device: device of the run.
-        checkpoint: the checkpoint that it continues from, or None.
         given: names of the options with values other than the defaults in this start.
     """
 
@@ -93,20 +91,15 @@ class Start(Generic[OptionsT]):
 
 
 class RunSession(EventHub):
-    """One start of a run.
+    """One start of a run, in a locked run directory; without one nothing is written.
 
-    Args:
-        run: the locked run directory, or None to write nothing.
-        observers: called with every event.
-        stop: polled; see `Trainer`.
-        started: `time.perf_counter()` at the start of the wall clock; default now.
-        world: the processes that train together; only rank 0 has a run, observers and callbacks.
+    The wall clock started at `started` (`time.perf_counter()`), by default now. Only rank 0 of
+    several processes has a run, observers and callbacks.
 
     Attributes:
         notes: messages that follow the `start` event.
         needs_steps: whether to refuse a run that has used its budget; else the work after training
             is repeated.
-        is_trained: whether the run starts with trained weights.
     """
 
     needs_steps, is_trained = True, False
@@ -146,12 +139,8 @@ class RunSession(EventHub):
     ) -> Iterator[Start[OptionsT]]:
         """Sets up threads and device for the block; restores random numbers after it.
 
-        Args:
-            options: options of this start.
-            names: the options that the user has set.
-            resume: whether to continue the run.
-            stored: returns the options of a checkpoint, resolved and as first given.
-            may_change: names of options that a resumed run may change.
+        The user has set the options `names`; a resumed run may change those in `may_change`.
+        `stored` returns the options of a checkpoint, resolved and as first given.
         """
         first, checkpoint, before = options, None, None
         given = chosen_names(options)
@@ -437,17 +426,9 @@ def resumed_config(
     first: ConfigT,
     may_change: frozenset[str],
 ) -> ConfigT:
-    """Returns the options of a run that continues.
-
-    Args:
-        new: options of this start.
-        names: names of the options that the user has set.
-        resolved: options of the run.
-        first: options of its first start, as the user set them.
-        may_change: names of the options that are taken from `new`.
-
-    Raises:
-        ConfigError: another option differs.
+    """Returns the options of a run that continues: the `resolved` ones, and of `new` those that the
+    user has set (`names`) and that may change. Raises ConfigError if another one differs, also from
+    the `first` start as the user set it.
     """
     changes: dict[str, Any] = {}
     for name in names:

@@ -25,11 +25,8 @@ from fastlstm.system.signal_handlers import (
 @contextlib.contextmanager
 def ended_like_ctrl_c(*, within_stop_flag: bool = False) -> Iterator[None]:
     """Has SIGTERM and SIGHUP raise SystemExit in the main thread, unless they have a handler or are
-    ignored.
-
-    Args:
-        within_stop_flag: the block is within a `StopFlag` but has nothing to save, so that all
-            three signals end it at once.
+    ignored. In a block `within_stop_flag` there is nothing to save: all three signals end it at
+    once.
     """
     handlers: dict[int, Any] = {signal.SIGTERM: _exit, signal.SIGHUP: _exit}
     if within_stop_flag:

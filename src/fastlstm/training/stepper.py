@@ -55,12 +55,9 @@ class Stepper:
         self._results, self._has_told = deque[StepResult](), False
 
     def launch(self, batch: Any, factor: float, after_bad: float) -> bool:
-        """Starts a step if it can be a CUDA graph, else returns False.
-
-        Args:
-            batch: a batch of the task's loader.
-            factor: share of the peak learning rate.
-            after_bad: the share if the previous step, still running, changes nothing.
+        """Starts a step at `factor` times the peak learning rate if it can be a CUDA graph, else
+        returns False. The factor is `after_bad` if the previous step, still running, changes
+        nothing.
         """
         started, why, level = time.perf_counter(), self._no_graph, "info"
         inputs = None if why is not None else self._task.graph_inputs(batch)

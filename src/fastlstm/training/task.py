@@ -159,19 +159,11 @@ class Task(ABC):
     def evaluate_blocks(
         self, limit: int, blocks: range, stop: Callable[[], bool] | None, watch: Watch | None
     ) -> Tensor:
-        """Scores some blocks of the validation part.
+        """Scores consecutive blocks, of `num_blocks`, in an evaluation of `limit` units.
 
-        Args:
-            limit: units of the whole evaluation, at most `num_valid`.
-            blocks: consecutive ones of `num_blocks`.
-            stop: polled.
-            watch: called with the units scored so far and the units of these blocks.
-
-        Returns:
-            Float64 `(len(blocks), num_sums)`; the bits of a block do not depend on the others.
-
-        Raises:
-            Stopped: `stop` returned True.
+        Returns float64 `(len(blocks), num_sums)`; the bits of a block do not depend on the others.
+        `watch` is called with the units scored so far and the units of these blocks. Raises Stopped
+        if `stop` returned True.
         """
 
     @abstractmethod
@@ -187,12 +179,8 @@ class Task(ABC):
         """Writes the weights as the model of the run directory. Raises StorageError."""
 
     def changed(self, options: Any, stop: Callable[[], bool] | None = None) -> Task:
-        """Returns a task with other options on the same model and data, with another loader and
-        carried state.
-
-        Args:
-            options: options of this task's type; sizes of the model are ignored.
-            stop: polled by the loader.
+        """Returns a task with other options, but for sizes of the model, on the same model and
+        data, with another loader, which polls `stop`, and carried state.
 
         Raises:
             UsageError: these options cannot be changed.

@@ -78,10 +78,7 @@ class Trainer:
         run_path: the run directory, for events and callbacks.
         watch: called with the units scored so far in an evaluation, and all its units.
 
-    Attributes:
-        model, optimizers, progress: parts of `state`.
-        state: what a checkpoint holds.
-        reason: why training ends, or has ended.
+    `state` is what a checkpoint holds: also `model`, `optimizers` and `progress`.
     """
 
     def __init__(
@@ -291,11 +288,8 @@ class Trainer:
         raise Stopped(f"{saved}, start the run again with `resume=True` to continue") from None
 
     def end(self, reason: str) -> None:
-        """Ends training after this step; the run is evaluated, saved and published.
-
-        Args:
-            reason: for the `end` event; the first one counts.
-        """
+        """Ends training after this step; the run is evaluated, saved and published. The first
+        reason counts, for the `end` event."""
         if not self._is_ended:
             self._is_ended, self.reason = True, reason
 
@@ -327,11 +321,8 @@ class Trainer:
     # one step -----------------------------------------------------------------------------------
 
     def take_step(self, done: float | None = None) -> None:
-        """Takes the next step of the run.
-
-        Args:
-            done: share of the run that is done, for the learning rate; default is by the clock.
-        """
+        """Takes the next step of the run; the share that is done, by default by the clock, gives
+        the learning rate."""
         started = time.perf_counter()
         factor = self._rate_factor(self.done() if done is None else done)
         batch = self.task.loader.next()
@@ -422,11 +413,8 @@ class Trainer:
             self.say("warning", line)
 
     def step(self, batch: Any, factor: float = 1.0) -> tuple[float, float]:
-        """Takes one optimizer step at `factor` times the peak learning rate, without counting it.
-
-        Returns:
-            The mean loss and the gradient norm before clipping.
-        """
+        """Takes one optimizer step at `factor` times the peak learning rate, without counting it;
+        returns the mean loss and the gradient norm before clipping."""
         if not self.model.training:
             self.model.train()
         return self.stepper.step(batch, factor)
@@ -436,12 +424,8 @@ class Trainer:
     def _bad_step(
         self, loss: float, gradient: str | None = None, *, is_reset: bool = False
     ) -> None:
-        """Skips a step whose loss or gradient is not finite; rolls back when skips do not help.
-
-        Args:
-            loss: loss of the step.
-            gradient: the name of the first bad one, if known.
-            is_reset: whether the carried state is reset already, as a CUDA graph does.
+        """Skips a step whose loss or gradient (the first bad one, if known) is not finite; rolls
+        back when skips do not help. A CUDA graph has reset the carried state (`is_reset`).
         """
         state, task = self.state, self.task
         self.task.gather(self.state)  # all processes must see the same weights
