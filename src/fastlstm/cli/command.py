@@ -115,13 +115,8 @@ class Positional:
 class Command:
     """A verb: its name, its purpose, its arguments.
 
-    Attributes:
-        verb: word after `fastlstm`.
-        summary: one sentence.
-        positionals: arguments without a flag, in order.
-        options: flags, in the order help lists them.
-        examples: complete command lines.
-        other: last line of the help text, about another use of the verb.
+    Options are in the order of the help text; examples are complete command lines; `other` is the
+    last line of the help text, about another use of the verb.
     """
 
     verb: str

@@ -46,8 +46,7 @@ class TrainingRun:
     """What a command line is to train.
 
     Attributes:
-        argv: words behind the verb.
-        parsed: the same, read.
+        argv, parsed: words behind the verb, and the same read.
         config: the configuration: defaults, then the file of --config, then flags.
         names: fields of it that were set.
         is_table: a forecaster is trained on a table, not a language model on a text.

@@ -115,7 +115,8 @@ class Job(ABC):
         """
         axes, limits = self.open_axes(search.axes, search.given), search.limits
         size = getattr(config, self.size)
-        wanted = sizes_around(size, ladder, limits.has_any) if "size" in axes else [size]
+        has_limits = limits.max_latency_s is not None or limits.max_bytes is not None
+        wanted = sizes_around(size, ladder, has_limits) if "size" in axes else [size]
 
         def of_size(other: int) -> Any:
             changes = {} if other == size else self.options_of({}, {"size": other})

@@ -110,14 +110,9 @@ def predict_run(
 ) -> Prediction:  # fmt: skip
     """Trains a short complete run and predicts the result of the whole run.
 
-    Args:
-        source: as for `fastlstm.train`.
-        config: options of the whole run.
-        given: names of the options that were chosen.
-        measure_s: seconds of the short run; default is a tenth of the whole run, 5 s to 2 min, or
-            up to a quarter of it for 120 steps.
-        measure_steps: steps of the short run instead; default for a run that ends by steps or
-            epochs is a tenth of its steps, at least 120.
+    The short run takes `measure_s` seconds; default is a tenth of the whole run, 5 s to 2 min, or
+    up to a quarter of it for 120 steps. Or it takes `measure_steps` steps; default for a run that
+    ends by steps or epochs is a tenth of its steps, at least 120.
 
     Raises:
         UsageError: the whole run is no longer than the short run, or trains on BPE tokens.
@@ -266,13 +261,8 @@ def predict_forecaster(
     source: Any, config: ForecastConfig, given: Collection[str] = (),
     measure_s: float | None = None,
 ) -> TablePrediction:  # fmt: skip
-    """Trains two short complete runs and predicts the result of the whole run.
-
-    The arguments are those of `predict_run`; `measure_s` is for both short runs together.
-
-    Raises:
-        UsageError: the whole run is no longer than the short run.
-    """
+    """Trains two short complete runs and predicts the result of the whole run, as `predict_run`;
+    `measure_s` is for both short runs together."""
     job, tasks = TableJob(), list[ForecastTask]()
     budget_s = StopCriterion.of(config, 1).budget_s
     if budget_s is not None:

@@ -57,7 +57,6 @@ class StepCost:
     """The cost of a step on one machine.
 
     Attributes:
-        unit: unit of a batch, such as "tokens".
         rows: rows of a batch with its accumulation.
         passes: (rows, seconds) of forward and backward passes, rows descending.
         update_s: seconds of clipping and update.

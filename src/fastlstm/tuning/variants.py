@@ -40,7 +40,6 @@ class Variant:
     Attributes:
         cause: what holds the run back, should this variant be faster.
         effect: effect on learning: `EXACT`, `SAME_QUALITY` or `CHANGES_LEARNING`.
-        options: changed options by name.
         step: takes one step and returns its units.
         step_s: approximate seconds of a step.
         has_loader: whether batches come from its loader.

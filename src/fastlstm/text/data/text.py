@@ -72,8 +72,7 @@ class TextDataset:
 
     Attributes:
         ids: all token ids, 1-d, memory-mapped, in the smallest unsigned dtype.
-        num_bytes: UTF-8 bytes of the clean text.
-        num_chars: characters of the clean text.
+        num_bytes, num_chars: UTF-8 bytes and characters of the clean text.
         unknown: up to ten characters that the tokenizer lacks and `ids` leaves out, with the first
             position of each.
         num_replaced: invalid bytes that became U+FFFD.
