@@ -262,6 +262,10 @@ class LM(InNotebook):
     ) -> TextDataset:
         """Encodes any source that `train` takes, with the reading options of the run.
 
+        Args:
+            source: what to read.
+            unknown: see `evaluate`.
+
         Raises:
             DataError: the text cannot be read, or holds unknown characters that are refused.
         """

@@ -89,6 +89,7 @@ class Sampling:
 
     @property
     def stops(self) -> tuple[str, ...]:
+        """`stop` as a tuple."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     def native(self, vocab_size: int, stops: Iterable[Sequence[int]] = ()) -> Any:

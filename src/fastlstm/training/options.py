@@ -83,6 +83,7 @@ class TrainingOptions:
         return True
 
     def check_schedule(self) -> None:
+        """Raises ConfigError if warm-up and cool-down are longer than the run."""
         if self.warmup + self.cooldown > 1:
             raise ConfigError(
                 f"`warmup={self.warmup!r}` plus `cooldown={self.cooldown!r}` is more than the"

@@ -171,7 +171,7 @@ class Stepper:
 
     def _passes(self, batch: Any) -> float:
         if self._pipeline is not None:
-            return self._pipeline.passes(batch, self._plan, self._state.progress.step)
+            return float(self._pipeline.passes(batch, self._plan, self._state.progress.step))
         if self._parallel is not None:
             return self._parallel.passes(batch, self._num_parts)
         scaler, losses = self._state.scaler, []
