@@ -6,12 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from fastlstm.errors import (
-    FormatError,
-    RunDirectoryError,
-    StorageError,
-    nearest_hint,
-)
+from fastlstm.errors import FormatError, RunDirectoryError, StorageError, nearest_hint
 from fastlstm.runs.manifest import MANIFEST
 from fastlstm.runs.run_directory import TRAINER_FILE, Kind, RunDirectory, kind_of_run
 

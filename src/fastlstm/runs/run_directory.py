@@ -26,12 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from fastlstm.errors import (
-    CorruptFileError,
-    FastLSTMError,
-    RunDirectoryError,
-    kind_of_value,
-)
+from fastlstm.errors import CorruptFileError, FastLSTMError, RunDirectoryError, kind_of_value
 from fastlstm.runs.manifest import (
     MANIFEST,
     FileRecord,

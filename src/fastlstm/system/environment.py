@@ -257,10 +257,7 @@ def tracker_project(tracker: str) -> str:
 
 _QUIET = {
     "tensorflow": {"TF_CPP_MIN_LOG_LEVEL": "3"},
-    "mlflow": {
-        "MLFLOW_LOGGING_LEVEL": "WARNING",
-        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    },
+    "mlflow": {"MLFLOW_LOGGING_LEVEL": "WARNING", "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"},
     "profiler": {"KINETO_LOG_LEVEL": "99"},  # torch's
 }
 

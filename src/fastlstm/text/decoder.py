@@ -82,10 +82,7 @@ class Decoder:
     """
 
     def __init__(
-        self,
-        weights: Mapping[str, Weight],
-        config: ModelConfig,
-        weight_format: str = "fp32",
+        self, weights: Mapping[str, Weight], config: ModelConfig, weight_format: str = "fp32"
     ) -> None:
         check_format(weight_format, FORMATS)
         if (why := native_refusal(config)) is not None:

@@ -90,11 +90,7 @@ class LM(InNotebook):
 
     @classmethod
     def load(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        weights: str | None = None,
-        device: Device = "auto",
+        cls, path: str | os.PathLike[str], *, weights: str | None = None, device: Device = "auto"
     ) -> LM:
         """Loads a run directory, one of its checkpoints, or what `train()` returned.
 

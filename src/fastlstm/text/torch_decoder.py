@@ -30,10 +30,7 @@ class TorchDecoder(Decoder):
     """A `Decoder` whose model runs on torch, on the CPU in fp32. Slow."""
 
     def __init__(
-        self,
-        weights: Mapping[str, Weight],
-        config: ModelConfig,
-        weight_format: str = "fp32",
+        self, weights: Mapping[str, Weight], config: ModelConfig, weight_format: str = "fp32"
     ) -> None:
         check_format(weight_format, FORMATS)
         if weight_format != "fp32":

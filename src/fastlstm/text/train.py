@@ -14,12 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fastlstm.distributed.joining import joined
-from fastlstm.errors import (
-    ConfigError,
-    DataError,
-    FormatError,
-    UnknownCharacterError,
-)
+from fastlstm.errors import ConfigError, DataError, FormatError, UnknownCharacterError
 from fastlstm.ops.call import LSTMCall
 from fastlstm.ops.cell_options import CellOptions
 from fastlstm.ops.explain import explain

@@ -337,7 +337,7 @@ class BestWeights:
             raise StorageError(
                 f"{self._refusal} The best model (step {self._trainer.progress.best_step}) is not"
                 f" published; checkpoint-{saved_step} keeps it, start the run again with"
-                " `resume=True` to publish it.",
+                " `resume=True` to publish it."
             ) from self._refusal
 
 

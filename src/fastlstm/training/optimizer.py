@@ -179,9 +179,7 @@ def _update(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _build(
-    named: list[tuple[str, nn.Parameter]],
-    options: TrainingOptions,
-    learning_rate: float,
+    named: list[tuple[str, nn.Parameter]], options: TrainingOptions, learning_rate: float
 ) -> list[torch.optim.Optimizer]:
     params = [p for _, p in named]
     shared: dict[str, Any] = {"lr": learning_rate, "weight_decay": options.weight_decay}
