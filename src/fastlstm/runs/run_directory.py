@@ -285,7 +285,9 @@ class RunDirectory:
         staged = self.path / f"{JOURNAL}.tmp-{os.getpid()}"
         with storage.storage_errors(self.path, "publish the model"):
             self.finish_publication()
-            records = self._published_records()
+            records = dict[str, FileRecord]()
+            with contextlib.suppress(CorruptFileError):  # none yet, or damaged and replaced now
+                records |= read_manifest(self.path).files
             for name, data in files.items():
                 check_name(name, self.manifest_path)
                 records[name] = FileRecord.of(data)
@@ -297,12 +299,6 @@ class RunDirectory:
                     storage.remove_tree(staged)
                 raise
             self.finish_publication()
-
-    def _published_records(self) -> dict[str, FileRecord]:
-        try:
-            return dict(read_manifest(self.path).files)
-        except CorruptFileError:
-            return {}  # none yet, or damaged and replaced now
 
     def finish_publication(self) -> None:
         """Moves committed files into place; can be repeated at any point. Raises OSError."""

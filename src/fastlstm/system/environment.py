@@ -65,12 +65,8 @@ def cache_dir() -> Path:
     # The XDG rules ignore relative paths.
     if shared and Path(shared).is_absolute():
         return Path(shared) / "fastlstm"
-    return _home() / ".cache" / "fastlstm"
-
-
-def _home() -> Path:
     try:
-        return Path.home()
+        return Path.home() / ".cache" / "fastlstm"
     except RuntimeError as error:
         raise ConfigError(
             "no home directory for the cache; set FASTLSTM_CACHE to a directory"

@@ -119,7 +119,12 @@ def cpu() -> CpuInfo:
         ConfigError: FASTLSTM_ISA exceeds this CPU.
         KernelError: the native code cannot be loaded.
     """
-    return _described(_lowered(_detected()[1]), environment.forced_isa() is not None)
+    isa, forced = widest_isa(), environment.forced_isa()
+    if forced is None:
+        return _described(isa, False)
+    if environment.ISA_NAMES.index(forced) > environment.ISA_NAMES.index(isa):
+        raise ConfigError(f"FASTLSTM_ISA is {forced}, this CPU has {isa}; unset or lower it")
+    return _described(forced, True)
 
 
 def widest_isa() -> str:
@@ -200,15 +205,6 @@ def _detected() -> tuple[Any, str, frozenset[str]]:
     module = native()
     record = module.record_cpuid()
     return record, module.choose_isa(record), frozenset(module.usable_features(record))
-
-
-def _lowered(isa: str) -> str:
-    forced = environment.forced_isa()
-    if forced is None:
-        return isa
-    if environment.ISA_NAMES.index(forced) > environment.ISA_NAMES.index(isa):
-        raise ConfigError(f"FASTLSTM_ISA is {forced}, this CPU has {isa}; unset or lower it")
-    return forced
 
 
 def _cache_bytes(root: Path = Path("/")) -> dict[int, int]:

@@ -195,15 +195,11 @@ def parse_config(data: bytes, origin: Path) -> tuple[dict[str, Any], ModelConfig
             checked_compression(config["compression"])
         except ValueError as error:
             raise FormatError(f"{origin}: {error}; put the right file back") from None
-    return config, _model_config(model, origin)
-
-
-def _model_config(values: dict[str, Any], origin: Path) -> ModelConfig:
     try:
-        config = built(ModelConfig, values, "model")
-        check_values(config, MODEL_BOUNDS)
+        sizes = built(ModelConfig, model, "model")
+        check_values(sizes, MODEL_BOUNDS)
     except TypeError as error:
         raise FormatError(f"{origin}: 'model' is incomplete ({error})") from None
     except ConfigError as error:
         raise FormatError(f"{origin}: {error!s:.200}") from None
-    return config
+    return config, sizes

@@ -171,16 +171,9 @@ class MachineEvents:
         trainer = self._trainer
         gpus = gpu_usage() if trainer.plan.device.type == "cuda" else {}
         used = self._usage.read()
-        trainer.emit(
-            {
-                "event": "machine",
-                "step": trainer.progress.step,
-                "time": round(time.time(), 1),
-                **used,
-                **gpus,
-                "elapsed_s": round(trainer.elapsed_s(), 3),
-            }
-        )
+        now = {"time": round(time.time(), 1), "elapsed_s": round(trainer.elapsed_s(), 3)}
+        about = {"event": "machine", "step": trainer.progress.step}
+        trainer.emit({**about, **now, **used, **gpus})
         self._tell_of_waits(used.get("waiting_threads", 0.0), used.get("others_share", 1.0))
 
     def _tell_of_waits(self, waiting: float, others_share: float) -> None:

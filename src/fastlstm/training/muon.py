@@ -35,11 +35,7 @@ def product_dtype(device: torch.device) -> torch.dtype:
 def orthogonalise(update: torch.Tensor) -> torch.Tensor:
     """Returns about the nearest semi-orthogonal matrices, with singular values in 0.7..1.3.
 
-    Args:
-        update: `(N, rows, columns)`.
-
-    Returns:
-        The same shape, in `product_dtype` of its device.
+    They have the shape `(N, rows, columns)` of the updates, in `product_dtype` of the device.
 
     Numerics: the polynomials take singular values in 0..1, so each matrix is divided by its
     Frobenius norm first. Singular values below a hundredth of that norm stay smaller, and a zero
