@@ -208,9 +208,6 @@ def options_from_dataclass(cls: type, groups: Mapping[str, str]) -> tuple[Option
     )  # fmt: skip
 
 
-# help --------------------------------------------------------------------------------------------
-
-
 def help_text(command: Command, shows_all: bool) -> str:
     """Returns what ``fastlstm VERB --help`` or ``--help-all`` prints, at most 80 columns wide."""
     shown = command.options if shows_all else command.common
@@ -249,9 +246,6 @@ def _entry(left: str, text: str, column: int = _FLAG_COLUMN) -> list[str]:
     fits = len(head) <= column - 2
     lines = [head.ljust(column) + body.pop(0)] if fits else [head]
     return lines + [" " * column + line for line in body]
-
-
-# argv --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

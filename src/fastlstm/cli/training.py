@@ -133,9 +133,6 @@ def read_training(
     return TrainingRun(argv, parsed, text_config, names, False, own)
 
 
-# text or table -----------------------------------------------------------------------------------
-
-
 def command_for(argv: Sequence[str], text: Command, table: Command) -> Command:
     """Returns which command the arguments of `train` are meant for: texts or tables.
 
@@ -260,9 +257,6 @@ def _refuse_unclear(kinds: dict[str, SourceKind], has_as_text: bool) -> None:
         table = next(s for s, kind in kinds.items() if kind == "binary table")
         text = next(s for s, kind in kinds.items() if kind == "text")
         raise UsageError(f"{table} is a table and {text} is a text; train on one kind at a time")
-
-
-# a run in place of its source ---------------------------------------------------------------------
 
 
 def with_source_of_run(

@@ -79,8 +79,6 @@ class World:
         """Returns the default threads of this process, not torchrun's OMP_NUM_THREADS=1."""
         return hardware.default_threads() if self.size == 1 else self.threads
 
-    # numbers and tensors ------------------------------------------------------------------------
-
     def decided(self, *numbers: float) -> list[float]:
         """Returns the numbers of rank 0 in every process."""
         if self.size == 1:
@@ -125,8 +123,6 @@ class World:
         name = self.name_of(self.seconds.index(slowest))
         return f"{name} takes {slowest / usual:.1f} times as long as the others: all wait for it"
 
-    # objects ------------------------------------------------------------------------------------
-
     def told(self, value: Any = None) -> Any:
         """Returns the JSON value of rank 0 in every process."""
         return value if self.size == 1 else json.loads(self._broadcast(json.dumps(value).encode()))
@@ -170,8 +166,6 @@ class World:
             dist.all_gather(parts, own, self.patient)
         sizes = lengths.tolist()
         return [part[:n].numpy().tobytes() for part, n in zip(parts, sizes, strict=True)]
-
-    # errors -------------------------------------------------------------------------------------
 
     @contextmanager
     def together(self) -> Iterator[None]:

@@ -267,8 +267,6 @@ class RunDirectory:
             return CorruptFileError(f"{error}. {self.path} has no intact checkpoint to use instead")
         return CorruptFileError(f"{error}. Use {intact} instead, which is intact")
 
-    # the published model ------------------------------------------------------------------------
-
     def publish(self, files: Mapping[str, bytes], extra: Mapping[str, Any] | None = None) -> None:
         """Replaces top-level files at once; other published files stay.
 

@@ -120,9 +120,6 @@ def _shares(own: dict[str, float], machine: dict[str, float], seconds: float) ->
     return {name: round(value, 3) for name, value in found.items()}
 
 
-# the whole machine --------------------------------------------------------------------------
-
-
 def _machine(root: Path) -> dict[str, float]:
     """Returns counters in seconds: all, idle, steal of all cores; the pressures; throttled; time of
     the reading. A counter that the system lacks is missing."""

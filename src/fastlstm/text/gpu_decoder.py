@@ -240,8 +240,6 @@ class GpuDecoder(Decoder):
             )
             return blob
 
-    # rows ---------------------------------------------------------------------------------------
-
     def _admit(self, part: list[GpuStream]) -> Rows | None:
         """Gives every stream a row; returns None if only fewer streams fit into memory."""
         try:
@@ -282,8 +280,6 @@ class GpuDecoder(Decoder):
             self._rows, self._host = rows, host
             self._graphs.clear()
         return self._rows
-
-    # launches -----------------------------------------------------------------------------------
 
     def _run(self, part: list[GpuStream], rows: Rows, steps: int) -> None:
         for stream in part:
@@ -359,8 +355,6 @@ class GpuDecoder(Decoder):
         status = self._host[2 + turn].numpy()[numbers].tolist()
         for k, (stream, _) in enumerate(placed):
             stream.add(columns[k, firsts[k] : firsts[k] + counts[k]].tolist(), status[k])
-
-    # graphs -------------------------------------------------------------------------------------
 
     def _graph(self, rows: Rows, size: int, steps: int) -> Callable[[], None]:
         """Returns the graph of so many steps of the first rows; the first use records it."""

@@ -216,8 +216,6 @@ class GraphedStep:
             yield result
         del self._waiting[:num]
 
-    # recording ----------------------------------------------------------------------------------
-
     def _record(self, batch: Any, inputs: Sequence[Tensor]) -> _Recorded:
         """Records a step without changing weights, state or random numbers."""
         own = _Inputs([*inputs, torch.zeros(4)], self._device, self._recorder)

@@ -318,8 +318,6 @@ class Trainer:
         """Emits a message; level is info or warning."""
         self.emit({"event": "message", "level": level, "text": text})
 
-    # one step -----------------------------------------------------------------------------------
-
     def take_step(self, done: float | None = None) -> None:
         """Takes the next step of the run; the share that is done, by default by the clock, gives
         the learning rate."""
@@ -419,8 +417,6 @@ class Trainer:
             self.model.train()
         return self.stepper.step(batch, factor)
 
-    # NaN and Inf --------------------------------------------------------------------------------
-
     def _bad_step(
         self, loss: float, gradient: str | None = None, *, is_reset: bool = False
     ) -> None:
@@ -478,8 +474,6 @@ class Trainer:
     def _emit_skip(self, culprit: str, action: str) -> None:
         about = {"step": self.progress.step, "what": "non-finite", "tensor": culprit}
         self.emit({"event": "skip", **about, "action": action})
-
-    # evaluation ---------------------------------------------------------------------------------
 
     def _limit(self) -> int:
         return self._evaluations.limit(self.task, self.progress, self.meter.unit_s)

@@ -20,7 +20,7 @@ from fastlstm.text.plan import LONG
 from fastlstm.text.task import TextTask
 from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
 from fastlstm.training.options import TrainingOptions
-from fastlstm.training.step_time import settled, use_up_batches
+from fastlstm.training.step_time import use_up_batches
 from fastlstm.training.trainer import Trainer
 from fastlstm.tuning.turns import Candidate
 
@@ -74,8 +74,8 @@ class Variant:
     def turn(self, seconds: float) -> float:
         """Returns the mean seconds per unit of a turn of at least one step.
 
-        No batch is made before the first step. All settled steps count, as in a run: also a wait in
-        every fifth step, and slow steps of threads that share a core.
+        No batch is made before the first step. All steps after the first quarter count, as in a
+        run: also a wait in every fifth step, and slow steps of threads that share a core.
         """
         usage = MachineUsage()
         if (before := torch.get_num_threads()) != self.threads:
@@ -95,7 +95,7 @@ class Variant:
         if "waiting_threads" in used:  # without other processes, own threads share the cores
             is_beside_others = used.get("others_share", 1.0) >= LEAST_OTHERS
             self.waits.append(used["waiting_threads"] if is_beside_others else 0.0)
-        return statistics.fmean(settled(times))
+        return statistics.fmean(times[(len(times) + 1) // 4 :])  # threads wake up in the first ones
 
     def close(self) -> None:
         if self.has_loader:
