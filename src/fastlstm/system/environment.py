@@ -9,8 +9,8 @@
 ``OMP_NUM_THREADS``       upper bound on the threads used when ``--threads`` is not given
 ``FASTLSTM_API_KEY``      a key that clients of ``fastlstm serve`` must send
 ``FASTLSTM_SESSION_KEY``  signs the states that ``fastlstm serve`` hands out
-``CUDA_VISIBLE_DEVICES``  GPUs that a run sees; only shown in its ``machine`` events ``RANK``,
-``WORLD_SIZE``  number of this process and count of processes, set by torchrun;
+``CUDA_VISIBLE_DEVICES``  GPUs that a run sees; only shown in its ``machine`` events
+``RANK``                  number of this process, ``WORLD_SIZE``: of all, both set by torchrun;
                           ``MASTER_ADDR``, ``MASTER_PORT``: address at which they connect;
                           ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE``: the same on this machine;
                           ``TORCHELASTIC_USE_AGENT_STORE``: whether torchrun listens there;

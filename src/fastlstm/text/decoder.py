@@ -469,7 +469,7 @@ class Stream:
 
     @property
     def is_running(self) -> bool:
-        return bool(self.native.status == "running")
+        return self.status == "running"
 
     @property
     def num_waiting(self) -> int:

@@ -150,7 +150,7 @@ def with_unknown(
     bits, share = result.bits_per_char, num_unknown / num_chars
     if share > 0:
         entropy = -share * math.log2(share) - (1 - share) * math.log2(1 - share)
-        bits = (1 - share) * bits + entropy + share * unknown_bits(vocab_size)
+        bits = (1 - share) * bits + entropy + share * math.log2(_UNICODE - vocab_size)
     return replace(
         result,
         num_unknown=num_unknown,
@@ -158,11 +158,6 @@ def with_unknown(
         first_unknown=tuple(first),
         bits_per_char_with_unknown=bits,
     )
-
-
-def unknown_bits(vocab_size: int) -> float:
-    """Returns the bits to name a character of Unicode that is not among the V known ones."""
-    return math.log2(_UNICODE - vocab_size)
 
 
 def evaluate(

@@ -249,10 +249,6 @@ class GpuStream(Stream):
         return super().status if self._status is None else self._status
 
     @property
-    def is_running(self) -> bool:
-        return self.status == "running"
-
-    @property
     def num_waiting(self) -> int:
         return super().num_waiting if self.row is None else len(self.unread)
 

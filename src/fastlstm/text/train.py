@@ -52,7 +52,6 @@ from fastlstm.text.model import LanguageModel, initialize
 from fastlstm.text.pipelined_task import (
     PipelinedTextTask,
     check_pipeline,
-    pipeline_notes,
     stage_names,
 )
 from fastlstm.text.plan import LONG, choose_seq_length, fit_batch, open_batches, resolve
@@ -256,7 +255,7 @@ class TextSession(RunSession):
         config, notes = self._rated(config, text), tuple[str, ...]()
         if is_new:
             config, notes = fit_batch(choose_seq_length(config, chosen.tokens, num), num)
-        check_pipeline(config, sizes.num_layers, device, self.world.size)
+        of_pipeline = check_pipeline(config, sizes.num_layers, device, self.world)
         self.check_processes(config)
         share = self.world.share if config.divides_batch else None
         loader = TextLoader(open_batches(config, splits.train, share), self.loader_stop)
@@ -265,7 +264,7 @@ class TextSession(RunSession):
         lengths = num, len(splits.valid), loader.steps_per_epoch, model.num_parameters
         config, reasons = resolve(config, precision.name, chosen.tokens, device, *lengths)
         model.config = config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)
-        self.notes += [*texts.notes(), *notes, *reasons, *pipeline_notes(config, self.world)]
+        self.notes += [*texts.notes(), *notes, *reasons, *of_pipeline]
         plan = self.plan(config, device, checkpoint, loader.steps_per_epoch, config.eval_every)
         short, others = texts.caveats()
         files = self.model_files(model.config, config, texts, start.first)

@@ -265,7 +265,8 @@ def prepare_text(
     rules = TextRules(kind != "byte", cuts[kind], **reading)
     opened = source if isinstance(source, InputText) else open_source(source)
     cache = TextCache(Path(cache_dir) if cache_dir is not None else environment.cache_dir())
-    work = Pass(opened, rules, BLOCK_BYTES, should_stop, on_progress)
+    passes = 3 if kind == "bpe" and tokenizer is None else 2
+    work = Pass(opened, rules, BLOCK_BYTES, should_stop, on_progress, passes)
     job = _Job(cache, work, kind, vocab_size, train_share, tokenizer, unknown)
     entry = job.find_unchanged()
     from_cache = entry is not None
@@ -310,8 +311,6 @@ class _Job:
         self.work = replace(self.work, source=_spool(self.work, directory))
         source = self.work.source
         before, read_at = source.signature(), time.time_ns()
-        passes = 3 if self.kind == "bpe" and self.tokenizer is None else 2
-        self.work = replace(self.work, num_passes=passes)
         scanned = scan(self.work)
         entry = self._find(scanned.content)
         from_cache = entry is not None
