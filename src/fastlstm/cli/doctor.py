@@ -196,7 +196,7 @@ def _cores(root: Path, usage: MachineUsage) -> dict[str, Any]:
     def number(path: Path) -> int | None:
         return int(found) if (found := text(path) or "").isdecimal() else None
 
-    mask = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else {0}
+    mask = hardware.affinity()
     cpus, used = root / "sys/devices/system/cpu", usage.read()
     clock, heat = (cpus / f"cpu{min(mask)}" / name for name in ("cpufreq", "thermal_throttle"))
     siblings = {text(cpus / f"cpu{cpu}/topology/thread_siblings") for cpu in mask} - {None}

@@ -95,9 +95,14 @@ def cores() -> int:
 
 def allowed_cores() -> int:
     """Returns the cores in the affinity mask, whatever the quota."""
+    return len(affinity())
+
+
+def affinity() -> set[int]:
+    """Returns the numbers of the cores that the system allows this process."""
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
 
 
 def quota() -> float | None:
@@ -209,9 +214,8 @@ def _detected() -> tuple[Any, str, frozenset[str]]:
 
 def _cache_bytes(root: Path = Path("/")) -> dict[int, int]:
     """Returns bytes by level of the data caches of this process's first core."""
-    first = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
     sizes: dict[int, int] = {}
-    for directory in (root / f"sys/devices/system/cpu/cpu{first}/cache").glob("index*"):
+    for directory in (root / f"sys/devices/system/cpu/cpu{min(affinity())}/cache").glob("index*"):
         try:
             kind = (directory / "type").read_text().strip()
             level = int((directory / "level").read_text())
