@@ -22,6 +22,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from fastlstm.errors import Dismissed, FastLSTMError, LostProcessError, UsageError
 from fastlstm.system import hardware
+from fastlstm.system.tensors import encode_tensors
 
 DEADLINE = timedelta(minutes=5)
 """A process that does not answer for so long is lost."""
@@ -131,7 +132,8 @@ class World:
         """Returns the tensors of rank 0 in every process, on the CPU."""
         if self.size == 1:
             return dict(tensors)
-        return safetensors.torch.load(self._broadcast(_packed(tensors) if self.is_leader else b""))
+        own = encode_tensors(tensors) if self.is_leader else b""
+        return safetensors.torch.load(self._broadcast(own))
 
     def gathered(self, value: Any) -> list[Any]:
         """Returns the JSON values of all ranks in every process."""
@@ -143,7 +145,7 @@ class World:
         """Returns the tensors of all ranks in every process, on the CPU."""
         if self.size == 1:
             return [dict(tensors)]
-        return [safetensors.torch.load(part) for part in self._gather(_packed(tensors))]
+        return [safetensors.torch.load(part) for part in self._gather(encode_tensors(tensors))]
 
     def _broadcast(self, data: bytes) -> bytes:
         """Returns the bytes of rank 0, however long it works before."""
@@ -246,12 +248,3 @@ class World:
                 " train --nproc restarts them, torchrun as often as --max-restarts allows; else the"
                 " same command with --resume continues the run"
             ) from error
-
-
-def _packed(tensors: Mapping[str, Tensor]) -> bytes:
-    own = {
-        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for name, tensor in tensors.items()
-    }
-    data: bytes = safetensors.torch.save(own)
-    return data

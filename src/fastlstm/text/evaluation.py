@@ -16,8 +16,8 @@ import torch
 from fastlstm.errors import ConfigError, DataError, Stopped, counted
 from fastlstm.report.html import InNotebook
 from fastlstm.report.terminal import short_count
-from fastlstm.system.devices import check_device, has_gpu
 from fastlstm.system.fields import Device, is_whole
+from fastlstm.system.hardware import check_device, has_gpu
 from fastlstm.text.data.text import token_counts
 from fastlstm.text.data.tokenizer import shown_characters
 from fastlstm.training.precision import allow_tf32, tf32_kept

@@ -15,8 +15,8 @@ from fastlstm.errors import ConfigError, DataError, PromptError, counted, kind_o
 from fastlstm.ops.packed_weights import Contents
 from fastlstm.report.html import InNotebook
 from fastlstm.runs.weight_formats import check_format
-from fastlstm.system.devices import check_device
 from fastlstm.system.fields import Device
+from fastlstm.system.hardware import check_device
 from fastlstm.text.data.text import TextDataset, UnknownPolicy
 from fastlstm.text.data.tokenizer import CharTokenizer, KnownCharacters, shown_characters
 from fastlstm.text.decoder import FORMATS, Decoder, default_format, float_weights, format_note

@@ -35,8 +35,8 @@ from fastlstm.runs.manifest import (
     write_directory,
 )
 from fastlstm.runs.run_directory import METRICS_KEY, TRAINER_FILE, RunDirectory, checkpoint_step
-from fastlstm.runs.tensors import decode_tensors, encode_tensors
 from fastlstm.system import storage
+from fastlstm.system.tensors import decode_tensors, encode_tensors
 from fastlstm.training.state import Progress, Tensors, first_non_finite, require_like, weights_of
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ import torch
 
 from fastlstm.errors import ConfigError, DeviceMemoryError, counted
 from fastlstm.system import hardware, measurements
-from fastlstm.system.devices import no_gpu
 from fastlstm.system.measurements import CpuTimer
 from fastlstm.training.options import TrainingOptions
 
@@ -35,7 +34,7 @@ def set_up_device(options: TrainingOptions) -> torch.device:
     hardware.keep_freed_memory()
     refusal = "not asked for" if options.device == "cpu" else hardware.gpu_refusal()
     if options.device == "cuda" and refusal is not None:
-        raise no_gpu(refusal)
+        raise hardware.no_gpu(refusal)
     device = torch.device("cuda" if refusal is None else "cpu")
     limit = options.memory_limit_gb
     if limit is None:

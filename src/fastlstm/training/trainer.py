@@ -222,18 +222,15 @@ class Trainer:
             if turn.is_stopped:
                 self.settle()
                 raise Stopped
+            if (turn.is_evaluated or turn.is_over or turn.is_saved) and self.settle():
+                continue  # decided again, with all results known
             if turn.is_evaluated:
-                if not self.settle():  # else decided again, with all results known
-                    self.evaluate()
+                self.evaluate()
                 continue
             if turn.is_over:
-                if self.settle():
-                    continue
                 self._is_ended = True
                 return
             if turn.is_saved:
-                if self.settle():
-                    continue
                 self.saver.save_if_possible()
             if self.plan.is_local:
                 self._take_round(turn)
@@ -351,12 +348,15 @@ class Trainer:
                 self.progress.count(units)
             return
         seconds = time.perf_counter() - started
-        self.state.guard.good_step()
         self.progress.count(units)
+        self._record_step(loss, norm, units, seconds)
+        self.tell_of_steps(factor)
+
+    def _record_step(self, loss: float, norm: float, units: int, seconds: float) -> None:
+        self.state.guard.good_step()
         self.progress.train_s += seconds
         self.progress.elapsed_s = self.elapsed_s()
         self.meter.add_step(loss, norm, units, seconds)
-        self.tell_of_steps(factor)
 
     def _rate_factor(self, done: float) -> float:
         options = self.plan.options
@@ -383,10 +383,7 @@ class Trainer:
             for later in self._launched:
                 progress.count(later)
             return False
-        self.state.guard.good_step()
-        progress.train_s += seconds
-        progress.elapsed_s = self.elapsed_s()
-        self.meter.add_step(result.loss, result.norm, units, seconds)
+        self._record_step(result.loss, result.norm, units, seconds)
         return True
 
     def tell_of_steps(self, factor: float) -> None:
