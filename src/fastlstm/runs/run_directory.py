@@ -462,18 +462,13 @@ def is_locked(lock: Path, held: Collection[int] | None = None) -> bool | None:
         except OSError:
             return None
     try:
-        descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return None
-    try:
-        if os.fstat(descriptor).st_ino in held_locks():
-            return True
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # seen from another container
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        with storage.opened(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as descriptor:
+            if os.fstat(descriptor).st_ino in held_locks():
+                return True
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # seen from another container
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
     except BlockingIOError:
         return True
     except OSError:
         return None
-    finally:
-        os.close(descriptor)
     return False

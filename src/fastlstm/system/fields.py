@@ -16,6 +16,8 @@ Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["auto", "fp32", "bf16", "fp16", "tf32"]
 ConfigT = TypeVar("ConfigT")
 
+ENDS = ("steps", "epochs", "budget")
+"""Options that end a run; at most one is set."""
 BELOW_1 = math.nextafter(1.0, 0.0)
 """The upper bound of a probability that is less than 1."""
 _POWERS = {"": 1.0} | {
@@ -39,7 +41,7 @@ def check_fields(config: Any, bounds: Mapping[str, tuple[float, float]]) -> None
         ConfigError: an invalid value; names the flag and what was expected.
     """
     check_values(config, bounds)
-    ends = [name for name in ("steps", "epochs", "budget") if getattr(config, name) is not None]
+    ends = [name for name in ENDS if getattr(config, name) is not None]
     if len(ends) > 1:
         listed = " and ".join(f"`{end}`" for end in ends)
         raise ConfigError(f"{listed} exclude each other; choose one way to end the run")

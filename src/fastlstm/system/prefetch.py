@@ -114,12 +114,6 @@ class Prefetcher(Generic[ItemT]):
         self._closed.set()
         self._thread.join()
 
-    def __enter__(self) -> Prefetcher[ItemT]:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
     def _take(self) -> tuple[ItemT, dict[str, int]] | BaseException:
         while True:
             try:

@@ -30,6 +30,7 @@ from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import environment, hardware
 from fastlstm.system.ceilings import GEMM_SHAPE, ceiling_dtype, measured_ceilings
 from fastlstm.system.cgroup import first_words
+from fastlstm.system.fields import ENDS
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.checkpoint import Checkpoint, RunSnapshots, find_checkpoint, reading
 from fastlstm.training.device import (
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
 ValueT = TypeVar("ValueT", bound="DataclassInstance")
 OptionsT = TypeVar("OptionsT", bound=TrainingOptions)
 ConfigT = TypeVar("ConfigT", bound="DataclassInstance")
-_ENDS = frozenset({"steps", "epochs", "budget"})
 _REPORT_CPU_S = 2.5
 """CPU seconds for the report, including the matplotlib import and the end of the process."""
 _MAX_BUSY = 3.0
@@ -442,8 +442,8 @@ def resumed_config(
                 f" {'without it' if before is None else f'with {before}'}; leave it out to resume,"
                 " or start a new run with another `out`"
             )
-    if changes.keys() & _ENDS:
-        changes = {**dict.fromkeys(_ENDS), **changes}
+    if not changes.keys().isdisjoint(ENDS):
+        changes = {**dict.fromkeys(ENDS), **changes}
     return dataclasses.replace(resolved, **changes)
 
 

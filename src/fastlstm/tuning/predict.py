@@ -20,6 +20,7 @@ from fastlstm.errors import UsageError, counted
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.task import ForecastTask
 from fastlstm.report.terminal import clock
+from fastlstm.system.fields import ENDS
 from fastlstm.text.config import TrainConfig
 from fastlstm.text.quality_law import FEWEST_STEPS, Length, QualityPrediction
 from fastlstm.text.size_plan import step_seconds
@@ -143,8 +144,7 @@ def predict_run(
     fixed = chosen_sizes(config, planned.options)
     # A short run would choose shorter sequences.
     batches = {n: getattr(planned.options, n) for n in ("batch_size", "accumulate", "seq_length")}
-    none = dict.fromkeys(("budget", "steps", "epochs"))
-    short = replace(config, **{**fixed, **batches, **none, **end})
+    short = replace(config, **{**fixed, **batches, **dict.fromkeys(ENDS), **end})
     ended = end_of_run(source, short, {*given, *fixed, *batches, *end})
     law = law_of(planned.start, ended, planned.options.optimizer)
     steps = float(stop.total_steps or 0)
