@@ -36,7 +36,7 @@ from fastlstm.system import environment
 from fastlstm.system.processes import die_with_parent
 from fastlstm.system.redaction import redacted, redacted_words
 from fastlstm.system.signal_handlers import STOP_SIGNALS
-from fastlstm.system.storage import is_own, write_new
+from fastlstm.system.storage import is_own, opened, write_new
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -233,10 +233,8 @@ def _refused(error: OSError, code: int) -> int:
 
 def _forget_stdout() -> None:
     # The interpreter flushes stdout once more at exit and needs an open file.
-    with contextlib.suppress(OSError, ValueError):
-        descriptor = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(descriptor, sys.stdout.fileno())
-        os.close(descriptor)
+    with contextlib.suppress(OSError, ValueError), opened(Path(os.devnull), os.O_WRONLY) as null:
+        os.dup2(null, sys.stdout.fileno())
 
 
 def _internal_error(error: Exception, arguments: list[str]) -> int:

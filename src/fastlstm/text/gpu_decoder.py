@@ -154,10 +154,7 @@ class GpuDecoder(Decoder):
             for k in range(1, config.num_layers)
         ]
         self._norms = [
-            (
-                weights[f"norms.{k}.weight"].to(self._device),
-                weights[f"norms.{k}.bias"].to(self._device),
-            )
+            [weights[f"norms.{k}.{name}"].to(self._device) for name in ("weight", "bias")]
             for k in range(config.num_layers if config.output_norm else 0)
         ]
         is_square = config.residual and config.embed_size == config.rnn_size
@@ -415,7 +412,8 @@ class GpuDecoder(Decoder):
         if k == 0 and self._embedding is not None:
             x = F.embedding(rows.tokens[:size], self._embedding)
         if self._norms:
-            y = F.layer_norm(y, (H,), *self._norms[k])
+            weight, bias = self._norms[k]
+            y = F.layer_norm(y, (H,), weight, bias)
         if self.config.residual and x is not None:
             y = x + y
         is_last = k + 1 == self.config.num_layers
