@@ -1,4 +1,4 @@
-"""Small inference calls prepared once: the same results whatever changes in between."""
+"""Small calls prepared once: the same results and gradients whatever changes in between."""
 
 import copy
 import pickle
@@ -11,9 +11,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import fastlstm
-from fastlstm.errors import KernelError
+from fastlstm.errors import KernelError, ShapeError
 from fastlstm.nn.prepared import PreparedCall
 from fastlstm.ops import packed_weights
+from fastlstm.ops.call import LSTMWeights
 
 I, H, B = 5, 7, 3  # noqa: E741
 
@@ -78,6 +79,7 @@ def test_the_memory_of_a_packed_weight_is_not_reused(pair):
     twin = fastlstm.LSTM(I, H)
     twin.weight_hh_l0 = own.weight_hh_l0
     prepare(pair, torch.randn(1, B, I))
+    agree(pair, torch.randn(1, B, I))
     memory = StorageWeakRef(own.weight_hh_l0.untyped_storage())
     own.weight_hh_l0.data = torch.randn(4 * H, H)
     twin(torch.randn(70, B, I))  # packs the new values: those packed first are let go
@@ -129,11 +131,70 @@ def test_forward_derivatives_are_not_dropped(pair):
         assert fwAD.unpack_dual(y).tangent is not None
 
 
-def test_training_drops_the_prepared_call(pair):
-    prepare(pair, torch.randn(1, B, I))
+def gradients(layer, x, hx):
+    """Gradients of a layer's parameters, its input and its state, by way of all that it returns."""
+    leaves = [x, *hx, *layer.parameters()]
+    for t in leaves:
+        t.grad = None
+        t.requires_grad_()
     with torch.enable_grad():
-        pair[1](torch.randn(1, B, I))[0].sum().backward()
-    assert pair[1].weight_hh_l0.grad is not None
+        y, (h, c) = layer(x, hx)
+        (y.square().sum() + 2 * h.sum() + c.square().sum()).backward()
+    return [t.grad.clone() for t in leaves]
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_gradients_of_a_prepared_call_are_torchs(calls, batch_first, bias):
+    torch.manual_seed(0)
+    peer, own = (
+        kind(I, H, bias=bias, batch_first=batch_first) for kind in (nn.LSTM, fastlstm.LSTM)
+    )
+    own.load_state_dict(peer.state_dict())
+    batch = 1 if batch_first else B
+    for _ in range(4):
+        x, hx = torch.randn((1, 2, I) if batch_first else (2, B, I)), state(batch)
+        for got, want in zip(gradients(own, x, hx), gradients(peer, x, hx), strict=True):
+            torch.testing.assert_close(got, want)
+        with torch.no_grad():  # an optimizer
+            for p, q in zip(own.parameters(), peer.parameters(), strict=True):
+                q.copy_(p.mul_(0.9))
+    assert calls == [True, True]
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_training_and_generation_share_a_prepared_call(pair, calls):
+    x = torch.randn(1, B, I)
+    prepare(pair, x)
+    for _ in range(3):
+        gradients(pair[1], x, state())
+        agree(pair, x)
+        for layer in pair:
+            layer.weight_hh_l0.mul_(0.5)
+    assert pair[1]._prepared is not None
+    assert calls[0]
+
+
+def test_weights_of_another_shape_end_a_prepared_call(pair):
+    _, own = pair
+    x = torch.randn(1, B, I)
+    prepare(pair, x)
+    own.weight_ih_l0.data = torch.randn(4 * H, I - 1)
+    with torch.enable_grad(), pytest.raises(ShapeError, match="weight_ih_l0"):
+        own(x)
+    prepared = PreparedCall(own, LSTMWeights(*own._flat_weights), torch.randn(1, B, I))
+    own.weight_ih_l0.data = torch.randn(4 * H, I - 2)
+    assert prepared.call(own, x, None) is None
+
+
+def test_a_limit_of_activations_ends_a_prepared_call_of_training(pair, calls):
+    x = torch.randn(200, B, I)
+    prepare(pair, x)
+    pair[1].max_activation_bytes = 1
+    with torch.enable_grad():
+        y = pair[1](x)[0]
+    assert "Checkpointed" in type(y.grad_fn).__name__
+    assert calls == []
     assert pair[1]._prepared is None
 
 

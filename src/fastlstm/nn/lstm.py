@@ -354,8 +354,8 @@ class LSTM(nn.LSTM):
 
     def _may_prepare(self) -> bool:
         return not (
-            torch.is_grad_enabled()
-            or torch.compiler.is_compiling()
+            torch.compiler.is_compiling()
+            or (self.max_activation_bytes is not None and torch.is_grad_enabled())
             or self.strict
             or self.backend is not None
             or self._options is not TORCHS_CELL

@@ -1,10 +1,11 @@
-"""`PreparedCall`: a small inference call, prepared once for loops over tokens.
+"""`PreparedCall`: a call of a small layer, prepared once for loops over tokens or short batches.
 
 For a small layer, checks, packing and the choice of a kernel cost more than a step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from operator import is_not
 from typing import Any
 
@@ -12,18 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from fastlstm.ops import kernels
-from fastlstm.ops.call import LSTMArgs, LSTMWeights, compute_dtype
+from fastlstm.ops.autograd import LSTMFunction
+from fastlstm.ops.call import LSTMArgs, LSTMCall, LSTMWeights, compute_dtype
 from fastlstm.ops.custom_op import is_traced
-from fastlstm.ops.packed_weights import packed
+from fastlstm.ops.packed_weights import Packed, packed
 
 State = tuple[Tensor, Tensor]
 
-_MAX_ROWS = 64
+_MAX_ROWS = 4096
 """Most steps times lanes: the checks of a larger call cost little beside its work."""
 
 
 class PreparedCall:
-    """A call of one layer in one direction, of one shape and dtype, without gradients.
+    """A call of one layer in one direction, of one shape and dtype, with or without gradients.
 
     Weights are float32, matrix operands float32 or, under autocast, bfloat16. A prepared call
     belongs to its tensors, so pickles and copies leave it out.
@@ -31,24 +33,20 @@ class PreparedCall:
 
     def __init__(self, layer: nn.LSTM, weights: LSTMWeights, x: Tensor) -> None:
         shape = self.shape = x.shape
-        self.hidden = layer.hidden_size
+        H = self.hidden = layer.hidden_size
         self.dtype = compute_dtype(x)
-        is_bf16 = self.dtype is torch.bfloat16
         self.batch_first = layer.batch_first
         B, T = shape[:2] if layer.batch_first else (shape[1], shape[0])
         I = shape[2]  # noqa: E741
-        self.state_shape = (1, B, self.hidden)
+        self.state_shape = (1, B, H)
         self.threads = torch.get_num_threads()
-        self.zero = kernels.empty((B, self.hidden)).zero_()
-        kernel = kernels.fastest_kernels(is_bf16)
-        threads = kernels.num_threads(B, I, self.hidden)
-        args = LSTMArgs(self.zero.new_empty(T, B, I), None, self.zero, self.zero, *weights)
-        self.packed = packed(args, kernel, threads)
+        self.zero = kernels.empty((B, H)).zero_()
         self.names = layer._all_weights[0]
-        self.run = kernel.forward
-        self.sizes = (threads, T, B, I, self.hidden)
-        columns = kernels.padded_columns(I, is_bf16)
-        self.middle = (T * B, columns, 0, self.packed.memory.data_ptr())
+        self.weights = _described(weights)
+        has_bias = weights.b_ih is not None
+        self.training = LSTMCall(T, B, I, H, self.dtype, "cpu", True, has_bias)
+        self.sizes = (kernels.num_threads(B, I, H), T, B, I, H)
+        self.packed: Packed | None = None
 
     def call(self, layer: nn.LSTM, x: Tensor, hx: State | None) -> tuple[Tensor, State] | None:
         """Returns output and state, or None after any change."""
@@ -65,8 +63,6 @@ class PreparedCall:
         weights: list[Any] = layer._flat_weights  # some programs write to that list
         if any(map(is_not, map(layer._parameters.get, self.names), weights)):
             return None
-        if not self.packed.is_still(weights, self.sizes[0]):
-            return None
         if hx is None:
             h0 = c0 = self.zero
         elif type(hx) is not tuple or len(hx) != 2:
@@ -82,18 +78,51 @@ class PreparedCall:
                     or not t.is_contiguous()
                 ):
                     return None
+            h0, c0 = h0[0], c0[0]
+        if torch.is_grad_enabled() and any(t.requires_grad for t in (x, h0, c0, *weights)):
+            return self._train(x, h0, c0, weights)
+        return self._infer(x, h0, c0, weights)
+
+    def _train(
+        self, x: Tensor, h0: Tensor, c0: Tensor, weights: list[Any]
+    ) -> tuple[Tensor, State] | None:
+        if _described(weights) != self.weights:
+            return None
+        rows = x.transpose(0, 1) if self.batch_first else x
+        args = LSTMArgs(rows, None, h0, c0, *LSTMWeights(*weights))
+        y, h, c = LSTMFunction.apply(self.training, *args)  # type: ignore[no-untyped-call]
+        y = y.transpose(0, 1) if self.batch_first else y
+        return y, (h.to(self.dtype).unsqueeze(0), c.to(self.dtype).unsqueeze(0))
+
+    def _infer(
+        self, x: Tensor, h0: Tensor, c0: Tensor, weights: list[Any]
+    ) -> tuple[Tensor, State] | None:
+        threads, T, B, I, _ = self.sizes  # noqa: E741
         is_bf16 = self.dtype is torch.bfloat16
+        if self.packed is None:
+            if _described(weights) != self.weights:
+                return None
+            kernel = kernels.fastest_kernels(is_bf16)
+            args = LSTMArgs(x, None, self.zero, self.zero, *LSTMWeights(*weights))
+            self.packed = packed(args, kernel, threads)
+        elif not self.packed.is_still(weights, threads):
+            return None
         if is_bf16:
             x, h0, c0 = kernels.elements(x, True), h0.float(), c0.float()
         y = kernels.empty((self.shape[0], self.shape[1], self.hidden), self.dtype)
         h, c = kernels.empty(self.state_shape), kernels.empty(self.state_shape)
         with kernels.profiled("fastlstm::lstm", x):
-            self.run(
-                *self.sizes, x.data_ptr(), *self.middle,
-                h0.data_ptr(), c0.data_ptr(), 0, 0, 0,
+            self.packed.kernel.forward(
+                *self.sizes,
+                x.data_ptr(), T * B, kernels.padded_columns(I, is_bf16), 0,
+                self.packed.memory.data_ptr(), h0.data_ptr(), c0.data_ptr(), 0, 0, 0,
                 y.data_ptr(), h.data_ptr(), c.data_ptr(), 0, 0, 0,
             )  # fmt: skip
         return y, (h.to(self.dtype), c.to(self.dtype)) if is_bf16 else (h, c)
+
+
+def _described(weights: Iterable[Tensor | None]) -> list[tuple[Any, ...]]:
+    return [(w.shape, w.dtype, w.device) for w in weights if w is not None]
 
 
 def is_plain(x: Tensor, dtype: torch.dtype) -> bool:

@@ -16,8 +16,8 @@ class LSTMWeights(NamedTuple):
 
     w_ih: Tensor
     w_hh: Tensor
-    b_ih: Tensor | None
-    b_hh: Tensor | None
+    b_ih: Tensor | None = None
+    b_hh: Tensor | None = None
 
 
 class LSTMArgs(NamedTuple):

@@ -80,6 +80,8 @@ struct VectorEngine {
   static constexpr int kRows = 6;
   static constexpr int64_t kRowGrain = 1;         // rows are dealt out in multiples of this
   static constexpr int64_t kLeastFlop = 1 << 20;  // of an item: taking one costs some 50 ns
+  // Whether gate_block forms the sums of block, bit for bit: dot products of pairs, not of squares.
+  static constexpr bool kHasGateBlock = Format::kPair == 1 || !kHasSquares;
   // One row has twice as many sums at once: each waits for itself.
   static constexpr int kRowStrips = 2 * kStrips;
 
@@ -91,14 +93,14 @@ struct VectorEngine {
   }
 
   // The same for rows of gates, `a`, and weights (4H, columns) as torch has them, from a column on.
-  static void gate_block(Left<float> a, int rows, const float* w, int64_t columns, int64_t H,
+  static void gate_block(Left<Element> a, int rows, const float* w, int64_t columns, int64_t H,
                          int strips, float* out) {
     gates_by_rows<kRows>(a, rows, w, columns, H, strips, out);
   }
 
  private:
   template <int kRow>
-  static FASTLSTM_INLINE void gates_by_rows(Left<float> a, int rows, const float* w,
+  static FASTLSTM_INLINE void gates_by_rows(Left<Element> a, int rows, const float* w,
                                             int64_t columns, int64_t H, int strips, float* out) {
     if (rows == kRow) {
       const int64_t row = strips * kLanes;
@@ -112,7 +114,7 @@ struct VectorEngine {
   }
 
   template <int kRow, int kStrip>
-  static FASTLSTM_INLINE void gates_by_strips(Left<float> a, int strips, const float* w,
+  static FASTLSTM_INLINE void gates_by_strips(Left<Element> a, int strips, const float* w,
                                               int64_t columns, int64_t H, float* out,
                                               int64_t out_stride) {
     if (strips >= kStrip) return gate_tile<kRow, kStrip>(a, w, columns, H, out, out_stride);
@@ -122,18 +124,27 @@ struct VectorEngine {
   }
 
   template <int kRow, int kStrip>
-  static __attribute__((noinline)) void gate_tile(Left<float> a, const float* w, int64_t columns,
+  static __attribute__((noinline)) void gate_tile(Left<Element> a, const float* w, int64_t columns,
                                                   int64_t H, float* out, int64_t out_stride) {
+    constexpr int64_t kStep = kHasBf16Pairs ? Format::kPair : 1;
     Vec sum[kRow][kStrip] = {};
     for (int64_t unit = 0; unit < H; unit += kLanes) {
       for (int64_t gate = 0; gate < 4; ++gate) {
-        const float* const left = a.rows + gate * kLanes;
+        const Element* const left = a.rows + gate * kLanes;
         const float* right = w + (gate * H + unit) * columns;
-        for (int64_t k = 0; k < kLanes; ++k) {
-          add_products(
-              sum, [&](int r) { return splat(left[r * a.row_stride + k]); },
-              [&](int s) { return Float32::load(right + s * kLanes); });
-          right += columns;
+        for (int64_t k = 0; k < kLanes; k += kStep, right += kStep * columns) {
+          const auto at = [&](int64_t row, int s) {
+            return Float32::load(right + row * columns + s * kLanes);
+          };
+          if constexpr (kStep == 2) {
+            add_pair_products(sum, left + k, a.row_stride, [&](int s) {
+              return pair_rows(round_to_bf16(at(0, s)), round_to_bf16(at(1, s)));
+            });
+          } else {
+            add_products(
+                sum, [&](int r) { return splat_element(left[r * a.row_stride + k]); },
+                [&](int s) { return Format::rounded(at(0, s)); });
+          }
         }
       }
       a.rows += a.block_stride;
@@ -200,6 +211,23 @@ struct VectorEngine {
     }
   }
 
+  // sum[r][s] += the pair at left + r * row_stride times right(s).
+  template <int kRow, int kStrip, typename RightAt>
+  static FASTLSTM_INLINE void add_pair_products(Vec (&sum)[kRow][kStrip], const uint16_t* left,
+                                                int64_t row_stride, RightAt&& right) {
+    Words held[kStrip];
+#pragma GCC unroll 8
+    for (int s = 0; s < kStrip; ++s) held[s] = right(s);
+#pragma GCC unroll 6
+    for (int r = 0; r < kRow; ++r) {
+      uint32_t pair;
+      __builtin_memcpy(&pair, left + r * row_stride, sizeof pair);
+      const Words one = pair - Words{};
+#pragma GCC unroll 8
+      for (int s = 0; s < kStrip; ++s) sum[r][s] = add_bf16_pairs(sum[r][s], one, held[s]);
+    }
+  }
+
   template <int kRow, int kStrip>
   static __attribute__((noinline)) void tile(Left<float> a, const float* b, int64_t strip_stride,
                                              int64_t inner, bool add, float* out,
@@ -243,19 +271,8 @@ struct VectorEngine {
           });
           continue;
         }
-        Words right[kStrip];
-#pragma GCC unroll 8
-        for (int s = 0; s < kStrip; ++s) right[s] = load_words(b + s * strip_stride);
-#pragma GCC unroll 6
-        for (int r = 0; r < kRow; ++r) {
-          uint32_t pair;
-          __builtin_memcpy(&pair, a.rows + r * a.row_stride + k, sizeof pair);
-          const Words left = pair - Words{};
-#pragma GCC unroll 8
-          for (int s = 0; s < kStrip; ++s) {
-            sum[r][s] = add_bf16_pairs(sum[r][s], left, right[s]);
-          }
-        }
+        add_pair_products(sum, a.rows + k, a.row_stride,
+                          [&](int s) { return load_words(b + s * strip_stride); });
       }
       a.rows += a.block_stride;
     }
@@ -385,8 +402,9 @@ FASTLSTM_INLINE void multiply(Engine& engine, Left<typename Engine::Element> a, 
 // Rows of gates times weights (4H, columns) as torch has them: the sums of `multiply` on their
 // packed strips, bit for bit.
 template <typename Engine, typename Epilogue>
-FASTLSTM_INLINE void multiply_gates(Left<float> a, Range rows, const float* w, int64_t columns,
-                                    int64_t H, Strips strips, Epilogue&& epilogue) {
+FASTLSTM_INLINE void multiply_gates(Left<typename Engine::Element> a, Range rows, const float* w,
+                                    int64_t columns, int64_t H, Strips strips,
+                                    Epilogue&& epilogue) {
   alignas(64) float out[Engine::kRows * kStrips * kLanes];
   const int64_t blocks = ceil_div(rows.end - rows.begin, Engine::kRows);
   const int64_t size = rows.end - rows.begin == 1 ? Engine::kRowStrips : kStrips;

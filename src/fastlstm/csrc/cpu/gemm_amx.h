@@ -11,6 +11,7 @@ class TileEngine {
   using Element = uint16_t;
   static constexpr int kRows = 32;
   static constexpr int64_t kRowGrain = 16;
+  static constexpr bool kHasGateBlock = false;
   static constexpr int64_t kLeastFlop = 1 << 25;  // the epilogue of an item's last block waits
 
   // out[rows][strips * kLanes] = a * b over `inner` values, whole tiles; calls beside() after every

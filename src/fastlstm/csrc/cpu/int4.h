@@ -77,8 +77,8 @@ class Int4Engine {
   // bits 8 + 16), or 4 + 8 of 16.
   static constexpr int kRows = !kHas32Registers ? 1 : kHasDotBytes ? 3 : 2;
 
-  // GCC would load more lines ahead than Arm has registers for.
-  static constexpr int kLinesAtOnce = kLanes == 4 ? 1 : 8;
+  // GCC loads lines ahead, more than there are registers for beside pairs or on Arm.
+  static constexpr int kLinesAtOnce = kHasDotBytes && kLanes > 4 ? 8 : 1;
 
   int32_t* offsets = nullptr;  // (rows, groups) scratch: what the weights' offset 8 adds to sums
 

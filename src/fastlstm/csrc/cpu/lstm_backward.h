@@ -63,7 +63,7 @@ FASTLSTM_INLINE void multiply_gates(const BackwardArgs& g, const Sizes<Format>& 
                                     const BackwardWeights<Format>& w, bool is_recurrent,
                                     Engine& engine, const Left<typename Format::Element>& gates,
                                     Range rows, Strips strips, Epilogue&& epilogue) {
-  if constexpr (Format::kPair == 1) {
+  if constexpr (Engine::kHasGateBlock) {
     if (g.weights == nullptr) {
       return multiply_gates<Engine>(gates, rows, is_recurrent ? g.w_hh : g.w_ih,
                                     is_recurrent ? g.H : g.I, g.H, strips, epilogue);

@@ -112,11 +112,40 @@ void forward_step(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWei
   const int64_t first_row = t % s.steps * g.B;
   const int64_t* const tokens = g.input.tokens == nullptr ? nullptr : g.input.tokens + t * g.B;
   const bool has_lengths = g.begins != nullptr || g.ends != nullptr;
+  Element* const all_kept =
+      g.gates == nullptr ? nullptr : gates.at(t / s.steps, my.units.begin, first_row);
+  const auto finish = [&](int64_t b, int64_t k, Vec o, Vec c, Vec old) {
+    const int64_t count = g.H - k;
+    Vec h = o * cell.squash(c);
+    if (cell.has_zoneout()) {
+      const Keep keep = cell.keep(t * g.B + b, k);
+      c = mix(keep.c, old, c);
+      h = mix(keep.h, output_before<Format>(g, t, b, k), h);
+    }
+    Vec out = h;
+    if (has_lengths && !is_active(g.begins, g.ends, t, b)) {
+      c = old;
+      out = Vec{};
+      Format::store(new_state + b * s.state_stride + k,
+                    Format::load(state + b * s.state_stride + k));
+    } else {
+      if (g.recurrent_mask != nullptr) {
+        h *= load_part<Float32>(g.recurrent_mask + b * g.H + k, count);
+      }
+      Format::store(new_state + b * s.state_stride + k, h);
+    }
+    Float32::store(new_cells + k * g.B + b * kLanes, c);
+    store_part<Format>(y + b * g.H + k, out, count);
+  };
+  // A row is finished while the gates of the next one are formed: a core waits for neither.
+  struct {
+    int64_t lane = -1, unit;
+    Vec o, c, old;
+  } last;
   multiply(engine, plain(state, s.state_stride, n.state_inner), my.lanes, w.recurrent,
            w.recurrent_stride, {4 * my.units.begin, 4 * my.units.end, t % 2 != 0}, n.state_inner,
            [&](int64_t b, int64_t strip, int, const float* sum) {
              const int64_t u = strip / 4, k = u * kLanes;
-             const int64_t count = g.H - k;
              const float* const in = s.projected.at(0, u, tokens ? tokens[b] : first_row + b);
              const auto gate = [&](int q) {
                return Float32::load(sum + q * kLanes) + Float32::load(in + q * kLanes);
@@ -124,35 +153,18 @@ void forward_step(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWei
              const Vec i = cell.gate(gate(0)), f = cell.gate(gate(1)), z = cell.squash(gate(2));
              const Vec o = cell.gate(gate(3));
              const Vec old = Float32::load(cells + k * g.B + b * kLanes);
-             Vec c = new_cell(cell, i, f, z, old);
-             Vec h = o * cell.squash(c);
-             if (cell.has_zoneout()) {
-               const Keep keep = cell.keep(t * g.B + b, k);
-               c = mix(keep.c, old, c);
-               h = mix(keep.h, output_before<Format>(g, t, b, k), h);
-             }
-             Vec out = h;
-             if (has_lengths && !is_active(g.begins, g.ends, t, b)) {
-               c = old;
-               out = Vec{};
-               Format::store(new_state + b * s.state_stride + k,
-                             Format::load(state + b * s.state_stride + k));
-             } else {
-               if (g.recurrent_mask != nullptr) {
-                 h *= load_part<Float32>(g.recurrent_mask + b * g.H + k, count);
-               }
-               Format::store(new_state + b * s.state_stride + k, h);
-             }
-             Float32::store(new_cells + k * g.B + b * kLanes, c);
-             store_part<Format>(y + b * g.H + k, out, count);
-             if (g.gates != nullptr) {
-               Element* const kept = gates.at(t / s.steps, u, first_row + b);
+             if (all_kept != nullptr) {
+               Element* const kept =
+                   all_kept + ((u - my.units.begin) * gates.rows + b) * gates.kGroup;
                Format::stream(kept, i);
                Format::stream(kept + kLanes, f);
                Format::stream(kept + 2 * kLanes, z);
                Format::stream(kept + 3 * kLanes, o);
              }
+             if (last.lane >= 0) finish(last.lane, last.unit, last.o, last.c, last.old);
+             last = {b, k, o, new_cell(cell, i, f, z, old), old};
            });
+  if (last.lane >= 0) finish(last.lane, last.unit, last.o, last.c, last.old);
 }
 
 // A type and not a lambda, so that project_input is compiled once for all cells.

@@ -13,7 +13,7 @@ const Kernels& kernel_table(const char* isa) {
                              Format::kPair == 2,
                              kLanes,
                              splits_lanes<Format>,
-                             reads_unpacked<Format>,
+                             reads_unpacked<Format, Engine>,
                              forward_bytes<Format>,
                              backward_bytes<Format>,
                              pack_forward<Format>,

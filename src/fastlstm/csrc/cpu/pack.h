@@ -65,10 +65,11 @@ struct ForwardWeights {
 
 // Rows of weights as torch has them lie far apart, so reading them costs more than reading strips:
 // packing pays from some blocks of 6 rows on, sooner where a step after another reads them.
-template <typename Format>
+template <typename Format, typename Engine>
 bool reads_unpacked(int64_t T, int64_t B, int64_t I, int64_t H) {
+  if (!Engine::kHasGateBlock) return false;
   const int64_t most = kHas32Registers && T == 1 ? 16 : 4;
-  return Format::kPair == 1 && T * ceil_div(B, 6) <= most && I % kLanes == 0 && H % kLanes == 0;
+  return T * ceil_div(B, 6) <= most && I % kLanes == 0 && H % kLanes == 0;
 }
 
 // Strips of the backward pass: columns are hidden units and inputs, the inner dimension is gates.
@@ -130,11 +131,6 @@ FASTLSTM_INLINE Words load_words(const float* p, int64_t count) {
     __builtin_memcpy(&words, both, sizeof words);
     return words;
   }
-}
-
-// Two rows of bf16 as pairs: the left operand of a pair is in the low half.
-FASTLSTM_INLINE Words pair_rows(Halves first, Halves second) {
-  return widen(first) | (widen(second) << 16);
 }
 
 FASTLSTM_INLINE void store_words(void* p, Words w) { __builtin_memcpy(p, &w, sizeof w); }

@@ -14,6 +14,12 @@ namespace fastlstm::FASTLSTM_ISA {
 
 FASTLSTM_INLINE Vec widen_bf16(Halves h) { return bits_of<Vec>(widen(h) << 16); }
 
+// An element in every lane.
+FASTLSTM_INLINE Vec splat_element(float x) { return splat(x); }
+FASTLSTM_INLINE Vec splat_element(uint16_t x) {
+  return bits_of<Vec>((uint32_t{x} << 16) - Words{});
+}
+
 // Memory format of the matrix operands: load and store widen and round.
 struct Float32 {
   using Element = float;
@@ -26,6 +32,7 @@ struct Float32 {
   }
   static FASTLSTM_INLINE void store(float* p, Vec v) { __builtin_memcpy(p, &v, sizeof v); }
   static FASTLSTM_INLINE void stream(float* p, Vec v) { FASTLSTM_ISA::stream(p, v); }
+  static FASTLSTM_INLINE Vec rounded(Vec v) { return v; }
 };
 
 struct Bfloat16 {
@@ -44,7 +51,13 @@ struct Bfloat16 {
   static FASTLSTM_INLINE void stream(uint16_t* p, Vec v) {
     FASTLSTM_ISA::stream(p, round_to_bf16(v));
   }
+  static FASTLSTM_INLINE Vec rounded(Vec v) { return widen_bf16(round_to_bf16(v)); }
 };
+
+// Two rows of bf16 as pairs: the left operand of a pair is in the low half.
+FASTLSTM_INLINE Words pair_rows(Halves first, Halves second) {
+  return widen(first) | (widen(second) << 16);
+}
 
 // The first `n` of the lanes; nothing beyond them is touched.
 template <typename Format>

@@ -193,11 +193,11 @@ void write_gradient(const float* sums, int64_t num_gates, int64_t width, int64_t
 inline constexpr int64_t kFewRows = 128;
 
 // One factor's gradient over a few rows, one chunk, for the units of one thread: rows of the factor
-// stand in `left` side by side, and every value of `out` is summed and written once. The sums are
-// those of `weight_gradient` below, bit for bit.
+// stand in `left` side by side, and every value of `out` is summed and written once. In float32 the
+// sums are those of `weight_gradient` below, bit for bit.
 template <typename Format>
 void few_rows_gradient(const Factor<Format>& factor, const RowChunk& chunk, Range units, int64_t H,
-                       const GateMatrix<const float>& gates, float* left) {
+                       const GateMatrix<const typename Format::Element>& gates, float* left) {
   constexpr int kGates = 4, kVectors = 2;
   const int64_t width = round_up(factor.width, kVectors * kLanes);
   for (int64_t r = 0; r < chunk.count; ++r) {
@@ -206,16 +206,16 @@ void few_rows_gradient(const Factor<Format>& factor, const RowChunk& chunk, Rang
       Float32::store(left + r * width + k, is_inside ? factor.load(chunk.rows[r], k) : Vec{});
     }
   }
-  const auto tile = [&](const float* group, int64_t first, int64_t unit) {
+  const auto tile = [&](const auto* group, int64_t first, int64_t unit) {
     for (int64_t k = 0; k < factor.width; k += kVectors * kLanes) {
       Vec sum[kGates][kVectors] = {};
       for (int64_t r = 0; r < chunk.count; ++r) {
-        const float* const gate = group + chunk.rows[r].gate + first;
+        const auto* const gate = group + chunk.rows[r].gate + first;
         const float* const row = left + r * width + k;
         const Vec held[kVectors] = {Float32::load(row), Float32::load(row + kLanes)};
 #pragma GCC unroll 4
         for (int j = 0; j < kGates; ++j) {
-          const Vec one = splat(gate[j]);
+          const Vec one = splat_element(gate[j]);
 #pragma GCC unroll 2
           for (int v = 0; v < kVectors; ++v) sum[j][v] += held[v] * one;
         }
@@ -251,22 +251,23 @@ void weight_gradient(const Factor<Format>* factors, int num_factors, int64_t col
   const Range units = part_of({0, n.units}, me.index, me.count);
   const Range strips{4 * units.begin, 4 * units.end};
   float* const sums = s.sums + column * n.gates;
-  int64_t columns = 0;
-  for (int f = 0; f < num_factors; ++f) columns += round_up(factors[f].width, kLanes);
+  int64_t columns = 0, widest = 0;
+  for (int f = 0; f < num_factors; ++f) {
+    columns += round_up(factors[f].width, kLanes);
+    widest = max_of(widest, factors[f].width);
+  }
   const auto blocks =
       Blocks::of<Engine>(n.units, columns, me.count, 1, 8 * kLanes * min_of(rows.size, kChunk));
   RowChunk chunk;
-  if constexpr (Format::kPair == 1) {
-    const bool has_room = rows.size * (width + 2 * kLanes) * 4 <= s.right_bytes();
-    if (rows.size <= kFewRows && has_room) {
-      chunk.next(rows, gates);
-      for (int f = 0; f < num_factors; ++f) {
-        if (factors[f].out == nullptr) continue;
-        few_rows_gradient(factors[f], chunk, units, H, gates, s.right);
-      }
-      for (int64_t u = units.begin; u < units.end; ++u) beside(chunk, u);
-      return;
+  const int64_t row_bytes = (widest + 2 * kLanes) * int64_t{sizeof(float)};
+  if (rows.size <= kFewRows && rows.size * row_bytes <= s.right_bytes()) {
+    chunk.next(rows, gates);
+    for (int f = 0; f < num_factors; ++f) {
+      if (factors[f].out == nullptr) continue;
+      few_rows_gradient(factors[f], chunk, units, H, gates, reinterpret_cast<float*>(s.right));
     }
+    for (int64_t u = units.begin; u < units.end; ++u) beside(chunk, u);
+    return;
   }
   for (int64_t number = 0; chunk.next(rows, gates); ++number) {
     const int64_t padded = round_up(chunk.count, Format::kInner);
