@@ -38,7 +38,7 @@ from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.train import train_forecaster
 from fastlstm.runs.manifest import MANIFEST, FileRecord, Manifest, read_manifest
 from fastlstm.runs.run_directory import RunDirectory
-from fastlstm.runs.tensors import decode_tensors, encode_tensors
+from fastlstm.system.tensors import decode_tensors, encode_tensors
 
 MAX_SECONDS = 60.0
 MAX_BYTES = 1 << 30

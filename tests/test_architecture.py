@@ -247,7 +247,7 @@ def test_no_instruction_set_of_the_build_machine(repository: Path) -> None:
         ("import fastlstm.nn.lstm", "fastlstm.ops.registry"),
         ("from fastlstm.training import schedule", "fastlstm.nn.lstm"),
         ("from fastlstm import serve", "fastlstm.text.trainer"),
-        ("from fastlstm.text import files", "fastlstm.runs.tensors"),
+        ("from fastlstm.text import files", "fastlstm.system.tensors"),
         ("def f():\n    from fastlstm.cli import main", "fastlstm.text.train"),
         ("from ..forecast import config", "fastlstm.text.trainer"),
         ("from fastlstm.unheard import of", "fastlstm.text.train"),

@@ -16,7 +16,7 @@ import fastlstm
 from fastlstm.cli import info
 from fastlstm.errors import CorruptFileError, FastLSTMError, RunDirectoryError, StorageError
 from fastlstm.runs.manifest import MANIFEST, FileRecord, Manifest, read_manifest
-from fastlstm.runs.tensors import decode_tensors, encode_tensors
+from fastlstm.system.tensors import decode_tensors, encode_tensors
 
 SIZES: dict[str, Any] = {
     "rnn_size": 8, "embed_size": 4, "batch_size": 2, "seq_length": 8, "precision": "fp32",

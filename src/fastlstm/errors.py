@@ -39,7 +39,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -275,18 +275,11 @@ def nearest_hint(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
         known: valid names.
         cutoff: required similarity of spelling; 1 suggests synonyms only.
     """
-    plain = {_plain(word): word for word in known}
-    nearest = get_close_matches(_plain(name), plain, n=1, cutoff=cutoff)
-    match = _synonym(_plain(name), plain) or next(iter(nearest), None)
-    return "" if match is None else f" (did you mean '{plain[match]}'?)"
-
-
-def _synonym(name: str, known: Container[str]) -> str | None:
-    for line in _SYNONYMS:
-        words = line.split()
-        if name in words and (match := next((w for w in words if w in known), None)):
-            return match
-    return None
+    plain, name = {_plain(word): word for word in known}, _plain(name)
+    alike = (words for words in map(str.split, _SYNONYMS) if name in words)
+    matches = [word for words in alike for word in words if word in plain]
+    matches += get_close_matches(name, plain, n=1, cutoff=cutoff)
+    return f" (did you mean '{plain[matches[0]]}'?)" if matches else ""
 
 
 def _plain(word: str) -> str:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fastlstm.compression.forecast_task import CompressedForecastTask, distance
-from fastlstm.distributed.share import Share
+from fastlstm.distributed.world import Share
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.chunk_loader import ChunkBatch
 from fastlstm.forecast.data.window_loader import WindowBatch

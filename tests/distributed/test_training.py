@@ -16,7 +16,7 @@ import torch
 
 import distributed_jobs as jobs
 from distributed_run import ENVIRONMENT, train_command
-from fastlstm.runs.tensors import decode_tensors
+from fastlstm.system.tensors import decode_tensors
 from listening import is_loopback, listening
 
 pytestmark = pytest.mark.slow

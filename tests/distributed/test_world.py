@@ -13,13 +13,12 @@ import torch.distributed as dist
 
 from fastlstm.cli.main import main
 from fastlstm.distributed import joining
-from fastlstm.distributed.share import Share
-from fastlstm.distributed.world import World
+from fastlstm.distributed.world import Share, World
 from fastlstm.errors import ConfigError, Dismissed, LostProcessError, UsageError
 from fastlstm.system import hardware, processes
 from fastlstm.text.config import TrainConfig
 from fastlstm.text.model import LanguageModel
-from fastlstm.text.pipelined_task import check_pipeline, layers_of, pipeline_notes, stage_names
+from fastlstm.text.pipelined_task import check_pipeline, layers_of, stage_names
 from fastlstm.training.session import RunSession
 from fastlstm.training.trainer import Trainer
 from linear_task import LinearTask, trainer_of
@@ -217,7 +216,7 @@ SIZES = {"rnn_size": 12, "embed_size": 8, "seq_length": 10, "batch_size": 6, "nu
 )
 def test_an_impossible_pipeline_is_refused(options, device, size, told):
     with pytest.raises(ConfigError, match=told):
-        check_pipeline(TrainConfig(**SIZES, **options), 3, torch.device(device), size)
+        check_pipeline(TrainConfig(**SIZES, **options), 3, torch.device(device), world_of(size))
 
 
 @pytest.mark.parametrize(
@@ -234,5 +233,9 @@ def test_layers_are_divided_and_named():
     assert layers_of(model, 2) == [range(1), range(1, 3)]
     assert stage_names(config, model, world_of(2)) == {"stages": ["1", "2-3"]}
     assert stage_names(config, model, World()) == {}
-    assert "processes wait 20.0% of the passes" in pipeline_notes(config, world_of(2))[0]
-    assert pipeline_notes(config, World()) == ("pipeline: it has no effect with one process",)
+    assert (
+        "processes wait 20.0% of the passes"
+        in check_pipeline(config, 3, torch.device("cpu"), world_of(2))[0]
+    )
+    alone = check_pipeline(config, 3, torch.device("cpu"), World())
+    assert alone == ("pipeline: it has no effect with one process",)

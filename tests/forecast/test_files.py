@@ -17,8 +17,8 @@ from fastlstm.compression.pruning import mask_of, prunable
 from fastlstm.errors import CorruptFileError, FormatError, NonFiniteError
 from fastlstm.forecast.files import Compression, forecaster_files, read_forecaster
 from fastlstm.runs.run_directory import RunDirectory
-from fastlstm.runs.tensors import decode_tensors, encode_tensors
 from fastlstm.runs.weight_formats import num_gates
+from fastlstm.system.tensors import decode_tensors, encode_tensors
 from forecast_server import fit_everything, fit_plain, save
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fastlstm.errors import ConfigError
-from fastlstm.system import devices
+from fastlstm.system import hardware
 from recorded_gpu import use_gpu
 
 
@@ -18,11 +18,11 @@ def test_without_a_driver_torch_is_not_imported() -> None:
     code = """
 import sys
 from fastlstm.errors import ConfigError
-from fastlstm.system import devices
-devices._DRIVER = ()
-assert not devices.has_gpu()
+from fastlstm.system import hardware
+hardware._DRIVER = ()
+assert not hardware.has_gpu()
 try:
-    devices.check_device("cuda")
+    hardware.check_device("cuda")
 except ConfigError as error:
     print(error, "torch" in sys.modules)
 """
@@ -39,20 +39,20 @@ def test_a_gpu_that_torch_is_not_built_for_is_none(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """It was taken by `auto`, and failed in its first kernel."""
-    monkeypatch.setattr(devices, "_DRIVER", (str(tmp_path),))
+    monkeypatch.setattr(hardware, "_DRIVER", (str(tmp_path),))
     use_gpu(monkeypatch)
-    assert devices.has_gpu()
-    devices.check_device("cuda")
+    assert hardware.has_gpu()
+    hardware.check_device("cuda")
     use_gpu(monkeypatch, capability=(7, 0))
-    assert not devices.has_gpu()
+    assert not hardware.has_gpu()
     with pytest.raises(ConfigError, match=r"\(its compute capability is 7\.0, this torch is for"):
-        devices.check_device("cuda")
+        hardware.check_device("cuda")
 
 
 def test_a_driver_without_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(devices, "_DRIVER", (str(tmp_path),))
+    monkeypatch.setattr(hardware, "_DRIVER", (str(tmp_path),))
     use_gpu(monkeypatch)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert not devices.has_gpu()
+    assert not hardware.has_gpu()
     with pytest.raises(ConfigError, match=r"no usable NVIDIA GPU here \(torch finds none\)"):
-        devices.check_device("cuda")
+        hardware.check_device("cuda")

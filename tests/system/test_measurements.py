@@ -50,7 +50,7 @@ def test_a_file_of_another_machine_or_format_is_not_used(cache: Path) -> None:
     measurements.remember("pass", ABOUT, {"seconds": 0.25})
     (path,) = cache.iterdir()
     content = json.loads(path.read_text())
-    for change in ({"of": {**ABOUT, "device": "other"}}, {"format": 2}):
+    for change in ({"of": {**ABOUT, "device": "other"}}, {"format": 1}):
         path.write_text(json.dumps({**content, **change}))
         assert measurements.recall("pass", ABOUT) is None
 

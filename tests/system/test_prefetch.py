@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -41,7 +42,7 @@ def blank(index: int) -> Batch:
 @pytest.mark.parametrize("depth", [1, 4])
 def test_batches_come_in_order_and_the_position_follows_them(depth: int) -> None:
     plain = lanes()
-    with Prefetcher(lanes(), depth) as loader:
+    with closing(Prefetcher(lanes(), depth)) as loader:
         for _ in range(60):
             assert loader.state_dict() == plain.state_dict()
             ours, wanted = loader.next(), next(plain)
@@ -51,14 +52,14 @@ def test_batches_come_in_order_and_the_position_follows_them(depth: int) -> None
 
 
 def test_a_loader_resumes_from_its_position() -> None:
-    with Prefetcher(lanes()) as loader:
+    with closing(Prefetcher(lanes())) as loader:
         for _ in range(25):
             loader.next()
         position = loader.state_dict()
         wanted = loader.next()
     again = lanes()
     again.load_state_dict(position)
-    with Prefetcher(again) as loader:
+    with closing(Prefetcher(again)) as loader:
         assert torch.equal(loader.next().x, wanted.x)
 
 
@@ -68,7 +69,7 @@ def test_exceptions_pass_through_and_stay() -> None:
             raise RuntimeError("disk gone")
         return blank(index)
 
-    with Prefetcher(Made(broken)) as loader:
+    with closing(Prefetcher(Made(broken))) as loader:
         assert [loader.next().index, loader.next().index] == [0, 1]
         for _ in range(2):
             with pytest.raises(RuntimeError, match="disk gone"):
@@ -108,7 +109,7 @@ def test_close_ends_a_waiting_thread_and_may_be_repeated() -> None:
 
 def test_depth_limits_the_batches_made_ahead() -> None:
     made = Made(blank)
-    with Prefetcher(made, depth=3) as loader:
+    with closing(Prefetcher(made, depth=3)) as loader:
         for _ in range(10):
             loader.next()
         time.sleep(0.05)

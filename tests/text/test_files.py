@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fastlstm.runs.run_directory import RunDirectory
-from fastlstm.runs.tensors import decode_tensors
+from fastlstm.system.tensors import decode_tensors
 from fastlstm.text.files import load_language_model, save_language_model, weights_file
 from small_language_model import CONFIG, TOKENIZER, assert_same, build
 

@@ -267,7 +267,7 @@ def test_sample_text_keeps_the_mode_and_the_global_generator(lm):
     lm.model.train()
     torch.manual_seed(0)
     before = torch.get_rng_state()
-    text = sample_text(lm.model, lm.tokenizer, "", 50, 0.8, seed=3)
+    text = sample_text(lm.model, lm.tokenizer, 50, 0.8, seed=3)
     assert len(text) == 50
     assert text == lm.generate("", 50, temperature=0.8, seed=3)
     assert lm.model.training

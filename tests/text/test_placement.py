@@ -13,7 +13,7 @@ import gpu_on_cpu
 from fastlstm import LM
 from fastlstm.errors import ConfigError, KernelError
 from fastlstm.runs.run_directory import RunDirectory
-from fastlstm.system import devices
+from fastlstm.system import hardware
 from fastlstm.text import evaluation, gpu_decoder
 from fastlstm.text.data.tokenizer import CharTokenizer
 from fastlstm.text.files import save_language_model
@@ -34,7 +34,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         return made
 
     monkeypatch.setattr(gpu_decoder, "GpuDecoder", on_cpu)
-    monkeypatch.setattr(devices, "_refusal", lambda: None)
+    monkeypatch.setattr(hardware, "_refusal", lambda: None)
 
 
 def test_auto_takes_the_gpu_for_many_texts(gpu: None, random_model: Any) -> None:

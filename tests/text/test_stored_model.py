@@ -11,7 +11,7 @@ from fastlstm.errors import (
     RunDirectoryError,
 )
 from fastlstm.runs.run_directory import RunDirectory
-from fastlstm.runs.tensors import encode_tensors
+from fastlstm.system.tensors import encode_tensors
 from fastlstm.text.config import ModelConfig
 from fastlstm.text.data.tokenizer import CharTokenizer
 from fastlstm.text.files import load_language_model, save_language_model

@@ -15,7 +15,6 @@ from fastlstm.system.prefetch import Prefetcher
 from fastlstm.training import step_time
 from fastlstm.training.step_time import (
     fastest_step_s,
-    settled,
     steps_in_turn_s,
     use_up_batches,
 )
@@ -66,11 +65,6 @@ def test_a_loader_that_never_waits_gives_a_few_batches() -> None:
     task = LinearTask()
     use_up_batches(task.loader)
     assert task.loader.at == 5
-
-
-@pytest.mark.parametrize(("steps", "first"), [(1, 0), (2, 0), (3, 1), (8, 2), (20, 5)])
-def test_the_first_quarter_of_a_turn_settles(steps, first):
-    assert settled(range(steps)) == range(first, steps)
 
 
 def test_steps_of_a_gpu_are_timed_as_a_run_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:

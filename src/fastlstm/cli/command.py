@@ -115,13 +115,8 @@ class Positional:
 class Command:
     """A verb: its name, its purpose, its arguments.
 
-    Attributes:
-        verb: word after `fastlstm`.
-        summary: one sentence.
-        positionals: arguments without a flag, in order.
-        options: flags, in the order help lists them.
-        examples: complete command lines.
-        other: last line of the help text, about another use of the verb.
+    Options are in the order of the help text; examples are complete command lines; `other` is the
+    last line of the help text, about another use of the verb.
     """
 
     verb: str
@@ -213,9 +208,6 @@ def options_from_dataclass(cls: type, groups: Mapping[str, str]) -> tuple[Option
     )  # fmt: skip
 
 
-# help --------------------------------------------------------------------------------------------
-
-
 def help_text(command: Command, shows_all: bool) -> str:
     """Returns what ``fastlstm VERB --help`` or ``--help-all`` prints, at most 80 columns wide."""
     shown = command.options if shows_all else command.common
@@ -256,9 +248,6 @@ def _entry(left: str, text: str, column: int = _FLAG_COLUMN) -> list[str]:
     return lines + [" " * column + line for line in body]
 
 
-# argv --------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Parsed:
     """A command line, read: values of the options that were set, each in its option's type."""
@@ -274,7 +263,6 @@ class Parsed:
         return next(option.default for option in self.command.options if option.name == name)
 
     def given(self, options: Sequence[Option]) -> dict[str, Any]:
-        """The values that were set among some options."""
         names = {option.name for option in options}
         return {name: value for name, value in self.values.items() if name in names}
 

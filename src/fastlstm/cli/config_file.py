@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fastlstm.cli.command import expected, typed
 from fastlstm.errors import ConfigError, FormatError, kind_of_value, nearest_hint
 from fastlstm.runs.run_directory import FORECASTER, TEXT_RUN
-from fastlstm.system.fields import built
+from fastlstm.system.fields import ENDS, built
 from fastlstm.text.config import require_format
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from fastlstm.system.fields import ConfigT
 
 MAX_CONFIG_BYTES = 1 << 16
-_ENDS = frozenset({"steps", "epochs", "budget"})
 
 
 def resolve_config(
@@ -36,10 +35,9 @@ def resolve_config(
     """
     path = parsed["config"]
     file: dict[str, Any] = {} if path is None else read_config_file(Path(path), options)
-    names = {option.name for option in options}
-    flags = {name: value for name, value in parsed.values.items() if name in names}
+    flags = parsed.given(options)
     # --steps on the command line replaces a budget in the file; two such flags are an error.
-    values = {k: v for k, v in file.items() if not (k in _ENDS and _ENDS & set(flags))}
+    values = {k: v for k, v in file.items() if k not in ENDS or flags.keys().isdisjoint(ENDS)}
     origin = "command line" if path is None else str(path)
     return built(kind, {**values, **flags}, origin), set(file) | set(flags)
 

@@ -108,7 +108,6 @@ def _text(name: str, value: Any) -> str:
 
 
 def _gpu_advice(facts: dict[str, Any]) -> list[tuple[Any, str]]:
-    """Returns what is missing on a GPU, and the command that adds it."""
     gpu, state = facts.get("gpu", {}), facts.get("gpu_state")
     name, why, nvrtc = gpu.get("found"), gpu.get("refusal"), gpu.get("nvrtc_error")
     is_hidden = facts.get("environment", {}).get("CUDA_VISIBLE_DEVICES") in ("", "-1")
@@ -126,7 +125,6 @@ def _gpu_advice(facts: dict[str, Any]) -> list[tuple[Any, str]]:
 
 
 def _cpu_advice(facts: dict[str, Any]) -> list[tuple[Any, str]]:
-    """Returns what slows the CPU down or is missing, and the command that mends it."""
     cores, clock, versions = (facts.get(name, {}) for name in ("cores", "clock", "versions"))
     quota, others, used = cores.get("quota"), cores.get("others_share", 0), cores.get("threads", 0)
     most, low, high = cores.get("usable", 0), clock.get("limit_khz"), clock.get("max_khz")
@@ -198,7 +196,7 @@ def _cores(root: Path, usage: MachineUsage) -> dict[str, Any]:
     def number(path: Path) -> int | None:
         return int(found) if (found := text(path) or "").isdecimal() else None
 
-    mask = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else {0}
+    mask = hardware.affinity()
     cpus, used = root / "sys/devices/system/cpu", usage.read()
     clock, heat = (cpus / f"cpu{min(mask)}" / name for name in ("cpufreq", "thermal_throttle"))
     siblings = {text(cpus / f"cpu{cpu}/topology/thread_siblings") for cpu in mask} - {None}
@@ -276,7 +274,6 @@ def _kernels() -> dict[str, Any]:
 
 
 def _ceilings() -> dict[str, Any]:
-    """Measures matrix products and copies, or recalls them."""
     from fastlstm.system.ceilings import ceiling_dtype, measured_ceilings
 
     found, threads = dict[str, dict[str, Any]](), hardware.default_threads()

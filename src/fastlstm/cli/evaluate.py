@@ -138,7 +138,7 @@ def _text_figures(parsed: Parsed, path: str, text: str) -> tuple[dict[str, Any],
 
 def _evaluate(lm: LM, text: str, parsed: Parsed) -> tuple[Evaluation, int]:
     """Scores a text or one split of it, divided as in training. Returns the figures and lanes."""
-    from fastlstm.system.devices import has_gpu
+    from fastlstm.system.hardware import has_gpu
     from fastlstm.text.evaluation import LANES_ON_GPU, evaluate_on, with_unknown
     from fastlstm.text.held_out import held_out_names, part_of
 
@@ -176,7 +176,6 @@ def _table_figures(parsed: Parsed, path: str, *data: str) -> tuple[dict[str, Any
 
 
 def _table_rows(facts: dict[str, Any]) -> list[Row]:
-    """Returns the lines of the result for a table."""
     from fastlstm.report.lines import forecast_name, score_text, series_rows
 
     units = "standard deviations of the training rows" if facts["scaled"] else "units of the table"

@@ -76,7 +76,6 @@ def run(argv: list[str]) -> int:
 
 
 def _forecast(parsed: Parsed, data: list[str], suffix: str) -> None:
-    """Writes the next steps of every series."""
     future, levels = parsed["future"], levels_of(parsed["quantiles"])
     tables = data if future is None else [*data, future]
     if parsed["plot"] is not None:
@@ -96,7 +95,6 @@ def _forecast(parsed: Parsed, data: list[str], suffix: str) -> None:
 
 
 def _answer(parsed: Parsed, data: list[str], suffix: str) -> None:
-    """Writes the answer to every sequence."""
     sequences, _ = read_sequences(data[0], needs_answers=False)
 
     import fastlstm.forecast.data  # noqa: F401 - its error names the extra of pyarrow

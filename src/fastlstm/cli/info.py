@@ -12,13 +12,7 @@ from fastlstm.cli.options import JSON
 from fastlstm.cli.output import print_result
 from fastlstm.errors import EXIT_FAILED, EXIT_OK, CorruptFileError, counted
 from fastlstm.report.events import number
-from fastlstm.report.lines import (
-    ceiling_share,
-    count_of,
-    joined,
-    labelled,
-    model_rows,
-)
+from fastlstm.report.lines import ceiling_share, count_of, joined, labelled, model_rows
 from fastlstm.report.terminal import clock, short_bytes, short_count
 
 if TYPE_CHECKING:

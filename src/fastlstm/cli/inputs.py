@@ -13,7 +13,7 @@ from fastlstm.cli.output import say
 from fastlstm.errors import DataError, UsageError
 from fastlstm.runs import find_run
 from fastlstm.runs.run_directory import Kind, kind_of_run
-from fastlstm.system.devices import check_device
+from fastlstm.system.hardware import check_device
 from fastlstm.system.object_store import is_url
 from fastlstm.text.data.source_kind import kind_of_source
 from fastlstm.text.data.sources import hint_of_file

@@ -19,6 +19,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from fastlstm import __version__
 from fastlstm.cli.command import Command, HelpRequested, UnknownFlagError
 from fastlstm.cli.output import say
 from fastlstm.distributed.launch import end_if_over, end_process, is_started_by_torchrun
@@ -35,7 +36,7 @@ from fastlstm.system import environment
 from fastlstm.system.processes import die_with_parent
 from fastlstm.system.redaction import redacted, redacted_words
 from fastlstm.system.signal_handlers import STOP_SIGNALS
-from fastlstm.system.storage import is_own, write_new
+from fastlstm.system.storage import is_own, opened, write_new
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -138,7 +139,7 @@ def _dispatch(arguments: list[str]) -> int:
         sys.stdout.write(overview())
         return EXIT_OK
     if arguments[0] in ("-V", "--version"):
-        sys.stdout.write(f"fastlstm {_version()}\n")
+        sys.stdout.write(f"fastlstm {__version__}\n")
         return EXIT_OK
     verb, rest = arguments[0], arguments[1:]
     if verb != "train" and is_started_by_torchrun():
@@ -196,14 +197,6 @@ fastlstm COMMAND --help lists the options of a command.
 """
 
 
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    with contextlib.suppress(PackageNotFoundError):
-        return version("fastlstm")
-    return "(not installed)"
-
-
 def _is_said_by_other(error: FastLSTMError) -> bool:
     """Returns whether rank 0 of this machine reports the error."""
     is_of_all = isinstance(error, UsageError) and not error.is_of_one_rank
@@ -240,10 +233,8 @@ def _refused(error: OSError, code: int) -> int:
 
 def _forget_stdout() -> None:
     # The interpreter flushes stdout once more at exit and needs an open file.
-    with contextlib.suppress(OSError, ValueError):
-        descriptor = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(descriptor, sys.stdout.fileno())
-        os.close(descriptor)
+    with contextlib.suppress(OSError, ValueError), opened(Path(os.devnull), os.O_WRONLY) as null:
+        os.dup2(null, sys.stdout.fileno())
 
 
 def _internal_error(error: Exception, arguments: list[str]) -> int:
@@ -255,7 +246,7 @@ def _internal_error(error: Exception, arguments: list[str]) -> int:
     if environment.value("FASTLSTM_DEBUG") not in ("", "0"):
         sys.stderr.write(trace)
         return _fail(head, EXIT_FAILED)
-    about = f"fastlstm {_version()}, Python {sys.version}"
+    about = f"fastlstm {__version__}, Python {sys.version}"
     log = _write_log(f"{about}\narguments: {words!r}\n\n{trace}")
     where = f"traceback in {log}" if log else "FASTLSTM_DEBUG=1 shows the traceback"
     return _fail(f"{head} ({where})", EXIT_FAILED)

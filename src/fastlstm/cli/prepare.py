@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.cli.command import Command, parse
@@ -14,19 +14,13 @@ from fastlstm.forecast.config import ForecastConfig
 from fastlstm.system.fields import built
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from fastlstm.forecast.data.dataset import SeriesDataset
-    from fastlstm.forecast.data.preparation import Progress
 
 COMMAND = Command(
     verb="prepare",
     summary="Read a table of time series into the cache, check it and describe it.",
     positionals=(TABLES,),
-    options=(
-        *TABLE_OPTIONS,
-        JSON,
-    ),
+    options=(*TABLE_OPTIONS, JSON),
     examples=(
         "fastlstm prepare ETTh1.csv",
         "fastlstm prepare sales/ --target units --series store --gaps fill",
@@ -40,28 +34,21 @@ def run(argv: list[str]) -> int:
     config = built(ForecastConfig, parsed.given(TABLE_OPTIONS), "command line")
 
     from fastlstm.forecast.data.preparation import prepare
+    from fastlstm.report.progress import default_output
 
     require_tables(parsed.positionals)
-    with _progress(parsed["json"]) as show:
+    with nullcontext() if parsed["json"] else default_output(use_json=False) as output:
+
+        def show(done: int, total: int | None) -> None:
+            if output is not None:
+                output({"event": "prepare", "done_bytes": done, "total_bytes": total})
+
         dataset = prepare(one_or_many(parsed.positionals), config, show)
     print_result(*_described(dataset), parsed["json"])
     return EXIT_OK
 
 
-@contextmanager
-def _progress(use_json: bool) -> Iterator[Progress]:
-    from fastlstm.report.progress import default_output
-
-    def show(done: int, total: int | None) -> None:
-        if output is not None:
-            output({"event": "prepare", "done_bytes": done, "total_bytes": total})
-
-    with nullcontext() if use_json else default_output(use_json=False) as output:
-        yield show
-
-
 def _described(dataset: SeriesDataset) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """Returns what --json prints, and the rows for people."""
     table, seconds, step = dataset.table, dataset.seconds, str(dataset.frequency)
     notes, dtype = list(dataset.notes), table.values.dtype.name
     speed = f"{table.num_rows / max(seconds, 1e-9) / 1e6:.2f} M rows/s"

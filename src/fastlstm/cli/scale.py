@@ -16,7 +16,6 @@ from fastlstm.training.signals import ended_like_ctrl_c
 
 if TYPE_CHECKING:
     from fastlstm.report.lines import Row
-    from fastlstm.training.trainer import Trainer
     from fastlstm.tuning.scale import Link, ScalingPrediction, ScalingWay, StepCost
 
 _SPEED = "speed of the network of a machine: 1gbit, 100mbit, 125MB/s"
@@ -78,10 +77,8 @@ def _measured(job: TrainingRun) -> StepCost:
     if not job.is_table:
         alone["pipeline"] = 0
 
-    def look(trainer: Trainer) -> None:
-        costs.append(measured_cost(trainer))
-
-    plan_run(job.source, replace(job.config, **alone), job.names, look)
+    config = replace(job.config, **alone)
+    plan_run(job.source, config, job.names, lambda trainer: costs.append(measured_cost(trainer)))
     return costs[0]
 
 

@@ -159,7 +159,6 @@ def _is_one_stream() -> bool:
 
 
 def _observing(parsed: Parsed) -> list[Callback]:
-    """Returns the trackers of --log, and the alerts of --alert."""
     from fastlstm.training.alerts import Alerts
     from fastlstm.training.loggers import LOGGERS
 
@@ -184,7 +183,6 @@ def _require_several(parsed: Parsed) -> None:
 
 
 def _require_rows(job: TrainingRun) -> None:
-    """Raises ConfigError if a step has fewer rows than --nproc."""
     config, nproc = job.config, job.parsed["nproc"]
     if not config.divides_batch or job.parsed["resume"]:  # a resumed run may have more rows
         return
@@ -196,7 +194,6 @@ def _require_rows(job: TrainingRun) -> None:
 
 
 def _require_gpus(nproc: int, device: str) -> None:
-    """Raises ConfigError if there are fewer GPUs than --nproc."""
     import torch
 
     if device == "cpu" or not torch.cuda.is_available():

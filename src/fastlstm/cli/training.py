@@ -46,8 +46,7 @@ class TrainingRun:
     """What a command line is to train.
 
     Attributes:
-        argv: words behind the verb.
-        parsed: the same, read.
+        argv, parsed: words behind the verb, and the same read.
         config: the configuration: defaults, then the file of --config, then flags.
         names: fields of it that were set.
         is_table: a forecaster is trained on a table, not a language model on a text.
@@ -63,7 +62,6 @@ class TrainingRun:
 
     @property
     def source(self) -> str | list[str]:
-        """The source, or several as a list."""
         return one_or_many(self.parsed.positionals)
 
     def train_words(self, options: Mapping[str, Any]) -> list[str]:
@@ -133,9 +131,6 @@ def read_training(
     if not is_started_by_torchrun():  # with it, rank 0 says what another machine lacks
         open_source(sources)  # a misspelt name is an error before torch is loaded
     return TrainingRun(argv, parsed, text_config, names, False, own)
-
-
-# text or table -----------------------------------------------------------------------------------
 
 
 def command_for(argv: Sequence[str], text: Command, table: Command) -> Command:
@@ -262,9 +257,6 @@ def _refuse_unclear(kinds: dict[str, SourceKind], has_as_text: bool) -> None:
         table = next(s for s, kind in kinds.items() if kind == "binary table")
         text = next(s for s, kind in kinds.items() if kind == "text")
         raise UsageError(f"{table} is a table and {text} is a text; train on one kind at a time")
-
-
-# a run in place of its source ---------------------------------------------------------------------
 
 
 def with_source_of_run(

@@ -87,7 +87,6 @@ def run(argv: list[str]) -> int:
 
 
 def _write_config(path: Path, values: dict[str, Any]) -> None:
-    """Writes options for `fastlstm train --config`."""
     import yaml
 
     lists = {k: ",".join(map(str, v)) for k, v in values.items() if isinstance(v, tuple)}

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fastlstm.compression.forecast_task import CompressedForecastTask, read_teacher
 from fastlstm.compression.goal import WAYS_OF_FORECASTERS, Attempt, CompressionWay
-from fastlstm.compression.options import ENDS, TRAINING, CompressConfig
+from fastlstm.compression.options import TRAINING, CompressConfig
 from fastlstm.compression.report import (
     MIN_BLOCKS,
     Change,
@@ -61,6 +61,7 @@ from fastlstm.report.history import read_history
 from fastlstm.runs.manifest import read_manifest
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.runs.weight_formats import QuantizedMatrix, as_floats, in_format
+from fastlstm.system.fields import ENDS
 from fastlstm.system.measurements import CpuTimer
 from fastlstm.training.trainer import Trainer
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from fastlstm.errors import ConfigError
-from fastlstm.system.fields import Device, Precision, check_fields, parse_amount
+from fastlstm.system.fields import ENDS, Device, Precision, check_fields, parse_amount
 from fastlstm.training.options import BOUNDS, MAY_CHANGE
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ TRAINING = (
     *("keep_checkpoints", "log_every", "tensorboard"),
 )
 """Options that training gets; None keeps the value of the source, or lets training choose."""
-ENDS = ("budget", "steps", "epochs")
 _OPEN = (*ENDS, "eval_every", "checkpoint_every", "log_every", "threads")
 """Options of training that are never taken from the source."""
 

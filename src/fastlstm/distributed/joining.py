@@ -43,12 +43,9 @@ MAY_DIFFER = frozenset(
 
 @contextmanager
 def joined(options: Any = None, stop: Callable[[], bool] | None = None) -> Iterator[World]:
-    """Joins the processes of a run for the block.
+    """Joins the processes of a run for the block; all must have the same options, a dataclass.
 
-    Args:
-        options: options of the run, a dataclass; all processes must have the same.
-        stop: stop flag of the run; if it has a `name`, a signal has come already, and the process
-            ends.
+    If the stop flag has a `name`, a signal has come already, and the process ends.
     """
     if not dist.is_initialized():
         environment.require_torchrun()
@@ -111,7 +108,6 @@ def _own() -> dict[str, Any]:
 
 
 def _require_alike(world: World, own: Sequence[Mapping[str, str]]) -> None:
-    """Raises UsageError unless all ranks have the same versions and instruction sets."""
     for rank, other in enumerate(own):
         for what, value in other.items():
             if value != own[0][what]:
@@ -123,7 +119,6 @@ def _require_alike(world: World, own: Sequence[Mapping[str, str]]) -> None:
 
 
 def _require_same(world: World, told: Sequence[Mapping[str, Any]]) -> None:
-    """Raises ConfigError unless all ranks have the options of rank 0."""
     for rank, own in enumerate(told):
         for name, value in own.items():
             first = told[0][name]

@@ -78,12 +78,8 @@ class StopSignals:
     first, because schedulers send it to every process. A second SIGHUP counts as the first too,
     because a closing terminal and its shell send one each.
 
-    Args:
-        verdict: file of a private directory; once it exists, processes that start later end at
-            once.
-
-    Attributes:
-        number: number of the first signal, or 0.
+    `verdict` is a file of a private directory; once it exists, processes that start later end at
+    once. `number` is the first signal, or 0.
     """
 
     def __init__(self, verdict: Path) -> None:
@@ -91,7 +87,6 @@ class StopSignals:
 
     @contextmanager
     def handled(self) -> Iterator[None]:
-        """Handles the signals within the block, except ignored ones."""
         handlers = dict[int, Any].fromkeys(STOP_SIGNALS, self._handle)
         try:
             with handling(handlers, is_not_ignored):

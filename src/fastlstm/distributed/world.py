@@ -10,6 +10,7 @@ import json
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -19,9 +20,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from fastlstm.distributed.share import Share
 from fastlstm.errors import Dismissed, FastLSTMError, LostProcessError, UsageError
 from fastlstm.system import hardware
+from fastlstm.system.tensors import encode_tensors
 
 DEADLINE = timedelta(minutes=5)
 """A process that does not answer for so long is lost."""
@@ -32,6 +33,18 @@ _SETTLED, _SLOW = 30, 1.4
 """Least steps before a rank counts as slow, and its least time over the median of all ranks."""
 _TRANSPORT = ("gloo", "NCCL", "onnection", "imed out")
 """Every error of the transport contains one of these."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """Consecutive rows of every batch: part `rank`, from 0, of `size` nearly equal ones."""
+
+    rank: int = 0
+    size: int = 1
+
+    def rows(self, num_rows: int) -> slice:
+        """Returns this part's rows in a batch of `num_rows`; there may be none in a small batch."""
+        return slice(num_rows * self.rank // self.size, num_rows * (self.rank + 1) // self.size)
 
 
 class World:
@@ -61,14 +74,11 @@ class World:
 
     @property
     def share(self) -> Share:
-        """The rows of this process."""
         return Share(self.rank, self.size)
 
     def default_threads(self) -> int:
         """Returns the default threads of this process, not torchrun's OMP_NUM_THREADS=1."""
         return hardware.default_threads() if self.size == 1 else self.threads
-
-    # numbers and tensors ------------------------------------------------------------------------
 
     def decided(self, *numbers: float) -> list[float]:
         """Returns the numbers of rank 0 in every process."""
@@ -114,8 +124,6 @@ class World:
         name = self.name_of(self.seconds.index(slowest))
         return f"{name} takes {slowest / usual:.1f} times as long as the others: all wait for it"
 
-    # objects ------------------------------------------------------------------------------------
-
     def told(self, value: Any = None) -> Any:
         """Returns the JSON value of rank 0 in every process."""
         return value if self.size == 1 else json.loads(self._broadcast(json.dumps(value).encode()))
@@ -124,7 +132,8 @@ class World:
         """Returns the tensors of rank 0 in every process, on the CPU."""
         if self.size == 1:
             return dict(tensors)
-        return safetensors.torch.load(self._broadcast(_packed(tensors) if self.is_leader else b""))
+        own = encode_tensors(tensors) if self.is_leader else b""
+        return safetensors.torch.load(self._broadcast(own))
 
     def gathered(self, value: Any) -> list[Any]:
         """Returns the JSON values of all ranks in every process."""
@@ -136,7 +145,7 @@ class World:
         """Returns the tensors of all ranks in every process, on the CPU."""
         if self.size == 1:
             return [dict(tensors)]
-        return [safetensors.torch.load(part) for part in self._gather(_packed(tensors))]
+        return [safetensors.torch.load(part) for part in self._gather(encode_tensors(tensors))]
 
     def _broadcast(self, data: bytes) -> bytes:
         """Returns the bytes of rank 0, however long it works before."""
@@ -159,8 +168,6 @@ class World:
             dist.all_gather(parts, own, self.patient)
         sizes = lengths.tolist()
         return [part[:n].numpy().tobytes() for part, n in zip(parts, sizes, strict=True)]
-
-    # errors -------------------------------------------------------------------------------------
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -241,12 +248,3 @@ class World:
                 " train --nproc restarts them, torchrun as often as --max-restarts allows; else the"
                 " same command with --resume continues the run"
             ) from error
-
-
-def _packed(tensors: Mapping[str, Tensor]) -> bytes:
-    own = {
-        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for name, tensor in tensors.items()
-    }
-    data: bytes = safetensors.torch.save(own)
-    return data

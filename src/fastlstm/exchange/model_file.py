@@ -25,9 +25,9 @@ from fastlstm.errors import (
     StorageError,
     nearest_hint,
 )
-from fastlstm.runs.tensors import decode_tensors
 from fastlstm.sequence.layer_stack import LayerStack
 from fastlstm.system.storage import MAX_JSON_BYTES, parse_json, read_bytes
+from fastlstm.system.tensors import decode_tensors
 
 Arrays = dict[str, NDArray[np.float32]]
 _TIMEOUT_S = 300

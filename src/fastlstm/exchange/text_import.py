@@ -31,11 +31,11 @@ from fastlstm.exchange.text_source import NORM_EPSILON
 from fastlstm.sequence import layer_stack as ls
 from fastlstm.system.fields import check_values
 from fastlstm.system.storage import parse_json, read_bytes
-from fastlstm.text.config import ModelConfig
+from fastlstm.text.config import MODEL_BOUNDS, ModelConfig
 from fastlstm.text.data.sources import open_source
 from fastlstm.text.data.tokenizer import CharTokenizer, Tokenizer, load_tokenizer
 from fastlstm.text.files import settings_files
-from fastlstm.text.stored_model import MODEL_BOUNDS, MODEL_FILE, parameter_shapes
+from fastlstm.text.stored_model import MODEL_FILE, parameter_shapes
 
 _MAX_GROWTH, _SPARE_BYTES = 16, 64 << 20
 _MAX_BYTES = 64 << 20

@@ -21,7 +21,7 @@ from torch.export.dynamic_shapes import Dim
 from fastlstm.errors import ConfigError, FormatError
 from fastlstm.exchange.graph import Graph, Node, interpret, reshaped
 from fastlstm.ops.cell_options import CellOptions
-from fastlstm.runs.tensors import encode_tensors
+from fastlstm.system.tensors import encode_tensors
 
 _DTYPES = {"float32": torch.float32, "int32": torch.int32, "bool": torch.bool}
 _EXAMPLE_SIZES = {"T": 5, "B": 3}

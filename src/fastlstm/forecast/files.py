@@ -40,7 +40,6 @@ from fastlstm.runs.stored_values import (
     stored_options,
     stored_text,
 )
-from fastlstm.runs.tensors import decode_tensors, encode_tensors
 from fastlstm.runs.weight_formats import (
     QuantizedMatrix,
     as_floats,
@@ -51,6 +50,7 @@ from fastlstm.runs.weight_formats import (
     may_be_blocks,
     num_gates,
 )
+from fastlstm.system.tensors import decode_tensors, encode_tensors
 
 if TYPE_CHECKING:
     from fastlstm.training.checkpoint import Checkpoint

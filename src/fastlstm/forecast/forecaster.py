@@ -57,8 +57,8 @@ from fastlstm.report.progress import fit_shown
 from fastlstm.report.terminal import clock
 from fastlstm.runs.events import checked_observers
 from fastlstm.runs.run_directory import RunDirectory
-from fastlstm.system.devices import check_device, has_gpu
 from fastlstm.system.fields import Device
+from fastlstm.system.hardware import check_device, has_gpu
 from fastlstm.training.options import chosen_names
 from fastlstm.training.signals import StopFlag
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastlstm.distributed.share import Share
+from fastlstm.distributed.world import Share
 from fastlstm.errors import ConfigError, DataError, counted
 from fastlstm.forecast.calibration import Calibration
 from fastlstm.forecast.config import ForecastConfig

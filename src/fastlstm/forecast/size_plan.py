@@ -36,7 +36,7 @@ from fastlstm.training.plan import TrainingPlan
 from fastlstm.training.precision import MIN_GAIN, allow_tf32, precisions_of
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.session import RunSession
-from fastlstm.training.step_time import fastest_step_s, ignore
+from fastlstm.training.step_time import fastest_step_s
 from fastlstm.training.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -45,7 +45,6 @@ ENOUGH_STEPS = 250
 MIN_BUDGET_S = 10.0
 TRAINING_SHARE = 0.65
 """Share of the rest of a budget that training gets; evaluations and closing take the remainder."""
-_QUIET_SHARE = 0.7
 _SIZES = ("hidden_size", "num_layers")
 CHOSEN = (*_SIZES, "batch_size", "precision")
 """Options that a budget chooses, and options that prevent a choice when set."""
@@ -147,26 +146,17 @@ def _step_s(
     they were measured earlier on this machine."""
     precision = precisions_of(device)[0] if config.precision == "auto" else config.precision
     untrained = untrained_forecaster(replace(config, precision=precision), config, dataset, split)
-    threads = torch.get_num_threads()
     names = ["precision", "optimizer", "batch_size", "accumulate", "tbptt", "ema"]
     names += ["memory_limit_gb"] if device.type == "cuda" else []
     of = {
-        **hardware.machine(device.type, threads),
+        **hardware.machine(device.type, torch.get_num_threads()),
         "model": vars(untrained.network.config),
         **{name: getattr(untrained.config, name) for name in names},
     }
-    known = (measurements.recall("forecast-step", of) or {}).get("seconds")
-    if isinstance(known, float) and 0 < known < float("inf"):
-        return known, True
-    try:
-        with measurements.CpuTimer(threads) as timer:
-            seconds = step_seconds(untrained, dataset, split, device, slowdowns)
-    except torch.cuda.OutOfMemoryError:
-        torch.cuda.empty_cache()
-        return math.inf, False
-    if device.type == "cuda" or not timer.was_busy(_QUIET_SHARE):
-        measurements.remember("forecast-step", of, {"seconds": seconds})
-    return seconds, False
+    return measurements.timed_seconds(
+        "forecast-step", of, device.type,
+        lambda: step_seconds(untrained, dataset, split, device, slowdowns),
+    )  # fmt: skip
 
 
 def step_seconds(
@@ -190,4 +180,4 @@ def step_seconds(
         session = RunSession(None, [])
         task = ForecastTask(session, timed, dataset, split, inputs, loader, device)
         plan = TrainingPlan(config, StopCriterion.of(config, loader.steps_per_epoch), device)
-        return fastest_step_s(Trainer(task, plan, emit=ignore), slowdowns)
+        return fastest_step_s(Trainer(task, plan, emit=lambda _: None), slowdowns)

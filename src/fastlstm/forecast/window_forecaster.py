@@ -17,8 +17,8 @@ from fastlstm.forecast.data.names import canonical
 from fastlstm.forecast.data.series_scale import CONSTANT
 from fastlstm.forecast.files import StoredForecaster, read_forecaster
 from fastlstm.forecast.model.outputs import NegativeBinomial, StudentT
-from fastlstm.system.devices import check_device
 from fastlstm.system.fields import Device
+from fastlstm.system.hardware import check_device
 
 Floats = NDArray[np.floating]
 

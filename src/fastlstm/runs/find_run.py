@@ -6,12 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from fastlstm.errors import (
-    FormatError,
-    RunDirectoryError,
-    StorageError,
-    nearest_hint,
-)
+from fastlstm.errors import FormatError, RunDirectoryError, StorageError, nearest_hint
 from fastlstm.runs.manifest import MANIFEST
 from fastlstm.runs.run_directory import TRAINER_FILE, Kind, RunDirectory, kind_of_run
 
@@ -53,12 +48,8 @@ _MODEL_FILES = (".keras", ".h5", ".onnx", ".pt", ".safetensors")
 
 
 def require_run(path: str | os.PathLike[str], wanted: Kind | None = None, verb: str = "") -> None:
-    """Checks that a path is a run or checkpoint of the wanted kind, without reading its model.
-
-    Args:
-        path: the run.
-        wanted: required kind; default: any.
-        verb: the verb that opens it, which takes no kind in `REFUSED`.
+    """Checks that a path is a run or checkpoint of the wanted kind, by default any, without reading
+    its model; `verb` opens it, which takes no kind in `REFUSED`.
 
     Raises:
         RunDirectoryError: not a run.
@@ -105,12 +96,7 @@ def require_run(path: str | os.PathLike[str], wanted: Kind | None = None, verb: 
 
 
 def read_model(path: str | Path, kind: Kind, names: Sequence[str]) -> dict[str, bytes]:
-    """Reads files of the published model of a run, each checked by its SHA-256.
-
-    Args:
-        path: the run.
-        kind: required kind of model.
-        names: required files.
+    """Reads the files `names` of the published model of a run, each checked by its SHA-256.
 
     Raises:
         CorruptFileError: names the damaged file.

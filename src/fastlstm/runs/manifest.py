@@ -30,7 +30,6 @@ class FileRecord:
 
     @classmethod
     def of(cls, data: bytes) -> FileRecord:
-        """Returns the record of a file with this content."""
         return cls(len(data), hashlib.sha256(data).hexdigest())
 
 
@@ -52,7 +51,6 @@ class Manifest:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
-        """Returns the file's content."""
         body: dict[str, Any] = {
             "format": MANIFEST_FORMAT,
             "format_version": MANIFEST_VERSION,
@@ -142,9 +140,7 @@ def read_manifest(directory: Path) -> Manifest:
 def verify_manifest(directory: Path, *, from_disk: bool = False) -> Manifest:
     """Checks size and SHA-256 of every listed file; refuses unlisted ones, except hidden ones.
 
-    Args:
-        directory: the directory with manifest.json and the files.
-        from_disk: read the disk, not the page cache.
+    With `from_disk` it reads the disk, not the page cache.
 
     Raises:
         CorruptFileError: names the file and the reason.

@@ -26,12 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from fastlstm.errors import (
-    CorruptFileError,
-    FastLSTMError,
-    RunDirectoryError,
-    kind_of_value,
-)
+from fastlstm.errors import CorruptFileError, FastLSTMError, RunDirectoryError, kind_of_value
 from fastlstm.runs.manifest import (
     MANIFEST,
     FileRecord,
@@ -115,19 +110,7 @@ def _lock_now(descriptor: int) -> None:
 
 
 class RunDirectory:
-    """One run on disk.
-
-    Args:
-        path: the directory; `create` makes it.
-
-    Attributes:
-        path: the directory.
-        model_path: model.safetensors, the published weights in fp32.
-        manifest_path: manifest.json of the published files.
-        metrics_path: metrics.jsonl.
-        report_path: report.html.
-        tensorboard_dir: tensorboard/.
-    """
+    """One run on disk; `create` makes the directory."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         if not isinstance(path, str | os.PathLike):
@@ -284,8 +267,6 @@ class RunDirectory:
             return CorruptFileError(f"{error}. {self.path} has no intact checkpoint to use instead")
         return CorruptFileError(f"{error}. Use {intact} instead, which is intact")
 
-    # the published model ------------------------------------------------------------------------
-
     def publish(self, files: Mapping[str, bytes], extra: Mapping[str, Any] | None = None) -> None:
         """Replaces top-level files at once; other published files stay.
 
@@ -302,7 +283,9 @@ class RunDirectory:
         staged = self.path / f"{JOURNAL}.tmp-{os.getpid()}"
         with storage.storage_errors(self.path, "publish the model"):
             self.finish_publication()
-            records = self._published_records()
+            records = dict[str, FileRecord]()
+            with contextlib.suppress(CorruptFileError):  # none yet, or damaged and replaced now
+                records |= read_manifest(self.path).files
             for name, data in files.items():
                 check_name(name, self.manifest_path)
                 records[name] = FileRecord.of(data)
@@ -314,12 +297,6 @@ class RunDirectory:
                     storage.remove_tree(staged)
                 raise
             self.finish_publication()
-
-    def _published_records(self) -> dict[str, FileRecord]:
-        try:
-            return dict(read_manifest(self.path).files)
-        except CorruptFileError:
-            return {}  # none yet, or damaged and replaced now
 
     def finish_publication(self) -> None:
         """Moves committed files into place; can be repeated at any point. Raises OSError."""
@@ -345,13 +322,8 @@ class RunDirectory:
     def read_published(
         self, names: Collection[str] | None = None
     ) -> tuple[Manifest, dict[str, bytes]]:
-        """Reads published files of one publication, even while another process publishes.
-
-        Args:
-            names: files to read, if the manifest lists them; default all.
-
-        Returns:
-            The manifest and the content of the files.
+        """Returns the manifest and the files `names` that it lists, by default all, of one
+        publication, even while another process publishes.
 
         Raises:
             CorruptFileError: names the damaged or missing file.
@@ -480,11 +452,8 @@ def held_locks() -> set[int]:
 def is_locked(lock: Path, held: Collection[int] | None = None) -> bool | None:
     """Returns whether a process holds a lock; None if unknown, such as for a missing file.
 
-    Reads /proc/locks before it tries the lock, which a starting run could find taken.
-
-    Args:
-        lock: the lock file.
-        held: a recent result of `held_locks`, to look at many runs.
+    Reads /proc/locks before it tries the lock, which a starting run could find taken. `held` is a
+    recent result of `held_locks`, to look at many runs.
     """
     if held is not None:
         try:
@@ -493,18 +462,13 @@ def is_locked(lock: Path, held: Collection[int] | None = None) -> bool | None:
         except OSError:
             return None
     try:
-        descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return None
-    try:
-        if os.fstat(descriptor).st_ino in held_locks():
-            return True
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # seen from another container
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        with storage.opened(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as descriptor:
+            if os.fstat(descriptor).st_ino in held_locks():
+                return True
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # seen from another container
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
     except BlockingIOError:
         return True
     except OSError:
         return None
-    finally:
-        os.close(descriptor)
     return False

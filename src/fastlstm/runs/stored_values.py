@@ -95,12 +95,8 @@ def restored_network(
 ) -> ModuleT:
     """Returns a network with stored weights, in evaluation mode; shapes are compared first.
 
-    Args:
-        build: makes the network.
-        weights: its state.
-        origin: file of the weights.
-        described_by: file that describes the network.
-        num_parts: parts with weights, such as layers.
+    `origin` is the file of the weights, `described_by` the one of the network, which has
+    `num_parts` parts with weights, such as layers.
 
     Raises:
         CorruptFileError: weights of another network.

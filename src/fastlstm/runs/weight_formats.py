@@ -25,7 +25,7 @@ from fastlstm.errors import ConfigError, CorruptFileError, FormatError, NonFinit
 from fastlstm.system.fields import is_number
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -67,7 +67,6 @@ class QuantizedMatrix:
 
     @property
     def ndim(self) -> int:
-        """2."""
         return 2
 
     def dequantized(self) -> NDArray[np.float32]:
@@ -75,12 +74,12 @@ class QuantizedMatrix:
         return self.codes * _by_value(self.scales, self.shape[1])
 
 
-def check_file_format(weight_format: Any) -> None:
-    """Raises ConfigError for an unknown format."""
-    if weight_format not in FORMATS_IN_FILES:
+def check_format(weight_format: Any, known: Sequence[str] = FORMATS_IN_FILES) -> None:
+    """Raises ConfigError unless this is one of the known formats."""
+    if weight_format not in known:
         raise ConfigError(
-            f"weights are {weight_format!r}{nearest_hint(weight_format, FORMATS_IN_FILES)},"
-            f" expected one of {', '.join(FORMATS_IN_FILES)}"
+            f"weights are {weight_format!r}{nearest_hint(weight_format, known)}, expected one of"
+            f" {', '.join(known)}"
         )
 
 
@@ -149,7 +148,7 @@ def in_format(weights: Mapping[str, Any], weight_format: str) -> dict[str, Any]:
         ConfigError: an unknown format, or a value beyond its range.
         NonFiniteError: a weight is NaN or Inf.
     """
-    check_file_format(weight_format)
+    check_format(weight_format)
     return {name: _one_in_format(name, w, weight_format) for name, w in weights.items()}
 
 
@@ -182,12 +181,9 @@ def _not_finite(name: str) -> NonFiniteError:
 def encode_weights(
     weights: Mapping[str, Any], weight_format: str, block_sparse: Collection[str] = ()
 ) -> bytes:
-    """Returns a safetensors file of weights in a format.
+    """Returns a safetensors file of weights (float arrays or `QuantizedMatrix`) in a format.
 
-    Args:
-        weights: float arrays or `QuantizedMatrix`.
-        weight_format: one of `FORMATS_IN_FILES`.
-        block_sparse: names of matrices whose zero blocks are left out.
+    The zero blocks of the matrices `block_sparse` are left out.
 
     Raises:
         ConfigError: an unknown format, block-sparse int4, or a value beyond the format's range.
@@ -272,22 +268,16 @@ def from_blocks(
 def decode_weights(
     data: bytes, shapes: Mapping[str, tuple[int, ...]], weight_format: str, origin: Path
 ) -> dict[str, NDArray[np.float32] | QuantizedMatrix]:
-    """Parses a file of weights and checks every code, scale and index.
+    """Parses a safetensors file of weights and checks every code, scale and index.
 
-    Args:
-        data: content of a safetensors file.
-        shapes: shape of every weight, by name.
-        weight_format: one of `FORMATS_IN_FILES`.
-        origin: the file, for messages.
-
-    Returns:
-        float32 arrays; for int8 and int4 a `QuantizedMatrix` for each matrix.
+    Returns float32 arrays; for int8 and int4 a `QuantizedMatrix` for each matrix. Messages name
+    `origin`.
 
     Raises:
         CorruptFileError: not a safetensors file, or values that fastlstm never writes.
         FormatError: other tensors, shapes or dtypes.
     """
-    check_file_format(weight_format)
+    check_format(weight_format)
     try:
         tensors = dict(safetensors.deserialize(data))  # type: ignore[no-untyped-call]
     except (safetensors.SafetensorError, ValueError, OverflowError) as error:

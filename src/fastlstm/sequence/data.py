@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fastlstm.distributed.share import Share
+from fastlstm.distributed.world import Share
 from fastlstm.errors import DataError, counted
 from fastlstm.sequence.answers import Answers
 from fastlstm.system.prefetch import LoaderPosition

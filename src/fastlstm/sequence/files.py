@@ -24,12 +24,12 @@ from fastlstm.runs.stored_values import (
     restored_network,
     stored_options,
 )
-from fastlstm.runs.tensors import decode_tensors, encode_tensors
 from fastlstm.sequence.answers import Answers, Labels, Numbers
 from fastlstm.sequence.config import ARCHITECTURE, SequenceConfig
 from fastlstm.sequence.model import NetworkConfig, SequenceNetwork
 from fastlstm.sequence.stack_module import StackNetwork, restored_stack
 from fastlstm.system.storage import encode_json
+from fastlstm.system.tensors import decode_tensors, encode_tensors
 
 if TYPE_CHECKING:
     from fastlstm.training.checkpoint import Checkpoint

@@ -16,7 +16,6 @@ from fastlstm.distributed.joining import joined
 from fastlstm.errors import FormatError, Stopped, counted
 from fastlstm.ops.explain import explain
 from fastlstm.runs.events import Event, Observer
-from fastlstm.runs.tensors import encode_tensors
 from fastlstm.sequence.config import ARCHITECTURE, DEFAULT_EPOCHS, LEARNING_RATES, SequenceConfig
 from fastlstm.sequence.data import LabelledBatch, SequenceBatch, SequenceData, SequenceLoader
 from fastlstm.sequence.files import (
@@ -26,6 +25,7 @@ from fastlstm.sequence.files import (
     read_options,
 )
 from fastlstm.sequence.model import NetworkConfig, SequenceNetwork, flop_per_step
+from fastlstm.system.tensors import encode_tensors
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.options import MAY_CHANGE
 from fastlstm.training.plan import TrainingResult

@@ -131,8 +131,14 @@ class Cache:
     def work_directory(self) -> Iterator[Path]:
         """Yields a new directory on the cache's disk, locked until the block ends, then removed."""
         path = self._root / f"work-{secrets.token_hex(8)}"
-        with storage.storage_errors(self._root, "make a work directory"), self._exclusive():
-            self._sweep()
+        lock_file, flags = self._root / ".lock", os.O_RDWR | os.O_CREAT
+        with (
+            storage.storage_errors(self._root, "make a work directory"),
+            storage.opened(lock_file, flags, 0o600) as guard,
+        ):
+            fcntl.flock(guard, fcntl.LOCK_EX)
+            for left in self._root.glob("work-*"):
+                storage.remove_unlocked(left)
             path.mkdir(mode=0o700)
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -142,21 +148,6 @@ class Cache:
             with suppress(FileNotFoundError):
                 storage.remove_tree(path)
             os.close(lock)
-
-    @contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        """Holds the lock for making and sweeping work directories."""
-        descriptor = os.open(self._root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
-
-    def _sweep(self) -> None:
-        """Removes work directories that no process has locked."""
-        for path in self._root.glob("work-*"):
-            storage.remove_unlocked(path)
 
 
 def is_intact(entry: Path) -> bool:

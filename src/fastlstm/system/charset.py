@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 
 _SAMPLE_BYTES = 1 << 16
@@ -77,7 +78,7 @@ def guess_of(data: bytes) -> tuple[str, str] | None:
 
 def _encoding_of(data: bytes) -> str | None:
     try:
-        data[: len(data) - _cut(data)].decode("utf-8")
+        codecs.utf_8_decode(data, "strict", False)  # it may end within a character
         return None
     except UnicodeDecodeError as error:
         begin = max(error.start - _SAMPLE_BYTES // 2, 0)
@@ -101,11 +102,3 @@ def _encoding_of(data: bytes) -> str | None:
     if len(sample.decode(latin, "ignore")) == len(sample):
         return latin
     return best.encoding if best.encoding.startswith(_LATIN) else _OLD[0]
-
-
-def _cut(data: bytes) -> int:
-    """Returns the number of last bytes that may be an incomplete UTF-8 character."""
-    for back in range(1, min(3, len(data)) + 1):
-        if not 0x80 <= data[-back] < 0xC0:
-            return back if data[-back] >= 0xC0 else 0
-    return 0

@@ -9,8 +9,8 @@
 ``OMP_NUM_THREADS``       upper bound on the threads used when ``--threads`` is not given
 ``FASTLSTM_API_KEY``      a key that clients of ``fastlstm serve`` must send
 ``FASTLSTM_SESSION_KEY``  signs the states that ``fastlstm serve`` hands out
-``CUDA_VISIBLE_DEVICES``  GPUs that a run sees; only shown in its ``machine`` events ``RANK``,
-``WORLD_SIZE``  number of this process and count of processes, set by torchrun;
+``CUDA_VISIBLE_DEVICES``  GPUs that a run sees; only shown in its ``machine`` events
+``RANK``                  number of this process, ``WORLD_SIZE``: of all, both set by torchrun;
                           ``MASTER_ADDR``, ``MASTER_PORT``: address at which they connect;
                           ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE``: the same on this machine;
                           ``TORCHELASTIC_USE_AGENT_STORE``: whether torchrun listens there;
@@ -65,12 +65,8 @@ def cache_dir() -> Path:
     # The XDG rules ignore relative paths.
     if shared and Path(shared).is_absolute():
         return Path(shared) / "fastlstm"
-    return _home() / ".cache" / "fastlstm"
-
-
-def _home() -> Path:
     try:
-        return Path.home()
+        return Path.home() / ".cache" / "fastlstm"
     except RuntimeError as error:
         raise ConfigError(
             "no home directory for the cache; set FASTLSTM_CACHE to a directory"
@@ -257,10 +253,7 @@ def tracker_project(tracker: str) -> str:
 
 _QUIET = {
     "tensorflow": {"TF_CPP_MIN_LOG_LEVEL": "3"},
-    "mlflow": {
-        "MLFLOW_LOGGING_LEVEL": "WARNING",
-        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    },
+    "mlflow": {"MLFLOW_LOGGING_LEVEL": "WARNING", "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"},
     "profiler": {"KINETO_LOG_LEVEL": "99"},  # torch's
 }
 

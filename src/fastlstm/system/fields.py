@@ -16,6 +16,8 @@ Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["auto", "fp32", "bf16", "fp16", "tf32"]
 ConfigT = TypeVar("ConfigT")
 
+ENDS = ("steps", "epochs", "budget")
+"""Options that end a run; at most one is set."""
 BELOW_1 = math.nextafter(1.0, 0.0)
 """The upper bound of a probability that is less than 1."""
 _POWERS = {"": 1.0} | {
@@ -30,17 +32,16 @@ _KINDS: dict[str, tuple[Any, str]] = {
 
 
 def check_fields(config: Any, bounds: Mapping[str, tuple[float, float]]) -> None:
-    """Checks the fields of a configuration, and that at most one end of a run is set.
+    """Checks the fields of a dataclass, and that at most one end of a run is set.
 
-    Args:
-        config: a dataclass; a numeric budget becomes text, NumPy numbers become Python's.
-        bounds: least and largest value by field.
+    `bounds` are least and largest value by field. A numeric budget becomes text, NumPy numbers
+    become Python's.
 
     Raises:
         ConfigError: an invalid value; names the flag and what was expected.
     """
     check_values(config, bounds)
-    ends = [name for name in ("steps", "epochs", "budget") if getattr(config, name) is not None]
+    ends = [name for name in ENDS if getattr(config, name) is not None]
     if len(ends) > 1:
         listed = " and ".join(f"`{end}`" for end in ends)
         raise ConfigError(f"{listed} exclude each other; choose one way to end the run")
@@ -56,8 +57,7 @@ def check_values(config: Any, bounds: Mapping[str, tuple[float, float]]) -> None
         value = getattr(config, name)
         if value is None:
             continue
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not low <= value <= high:
+        if not is_number(value) or not low <= value <= high:
             limit = "below 1" if high == BELOW_1 else high
             raise ConfigError(f"`{name}` is {value!r:.60}, expected a number from {low} to {limit}")
     for name, known in _literals(type(config)).items():  # type: ignore[arg-type]
@@ -104,12 +104,7 @@ def is_whole(value: object) -> bool:
 
 
 def parse_duration(text: str, name: str = "budget") -> float:
-    """Returns the seconds in ``"90s"``, ``"5m"``, ``"1h30m"`` or a plain number of seconds.
-
-    Args:
-        text: a duration of at least a second.
-        name: name of the setting, for the message.
-    """
+    """Returns the seconds, at least 1, in ``"90s"``, ``"5m"``, ``"1h30m"`` or a plain number."""
     clean = text.strip().lower()
     if re.fullmatch(r"\d+(\.\d+)?", clean):
         seconds = float(clean)

@@ -15,17 +15,20 @@ import sys
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import fastlstm
-from fastlstm.errors import ConfigError, KernelError
+from fastlstm.errors import ConfigError, KernelError, nearest_hint
 from fastlstm.system import cgroup, environment
+from fastlstm.system.fields import Device
 
 if TYPE_CHECKING:
     import torch
 
 _CEILING_ERROR = 1.05
 """A rate this many times a measured ceiling shows that the ceiling is too low."""
+_DRIVER = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")
+"""Files of an NVIDIA driver, on Linux and in its subsystem for Windows."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +98,14 @@ def cores() -> int:
 
 def allowed_cores() -> int:
     """Returns the cores in the affinity mask, whatever the quota."""
+    return len(affinity())
+
+
+def affinity() -> set[int]:
+    """Returns the numbers of the cores that the system allows this process."""
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
 
 
 def quota() -> float | None:
@@ -119,7 +127,12 @@ def cpu() -> CpuInfo:
         ConfigError: FASTLSTM_ISA exceeds this CPU.
         KernelError: the native code cannot be loaded.
     """
-    return _described(_lowered(_detected()[1]), environment.forced_isa() is not None)
+    isa, forced = widest_isa(), environment.forced_isa()
+    if forced is None:
+        return _described(isa, False)
+    if environment.ISA_NAMES.index(forced) > environment.ISA_NAMES.index(isa):
+        raise ConfigError(f"FASTLSTM_ISA is {forced}, this CPU has {isa}; unset or lower it")
+    return _described(forced, True)
 
 
 def widest_isa() -> str:
@@ -202,20 +215,10 @@ def _detected() -> tuple[Any, str, frozenset[str]]:
     return record, module.choose_isa(record), frozenset(module.usable_features(record))
 
 
-def _lowered(isa: str) -> str:
-    forced = environment.forced_isa()
-    if forced is None:
-        return isa
-    if environment.ISA_NAMES.index(forced) > environment.ISA_NAMES.index(isa):
-        raise ConfigError(f"FASTLSTM_ISA is {forced}, this CPU has {isa}; unset or lower it")
-    return forced
-
-
 def _cache_bytes(root: Path = Path("/")) -> dict[int, int]:
     """Returns bytes by level of the data caches of this process's first core."""
-    first = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
     sizes: dict[int, int] = {}
-    for directory in (root / f"sys/devices/system/cpu/cpu{first}/cache").glob("index*"):
+    for directory in (root / f"sys/devices/system/cpu/cpu{min(affinity())}/cache").glob("index*"):
         try:
             kind = (directory / "type").read_text().strip()
             level = int((directory / "level").read_text())
@@ -266,6 +269,36 @@ def gpu_refusal() -> str | None:
         return None
     built = ", ".join(torch.cuda.get_arch_list())
     return f"its compute capability is {capability[0]}.{capability[1]}, this torch is for {built}"
+
+
+def check_device(device: Any) -> None:
+    """Raises ConfigError for an unknown device and for one that this machine lacks."""
+    if device not in get_args(Device):
+        expected = ", ".join(get_args(Device))
+        raise ConfigError(
+            f"`device` is {device!r}{nearest_hint(device, get_args(Device))}, expected one of"
+            f" {expected}"
+        )
+    if device == "cuda" and (why := _refusal()) is not None:
+        raise no_gpu(why)
+
+
+def no_gpu(why: str) -> ConfigError:
+    """Returns the error for a GPU that cannot be used."""
+    return ConfigError(
+        f"`device='cuda'`: no usable NVIDIA GPU here ({why}); use `device='cpu'` or auto"
+    )
+
+
+def has_gpu() -> bool:
+    """Returns whether torch can compute on a GPU here."""
+    return _refusal() is None
+
+
+def _refusal() -> str | None:
+    """Returns why there is no usable GPU, or None. Imports torch only if there is a driver."""
+    has_driver = any(Path(name).exists() for name in _DRIVER)
+    return gpu_refusal() if has_driver else "there is no NVIDIA driver"
 
 
 @functools.cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from contextlib import suppress
@@ -27,12 +26,8 @@ _LEAST_S = 0.05
 
 
 class MachineUsage:
-    """Shares of the time since the last reading, and free memory and disk space.
-
-    Args:
-        directory: a directory on the disk to read, or None.
-        root: parent of /proc and /sys.
-    """
+    """Shares of the time since the last reading, free memory, and free space of the disk of a
+    directory, if any; `root` is the parent of /proc and /sys."""
 
     def __init__(self, directory: Path | None = None, root: Path = Path("/")) -> None:
         self._directory, self._root, self._process = directory, root, root / "proc/self"
@@ -100,11 +95,6 @@ class MachineUsage:
         return found
 
 
-def threads_with_cores(threads: int, waiting: float) -> int:
-    """Returns how many of `threads` have a core if `waiting` of them wait for one."""
-    return max(1, threads - math.ceil(waiting))
-
-
 def _change(now: dict[str, float], before: dict[str, float]) -> dict[str, float]:
     return {name: now[name] - before[name] for name in now.keys() & before.keys()}
 
@@ -128,9 +118,6 @@ def _shares(own: dict[str, float], machine: dict[str, float], seconds: float) ->
         if "throttled" in machine:
             found["throttled_share"] = min(machine["throttled"] / seconds, 1.0)
     return {name: round(value, 3) for name, value in found.items()}
-
-
-# the whole machine --------------------------------------------------------------------------
 
 
 def _machine(root: Path) -> dict[str, float]:

@@ -1,26 +1,30 @@
 """Measurements of speed: stored in the user's cache, and checked for other load on the machine.
 
 ``<cache>/measured/<kind>-<SHA-256>.json`` holds one measurement. Its name and content include the
-machine, the versions and the shape: each must be equal. Files are replaced atomically. With a
-damaged file or a read-only cache the next process measures again.
+machine, the versions and the shape: each must be equal. Files are replaced atomically, and hold
+their own SHA-256. With a damaged file or a read-only cache the next process measures again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fastlstm.errors import FastLSTMError
 from fastlstm.system import environment, storage
 
-_FORMAT = 1
+_FORMAT = 2
+"""Changes with the fields of a stored value."""
 _SHORT_S = 0.01
 """CPU time is counted too coarsely for blocks shorter than this."""
 _PROBE_S, _PROBE_ROWS, _PROBE_UNITS, _QUIET_SHARE = 0.1, 256, 512, 0.85
+_QUIET_SHARE_OF_STEPS = 0.7
+"""Least share of the threads' time spent computing on a quiet machine, in passes and steps."""
 
 
 def directory() -> Path:
@@ -37,21 +41,52 @@ def recall(kind: str, of: Mapping[str, object]) -> dict[str, Any] | None:
         content = storage.read_own_json(_path(kind, of))
     except FastLSTMError:  # no home directory for the cache
         return None
-    if not isinstance(content, dict) or content.get("format") != _FORMAT:
-        return None
-    value = content.get("value")
-    is_same = content.get("of") == json.loads(json.dumps(dict(of)))  # a tuple is stored as a list
-    return value if is_same and isinstance(value, dict) else None
+    value = content.get("value") if isinstance(content, dict) else None
+    return value if isinstance(value, dict) and content == _sealed(of, value) else None
 
 
 def remember(kind: str, of: Mapping[str, object], value: Mapping[str, object]) -> None:
     """Stores a measurement; if that fails, the next process measures again."""
-    content = {"format": _FORMAT, "of": dict(of), "value": dict(value)}
     try:
         directory().mkdir(parents=True, exist_ok=True)
-        storage.write_json(_path(kind, of), content)
+        storage.write_json(_path(kind, of), _sealed(of, value))
     except (OSError, FastLSTMError):
         pass
+
+
+def _sealed(of: Mapping[str, object], value: Mapping[str, object]) -> dict[str, Any]:
+    text = json.dumps({"format": _FORMAT, "of": dict(of), "value": dict(value)}, sort_keys=True)
+    content: dict[str, Any] = json.loads(text)  # a tuple is stored as a list
+    return {**content, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def recall_seconds(kind: str, of: Mapping[str, object]) -> float | None:
+    """Returns the seconds that `timed_seconds` stored for the same `of`, or None."""
+    known = recall(kind, of)
+    return None if known is None else float(known["seconds"])
+
+
+def timed_seconds(
+    kind: str, of: Mapping[str, object], device: str, time_now: Callable[[], float]
+) -> tuple[float, bool]:
+    """Returns the seconds that `time_now` returns, and whether they were measured earlier.
+
+    They are infinite if GPU memory is too small. On a "cpu" the seconds of a busy machine are not
+    stored; while a GPU computes, the cores are idle.
+    """
+    import torch
+
+    if (known := recall_seconds(kind, of)) is not None:
+        return known, True
+    try:
+        with CpuTimer(torch.get_num_threads()) as timer:
+            seconds = time_now()
+    except torch.cuda.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return math.inf, False
+    if device != "cpu" or not timer.was_busy(_QUIET_SHARE_OF_STEPS):
+        remember(kind, of, {"seconds": seconds})
+    return seconds, False
 
 
 class CpuTimer:
@@ -84,11 +119,7 @@ class CpuTimer:
 
 
 def is_machine_busy(threads: int) -> bool:
-    """Returns whether other processes take CPU time from this one; computes for 0.1 s.
-
-    Args:
-        threads: of torch.
-    """
+    """Returns whether other processes take CPU time from torch's threads; computes for 0.1 s."""
     import torch
 
     x, weight = torch.zeros(_PROBE_ROWS, _PROBE_UNITS), torch.zeros(_PROBE_UNITS, _PROBE_UNITS)

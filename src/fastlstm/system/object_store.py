@@ -33,13 +33,8 @@ def is_url(source: object) -> bool:
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file of an object store.
-
-    Attributes:
-        url: its address, or its directory's as given.
-        path: its path in `store`.
-        store: pyarrow's file system.
-    """
+    """A file at `path` in `store`, a file system of pyarrow; `url` is its address, or its
+    directory's as given."""
 
     url: str
     path: str
@@ -50,7 +45,6 @@ class RemoteFile:
 
     @property
     def name(self) -> str:
-        """The last part of the path."""
         return self.path.rpartition("/")[2]
 
     @property
@@ -63,11 +57,7 @@ class RemoteFile:
         return self.store.open_input_file(self.path)
 
     def signature(self) -> list[str | int]:
-        """Returns URL, size, time and version, which identify its content.
-
-        Raises:
-            DataError: it is missing.
-        """
+        """Returns URL, size, time and version, which identify its content; DataError if missing."""
         info = _info(self.store, self.path, self.url)
         if not info.is_file:
             raise DataError(f"there is no file {self.url}")
@@ -143,11 +133,8 @@ def store_error(url: str, doing: str, error: Exception) -> DataError | StorageEr
 
 
 def remote_files(url: str, suffixes: tuple[str, ...]) -> list[RemoteFile]:
-    """Returns the files of a URL: one file, all below a directory, or all that match a pattern.
-
-    Args:
-        url: its path may hold ``*``, which matches within a directory, and ``**``.
-        suffixes: endings of the names to return from a directory or a pattern.
+    """Returns the files of a URL: one file, all below a directory, or all that match a pattern
+    (``*`` matches within a directory, ``**`` across), with names that end in `suffixes`.
 
     Raises:
         DataError: there is no file, or the store refused.

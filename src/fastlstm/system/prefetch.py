@@ -62,15 +62,10 @@ class LoaderPosition:
 
 
 class Prefetcher(Generic[ItemT]):
-    """Hands out batches that a background thread makes ahead.
+    """Hands out batches that a background thread makes, `depth` of them ahead.
 
-    Args:
-        batches: resumable iterator, owned by the prefetcher from now on.
-        depth: batches made ahead.
-        should_stop: polled while waiting.
-
-    Attributes:
-        wait_s: seconds that `next` has waited in total.
+    It owns the iterator `batches` from now on, and polls `should_stop` while it waits. `wait_s` are
+    the seconds that `next` has waited in total.
     """
 
     def __init__(
@@ -118,12 +113,6 @@ class Prefetcher(Generic[ItemT]):
         """Stops the thread and waits for it; can be called repeatedly."""
         self._closed.set()
         self._thread.join()
-
-    def __enter__(self) -> Prefetcher[ItemT]:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def _take(self) -> tuple[ItemT, dict[str, int]] | BaseException:
         while True:

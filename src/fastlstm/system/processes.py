@@ -29,15 +29,12 @@ def children() -> list[int]:
 def die_with_parent(parent: int | None = None) -> None:
     """Makes Linux kill this process when its parent dies.
 
-    Args:
-        parent: process id of the parent, if known; the parent may be dead already. An agent in a
-            container may have 1.
+    The `parent` whose process id is known may be dead already. An agent in a container may have 1.
     """
-    if os.name == "posix" and hasattr(signal, "SIGKILL"):
-        parent = os.getppid() if parent is None else parent
-        try:
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        except (OSError, AttributeError):
-            return
-        if os.getppid() != parent:  # it has died before the call
-            os._exit(128 + signal.SIGKILL)
+    parent = os.getppid() if parent is None else parent
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    except (OSError, AttributeError):
+        return
+    if os.getppid() != parent:  # it has died before the call
+        os._exit(128 + signal.SIGKILL)

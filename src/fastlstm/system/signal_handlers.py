@@ -23,12 +23,8 @@ def is_not_ignored(known: Any) -> bool:
 
 @contextmanager
 def handling(handlers: Mapping[int, Any], replaces: Callable[[Any], bool]) -> Iterator[None]:
-    """Sets handlers during the block, in the main thread only.
-
-    Args:
-        handlers: by signal number.
-        replaces: returns whether the present handler may be replaced.
-    """
+    """Sets handlers, by signal number, during the block, in the main thread only, where `replaces`
+    returns that the present handler may be replaced."""
     before = dict[int, Any]()
     if threading.current_thread() is threading.main_thread():
         for number, handler in handlers.items():

@@ -73,7 +73,6 @@ def write_file(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def _removed_on_error(path: Path) -> Iterator[None]:
-    """Removes a file or directory if the block fails."""
     try:
         yield
     except BaseException:
@@ -97,17 +96,24 @@ def is_own(path: Path) -> bool:
     return info.st_uid == os.geteuid() and not is_link and not info.st_mode & 0o022
 
 
+@contextlib.contextmanager
+def opened(path: Path, flags: int, mode: int = 0o666) -> Iterator[int]:
+    """Yields the descriptor of an open file or directory. Raises OSError."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC, mode)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def write_new(path: Path, data: bytes, mode: int = 0o666) -> None:
     """Writes and fsyncs a new file. Raises OSError, also if it exists."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(path, flags, mode)
-    try:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    with opened(path, flags, mode) as descriptor:
         rest = memoryview(data)
         while rest:
             rest = rest[os.write(descriptor, rest[:_CHUNK_BYTES]) :]
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def open_lines(path: Path) -> TextIO:
@@ -150,15 +156,13 @@ def allocate(path: Path, num_bytes: int) -> None:
 
 def fsync_dir(directory: Path) -> None:
     """Makes changes of names in a directory durable. Raises OSError."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        # Some network and FUSE file systems cannot fsync a directory.
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(descriptor)
+    with opened(directory, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            # Some network and FUSE file systems cannot fsync a directory.
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+                raise
 
 
 def rename(source: Path, target: Path) -> None:
@@ -179,22 +183,16 @@ def remove_file(path: Path) -> None:
 
 def fsync_file(path: Path) -> None:
     """Makes all writes to a file durable. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with opened(path, os.O_RDONLY) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
     fsync_dir(path.parent)
 
 
 def truncate_file(path: Path, size: int) -> None:
     """Cuts a file to `size` bytes, durably. Raises OSError."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
+    with opened(path, os.O_WRONLY | os.O_NOFOLLOW) as descriptor:
         os.ftruncate(descriptor, size)
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def remove_tree(path: Path) -> None:
@@ -213,28 +211,18 @@ def remove_tree(path: Path) -> None:
 
 def remove_unlocked(path: Path) -> None:
     """Removes a file or directory unless a process has locked it, or it is gone."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            remove_tree(path) if path.is_dir() else os.unlink(path)
-        finally:
-            os.close(descriptor)
+    with contextlib.suppress(OSError), opened(path, os.O_RDONLY | os.O_NONBLOCK) as descriptor:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        remove_tree(path) if path.is_dir() else os.unlink(path)
 
 
 @contextlib.contextmanager
 def staged(path: Path, create: Callable[[Path], object]) -> Iterator[Path]:
-    """Yields a new file or directory beside `path`, which is renamed to `path` after the block.
+    """Yields a new file or directory beside `path`, made by `create`, which is renamed to `path`
+    after the block.
 
     An error removes it. Leftovers of killed processes for the same `path` are removed first; a
-    living process has locked its own.
-
-    Args:
-        path: final name; its parent exists.
-        create: makes a file or a directory at a path.
-
-    Raises:
-        OSError: it cannot be made or renamed.
+    living process has locked its own. Raises OSError.
     """
     pattern = re.compile(rf"\.{re.escape(path.name)}\.tmp-[0-9]+-[0-9a-f]{{8}}")
     for left in list(path.parent.iterdir()):

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from fastlstm.errors import ConfigError, FormatError
 from fastlstm.ops.cell_options import CellOptions
-from fastlstm.system.fields import check_fields, parse_split
+from fastlstm.system.fields import BELOW_1, check_fields, parse_split
 from fastlstm.training.options import BOUNDS, OptimizerName, TrainingOptions
 
 Vocab = Literal["char", "byte", "bpe"]
@@ -220,7 +220,6 @@ class TrainConfig(TrainingOptions, CellOptions):
         return self.pipeline == 0
 
     def _check_pipeline(self) -> None:
-        """Raises ConfigError for what a pipeline of layers cannot do."""
         if not self.pipeline:
             return
         refused = (
@@ -252,14 +251,16 @@ class TrainConfig(TrainingOptions, CellOptions):
         return ModelConfig(**{**own, **sizes, "vocab_size": vocab_size, "dropout": dropout})
 
 
+MODEL_BOUNDS: dict[str, tuple[float, float]] = {
+    **{"vocab_size": (1, 2**24), "embed_size": (1, 65_536), "rnn_size": (1, 65_536)},
+    **{"num_layers": (1, 64), "dropout": (0.0, BELOW_1), "weight_drop": (0.0, BELOW_1)},
+    "output_rank": (0, 65_535),
+}
 _BOUNDS: dict[str, tuple[float, float]] = {
     **BOUNDS,
+    **MODEL_BOUNDS,
     "batch_size": (1, 65_536),
     "vocab_size": (257, 1_000_000),
-    "rnn_size": (1, 65_536),
-    "num_layers": (1, 64),
-    "embed_size": (1, 65_536),
-    "output_rank": (0, 65_535),
     "dropout": (0.0, 0.95),
     "weight_drop": (0.0, 0.95),
     "seq_length": (1, 65_536),

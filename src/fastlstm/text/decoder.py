@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import ConfigError, KernelError, NonFiniteError, counted, nearest_hint
+from fastlstm.errors import KernelError, NonFiniteError, counted
 from fastlstm.ops.cell_options import ACTIVATIONS
 from fastlstm.report.terminal import short_bytes
 from fastlstm.runs.weight_formats import (
     QuantizedMatrix,
     as_floats,
     block_grid,
+    check_format,
     may_be_blocks,
     quantize,
 )
@@ -58,15 +59,6 @@ _PANEL = 4
 """Rows of blocks that the kernels take at once."""
 
 
-def check_format(weight_format: Any) -> None:
-    """Raises ConfigError unless this is a format of weights."""
-    if weight_format not in FORMATS:
-        raise ConfigError(
-            f"weights are {weight_format!r}{nearest_hint(weight_format, FORMATS)}, expected"
-            f" one of {', '.join(FORMATS)}"
-        )
-
-
 class Decoder:
     """A language model's weights laid out for decoding; any number of streams share it.
 
@@ -90,12 +82,9 @@ class Decoder:
     """
 
     def __init__(
-        self,
-        weights: Mapping[str, Weight],
-        config: ModelConfig,
-        weight_format: str = "fp32",
+        self, weights: Mapping[str, Weight], config: ModelConfig, weight_format: str = "fp32"
     ) -> None:
-        check_format(weight_format)
+        check_format(weight_format, FORMATS)
         if (why := native_refusal(config)) is not None:
             raise KernelError(why)
         self.config, self.weight_format = config, weight_format
@@ -157,11 +146,9 @@ class Decoder:
 
     @property
     def isa(self) -> str:
-        """The instruction set of the kernels."""
         return str(self._kernels.isa)
 
     def describe(self, num_streams: int = 1, threads: int | None = None) -> str:
-        """Describes what a call runs on."""
         where = counted(self.num_threads(num_streams) if threads is None else threads, "thread")
         sparse = f", block-sparse {100 * self.zero_blocks:.0f} %" if self.zero_blocks > 0 else ""
         weights = f"{self.weight_format}{sparse} ({self.isa}, {where})"
@@ -174,11 +161,9 @@ class Decoder:
         return 1.0 - float(stored) / float(everything) if everything else 0.0
 
     def num_threads(self, num_streams: int) -> int:
-        """Returns how many threads a call with so many streams runs on."""
         return 1 if self._macs * num_streams < _MIN_MACS_PER_THREAD else hardware.default_threads()
 
     def stream(self) -> Stream:
-        """Returns a stream that has read nothing."""
         return Stream(self)
 
     def run(self, streams: Sequence[Stream], steps: int, threads: int | None = None) -> None:
@@ -204,7 +189,6 @@ class Decoder:
         tuner.record(threads, (time.perf_counter() - start_s) / steps / max(1, num))
 
     def _pack(self, w: Weight, *, is_gates: bool) -> Any:
-        """Returns the native DecodeMatrix of a matrix."""
         if self.weight_format != "int4":
             sparse = block_sparse(w, self.weight_format, is_gates=is_gates)
             if sparse is not None:
@@ -230,7 +214,6 @@ class Decoder:
         return hardware.native().DecodeMatrix(*addresses)
 
     def _sparse_matrix(self, w: Weight, sparse: BlockSparse, *, is_gates: bool) -> Any:
-        """Returns the native DecodeMatrix of a block-sparse matrix."""
         lines = _empty(max(64, sparse.lines.size), sparse.lines.dtype)
         lines[: sparse.lines.size] = sparse.lines.ravel()
         factors = corrections = None
@@ -250,7 +233,6 @@ class Decoder:
         k: int,
         has_table: bool,
     ) -> Any:
-        """Returns the native DecodeLayer of layer `k`."""
         native = hardware.native()
         recurrent = self._pack(matrices[f"layers.{k}.weight_hh_l0"], is_gates=True)
         w_in, bias = native.DecodeMatrix(), None
@@ -408,7 +390,6 @@ class ThreadTuner:
         self._best, self._retry_s = 0, self.FIRST_RETRY_S
 
     def choose(self) -> int:
-        """Returns the threads of the next call."""
         if self._limit == 1:
             return 1
         now_s = time.perf_counter()
@@ -433,7 +414,6 @@ class ThreadTuner:
         return threads
 
     def record(self, threads: int, seconds: float) -> None:
-        """Records the time of a token."""
         before = seconds if self._is_new else self._seconds.get(threads, seconds)
         self._seconds[threads] = 0.7 * before + 0.3 * seconds if seconds > before else seconds
         self._tried_s[threads] = time.perf_counter()
@@ -455,7 +435,6 @@ class Stream:
 
     @property
     def native(self) -> Any:
-        """The stream of the kernels."""
         return self._record
 
     def set(
@@ -490,12 +469,10 @@ class Stream:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has more to do."""
-        return bool(self.native.status == "running")
+        return self.status == "running"
 
     @property
     def num_waiting(self) -> int:
-        """Number of tokens that are to be read."""
         return int(self.native.num_waiting)
 
     @property
@@ -527,7 +504,6 @@ class Stream:
         return self.save()
 
     def go_back(self, mark: Any) -> None:
-        """Restores the stream to where it stood at `mark`."""
         self.restore(mark)
 
 

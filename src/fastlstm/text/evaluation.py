@@ -16,8 +16,8 @@ import torch
 from fastlstm.errors import ConfigError, DataError, Stopped, counted
 from fastlstm.report.html import InNotebook
 from fastlstm.report.terminal import short_count
-from fastlstm.system.devices import check_device, has_gpu
 from fastlstm.system.fields import Device, is_whole
+from fastlstm.system.hardware import check_device, has_gpu
 from fastlstm.text.data.text import token_counts
 from fastlstm.text.data.tokenizer import shown_characters
 from fastlstm.training.precision import allow_tf32, tf32_kept
@@ -150,7 +150,7 @@ def with_unknown(
     bits, share = result.bits_per_char, num_unknown / num_chars
     if share > 0:
         entropy = -share * math.log2(share) - (1 - share) * math.log2(1 - share)
-        bits = (1 - share) * bits + entropy + share * unknown_bits(vocab_size)
+        bits = (1 - share) * bits + entropy + share * math.log2(_UNICODE - vocab_size)
     return replace(
         result,
         num_unknown=num_unknown,
@@ -158,11 +158,6 @@ def with_unknown(
         first_unknown=tuple(first),
         bits_per_char_with_unknown=bits,
     )
-
-
-def unknown_bits(vocab_size: int) -> float:
-    """Returns the bits to name a character of Unicode that is not among the V known ones."""
-    return math.log2(_UNICODE - vocab_size)
 
 
 def evaluate(
@@ -236,7 +231,6 @@ def evaluate_on(
     tokenizer: Tokenizer,
     *,
     lanes: int | None = None,
-    chunk: int = CHUNK,
     **settings: Any,
 ) -> Evaluation:
     """Works like `evaluate`, on a device; "auto" takes a GPU if there is one.
@@ -250,8 +244,8 @@ def evaluate_on(
     check_device(device)
     if device == "cpu" or not has_gpu():
         lanes = LANES if lanes is None else lanes
-        return evaluate(model, ids, tokenizer, lanes=lanes, chunk=chunk, **settings)
-    lanes = LANES_ON_GPU if lanes is None else lanes
+        return evaluate(model, ids, tokenizer, lanes=lanes, **settings)
+    lanes, chunk = LANES_ON_GPU if lanes is None else lanes, CHUNK
     while True:
         try:
             with tf32_kept():

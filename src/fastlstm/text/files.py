@@ -12,9 +12,9 @@ import torch
 from fastlstm.errors import counted
 from fastlstm.report.lines import Row, model_rows
 from fastlstm.runs.run_directory import TEXT_RUN
-from fastlstm.runs.tensors import encode_tensors
 from fastlstm.runs.weight_formats import QuantizedMatrix, as_floats
 from fastlstm.system.storage import encode_json
+from fastlstm.system.tensors import encode_tensors
 from fastlstm.text.config import FORMAT_VERSION
 from fastlstm.text.stored_model import (
     CONFIG_FILE,

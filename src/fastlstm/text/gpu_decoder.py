@@ -154,10 +154,7 @@ class GpuDecoder(Decoder):
             for k in range(1, config.num_layers)
         ]
         self._norms = [
-            (
-                weights[f"norms.{k}.weight"].to(self._device),
-                weights[f"norms.{k}.bias"].to(self._device),
-            )
+            [weights[f"norms.{k}.{name}"].to(self._device) for name in ("weight", "bias")]
             for k in range(config.num_layers if config.output_norm else 0)
         ]
         is_square = config.residual and config.embed_size == config.rnn_size
@@ -178,16 +175,11 @@ class GpuDecoder(Decoder):
         return "CUDA"
 
     def describe(self, num_streams: int = 1, threads: int | None = None) -> str:
-        """Describes what a call runs on."""
         del threads
         rows = counted(_size_for(min(num_streams, self._limit)), "row")
         name = torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else "CPU"
         size = f"{short_bytes(self.nbytes)} of weights"
         return f"GPU decode, {self.weight_format} (CUDA graphs of {rows}, {name}), {size}"
-
-    @property
-    def zero_blocks(self) -> float:
-        return 0.0
 
     def num_threads(self, num_streams: int) -> int:
         del num_streams
@@ -245,8 +237,6 @@ class GpuDecoder(Decoder):
             )
             return blob
 
-    # rows ---------------------------------------------------------------------------------------
-
     def _admit(self, part: list[GpuStream]) -> Rows | None:
         """Gives every stream a row; returns None if only fewer streams fit into memory."""
         try:
@@ -287,8 +277,6 @@ class GpuDecoder(Decoder):
             self._rows, self._host = rows, host
             self._graphs.clear()
         return self._rows
-
-    # launches -----------------------------------------------------------------------------------
 
     def _run(self, part: list[GpuStream], rows: Rows, steps: int) -> None:
         for stream in part:
@@ -365,8 +353,6 @@ class GpuDecoder(Decoder):
         for k, (stream, _) in enumerate(placed):
             stream.add(columns[k, firsts[k] : firsts[k] + counts[k]].tolist(), status[k])
 
-    # graphs -------------------------------------------------------------------------------------
-
     def _graph(self, rows: Rows, size: int, steps: int) -> Callable[[], None]:
         """Returns the graph of so many steps of the first rows; the first use records it."""
         if (size, steps) not in self._graphs:
@@ -426,7 +412,8 @@ class GpuDecoder(Decoder):
         if k == 0 and self._embedding is not None:
             x = F.embedding(rows.tokens[:size], self._embedding)
         if self._norms:
-            y = F.layer_norm(y, (H,), *self._norms[k])
+            weight, bias = self._norms[k]
+            y = F.layer_norm(y, (H,), weight, bias)
         if self.config.residual and x is not None:
             y = x + y
         is_last = k + 1 == self.config.num_layers

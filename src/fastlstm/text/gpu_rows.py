@@ -98,7 +98,6 @@ class Rows:
         return [*self.cells, *self.operands, self.fields, self.recent, self.counts]
 
     def take_over(self, other: Rows) -> None:
-        """Takes over the rows of smaller `Rows`."""
         own = [*self._memory(), *self._before, self.rates, self.biases, self.stops]
         theirs = [*other._memory(), *other._before, other.rates, other.biases, other.stops]
         for to, given in zip(own, theirs, strict=True):
@@ -248,10 +247,6 @@ class GpuStream(Stream):
     @property
     def status(self) -> str:
         return super().status if self._status is None else self._status
-
-    @property
-    def is_running(self) -> bool:
-        return self.status == "running"
 
     @property
     def num_waiting(self) -> int:

@@ -82,7 +82,6 @@ class RunText:
             owners[own.key] = f"`{part}`"
 
     def splits(self) -> Splits:
-        """Returns the tokens for training, validation and test."""
         cut = self.source.split(self.shares, self.held_out)
         return replace(cut, **{part: own.ids for part, own in self.held_out.items()})
 

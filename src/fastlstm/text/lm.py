@@ -14,17 +14,12 @@ from torch import nn
 from fastlstm.errors import ConfigError, DataError, PromptError, counted, kind_of_value
 from fastlstm.ops.packed_weights import Contents
 from fastlstm.report.html import InNotebook
-from fastlstm.system.devices import check_device
+from fastlstm.runs.weight_formats import check_format
 from fastlstm.system.fields import Device
+from fastlstm.system.hardware import check_device
 from fastlstm.text.data.text import TextDataset, UnknownPolicy
 from fastlstm.text.data.tokenizer import CharTokenizer, KnownCharacters, shown_characters
-from fastlstm.text.decoder import (
-    Decoder,
-    check_format,
-    default_format,
-    float_weights,
-    format_note,
-)
+from fastlstm.text.decoder import FORMATS, Decoder, default_format, float_weights, format_note
 from fastlstm.text.evaluation import Evaluation, evaluate_on, with_unknown
 from fastlstm.text.files import language_model_rows, load_language_model
 from fastlstm.text.held_out import read_text
@@ -84,7 +79,7 @@ class LM(InNotebook):
         self._default = default_format(self.stored_format, model.config)
         self._is_given = weights is not None
         weights = weights or self._default
-        check_format(weights)
+        check_format(weights, FORMATS)
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.generation = known_settings(generation or {})
@@ -95,11 +90,7 @@ class LM(InNotebook):
 
     @classmethod
     def load(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        weights: str | None = None,
-        device: Device = "auto",
+        cls, path: str | os.PathLike[str], *, weights: str | None = None, device: Device = "auto"
     ) -> LM:
         """Loads a run directory, one of its checkpoints, or what `train()` returned.
 
@@ -295,17 +286,9 @@ class LM(InNotebook):
 
 
 def sample_text(
-    model: LanguageModel,
-    tokenizer: Tokenizer,
-    prompt: str = "",
-    length: int = 200,
-    temperature: float = 0.8,
-    seed: int | None = None,
+    model: LanguageModel, tokenizer: Tokenizer, length: int, temperature: float, seed: int
 ) -> str:
     """Returns `length` tokens of text from a model in training; does not change it."""
-    if length == 0:
-        return ""
     decoder = Decoder.of(model)
-    settings = Sampling(temperature=temperature, seed=seed)
-    text = begin(decoder, tokenizer, prompt, length, settings)
+    text = begin(decoder, tokenizer, "", length, Sampling(temperature=temperature, seed=seed))
     return "".join(piece for (piece,) in write_all(decoder, [text]))

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fastlstm.errors import ConfigError, KernelError
-from fastlstm.system.devices import check_device, has_gpu
 from fastlstm.system.fields import Device
+from fastlstm.system.hardware import check_device, has_gpu
 from fastlstm.text.decoder import Decoder, Weight, default_format, format_note, make_decoder
 from fastlstm.text.sampling import known_settings
 from fastlstm.text.stored_model import load_stored_model

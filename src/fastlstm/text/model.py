@@ -213,9 +213,7 @@ def _check(tokens: Tensor, state: State, config: ModelConfig) -> None:
 
 @torch.no_grad()
 def initialize(
-    model: LanguageModel,
-    token_counts: NDArray[np.integer] | None = None,
-    seed: int = 0,
+    model: LanguageModel, token_counts: NDArray[np.integer] | None = None, seed: int = 0
 ) -> None:
     """Fills every parameter, from `seed` alone; the global random generator is not touched.
 

@@ -14,8 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fastlstm.distributed.share import Share
-from fastlstm.distributed.world import World
+from fastlstm.distributed.world import Share, World
 from fastlstm.errors import ConfigError
 from fastlstm.runs.events import Event
 from fastlstm.text.config import ModelConfig, TrainConfig
@@ -136,7 +135,6 @@ class PipelinedTextTask(TextTask):
                     dist.broadcast(of_layer, self._owner(f"layers.{k}"))
 
     def optimizer_tensors(self, state: TrainingState) -> dict[str, Tensor]:
-        """Returns the state of the optimizers of all processes."""
         own = {
             name: tensor
             for name, tensor in state.optimizers.tensors().items()
@@ -169,35 +167,30 @@ def layers_of(config: ModelConfig, num_stages: int) -> list[range]:
 
 
 def check_pipeline(
-    config: TrainConfig, num_layers: int, device: torch.device, num_processes: int
-) -> None:
-    """Raises ConfigError if a pipeline cannot use this device, batch or number of processes."""
+    config: TrainConfig, num_layers: int, device: torch.device, world: World
+) -> tuple[str, ...]:
+    """Returns a note on the cost of splitting the layers over processes; raises ConfigError if a
+    pipeline cannot use this device, batch or number of processes."""
     if not config.pipeline:
-        return
+        return ()
+    stages, parts = world.size, config.pipeline
     if device.type != "cpu":
         raise ConfigError(
             f"`pipeline={config.pipeline!r}`: runs on CPUs, not on {device}; give `device='cpu'`"
         )
-    if num_layers < num_processes:
+    if num_layers < stages:
         raise ConfigError(
-            f"`pipeline={config.pipeline!r}`: {num_processes} processes need at least"
-            f" {num_processes} layers, the model has {num_layers}; give"
-            f" `num_layers={num_processes!r}` or more, or start fewer processes"
+            f"`pipeline={config.pipeline!r}`: {stages} processes need at least {stages} layers, the"
+            f" model has {num_layers}; give `num_layers={stages!r}` or more, or start fewer"
+            " processes"
         )
     if config.batch_size < config.pipeline:
         raise ConfigError(
             f"`pipeline={config.pipeline!r}`: a batch of {config.batch_size} rows cannot be cut"
             f" into {config.pipeline} parts; give `pipeline={config.batch_size!r}` or less"
         )
-
-
-def pipeline_notes(config: TrainConfig, world: World) -> tuple[str, ...]:
-    """Returns a note on the cost of splitting the layers over processes."""
-    if not config.pipeline:
-        return ()
-    if world.size == 1:
+    if stages == 1:
         return ("pipeline: it has no effect with one process",)
-    stages, parts = world.size, config.pipeline
     return (
         f"pipeline: {parts} parts of a batch: if stages are equal, processes wait"
         f" {(stages - 1) / (parts + stages - 1):.1%} of the passes",

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from fastlstm.distributed.share import Share
+from fastlstm.distributed.world import Share
 from fastlstm.errors import DataError, counted
 from fastlstm.system.fields import Precision
 from fastlstm.text.config import PRESETS, TrainConfig

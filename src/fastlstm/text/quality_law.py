@@ -46,12 +46,7 @@ _LONGEST = 1e4
 
 
 def relative_bits(
-    rnn_size: int,
-    num_layers: int,
-    tokens: float,
-    steps: float,
-    optimizer: str,
-    train_tokens: int,
+    rnn_size: int, num_layers: int, tokens: float, steps: float, optimizer: str, train_tokens: int
 ) -> float:
     """Returns what a run ends at, in units that are the same for every model on one text.
 

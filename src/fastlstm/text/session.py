@@ -47,11 +47,7 @@ class Session:
         self._text = tokenizer.stream_decoder()
 
     def read(self, text: str) -> None:
-        """Reads `text`; an empty one changes nothing.
-
-        Raises:
-            PromptError: an unseen character.
-        """
+        """Reads `text`; an empty one changes nothing. Raises PromptError: an unseen character."""
         if text == "":
             return
         self._stream.feed(prompt_ids(self._tokenizer, text))

@@ -46,7 +46,7 @@ from fastlstm.training.precision import (
 )
 from fastlstm.training.remembered_plan import ChosenPlan, changes, remembered_plan
 from fastlstm.training.schedule import StopCriterion
-from fastlstm.training.step_time import LONG_STEP_S, MIN_TIMED, TIMED_S, fastest_step_s, ignore
+from fastlstm.training.step_time import LONG_STEP_S, MIN_TIMED, TIMED_S, fastest_step_s
 from fastlstm.training.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -80,7 +80,6 @@ _SIZES = {
 _SMALLER_POWER = 0.75
 """A step of a smaller size takes its share of the FLOP to this power: measured from 256 to 96 units
 0.85 in float32, 0.6 in bf16; a larger one takes time in proportion (512 units 1.0, 1.1)."""
-_QUIET_SHARE = 0.7
 _CLEAR_GAIN = 0.01
 """Predicted gain from which a second layer, another batch or another optimizer is chosen."""
 
@@ -260,7 +259,6 @@ class SizePlan:
         return best
 
     def _changes(self, config: TrainConfig) -> Iterator[dict[str, Any]]:
-        """Yields the batches and optimizers to try at the best size."""
         if "batch_size" not in self._chosen:
             yield from ({"batch_size": size} for size in _BATCHES[self._device.type])
         if not {"optimizer", "learning_rate"} & set(self._chosen):
@@ -288,9 +286,15 @@ class SizePlan:
 
     def _predict(self, config: TrainConfig, is_timed: bool) -> SizeCandidate:
         began = time.perf_counter()
-        step_s = self._known_s(config) or (
-            self._timed_s(config) if is_timed else self._estimated_s(config)
-        )
+        about = self._about_step(config)
+        if is_timed or measurements.recall_seconds("step", about) is not None:
+            data = config, self._ids, self._tokenizer, self._device, self._slowdowns
+            step_s, is_recalled = measurements.timed_seconds(
+                "step", about, self._device.type, lambda: step_seconds(*data)
+            )
+            self.is_recalled |= is_recalled
+        else:
+            step_s = self._estimated_s(config)
         self._last_timing_s = time.perf_counter() - began
         self._step_s[config] = step_s
         self._last_step_s = step_s * self._slowdown
@@ -324,37 +328,14 @@ class SizePlan:
         return self._step_s[near] * (ratio if ratio > 1 else ratio**_SMALLER_POWER)
 
     def _about_step(self, config: TrainConfig) -> dict[str, Any]:
-        """Returns what a step's time depends on."""
         model = config.model_config(self._tokenizer.vocab_size, config.dropout or 0.0)
-        threads = torch.get_num_threads()
         names = ["precision", "optimizer", "batch_size", "seq_length", "accumulate", "ema"]
         names += ["memory_limit_gb"] if self._device.type == "cuda" else []
         return {
-            **hardware.machine(self._device.type, threads),
+            **hardware.machine(self._device.type, torch.get_num_threads()),
             "model": model.to_dict(),
             **{name: getattr(config, name) for name in names},
         }
-
-    def _known_s(self, config: TrainConfig) -> float | None:
-        """Returns the seconds of a training step, measured earlier on this machine."""
-        known = (measurements.recall("step", self._about_step(config)) or {}).get("seconds")
-        if isinstance(known, float) and 0 < known < math.inf:
-            self.is_recalled = True
-            return known
-        return None
-
-    def _timed_s(self, config: TrainConfig) -> float:
-        """Returns the seconds of a training step, measured now."""
-        try:
-            with measurements.CpuTimer(torch.get_num_threads()) as timer:
-                data = config, self._ids, self._tokenizer, self._device
-                seconds = step_seconds(*data, self._slowdowns)
-        except torch.cuda.OutOfMemoryError:  # not even a row of a step fits
-            torch.cuda.empty_cache()
-            return math.inf
-        if self._device.type == "cuda" or not timer.was_busy(_QUIET_SHARE):
-            measurements.remember("step", self._about_step(config), {"seconds": seconds})
-        return seconds
 
 
 def _clearly_better(candidate: SizeCandidate, best: SizeCandidate) -> SizeCandidate:
@@ -397,7 +378,7 @@ def step_seconds(
         loader = TextLoader(open_batches(config, ids))
         task = TextTask(config, model, loader, ids[:2], tokenizer, device)
         plan = TrainingPlan(config, StopCriterion.of(config, loader.steps_per_epoch), device)
-        return fastest_step_s(Trainer(task, plan, emit=ignore), slowdowns)
+        return fastest_step_s(Trainer(task, plan, emit=lambda _: None), slowdowns)
 
 
 def budget_plan(
@@ -449,8 +430,6 @@ def budget_plan(
     }
     left_s = training_s(config, started)
     plan = remembered_plan(config, data, device, left_s, make) if is_new else make()
-    if plan.precision is None:  # a damaged file
-        plan = make()
     assert plan.precision is not None
     allow_tf32(plan.precision.name)
     return plan

@@ -25,9 +25,9 @@ from fastlstm.runs.find_run import require_run
 from fastlstm.runs.manifest import MANIFEST, FileRecord, read_manifest
 from fastlstm.runs.run_directory import TEXT_RUN, RunDirectory
 from fastlstm.runs.weight_formats import QuantizedMatrix, checked_compression, decode_weights
-from fastlstm.system.fields import BELOW_1, built, check_values
+from fastlstm.system.fields import built, check_values
 from fastlstm.system.storage import parse_json
-from fastlstm.text.config import ModelConfig, require_format
+from fastlstm.text.config import MODEL_BOUNDS, ModelConfig, require_format
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,11 +44,6 @@ TOKENIZER_FILE = "tokenizer.json"
 GENERATION_FILE = "generation_config.json"
 GENERATION_DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
 _FILES = (CONFIG_FILE, MODEL_FILE, AVERAGE_FILE, TOKENIZER_FILE, GENERATION_FILE)
-MODEL_BOUNDS: dict[str, tuple[float, float]] = {
-    **{"vocab_size": (1, 2**24), "embed_size": (1, 65_536), "rnn_size": (1, 65_536)},
-    **{"num_layers": (1, 64), "dropout": (0.0, BELOW_1), "weight_drop": (0.0, BELOW_1)},
-    "output_rank": (0, 65_535),
-}
 
 
 @dataclass(frozen=True)
@@ -195,15 +190,11 @@ def parse_config(data: bytes, origin: Path) -> tuple[dict[str, Any], ModelConfig
             checked_compression(config["compression"])
         except ValueError as error:
             raise FormatError(f"{origin}: {error}; put the right file back") from None
-    return config, _model_config(model, origin)
-
-
-def _model_config(values: dict[str, Any], origin: Path) -> ModelConfig:
     try:
-        config = built(ModelConfig, values, "model")
-        check_values(config, MODEL_BOUNDS)
+        sizes = built(ModelConfig, model, "model")
+        check_values(sizes, MODEL_BOUNDS)
     except TypeError as error:
         raise FormatError(f"{origin}: 'model' is incomplete ({error})") from None
     except ConfigError as error:
         raise FormatError(f"{origin}: {error!s:.200}") from None
-    return config
+    return config, sizes

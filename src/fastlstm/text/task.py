@@ -17,13 +17,7 @@ from fastlstm.text.config import ModelConfig, TrainConfig
 from fastlstm.text.data.lanes import Batch, TextLoader
 from fastlstm.text.data.text import token_counts
 from fastlstm.text.data.tokenizer import Ids, Tokenizer
-from fastlstm.text.evaluation import (
-    Evaluation,
-    evaluate,
-    evaluation_of,
-    lane_nats,
-    num_lanes,
-)
+from fastlstm.text.evaluation import Evaluation, evaluate, evaluation_of, lane_nats, num_lanes
 from fastlstm.text.files import weights_file
 from fastlstm.text.lm import sample_text
 from fastlstm.text.model import LanguageModel, State, reset_state
@@ -244,7 +238,7 @@ class Samples(Callback):
     def on_event(self, trainer: Trainer, event: Event) -> None:
         if event["event"] == "eval" and trainer.progress.evaluations % self._every == 0:
             assert isinstance(trainer.model, LanguageModel)
-            text = sample_text(trainer.model, self._tokenizer, "", _SAMPLE_LENGTH, 0.8, self._seed)
+            text = sample_text(trainer.model, self._tokenizer, _SAMPLE_LENGTH, 0.8, self._seed)
             trainer.emit({"event": "sample", "step": trainer.progress.step, "text": text})
 
 

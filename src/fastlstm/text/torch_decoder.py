@@ -13,10 +13,10 @@ import torch
 
 from fastlstm.errors import ConfigError, counted
 from fastlstm.report.terminal import short_bytes
-from fastlstm.runs.weight_formats import as_floats
+from fastlstm.runs.weight_formats import as_floats, check_format
 from fastlstm.system import hardware
 from fastlstm.text.config import ModelConfig
-from fastlstm.text.decoder import Decoder, Stream, Weight, check_format, model_hash, native_refusal
+from fastlstm.text.decoder import FORMATS, Decoder, Stream, Weight, model_hash, native_refusal
 from fastlstm.text.files import build_model
 from fastlstm.text.stored_model import parameter_shapes
 
@@ -30,12 +30,9 @@ class TorchDecoder(Decoder):
     """A `Decoder` whose model runs on torch, on the CPU in fp32. Slow."""
 
     def __init__(
-        self,
-        weights: Mapping[str, Weight],
-        config: ModelConfig,
-        weight_format: str = "fp32",
+        self, weights: Mapping[str, Weight], config: ModelConfig, weight_format: str = "fp32"
     ) -> None:
-        check_format(weight_format)
+        check_format(weight_format, FORMATS)
         if weight_format != "fp32":
             raise ConfigError(
                 f"weights are {weight_format!r}, but {native_refusal(config)} and torch writes in"
@@ -56,7 +53,6 @@ class TorchDecoder(Decoder):
         return "torch"
 
     def describe(self, num_streams: int = 1, threads: int | None = None) -> str:
-        """Describes what a call runs on, and why."""
         del num_streams
         where = counted(torch.get_num_threads() if threads is None else threads, "thread")
         size = f"{short_bytes(self.nbytes)} of weights"

@@ -14,12 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fastlstm.distributed.joining import joined
-from fastlstm.errors import (
-    ConfigError,
-    DataError,
-    FormatError,
-    UnknownCharacterError,
-)
+from fastlstm.errors import ConfigError, DataError, FormatError, UnknownCharacterError
 from fastlstm.ops.call import LSTMCall
 from fastlstm.ops.cell_options import CellOptions
 from fastlstm.ops.explain import explain
@@ -57,7 +52,6 @@ from fastlstm.text.model import LanguageModel, initialize
 from fastlstm.text.pipelined_task import (
     PipelinedTextTask,
     check_pipeline,
-    pipeline_notes,
     stage_names,
 )
 from fastlstm.text.plan import LONG, choose_seq_length, fit_batch, open_batches, resolve
@@ -261,7 +255,7 @@ class TextSession(RunSession):
         config, notes = self._rated(config, text), tuple[str, ...]()
         if is_new:
             config, notes = fit_batch(choose_seq_length(config, chosen.tokens, num), num)
-        check_pipeline(config, sizes.num_layers, device, self.world.size)
+        of_pipeline = check_pipeline(config, sizes.num_layers, device, self.world)
         self.check_processes(config)
         share = self.world.share if config.divides_batch else None
         loader = TextLoader(open_batches(config, splits.train, share), self.loader_stop)
@@ -270,7 +264,7 @@ class TextSession(RunSession):
         lengths = num, len(splits.valid), loader.steps_per_epoch, model.num_parameters
         config, reasons = resolve(config, precision.name, chosen.tokens, device, *lengths)
         model.config = config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)
-        self.notes += [*texts.notes(), *notes, *reasons, *pipeline_notes(config, self.world)]
+        self.notes += [*texts.notes(), *notes, *reasons, *of_pipeline]
         plan = self.plan(config, device, checkpoint, loader.steps_per_epoch, config.eval_every)
         short, others = texts.caveats()
         files = self.model_files(model.config, config, texts, start.first)
@@ -415,7 +409,6 @@ class TextSession(RunSession):
 def _callbacks(
     config: TrainConfig, model: LanguageModel, tokenizer: Tokenizer, train_tokens: int
 ) -> Iterator[Callback]:
-    """Yields callbacks that write samples and predict the end of a run."""
     if config.sample_every:
         yield Samples(config.sample_every, tokenizer, config.seed)
     if has_outlook(config.cooldown, config.patience, config.vocab):
@@ -452,7 +445,6 @@ def _layer_call(config: TrainConfig, device: torch.device) -> LSTMCall:
 
 
 def _stored_data(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Returns the description of the text that the run was started with."""
     data: dict[str, Any] = json.loads(checkpoint.files["config.json"])["data"]
     kinds = {"source": str, "key": str, "num_chars": int}
     for text in (data, *(data[part] for part in PARTS if part in data)):

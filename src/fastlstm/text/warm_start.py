@@ -77,7 +77,6 @@ class WarmStart:
             raise ConfigError(f"`{name}={value!r}`: the run in `start` has {has}; leave it out")
 
     def notes(self, config: TrainConfig) -> list[str]:
-        """Returns what the user is told: what comes from the run, and what does not."""
         model, tokenizer = self.loaded.model_config, self.loaded.tokenizer
         size = (
             f"{counted(model.num_layers, 'layer')} of {model.rnn_size} units,"

@@ -102,10 +102,7 @@ def score_tokens(decoder: Decoder, ids: NDArray[Any]) -> TokenScores:
 
 
 def writing_speed(
-    decoder: Decoder,
-    num_streams: int = 1,
-    threads: int | None = None,
-    seconds: float | None = None,
+    decoder: Decoder, num_streams: int = 1, threads: int | None = None, seconds: float | None = None
 ) -> float:
     """Returns the tokens per second that so many streams write together, measured for 0.2 s."""
     seconds = _SPEED_S if seconds is None else seconds

@@ -112,7 +112,6 @@ class Alerts(Callback):
             trainer.say("warning", self._said.get())
 
     def _note(self, rule: str, text: str | None, advice: str) -> None:
-        """Notes the result of a rule."""
         if text == "":
             self._active.discard(rule)
         if not text or rule in self._active:

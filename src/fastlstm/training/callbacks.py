@@ -215,12 +215,10 @@ class CallbackList:
                 )
 
     def call(self, method: str, *args: object) -> None:
-        """Calls a hook of every callback."""
         for callback in self.all:
             getattr(callback, method)(self._trainer, *args)
 
     def evaluate(self, metrics: Event) -> Event:
-        """Returns the metrics with the metrics that callbacks add."""
         for callback in self.all:
             returned = callback.on_evaluate(self._trainer, dict(metrics))
             metrics = {**metrics, **_added(callback, returned, metrics)}

@@ -35,8 +35,8 @@ from fastlstm.runs.manifest import (
     write_directory,
 )
 from fastlstm.runs.run_directory import METRICS_KEY, TRAINER_FILE, RunDirectory, checkpoint_step
-from fastlstm.runs.tensors import decode_tensors, encode_tensors
 from fastlstm.system import storage
+from fastlstm.system.tensors import decode_tensors, encode_tensors
 from fastlstm.training.state import Progress, Tensors, first_non_finite, require_like, weights_of
 
 if TYPE_CHECKING:
@@ -60,13 +60,9 @@ _FIRST_SAVE_S, _SAVE_S = 15.0, 60.0
 class Checkpoint:
     """A training state, as a checkpoint holds it.
 
-    Attributes:
-        path: directory of the checkpoint, or words for a state that is in memory.
-        step: optimizer steps done.
-        tensors: named tensors by file stem: "model", "optimizer", "state", ….
-        meta: plain values.
-        files: content of other files: config.json, tokenizer.json, ….
-        finite: False if a weight is NaN or Inf.
+    `path` is its directory, or words for a state that is in memory. `tensors` are by file stem
+    ("model", "optimizer", "state", …) and name; `files` are config.json, tokenizer.json, …. It is
+    not `finite` if a weight is NaN or Inf.
     """
 
     path: Path
@@ -80,13 +76,8 @@ class Checkpoint:
 def save_checkpoint(run: RunDirectory, state: Checkpoint, keep: int) -> Path:
     """Writes `checkpoint-<step>`, reads it back, then removes all but `keep` checkpoints.
 
-    Replaces a checkpoint of the same step. Removes later ones, which a roll-back or a resume past
-    damage left behind. The newest finite checkpoint always stays.
-
-    Args:
-        run: the run directory, locked.
-        state: the state, with tensors on any device.
-        keep: at least 1.
+    The run is locked. Replaces a checkpoint of the same step. Removes later ones, which a roll-back
+    or a resume past damage left behind. The newest finite checkpoint always stays.
 
     Raises:
         StorageError: the disk refused or returned other bytes; older checkpoints are intact.
@@ -254,7 +245,6 @@ class RunSnapshots:
         return {"path": path.name, "bytes": sum(file.stat().st_size for file in path.iterdir())}
 
     def last_good(self) -> Checkpoint | None:
-        """Returns the newest state without NaN or Inf."""
         return find_checkpoint(self._run, finite=True)[0]
 
 
@@ -286,11 +276,8 @@ class BestWeights:
     """The weights of the best evaluation.
 
     If a task publishes at once, these weights are soon in the run directory; memory and checkpoints
-    hold them only until they are published. Other tasks need the weights at the end.
-
-    Attributes:
-        weights: by name; empty if there are none to publish.
-        published_step: step of the last publication, -1 before the first.
+    hold them only until they are published. Other tasks need the weights at the end. The last
+    publication was at `published_step`, -1 before the first.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -300,7 +287,6 @@ class BestWeights:
         self._refusal: StorageError | None = None
 
     def keep(self) -> None:
-        """Copies the weights of the model."""
         own = weights_of(self._trainer.model)
         self.weights = {name: tensor.detach().clone() for name, tensor in own.items()}
         self.published_step = -1  # a roll-back may find a better model at an earlier step
@@ -322,7 +308,6 @@ class BestWeights:
         self.published_step = published_step
 
     def into_model(self) -> None:
-        """Loads the weights, if any, into the model."""
         if self.weights:
             self._trainer.model.load_state_dict(self.weights, strict=False)
 
@@ -334,7 +319,6 @@ class BestWeights:
             self.set_published()
 
     def set_published(self) -> None:
-        """Notes that the weights are published."""
         self.published_step, self._refusal = self._trainer.progress.best_step, None
         if self._trainer.task.publishes_at_once:
             self.weights = {}
@@ -353,7 +337,7 @@ class BestWeights:
             raise StorageError(
                 f"{self._refusal} The best model (step {self._trainer.progress.best_step}) is not"
                 f" published; checkpoint-{saved_step} keeps it, start the run again with"
-                " `resume=True` to publish it.",
+                " `resume=True` to publish it."
             ) from self._refusal
 
 
@@ -375,8 +359,7 @@ def _told(world: World, own: Checkpoint | None) -> Checkpoint:
 class Saver:
     """Saves the state of a trainer when it is due, and restores it.
 
-    Attributes:
-        saved_step: step of the saved state, -1 if it must be saved again.
+    `saved_step` is the step of the saved state, -1 if it must be saved again.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -387,12 +370,12 @@ class Saver:
     def capture(self) -> tuple[Tensors, dict[str, Any]]:
         """Returns (tensors by file stem, plain values) for a checkpoint."""
         trainer = self._trainer
-        trainer.stepper.gather()
+        trainer.task.gather(trainer.state)
         if trainer.plan.is_local:
             self._average_optimizers()
         trainer.progress.elapsed_s = trainer.elapsed_s()
         tensors, meta = trainer.state.capture(trainer.task.loader.state_dict())
-        tensors["optimizer"] = trainer.stepper.optimizer_tensors()
+        tensors["optimizer"] = trainer.task.optimizer_tensors(trainer.state)
         own, meta["callbacks"] = trainer.callbacks.capture()
         groups = {**own, BEST: trainer.best.weights}
         tensors.update({stem: group for stem, group in groups.items() if group})
@@ -410,7 +393,6 @@ class Saver:
             world.average(own)
 
     def _carried(self) -> dict[str, Tensor]:
-        """Returns the carried state of the rows of all processes."""
         own, axis = self._trainer.task.carried(), self._trainer.task.row_axis
         if self._trainer.plan.share.size == 1:
             return own
@@ -418,7 +400,6 @@ class Saver:
         return {name: torch.cat([part[name] for part in parts], axis[name]) for name in own}
 
     def _own_rows(self, carried: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Returns the carried state of the rows of this process."""
         share, task = self._trainer.plan.share, self._trainer.task
         if share.size == 1:
             return carried
@@ -455,7 +436,6 @@ class Saver:
             self._tried_step = -1
 
     def is_due(self) -> bool:
-        """Returns whether to save the state at this step."""
         step = self._trainer.progress.step
         if step == self.saved_step:
             return False

@@ -12,7 +12,6 @@ import torch
 
 from fastlstm.errors import ConfigError, DeviceMemoryError, counted
 from fastlstm.system import hardware, measurements
-from fastlstm.system.devices import no_gpu
 from fastlstm.system.measurements import CpuTimer
 from fastlstm.training.options import TrainingOptions
 
@@ -35,7 +34,7 @@ def set_up_device(options: TrainingOptions) -> torch.device:
     hardware.keep_freed_memory()
     refusal = "not asked for" if options.device == "cpu" else hardware.gpu_refusal()
     if options.device == "cuda" and refusal is not None:
-        raise no_gpu(refusal)
+        raise hardware.no_gpu(refusal)
     device = torch.device("cuda" if refusal is None else "cpu")
     limit = options.memory_limit_gb
     if limit is None:
@@ -139,7 +138,7 @@ def threads_within_quota() -> tuple[int, str] | None:
         if is_quiet:
             measurements.remember("quota", about, {"gain": gain})
     else:
-        gain = float(found["gain"])
+        gain = found["gain"]
     best = high if gain > 1 else low
     compared = f"{counted(high, 'thread')} compute {gain:.2f} times as much as {low}, measured"
     return best, f"{told}: {counted(best, 'thread')} ({compared})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,12 +14,7 @@ from fastlstm.runs.events import Event
 from fastlstm.system import hardware
 from fastlstm.system.gpu_usage import gpu_usage
 from fastlstm.system.hardware import machine_name, peak_memory_bytes
-from fastlstm.system.machine_usage import (
-    CORE_WAIT,
-    LEAST_OTHERS,
-    MachineUsage,
-    threads_with_cores,
-)
+from fastlstm.system.machine_usage import CORE_WAIT, LEAST_OTHERS, MachineUsage
 from fastlstm.training.checkpoint import Checkpoint, reading
 from fastlstm.training.plan import TrainingPlan
 from fastlstm.training.task import Task, Watch
@@ -63,7 +59,6 @@ def start_event(
 
 
 def _processes(plan: TrainingPlan) -> Event:
-    """Returns what several processes train with."""
     world, options = plan.world, plan.options
     # Without --threads the number depends on the machine.
     is_same = options.threads is not None or world.num_machines == 1
@@ -133,11 +128,9 @@ class PhaseTimes:
         self.begin()
 
     def begin(self) -> None:
-        """Counts from now on."""
         self._since, self._before = time.monotonic(), self._counters()
 
     def is_due(self) -> bool:
-        """Returns whether the last event is 10 s old."""
         return time.monotonic() - self._since >= INTERVAL_S
 
     def take(self) -> dict[str, float]:
@@ -149,7 +142,6 @@ class PhaseTimes:
         return {**spent, "other": max(wall_s - sum(spent.values()), 0.0)}
 
     def event(self) -> Event:
-        """Returns the next `phase` event."""
         return {"event": "phase", "step": self._trainer.progress.step, "seconds": self.take()}
 
     def _counters(self) -> dict[str, float]:
@@ -173,23 +165,15 @@ class MachineEvents:
         self._is_told = False
 
     def emit_if_due(self) -> None:
-        """Emits an event if the last one is 10 s old."""
         if time.monotonic() < self._due_s:
             return
         self._due_s = time.monotonic() + INTERVAL_S
         trainer = self._trainer
         gpus = gpu_usage() if trainer.plan.device.type == "cuda" else {}
         used = self._usage.read()
-        trainer.emit(
-            {
-                "event": "machine",
-                "step": trainer.progress.step,
-                "time": round(time.time(), 1),
-                **used,
-                **gpus,
-                "elapsed_s": round(trainer.elapsed_s(), 3),
-            }
-        )
+        now = {"time": round(time.time(), 1), "elapsed_s": round(trainer.elapsed_s(), 3)}
+        about = {"event": "machine", "step": trainer.progress.step}
+        trainer.emit({**about, **now, **used, **gpus})
         self._tell_of_waits(used.get("waiting_threads", 0.0), used.get("others_share", 1.0))
 
     def _tell_of_waits(self, waiting: float, others_share: float) -> None:
@@ -199,7 +183,7 @@ class MachineEvents:
         self._is_told = True
         threads = torch.get_num_threads()
         waiting = min(waiting, float(threads))  # other threads of the process may wait too
-        fewer = threads_with_cores(threads, waiting)
+        fewer = max(1, threads - math.ceil(waiting))
         advice = "end those processes for full speed"
         advice += f", or give the run --threads {fewer}" if fewer < threads else ""
         verb = "waits" if threads == 1 else "wait"
@@ -246,7 +230,6 @@ class ThroughputMeter:
         return self._task.forward_share * self.seconds_per_step / self._task.step_units
 
     def add_step(self, loss: float, norm: float, units: int, seconds: float) -> None:
-        """Records an optimizer step with its mean loss and gradient norm."""
         self._loss += loss * units
         self._norm += norm
         self._units += units

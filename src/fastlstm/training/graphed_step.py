@@ -98,7 +98,6 @@ class Recorder:
         current.wait_stream(own)
 
     def event(self) -> torch.cuda.Event:
-        """Returns a new event."""
         return torch.cuda.Event()
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -106,11 +105,9 @@ class Recorder:
         return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
     def random_state(self) -> Tensor:
-        """Returns the state of the GPU's random numbers."""
         return torch.cuda.get_rng_state(self._device)
 
     def set_random_state(self, state: Tensor) -> None:
-        """Restores a state of `random_state`."""
         torch.cuda.set_rng_state(state, self._device)
 
 
@@ -164,10 +161,7 @@ class _Recorded:
 
 
 class GraphedStep:
-    """Records the step of a run once for each shape of a batch, and replays it.
-
-    A batch runs in `num_parts` parts.
-    """
+    """Records the step of a run, in `num_parts` parts, for each shape of a batch; replays it."""
 
     def __init__(
         self, task: Task, plan: TrainingPlan, state: TrainingState, num_parts: int
@@ -221,8 +215,6 @@ class GraphedStep:
                 self._state.average.updates -= not result.is_finite
             yield result
         del self._waiting[:num]
-
-    # recording ----------------------------------------------------------------------------------
 
     def _record(self, batch: Any, inputs: Sequence[Tensor]) -> _Recorded:
         """Records a step without changing weights, state or random numbers."""

@@ -264,7 +264,6 @@ def _package(name: str) -> Any:
 
 
 def _configuration(trainer: Trainer) -> Row:
-    """Returns the options of a run, its directory and number of parameters."""
     options = dataclasses.asdict(trainer.plan.options)
     options |= {"run": trainer.run_path, "task": trainer.task.name}
     options["num_parameters"] = sum(weight.numel() for weight in trainer.model.parameters())

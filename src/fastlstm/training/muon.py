@@ -7,7 +7,7 @@ al., "The Polar Express", 2025, for polynomials that differ from step to step.
 from __future__ import annotations
 
 import functools
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -35,11 +35,7 @@ def product_dtype(device: torch.device) -> torch.dtype:
 def orthogonalise(update: torch.Tensor) -> torch.Tensor:
     """Returns about the nearest semi-orthogonal matrices, with singular values in 0.7..1.3.
 
-    Args:
-        update: `(N, rows, columns)`.
-
-    Returns:
-        The same shape, in `product_dtype` of its device.
+    They have the shape `(N, rows, columns)` of the updates, in `product_dtype` of the device.
 
     Numerics: the polynomials take singular values in 0..1, so each matrix is divided by its
     Frobenius norm first. Singular values below a hundredth of that norm stay smaller, and a zero
@@ -78,7 +74,6 @@ class Branches:
             torch.cuda.current_stream(self._device).wait_stream(stream)
 
     def next(self) -> AbstractContextManager[object]:
-        """Returns the next block."""
         if self._device.type != "cuda":
             return nullcontext()
         current = torch.cuda.current_stream(self._device)
@@ -123,7 +118,6 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Applies one update to every parameter that has a gradient."""
         moved = [
             (parameter, group)
             for group in self.param_groups
@@ -133,17 +127,14 @@ class Muon(torch.optim.Optimizer):
         if moved and isinstance(moved[0][1]["lr"], torch.Tensor):
             self._step_recorded(moved)
             return
-        running = deque[torch.Tensor]()
-        updates = (
-            self._update(parameter, group["momentum"], running) for parameter, group in moved
-        )
-        # One weight at a time, which takes memory for one only.
-        for (parameter, group), direction in zip(moved, map(orthogonalise, updates), strict=True):
+        for parameter, group in moved:
+            update, running = self._update(parameter, group["momentum"])
+            direction = orthogonalise(update)
             kept = self.state[parameter].get("momentum")
             if group.get("capturable") and kept is not None:  # a CUDA graph has its address
-                kept.copy_(running.popleft())
+                kept.copy_(running)
             else:
-                self.state[parameter]["momentum"] = running.popleft()
+                self.state[parameter]["momentum"] = running
             if group["weight_decay"]:
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
             scale = max(1.0, direction.shape[1] / direction.shape[2]) ** 0.5
@@ -207,14 +198,13 @@ class Muon(torch.optim.Optimizer):
         parameter.sub_(moved.masked_fill_(is_bad, 0.0))
 
     def _update(
-        self, parameter: torch.Tensor, momentum: float, running: deque[torch.Tensor]
-    ) -> torch.Tensor:
-        """Returns Nesterov's update as a block per gate `(4, H, K)`; adds the running gradient to
-        `running`."""
+        self, parameter: torch.Tensor, momentum: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns Nesterov's update as a block per gate `(4, H, K)`, and the running gradient."""
         gradient = parameter.grad
         assert gradient is not None
         before = self.state[parameter].get("momentum")
         before = torch.zeros_like(parameter) if before is None else before
-        running.append(torch.lerp(before, gradient, 1 - momentum))
-        update = torch.lerp(gradient, running[-1], momentum)
-        return update.view(4, parameter.shape[0] // 4, parameter.shape[1])
+        running = torch.lerp(before, gradient, 1 - momentum)
+        update = torch.lerp(gradient, running, momentum)
+        return update.view(4, parameter.shape[0] // 4, parameter.shape[1]), running

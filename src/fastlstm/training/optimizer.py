@@ -78,9 +78,7 @@ class OptimizerSet:
     def step_recorded(self, inverse: torch.Tensor, is_bad: torch.Tensor) -> None:
         """`step` within a CUDA graph, at the rates of `prepare`, for Muon and torch's fused Adam.
 
-        Args:
-            inverse: divisor of the gradients.
-            is_bad: 1.0 if nothing may change, else 0.0.
+        `inverse` divides the gradients; `is_bad` is 1.0 if nothing may change, else 0.0.
         """
         self._groups_at_rates()
         for optimizer in self.members:
@@ -181,9 +179,7 @@ def _update(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _build(
-    named: list[tuple[str, nn.Parameter]],
-    options: TrainingOptions,
-    learning_rate: float,
+    named: list[tuple[str, nn.Parameter]], options: TrainingOptions, learning_rate: float
 ) -> list[torch.optim.Optimizer]:
     params = [p for _, p in named]
     shared: dict[str, Any] = {"lr": learning_rate, "weight_decay": options.weight_decay}

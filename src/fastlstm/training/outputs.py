@@ -21,11 +21,9 @@ _CLEAR_GAIN = 0.005
 
 
 class EventHub:
-    """Hands the events of a run to its observers and files.
+    """Hands the events of a run to its observers and, in a run directory, to its files.
 
-    Args:
-        run: the run directory, or None for no files.
-        observers: called with every event; an OSError of one, such as a closed pipe, removes it.
+    An OSError of an observer, such as a closed pipe, removes it.
     """
 
     def __init__(self, run: RunDirectory | None, observers: list[Observer]) -> None:

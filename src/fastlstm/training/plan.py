@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from fastlstm.distributed.share import Share
-from fastlstm.distributed.world import World
+from fastlstm.distributed.world import Share, World
 from fastlstm.training.options import TrainingOptions
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.task import Score
@@ -21,14 +20,9 @@ class TrainingPlan:
 
     Attributes:
         options: resolved options; the learning rate is not None.
-        stop_criterion: when the run ends.
-        device: device of the run.
         eval_every: steps between evaluations; None spreads `evaluations` over the run.
-        evaluations: number of evaluations.
         ceiling_gflops: measured GEMM rate of the device in this precision, or 0.
-        ceiling_how: how the ceiling was measured.
         started: `time.perf_counter()` at the start of the wall clock; default is the trainer's.
-        world: the processes that train together.
         is_trained: whether the run starts with trained weights, which are scored first and may stay
             the best.
     """
@@ -51,7 +45,6 @@ class TrainingPlan:
 
     @property
     def share(self) -> Share:
-        """The rows of every batch in this process."""
         return self.world.share if self.options.divides_batch else Share()
 
     def round_steps(self, step: int, done: float, each: float) -> int:
@@ -67,19 +60,15 @@ class TrainingPlan:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """Result of training; see `Progress`.
+    """Result of training; `best_loss` and `last` are of validation, see `Progress`.
 
     Attributes:
-        steps: optimizer steps taken.
         epochs: passes over the training part.
         best_step: step of the best evaluation, -1 if callbacks accepted none.
-        best_loss: validation loss of the best evaluation.
-        last: the last evaluation.
         reason: why training ended.
         units: tokens, windows or sequences trained on.
         seconds: wall clock.
-        train_s: seconds in steps.
-        spent: seconds of other parts.
+        train_s, spent: seconds in steps, and of other parts.
         input_wait_share: share of the steps' time spent waiting for batches.
     """
 

@@ -26,8 +26,6 @@ MIN_GAIN = 1.1
 """Least speed-up for which `auto` chooses a less exact precision."""
 _FIRST_WITH_FP16, _FIRST_WITH_BF16 = 7, 8
 """Least compute capability with faster matrix products, by precision; 8 and more have TF32 too."""
-_QUIET_SHARE = 0.7
-"""Least share of the threads' time spent computing on a quiet machine."""
 _PASSES = {"cpu": (1, 2), "cuda": (4, 12)}
 """Passes that warm up and passes that are timed. A GPU loads kernels in the first ones."""
 AS_ASKED = "as asked"
@@ -101,13 +99,9 @@ def choose_precision(
 ) -> PrecisionChoice:
     """Returns the precision to train in; `auto` times the candidates.
 
-    Args:
-        asked: the option.
-        device: where the steps run.
-        about: model and batch, the key under which times are remembered.
-        time_pass: returns the seconds of a pass in a precision, and may switch TF32; None leaves a
-            given precision untimed.
-        timed: whether `time_pass` times a forward and backward pass or a whole step.
+    `time_pass` returns the seconds of a forward and backward pass, or of a whole step (`timed`), in
+    a precision, and may switch TF32; None leaves a given precision untimed. Times are remembered
+    under `about`, the model and the batch.
 
     Raises:
         ConfigError: this device cannot train in the asked precision.
@@ -119,24 +113,15 @@ def choose_precision(
     if time_pass is None:
         allow_tf32(asked)
         return PrecisionChoice(asked, AS_ASKED)
-    threads, measured = torch.get_num_threads(), list[str]()
-    machine = {**hardware.machine(device.type, threads), **about}
+    measured = list[str]()
+    machine = {**hardware.machine(device.type, torch.get_num_threads()), **about}
 
     def seconds_of(name: str) -> float:
         of = {**machine, "precision": name}
-        known = (measurements.recall(timed, of) or {}).get("seconds")
-        if isinstance(known, float) and 0 < known < math.inf:
-            return known
-        measured.append(name)
-        try:
-            with measurements.CpuTimer(threads) as timer:
-                seconds = time_pass(name)
-        except torch.cuda.OutOfMemoryError:  # a step may run in parts
-            torch.cuda.empty_cache()
-            return math.inf
-        # While a GPU computes, the cores are idle.
-        if device.type != "cpu" or not timer.was_busy(_QUIET_SHARE):
-            measurements.remember(timed, of, {"seconds": seconds})
+        seconds, is_recalled = measurements.timed_seconds(
+            timed, of, device.type, lambda: time_pass(name)
+        )
+        measured.extend([] if is_recalled else [name])
         return seconds
 
     choice = _choose(asked, device, seconds_of, measured, timed)

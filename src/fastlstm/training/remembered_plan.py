@@ -7,7 +7,6 @@ would train models of different sizes.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,10 +18,6 @@ from fastlstm.training.options import TrainingOptions
 from fastlstm.training.precision import PrecisionChoice
 from fastlstm.training.schedule import StopCriterion
 
-_PLANNED = frozenset(
-    {"rnn_size", "num_layers", "embed_size", "batch_size", "seq_length", "optimizer", "hidden_size"}
-)
-"""Options that a plan may choose."""
 _MORE_TIME = 1.25
 """A plan is made anew if more than so many times its seconds are left."""
 
@@ -60,15 +55,8 @@ def remembered_plan(
     """Returns the remembered plan for these options on this machine, else a new one.
 
     A plan made on a busy machine is made anew on a quiet one. Any plan is made anew if clearly more
-    time is left. Nothing is remembered for runs without a budget, or for runs on a GPU, whose free
-    memory changes.
-
-    Args:
-        options: options of the run.
-        data: sizes that the plan depends on.
-        device: where the run trains.
-        left_s: seconds of the budget that are left for training.
-        make: returns a new plan.
+    time is left: `left_s` of the budget. Nothing is remembered for runs without a budget, or for
+    runs on a GPU, whose free memory changes. The plan also depends on the sizes in `data`.
     """
     if StopCriterion.of(options, 1).budget_s is None or device.type != "cpu":
         return make()
@@ -78,8 +66,15 @@ def remembered_plan(
         **data,
         "options": {**dataclasses.asdict(options), "seed": 0},
     }
-    known = measurements.recall("plan", of) or {}
-    plan, was_busy = _decoded(known, options, left_s), known.get("is_busy", False)
+    known = measurements.recall("plan", of)
+    plan = None
+    if known is not None and left_s <= _MORE_TIME * known["left_s"]:
+        choice, why = known["precision"], known["why"]
+        plan = ChosenPlan(
+            known["changes"], f"{why} (planned earlier)" if why else "",
+            None if choice is None else PrecisionChoice(**choice), known["tokens"],
+        )  # fmt: skip
+    was_busy = known is not None and known["is_busy"]
     is_busy = (plan is None or was_busy) and measurements.is_machine_busy(threads)
     if plan is not None and is_busy == was_busy:
         return plan
@@ -88,23 +83,3 @@ def remembered_plan(
     value = {**dataclasses.asdict(plan), "is_busy": is_busy, "left_s": left_s}
     measurements.remember("plan", of, value)
     return plan
-
-
-def _decoded(
-    value: Mapping[str, Any], options: TrainingOptions, left_s: float
-) -> ChosenPlan | None:
-    """Returns a stored plan; None if its file is damaged or there is clearly more time now."""
-    try:
-        choice, changes, why = value["precision"], value["changes"], value["why"]
-        precision = None if choice is None else PrecisionChoice(**choice)
-        tokens, enough_s = float(value["tokens"]), _MORE_TIME * float(value["left_s"])
-        dataclasses.replace(options, **changes)
-        is_valid = 0 <= tokens < math.inf and isinstance(why, str) and changes.keys() <= _PLANNED
-        is_valid &= isinstance(value["is_busy"], bool) and left_s <= enough_s
-        if precision is not None:
-            is_valid &= precision.name in ("fp32", "bf16") and isinstance(precision.why, str)
-            is_valid &= 0 <= precision.step_s < math.inf
-    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
-        return None
-    told = f"{why} (planned earlier)" if why else ""
-    return ChosenPlan(changes, told, precision, tokens) if is_valid else None

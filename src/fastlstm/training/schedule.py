@@ -27,13 +27,11 @@ _MOST = 16
 
 @dataclass(frozen=True)
 class StopCriterion:
-    """How long a run lasts, in steps or in seconds of wall clock.
+    """How long a run lasts, in steps or in seconds of wall clock: the option `kind` decides.
 
     Attributes:
-        kind: option that decides.
         total_steps: optimizer steps, or None. With both limits the steps decide, because an earlier
             start has used up the budget.
-        budget_s: seconds, or None.
         text: text for people, such as "budget 2m".
         over_at: step at which a budget ended an earlier start; this start must take more steps.
     """
@@ -62,12 +60,8 @@ class StopCriterion:
     ) -> float:
         """Returns the share of the training that is done, 0..1.
 
-        Args:
-            step: optimizer steps done.
-            elapsed_s: wall clock over all starts; this and the arguments below matter for budgets
-                only.
-            setup_s: the part of `elapsed_s` before the first step of each start.
-            reserve_s: seconds to keep for the end; at most 3/4 of the time after set-up counts.
+        For budgets `elapsed_s` counts, the wall clock over all starts, with `setup_s` before the
+        first step of each. `reserve_s` is kept for the end: at most 3/4 of the time after set-up.
         """
         if self.total_steps is not None:
             return min(1.0, step / self.total_steps)
@@ -130,7 +124,6 @@ class EvaluationSchedule:
         return 0 if self.every is not None else int(done * self.count)
 
     def is_due(self, progress: Progress, done: float, elapsed_s: float) -> bool:
-        """Returns whether to evaluate when a share `done` of the run is done."""
         if progress.step == 0 or progress.evaluated_step == progress.step:
             return False
         is_late = progress.evaluations == 0 and self.stop_criterion.budget_s is not None
@@ -155,7 +148,6 @@ class EvaluationSchedule:
         return is_after or (0.0 < done < 1.0 and 0 < round(step / done) - step <= near)
 
     def left(self, progress: Progress) -> int:
-        """Returns about how many evaluations are still to come."""
         if self.every is None:
             return self.count - progress.slot
         return ((self.stop_criterion.total_steps or 0) - progress.step) // self.every

@@ -30,6 +30,7 @@ from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import environment, hardware
 from fastlstm.system.ceilings import GEMM_SHAPE, ceiling_dtype, measured_ceilings
 from fastlstm.system.cgroup import first_words
+from fastlstm.system.fields import ENDS
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.checkpoint import Checkpoint, RunSnapshots, find_checkpoint, reading
 from fastlstm.training.device import (
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
 ValueT = TypeVar("ValueT", bound="DataclassInstance")
 OptionsT = TypeVar("OptionsT", bound=TrainingOptions)
 ConfigT = TypeVar("ConfigT", bound="DataclassInstance")
-_ENDS = frozenset({"steps", "epochs", "budget"})
 _REPORT_CPU_S = 2.5
 """CPU seconds for the report, including the matplotlib import and the end of the process."""
 _MAX_BUSY = 3.0
@@ -75,8 +75,6 @@ class Start(Generic[OptionsT]):
     Attributes:
         options: resolved if the run continues, else as the user set them.
         first: options of the first start, as the user set them.
-        device: device of the run.
-        checkpoint: the checkpoint that it continues from, or None.
         given: names of the options with values other than the defaults in this start.
     """
 
@@ -87,27 +85,21 @@ class Start(Generic[OptionsT]):
     given: Collection[str] = frozenset()
 
     def why(self, choice: PrecisionChoice) -> str:
-        """Returns why the run trains in this precision."""
         if choice.why != AS_ASKED or "precision" in self.given:
             return choice.why
         return "the default" if self.checkpoint is None else "as in the first start"
 
 
 class RunSession(EventHub):
-    """One start of a run.
+    """One start of a run, in a locked run directory; without one nothing is written.
 
-    Args:
-        run: the locked run directory, or None to write nothing.
-        observers: called with every event.
-        stop: polled; see `Trainer`.
-        started: `time.perf_counter()` at the start of the wall clock; default now.
-        world: the processes that train together; only rank 0 has a run, observers and callbacks.
+    The wall clock started at `started` (`time.perf_counter()`), by default now. Only rank 0 of
+    several processes has a run, observers and callbacks.
 
     Attributes:
         notes: messages that follow the `start` event.
         needs_steps: whether to refuse a run that has used its budget; else the work after training
             is repeated.
-        is_trained: whether the run starts with trained weights.
     """
 
     needs_steps, is_trained = True, False
@@ -147,12 +139,8 @@ class RunSession(EventHub):
     ) -> Iterator[Start[OptionsT]]:
         """Sets up threads and device for the block; restores random numbers after it.
 
-        Args:
-            options: options of this start.
-            names: the options that the user has set.
-            resume: whether to continue the run.
-            stored: returns the options of a checkpoint, resolved and as first given.
-            may_change: names of options that a resumed run may change.
+        The user has set the options `names`; a resumed run may change those in `may_change`.
+        `stored` returns the options of a checkpoint, resolved and as first given.
         """
         first, checkpoint, before = options, None, None
         given = chosen_names(options)
@@ -261,13 +249,10 @@ class RunSession(EventHub):
 
     def agreed(self, options: OptionsT) -> OptionsT:
         """Returns the options of rank 0, except those that may differ between processes."""
-        if self.world.is_leader:
-            return self.of_leader(type(options), lambda: options)
         own = {name: value for name, value in vars(options).items() if name in MAY_DIFFER}
         return dataclasses.replace(self.of_leader(type(options), lambda: options), **own)
 
     def check_processes(self, options: TrainingOptions) -> None:
-        """Raises ConfigError if several processes cannot train with these options."""
         size, rows = self.world.size, options.batch_size * options.accumulate
         if options.divides_batch and rows < size:
             raise ConfigError(
@@ -441,17 +426,9 @@ def resumed_config(
     first: ConfigT,
     may_change: frozenset[str],
 ) -> ConfigT:
-    """Returns the options of a run that continues.
-
-    Args:
-        new: options of this start.
-        names: names of the options that the user has set.
-        resolved: options of the run.
-        first: options of its first start, as the user set them.
-        may_change: names of the options that are taken from `new`.
-
-    Raises:
-        ConfigError: another option differs.
+    """Returns the options of a run that continues: the `resolved` ones, and of `new` those that the
+    user has set (`names`) and that may change. Raises ConfigError if another one differs, also from
+    the `first` start as the user set it.
     """
     changes: dict[str, Any] = {}
     for name in names:
@@ -465,8 +442,8 @@ def resumed_config(
                 f" {'without it' if before is None else f'with {before}'}; leave it out to resume,"
                 " or start a new run with another `out`"
             )
-    if changes.keys() & _ENDS:
-        changes = {**dict.fromkeys(_ENDS), **changes}
+    if not changes.keys().isdisjoint(ENDS):
+        changes = {**dict.fromkeys(ENDS), **changes}
     return dataclasses.replace(resolved, **changes)
 
 

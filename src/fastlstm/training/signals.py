@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, NoReturn
 
 from fastlstm.system import environment
@@ -25,11 +25,8 @@ from fastlstm.system.signal_handlers import (
 @contextlib.contextmanager
 def ended_like_ctrl_c(*, within_stop_flag: bool = False) -> Iterator[None]:
     """Has SIGTERM and SIGHUP raise SystemExit in the main thread, unless they have a handler or are
-    ignored.
-
-    Args:
-        within_stop_flag: the block is within a `StopFlag` but has nothing to save, so that all
-            three signals end it at once.
+    ignored. In a block `within_stop_flag` there is nothing to save: all three signals end it at
+    once.
     """
     handlers: dict[int, Any] = {signal.SIGTERM: _exit, signal.SIGHUP: _exit}
     if within_stop_flag:
@@ -64,30 +61,19 @@ class StopFlag:
         self.can_save = False
         self.name: str | None = None
         self._set_at = 0.0
-        self._previous: dict[int, Any] = {}
         self._arrivals: Arrivals | None = None
+        self._handled = contextlib.ExitStack()
 
     def __enter__(self) -> StopFlag:
-        if threading.current_thread() is threading.main_thread():
-            if environment.world_size() > 1:
-                self._arrivals = Arrivals().__enter__()
-            for number in STOP_SIGNALS:
-                if is_not_ignored(signal.getsignal(number)):
-                    self._previous[number] = signal.signal(number, self._handle)
+        if environment.world_size() > 1 and threading.current_thread() is threading.main_thread():
+            self._arrivals = self._handled.enter_context(Arrivals())
+        handlers = dict[int, Any].fromkeys(STOP_SIGNALS, self._handle)
+        self._handled.enter_context(handling(handlers, is_not_ignored))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-        self._previous.clear()
-        if self._arrivals is not None:
-            self._arrivals.__exit__()
-            self._arrivals = None
+    def __exit__(self, *exc: object) -> None:
+        self._handled.close()
+        self._arrivals = None
 
     def __call__(self) -> bool:
         return self.name is not None

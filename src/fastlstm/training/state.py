@@ -33,16 +33,13 @@ class Progress:
     """Counters of a run.
 
     Attributes:
-        step: optimizer steps done.
         tokens: training units seen: tokens, windows or sequences.
         elapsed_s: wall-clock seconds over all starts.
         train_s: seconds spent in steps.
         spent: other seconds: setup (before the first step of each start), evaluations, saving.
         best_step: step of the best evaluation, -1 before the first.
-        best_loss: loss of the best evaluation.
-        best_bits_per_char: that loss in bits per character, for texts.
+        best_bits_per_char: the loss of that evaluation in bits per character, for texts.
         evaluated_step: step of the newest evaluation, -1 before the first.
-        evaluations: number of evaluations.
         without_gain: evaluations since the best one.
         lr_scale: factor of the learning rate, which roll-backs halve.
         scored: validation units per evaluation, 0 before the first.
@@ -84,7 +81,6 @@ class Progress:
             self.add(part, time.perf_counter() - started)
 
     def add(self, part: str, seconds: float) -> None:
-        """Adds seconds to a part of `spent`."""
         self.spent[part] = self.spent.get(part, 0.0) + seconds
 
     def to_meta(self) -> dict[str, Any]:

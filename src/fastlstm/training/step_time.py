@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fastlstm.training.task import Loader
     from fastlstm.training.trainer import Trainer
 
-StepT = TypeVar("StepT")
 TIMED_S, MIN_TIMED = 0.2, 3
 """Least seconds and number of the timed steps."""
 LONG_STEP_S = 1.0
@@ -99,12 +98,3 @@ def use_up_batches(loader: Loader) -> None:
         loader.next()
         if loader.wait_s - before_s > _WAITED_S:
             break
-
-
-def settled(steps: Sequence[StepT]) -> Sequence[StepT]:
-    """Returns the steps of a turn without the first quarter, in which threads wake up."""
-    return steps[(len(steps) + 1) // 4 :]
-
-
-def ignore(*_: object) -> None:
-    """An observer of steps that are only timed."""

@@ -18,7 +18,7 @@ from fastlstm.training.device import set_seed
 from fastlstm.training.graphed_step import NO_GPU, GraphedStep, StepResult, graph_refusal
 from fastlstm.training.plan import TrainingPlan
 from fastlstm.training.state import TrainingState
-from fastlstm.training.task import PipelinedTask, Task, even_parts
+from fastlstm.training.task import Task, even_parts
 
 
 class Stepper:
@@ -47,8 +47,7 @@ class Stepper:
         self.seconds = {"forward_backward": 0.0, "optimizer": 0.0}
         self._num_parts = plan.options.accumulate
         self._parameters = [p for p in task.model.parameters() if p.requires_grad]
-        of_stages: Any = task if task.is_pipelined else None
-        self._pipeline: PipelinedTask | None = of_stages
+        self._pipeline: Any = task if task.is_pipelined else None
         is_divided = plan.world.size > 1 and self._pipeline is None
         self._parallel = DataParallel(task, plan, state) if is_divided else None
         self._graphed: GraphedStep | None = None
@@ -56,12 +55,9 @@ class Stepper:
         self._results, self._has_told = deque[StepResult](), False
 
     def launch(self, batch: Any, factor: float, after_bad: float) -> bool:
-        """Starts a step if it can be a CUDA graph, else returns False.
-
-        Args:
-            batch: a batch of the task's loader.
-            factor: share of the peak learning rate.
-            after_bad: the share if the previous step, still running, changes nothing.
+        """Starts a step at `factor` times the peak learning rate if it can be a CUDA graph, else
+        returns False. The factor is `after_bad` if the previous step, still running, changes
+        nothing.
         """
         started, why, level = time.perf_counter(), self._no_graph, "info"
         inputs = None if why is not None else self._task.graph_inputs(batch)
@@ -108,7 +104,6 @@ class Stepper:
         return self._results.popleft() if self._results else None
 
     def forget(self) -> None:
-        """Waits for the launched steps and drops their results."""
         if self._graphed is not None:
             self._results += self._graphed.results()
         self._results.clear()
@@ -172,23 +167,11 @@ class Stepper:
         self._say("warning", f"{text}, with the same result")
 
     def drop_graphs(self) -> None:
-        """Frees the memory of recorded steps."""
         self._graphed = None
-
-    def gather(self) -> None:
-        """Gathers the weights and states of the stages of a pipeline in every process."""
-        if self._pipeline is not None:
-            self._pipeline.gather(self._state)
-
-    def optimizer_tensors(self) -> dict[str, torch.Tensor]:
-        """Returns the state of the optimizers, of all stages of a pipeline."""
-        if self._pipeline is not None:
-            return self._pipeline.optimizer_tensors(self._state)
-        return self._state.optimizers.tensors()
 
     def _passes(self, batch: Any) -> float:
         if self._pipeline is not None:
-            return self._pipeline.passes(batch, self._plan, self._state.progress.step)
+            return float(self._pipeline.passes(batch, self._plan, self._state.progress.step))
         if self._parallel is not None:
             return self._parallel.passes(batch, self._num_parts)
         scaler, losses = self._state.scaler, []

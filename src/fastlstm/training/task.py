@@ -14,7 +14,6 @@ from fastlstm.errors import UsageError
 
 if TYPE_CHECKING:
     from fastlstm.runs.events import Event
-    from fastlstm.training.plan import TrainingPlan
     from fastlstm.training.state import Progress, TrainingState
     from fastlstm.training.trainer import Trainer
 
@@ -90,7 +89,8 @@ class Task(ABC):
         flop_per_unit: floating-point operations of a training step per unit.
         num_valid: units of the validation part.
         step_units: validation units that cost as much reading as one step of this process.
-        is_pipelined: whether the task is a `PipelinedTask`, whose processes share layers, not rows.
+        is_pipelined: whether processes share layers, not rows, and the task takes the passes itself
+            (`PipelinedTextTask`).
     """
 
     name: ClassVar[str]
@@ -159,19 +159,11 @@ class Task(ABC):
     def evaluate_blocks(
         self, limit: int, blocks: range, stop: Callable[[], bool] | None, watch: Watch | None
     ) -> Tensor:
-        """Scores some blocks of the validation part.
+        """Scores consecutive blocks, of `num_blocks`, in an evaluation of `limit` units.
 
-        Args:
-            limit: units of the whole evaluation, at most `num_valid`.
-            blocks: consecutive ones of `num_blocks`.
-            stop: polled.
-            watch: called with the units scored so far and the units of these blocks.
-
-        Returns:
-            Float64 `(len(blocks), num_sums)`; the bits of a block do not depend on the others.
-
-        Raises:
-            Stopped: `stop` returned True.
+        Returns float64 `(len(blocks), num_sums)`; the bits of a block do not depend on the others.
+        `watch` is called with the units scored so far and the units of these blocks. Raises Stopped
+        if `stop` returned True.
         """
 
     @abstractmethod
@@ -187,12 +179,8 @@ class Task(ABC):
         """Writes the weights as the model of the run directory. Raises StorageError."""
 
     def changed(self, options: Any, stop: Callable[[], bool] | None = None) -> Task:
-        """Returns a task with other options on the same model and data, with another loader and
-        carried state.
-
-        Args:
-            options: options of this task's type; sizes of the model are ignored.
-            stop: polled by the loader.
+        """Returns a task with other options, but for sizes of the model, on the same model and
+        data, with another loader, which polls `stop`, and carried state.
 
         Raises:
             UsageError: these options cannot be changed.
@@ -209,6 +197,13 @@ class Task(ABC):
     def restore_carried(self, carried: Mapping[str, Tensor]) -> None:  # noqa: B027
         """Restores a state of `carried`; raises ValueError if it does not fit the model."""
 
+    def gather(self, state: TrainingState) -> None:  # noqa: B027
+        """Brings all weights, their averages and the carried state to every process."""
+
+    def optimizer_tensors(self, state: TrainingState) -> dict[str, Tensor]:
+        """Returns the state of the optimizers of all processes."""
+        return state.optimizers.tensors()
+
     def step_metrics(self, loss: float) -> Event:
         """Returns further figures of a `step` event."""
         return {}
@@ -224,16 +219,3 @@ class Task(ABC):
     def totals(self, progress: Progress) -> Event:
         """Returns further counters of the `end` event."""
         return {}
-
-
-class PipelinedTask(Protocol):
-    """A task whose processes share the layers; see `PipelinedTextTask`."""
-
-    @property
-    def norm(self) -> Tensor: ...
-
-    def passes(self, batch: Any, plan: TrainingPlan, step: int) -> float: ...
-
-    def gather(self, state: TrainingState) -> None: ...
-
-    def optimizer_tensors(self, state: TrainingState) -> dict[str, Tensor]: ...

@@ -78,10 +78,7 @@ class Trainer:
         run_path: the run directory, for events and callbacks.
         watch: called with the units scored so far in an evaluation, and all its units.
 
-    Attributes:
-        model, optimizers, progress: parts of `state`.
-        state: what a checkpoint holds.
-        reason: why training ends, or has ended.
+    `state` is what a checkpoint holds: also `model`, `optimizers` and `progress`.
     """
 
     def __init__(
@@ -128,7 +125,6 @@ class Trainer:
 
     @property
     def progress(self) -> Progress:
-        """The counters of the run."""
         return self.state.progress
 
     def fit(self, checkpoint: Checkpoint | None = None) -> TrainingResult:
@@ -226,18 +222,15 @@ class Trainer:
             if turn.is_stopped:
                 self.settle()
                 raise Stopped
+            if (turn.is_evaluated or turn.is_over or turn.is_saved) and self.settle():
+                continue  # decided again, with all results known
             if turn.is_evaluated:
-                if not self.settle():  # else decided again, with all results known
-                    self.evaluate()
+                self.evaluate()
                 continue
             if turn.is_over:
-                if self.settle():
-                    continue
                 self._is_ended = True
                 return
             if turn.is_saved:
-                if self.settle():
-                    continue
                 self.saver.save_if_possible()
             if self.plan.is_local:
                 self._take_round(turn)
@@ -277,7 +270,6 @@ class Trainer:
         self.world.average([*weights, *(() if average is None else average.tensors().values())])
 
     def _stopped(self) -> NoReturn:
-        """Saves the state after a stop and raises Stopped."""
         self.emit(self._phases.event())  # before saving: a resumed run cuts off later events
         self.saver.save()
         self.world.told()  # the agent ends all processes when the first one has ended
@@ -293,11 +285,8 @@ class Trainer:
         raise Stopped(f"{saved}, start the run again with `resume=True` to continue") from None
 
     def end(self, reason: str) -> None:
-        """Ends training after this step; the run is evaluated, saved and published.
-
-        Args:
-            reason: for the `end` event; the first one counts.
-        """
+        """Ends training after this step; the run is evaluated, saved and published. The first
+        reason counts, for the `end` event."""
         if not self._is_ended:
             self._is_ended, self.reason = True, reason
 
@@ -326,14 +315,9 @@ class Trainer:
         """Emits a message; level is info or warning."""
         self.emit({"event": "message", "level": level, "text": text})
 
-    # one step -----------------------------------------------------------------------------------
-
     def take_step(self, done: float | None = None) -> None:
-        """Takes the next step of the run.
-
-        Args:
-            done: share of the run that is done, for the learning rate; default is by the clock.
-        """
+        """Takes the next step of the run; the share that is done, by default by the clock, gives
+        the learning rate."""
         started = time.perf_counter()
         factor = self._rate_factor(self.done() if done is None else done)
         batch = self.task.loader.next()
@@ -364,12 +348,15 @@ class Trainer:
                 self.progress.count(units)
             return
         seconds = time.perf_counter() - started
-        self.state.guard.good_step()
         self.progress.count(units)
+        self._record_step(loss, norm, units, seconds)
+        self.tell_of_steps(factor)
+
+    def _record_step(self, loss: float, norm: float, units: int, seconds: float) -> None:
+        self.state.guard.good_step()
         self.progress.train_s += seconds
         self.progress.elapsed_s = self.elapsed_s()
         self.meter.add_step(loss, norm, units, seconds)
-        self.tell_of_steps(factor)
 
     def _rate_factor(self, done: float) -> float:
         options = self.plan.options
@@ -396,10 +383,7 @@ class Trainer:
             for later in self._launched:
                 progress.count(later)
             return False
-        self.state.guard.good_step()
-        progress.train_s += seconds
-        progress.elapsed_s = self.elapsed_s()
-        self.meter.add_step(result.loss, result.norm, units, seconds)
+        self._record_step(result.loss, result.norm, units, seconds)
         return True
 
     def tell_of_steps(self, factor: float) -> None:
@@ -424,29 +408,20 @@ class Trainer:
             self.say("warning", line)
 
     def step(self, batch: Any, factor: float = 1.0) -> tuple[float, float]:
-        """Takes one optimizer step at `factor` times the peak learning rate, without counting it.
-
-        Returns:
-            The mean loss and the gradient norm before clipping.
-        """
+        """Takes one optimizer step at `factor` times the peak learning rate, without counting it;
+        returns the mean loss and the gradient norm before clipping."""
         if not self.model.training:
             self.model.train()
         return self.stepper.step(batch, factor)
 
-    # NaN and Inf --------------------------------------------------------------------------------
-
     def _bad_step(
         self, loss: float, gradient: str | None = None, *, is_reset: bool = False
     ) -> None:
-        """Skips a step whose loss or gradient is not finite; rolls back when skips do not help.
-
-        Args:
-            loss: loss of the step.
-            gradient: the name of the first bad one, if known.
-            is_reset: whether the carried state is reset already, as a CUDA graph does.
+        """Skips a step whose loss or gradient (the first bad one, if known) is not finite; rolls
+        back when skips do not help. A CUDA graph has reset the carried state (`is_reset`).
         """
         state, task = self.state, self.task
-        self.stepper.gather()  # all processes must see the same weights
+        self.task.gather(self.state)  # all processes must see the same weights
         weight, gradient = bad_weight(task.model), gradient or bad_gradient(task.model)
         if weight is not None:
             culprit = f"weight {weight}"
@@ -497,15 +472,13 @@ class Trainer:
         about = {"step": self.progress.step, "what": "non-finite", "tensor": culprit}
         self.emit({"event": "skip", **about, "action": action})
 
-    # evaluation ---------------------------------------------------------------------------------
-
     def _limit(self) -> int:
         return self._evaluations.limit(self.task, self.progress, self.meter.unit_s)
 
     def evaluate(self) -> bool:
         """Evaluates; returns False if the loss was not finite and the run was rolled back."""
         started, progress = time.perf_counter(), self.progress
-        self.stepper.gather()
+        self.task.gather(self.state)
         if not progress.scored:
             progress.scored = int(self.world.decided(self._limit())[0])
             if progress.scored < self.task.num_valid:
@@ -543,9 +516,6 @@ class Trainer:
         """
         task, world, watch, started = self.task, self.world, self._watch, time.perf_counter()
         num = task.num_blocks(limit)
-        if world.size == 1:
-            sums = self._sums(limit, range(num), watch)
-            return task.score(limit, sums, time.perf_counter() - started)
         own = range(num)[world.share.rows(num)]
         sums = torch.zeros(num + 1, task.num_sums, dtype=torch.float64)
         try:

@@ -92,7 +92,6 @@ class Job(ABC):
         """Returns a result as text."""
 
     def options_of(self, default: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
-        """Returns the default options with some changes."""
         options = {**default, **{self.fields[a][0]: v for a, v in changes.items() if a != "lr"}}
         if "lr" in changes:
             options["learning_rate"] = float(f"{options['learning_rate'] * changes['lr']:.4g}")
@@ -103,7 +102,6 @@ class Job(ABC):
         return ", ".join(self.names[a].format(v) for a, v in changes.items()) or "default"
 
     def open_axes(self, axes: Collection[str], given: Collection[str]) -> list[str]:
-        """Returns the axes that no given option fixes."""
         return [axis for axis in axes if not set(self.fields[axis]) & set(given)]
 
     def space_around(
@@ -117,7 +115,8 @@ class Job(ABC):
         """
         axes, limits = self.open_axes(search.axes, search.given), search.limits
         size = getattr(config, self.size)
-        wanted = sizes_around(size, ladder, limits.has_any) if "size" in axes else [size]
+        has_limits = limits.max_latency_s is not None or limits.max_bytes is not None
+        wanted = sizes_around(size, ladder, has_limits) if "size" in axes else [size]
 
         def of_size(other: int) -> Any:
             changes = {} if other == size else self.options_of({}, {"size": other})

@@ -37,8 +37,7 @@ class OpTime:
     """An operation of a training step.
 
     Attributes:
-        calls: calls per step.
-        seconds: seconds per step, without the operations that it calls.
+        calls, seconds: per step; seconds without those of the operations that it calls.
         share: share of the seconds of all operations.
         gflops: 1e9 floating-point operations a second; None if not counted.
         ceiling_share: `gflops` over the measured ceiling of the machine, or None.

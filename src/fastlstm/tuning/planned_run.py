@@ -41,14 +41,8 @@ def plan_run(
     source: Any, config: Any, given: Collection[str],
     look: Callable[[Trainer], None] = lambda _: None, start: _Start = None,
 ) -> PlannedRun:  # fmt: skip
-    """Sets a run up as `train` does, and ends it before its first step.
-
-    Args:
-        source: as for `train`.
-        config: options of a text or a table.
-        given: names of the options that were chosen.
-        look: called with the trainer.
-        start: `train`, `train_forecaster` (the default by `config`), or a function like them.
+    """Sets a run up as `train` does, calls `look` with the trainer, and ends it before its first
+    step. `start` is `train`, `train_forecaster` (the default by `config`), or a function like them.
 
     Raises:
         UsageError: as `train`.

@@ -20,6 +20,7 @@ from fastlstm.errors import UsageError, counted
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.task import ForecastTask
 from fastlstm.report.terminal import clock
+from fastlstm.system.fields import ENDS
 from fastlstm.text.config import TrainConfig
 from fastlstm.text.quality_law import FEWEST_STEPS, Length, QualityPrediction
 from fastlstm.text.size_plan import step_seconds
@@ -75,7 +76,6 @@ class RunPrediction(ABC):
         return [(self.seconds_for(steps), self.after(steps)) for steps in lengths]
 
     def to_dict(self) -> dict[str, object]:
-        """Returns the prediction for JSON."""
         lengths = [{"seconds": seconds, **asdict(found)} for seconds, found in self.others()]
         return {
             **asdict(self.after(self.steps)), "seconds": self.seconds_for(self.steps),
@@ -92,7 +92,6 @@ class Prediction(RunPrediction):
     measured_s: float
 
     def length(self, steps: float) -> Length:
-        """Returns the length of a run of so many steps."""
         return self.measured.measured.times(steps / self.measured.measured.steps)
 
     def after(self, steps: float) -> PredictedBits:
@@ -112,14 +111,9 @@ def predict_run(
 ) -> Prediction:  # fmt: skip
     """Trains a short complete run and predicts the result of the whole run.
 
-    Args:
-        source: as for `fastlstm.train`.
-        config: options of the whole run.
-        given: names of the options that were chosen.
-        measure_s: seconds of the short run; default is a tenth of the whole run, 5 s to 2 min, or
-            up to a quarter of it for 120 steps.
-        measure_steps: steps of the short run instead; default for a run that ends by steps or
-            epochs is a tenth of its steps, at least 120.
+    The short run takes `measure_s` seconds; default is a tenth of the whole run, 5 s to 2 min, or
+    up to a quarter of it for 120 steps. Or it takes `measure_steps` steps; default for a run that
+    ends by steps or epochs is a tenth of its steps, at least 120.
 
     Raises:
         UsageError: the whole run is no longer than the short run, or trains on BPE tokens.
@@ -150,8 +144,7 @@ def predict_run(
     fixed = chosen_sizes(config, planned.options)
     # A short run would choose shorter sequences.
     batches = {n: getattr(planned.options, n) for n in ("batch_size", "accumulate", "seq_length")}
-    none = dict.fromkeys(("budget", "steps", "epochs"))
-    short = replace(config, **{**fixed, **batches, **none, **end})
+    short = replace(config, **{**fixed, **batches, **dict.fromkeys(ENDS), **end})
     ended = end_of_run(source, short, {*given, *fixed, *batches, *end})
     law = law_of(planned.start, ended, planned.options.optimizer)
     steps = float(stop.total_steps or 0)
@@ -189,7 +182,6 @@ def short_steps(asked: int | None, total: int | None, fewest: int) -> int:
 
 
 def _step_s(trainer: Trainer) -> float:
-    """Returns the seconds of a training step."""
     task, options = trainer.task, trainer.plan.options
     assert isinstance(task, TextTask)
     assert isinstance(options, TrainConfig)
@@ -269,13 +261,8 @@ def predict_forecaster(
     source: Any, config: ForecastConfig, given: Collection[str] = (),
     measure_s: float | None = None,
 ) -> TablePrediction:  # fmt: skip
-    """Trains two short complete runs and predicts the result of the whole run.
-
-    The arguments are those of `predict_run`; `measure_s` is for both short runs together.
-
-    Raises:
-        UsageError: the whole run is no longer than the short run.
-    """
+    """Trains two short complete runs and predicts the result of the whole run, as `predict_run`;
+    `measure_s` is for both short runs together."""
     job, tasks = TableJob(), list[ForecastTask]()
     budget_s = StopCriterion.of(config, 1).budget_s
     if budget_s is not None:

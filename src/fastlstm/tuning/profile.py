@@ -72,15 +72,13 @@ class Profile:
     """The profile of a run.
 
     Attributes:
-        unit: unit of a batch, such as "tokens".
-        units_per_s: speed of the steps.
+        units_per_s: speed of the steps, in units of a batch, such as "tokens".
         ceiling_share: floating-point operations per second over the measured ceiling, or None.
         phases: share of each phase in the time of the run.
         verdicts: one on each cause, recommended ones first, by worth.
         not_timed: variants that could not be timed, with the reason.
         others: share of the cores that other processes used, or None.
         ops: operations of a step, longest first; may be empty.
-        kernels: the kernels of each layer.
     """
 
     unit: str
@@ -112,7 +110,6 @@ class Profile:
         return [verdict for verdict in self.verdicts if verdict.is_to_try]
 
     def to_dict(self) -> dict[str, object]:
-        """Returns the profile for JSON."""
         verdicts = [verdict.to_dict() for verdict in self.verdicts]
         return {**asdict(self), "verdicts": verdicts, "is_undecided": self.is_undecided}
 

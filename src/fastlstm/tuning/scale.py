@@ -57,7 +57,6 @@ class StepCost:
     """The cost of a step on one machine.
 
     Attributes:
-        unit: unit of a batch, such as "tokens".
         rows: rows of a batch with its accumulation.
         passes: (rows, seconds) of forward and backward passes, rows descending.
         update_s: seconds of clipping and update.
@@ -137,7 +136,6 @@ def predict_scale(
 
 
 def _way(cost: StepCost, used: int, rows: float, link: Link, wire: str, every: int) -> ScalingWay:
-    """Returns the way of `used` nodes with so many rows each."""
     compute_s, sum_s = cost.step_s(rows), link.sum_s(cost.numbers, wire, used)
     formula = (
         f"2·{used - 1}/{used} · {cost.numbers / 1e6:.3g} M · {WIRE_BYTES[wire]} B /"
@@ -150,7 +148,6 @@ def _way(cost: StepCost, used: int, rows: float, link: Link, wire: str, every: i
 
 
 def _chosen(cost: StepCost, ways: Sequence[ScalingWay]) -> tuple[ScalingWay | None, str]:
-    """Returns the recommended way, and the reason."""
     fastest = max(ways, key=lambda way: way.speedup)
     exact = [way for way in ways if way.every == 1]
     best = next((w for w in exact if w.speedup > _SAME * max(e.speedup for e in exact)), fastest)

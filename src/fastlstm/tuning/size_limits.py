@@ -46,21 +46,14 @@ class ModelCost:
 
 @dataclass(frozen=True)
 class SizeLimits:
-    """Limits of a model; None is no limit.
+    """Limits of a model with weights of a format, in the file and in use; None is no limit.
 
-    Attributes:
-        max_latency_s: seconds per token of one stream, or per window of a forecaster.
-        max_bytes: size of the file of weights.
-        weights: format of the weights, in the file and in use.
+    The latency is per token of one stream, or per window of a forecaster; the bytes are the file's.
     """
 
     max_latency_s: float | None = None
     max_bytes: float | None = None
     weights: str = "fp32"
-
-    @property
-    def has_any(self) -> bool:
-        return self.max_latency_s is not None or self.max_bytes is not None
 
     def cost(self, config: ModelConfig) -> ModelCost:
         """Measures a text model with random weights."""

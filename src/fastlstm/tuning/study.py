@@ -222,7 +222,6 @@ class Objective:
         return expected
 
     def _suggested(self, trial: Trial) -> dict[str, Any]:
-        """Returns the suggested changes of the default."""
         changes = dict[str, Any]()
         for axis, values in self.space.values.items():
             value: Any

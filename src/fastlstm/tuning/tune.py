@@ -51,18 +51,12 @@ def job_of(config: _Config) -> Job:
 
 @dataclass(frozen=True)
 class Search:
-    """A search for the settings of a run.
+    """A search, in the directory `out`, for the settings of a run; the `given` ones stay.
 
     Attributes:
-        source: as for `fastlstm.train`.
-        config: options of the run.
-        given: names of the given options, which stay as they are.
-        out: directory of the search.
         time_s: time of all short runs; default is twice the budget, or the least possible time.
         axes: axes of the job; empty means all but threads and precision.
-        limits: limits of every model.
         num_seeds: runs in every rung of a trial.
-        resume: continue the search in `out`.
         jobs: trials at a time, in as many processes that share the cores.
     """
 
@@ -174,7 +168,6 @@ def _searched(search: Search, study: Study, job: Job, show: Show) -> dict[str, A
 
 
 def _prepared(search: Search, job: Job, show: Show) -> Space:
-    """Returns the settings to try, within the limits."""
     found = list[Space]()
     plan_run(
         search.source, search.config, search.given,

@@ -94,7 +94,6 @@ class Timed:
 
     @property
     def speed(self) -> Estimate:
-        """The speed relative to the base."""
         return estimate(self.other, self.base)
 
     def is_over(self) -> bool:

@@ -20,7 +20,7 @@ from fastlstm.text.plan import LONG
 from fastlstm.text.task import TextTask
 from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
 from fastlstm.training.options import TrainingOptions
-from fastlstm.training.step_time import settled, use_up_batches
+from fastlstm.training.step_time import use_up_batches
 from fastlstm.training.trainer import Trainer
 from fastlstm.tuning.turns import Candidate
 
@@ -40,7 +40,6 @@ class Variant:
     Attributes:
         cause: what holds the run back, should this variant be faster.
         effect: effect on learning: `EXACT`, `SAME_QUALITY` or `CHANGES_LEARNING`.
-        options: changed options by name.
         step: takes one step and returns its units.
         step_s: approximate seconds of a step.
         has_loader: whether batches come from its loader.
@@ -75,8 +74,8 @@ class Variant:
     def turn(self, seconds: float) -> float:
         """Returns the mean seconds per unit of a turn of at least one step.
 
-        No batch is made before the first step. All settled steps count, as in a run: also a wait in
-        every fifth step, and slow steps of threads that share a core.
+        No batch is made before the first step. All steps after the first quarter count, as in a
+        run: also a wait in every fifth step, and slow steps of threads that share a core.
         """
         usage = MachineUsage()
         if (before := torch.get_num_threads()) != self.threads:
@@ -96,7 +95,7 @@ class Variant:
         if "waiting_threads" in used:  # without other processes, own threads share the cores
             is_beside_others = used.get("others_share", 1.0) >= LEAST_OTHERS
             self.waits.append(used["waiting_threads"] if is_beside_others else 0.0)
-        return statistics.fmean(settled(times))
+        return statistics.fmean(times[(len(times) + 1) // 4 :])  # threads wake up in the first ones
 
     def close(self) -> None:
         if self.has_loader:

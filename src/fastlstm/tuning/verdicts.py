@@ -102,7 +102,6 @@ class Verdict:
         return self.gain if self.quality_gain is None else self.quality_gain
 
     def to_dict(self) -> dict[str, object]:
-        """Returns the verdict for JSON."""
         flags = {"is_recommended": self.is_recommended, "is_to_try": self.is_to_try}
         return {**asdict(self), **flags}
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fastlstm.distributed.share import Share
+from fastlstm.distributed.world import Share
 from fastlstm.errors import ConfigError, CorruptFileError, DataError, Stopped
 from fastlstm.forecast.data import window_loader
 from fastlstm.forecast.data.table import MISSING_INT16, Segments, Table, table_from_array

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastlstm.distributed.share import Share
+from fastlstm.distributed.world import Share
 from fastlstm.errors import DataError, Stopped, counted
 from fastlstm.forecast.data.table import Table
 from fastlstm.forecast.data.window_index import read_windows

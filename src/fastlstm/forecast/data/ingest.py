@@ -7,7 +7,7 @@ of series and categories are kept in memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -147,7 +147,7 @@ class TableIngest:
             for path in filter(None, (self.values, self.times, self.codes)):
                 self._files[path] = files.enter_context(path.open("wb", buffering=0))
             batches = _Batches(self._records, self._types())
-            with Prefetcher(batches, depth=2) as prefetcher, suppress(StopIteration):
+            with closing(Prefetcher(batches, depth=2)) as prefetcher, suppress(StopIteration):
                 while True:
                     batch, done_bytes = prefetcher.next()
                     if batch.num_rows:

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastlstm.distributed.share import Share
+from fastlstm.distributed.world import Share
 from fastlstm.errors import ConfigError, Stopped
 from fastlstm.forecast.data.table import Table, table_from_array
 from fastlstm.forecast.data.window_index import (

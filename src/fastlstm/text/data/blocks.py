@@ -137,7 +137,6 @@ class BlockReader:
         self.consumed = base + (document.size() or 0)
 
     def _plain_records(self, stream: BufferedIOBase, name: str) -> Iterator[tuple[bool, bytes]]:
-        """Yields one document's text in pieces."""
         rules = self._rules
         replaces = rules.is_text and rules.invalid_utf8 == "replace"
         decoder = codecs.getincrementaldecoder(rules.encoding)("replace" if replaces else "strict")
@@ -165,7 +164,6 @@ class BlockReader:
             chunk = following
 
     def _json_records(self, stream: BufferedIOBase, name: str) -> Iterator[tuple[bool, bytes]]:
-        """Yields the text field of every line."""
         rules = self._rules
         lines = iter(lambda: stream.readline(_MAX_LINE_BYTES), b"")
         for number, line in enumerate(lines, 1):
@@ -298,14 +296,8 @@ def refuse_binary(head: bytes, name: str) -> None:
 
 def character_cut(data: bytes) -> int:
     """Returns the length of `data` without an incomplete UTF-8 character at its end."""
-    for back in range(1, min(3, len(data)) + 1):
-        byte = data[-back]
-        if byte >= 0xC0:
-            needed = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-            return len(data) - back if needed > back else len(data)
-        if byte < 0x80:
-            break
-    return len(data)
+    tail = data[-3:]
+    return len(data) - len(tail) + codecs.utf_8_decode(tail, "replace", False)[1]
 
 
 def token_cut(data: bytes) -> int:

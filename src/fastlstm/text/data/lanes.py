@@ -203,7 +203,6 @@ class TextLoader:
             yield next(batches)
 
     def state_dict(self) -> dict[str, int]:
-        """Returns the position after the last batch handed out."""
         return (self._batches if self._ahead is None else self._ahead).state_dict()
 
     def load_state_dict(self, state: dict[str, int]) -> None:

@@ -69,9 +69,8 @@ JSONL_SUFFIXES = frozenset({".jsonl", ".ndjson"})
 class Document:
     """A file at `path`, or UTF-8 `data` in memory; `name` is for messages.
 
-    Attributes:
-        is_jsonl: every line is a JSON object with a document in its text field.
-        is_stream: a pipe or stdin; readable once, so it is copied to a file first.
+    Every line of JSON lines is an object with a document in its text field. A stream (a pipe or
+    stdin) is readable once, so it is copied to a file first.
     """
 
     name: str

@@ -43,10 +43,7 @@ from fastlstm.text.data.tokenizer import (
 )
 
 UnknownPolicy = Literal["refuse", "count"]
-READING = (
-    *("text_field", "keep_crlf", "invalid_utf8", "encoding", "missing_text"),
-    "cache_dir",
-)
+READING = (*("text_field", "keep_crlf", "invalid_utf8", "encoding", "missing_text", "cache_dir"),)
 """Options of `prepare_text` that a run stores, for texts that are read later."""
 MIN_TOKENS = 200
 """Least number of tokens for a split into parts."""
@@ -75,8 +72,7 @@ class TextDataset:
 
     Attributes:
         ids: all token ids, 1-d, memory-mapped, in the smallest unsigned dtype.
-        num_bytes: UTF-8 bytes of the clean text.
-        num_chars: characters of the clean text.
+        num_bytes, num_chars: UTF-8 bytes and characters of the clean text.
         unknown: up to ten characters that the tokenizer lacks and `ids` leaves out, with the first
             position of each.
         num_replaced: invalid bytes that became U+FFFD.
@@ -236,25 +232,21 @@ def prepare_text(
     *,
     vocab: Vocab = "char",
     vocab_size: int = 4096,
-    text_field: str = "text",
-    keep_crlf: bool = False,
-    invalid_utf8: Literal["error", "replace"] = "error",
-    encoding: str = "utf-8",
-    missing_text: Literal["error", "skip"] = "error",
     cache_dir: str | Path | None = None,
     train_share: float = 0.9,
     tokenizer: Tokenizer | None = None,
     unknown: UnknownPolicy = "refuse",
     on_progress: Progress | None = None,
     should_stop: Callable[[], bool] | None = None,
+    **reading: Any,
 ) -> TextDataset:
     """Encodes a text into the cache, or opens it from there.
 
-    Options mean the same as in `TrainConfig`. A BPE is learned from the first `train_share` of the
-    characters, the training split. An existing `tokenizer`, to resume a run or to evaluate another
-    text, replaces `vocab`; characters that it lacks raise an error (`unknown` ``refuse``), or are
-    left out and reported (``count``). `on_progress` is called with bytes done and the total in
-    bytes, or None; `should_stop` is polled every MB or 0.2 s.
+    Options mean the same as in `TrainConfig`; `reading` are fields of `TextRules`. A BPE is learned
+    from the first `train_share` of the characters, the training split. An existing `tokenizer`, to
+    resume a run or to evaluate another text, replaces `vocab`; characters that it lacks raise an
+    error (`unknown` ``refuse``), or are left out and reported (``count``). `on_progress` is called
+    with bytes done and the total in bytes, or None; `should_stop` is polled every MB or 0.2 s.
 
     Raises:
         DataError: the text cannot be used; the message says where and why.
@@ -270,12 +262,11 @@ def prepare_text(
     cuts: dict[str, Literal["character", "token", "anywhere"]] = {
         "char": "character", "byte": "anywhere", "bpe": "token",
     }  # fmt: skip
-    rules = TextRules(
-        kind != "byte", cuts[kind], text_field, keep_crlf, invalid_utf8, encoding, missing_text
-    )
+    rules = TextRules(kind != "byte", cuts[kind], **reading)
     opened = source if isinstance(source, InputText) else open_source(source)
     cache = TextCache(Path(cache_dir) if cache_dir is not None else environment.cache_dir())
-    work = Pass(opened, rules, BLOCK_BYTES, should_stop, on_progress)
+    passes = 3 if kind == "bpe" and tokenizer is None else 2
+    work = Pass(opened, rules, BLOCK_BYTES, should_stop, on_progress, passes)
     job = _Job(cache, work, kind, vocab_size, train_share, tokenizer, unknown)
     entry = job.find_unchanged()
     from_cache = entry is not None
@@ -320,8 +311,6 @@ class _Job:
         self.work = replace(self.work, source=_spool(self.work, directory))
         source = self.work.source
         before, read_at = source.signature(), time.time_ns()
-        passes = 3 if self.kind == "bpe" and self.tokenizer is None else 2
-        self.work = replace(self.work, num_passes=passes)
         scanned = scan(self.work)
         entry = self._find(scanned.content)
         from_cache = entry is not None

@@ -86,7 +86,6 @@ class Tokenizer(ABC):
         return self.encode(data.decode("utf-8"))
 
     def _fields(self) -> dict[str, Any]:
-        """Returns the fields of `to_json` besides the kind."""
         return {}
 
     @property
@@ -96,7 +95,6 @@ class Tokenizer(ABC):
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
-        """The smallest unsigned dtype that holds an id."""
         return smallest_dtype(self.vocab_size)
 
     @cached_property
@@ -319,7 +317,6 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> BpeTokenizer:
 
 
 def _load_bpe(record: dict[str, Any], origin: str) -> BpeTokenizer:
-    """Builds a BPE tokenizer from its JSON record; raises CorruptFileError for an invalid one."""
     symbols, merges = record.get("vocab"), record.get("merges")
     if not isinstance(symbols, list) or not all(isinstance(s, str) and s for s in symbols):
         raise CorruptFileError(f"{origin}: vocab must be a list of tokens")

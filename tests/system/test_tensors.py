@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fastlstm.errors import CorruptFileError
-from fastlstm.runs.tensors import decode_tensors, encode_tensors
+from fastlstm.system.tensors import decode_tensors, encode_tensors
 
 ORIGIN = Path("model.safetensors")
 HEADER = b'{"a":{"dtype":"%s","shape":[%s],"data_offsets":[0,%d]}}'
