@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.errors import ConfigError, RunDirectoryError, counted
-from fastlstm.monitor.overlay import COLOURS
-from fastlstm.monitor.page import charts, difference_table, page, shown
+from fastlstm.monitor.page import COLOURS, charts, difference_table, page, shown
 from fastlstm.monitor.run_summary import RunSummary, differences
 from fastlstm.report.events import number, text_of
 from fastlstm.report.html import Html, quiet, table
