@@ -346,8 +346,8 @@ class Curve:
     """
 
     def __init__(self) -> None:
-        self._columns = tuple(array("d") for _ in range(4))
-        self.steps, self.seconds, self.units, self.values = self._columns
+        self.columns = tuple(array("d") for _ in range(4))
+        self.steps, self.seconds, self.units, self.values = self.columns
         self._stride, self._num_offered = 1, 0
         self._is_last_kept = True
 
@@ -373,9 +373,9 @@ class Curve:
         if not self._is_last_kept and (
             self.values[-1] > min(self.values) or point[-1] <= self.values[-1]
         ):
-            for column in self._columns:
+            for column in self.columns:
                 column.pop()
-        for column, value in zip(self._columns, point, strict=True):
+        for column, value in zip(self.columns, point, strict=True):
             column.append(value)
         self._is_last_kept = self.is_due
         self._num_offered += 1
@@ -394,7 +394,7 @@ class Curve:
 
     def _keep(self, places: Iterator[int]) -> None:
         kept = list(places)
-        for column in self._columns:
+        for column in self.columns:
             column[:] = array("d", [column[at] for at in kept])
 
     def lowest_until(self, limit: float, column: array[float]) -> float | None:
