@@ -1,4 +1,4 @@
-"""One compression: goal, training or rounding, measurement, publication.
+"""`compress()`: makes a trained model smaller and faster, and measures the cost.
 
 A `CompressionSource` is a text model (`text.py`) or a forecaster (`forecast.py`).
 """
@@ -8,16 +8,24 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from fastlstm.compression.fake_quantization import FakeQuantization
 from fastlstm.compression.goal import Attempt, CompressionWay, chosen
-from fastlstm.compression.options import COMPRESS_MAY_CHANGE, STUDENT_SIZES, CompressConfig
+from fastlstm.compression.options import (
+    COMPRESS_MAY_CHANGE,
+    OF_FORECASTERS,
+    OF_TEXTS,
+    STUDENT_SIZES,
+    CompressConfig,
+)
 from fastlstm.compression.pruning import HeldZeros, Pruning
 from fastlstm.compression.report import (
     REPORT_FILE,
@@ -26,20 +34,102 @@ from fastlstm.compression.report import (
     quality_error,
 )
 from fastlstm.compression.units import Config, num_units, smaller_size
-from fastlstm.errors import ConfigError, FastLSTMError, FormatError
+from fastlstm.errors import ConfigError, FastLSTMError, FormatError, RunDirectoryError
 from fastlstm.report.page import write_report
-from fastlstm.runs.events import SPELLING, Event, Observer
-from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.report.progress import default_output
+from fastlstm.runs.events import SPELLING, Event, Observer, checked_observers
+from fastlstm.runs.find_run import require_run
+from fastlstm.runs.run_directory import RunDirectory, kind_of_run
 from fastlstm.runs.weight_formats import checked_compression
-from fastlstm.system.fields import built
+from fastlstm.system.fields import built, called_with
 from fastlstm.system.storage import encode_json
-from fastlstm.training.callbacks import Callback
-from fastlstm.training.session import checkpoint_to_resume, locked_run, resumed_config
+from fastlstm.training.callbacks import Callback, checked_callbacks
+from fastlstm.training.session import (
+    checkpoint_to_resume,
+    locked_run,
+    resumed_config,
+    torch_settings_kept,
+)
+from fastlstm.training.signals import StopFlag
 from fastlstm.training.trainer import Trainer
 
 NEW_ROUNDING_BEGIN = 0.6
 """Share of the run after which a new student is rounded; other models are rounded from the
 start."""
+
+
+def compress(
+    run: str | os.PathLike[str],
+    *,
+    out: str | os.PathLike[str],
+    data: Any = None,
+    resume: bool = False,
+    config: CompressConfig | None = None,
+    observers: Sequence[Observer] | None = None,
+    callbacks: Sequence[Callback] = (),
+    stop: StopFlag | None = None,
+    given: Collection[str] = (),
+    started: float | None = None,
+    **fields: Any,
+) -> CompressReport:
+    """Makes a trained text model or forecaster smaller and faster.
+
+    The result is a run like any other: `LM.load(out)`, `fastlstm serve`, … take it.
+
+    Args:
+        run: the run directory of the source, one of its checkpoints, or the result of `train()`.
+        out: the run directory to write.
+        data: text or table to train and measure on, in any form that `train` takes; default is the
+            data of the source, if it can still be read.
+        resume: continue from a checkpoint in `out`, or start without one.
+        config: all options at once; or give single `fields` of `CompressConfig` instead.
+        observers: called with every event of training, a plain dict; by default progress is shown
+            on standard output, `()` is silent.
+        callbacks: see `fastlstm.Callback`.
+        stop: function that is polled; by default the first SIGTERM or Ctrl-C stops the run.
+        given: fields of `config` that were chosen, not defaults; a resumed compression compares
+            them with its first start.
+        started: `time.perf_counter()` from which a budget counts; default now.
+        **fields: fields of `CompressConfig`: to, prune, structured, distil, budget, max_loss, ….
+
+    Returns:
+        The model before and after; also in `out` as compression.json.
+
+    Raises:
+        UsageError: an argument is wrong.
+        QualityError: the loss is above `max_loss`; nothing is published.
+        Stopped: SIGTERM or Ctrl-C; the state is saved.
+        NonFiniteError: NaN or Inf that training could not recover from.
+        BudgetError: the budget was over before the first step.
+    """
+    started = time.perf_counter() if started is None else started
+    config = called_with(CompressConfig, config, fields, "compress()", stop)
+    observers = None if observers is None else checked_observers(observers)
+    callbacks = checked_callbacks(callbacks)
+    require_run(run, verb="compress")
+    path, target = Path(run), Path(out)
+    inside = [path.absolute(), *path.absolute().parents[:1]]
+    if any(target.exists() and os.path.samefile(target, place) for place in inside):
+        raise RunDirectoryError(f"{target} holds the run to compress; give another `out`")
+    is_text = kind_of_run(path) != "forecaster"
+    config.refuse(OF_FORECASTERS if is_text else OF_TEXTS, "a text" if is_text else "a forecaster")
+    with ExitStack() as stack:
+        stack.enter_context(torch_settings_kept())
+        if stop is None:
+            stop = stack.enter_context(StopFlag())
+        if observers is None:
+            observers = [stack.enter_context(default_output(use_json=False))]
+        session = CompressionSession(
+            run=path, out=target, data=data, config=config, given=frozenset({*given, *fields}),
+            resume=resume, observers=observers, callbacks=callbacks, stop=stop, started=started,
+        )  # fmt: skip
+        if is_text:
+            from fastlstm.compression.text import TextCompression
+
+            return session.compress(TextCompression)
+        from fastlstm.compression.forecast import ForecastCompression
+
+        return session.compress(ForecastCompression)
 
 
 class Result(NamedTuple):
