@@ -42,7 +42,6 @@ def fake_quantized(weight: Tensor, weight_format: WeightFormat) -> Tensor:
 
 
 def _largest(weight: Tensor) -> Tensor:
-    """Returns the largest magnitude along the last axis, with the axis kept."""
     low, high = weight.amin(-1, keepdim=True), weight.amax(-1, keepdim=True)
     return torch.maximum(high.abs(), low.abs())  # both much faster than aminmax
 

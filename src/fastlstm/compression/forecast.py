@@ -119,7 +119,6 @@ class ForecastCompression(CompressionSource):
         self._limit_s: float | None = None
 
     def _find_table(self) -> tuple[Any, str]:
-        """Returns the table to train and measure on, or None with the reason."""
         run = self.session.run
         if self.session.data is not None:
             return self.session.data, ""
@@ -229,7 +228,6 @@ class ForecastCompression(CompressionSource):
         )  # fmt: skip
 
     def _options(self, start: StoredForecaster) -> ForecastConfig:
-        """Returns the options of the training."""
         config = self.session.config
         fields = {field.name for field in dataclasses.fields(ForecastConfig)} - {"dropout"}
         values = config.training_options(fields)
@@ -255,13 +253,11 @@ class ForecastCompression(CompressionSource):
         )  # fmt: skip
 
     def _finished(self, stored: StoredForecaster) -> StoredForecaster:
-        """Returns the trained forecaster for its file."""
         return described(with_rounded_weights(stored), has_own_intervals=self._is_own)
 
     def _approve(
         self, stored: StoredForecaster, trainer: Trainer
     ) -> tuple[StoredForecaster, Mapping[str, bytes]] | None:
-        """Measures the results; returns the one to publish, with the report, or None."""
         best = self.session.conclude(trainer, self._results(stored))
         return None if best is None else (best.model, self.session.report_files())
 
@@ -328,7 +324,6 @@ class ForecastCompression(CompressionSource):
         return seconds
 
     def _note_on_intervals(self, parts: list[str]) -> str:
-        """Returns the note on the intervals for a table that is not the source's own."""
         table = self._name
         if len(parts) == len(PARTS):
             return (
@@ -472,17 +467,14 @@ class BlockErrors:
     means: Mapping[str, NDArray[np.float64]]
 
     def taken(self, which: Any) -> BlockErrors:
-        """Returns the errors of some blocks."""
         means = {name: values[which] for name, values in self.means.items()}
         counts = self.num_windows[which], self.num_values[which]
         return BlockErrors(self.first_rows[which], *counts, means)
 
     def mean(self, name: str) -> float:
-        """Returns the mean of a measure over all values."""
         return float(self.means[name] @ self.num_values / self.num_values.sum())
 
     def means_of_all(self) -> dict[str, float]:
-        """Returns the mean of every measure over all values."""
         return {name: self.mean(name) for name in self.means}
 
 

@@ -201,7 +201,6 @@ class CompressionSource(ABC):
         """Measures a result beside the source."""
 
     def student_text(self, sizes: Any) -> str:
-        """Describes a new student of these sizes."""
         return "a new model"
 
 
@@ -285,7 +284,6 @@ class CompressionSession:
         return about
 
     def _reach_goal(self) -> None:
-        """Chooses the method that reaches the goal; emits and notes every attempt."""
         if not self.config.has_goal:
             return
         self.config.refuse_method()
@@ -338,11 +336,9 @@ class CompressionSession:
         return best if self.report.is_published else None
 
     def end_event(self) -> Event:
-        """Returns the entry of the `end` event of training."""
         return {} if self.report is None else {"compression": self.report.to_dict()}
 
     def report_files(self) -> dict[str, bytes]:
-        """Returns the report as a file to publish with the model."""
         return {} if self.report is None else {REPORT_FILE: encode_json(self.report.to_dict())}
 
     def _measured(
@@ -352,7 +348,6 @@ class CompressionSession:
         return self.source.measured(result, methods, training).checked()
 
     def _methods(self, result: Result, *, is_trained: bool) -> list[str]:
-        """Returns the methods in words, in order."""
         config, methods = self.config, list[str]()
         before, after = self.source.sizes, result.sizes
         if config.prune is not None and config.structured == "units":

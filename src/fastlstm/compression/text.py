@@ -95,14 +95,12 @@ class TextModel:
 
     @staticmethod
     def of_file(data: bytes, path: Path, config: ModelConfig, weight_format: str) -> TextModel:
-        """Returns the model of a file of weights, `data`."""
         weights = decode_weights(data, parameter_shapes(config), weight_format, path / MODEL_FILE)
         digest = hashlib.sha256(data).hexdigest()
         return TextModel(str(path), weights, config, weight_format, digest, len(data))
 
     @cached_property
     def floats(self) -> dict[str, NDArray[np.float32]]:
-        """The weights as float32."""
         return as_floats(self.weights)
 
     @cached_property
@@ -112,7 +110,6 @@ class TextModel:
         return make_decoder(self.weights, self.config, weight_format)
 
     def figures(self, speed: dict[int, float], quality: float | None) -> ModelFigures:
-        """Returns the figures of a model for the report."""
         values = self.floats.values()
         return ModelFigures(
             path=self.path, sha256=self.sha256, weights=self.weight_format,

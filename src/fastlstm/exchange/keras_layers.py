@@ -62,7 +62,6 @@ class KerasLayer:
         return array
 
     def whole(self, *names: str) -> int:
-        """Returns a positive integer setting by any of its names."""
         value = next((self.config[name] for name in names if name in self.config), None)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise FormatError(
@@ -71,7 +70,6 @@ class KerasLayer:
         return value
 
     def number(self, *names: str, default: float) -> float:
-        """Returns a setting that is a number."""
         value = next((self.config[name] for name in names if name in self.config), None)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -86,7 +84,6 @@ class KerasLayer:
             ) from None
 
     def is_set(self, name: str, default: bool = False) -> bool:
-        """Returns a setting that is True or False."""
         return bool(self.config.get(name, default))
 
     def inner(self, name: str) -> KerasLayer:

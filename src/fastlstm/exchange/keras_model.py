@@ -206,7 +206,6 @@ def _sources(node: Any, depth: int = 0) -> Iterator[tuple[str, int]]:
 
 
 def _objects(value: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
-    """Yields the objects in a description, outer ones first."""
     if isinstance(value, dict):
         yield value
         value = list(value.values())

@@ -119,7 +119,6 @@ class LSTM(keras.layers.LSTM):  # type: ignore[misc]
         return sequences * _one_mask(self.cell.get_dropout_mask(sequences[:, 0, :]))[:, None]
 
     def _options(self, training: bool) -> CellOptions:
-        """Returns the cell's options; its activations are known to the kernels."""
         cell = self.cell
         dropout = cell.recurrent_dropout if _is_active(cell.recurrent_dropout, training) else 0.0
         names = map(_kernel_name, (cell.activation, cell.recurrent_activation))
@@ -246,7 +245,6 @@ class MaskedSteps(NamedTuple):
         return torch.where(self.mask if zero_others else places >= 0, y, torch.zeros_like(last))
 
     def last_output(self, last: Tensor, *, zero_others: bool) -> Tensor:
-        """Returns the last of Keras' outputs, `(B, H)`."""
         if zero_others:
             return torch.where(self.mask[-1], last, torch.zeros_like(last))
         return self._or_zero(last)

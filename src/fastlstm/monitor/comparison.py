@@ -43,7 +43,6 @@ class RunComparison:
     notes: list[str]
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the comparison as a JSON value."""
         return {
             "at": self.at,
             "runs": [self._facts(run) for run in self.runs],
@@ -126,7 +125,6 @@ def _notes(runs: Sequence[RunSummary]) -> list[str]:
 
 
 def _machines(runs: Sequence[RunSummary]) -> str:
-    """Returns a note on runs of different machines; empty for one machine."""
     ceilings = [number(run.start, "ceiling_gflops") for run in runs]
     known = [ceiling for ceiling in ceilings if ceiling]
     devices = {text_of(run.start, "device") for run in runs}
@@ -144,7 +142,6 @@ def _machines(runs: Sequence[RunSummary]) -> str:
 
 
 def _load(run: RunSummary) -> str:
-    """Returns a note on a run beside other load; empty without such load."""
     others = run.machine.mean_others
     if others is None or others < _MIN_OTHERS:
         return ""

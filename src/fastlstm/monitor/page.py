@@ -92,7 +92,6 @@ def _cards(runs: Sequence[RunSummary], names: dict[Path, str], states: dict[Path
 
 
 def _common_s(runs: Sequence[RunSummary], measure: Measure) -> float | None:
-    """Returns the median time of the last evaluation of the runs with this figure."""
     reached = [run.reach("seconds") for run in runs if run.measure == measure]
     known = [seconds for seconds in reached if seconds is not None]
     return median(known) if known else None

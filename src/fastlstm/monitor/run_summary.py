@@ -183,12 +183,10 @@ class RunSummary:
 
     @property
     def measure(self) -> Measure:
-        """The figure by which runs are compared."""
         return measure_of(self.start)
 
     @property
     def unit(self) -> str:
-        """The unit of counts: tokens, windows or sequences."""
         return unit_of(self.start)
 
     @property
@@ -212,19 +210,16 @@ class RunSummary:
 
     @property
     def seconds(self) -> float:
-        """Seconds of the run so far."""
         at = [self.last.get("elapsed_s"), number(self.end or {}, "elapsed_s")]
         at += [curve.seconds[-1] for curve in (self.training, self.validation) if curve]
         return max((value for value in at if value is not None), default=0.0)
 
     @property
     def best(self) -> float | None:
-        """The lowest validation figure."""
         return min(self.validation.values, default=None)
 
     @property
     def rate(self) -> float | None:
-        """Units per second of stepping."""
         return rate_of(self.end or {}) or self.last.get("units_per_s")
 
     @property
@@ -360,7 +355,6 @@ class Curve:
         return self._num_offered % self._stride == 0
 
     def skip(self) -> None:
-        """Counts a point that is not due and is not added."""
         self._num_offered += 1
 
     def make_room(self, count: int) -> None:
@@ -424,7 +418,6 @@ class MachineUse:
         return fmean(self._others) if self._others else None
 
     def add(self, event: Event) -> None:
-        """Adds a `machine` event."""
         at, others = number(event, "elapsed_s"), [number(event, name) for name in _OTHERS]
         if at is None or others[0] is None or not 0.0 <= at < _MOST_S:
             return

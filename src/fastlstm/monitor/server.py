@@ -34,7 +34,6 @@ class LivePage:
         self._body = ""
 
     def body(self) -> str:
-        """Returns the newest body."""
         with self._lock:
             now = time.monotonic()
             if now - self._read_at >= _POLL_S:
@@ -68,13 +67,11 @@ class MonitorServer(ThreadingHTTPServer):
         return threading.active_count() < _MAX_THREADS
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Prints an error, except for a client that disconnected."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
 
     @property
     def url(self) -> str:
-        """Address of the page."""
         return f"http://{_HOST}:{self.server_port}/"
 
 

@@ -179,7 +179,6 @@ def forecast_panel(event: Event, title: str = "") -> Panel | None:
 
 
 def _times(event: Event, count: int) -> list[datetime]:
-    """Returns the times of a forecast's rows; empty where a table has no times."""
     written = event.get("times")
     if not isinstance(written, list) or len(written) != count:
         return []

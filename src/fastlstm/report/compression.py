@@ -60,7 +60,6 @@ def _quality_text(report: dict[str, Any]) -> str:
 
 
 def _score_rows(report: dict[str, Any]) -> list[Row]:
-    """Returns a row per part of a forecaster's table, with every measure before and after."""
     rows = []
     for part, scores in report.get("scores", {}).items():
         before, after = scores["source"], scores["result"]

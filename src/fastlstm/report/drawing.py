@@ -80,7 +80,6 @@ class Band:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no point has both ends."""
         ends = zip(self.low, self.high, strict=True)
         return not any(math.isfinite(low) and math.isfinite(high) for low, high in ends)
 

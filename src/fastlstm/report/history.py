@@ -47,7 +47,6 @@ class History:
 
     @property
     def start(self) -> Event:
-        """The newest start event, or an empty one."""
         return self.starts[-1] if self.starts else {}
 
     def resumes(self, key: str) -> list[float]:
@@ -61,17 +60,14 @@ class History:
 
     @property
     def measure(self) -> Measure:
-        """The figure by which evaluations are compared."""
         return measure_of(self.start)
 
     @property
     def unit(self) -> str:
-        """The unit of counts: tokens, windows or sequences."""
         return unit_of(self.start)
 
     @property
     def validations(self) -> list[Event]:
-        """Evaluations of the validation split that have the figure."""
         return [
             event
             for event in self.evals
@@ -101,7 +97,6 @@ class History:
 
     @property
     def elapsed_s(self) -> float | None:
-        """Wall time of the run so far."""
         times = [number(event, "elapsed_s") for event in [*self.steps, *self.evals]]
         times += [number(self.end, "elapsed_s")] if self.end is not None else []
         return max((value for value in times if value is not None), default=None)
@@ -163,7 +158,6 @@ class _EventList:
         return self._pairs[-1][0] if self._pairs else {}
 
     def add(self, event: Event, num_bytes: int) -> None:
-        """Adds an event and the bytes of its line."""
         self._pairs.append((event, num_bytes))
         self._num_bytes += num_bytes
         if len(self._pairs) > MAX_EVENTS or self._num_bytes > MAX_JSON_BYTES:
@@ -173,7 +167,6 @@ class _EventList:
             self._num_bytes = sum(num_bytes for _, num_bytes in self._pairs)
 
     def forget_after(self, step: float) -> None:
-        """Drops the events after a step, which are the last ones."""
         while self._pairs and (number(self._pairs[-1][0], "step") or 0) > step:
             self._num_bytes -= self._pairs.pop()[1]
 

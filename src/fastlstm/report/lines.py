@@ -51,7 +51,6 @@ def _filled(form: str, value: object) -> str:
 
 
 def _part_of(event: Event, key: str) -> Event:
-    """Returns the dict under a key; an empty one for another value."""
     part = event.get(key)
     return part if isinstance(part, dict) else {}
 

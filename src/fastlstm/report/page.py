@@ -142,7 +142,6 @@ def _numbers(history: History) -> str:
 
 
 def _test(test: Event) -> str:
-    """Returns the errors of a forecaster and of naive forecasts."""
     scores = test.get("scores")
     if not isinstance(scores, dict) or not scores:
         return ""
@@ -204,7 +203,6 @@ def _steps_text(part: Event) -> str:
 
 
 def _compression(report: Any) -> str:
-    """Returns the rows that the terminal showed, and the charts."""
     if not isinstance(report, dict) or not report:
         return ""
     charts = f'<div class="charts">{_figures(compression_charts(report))}</div>'
@@ -272,7 +270,6 @@ def _evaluations(history: History) -> str:
 
 
 def _setup(history: History) -> str:
-    """Returns the rows that the terminal showed at the start of the run."""
     return _rows(header_rows(history.start, Glyphs()) if history.start else [])
 
 

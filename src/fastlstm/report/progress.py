@@ -56,7 +56,6 @@ class LineOutput:
         self.start: Event = {}
 
     def __call__(self, event: Event) -> None:
-        """Shows one event; unknown kinds are ignored."""
         if event.get("event") == "start":
             self.start = event
         handler = getattr(self, f"_on_{event.get('event')}", None)
@@ -365,11 +364,9 @@ class LinePart:
 
     @property
     def text(self) -> str:
-        """The long text without padding."""
         return self.long.format(self.value)
 
     def padded(self, *, is_long: bool) -> str:
-        """The text with the padded value."""
         return (self.long if is_long else self.short).format(self.value.rjust(self.width))
 
 

@@ -62,7 +62,6 @@ class Page:
         return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
 
     def with_part(self, part: str) -> bytes:
-        """Returns the page with HTML in place of ``{{part}}``."""
         return self._html.replace("{{part}}", part).encode("utf-8")
 
 

@@ -186,7 +186,6 @@ class ServerRunner:
             loader.stop()
 
     def _start(self, model: InferenceModel | WindowForecaster) -> str:
-        """Starts the engine; returns its description."""
         service, settings, cores = self.service, self._settings, hardware.default_threads()
         is_shared = service.keys.are_several
         if not isinstance(model, InferenceModel):

@@ -67,7 +67,6 @@ def inference_routes(service: Service) -> list[Route]:
 
 
 def _engine(service: Service, path: Mapping[str, str]) -> ForecastEngine:
-    """Returns the model that a path names."""
     engine = service.forecast_engine
     if path["model"] != engine.name:
         raise no_model(path["model"], engine.name)

@@ -267,7 +267,6 @@ def parse_request(
 
 
 def _missing(columns: InputColumns, name: str) -> str:
-    """Returns which inputs are missing: the numbers, the names, or both."""
     inputs = [f"'{name}'"] if columns.numbers else []
     inputs += [f"'{name}{_NAMES}'"] if columns.categorical else []
     what = f"inputs {' and '.join(inputs)} are" if len(inputs) == 2 else f"input {inputs[0]} is"

@@ -116,7 +116,6 @@ class TextEngine(Engine):
         metrics.describe(**about, hash=model.decoder.model_hash[:16])
 
     def submit(self, generations: list[GenerationRequest]) -> None:
-        """Queues generations; their output goes to their channel."""
         self._note_start()
         self.scheduler.submit(*generations)
 

@@ -200,7 +200,6 @@ class ActiveSequence:
         return max(0, before - self.num_unread - num_counted)
 
     def take(self) -> OutputChunk | None:
-        """Returns new output, or None."""
         if self._by_token:
             return self._take_by_token()
         stream = self.stream
