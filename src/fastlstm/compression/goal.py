@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
+from fastlstm.compression.options import CompressConfig, Structure, WeightFormat
 from fastlstm.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from fastlstm.compression.options import CompressConfig, Structure, WeightFormat
 
 
 class CompressionWay(NamedTuple):

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from fastlstm.errors import ConfigError
 from fastlstm.system.fields import Device, Precision, check_fields, parse_amount
 from fastlstm.training.options import BOUNDS, MAY_CHANGE
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
 
 WeightFormat = Literal["fp32", "fp16", "int8", "int4"]
 Structure = Literal["none", "blocks", "units"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -10,14 +11,12 @@ from torch import Tensor, nn
 
 from fastlstm.compression.options import PruningSchedule
 from fastlstm.errors import ConfigError
+from fastlstm.runs.events import Event
 from fastlstm.runs.weight_formats import BLOCK_COLUMNS, BLOCK_ROWS, num_gates
 from fastlstm.text.model import LanguageModel
 from fastlstm.training.callbacks import Callback
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from fastlstm.runs.events import Event
     from fastlstm.training.trainer import Trainer
 
 Zeros = Literal["none", "blocks"]

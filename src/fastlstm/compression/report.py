@@ -6,18 +6,16 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fastlstm.errors import DataError, QualityError
 from fastlstm.report.compression import compression_rows
 from fastlstm.report.html import InNotebook
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system.measurements import CpuTimer
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 SideT = TypeVar("SideT")
 

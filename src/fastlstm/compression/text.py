@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fastlstm.compression.goal import Attempt, CompressionWay, ways_of_text
 from fastlstm.compression.options import CompressConfig
@@ -43,6 +44,7 @@ from fastlstm.runs.weight_formats import (
 from fastlstm.system.measurements import CpuTimer
 from fastlstm.system.storage import encode_json
 from fastlstm.text.config import COMPRESSED_VERSION, ModelConfig
+from fastlstm.text.data.tokenizer import Tokenizer
 from fastlstm.text.decoder import (
     BYTE_PRODUCTS,
     Decoder,
@@ -64,11 +66,6 @@ from fastlstm.text.stored_model import (
 )
 from fastlstm.text.task import tokens_per_char
 from fastlstm.text.weight_report import score_tokens, writing_speed
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from fastlstm.text.data.tokenizer import Tokenizer
 
 Weights = Mapping[str, "NDArray[np.float32] | QuantizedMatrix"]
 

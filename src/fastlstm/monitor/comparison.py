@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from fastlstm.errors import ConfigError, RunDirectoryError, counted
 from fastlstm.monitor.page import COLOURS, charts, difference_table, page, shown
@@ -12,10 +14,6 @@ from fastlstm.report.events import number, text_of
 from fastlstm.report.html import Html, quiet, table
 from fastlstm.report.markup import to_html
 from fastlstm.report.terminal import clock, percent
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 _CEILING_RATIO = 1.25
 """Larger ratios of ceilings mean another or a busy machine."""

@@ -10,25 +10,20 @@ import functools
 import importlib.resources
 import math
 import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastlstm.errors import counted
-from fastlstm.monitor.run_summary import differences
+from fastlstm.monitor.run_summary import RunSummary, differences
 from fastlstm.report.drawing import LOG_RATIO
-from fastlstm.report.events import Event, number, stored_json, text_of
+from fastlstm.report.events import Event, Measure, number, stored_json, text_of
 from fastlstm.report.html import Html, document, figure, quiet, table
 from fastlstm.report.lines import gpu_state, joined, outlook_text
 from fastlstm.report.markup import clipped, to_html
 from fastlstm.report.terminal import clock, percent, short_bytes, tick_texts
 from fastlstm.runs.run_directory import held_locks
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-
-    from fastlstm.monitor.run_summary import RunSummary
-    from fastlstm.report.events import Measure
 
 COLOURS = (
     *("#2e7cf6", "#e8710a", "#12a150", "#d6336c"),

@@ -11,21 +11,25 @@ import re
 import time
 from array import array
 from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastlstm.errors import FastLSTMError, RunDirectoryError
-from fastlstm.report.events import decode_event, measure_of, number, text_of, unit_of
+from fastlstm.report.events import (
+    Event,
+    Measure,
+    decode_event,
+    measure_of,
+    number,
+    text_of,
+    unit_of,
+)
 from fastlstm.report.lines import is_unfinished, rate_of, skip_text
 from fastlstm.report.terminal import clock, percent
 from fastlstm.runs.run_directory import RunDirectory, is_locked
 from fastlstm.system.storage import MAX_JSON_BYTES, open_regular
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
-
-    from fastlstm.report.events import Event, Measure
 
 _MAX_WARNINGS = 20
 _MAX_PHASES = 12

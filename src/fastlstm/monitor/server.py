@@ -6,15 +6,12 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from fastlstm.errors import ConfigError
 from fastlstm.monitor.page import body, page
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from fastlstm.monitor.run_summary import RunIndex
+from fastlstm.monitor.run_summary import RunIndex
 
 _HOST = "127.0.0.1"
 _POLL_S = 0.75

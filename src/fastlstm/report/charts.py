@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastlstm.report.drawing import SMALL_INCHES, Band, Chart, DrawnCurve, Panel, draw
-from fastlstm.report.events import number, rank_seconds
+from fastlstm.report.events import Event, number, rank_seconds
 from fastlstm.report.history import History, series
 from fastlstm.report.markup import failure_text, name_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from fastlstm.report.events import Event
 
 _LEAST_SHARE = 1.0
 """Percent; a chart with all curves below it is left out."""

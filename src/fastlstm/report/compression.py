@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastlstm.errors import counted
 from fastlstm.report.drawing import Band, Chart, DrawnCurve, Panel, draw
-from fastlstm.report.lines import joined, labelled
+from fastlstm.report.lines import Row, joined, labelled
 from fastlstm.report.terminal import clock, short_bytes, short_count
-
-if TYPE_CHECKING:
-    from fastlstm.report.lines import Row
 
 MEASURES = {"bits_per_char": "bits/char"}
 

@@ -7,19 +7,15 @@ points without their numbers, are skipped.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from fastlstm.errors import FastLSTMError
-from fastlstm.report.events import Measure, decode_event, measure_of, number, unit_of
+from fastlstm.report.events import Event, Measure, decode_event, measure_of, number, unit_of
 from fastlstm.report.lines import rate_of
 from fastlstm.system.storage import MAX_JSON_BYTES, open_regular
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from fastlstm.report.events import Event
 
 MAX_POINTS = 800
 """Points per curve: more are not visible on a page."""

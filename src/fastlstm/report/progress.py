@@ -11,13 +11,14 @@ import logging
 import math
 import sys
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, Self, TextIO
 
 from fastlstm.estimator import show_warning
 from fastlstm.report import lines as words
-from fastlstm.report.events import number, text_of, unit_of
+from fastlstm.report.events import Event, number, text_of, unit_of
 from fastlstm.report.terminal import (
     Style,
     cell_width,
@@ -33,12 +34,6 @@ from fastlstm.report.terminal import (
     wrap,
 )
 from fastlstm.system.storage import finite
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import Self
-
-    from fastlstm.report.events import Event
 
 LABEL_WIDTH = 11
 SHOWN_EVERY_S = 5.0

@@ -13,7 +13,9 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -29,17 +31,14 @@ from fastlstm.serve.http.connections import Connection, Watch, max_connections
 from fastlstm.serve.http.keys import Keys, is_local
 from fastlstm.serve.http.worker import Worker
 from fastlstm.serve.service import Service
+from fastlstm.serve.settings import Settings
 from fastlstm.serve.text.engine import TextEngine
 from fastlstm.system import hardware
 from fastlstm.system.signal_handlers import STOP_SIGNALS, handling, is_not_ignored
 from fastlstm.text.loading import InferenceModel, load_decoder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from types import FrameType
-
     from fastlstm.forecast.window_forecaster import WindowForecaster
-    from fastlstm.serve.settings import Settings
 
 _SEND_BUFFER = 1 << 18
 """Bytes the kernel may hold for a connection; by default a slow reader would get 4 MB."""

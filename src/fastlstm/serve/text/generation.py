@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastlstm.errors import CorruptFileError
 from fastlstm.serve.http.errors import ApiError
 from fastlstm.serve.text.prefix_cache import NOTHING, Prefix
-from fastlstm.text.sampling import StopText
+from fastlstm.text.sampling import Sampling, StopText
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from fastlstm.serve.text.engine import Channel
     from fastlstm.text.data.tokenizer import Tokenizer
     from fastlstm.text.decoder import Decoder, Stream
-    from fastlstm.text.sampling import Sampling
     from fastlstm.text.session import Seal
 
 
