@@ -144,7 +144,6 @@ class CompressionSource(ABC):
     """The model to compress: reads, trains and measures its kind.
 
     Attributes:
-        unit: unit of speeds.
         before: `compression` of config.json; empty for an ordinary run.
         learning_rate: peak learning rate of the run; None if unknown.
         facts: entries on the source in config.json of a result, besides path and hash.

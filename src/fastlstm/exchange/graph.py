@@ -61,15 +61,10 @@ class Node(NamedTuple):
 
 @dataclass
 class Graph:
-    """A model.
+    """A model: its operations in the order of execution.
 
-    Attributes:
-        name: name of the model.
-        weights: arrays by name: float32, float16, or matrices in int8 with scales.
-        inputs: in the order of the call.
-        outputs: results, in order.
-        nodes: in the order of execution.
-        metadata: texts stored in the file.
+    Weights are float32, float16, or matrices in int8 with scales; `metadata` are texts stored in
+    the file.
     """
 
     name: str
@@ -199,9 +194,7 @@ class GraphBuilder:
 
     def last(self, x: Value, axis: int) -> Value:
         """Returns `x[…, -1:, …]` along an axis of any length."""
-        axis %= len(x.shape)
-        shape = [1 if k == axis else size for k, size in enumerate(x.shape)]
-        return self._add("last", (x,), shape, x.dtype, axis=axis)
+        return self._along("last", x, axis)
 
     def reshape(self, x: Value, shape: Sequence[Size]) -> Value:
         """Returns the same numbers in another shape; at most one named axis may move."""
@@ -213,6 +206,9 @@ class GraphBuilder:
 
     def reduce(self, kind: Literal["sum", "mean", "max"], x: Value, axis: int) -> Value:
         """Returns the sum, mean or maximum along an axis, which keeps length 1."""
+        return self._along(kind, x, axis)
+
+    def _along(self, kind: str, x: Value, axis: int) -> Value:
         axis %= len(x.shape)
         shape = [1 if k == axis else size for k, size in enumerate(x.shape)]
         return self._add(kind, (x,), shape, x.dtype, axis=axis)

@@ -79,8 +79,6 @@ def _stack_of(
                 " end only"
             )
         layers += added
-        if arrays and not weights.is_shared:
-            raise FormatError(f"the layer '{layer.name}' ({kind}) has too many weights")
         if kind in ("LSTM", "Bidirectional"):
             time_major.add(_is_time_major(own))
     if not layers:
@@ -220,9 +218,6 @@ def _objects(value: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
 class Hdf5Weights:
     """Weights of `.h5` files: a list of names per layer, one list for a nested model."""
 
-    is_shared = True
-    """The arrays of a nested model are one list, checked at its end."""
-
     def __init__(self, file: Hdf5) -> None:
         self._file = file
         self._used: set[str] = set()
@@ -285,8 +280,6 @@ def _text_list(attributes: Mapping[str, Any], name: str) -> list[str]:
 class ArchiveWeights:
     """Weights of `.keras` files, found by the number of a layer among the layers of its class."""
 
-    is_shared = False
-
     def __init__(self, file: Hdf5) -> None:
         self._arrays: dict[str, list[tuple[str, NDArray[np.float32]]]] = {}
         for path, array in file.arrays.items():
@@ -306,7 +299,10 @@ class ArchiveWeights:
             if layer.get("class_name") in _MODELS:
                 yield from self.of_layers(layer, f"{group}/", depth + 1)
             else:
-                yield layer, self._below(group)
+                arrays = self._below(group)
+                yield layer, arrays
+                if arrays:
+                    raise FormatError(f"the layer '{name_of(layer)}' has too many weights")
 
     def _groups_of(self, listed: list[dict[str, Any]], root: str) -> Iterator[tuple[int, str]]:
         """Yields the group of every layer; layers are numbered per class, whatever their names."""

@@ -25,8 +25,7 @@ class ExportSource:
 
     Attributes:
         kind: "text", "forecaster", "sequence" or "module".
-        weight_format: format of the weights in the file: "fp32", "fp16" or "int8".
-        notes: remarks for the user.
+        weight_format: "fp32", "fp16" or "int8".
         is_step: a text model reads one token per call, without an axis of time.
         has_state: the state is an input and an output; otherwise every call starts from zero.
         length: steps of a sequence model's or module's input; None means any number.

@@ -29,7 +29,6 @@ class RunComparison:
     """Runs side by side.
 
     Attributes:
-        runs: summaries in the given order.
         at: the point of comparison in "seconds" and in "chars"; None if a run has no evaluation.
         differences: settings, kernels and machine that differ: name -> one value per run.
         notes: reasons to distrust the figures.

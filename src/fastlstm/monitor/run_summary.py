@@ -59,15 +59,11 @@ class RunSummary:
     """The summary of one run directory; `update` reads what was added.
 
     Attributes:
-        path: the run directory.
         start, machine_event, outlook: newest event of each kind, or an empty one.
         end: end event, None while the run continues.
         last: figures of the newest step event.
         training, validation: curves of the steps and of the validations.
-        machine: use of the machine by the run and by others.
-        phases: seconds spent in each phase.
         warnings: newest warnings, alerts and skipped steps, oldest first.
-        num_warnings: number of all warnings.
         first_end_s: first predicted total seconds, None before the first prediction.
     """
 
@@ -265,11 +261,7 @@ class RunSummary:
 class RunIndex:
     """The summaries of all runs at or below some directories; finds new runs too.
 
-    Attributes:
-        runs: summaries by directory.
-
-    Raises:
-        RunDirectoryError: a directory does not exist.
+    Raises RunDirectoryError if a directory does not exist.
     """
 
     def __init__(self, directories: Sequence[Path]) -> None:

@@ -115,12 +115,7 @@ def draw(
 ) -> Chart:
     """Returns the chart of a panel in the colours of a page.
 
-    Args:
-        panel: curves and axes.
-        title: heading, also for screen readers.
-        caption: one sentence.
-        name: makes the ids of the SVG unique in a page.
-        size: in inches, of a small chart.
+    `name` makes the ids of the SVG unique in a page; `size` is of a small chart, in inches.
     """
     svg = embed(render([panel], size or _SIZE_INCHES), name, title)
     return Chart(title, caption, svg, is_small=size is not None)

@@ -68,7 +68,7 @@ def page(run_dir: Path, history: History) -> bytes:
         "Charts": lambda: _charts(history),
         "Samples": lambda: _samples(history),
         "Evaluations": lambda: _evaluations(history),
-        "Setup": lambda: _setup(history),
+        "Setup": lambda: _rows(header_rows(history.start, Glyphs()) if history.start else []),
         "Settings": lambda: _settings(stored_json(run_dir / "config.json"), history),
         "Notes": lambda: _notes(history),
     }
@@ -267,10 +267,6 @@ def _evaluations(history: History) -> str:
         rows.append([f"{event['step']:,.0f}", SPLITS.get(split, split), *figures, time, mark])
     heads = ["step", "split", *shown.values(), "time", ""]
     return table(heads, rows, place)
-
-
-def _setup(history: History) -> str:
-    return _rows(header_rows(history.start, Glyphs()) if history.start else [])
 
 
 def _rows(rows: list[Row]) -> str:

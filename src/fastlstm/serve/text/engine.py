@@ -14,8 +14,7 @@ from fastlstm.serve.admission import Engine, Places, Reservation
 from fastlstm.serve.http.errors import ApiError, Disconnected
 from fastlstm.serve.metrics import Metrics
 from fastlstm.serve.settings import Settings
-from fastlstm.serve.text.generation import GenerationRequest, OutputChunk, State
-from fastlstm.serve.text.prefix_cache import NOTHING
+from fastlstm.serve.text.generation import NOTHING, GenerationRequest, OutputChunk, State
 from fastlstm.serve.text.requests import (
     ChatFields,
     CompletionRequest,

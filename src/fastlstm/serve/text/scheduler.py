@@ -19,10 +19,10 @@ from fastlstm.serve.text.generation import (
     ActiveSequence,
     GenerationRequest,
     OutputChunk,
+    PrefixCache,
     first_sequences,
     forked,
 )
-from fastlstm.serve.text.prefix_cache import PrefixCache
 
 if TYPE_CHECKING:
     from fastlstm.serve.text.engine import Channel
