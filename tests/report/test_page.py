@@ -11,7 +11,6 @@ import pytest
 from fastlstm.errors import StorageError
 from fastlstm.report import charts
 from fastlstm.report import page as page_module
-from fastlstm.report.history import History
 from fastlstm.report.html import table
 from fastlstm.report.page import write_report
 from odd_names import NAMES, forecast_event
