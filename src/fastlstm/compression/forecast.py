@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from fastlstm.compression.forecast_task import CompressedForecastTask, read_teacher
 from fastlstm.compression.goal import WAYS_OF_FORECASTERS, Attempt, CompressionWay
 from fastlstm.compression.options import ENDS, TRAINING, CompressConfig
+from fastlstm.compression.pruning import without_units
 from fastlstm.compression.report import (
     MIN_BLOCKS,
     Change,
@@ -31,7 +32,6 @@ from fastlstm.compression.report import (
     speeds_in_turns,
 )
 from fastlstm.compression.session import CompressionSession, CompressionSource, Result
-from fastlstm.compression.units import without_units
 from fastlstm.errors import ConfigError, DataError
 from fastlstm.forecast.calibration import Calibration, calibrate
 from fastlstm.forecast.config import ForecastConfig

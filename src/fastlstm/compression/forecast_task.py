@@ -34,7 +34,6 @@ _SIZES = (
     *("input_size", "horizon", "num_targets", "num_past", "num_future", "categories"),
     *("num_static", "static_categories", "has_missing", "output", "stateful"),
 )
-"""Sizes that student and teacher have in common."""
 
 
 class CompressedForecastTask(ForecastTask):

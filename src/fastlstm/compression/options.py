@@ -19,9 +19,7 @@ STUDENT_SIZES = ("rnn_size", "hidden_size", "embed_size", "num_layers")
 """Options that make a new model, the student."""
 OF_TEXTS = ("rnn_size", "embed_size", "seq_length", "output_rank")
 OF_FORECASTERS = ("hidden_size",)
-"""Options that only this kind of model has."""
 COMPRESS_MAY_CHANGE = (MAY_CHANGE | {"max_loss"}) - {"memory_limit_gb", "strict_kernels"}
-"""Options that a resumed compression may change."""
 TRAINING = (
     *("budget", "steps", "epochs", "patience", "batch_size", "seq_length", "learning_rate"),
     *("dropout", "seed", "device", "precision", "threads", "eval_every", "checkpoint_every"),

@@ -26,14 +26,13 @@ from fastlstm.compression.options import (
     STUDENT_SIZES,
     CompressConfig,
 )
-from fastlstm.compression.pruning import HeldZeros, Pruning
+from fastlstm.compression.pruning import Config, HeldZeros, Pruning, num_units, smaller_size
 from fastlstm.compression.report import (
     REPORT_FILE,
     CompressReport,
     TrainingFigures,
     quality_error,
 )
-from fastlstm.compression.units import Config, num_units, smaller_size
 from fastlstm.errors import ConfigError, FastLSTMError, FormatError, RunDirectoryError
 from fastlstm.report.page import write_report
 from fastlstm.report.progress import default_output

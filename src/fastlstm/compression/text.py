@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fastlstm.compression.goal import Attempt, CompressionWay, ways_of_text
 from fastlstm.compression.options import CompressConfig
-from fastlstm.compression.pruning import OUTPUT_SHARE, pruned
+from fastlstm.compression.pruning import OUTPUT_SHARE, pruned, without_units
 from fastlstm.compression.report import (
     Change,
     CompressReport,
@@ -30,7 +30,6 @@ from fastlstm.compression.report import (
     speeds_in_turns,
 )
 from fastlstm.compression.session import CompressionSession, CompressionSource, Result
-from fastlstm.compression.units import without_units
 from fastlstm.errors import ConfigError, DataError, FormatError, NonFiniteError
 from fastlstm.runs.weight_formats import (
     QuantizedMatrix,

@@ -29,7 +29,6 @@ from fastlstm.text.stored_model import TOKENIZER_FILE, StoredModel
 from fastlstm.text.weight_report import writing_speed
 
 TEXT_GRAPH = "fastlstm_text"
-"""Name of the graphs of text models."""
 NORM_EPSILON = 1e-5
 """Of torch.nn.LayerNorm."""
 

@@ -697,4 +697,3 @@ _SYNONYMS = {
     "imul": "mul", "isub": "sub", "subtract": "sub", "multiply": "mul", "divide": "div",
     "concatenate": "cat",
 }  # fmt: skip
-"""Names of one function in torch."""

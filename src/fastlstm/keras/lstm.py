@@ -230,13 +230,8 @@ class MaskedSteps(NamedTuple):
         return x if self.order is None else x.gather(0, self.order.expand_as(x))
 
     def outputs(self, y: Tensor, last: Tensor, *, zero_others: bool) -> Tensor:
-        """Returns Keras' outputs `(T, B, H)`.
-
-        Args:
-            y: output of the unmasked steps, which come first.
-            last: `(B, H)` output of the last of them.
-            zero_others: gives zeros where the mask is False, else the output of the step before.
-        """
+        """Returns Keras' outputs `(T, B, H)`; `y` are the outputs of the unmasked steps, which come
+        first, `last` `(B, H)` of the last. Others are zeros, or the output of the step before."""
         if self.order is None:
             others = torch.zeros_like(last) if zero_others else self._or_zero(last)
             return torch.where(self.mask, y, others)

@@ -19,7 +19,6 @@ _CALIBRATION = "Calibration of the intervals"
 _MAIN = 80
 """Percent of the interval of every forecast."""
 _MAX_LABEL = 24
-"""Characters of an axis label."""
 
 
 def draw_charts(history: History) -> list[Chart]:

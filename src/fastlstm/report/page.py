@@ -34,7 +34,6 @@ from fastlstm.report.terminal import Glyphs, clock, percent
 from fastlstm.system.storage import write_file
 
 _MAX_LISTED = 20
-"""Names shown of a longer list."""
 _FAN = (
     "Windows of the test set. A darker area is likelier; an 80 % interval should hold four of five"
     " actual values. The y axis has the unit of the table."
