@@ -214,15 +214,18 @@ class CompressConfig:
 
     @property
     def has_goal(self) -> bool:
+        """Whether a goal chooses the method."""
         return self.goal != (None, None)
 
     def refuse_method(self) -> None:
+        """Raises ConfigError for a method beside a goal."""
         for name in ("to", "prune", "output_rank", *STUDENT_SIZES):
             if getattr(self, name) != getattr(CompressConfig, name):
                 goal = "target" if self.target is not None else "max_bytes"
                 raise ConfigError(f"`{goal}` chooses the method by itself; leave out `{name}`")
 
     def require_work(self) -> None:
+        """Raises ConfigError if there is nothing to do."""
         if self.to == "fp32" and self.output_rank is None and not self.trains:
             raise ConfigError(
                 "there is nothing to do; give `to` (fp16, int8 or int4), `prune`, `output_rank`,"
@@ -295,6 +298,7 @@ class CompressConfig:
 
     @property
     def distils(self) -> bool:
+        """Whether the options ask for a teacher."""
         return self.distil is not None or self.is_new_student
 
     @property

@@ -302,7 +302,8 @@ class ArchiveWeights:
                 arrays = self._below(group)
                 yield layer, arrays
                 if arrays:
-                    raise FormatError(f"the layer '{name_of(layer)}' has too many weights")
+                    kind = layer["class_name"]
+                    raise FormatError(f"the layer '{name_of(layer)}' ({kind}) has too many weights")
 
     def _groups_of(self, listed: list[dict[str, Any]], root: str) -> Iterator[tuple[int, str]]:
         """Yields the group of every layer; layers are numbered per class, whatever their names."""

@@ -340,9 +340,16 @@ def accelerate(model: Layer) -> Layer:
 
 
 def restore(model: Layer) -> Layer:
-    """Turns every `fastlstm.keras.LSTM` of a model or layer into a `keras.layers.LSTM`, in place.
+    """Turns every `fastlstm.keras.LSTM` of a model into a `keras.layers.LSTM`, in place.
 
-    Returns the model; raises UsageError if it is no Keras layer.
+    Args:
+        model: a model or layer.
+
+    Returns:
+        The model.
+
+    Raises:
+        UsageError: it is no Keras layer.
     """
     for layer in _layers(model):
         if type(layer) is LSTM:
