@@ -59,7 +59,7 @@ def mask_of(matrix: Tensor, sparsity: float, structured: Zeros = "none", gates: 
     "none" ranks single weights, "blocks" the L2 norms of blocks of 16 x 4, which do not cross the
     `gates` equal parts of the rows; blocks at the edges count as whole. Ties prune the first.
     """
-    scores = matrix.abs() if structured == "none" else _block_norms(matrix, gates)
+    scores = _scores(matrix, structured, gates)
     is_low = _lowest(scores.flatten(), round(sparsity * scores.numel())).view(scores.shape)
     if structured == "none":
         return is_low
@@ -78,17 +78,8 @@ def pruned(model: nn.Module, sparsity: float, structured: Zeros) -> dict[str, Te
     return weights
 
 
-def zero_counts(
-    matrices: Mapping[str, Tensor], structured: Zeros = "none"
-) -> dict[str, tuple[int, int]]:
-    """Returns the number of zero weights, or blocks, of each matrix, and of all."""
-    counts = {}
-    for name, matrix in matrices.items():
-        scores = (matrix.detach() != 0).float()
-        if structured == "blocks":
-            scores = _block_norms(scores, num_gates(name, len(matrix)))
-        counts[name] = int((scores == 0).sum()), scores.numel()
-    return counts
+def _scores(matrix: Tensor, structured: Zeros, gates: int) -> Tensor:
+    return matrix.abs() if structured == "none" else _block_norms(matrix, gates)
 
 
 def _block_norms(matrix: Tensor, gates: int) -> Tensor:
@@ -166,7 +157,10 @@ class Pruning(_ZeroMasks):
         self._schedule.require_end(total_steps)
         self._schedule = self._schedule.resolved(total_steps)
         what = "weights" if self._structured == "none" else "blocks of 16 x 4 weights"
-        number = sum(number for _, number in zero_counts(self._matrices, self._structured).values())
+        number = sum(
+            _scores(matrix.detach(), self._structured, num_gates(name, len(matrix))).numel()
+            for name, matrix in self._matrices.items()
+        )
         share = f"{100 * self._schedule.final:.4g} % of {number:,} {what}"
         text = f"pruning {share}, {self._schedule}; no evaluation before its end is the best"
         trainer.say("info", text)

@@ -17,6 +17,8 @@ from fastlstm.exchange.graph import Graph
 from fastlstm.runs.weight_formats import as_floats, in_format
 
 Arrays = Mapping[str, NDArray[Any]]
+SHAPES = ((1, 1), (7, 3), (100, 64))
+"""Steps and sequences, (T, B), of a comparison."""
 Network = TypeVar("Network", bound=nn.Module)
 
 
