@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 
 from fastlstm.compression.forecast_task import CompressedForecastTask, read_teacher
-from fastlstm.compression.goal import WAYS_OF_FORECASTERS, Attempt, CompressionWay
 from fastlstm.compression.options import ENDS, TRAINING, CompressConfig
 from fastlstm.compression.pruning import without_units
 from fastlstm.compression.report import (
@@ -31,7 +30,14 @@ from fastlstm.compression.report import (
     notes_of_speed,
     speeds_in_turns,
 )
-from fastlstm.compression.session import CompressionSession, CompressionSource, Result
+from fastlstm.compression.session import (
+    WAYS_OF_FORECASTERS,
+    Attempt,
+    CompressionSession,
+    CompressionSource,
+    CompressionWay,
+    Result,
+)
 from fastlstm.errors import ConfigError, DataError
 from fastlstm.forecast.calibration import Calibration, calibrate
 from fastlstm.forecast.config import ForecastConfig

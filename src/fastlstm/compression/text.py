@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastlstm.compression.goal import Attempt, CompressionWay, ways_of_text
 from fastlstm.compression.options import CompressConfig
 from fastlstm.compression.pruning import OUTPUT_SHARE, pruned, without_units
 from fastlstm.compression.report import (
@@ -29,7 +28,14 @@ from fastlstm.compression.report import (
     notes_of_speed,
     speeds_in_turns,
 )
-from fastlstm.compression.session import CompressionSession, CompressionSource, Result
+from fastlstm.compression.session import (
+    Attempt,
+    CompressionSession,
+    CompressionSource,
+    CompressionWay,
+    Result,
+    ways_of_text,
+)
 from fastlstm.errors import ConfigError, DataError, FormatError, NonFiniteError
 from fastlstm.runs.weight_formats import (
     QuantizedMatrix,
