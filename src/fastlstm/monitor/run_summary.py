@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import time
 from array import array
 from bisect import bisect_right
@@ -43,7 +42,6 @@ _STEP = (b'{"event":"step",', b'{"event": "step",')
 _EVAL = (b'{"event":"eval",', b'{"event": "eval",')
 _SEARCH_EVERY_S = 10.0
 _NOT_SEARCHED = ("checkpoint-", "tensorboard", ".")
-_PROGRESS = re.compile(rb'"progress": ?([0-9.e-]+)')
 
 
 _NOT_SETTINGS = frozenset(
@@ -106,17 +104,11 @@ class RunSummary:
             self.training.make_room(len(steps))
             skipped = {at for at in steps[:-1] if not lines[at + 1].startswith(_EVAL)}
         for at, line in enumerate(lines):
-            if at in skipped and not self.training.is_due and not self._predicts_end(line):
+            # Until `first_end_s` is known, any step may have it.
+            if at in skipped and not self.training.is_due and self.first_end_s is not None:
                 self.training.skip()
             elif (event := decode_event(line)) is not None:
                 self._add(event)
-
-    def _predicts_end(self, line: bytes) -> bool:
-        """Whether `first_end_s` is taken from this step."""
-        if self.first_end_s is not None:
-            return False
-        progress = _PROGRESS.search(line)
-        return progress is None or not progress[1].startswith((b"0.00", b"0.01"))
 
     def _add(self, event: Event) -> None:
         kind = event.get("event")
