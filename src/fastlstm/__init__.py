@@ -40,9 +40,9 @@ from fastlstm.errors import (
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from fastlstm.compression.compress import compress
     from fastlstm.compression.options import CompressConfig
     from fastlstm.compression.report import CompressReport
+    from fastlstm.compression.session import compress
     from fastlstm.exchange.export import ExportReport, export
     from fastlstm.exchange.import_run import ImportedRun, import_module, import_run
     from fastlstm.forecast.config import ForecastConfig
@@ -77,7 +77,7 @@ _HOMES = {
     "TrainConfig": "fastlstm.text.config",
     "WandbLogger": "fastlstm.training.loggers",
     "accelerate": "fastlstm.nn.convert",
-    "compress": "fastlstm.compression.compress",
+    "compress": "fastlstm.compression.session",
     "export": "fastlstm.exchange.export",
     "explain": "fastlstm.ops.explain",
     "freeze": "fastlstm.nn.convert",

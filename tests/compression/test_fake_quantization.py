@@ -17,7 +17,7 @@ from fastlstm.compression.fake_quantization import (
     rounded_weights,
 )
 from fastlstm.compression.options import PruningSchedule
-from fastlstm.compression.pruning import Pruning, prunable, zero_counts
+from fastlstm.compression.pruning import Pruning, prunable
 from fastlstm.errors import Stopped
 from fastlstm.forecast.model.config import ForecasterConfig
 from fastlstm.forecast.model.network import ForecastNetwork
@@ -28,6 +28,7 @@ from fastlstm.training.checkpoint import RunSnapshots, find_checkpoint
 from fastlstm.training.task import even_parts
 from linear_task import of_kind, trainer_of
 from next_token_task import NextTokenTask
+from zero_counts import zero_counts
 
 FORMATS = ("fp16", "int8", "int4")
 

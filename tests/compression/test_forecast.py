@@ -19,7 +19,7 @@ from fastlstm import Forecaster
 from fastlstm.cli.main import main
 from fastlstm.compression import forecast
 from fastlstm.compression.forecast import block_errors
-from fastlstm.compression.pruning import prunable, zero_counts
+from fastlstm.compression.pruning import prunable
 from fastlstm.compression.report import bootstrap_interval
 from fastlstm.errors import (
     ConfigError,
@@ -40,6 +40,7 @@ from fastlstm.training.checkpoint import find_checkpoint
 from forecast_server import everything, output, waves
 from forecast_server import tensor as tensor_of
 from running_server import SETTINGS, Running
+from zero_counts import zero_counts
 
 QUICK: dict[str, Any] = {
     "horizon": 6, "input_size": 24, "patch": 6, "hidden_size": 32, "steps": 10, "dropout": 0.1,

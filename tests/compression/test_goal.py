@@ -13,7 +13,9 @@ import pytest
 import fastlstm
 from compression_source import StopAfter
 from fastlstm.compression import text
-from fastlstm.compression.goal import (
+from fastlstm.compression.options import CompressConfig
+from fastlstm.compression.report import CompressReport
+from fastlstm.compression.session import (
     WAYS_OF_FORECASTERS,
     WAYS_OF_TEXTS,
     Attempt,
@@ -21,8 +23,6 @@ from fastlstm.compression.goal import (
     chosen,
     ways_of_text,
 )
-from fastlstm.compression.options import CompressConfig
-from fastlstm.compression.report import CompressReport
 from fastlstm.errors import ConfigError, Stopped
 
 Compress = Callable[..., CompressReport]

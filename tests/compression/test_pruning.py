@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fastlstm.compression.options import PruningSchedule
-from fastlstm.compression.pruning import Pruning, mask_of, prunable, zero_counts
+from fastlstm.compression.pruning import Pruning, mask_of, prunable
 from fastlstm.errors import ConfigError, Stopped
 from fastlstm.forecast.model.config import ForecasterConfig
 from fastlstm.forecast.model.network import ForecastNetwork
@@ -25,6 +25,7 @@ from fastlstm.training.callbacks import Callback
 from fastlstm.training.checkpoint import RunSnapshots, find_checkpoint
 from linear_task import LinearTask, of_kind, trainer_of
 from next_token_task import NextTokenTask
+from zero_counts import zero_counts
 
 # Masks ------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastlstm.compression.units import (
+from fastlstm.compression.pruning import (
     Config,
     importance,
     most_important,

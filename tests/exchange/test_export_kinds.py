@@ -20,7 +20,6 @@ from fastlstm.errors import ConfigError, ExportError
 from fastlstm.exchange import export as export_module
 from fastlstm.exchange.graph import Graph
 from fastlstm.exchange.sequence_source import SequenceSource
-from fastlstm.report.export import export_rows
 from fastlstm.sequence.files import read_sequence_model
 
 
@@ -92,7 +91,7 @@ def test_the_error_of_rounding_is_told(
             report = fastlstm.export(*model, to="onnx", out=out, weights=weights)
             assert report.proof is not None
             found.append(report.proof.figures["rounding"])
-            (row,) = [text for name, text in export_rows(report.to_dict()) if name == "rounding"]
+            (row,) = [text for name, text in report._rows() if name == "rounding"]
             assert f"{weights} weights move outputs by {found[-1]['rms_error']:.2g} (RMS)" in row
         fp16, int8 = found
         assert 0 < fp16["rms_error"] < int8["rms_error"] < int8["max_error"] < 0.2

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fastlstm.monitor import event_tail
-from fastlstm.monitor.event_tail import EventTail
+from fastlstm.monitor import run_summary
+from fastlstm.monitor.run_summary import EventTail
 
 
 def line(step: int, **more: Any) -> bytes:
@@ -84,7 +84,7 @@ def test_a_link_or_a_directory_has_no_events(path: Path, tmp_path: Path) -> None
 
 
 def test_memory_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_tail, "MAX_JSON_BYTES", 100)
+    monkeypatch.setattr(run_summary, "MAX_JSON_BYTES", 100)
     long = b'{"event": "step", "step": 0, "text": "' + b"x" * 250 + b'"}\n'
     data = line(1) + long + b"".join(map(line, range(2, 30)))
     add(path, data)
@@ -101,7 +101,7 @@ def test_an_unchanged_file_is_not_opened(path: Path, monkeypatch: pytest.MonkeyP
     add(path, line(1) + b"{")
     tail = EventTail(path)
     tail.read()
-    monkeypatch.setattr(event_tail, "open_regular", None)
+    monkeypatch.setattr(run_summary, "open_regular", None)
     assert tail.read() == []
 
 

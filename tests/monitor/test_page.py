@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from fastlstm.cli.main import main
-from fastlstm.monitor.overlay import _ticks, overlay
-from fastlstm.monitor.page import body, page
+from fastlstm.monitor.page import _ticks, body, overlay, page
 from fastlstm.monitor.run_summary import RunSummary
 from recorded_run import add_event
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from fastlstm.monitor.page import body
-from fastlstm.monitor.run_card import PROFILE_FILE, gpu_lines, profile_cards
+from fastlstm.monitor.page import PROFILE_FILE, body, gpu_lines, profile_cards
 from fastlstm.monitor.run_summary import RunSummary
 from fastlstm.runs.run_directory import RunDirectory
 from recorded_run import add_event

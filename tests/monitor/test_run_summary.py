@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import os
+import random
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,15 @@ import pytest
 
 from fastlstm.errors import RunDirectoryError
 from fastlstm.monitor import run_summary
-from fastlstm.monitor.curve import MAX_POINTS
-from fastlstm.monitor.run_summary import RunIndex, RunSummary
+from fastlstm.monitor.run_summary import (
+    MAX_BINS,
+    MAX_POINTS,
+    Curve,
+    MachineUse,
+    RunIndex,
+    RunSummary,
+)
+from fastlstm.report.events import Event
 from fastlstm.runs.run_directory import RunDirectory, is_locked
 from recorded_run import add_event
 
@@ -64,7 +73,7 @@ def test_the_steps_that_a_resumed_run_repeats_are_dropped(write_run: Any) -> Non
     run = read(path)
     add_event(path, event="start", resumed_from=300)
     run.update()
-    assert [point.step for point in run.validation] == [100, 200, 300]
+    assert list(run.validation.steps) == [100, 200, 300]
 
 
 def test_a_cut_file_is_summarised_again(write_run: Any) -> None:
@@ -102,13 +111,13 @@ def test_a_long_run_read_at_once_is_as_one_read_line_by_line(
         run_summary, "decode_event", lambda line: decoded.append(line) or original(line)
     )
     run = read(path)
-    assert len(decoded) < 400
+    assert len(decoded) < 1400  # of which 1000 until the end is predicted
     monkeypatch.setattr(run_summary, "_STEP", (b"none",))
     slow = read(path)
     assert len(decoded) > 3300
     shown = ("best", "last", "first_end_s", "num_warnings", "seconds", "slip", "rate")
     assert {n: getattr(run, n) for n in shown} == {n: getattr(slow, n) for n in shown}
-    assert list(run.validation) == list(slow.validation)
+    assert run.validation.columns == slow.validation.columns
     assert run.best_until(1300.0, "seconds") == 0.5
     assert run.first_end_s == 6000.0
     assert run.training.steps[-1] == 3999
@@ -155,3 +164,68 @@ def test_runs_appear_and_go(write_run: Any, tmp_path: Path) -> None:
     assert index.update()
     assert [path.name for path in index.runs] == ["a", "c"]
     assert index.runs[tmp_path / "a"] is kept
+
+
+def curve_of(values: list[float]) -> Curve:
+    curve = Curve()
+    for at, value in enumerate(values):
+        curve.add(at, 2.0 * at, 3.0 * at, value)
+    return curve
+
+
+@pytest.mark.parametrize("count", [1, 2, 240, 241, 1000, 5003])
+def test_a_curve_is_short_and_keeps_newest_and_lowest(count: int) -> None:
+    rng = random.Random(count)
+    values = [rng.random() for _ in range(count)]
+    curve = curve_of(values)
+    assert len(curve) <= 2 * MAX_POINTS
+    assert len(curve) >= min(count, MAX_POINTS)
+    assert curve.steps[-1] == count - 1
+    assert min(curve.values) == min(values)
+    assert list(curve.steps) == sorted(set(curve.steps))
+
+
+def test_points_are_as_dense_at_the_beginning_as_at_the_end() -> None:
+    curve = curve_of([1.0] * 5000)
+    gaps = [after - before for before, after in pairwise(curve.steps)]
+    assert max(gaps) <= 2 * 5000 / MAX_POINTS
+
+
+def test_steps_that_a_resumed_run_repeats_are_cut() -> None:
+    curve = curve_of([5.0, 4.0, 3.0, 2.0])
+    curve.cut_after(1)
+    curve.add(2, 9.0, 9.0, 3.5)
+    assert list(curve.steps) == [0, 1, 2]
+    assert curve.lowest_until(8.0, curve.seconds) == 4.0
+    assert curve.lowest_until(-1.0, curve.seconds) is None
+
+
+def machine_event(at: float, others: float = 0.0, own: float = 1.0) -> Event:
+    shares = {"others_share": others, "steal_share": 0.0}
+    return {"event": "machine", "elapsed_s": at, "cores": 2, "own_cores": own, **shares}
+
+
+def test_a_long_run_has_few_bins_with_the_means() -> None:
+    use = MachineUse()
+    for at in range(0, 40_000, 10):
+        use.add(machine_event(at, others=0.5 if 20_000 <= at < 30_000 else 0.0))
+    bins = use.bins()
+    assert MAX_BINS / 2 <= len(bins) <= MAX_BINS
+    assert sum(others > 0.25 for *_, others in bins) == pytest.approx(len(bins) / 4, abs=1)
+    assert all(own == 0.5 for _, own, _ in bins)
+    assert use.mean_others == pytest.approx(0.125)
+    use.cut_after(15_000)
+    assert use.mean_others == 0.0
+    assert use.bins()[-1][0] == pytest.approx(15_000)
+
+
+def test_values_that_cannot_be_are_left_out() -> None:
+    use = MachineUse()
+    for value in (None, "x", [], -1.0, 1e300, float("inf"), True):
+        use.add(machine_event(value))  # type: ignore[arg-type]
+        use.add({"event": "machine", "elapsed_s": 5.0, "others_share": value, "cores": value})
+    assert all(0.0 <= own <= 1.0 and 0.0 <= others <= 1.0 for _, own, others in use.bins())
+    assert use.drawing()
+    use.cut_after(0.0)
+    assert use.bins() == []
+    assert use.drawing() == ""

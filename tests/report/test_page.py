@@ -11,7 +11,6 @@ import pytest
 from fastlstm.errors import StorageError
 from fastlstm.report import charts
 from fastlstm.report import page as page_module
-from fastlstm.report.history import History
 from fastlstm.report.html import table
 from fastlstm.report.page import write_report
 from odd_names import NAMES, forecast_event
@@ -238,10 +237,10 @@ def test_the_warnings_of_the_end_and_notes_once(run_dir: Path) -> None:
 def test_names_in_sections_are_escaped(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A key of the configuration, a failure, and a time zone, which stands in a caption."""
 
-    def fail(history: History) -> str:
+    def fail(*_: object) -> str:
         raise ValueError("no <img src=x>")
 
-    monkeypatch.setattr(page_module, "_setup", fail)
+    monkeypatch.setattr(page_module, "header_rows", fail)
     (run_dir / "config.json").write_text(json.dumps({"train": {"<img src=y>": 3}}))
     times = [f"2024-05-0{day}T12:00:00" for day in range(1, 5)]
     event = {**forecast_event("y"), "times": times, "time_zone": "<img src=z>"}

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from fastlstm import Forecaster
-from fastlstm.serve.pages import Page, example_prompt, forecaster_html
+from fastlstm.serve.app import Page, example_prompt, forecaster_html
 from fastlstm.text.data.tokenizer import ByteTokenizer, CharTokenizer
 from forecast_server import QUICK, save, waves
 from odd_names import NAMES

@@ -8,7 +8,7 @@ from pathlib import Path
 
 SERVE = Path(__file__).resolve().parents[2] / "src" / "fastlstm" / "serve"
 START = "serve/text/completions.py"
-MAX_FILES = 8
+MAX_FILES = 7
 MIDDLEWARE = {"service", "settings", "metrics", "times", "log"}
 """What every route has, besides serve/http: the server's state, options, counters and log."""
 

@@ -81,7 +81,7 @@ def run(argv: list[str]) -> int:
     elif data is not None:
         require_tables([data])
     with observed(use_json) as (stop, show):
-        from fastlstm.compression.compress import compress
+        from fastlstm.compression.session import compress
 
         try:
             report = compress(

@@ -9,7 +9,6 @@ from fastlstm.cli.inputs import refuse_runs, require_run, warn_of_table
 from fastlstm.cli.options import JSON, levels_of
 from fastlstm.cli.output import print_result
 from fastlstm.errors import EXIT_OK
-from fastlstm.report.export import export_rows
 
 _TARGET = Literal["keras", "litert", "onnx", "saved-model", "tflite", "torch"]
 _FORMAT = Literal["fp32", "fp16", "int8"]
@@ -54,6 +53,6 @@ def run(argv: list[str]) -> int:
 
     names = ("to", "out", "weights", "step", "length", "check_text", "check")
     settings = {name: parsed[name] for name in names}
-    report = export(path, quantiles=levels, **settings).to_dict()
-    print_result(report, export_rows(report), parsed["json"])
+    report = export(path, quantiles=levels, **settings)
+    print_result(report.to_dict(), report._rows(), parsed["json"])
     return EXIT_OK

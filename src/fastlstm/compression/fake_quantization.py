@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,7 +42,6 @@ def fake_quantized(weight: Tensor, weight_format: WeightFormat) -> Tensor:
 
 
 def _largest(weight: Tensor) -> Tensor:
-    """Returns the largest magnitude along the last axis, with the axis kept."""
     low, high = weight.amin(-1, keepdim=True), weight.amax(-1, keepdim=True)
     return torch.maximum(high.abs(), low.abs())  # both much faster than aminmax
 
@@ -97,13 +96,8 @@ class FakeQuantization(Callback):
         step = trainer.progress.step + 1  # this one is counted after it
         self.is_on = self.is_on or position(trainer, self._begin, step) >= self._begin
 
-    @contextmanager
-    def weights_in_use(self, trainer: Trainer) -> Iterator[None]:
-        if not self.is_on:
-            yield
-            return
-        with rounded_weights(trainer.model, self.weight_format):
-            yield
+    def weights_in_use(self, trainer: Trainer) -> AbstractContextManager[None]:
+        return rounded_weights(trainer.model, self.weight_format) if self.is_on else nullcontext()
 
     def accepts(self, trainer: Trainer) -> bool:
         return self.is_on

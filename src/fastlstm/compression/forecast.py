@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 
 from fastlstm.compression.forecast_task import CompressedForecastTask, read_teacher
-from fastlstm.compression.goal import WAYS_OF_FORECASTERS, Attempt, CompressionWay
 from fastlstm.compression.options import TRAINING, CompressConfig
+from fastlstm.compression.pruning import without_units
 from fastlstm.compression.report import (
     MIN_BLOCKS,
     Change,
@@ -30,8 +30,14 @@ from fastlstm.compression.report import (
     notes_of_speed,
     speeds_in_turns,
 )
-from fastlstm.compression.session import CompressionSession, CompressionSource, Result
-from fastlstm.compression.units import without_units
+from fastlstm.compression.session import (
+    WAYS_OF_FORECASTERS,
+    Attempt,
+    CompressionSession,
+    CompressionSource,
+    CompressionWay,
+    Result,
+)
 from fastlstm.errors import ConfigError, DataError
 from fastlstm.forecast.calibration import Calibration, calibrate
 from fastlstm.forecast.config import ForecastConfig
@@ -120,7 +126,6 @@ class ForecastCompression(CompressionSource):
         self._limit_s: float | None = None
 
     def _find_table(self) -> tuple[Any, str]:
-        """Returns the table to train and measure on, or None with the reason."""
         run = self.session.run
         if self.session.data is not None:
             return self.session.data, ""
@@ -230,7 +235,6 @@ class ForecastCompression(CompressionSource):
         )  # fmt: skip
 
     def _options(self, start: StoredForecaster) -> ForecastConfig:
-        """Returns the options of the training."""
         config = self.session.config
         fields = {field.name for field in dataclasses.fields(ForecastConfig)} - {"dropout"}
         values = config.training_options(fields)
@@ -256,13 +260,11 @@ class ForecastCompression(CompressionSource):
         )  # fmt: skip
 
     def _finished(self, stored: StoredForecaster) -> StoredForecaster:
-        """Returns the trained forecaster for its file."""
         return described(with_rounded_weights(stored), has_own_intervals=self._is_own)
 
     def _approve(
         self, stored: StoredForecaster, trainer: Trainer
     ) -> tuple[StoredForecaster, Mapping[str, bytes]] | None:
-        """Measures the results; returns the one to publish, with the report, or None."""
         best = self.session.conclude(trainer, self._results(stored))
         return None if best is None else (best.model, self.session.report_files())
 
@@ -329,7 +331,6 @@ class ForecastCompression(CompressionSource):
         return seconds
 
     def _note_on_intervals(self, parts: list[str]) -> str:
-        """Returns the note on the intervals for a table that is not the source's own."""
         table = self._name
         if len(parts) == len(PARTS):
             return (
@@ -473,17 +474,14 @@ class BlockErrors:
     means: Mapping[str, NDArray[np.float64]]
 
     def taken(self, which: Any) -> BlockErrors:
-        """Returns the errors of some blocks."""
         means = {name: values[which] for name, values in self.means.items()}
         counts = self.num_windows[which], self.num_values[which]
         return BlockErrors(self.first_rows[which], *counts, means)
 
     def mean(self, name: str) -> float:
-        """Returns the mean of a measure over all values."""
         return float(self.means[name] @ self.num_values / self.num_values.sum())
 
     def means_of_all(self) -> dict[str, float]:
-        """Returns the mean of every measure over all values."""
         return {name: self.mean(name) for name in self.means}
 
 

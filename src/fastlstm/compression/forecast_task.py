@@ -34,7 +34,6 @@ _SIZES = (
     *("input_size", "horizon", "num_targets", "num_past", "num_future", "categories"),
     *("num_static", "static_categories", "has_missing", "output", "stateful"),
 )
-"""Sizes that student and teacher have in common."""
 
 
 class CompressedForecastTask(ForecastTask):
@@ -42,15 +41,10 @@ class CompressedForecastTask(ForecastTask):
 
     Args:
         *args: the arguments of `ForecastTask`.
-        teacher: network that reads the same windows, or None.
         alpha: share of the teacher in the loss.
         finished: makes the forecaster to publish from the one with the best weights.
-        approved: see `approve`.
         about: returns the entries of the `end` event.
         measuring_s: seconds of a budget for `approve`.
-
-    Attributes:
-        teacher_s: seconds in the teacher.
     """
 
     may_be_nan = frozenset({"level", f"{_TEACHER}level"})

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from fastlstm.errors import ConfigError
 from fastlstm.system.fields import ENDS, Device, Precision, check_fields, parse_amount
 from fastlstm.training.options import BOUNDS, MAY_CHANGE
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
 
 WeightFormat = Literal["fp32", "fp16", "int8", "int4"]
 Structure = Literal["none", "blocks", "units"]
@@ -21,9 +19,7 @@ STUDENT_SIZES = ("rnn_size", "hidden_size", "embed_size", "num_layers")
 """Options that make a new model, the student."""
 OF_TEXTS = ("rnn_size", "embed_size", "seq_length", "output_rank")
 OF_FORECASTERS = ("hidden_size",)
-"""Options that only this kind of model has."""
 COMPRESS_MAY_CHANGE = (MAY_CHANGE | {"max_loss"}) - {"memory_limit_gb", "strict_kernels"}
-"""Options that a resumed compression may change."""
 TRAINING = (
     *("budget", "steps", "epochs", "patience", "batch_size", "seq_length", "learning_rate"),
     *("dropout", "seed", "device", "precision", "threads", "eval_every", "checkpoint_every"),
@@ -58,7 +54,6 @@ class PruningSchedule:
     every: int = 10
 
     def resolved(self, total_steps: int | None) -> PruningSchedule:
-        """Returns the schedule in steps, if the number of steps of the run is known."""
         begin, end = (in_steps(at, total_steps) for at in (self.begin, self.end))
         return replace(self, begin=begin, end=end)
 

@@ -6,18 +6,16 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fastlstm.errors import DataError, QualityError
 from fastlstm.report.compression import compression_rows
 from fastlstm.report.html import InNotebook
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system.measurements import CpuTimer
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 SideT = TypeVar("SideT")
 
@@ -33,17 +31,12 @@ _SAMPLES = 2000
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFigures:
-    """A model before or after its compression.
+    """A model before or after its compression; hash and `file_bytes` of model.safetensors.
 
     Attributes:
-        path: the run.
-        sha256: hash of model.safetensors.
         weights: format in the file.
         num_parameters: weights, with zeros.
-        num_nonzero: weights that are not zero.
-        file_bytes: size of model.safetensors.
         resident_bytes: size of the weights in memory.
-        kernel: the kernel in use.
         speed: characters (or windows) a second by number of streams (or windows) at once.
         quality: bits per character, or the error of a forecaster; None if not measured.
     """
@@ -83,9 +76,7 @@ class OutputErrors:
     """The distance of the outputs of source and result.
 
     Attributes:
-        what: the outputs: "logits" or "forecasts".
-        largest: largest absolute difference.
-        rms: root of the mean squared difference.
+        largest, rms: largest absolute difference, and root of the mean squared difference.
         num_compared: tokens or windows.
         agreement: share of tokens for which both models predict the same one; None for tables.
     """
@@ -102,7 +93,6 @@ class TrainingFigures:
     """The cost of training.
 
     Attributes:
-        steps: optimizer steps.
         seconds: wall clock of all starts of the run.
         teacher_s: seconds of these that the teacher took.
         reason: why training ended.

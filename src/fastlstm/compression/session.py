@@ -1,4 +1,4 @@
-"""One compression: goal, training or rounding, measurement, publication.
+"""`compress()`: makes a trained model smaller and faster, and measures the cost.
 
 A `CompressionSource` is a text model (`text.py`) or a forecaster (`forecast.py`).
 """
@@ -8,38 +8,128 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from fastlstm.compression.fake_quantization import FakeQuantization
-from fastlstm.compression.goal import Attempt, CompressionWay, chosen
-from fastlstm.compression.options import COMPRESS_MAY_CHANGE, STUDENT_SIZES, CompressConfig
-from fastlstm.compression.pruning import HeldZeros, Pruning
+from fastlstm.compression.options import (
+    COMPRESS_MAY_CHANGE,
+    OF_FORECASTERS,
+    OF_TEXTS,
+    STUDENT_SIZES,
+    CompressConfig,
+    Structure,
+    WeightFormat,
+)
+from fastlstm.compression.pruning import Config, HeldZeros, Pruning, num_units, smaller_size
 from fastlstm.compression.report import (
     REPORT_FILE,
     CompressReport,
     TrainingFigures,
     quality_error,
 )
-from fastlstm.compression.units import Config, num_units, smaller_size
-from fastlstm.errors import ConfigError, FastLSTMError, FormatError
+from fastlstm.errors import ConfigError, FastLSTMError, FormatError, RunDirectoryError
 from fastlstm.report.page import write_report
-from fastlstm.runs.events import SPELLING, Event, Observer
-from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.report.progress import default_output
+from fastlstm.runs.events import SPELLING, Event, Observer, checked_observers
+from fastlstm.runs.find_run import require_run
+from fastlstm.runs.run_directory import RunDirectory, kind_of_run
 from fastlstm.runs.weight_formats import checked_compression
-from fastlstm.system.fields import built
+from fastlstm.system.fields import built, called_with
 from fastlstm.system.storage import encode_json
-from fastlstm.training.callbacks import Callback
-from fastlstm.training.session import checkpoint_to_resume, locked_run, resumed_config
+from fastlstm.training.callbacks import Callback, checked_callbacks
+from fastlstm.training.session import (
+    checkpoint_to_resume,
+    locked_run,
+    resumed_config,
+    torch_settings_kept,
+)
+from fastlstm.training.signals import StopFlag
 from fastlstm.training.trainer import Trainer
 
 NEW_ROUNDING_BEGIN = 0.6
 """Share of the run after which a new student is rounded; other models are rounded from the
 start."""
+
+
+def compress(
+    run: str | os.PathLike[str],
+    *,
+    out: str | os.PathLike[str],
+    data: Any = None,
+    resume: bool = False,
+    config: CompressConfig | None = None,
+    observers: Sequence[Observer] | None = None,
+    callbacks: Sequence[Callback] = (),
+    stop: StopFlag | None = None,
+    given: Collection[str] = (),
+    started: float | None = None,
+    **fields: Any,
+) -> CompressReport:
+    """Makes a trained text model or forecaster smaller and faster.
+
+    The result is a run like any other: `LM.load(out)`, `fastlstm serve`, … take it.
+
+    Args:
+        run: the run directory of the source, one of its checkpoints, or the result of `train()`.
+        out: the run directory to write.
+        data: text or table to train and measure on, in any form that `train` takes; default is the
+            data of the source, if it can still be read.
+        resume: continue from a checkpoint in `out`, or start without one.
+        config: all options at once; or give single `fields` of `CompressConfig` instead.
+        observers: called with every event of training, a plain dict; by default progress is shown
+            on standard output, `()` is silent.
+        callbacks: see `fastlstm.Callback`.
+        stop: function that is polled; by default the first SIGTERM or Ctrl-C stops the run.
+        given: fields of `config` that were chosen, not defaults; a resumed compression compares
+            them with its first start.
+        started: `time.perf_counter()` from which a budget counts; default now.
+        **fields: fields of `CompressConfig`: to, prune, structured, distil, budget, max_loss, ….
+
+    Returns:
+        The model before and after; also in `out` as compression.json.
+
+    Raises:
+        UsageError: an argument is wrong.
+        QualityError: the loss is above `max_loss`; nothing is published.
+        Stopped: SIGTERM or Ctrl-C; the state is saved.
+        NonFiniteError: NaN or Inf that training could not recover from.
+        BudgetError: the budget was over before the first step.
+    """
+    started = time.perf_counter() if started is None else started
+    config = called_with(CompressConfig, config, fields, "compress()", stop)
+    observers = None if observers is None else checked_observers(observers)
+    callbacks = checked_callbacks(callbacks)
+    require_run(run, verb="compress")
+    path, target = Path(run), Path(out)
+    inside = [path.absolute(), *path.absolute().parents[:1]]
+    if any(target.exists() and os.path.samefile(target, place) for place in inside):
+        raise RunDirectoryError(f"{target} holds the run to compress; give another `out`")
+    is_text = kind_of_run(path) != "forecaster"
+    config.refuse(OF_FORECASTERS if is_text else OF_TEXTS, "a text" if is_text else "a forecaster")
+    with ExitStack() as stack:
+        stack.enter_context(torch_settings_kept())
+        if stop is None:
+            stop = stack.enter_context(StopFlag())
+        if observers is None:
+            observers = [stack.enter_context(default_output(use_json=False))]
+        session = CompressionSession(
+            run=path, out=target, data=data, config=config, given=frozenset({*given, *fields}),
+            resume=resume, observers=observers, callbacks=callbacks, stop=stop, started=started,
+        )  # fmt: skip
+        if is_text:
+            from fastlstm.compression.text import TextCompression
+
+            return session.compress(TextCompression)
+        from fastlstm.compression.forecast import ForecastCompression
+
+        return session.compress(ForecastCompression)
 
 
 class Result(NamedTuple):
@@ -54,7 +144,6 @@ class CompressionSource(ABC):
     """The model to compress: reads, trains and measures its kind.
 
     Attributes:
-        unit: unit of speeds.
         before: `compression` of config.json; empty for an ordinary run.
         learning_rate: peak learning rate of the run; None if unknown.
         facts: entries on the source in config.json of a result, besides path and hash.
@@ -111,7 +200,6 @@ class CompressionSource(ABC):
         """Measures a result beside the source."""
 
     def student_text(self, sizes: Any) -> str:
-        """Describes a new student of these sizes."""
         return "a new model"
 
 
@@ -195,7 +283,6 @@ class CompressionSession:
         return about
 
     def _reach_goal(self) -> None:
-        """Chooses the method that reaches the goal; emits and notes every attempt."""
         if not self.config.has_goal:
             return
         self.config.refuse_method()
@@ -248,11 +335,9 @@ class CompressionSession:
         return best if self.report.is_published else None
 
     def end_event(self) -> Event:
-        """Returns the entry of the `end` event of training."""
         return {} if self.report is None else {"compression": self.report.to_dict()}
 
     def report_files(self) -> dict[str, bytes]:
-        """Returns the report as a file to publish with the model."""
         return {} if self.report is None else {REPORT_FILE: encode_json(self.report.to_dict())}
 
     def _measured(
@@ -262,7 +347,6 @@ class CompressionSession:
         return self.source.measured(result, methods, training).checked()
 
     def _methods(self, result: Result, *, is_trained: bool) -> list[str]:
-        """Returns the methods in words, in order."""
         config, methods = self.config, list[str]()
         before, after = self.source.sizes, result.sizes
         if config.prune is not None and config.structured == "units":
@@ -354,3 +438,126 @@ class TeacherTime(Callback):
 def difference(report: CompressReport) -> float:
     """Returns the loss of a result, on data that both models were scored on."""
     return math.inf if report.change is None else report.change.difference
+
+
+# the goal -----------------------------------------------------------------------------------------
+
+
+class CompressionWay(NamedTuple):
+    """A way to compress; the fields are those of `CompressConfig`."""
+
+    to: WeightFormat
+    prune: float | None = None
+    structured: Structure = "none"
+    output_rank: int | None = None
+
+    def __str__(self) -> str:
+        parts: list[str] = [self.to]
+        if self.output_rank is not None:
+            parts.insert(0, f"output of rank {self.output_rank}")
+        if self.prune is not None:
+            what = "hidden units" if self.structured == "units" else "blocks"
+            parts.insert(0, f"{100 * self.prune:g} % of the {what} removed")
+        return ", ".join(parts)
+
+
+class Attempt(NamedTuple):
+    """A way, tried without training: bytes of the file, and speed if there is a target."""
+
+    num_bytes: int
+    speed: float | None
+
+
+WAYS_OF_TEXTS = (
+    CompressionWay("int8"),  # +0.0003
+    CompressionWay("int4"),  # +0.0084
+    CompressionWay("int8", 0.5, "blocks"),  # -0.0465
+    CompressionWay("int8", 0.75, "blocks"),  # -0.0225
+    CompressionWay("int8", 0.25, "units"),
+    CompressionWay("int8", 0.5, "units"),  # +0.0102
+    CompressionWay("int4", 0.5, "units"),
+    CompressionWay("int8", 0.9, "blocks"),  # +0.0511
+    CompressionWay("int8", 0.95, "blocks"),
+    CompressionWay("int8", 0.75, "units"),  # +0.1406
+    CompressionWay("int4", 0.75, "units"),
+    CompressionWay("int4", 0.875, "units"),
+)
+"""Mildest first: ways that keep every weight, then the others by loss. The comments are the loss in
+bits per character after 1,200 steps (int4: 150) of a model of 512 units on tinyshakespeare
+(benchmarks/compression.py, docs/compress.md); ways without one were not measured."""
+WAYS_OF_FORECASTERS = (
+    CompressionWay("int8"),
+    CompressionWay("int4"),
+    *(
+        CompressionWay(to, share, "units")
+        for share in (0.25, 0.5, 0.75, 0.875)
+        for to in ("int8", "int4")
+    ),
+)
+"""Forecasts are computed in float32 with all zeros: only fewer units make them faster."""
+
+
+def ways_of_text(output_width: int | None) -> tuple[CompressionWay, ...]:
+    """Returns the ways to compress a text model, mildest first.
+
+    With the `output_width` of a large output matrix, some ways lower the rank of that matrix.
+    """
+    ways = list(WAYS_OF_TEXTS)
+    if output_width is None:
+        return tuple(ways)
+    for before, share, way in (
+        (CompressionWay("int8", 0.5, "blocks"), 2, CompressionWay("int8")),
+        (CompressionWay("int8", 0.75, "blocks"), 4, CompressionWay("int8")),
+        (CompressionWay("int8", 0.9, "blocks"), 8, CompressionWay("int8", 0.5, "units")),
+        (CompressionWay("int8", 0.95, "blocks"), 16, CompressionWay("int8", 0.75, "units")),
+    ):
+        rank = output_width // share // 16 * 16
+        if rank:
+            ways.insert(ways.index(before), way._replace(output_rank=rank))
+    return tuple(ways)
+
+
+def chosen(
+    config: CompressConfig, ways: Sequence[CompressionWay],
+    attempt: Callable[[CompressConfig], Attempt], unit: str, say: Callable[[str], None],
+) -> CompressConfig:  # fmt: skip
+    """Returns the options with the first way that reaches the goal, `target` and `max_bytes`.
+
+    Calls `say` with a line on each attempt. Raises ConfigError, with the best figures, if no way
+    reaches the goal.
+    """
+    speed, limit = config.goal
+    attempts: list[tuple[CompressionWay, Attempt]] = []
+    for way in ways:
+        try:
+            own = dataclasses.replace(config, **way._asdict())
+            found = attempt(own)
+        except ConfigError as error:  # too few units to remove some
+            say(f"goal: {way}: {error}")
+            continue
+        attempts.append((way, found))
+        is_fast = speed is None or (found.speed is not None and found.speed >= speed)
+        is_small = limit is None or found.num_bytes <= limit
+        size = f"{found.num_bytes:,} bytes"
+        figures = size if found.speed is None else f"{size}, {found.speed:,.0f} {unit}/s"
+        say(f"goal: {way}: {figures}, {'chosen' if is_fast and is_small else 'not enough'}")
+        if is_fast and is_small:
+            return own
+    raise _unreachable(config, attempts, unit)
+
+
+def _unreachable(
+    config: CompressConfig, attempts: Sequence[tuple[CompressionWay, Attempt]], unit: str
+) -> ConfigError:
+    goal = {"target": config.target, "max_bytes": config.max_bytes}
+    asked = [f"`{name}={value!r}`" for name, value in goal.items() if value is not None]
+    text = f"{' and '.join(asked)} cannot be reached with this model here"
+    if attempts:
+        smallest = min(attempts, key=lambda pair: pair[1].num_bytes)
+        text += f"; the smallest has {smallest[1].num_bytes:,} bytes ({smallest[0]})"
+        if config.target is not None:
+            fastest = max(attempts, key=lambda pair: pair[1].speed or 0.0)
+            rate = f"{fastest[1].speed or 0.0:,.0f} {unit}/s"
+            text += f", the fastest reaches {rate} ({fastest[0]})"
+    text += "; train a smaller model as its student, or ask for less"
+    return ConfigError(text)

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from fastlstm.compression.goal import Attempt, CompressionWay, ways_of_text
 from fastlstm.compression.options import CompressConfig
-from fastlstm.compression.pruning import OUTPUT_SHARE, pruned
+from fastlstm.compression.pruning import OUTPUT_SHARE, pruned, without_units
 from fastlstm.compression.report import (
     Change,
     CompressReport,
@@ -28,8 +28,14 @@ from fastlstm.compression.report import (
     notes_of_speed,
     speeds_in_turns,
 )
-from fastlstm.compression.session import CompressionSession, CompressionSource, Result
-from fastlstm.compression.units import without_units
+from fastlstm.compression.session import (
+    Attempt,
+    CompressionSession,
+    CompressionSource,
+    CompressionWay,
+    Result,
+    ways_of_text,
+)
 from fastlstm.errors import ConfigError, DataError, FormatError, NonFiniteError
 from fastlstm.runs.weight_formats import (
     QuantizedMatrix,
@@ -43,6 +49,7 @@ from fastlstm.runs.weight_formats import (
 from fastlstm.system.measurements import CpuTimer
 from fastlstm.system.storage import encode_json
 from fastlstm.text.config import COMPRESSED_VERSION, ModelConfig
+from fastlstm.text.data.tokenizer import Tokenizer
 from fastlstm.text.decoder import (
     BYTE_PRODUCTS,
     Decoder,
@@ -64,11 +71,6 @@ from fastlstm.text.stored_model import (
 )
 from fastlstm.text.task import tokens_per_char
 from fastlstm.text.weight_report import score_tokens, writing_speed
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from fastlstm.text.data.tokenizer import Tokenizer
 
 Weights = Mapping[str, "NDArray[np.float32] | QuantizedMatrix"]
 
@@ -95,14 +97,12 @@ class TextModel:
 
     @staticmethod
     def of_file(data: bytes, path: Path, config: ModelConfig, weight_format: str) -> TextModel:
-        """Returns the model of a file of weights, `data`."""
         weights = decode_weights(data, parameter_shapes(config), weight_format, path / MODEL_FILE)
         digest = hashlib.sha256(data).hexdigest()
         return TextModel(str(path), weights, config, weight_format, digest, len(data))
 
     @cached_property
     def floats(self) -> dict[str, NDArray[np.float32]]:
-        """The weights as float32."""
         return as_floats(self.weights)
 
     @cached_property
@@ -112,7 +112,6 @@ class TextModel:
         return make_decoder(self.weights, self.config, weight_format)
 
     def figures(self, speed: dict[int, float], quality: float | None) -> ModelFigures:
-        """Returns the figures of a model for the report."""
         values = self.floats.values()
         return ModelFigures(
             path=self.path, sha256=self.sha256, weights=self.weight_format,

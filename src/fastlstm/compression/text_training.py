@@ -83,8 +83,6 @@ def train_compressed(source: TextCompression) -> None:
 
 
 class _Training(TextSession):
-    """A compression with training, from its start or resumed."""
-
     unknown: UnknownPolicy = "count"
     needs_steps = False  # a resumed run with a larger max_loss may only publish
 
@@ -313,12 +311,10 @@ class ReadingTeacher:
         """Reads what a resumed training had read before the position of its loader."""
 
     def reset_state(self) -> None:
-        """Sets the carried state to zero."""
         for tensor in self._state:
             tensor.zero_()
 
     def carried(self) -> dict[str, Tensor]:
-        """Returns the tensors that a checkpoint holds."""
         return dict(zip(("teacher_h", "teacher_c"), self._state, strict=True))
 
     @contextmanager
@@ -447,7 +443,6 @@ class Logits(NamedTuple):
     values: Tensor
 
     def logits(self, rows: slice, dtype: torch.dtype) -> Tensor:
-        """Returns the logits of some rows, `(n, V)`."""
         return self.values[rows].to(dtype)
 
 

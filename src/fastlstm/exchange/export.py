@@ -23,6 +23,7 @@ from fastlstm.errors import (
     ConfigError,
     ExportError,
     RunDirectoryError,
+    counted,
     kind_of_value,
     nearest_hint,
 )
@@ -38,8 +39,9 @@ from fastlstm.exchange.source import Arrays, ExportSource, differences, largest_
 from fastlstm.exchange.text_source import TEXT_GRAPH, TextExport
 from fastlstm.exchange.torch_format import TorchRunner, state_dict_file, write_torch
 from fastlstm.forecast.files import read_forecaster
-from fastlstm.report.export import export_rows
 from fastlstm.report.html import InNotebook
+from fastlstm.report.lines import Row, joined, labelled
+from fastlstm.report.terminal import short_bytes, short_count
 from fastlstm.runs.find_run import require_run
 from fastlstm.runs.manifest import FileRecord
 from fastlstm.runs.run_directory import kind_of_run
@@ -192,8 +194,67 @@ class ExportReport(InNotebook):
             values["proof"] = {**values["proof"], **own}
         return values
 
-    def _rows(self) -> list[tuple[str, str]]:
-        return export_rows(self.to_dict())
+    def _rows(self) -> list[Row]:
+        size = f"{short_bytes(self.num_bytes)}, {self.weights}"
+        form = ", one step per call" if self.is_step else ""
+        return [
+            ("source", f"{self.source} ({self.kind})"),
+            ("written", f"{self.path}/{self.model}, {size}"),
+            ("inputs", _signature_text(self.inputs) + form),
+            ("outputs", _signature_text(self.outputs)),
+            *(
+                [("checked", "no: --no-check")]
+                if self.proof is None
+                else _proof_rows(self, self.proof)
+            ),
+            *labelled("notes", self.notes),
+        ]
+
+
+_UNITS = {
+    "forecaster": "in standard deviations of the column",
+    "sequence": "in standard deviations of the answers, or in probability",
+}
+
+
+def _signature_text(values: list[Value]) -> str:
+    return "; ".join(f"{v.name} ({', '.join(map(str, v.shape))}) {v.dtype}" for v in values)
+
+
+def _proof_rows(report: ExportReport, proof: Proof) -> list[Row]:
+    cases, figures = proof.errors, proof.figures
+    first = next(iter(cases[0]["shapes"]))
+    shapes = ", ".join(dict.fromkeys(str(tuple(case["shapes"][first])) for case in cases))
+    rows = [
+        ("checked in", proof.runtime),
+        (
+            "max error",
+            f"{proof.max_error:.2g} (limit {proof.limit:g}) against fastlstm with the same"
+            f" weights; {first} of shapes {shapes}",
+        ),
+    ]
+    if (text := figures.get("text")) is not None:
+        own, here, there = text["bits_per_char"].values()
+        before = f"{own:.4f} bits/char before, " if abs(here - own) >= 5e-5 else ""
+        same = f"{text['agreement']:.2%} of {counted(text['num_tokens'], 'token')}"
+        bits = f"{before}{here:.4f} bits/char here, {there:.4f} there"
+        rows.append(("on text", f"{bits}; the likeliest token is the same at {same}"))
+    if (speeds := figures.get("tokens_per_s")) is not None:
+        own = speeds.get("fastlstm")
+        here = "" if own is None else f"{short_count(own)} here on one thread"
+        rows.append(("one stream", joined(f"{short_count(speeds['target'])} tokens/s there", here)))
+    for number, pair in figures.get("windows_per_s", {}).items():
+        there, here = short_count(pair["target"]), short_count(pair["fastlstm"])
+        text = f"{there} windows/s there, {here} here; one thread"
+        rows.append((f"{number} at once", text))
+    if (rounding := figures.get("rounding")) is not None:
+        unit = _UNITS.get(report.kind, "of the largest value")
+        text = (
+            f"{report.weights} weights move outputs by {rounding['rms_error']:.2g} (RMS), by"
+            f" {rounding['max_error']:.2g} at most, {unit}; random inputs"
+        )
+        rows.append(("rounding", text))
+    return rows
 
 
 def export(

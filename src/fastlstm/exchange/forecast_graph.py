@@ -26,7 +26,6 @@ from fastlstm.forecast.window_forecaster import WindowForecaster, float64_column
 from fastlstm.training.session import torch_settings_kept
 
 QUANTILES = (0.025, 0.1, 0.5, 0.9, 0.975)
-"""Exported levels by default."""
 BATCHES = (1, 3, 64)
 _SPEED_S = 0.3
 

@@ -61,15 +61,10 @@ class Node(NamedTuple):
 
 @dataclass
 class Graph:
-    """A model.
+    """A model: its operations in the order of execution.
 
-    Attributes:
-        name: name of the model.
-        weights: arrays by name: float32, float16, or matrices in int8 with scales.
-        inputs: in the order of the call.
-        outputs: results, in order.
-        nodes: in the order of execution.
-        metadata: texts stored in the file.
+    Weights are float32, float16, or matrices in int8 with scales; `metadata` are texts stored in
+    the file.
     """
 
     name: str
@@ -99,7 +94,6 @@ class GraphBuilder:
         self.count = 0
 
     def input(self, name: str, shape: Sequence[Size], dtype: DType = "float32") -> Value:
-        """Adds an input."""
         value = self.bound(Value(name, dtype, tuple(shape)))
         self.graph.inputs.append(value)
         return value
@@ -111,11 +105,9 @@ class GraphBuilder:
         return bound
 
     def output(self, name: str, value: Value) -> None:
-        """Adds a result with a name."""
         self.graph.outputs.append(self._add("identity", (value,), value.shape, value.dtype, name))
 
     def constant(self, array: Any) -> Value:
-        """Returns a constant float32 or int32 array."""
         array = np.asarray(array)
         dtype: DType = "int32" if array.dtype.kind in "iu" else "float32"
         name = f"constant_{self.count}"
@@ -123,7 +115,6 @@ class GraphBuilder:
         return self._add("weight", (), array.shape, dtype, weight=name)
 
     def weight(self, name: str) -> Value:
-        """Returns a weight as a value, float32."""
         return self._add("weight", (), self.graph.weights[name].shape, weight=name)
 
     def gather(self, table: str, indices: Value) -> Value:
@@ -162,7 +153,6 @@ class GraphBuilder:
         return outputs
 
     def layer_norm(self, x: Value, weight: str, bias: str, eps: float) -> Value:
-        """Normalises the last axis."""
         return self._add("layer_norm", (x,), x.shape, weight=weight, bias=bias, eps=eps)
 
     def binary(self, kind: str, a: Value, b: Operand) -> Value:
@@ -180,7 +170,6 @@ class GraphBuilder:
         return self._add("cast", (x,), x.shape, dtype, to=dtype)
 
     def where(self, condition: Value, a: Value, b: Operand) -> Value:
-        """Returns `a` where the condition is True, else `b`."""
         other = b if isinstance(b, Value) else self.constant(np.asarray(b, a.dtype))
         shape = _broadcast(_broadcast(condition.shape, a.shape), other.shape)
         return self._add("where", (condition, a, other), shape, a.dtype)
@@ -205,21 +194,21 @@ class GraphBuilder:
 
     def last(self, x: Value, axis: int) -> Value:
         """Returns `x[…, -1:, …]` along an axis of any length."""
-        axis %= len(x.shape)
-        shape = [1 if k == axis else size for k, size in enumerate(x.shape)]
-        return self._add("last", (x,), shape, x.dtype, axis=axis)
+        return self._along("last", x, axis)
 
     def reshape(self, x: Value, shape: Sequence[Size]) -> Value:
         """Returns the same numbers in another shape; at most one named axis may move."""
         return x if tuple(shape) == x.shape else self._add("reshape", (x,), shape, x.dtype)
 
     def transpose(self, x: Value, axes: Sequence[int]) -> Value:
-        """Returns `x` with its axes in this order."""
         shape = [x.shape[axis] for axis in axes]
         return self._add("transpose", (x,), shape, x.dtype, axes=tuple(axes))
 
     def reduce(self, kind: Literal["sum", "mean", "max"], x: Value, axis: int) -> Value:
         """Returns the sum, mean or maximum along an axis, which keeps length 1."""
+        return self._along(kind, x, axis)
+
+    def _along(self, kind: str, x: Value, axis: int) -> Value:
         axis %= len(x.shape)
         shape = [1 if k == axis else size for k, size in enumerate(x.shape)]
         return self._add(kind, (x,), shape, x.dtype, axis=axis)
@@ -232,16 +221,13 @@ class GraphBuilder:
         return outputs
 
     def sort(self, x: Value) -> Value:
-        """Returns `x` with its last axis, of known length, in ascending order."""
         return self._add("sort", (x,), x.shape, x.dtype)
 
     def softmax(self, x: Value, axis: int = -1) -> Value:
-        """Returns the softmax along an axis."""
         shares = self.unary("exp", self._below_largest(x, axis))
         return shares / self.reduce("sum", shares, axis)
 
     def log_softmax(self, x: Value, axis: int = -1) -> Value:
-        """Returns the log-softmax along an axis."""
         below = self._below_largest(x, axis)
         return below - self.unary("log", self.reduce("sum", self.unary("exp", below), axis))
 

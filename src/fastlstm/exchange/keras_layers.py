@@ -27,15 +27,10 @@ _HARD_SIGMOID_SCALE = 1.2
 
 @dataclass
 class KerasLayer:
-    """A layer while it is read.
+    """A layer while it is read, of the class `kind`.
 
-    Attributes:
-        kind: class, such as "LSTM".
-        name: name of the layer.
-        config: settings.
-        version: major version of Keras that wrote it.
-        arrays: weights in Keras' order; reading removes them.
-        notes: remarks for the user; reading appends to them.
+    `arrays` are in Keras' order; reading removes them, and appends to `notes` for the user.
+    `version` is the major version of Keras that wrote the layer.
     """
 
     kind: str
@@ -62,17 +57,18 @@ class KerasLayer:
         return array
 
     def whole(self, *names: str) -> int:
-        """Returns a positive integer setting by any of its names."""
-        value = next((self.config[name] for name in names if name in self.config), None)
+        value = self._setting(names)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise FormatError(
                 f"{names[0]} of the layer '{self.name}' is {value!r:.60}, expected a whole number"
             )
         return value
 
+    def _setting(self, names: tuple[str, ...]) -> Any:
+        return next((self.config[name] for name in names if name in self.config), None)
+
     def number(self, *names: str, default: float) -> float:
-        """Returns a setting that is a number."""
-        value = next((self.config[name] for name in names if name in self.config), None)
+        value = self._setting(names)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise FormatError(
@@ -86,7 +82,6 @@ class KerasLayer:
             ) from None
 
     def is_set(self, name: str, default: bool = False) -> bool:
-        """Returns a setting that is True or False."""
         return bool(self.config.get(name, default))
 
     def inner(self, name: str) -> KerasLayer:

@@ -24,7 +24,6 @@ from fastlstm.exchange.model_file import Hdf5, json_of, read_hdf5, read_keras_ar
 from fastlstm.sequence.layer_stack import Layer, LayerStack
 
 _MODELS = ("Sequential", "Functional", "Model")
-"""Classes of models."""
 _MAX_LAYERS = 1000
 _MAX_NESTED, _MAX_DEPTH = 16, 100
 _ROOTS = ("layers", "_layer_checkpoint_dependencies")
@@ -41,7 +40,7 @@ def read_archive(data: bytes, path: Path) -> LayerStack:
 def read_hdf5_model(data: bytes, path: Path) -> LayerStack:
     """Returns the layers of an `.h5` file."""
     file = read_hdf5(data, path)
-    root = file.attributes.get("", {})
+    root = file[1].get("", {})
     described = root.get("model_config")
     if not isinstance(described, str):
         raise FormatError(
@@ -79,8 +78,6 @@ def _stack_of(
                 " end only"
             )
         layers += added
-        if arrays and not weights.is_shared:
-            raise FormatError(f"the layer '{layer.name}' ({kind}) has too many weights")
         if kind in ("LSTM", "Bidirectional"):
             time_major.add(_is_time_major(own))
     if not layers:
@@ -206,7 +203,6 @@ def _sources(node: Any, depth: int = 0) -> Iterator[tuple[str, int]]:
 
 
 def _objects(value: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
-    """Yields the objects in a description, outer ones first."""
     if isinstance(value, dict):
         yield value
         value = list(value.values())
@@ -221,13 +217,10 @@ def _objects(value: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
 class Hdf5Weights:
     """Weights of `.h5` files: a list of names per layer, one list for a nested model."""
 
-    is_shared = True
-    """The arrays of a nested model are one list, checked at its end."""
-
     def __init__(self, file: Hdf5) -> None:
-        self._file = file
+        self._stored, self._attributes = file
         self._used: set[str] = set()
-        self._root = "model_weights" if "model_weights" in file.attributes else ""
+        self._root = "model_weights" if "model_weights" in self._attributes else ""
 
     def of_layers(self, config: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], Arrays]]:
         for layer in layers_of(config):
@@ -253,14 +246,14 @@ class Hdf5Weights:
     def _arrays(self, layer: str) -> Arrays:
         group = f"{self._root}/{layer}".lstrip("/")
         found = []
-        for name in _text_list(self._file.attributes.get(group, {}), "weight_names"):
+        for name in _text_list(self._attributes.get(group, {}), "weight_names"):
             path = f"{group}/{name}".lstrip("/")
-            if path not in self._file.arrays:
+            if path not in self._stored:
                 raise FormatError(f"the file lacks the array '{path:.120}', which it lists")
             if path in self._used:
                 raise FormatError(f"the array '{path:.120}' belongs to two layers")
             self._used.add(path)
-            found.append(self._file.arrays[path])
+            found.append(self._stored[path])
         return found
 
 
@@ -286,16 +279,15 @@ def _text_list(attributes: Mapping[str, Any], name: str) -> list[str]:
 class ArchiveWeights:
     """Weights of `.keras` files, found by the number of a layer among the layers of its class."""
 
-    is_shared = False
-
     def __init__(self, file: Hdf5) -> None:
         self._arrays: dict[str, list[tuple[str, NDArray[np.float32]]]] = {}
-        for path, array in file.arrays.items():
+        stored, attributes = file
+        for path, array in stored.items():
             folders = path.split("/")
             for depth in range(1, len(folders)):
                 group = "/".join(folders[:depth])
                 self._arrays.setdefault(group, []).append((path, array))
-        self._groups = file.attributes.keys()
+        self._groups = attributes.keys()
 
     def of_layers(
         self, config: Mapping[str, Any], prefix: str = "", depth: int = 0
@@ -307,7 +299,11 @@ class ArchiveWeights:
             if layer.get("class_name") in _MODELS:
                 yield from self.of_layers(layer, f"{group}/", depth + 1)
             else:
-                yield layer, self._below(group)
+                arrays = self._below(group)
+                yield layer, arrays
+                if arrays:
+                    kind = layer["class_name"]
+                    raise FormatError(f"the layer '{name_of(layer)}' ({kind}) has too many weights")
 
     def _groups_of(self, listed: list[dict[str, Any]], root: str) -> Iterator[tuple[int, str]]:
         """Yields the group of every layer; layers are numbered per class, whatever their names."""

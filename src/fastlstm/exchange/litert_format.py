@@ -385,7 +385,6 @@ class _CellWriter:
         return products if self._bias is None else products + g.weight(self._bias)
 
     def step(self, products: Value, h: Value, c: Value) -> tuple[Value, Value]:
-        """Returns h and c after one step."""
         g, options = self._g, self._options
         recurrent = g.linear(h, self._w_hh)
         if options.layer_norm:

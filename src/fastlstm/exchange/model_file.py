@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import zipfile
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -37,14 +36,8 @@ _MAX_RATIO = 4
 """Largest ratio of unpacked to packed bytes: weights hardly compress."""
 
 
-@dataclass(frozen=True)
-class Hdf5:
-    """Content of an HDF5 file: `arrays` by path, `attributes` by path of their group."""
-
-    arrays: Arrays
-    attributes: dict[str, dict[str, Any]]
-
-
+Hdf5 = tuple[Arrays, dict[str, dict[str, Any]]]
+"""Arrays by path, and attributes by path of their group."""
 FileKind = Literal["keras", "hdf5", "torch", "safetensors", "onnx"]
 
 
@@ -104,7 +97,7 @@ def read_hdf5(data: bytes, path: Path) -> Hdf5:
             f"{path} holds HDF5, which h5py reads: pip install 'fastlstm[keras]'"
         )
     arrays, about = _converted("hdf5", data, path)
-    return Hdf5(arrays, about["attributes"])
+    return arrays, about["attributes"]
 
 
 def read_torch(data: bytes, path: Path) -> Arrays:

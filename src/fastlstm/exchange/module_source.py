@@ -16,10 +16,8 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from fastlstm.errors import ConfigError
 from fastlstm.exchange.graph import Graph, Size, Value
-from fastlstm.exchange.source import Arrays, ExportSource, rounded_network
+from fastlstm.exchange.source import SHAPES, Arrays, ExportSource, rounded_network
 from fastlstm.exchange.trace import Traced, Tracer
-
-SHAPES = ({"T": 1, "B": 1}, {"T": 7, "B": 3}, {"T": 100, "B": 64})
 
 
 class ModuleSource(ExportSource):
@@ -46,8 +44,8 @@ class ModuleSource(ExportSource):
     def cases(self) -> Iterator[dict[str, NDArray[Any]]]:
         """Yields random inputs; integers that no embedding reads are drawn from the example."""
         flat = _flat(self._arguments.values())
-        for sizes in SHAPES:
-            rng, T = np.random.default_rng(sizes["T"]), self.length or sizes["T"]
+        for steps, B in SHAPES:
+            rng, T, sizes = np.random.default_rng(steps), self.length or steps, {"T": steps, "B": B}
             inputs: dict[str, NDArray[Any]] = {}
             for value, example in zip(self._graph.inputs, flat, strict=True):
                 shape = [sizes[n] if isinstance(n, str) else n for n in value.shape]

@@ -70,9 +70,11 @@ class _OnnxWriter:
         return data
 
     def _described(self, value: Value) -> Any:
-        kinds = self._onnx.TensorProto
-        dtype = {"float32": kinds.FLOAT, "int32": kinds.INT32, "bool": kinds.BOOL}[value.dtype]
+        dtype = self._dtype(value.dtype)
         return self._onnx.helper.make_tensor_value_info(value.name, dtype, list(value.shape))
+
+    def _dtype(self, name: str) -> int:
+        return int(self._onnx.helper.np_dtype_to_tensor_dtype(np.dtype(name)))
 
     def _write(self, node: Node) -> None:
         names, out = [value.name for value in node.inputs], node.outputs[0].name
@@ -194,9 +196,7 @@ class _OnnxWriter:
         self._op("LayerNormalization", inputs, out, axis=-1, epsilon=eps)
 
     def _cast(self, node: Node, names: list[str], out: str, to: str) -> None:
-        kinds = self._onnx.TensorProto
-        dtype = {"float32": kinds.FLOAT, "int32": kinds.INT32, "bool": kinds.BOOL}[to]
-        self._op("Cast", names, out, to=dtype)
+        self._op("Cast", names, out, to=self._dtype(to))
 
     def _last(self, node: Node, names: list[str], out: str, axis: int) -> None:
         self._slice(node, names, out, axis, -1, np.iinfo(np.int64).max)

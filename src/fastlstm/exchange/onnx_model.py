@@ -155,12 +155,9 @@ class _OnnxReader:
 
     If the graph is not one path, the outputs will not match.
 
-
     Attributes:
-        layers: layers of the model.
         main: input of the first LSTM, with `dtype` and `shape`; None is a size that callers choose.
         others: other inputs by name: states are floats, lengths of sequences integers.
-        outputs: names of the outputs.
         num_tokens: V of a model that reads token ids, else 0.
         reverses: something reads or writes a sequence backwards.
         half: number of the layer that reads one direction of an LSTM, or -1.

@@ -84,7 +84,6 @@ class _SavedModule:
         }
 
     def compute(self, node: Node, *inputs: Any) -> Any:
-        """Returns the result of an operation."""
         if node.kind == "reshape":
             return self._tf.reshape(inputs[0], reshaped(node, self._tf.shape(inputs[0])))
         return self._operations[node.kind](*inputs, **node.attributes)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fastlstm.errors import ConfigError
 from fastlstm.exchange.graph import Graph, GraphBuilder, Value
-from fastlstm.exchange.source import Arrays, ExportSource, rounded_network
+from fastlstm.exchange.source import SHAPES, Arrays, ExportSource, rounded_network
 from fastlstm.exchange.trace import Traced, Tracer, Unwritable
 from fastlstm.forecast.window_forecaster import needs_float64
 from fastlstm.sequence import layer_stack as ls
@@ -25,9 +25,6 @@ from fastlstm.sequence.answers import Labels
 from fastlstm.sequence.estimators import model_of
 from fastlstm.sequence.files import StoredSequenceModel
 from fastlstm.sequence.stack_module import StackNetwork
-
-SHAPES = ((1, 1), (7, 3), (100, 64))
-"""Steps and sequences, (T, B)."""
 
 
 class SequenceSource(ExportSource):

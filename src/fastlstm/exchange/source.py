@@ -17,6 +17,8 @@ from fastlstm.exchange.graph import Graph
 from fastlstm.runs.weight_formats import as_floats, in_format
 
 Arrays = Mapping[str, NDArray[Any]]
+SHAPES = ((1, 1), (7, 3), (100, 64))
+"""Steps and sequences, (T, B), of a comparison."""
 Network = TypeVar("Network", bound=nn.Module)
 
 
@@ -25,8 +27,7 @@ class ExportSource:
 
     Attributes:
         kind: "text", "forecaster", "sequence" or "module".
-        weight_format: format of the weights in the file: "fp32", "fp16" or "int8".
-        notes: remarks for the user.
+        weight_format: "fp32", "fp16" or "int8".
         is_step: a text model reads one token per call, without an axis of time.
         has_state: the state is an input and an output; otherwise every call starts from zero.
         length: steps of a sequence model's or module's input; None means any number.

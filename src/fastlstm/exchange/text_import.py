@@ -48,7 +48,6 @@ class Vocabulary:
     """Tokens of an imported model.
 
     Attributes:
-        tokenizer: of the run.
         ids: `(V,)` for each token of the tokenizer, its number in the imported model.
         unused: numbers in the imported model that stand for no character.
         data: the text that gave the vocabulary, as config.json describes the text of a run.

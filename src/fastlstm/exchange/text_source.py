@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fastlstm.errors import DataError, counted
 from fastlstm.exchange.graph import Graph, GraphBuilder, LSTMStack, lstm_layers
-from fastlstm.exchange.source import Arrays, ExportSource, largest_error
+from fastlstm.exchange.source import SHAPES, Arrays, ExportSource, largest_error
 from fastlstm.ops.cell_options import CellOptions
 from fastlstm.runs.weight_formats import as_floats, in_format
 from fastlstm.text.config import ModelConfig
@@ -29,7 +29,6 @@ from fastlstm.text.stored_model import TOKENIZER_FILE, StoredModel
 from fastlstm.text.weight_report import writing_speed
 
 TEXT_GRAPH = "fastlstm_text"
-"""Name of the graphs of text models."""
 NORM_EPSILON = 1e-5
 """Of torch.nn.LayerNorm."""
 
@@ -68,8 +67,6 @@ def text_graph(weights: Mapping[str, Any], config: ModelConfig, *, is_step: bool
     return g.graph
 
 
-SHAPES = ((1, 1), (7, 3), (100, 64), (1, 5), (33, 1))
-"""Steps and lanes, (T, B), of the comparison."""
 _LANES, _MAX_TOKENS, _SPEED_S = 16, 10_000, 0.3
 _MAX_LOGITS = 1 << 25
 """Logits in memory at once, 128 MB."""
@@ -110,7 +107,8 @@ class TextExport(ExportSource):
         """
         rng = np.random.default_rng(0)
         config = self._stored.model_config
-        for T, lanes in [(1, B) for _, B in SHAPES] if self.is_step else SHAPES:
+        shapes = (*SHAPES, (1, 5), (33, 1))
+        for T, lanes in [(1, B) for _, B in shapes] if self.is_step else shapes:
             B = max(1, min(lanes, _MAX_LOGITS // (T * config.vocab_size)))
             tokens = rng.integers(0, config.vocab_size, (T, B), dtype=np.int32)
             shape = (config.num_layers, B, config.rnn_size)

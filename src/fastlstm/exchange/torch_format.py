@@ -23,7 +23,6 @@ from fastlstm.exchange.graph import Graph, Node, interpret, reshaped
 from fastlstm.ops.cell_options import CellOptions
 from fastlstm.system.tensors import encode_tensors
 
-_DTYPES = {"float32": torch.float32, "int32": torch.int32, "bool": torch.bool}
 _EXAMPLE_SIZES = {"T": 5, "B": 3}
 """Not 0 or 1, which torch takes for fixed sizes."""
 _SATURATED = 1e6
@@ -34,7 +33,7 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     **{"relu": torch.relu, "sigmoid": torch.sigmoid, "tanh": torch.tanh, "exp": torch.exp},
     **{"log": torch.log, "sqrt": torch.sqrt, "softplus": F.softplus, "is_nan": torch.isnan},
     **{"not": torch.logical_not, "identity": torch.clone, "where": torch.where},
-    "cast": lambda x, to: x.to(_DTYPES[to]),
+    "cast": lambda x, to: x.to(getattr(torch, to)),
     "concat": lambda *values, axis: torch.cat(values, axis),
     "slice": lambda x, axis, start, stop: x.narrow(axis, start, stop - start),
     "last": lambda x, axis: x.narrow(axis, -1, 1),
@@ -52,7 +51,7 @@ def write_torch(graph: Graph) -> bytes:
     example, dynamic = {}, {}
     for value in graph.inputs:
         sizes = [_EXAMPLE_SIZES.get(size, size) for size in value.shape]  # type: ignore[arg-type]
-        example[value.name] = torch.zeros(sizes, dtype=_DTYPES[value.dtype])
+        example[value.name] = torch.zeros(sizes, dtype=getattr(torch, value.dtype))
         named = [axis for axis, size in enumerate(value.shape) if isinstance(size, str)]
         dynamic[value.name] = dict.fromkeys(named, Dim.DYNAMIC)
     buffer = io.BytesIO()

@@ -34,7 +34,6 @@ from fastlstm.nn.dropout import WeightDrop
 from fastlstm.nn.lstm import LSTM
 from fastlstm.ops.cell_options import TORCHS_CELL
 
-_DTYPES = {"float32": torch.float32, "int32": torch.int32, "bool": torch.bool}
 _ANY = 1 << 20
 """Stands for a length that callers choose."""
 
@@ -195,7 +194,7 @@ class Traced:
     def __init__(self, value: Value) -> None:
         self.value = value
         self.shape = tuple(TracedLength(n) if isinstance(n, str) else n for n in value.shape)
-        self.ndim, self.dtype = len(self.shape), _DTYPES[value.dtype]
+        self.ndim, self.dtype = len(self.shape), getattr(torch, value.dtype)
 
     @classmethod
     def __torch_function__(
@@ -697,4 +696,3 @@ _SYNONYMS = {
     "imul": "mul", "isub": "sub", "subtract": "sub", "multiply": "mul", "divide": "div",
     "concatenate": "cat",
 }  # fmt: skip
-"""Names of one function in torch."""

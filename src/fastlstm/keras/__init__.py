@@ -56,7 +56,6 @@ def check_backend() -> None:
 
 check_backend()
 
-from fastlstm.keras.convert import accelerate, restore  # noqa: E402
-from fastlstm.keras.lstm import LSTM  # noqa: E402
+from fastlstm.keras.lstm import LSTM, accelerate, restore  # noqa: E402
 
 __all__ = ["LSTM", "accelerate", "restore"]

@@ -1,23 +1,26 @@
-"""`LSTM`: Keras' LSTM layer with its loop over time on the native kernels."""
+"""`LSTM`: Keras' LSTM layer with its loop over time on the native kernels; `accelerate`."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import keras
 import torch
 from keras.src.backend import AutocastScope
 from torch import Tensor
 
-from fastlstm.errors import KernelError, ShapeError
+from fastlstm.errors import KernelError, ShapeError, UsageError, kind_of_value
 from fastlstm.ops.call import LSTMArgs, LSTMCall, LSTMWeights, compute_dtype
 from fastlstm.ops.cell_options import ACTIVATIONS, CellOptions
 from fastlstm.ops.explain import LayerReport
-from fastlstm.ops.left_alone import active_transform
+from fastlstm.ops.left_alone import active_transform, left_alone
 from fastlstm.ops.lstm import check_args, run
 from fastlstm.ops.registry import own_refusal, select
+
+Layer = TypeVar("Layer", bound=Any)
 
 _ACTIVATIONS = [(name, getattr(keras.activations, name)) for name in ACTIVATIONS]
 
@@ -116,7 +119,6 @@ class LSTM(keras.layers.LSTM):  # type: ignore[misc]
         return sequences * _one_mask(self.cell.get_dropout_mask(sequences[:, 0, :]))[:, None]
 
     def _options(self, training: bool) -> CellOptions:
-        """Returns the cell's options; its activations are known to the kernels."""
         cell = self.cell
         dropout = cell.recurrent_dropout if _is_active(cell.recurrent_dropout, training) else 0.0
         names = map(_kernel_name, (cell.activation, cell.recurrent_activation))
@@ -228,13 +230,8 @@ class MaskedSteps(NamedTuple):
         return x if self.order is None else x.gather(0, self.order.expand_as(x))
 
     def outputs(self, y: Tensor, last: Tensor, *, zero_others: bool) -> Tensor:
-        """Returns Keras' outputs `(T, B, H)`.
-
-        Args:
-            y: output of the unmasked steps, which come first.
-            last: `(B, H)` output of the last of them.
-            zero_others: gives zeros where the mask is False, else the output of the step before.
-        """
+        """Returns Keras' outputs `(T, B, H)`; `y` are the outputs of the unmasked steps, which come
+        first, `last` `(B, H)` of the last. Others are zeros, or the output of the step before."""
         if self.order is None:
             others = torch.zeros_like(last) if zero_others else self._or_zero(last)
             return torch.where(self.mask, y, others)
@@ -243,7 +240,6 @@ class MaskedSteps(NamedTuple):
         return torch.where(self.mask if zero_others else places >= 0, y, torch.zeros_like(last))
 
     def last_output(self, last: Tensor, *, zero_others: bool) -> Tensor:
-        """Returns the last of Keras' outputs, `(B, H)`."""
         if zero_others:
             return torch.where(self.mask[-1], last, torch.zeros_like(last))
         return self._or_zero(last)
@@ -299,3 +295,71 @@ def _is_same_memory(weight: Tensor | None, known: Tensor | None) -> bool:
         return weight is known
     is_same = weight.stride() == known.stride()[::-1]  # `known` is transposed
     return is_same and weight.data_ptr() == known.data_ptr() and weight.dtype == known.dtype
+
+
+# models -------------------------------------------------------------------------------------------
+
+_OWN_FIELDS = ("strict", "_has_warned", "_known_weights")
+"""Attributes of an `LSTM` instance that Keras' layer lacks."""
+
+
+def accelerate(model: Layer) -> Layer:
+    """Turns every `keras.layers.LSTM` of a model into a `fastlstm.keras.LSTM`, in place.
+
+    The layers stay the same objects, in Sequential, functional and subclassed models, built or not,
+    also inside Bidirectional, TimeDistributed and nested models. Outputs do not change, and a saved
+    model is a stock Keras file. `restore` undoes it.
+
+    Args:
+        model: a model or layer.
+
+    Returns:
+        The model.
+
+    Raises:
+        UsageError: it is no Keras layer.
+
+    Warns:
+        UserWarning: recurrent layers that Keras still computes, with the reasons, or a model
+            without any LSTM.
+    """
+    left = []
+    found = False
+    for layer in _layers(model):
+        if type(layer) is keras.layers.LSTM:
+            layer.__class__ = LSTM
+        found = found or isinstance(layer, LSTM)
+        if (alone := left_alone(layer)) is not None:
+            left.append(f"'{layer.name}' ({alone.runs}: {alone.why})")
+    if left:
+        warnings.warn(f"accelerate left to Keras: {'; '.join(left)}", stacklevel=2)
+    elif not found:
+        kind = type(model).__name__
+        warnings.warn(f"accelerate found no keras.layers.LSTM in {kind}", stacklevel=2)
+    return model
+
+
+def restore(model: Layer) -> Layer:
+    """Turns every `fastlstm.keras.LSTM` of a model into a `keras.layers.LSTM`, in place.
+
+    Args:
+        model: a model or layer.
+
+    Returns:
+        The model.
+
+    Raises:
+        UsageError: it is no Keras layer.
+    """
+    for layer in _layers(model):
+        if type(layer) is LSTM:
+            for name in _OWN_FIELDS:
+                layer.__dict__.pop(name, None)
+            layer.__class__ = keras.layers.LSTM
+    return model
+
+
+def _layers(model: Any) -> Iterator[Any]:
+    if not isinstance(model, keras.layers.Layer):
+        raise UsageError(f"the model is {kind_of_value(model)}, expected a Keras model or layer")
+    yield from model._flatten_layers()

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from fastlstm.errors import ConfigError, RunDirectoryError, counted
-from fastlstm.monitor.overlay import COLOURS
-from fastlstm.monitor.page import charts, difference_table, page, shown
+from fastlstm.monitor.page import COLOURS, charts, difference_table, page, shown
 from fastlstm.monitor.run_summary import RunSummary, differences
 from fastlstm.report.events import number, text_of
 from fastlstm.report.html import Html, quiet, table
 from fastlstm.report.markup import to_html
 from fastlstm.report.terminal import clock, percent
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 _CEILING_RATIO = 1.25
 """Larger ratios of ceilings mean another or a busy machine."""
@@ -32,7 +29,6 @@ class RunComparison:
     """Runs side by side.
 
     Attributes:
-        runs: summaries in the given order.
         at: the point of comparison in "seconds" and in "chars"; None if a run has no evaluation.
         differences: settings, kernels and machine that differ: name -> one value per run.
         notes: reasons to distrust the figures.
@@ -44,7 +40,6 @@ class RunComparison:
     notes: list[str]
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the comparison as a JSON value."""
         return {
             "at": self.at,
             "runs": [self._facts(run) for run in self.runs],
@@ -127,7 +122,6 @@ def _notes(runs: Sequence[RunSummary]) -> list[str]:
 
 
 def _machines(runs: Sequence[RunSummary]) -> str:
-    """Returns a note on runs of different machines; empty for one machine."""
     ceilings = [number(run.start, "ceiling_gflops") for run in runs]
     known = [ceiling for ceiling in ceilings if ceiling]
     devices = {text_of(run.start, "device") for run in runs}
@@ -145,7 +139,6 @@ def _machines(runs: Sequence[RunSummary]) -> str:
 
 
 def _load(run: RunSummary) -> str:
-    """Returns a note on a run beside other load; empty without such load."""
     others = run.machine.mean_others
     if others is None or others < _MIN_OTHERS:
         return ""

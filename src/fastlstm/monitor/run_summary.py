@@ -1,27 +1,34 @@
-"""Summaries of runs from their events: state, figures and short curves, kept up to date."""
+"""Summaries of runs from their events: state, figures, short curves, load of the machine.
+
+They are kept up to date while other processes write the events.
+"""
 
 from __future__ import annotations
 
 import math
 import os
-import re
 import time
 from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import fmean
+from typing import Any
 
-from fastlstm.errors import RunDirectoryError
-from fastlstm.monitor.curve import MAX_POINTS, Curve, CurvePoint
-from fastlstm.monitor.event_tail import EventTail
-from fastlstm.monitor.machine_use import MachineUse
-from fastlstm.report.events import decode_event, measure_of, number, text_of, unit_of
+from fastlstm.errors import FastLSTMError, RunDirectoryError
+from fastlstm.report.events import (
+    Event,
+    Measure,
+    decode_event,
+    measure_of,
+    number,
+    text_of,
+    unit_of,
+)
 from fastlstm.report.lines import is_unfinished, rate_of, skip_text
+from fastlstm.report.terminal import clock, percent
 from fastlstm.runs.run_directory import RunDirectory, is_locked
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-
-    from fastlstm.report.events import Event, Measure
+from fastlstm.system.storage import MAX_JSON_BYTES, open_regular
 
 _MAX_WARNINGS = 20
 _MAX_PHASES = 12
@@ -35,7 +42,6 @@ _STEP = (b'{"event":"step",', b'{"event": "step",')
 _EVAL = (b'{"event":"eval",', b'{"event": "eval",')
 _SEARCH_EVERY_S = 10.0
 _NOT_SEARCHED = ("checkpoint-", "tensorboard", ".")
-_PROGRESS = re.compile(rb'"progress": ?([0-9.e-]+)')
 
 
 _NOT_SETTINGS = frozenset(
@@ -51,15 +57,11 @@ class RunSummary:
     """The summary of one run directory; `update` reads what was added.
 
     Attributes:
-        path: the run directory.
         start, machine_event, outlook: newest event of each kind, or an empty one.
         end: end event, None while the run continues.
         last: figures of the newest step event.
         training, validation: curves of the steps and of the validations.
-        machine: use of the machine by the run and by others.
-        phases: seconds spent in each phase.
         warnings: newest warnings, alerts and skipped steps, oldest first.
-        num_warnings: number of all warnings.
         first_end_s: first predicted total seconds, None before the first prediction.
     """
 
@@ -80,7 +82,6 @@ class RunSummary:
         self.warnings: list[str] = []
         self.num_warnings = 0
         self.first_end_s: float | None = None
-        self._last_step: Event = {}
 
     def update(self) -> bool:
         """Reads new events; returns whether there were any."""
@@ -91,10 +92,6 @@ class RunSummary:
                 self._clear()
                 is_changed = True
             self._add_lines(lines)
-            if self._last_step:
-                figures = ((key, number(self._last_step, key)) for key in _LAST_KEYS)
-                self.last = {key: value for key, value in figures if value is not None}
-                self._last_step = {}
             is_changed |= bool(lines)
             if not self._tail.has_more:
                 return is_changed
@@ -107,17 +104,11 @@ class RunSummary:
             self.training.make_room(len(steps))
             skipped = {at for at in steps[:-1] if not lines[at + 1].startswith(_EVAL)}
         for at, line in enumerate(lines):
-            if at in skipped and not self.training.is_due and not self._predicts_end(line):
+            # Until `first_end_s` is known, any step may have it.
+            if at in skipped and not self.training.is_due and self.first_end_s is not None:
                 self.training.skip()
             elif (event := decode_event(line)) is not None:
                 self._add(event)
-
-    def _predicts_end(self, line: bytes) -> bool:
-        """Whether `first_end_s` is taken from this step."""
-        if self.first_end_s is not None:
-            return False
-        progress = _PROGRESS.search(line)
-        return progress is None or not progress[1].startswith((b"0.00", b"0.01"))
 
     def _add(self, event: Event) -> None:
         kind = event.get("event")
@@ -159,7 +150,8 @@ class RunSummary:
                 self.phases[name] = self.phases.get(name, 0.0) + max(spent, 0.0)
 
     def _add_step(self, event: Event) -> None:
-        self._last_step = event
+        figures = ((key, number(event, key)) for key in _LAST_KEYS)
+        self.last = {key: value for key, value in figures if value is not None}
         if self.first_end_s is None and (number(event, "progress") or 0.0) >= _SLIP_FROM:
             seconds, left = number(event, "elapsed_s"), number(event, "eta_s")
             if seconds is not None and left is not None:
@@ -179,16 +171,14 @@ class RunSummary:
             trained = self.training
             has_steps = len(trained) > 0 and trained.steps[-1] != 0.0
             units = trained.units[-1] * step / trained.steps[-1] if has_steps else 0.0
-        curve.add(CurvePoint(step, seconds, units, value))
+        curve.add(step, seconds, units, value)
 
     @property
     def measure(self) -> Measure:
-        """The figure by which runs are compared."""
         return measure_of(self.start)
 
     @property
     def unit(self) -> str:
-        """The unit of counts: tokens, windows or sequences."""
         return unit_of(self.start)
 
     @property
@@ -212,19 +202,16 @@ class RunSummary:
 
     @property
     def seconds(self) -> float:
-        """Seconds of the run so far."""
         at = [self.last.get("elapsed_s"), number(self.end or {}, "elapsed_s")]
         at += [curve.seconds[-1] for curve in (self.training, self.validation) if curve]
         return max((value for value in at if value is not None), default=0.0)
 
     @property
     def best(self) -> float | None:
-        """The lowest validation figure."""
         return min(self.validation.values, default=None)
 
     @property
     def rate(self) -> float | None:
-        """Units per second of stepping."""
         return rate_of(self.end or {}) or self.last.get("units_per_s")
 
     @property
@@ -266,11 +253,7 @@ class RunSummary:
 class RunIndex:
     """The summaries of all runs at or below some directories; finds new runs too.
 
-    Attributes:
-        runs: summaries by directory.
-
-    Raises:
-        RunDirectoryError: a directory does not exist.
+    Raises RunDirectoryError if a directory does not exist.
     """
 
     def __init__(self, directories: Sequence[Path]) -> None:
@@ -331,3 +314,221 @@ def _settings(start: Event) -> dict[str, Any]:
             settings[key] = value
     kernels = text_of(start, "kernels")
     return {**settings, "device": text_of(start, "device"), "kernels": kernels}
+
+
+# the parts of a summary -------------------------------------------------------------------------
+
+MAX_POINTS = 120
+"""Least number of points of a long curve; above twice as many every second one is dropped."""
+
+
+class Curve:
+    """Evenly thinned points of a figure: steps, seconds, units trained on, and its values.
+
+    The newest and the lowest point are always kept.
+    """
+
+    def __init__(self) -> None:
+        self.columns = tuple(array("d") for _ in range(4))
+        self.steps, self.seconds, self.units, self.values = self.columns
+        self._stride, self._num_offered = 1, 0
+        self._is_last_kept = True
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next point is kept; another is replaced by its successor."""
+        return self._num_offered % self._stride == 0
+
+    def skip(self) -> None:
+        self._num_offered += 1
+
+    def make_room(self, count: int) -> None:
+        """Thins the curve for `count` points to be added or skipped."""
+        while (self._num_offered + count) > 2 * MAX_POINTS * self._stride:
+            self._thin()
+
+    def add(self, *point: float) -> None:
+        """Adds the newest point; drops the one before unless it was due or is the lowest."""
+        if not self._is_last_kept and (
+            self.values[-1] > min(self.values) or point[-1] <= self.values[-1]
+        ):
+            for column in self.columns:
+                column.pop()
+        for column, value in zip(self.columns, point, strict=True):
+            column.append(value)
+        self._is_last_kept = self.is_due
+        self._num_offered += 1
+        if len(self) > 2 * MAX_POINTS:
+            self._thin()
+
+    def _thin(self) -> None:
+        self._stride *= 2
+        last, lowest = len(self) - 1, self.values.index(min(self.values)) if len(self) else 0
+        self._keep(at for at in range(len(self)) if at % 2 == 0 or at in (last, lowest))
+
+    def cut_after(self, step: float) -> None:
+        """Drops the points after a step; a resumed run repeats them."""
+        self._keep(at for at, value in enumerate(self.steps) if value <= step)
+        self._is_last_kept = True
+
+    def _keep(self, places: Iterator[int]) -> None:
+        kept = list(places)
+        for column in self.columns:
+            column[:] = array("d", [column[at] for at in kept])
+
+    def lowest_until(self, limit: float, column: array[float]) -> float | None:
+        """Returns the lowest value of points whose `seconds` or `units` are within a limit."""
+        pairs = zip(column, self.values, strict=True)
+        return min((value for at, value in pairs if at <= limit), default=None)
+
+
+MAX_BINS = 120
+_LEAST_S, _MOST_S = 10.0, 1e9
+"""Width of the narrowest bin, and the longest valid time."""
+_OTHERS = ("others_share", "steal_share", "throttled_share")
+"""Shares of the machine that a run cannot use."""
+_BUSY = 0.1
+_WIDTH, _HEIGHT = 600, 36
+
+
+class MachineUse:
+    """The shares of all cores used by a run and by others, from its `machine` events."""
+
+    def __init__(self) -> None:
+        self._seconds, self._own, self._others = array("d"), array("d"), array("d")
+
+    @property
+    def mean_others(self) -> float | None:
+        """The mean share used by others; None if unknown."""
+        return fmean(self._others) if self._others else None
+
+    def add(self, event: Event) -> None:
+        at, others = number(event, "elapsed_s"), [number(event, name) for name in _OTHERS]
+        if at is None or others[0] is None or not 0.0 <= at < _MOST_S:
+            return
+        cores = max(number(event, "cores") or 1.0, 1.0)
+        own = (number(event, "own_cores") or 0.0) / cores
+        self._seconds.append(max(at, self._seconds[-1]) if self._seconds else at)
+        self._own.append(min(max(own, 0.0), 1.0))
+        self._others.append(min(max(sum(share or 0.0 for share in others), 0.0), 1.0))
+
+    def cut_after(self, seconds: float) -> None:
+        """Drops the events after a time; a resumed run repeats them."""
+        kept = bisect_right(self._seconds, seconds)
+        for column in (self._seconds, self._own, self._others):
+            del column[kept:]
+
+    def bins(self) -> list[tuple[float, float, float]]:
+        """Returns start, own mean share and others' of at most 120 equal parts of the time."""
+        width = max(self._seconds[-1] / (MAX_BINS - 1), _LEAST_S) if self._seconds else 1.0
+        found: dict[int, list[int]] = {}
+        for place, at in enumerate(self._seconds):
+            found.setdefault(int(at / width), []).append(place)
+        return [
+            (part * width, fmean(self._own[p] for p in at), fmean(self._others[p] for p in at))
+            for part, at in found.items()
+        ]
+
+    def drawing(self) -> str:
+        """Returns the used cores over time as SVG, shaded where others used a tenth or more."""
+        bins = self.bins()
+        if not bins:
+            return ""
+        width = max(self._seconds[-1] / (MAX_BINS - 1), _LEAST_S)
+        end_s = bins[-1][0] + width
+        paths = {"shade": "", "own": "", "others": ""}
+        for begin, own, others in bins:
+            left, across = _WIDTH * begin / end_s, _WIDTH * width / end_s
+            paths["shade"] += _column(left, across, 0.0, 1.0) if others > _BUSY else ""
+            paths["own"] += _column(left, across, 0.0, own)
+            paths["others"] += _column(left, across, own, others)
+        drawn = "".join(f'<path d="{path}" class="{name}"/>' for name, path in paths.items())
+        busy = percent(sum(others > _BUSY for *_, others in bins) * width / end_s)
+        return (
+            f'<svg class="strip" viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none"'
+            f' role="img" aria-label="cores used over time">{drawn}</svg>'
+            '<p class="key"><span><b class="own"></b>this run</span><span><b class="others"></b>'
+            f"others</span><span>0:00 to {clock(end_s)}; others used more than a tenth of the"
+            f" machine for {busy} of the time</span></p>"
+        )
+
+
+def _column(left: float, width: float, low: float, share: float) -> str:
+    height = _HEIGHT * min(share, max(1.0 - low, 0.0))
+    top = _HEIGHT * (1.0 - low) - height
+    return f"M{left:.1f} {top:.1f}h{width:.1f}v{height:.1f}h-{width:.1f}z"
+
+
+_MARK_BYTES = 64
+"""Number of first bytes, and of bytes before the position, that identify a file's content."""
+
+
+class EventTail:
+    """Reads the lines added to a metrics.jsonl since the last call.
+
+    A file that was cut, as by a resumed run, or replaced is read again from its beginning. A
+    missing file has no lines.
+
+    Attributes:
+        num_replaced: number of new beginnings.
+        has_more: the last call stopped at its limit: call again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._inode, self._offset, self._mark = 0, 0, b""
+        self._seen: tuple[int, int, int] | None = None
+        self._is_within_long_line = False
+        self.num_replaced = 0
+        self.has_more = False
+
+    def read(self) -> list[bytes]:
+        """Returns the complete lines since the last call.
+
+        One call reads at most 16 MB; a longer line is skipped. An unchanged file costs one `stat`.
+        """
+        try:
+            info = os.lstat(self._path)
+            if not self.has_more and self._seen == (info.st_ino, info.st_size, info.st_ctime_ns):
+                return []
+            self.has_more = False
+            with open_regular(self._path) as (descriptor, size):
+                info = os.fstat(descriptor)
+                if self._offset and self._is_replaced(descriptor, info.st_ino, size):
+                    self._offset, self._is_within_long_line = 0, False
+                    self.num_replaced += 1
+                self._inode = info.st_ino
+                lines = self._new_lines(descriptor, size)
+        except (FastLSTMError, OSError):
+            self._seen = None
+            return []
+        self._seen = info.st_ino, size, info.st_ctime_ns
+        return lines
+
+    def _is_replaced(self, descriptor: int, inode: int, size: int) -> bool:
+        is_other = inode != self._inode or size < self._offset
+        return is_other or self._bytes_around(descriptor, self._offset) != self._mark
+
+    @staticmethod
+    def _bytes_around(descriptor: int, offset: int) -> bytes:
+        length = min(_MARK_BYTES, offset)
+        return b"".join(os.pread(descriptor, length, place) for place in (0, offset - length))
+
+    def _new_lines(self, descriptor: int, size: int) -> list[bytes]:
+        data = os.pread(descriptor, min(size - self._offset, MAX_JSON_BYTES), self._offset)
+        num_complete = data.rfind(b"\n") + 1
+        self.has_more = len(data) == MAX_JSON_BYTES
+        lines = data[:num_complete].split(b"\n")[:-1]
+        if self._is_within_long_line and num_complete:
+            lines = lines[1:]
+            self._is_within_long_line = False
+        if self.has_more and not num_complete:
+            num_complete = len(data)
+            self._is_within_long_line = True
+        if num_complete:
+            self._offset += num_complete
+            self._mark = self._bytes_around(descriptor, self._offset)
+        return lines

@@ -6,15 +6,12 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from fastlstm.errors import ConfigError
 from fastlstm.monitor.page import body, page
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from fastlstm.monitor.run_summary import RunIndex
+from fastlstm.monitor.run_summary import RunIndex
 
 _HOST = "127.0.0.1"
 _POLL_S = 0.75
@@ -34,7 +31,6 @@ class LivePage:
         self._body = ""
 
     def body(self) -> str:
-        """Returns the newest body."""
         with self._lock:
             now = time.monotonic()
             if now - self._read_at >= _POLL_S:
@@ -68,13 +64,11 @@ class MonitorServer(ThreadingHTTPServer):
         return threading.active_count() < _MAX_THREADS
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Prints an error, except for a client that disconnected."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
 
     @property
     def url(self) -> str:
-        """Address of the page."""
         return f"http://{_HOST}:{self.server_port}/"
 
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastlstm.report.drawing import SMALL_INCHES, Band, Chart, DrawnCurve, Panel, draw
-from fastlstm.report.events import number, rank_seconds
+from fastlstm.report.events import Event, number, rank_seconds
 from fastlstm.report.history import History, series
 from fastlstm.report.markup import failure_text, name_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from fastlstm.report.events import Event
 
 _LEAST_SHARE = 1.0
 """Percent; a chart with all curves below it is left out."""
@@ -23,7 +19,6 @@ _CALIBRATION = "Calibration of the intervals"
 _MAIN = 80
 """Percent of the interval of every forecast."""
 _MAX_LABEL = 24
-"""Characters of an axis label."""
 
 
 def draw_charts(history: History) -> list[Chart]:
@@ -179,7 +174,6 @@ def forecast_panel(event: Event, title: str = "") -> Panel | None:
 
 
 def _times(event: Event, count: int) -> list[datetime]:
-    """Returns the times of a forecast's rows; empty where a table has no times."""
     written = event.get("times")
     if not isinstance(written, list) or len(written) != count:
         return []

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastlstm.errors import counted
 from fastlstm.report.drawing import Band, Chart, DrawnCurve, Panel, draw
-from fastlstm.report.lines import joined, labelled
+from fastlstm.report.lines import Row, joined, labelled
 from fastlstm.report.terminal import clock, short_bytes, short_count
-
-if TYPE_CHECKING:
-    from fastlstm.report.lines import Row
 
 MEASURES = {"bits_per_char": "bits/char"}
 
@@ -60,7 +57,6 @@ def _quality_text(report: dict[str, Any]) -> str:
 
 
 def _score_rows(report: dict[str, Any]) -> list[Row]:
-    """Returns a row per part of a forecaster's table, with every measure before and after."""
     rows = []
     for part, scores in report.get("scores", {}).items():
         before, after = scores["source"], scores["result"]

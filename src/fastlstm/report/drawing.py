@@ -80,7 +80,6 @@ class Band:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no point has both ends."""
         ends = zip(self.low, self.high, strict=True)
         return not any(math.isfinite(low) and math.isfinite(high) for low, high in ends)
 
@@ -116,12 +115,7 @@ def draw(
 ) -> Chart:
     """Returns the chart of a panel in the colours of a page.
 
-    Args:
-        panel: curves and axes.
-        title: heading, also for screen readers.
-        caption: one sentence.
-        name: makes the ids of the SVG unique in a page.
-        size: in inches, of a small chart.
+    `name` makes the ids of the SVG unique in a page; `size` is of a small chart, in inches.
     """
     svg = embed(render([panel], size or _SIZE_INCHES), name, title)
     return Chart(title, caption, svg, is_small=size is not None)

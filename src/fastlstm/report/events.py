@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import math
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from fastlstm.errors import FastLSTMError
 from fastlstm.report.markup import name_text, visible
 from fastlstm.system.storage import MAX_JSON_DEPTH, is_deeper, read_json
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
 
 Event = dict[str, Any]
 

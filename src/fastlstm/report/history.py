@@ -7,19 +7,15 @@ points without their numbers, are skipped.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from fastlstm.errors import FastLSTMError
-from fastlstm.report.events import Measure, decode_event, measure_of, number, unit_of
+from fastlstm.report.events import Event, Measure, decode_event, measure_of, number, unit_of
 from fastlstm.report.lines import rate_of
 from fastlstm.system.storage import MAX_JSON_BYTES, open_regular
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from fastlstm.report.events import Event
 
 MAX_POINTS = 800
 """Points per curve: more are not visible on a page."""
@@ -47,7 +43,6 @@ class History:
 
     @property
     def start(self) -> Event:
-        """The newest start event, or an empty one."""
         return self.starts[-1] if self.starts else {}
 
     def resumes(self, key: str) -> list[float]:
@@ -61,17 +56,14 @@ class History:
 
     @property
     def measure(self) -> Measure:
-        """The figure by which evaluations are compared."""
         return measure_of(self.start)
 
     @property
     def unit(self) -> str:
-        """The unit of counts: tokens, windows or sequences."""
         return unit_of(self.start)
 
     @property
     def validations(self) -> list[Event]:
-        """Evaluations of the validation split that have the figure."""
         return [
             event
             for event in self.evals
@@ -101,7 +93,6 @@ class History:
 
     @property
     def elapsed_s(self) -> float | None:
-        """Wall time of the run so far."""
         times = [number(event, "elapsed_s") for event in [*self.steps, *self.evals]]
         times += [number(self.end, "elapsed_s")] if self.end is not None else []
         return max((value for value in times if value is not None), default=None)
@@ -163,7 +154,6 @@ class _EventList:
         return self._pairs[-1][0] if self._pairs else {}
 
     def add(self, event: Event, num_bytes: int) -> None:
-        """Adds an event and the bytes of its line."""
         self._pairs.append((event, num_bytes))
         self._num_bytes += num_bytes
         if len(self._pairs) > MAX_EVENTS or self._num_bytes > MAX_JSON_BYTES:
@@ -173,7 +163,6 @@ class _EventList:
             self._num_bytes = sum(num_bytes for _, num_bytes in self._pairs)
 
     def forget_after(self, step: float) -> None:
-        """Drops the events after a step, which are the last ones."""
         while self._pairs and (number(self._pairs[-1][0], "step") or 0) > step:
             self._num_bytes -= self._pairs.pop()[1]
 

@@ -10,15 +10,11 @@ import base64
 import hashlib
 import importlib.resources
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
 
+from fastlstm.report.events import Event
 from fastlstm.report.lines import figure_text, forecast_name, score_form
 from fastlstm.report.markup import MAX_TEXT, clipped, name_text, to_html
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from fastlstm.report.events import Event
 
 _FILES = importlib.resources.files("fastlstm.report")
 STYLE = (_FILES / "report.css").read_text("utf-8")

@@ -42,7 +42,6 @@ def joined(*parts: str, separator: str = ", ") -> str:
 
 _MAX_NAMED = 5
 _LISTED_RANKS = 4
-"""Most ranks with their seconds listed one by one."""
 
 
 def _filled(form: str, value: object) -> str:
@@ -51,7 +50,6 @@ def _filled(form: str, value: object) -> str:
 
 
 def _part_of(event: Event, key: str) -> Event:
-    """Returns the dict under a key; an empty one for another value."""
     part = event.get(key)
     return part if isinstance(part, dict) else {}
 
@@ -444,7 +442,6 @@ def end_rows(end: Event, start: Event) -> list[Row]:
 
 
 _SHOWN_AS = {"judging": "testing"}
-"""Other names of phases on the screen."""
 
 
 def spent_text(end: Event) -> str:

@@ -34,7 +34,6 @@ from fastlstm.report.terminal import Glyphs, clock, percent
 from fastlstm.system.storage import write_file
 
 _MAX_LISTED = 20
-"""Names shown of a longer list."""
 _FAN = (
     "Windows of the test set. A darker area is likelier; an 80 % interval should hold four of five"
     " actual values. The y axis has the unit of the table."
@@ -68,7 +67,7 @@ def page(run_dir: Path, history: History) -> bytes:
         "Charts": lambda: _charts(history),
         "Samples": lambda: _samples(history),
         "Evaluations": lambda: _evaluations(history),
-        "Setup": lambda: _setup(history),
+        "Setup": lambda: _rows(header_rows(history.start, Glyphs()) if history.start else []),
         "Settings": lambda: _settings(stored_json(run_dir / "config.json"), history),
         "Notes": lambda: _notes(history),
     }
@@ -142,7 +141,6 @@ def _numbers(history: History) -> str:
 
 
 def _test(test: Event) -> str:
-    """Returns the errors of a forecaster and of naive forecasts."""
     scores = test.get("scores")
     if not isinstance(scores, dict) or not scores:
         return ""
@@ -204,7 +202,6 @@ def _steps_text(part: Event) -> str:
 
 
 def _compression(report: Any) -> str:
-    """Returns the rows that the terminal showed, and the charts."""
     if not isinstance(report, dict) or not report:
         return ""
     charts = f'<div class="charts">{_figures(compression_charts(report))}</div>'
@@ -269,11 +266,6 @@ def _evaluations(history: History) -> str:
         rows.append([f"{event['step']:,.0f}", SPLITS.get(split, split), *figures, time, mark])
     heads = ["step", "split", *shown.values(), "time", ""]
     return table(heads, rows, place)
-
-
-def _setup(history: History) -> str:
-    """Returns the rows that the terminal showed at the start of the run."""
-    return _rows(header_rows(history.start, Glyphs()) if history.start else [])
 
 
 def _rows(rows: list[Row]) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from matplotlib.figure import Figure
 
@@ -12,15 +12,11 @@ from fastlstm.errors import DataError
 from fastlstm.report import drawing
 from fastlstm.report.charts import forecast_panel, quality_panel
 from fastlstm.report.drawing import SMALL_INCHES, Panel, add_panels, embed, form_of
+from fastlstm.report.events import Event
 from fastlstm.report.history import read_history
 from fastlstm.report.html import DARK, LIGHT, output
 from fastlstm.report.markup import name_text
 from fastlstm.system.storage import write_file
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from fastlstm.report.events import Event
 
 _LARGE_INCHES = (7.2, 3.4)
 

@@ -11,13 +11,14 @@ import logging
 import math
 import sys
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, Self, TextIO
 
 from fastlstm.estimator import show_warning
 from fastlstm.report import lines as words
-from fastlstm.report.events import number, text_of, unit_of
+from fastlstm.report.events import Event, number, text_of, unit_of
 from fastlstm.report.terminal import (
     Style,
     cell_width,
@@ -33,12 +34,6 @@ from fastlstm.report.terminal import (
     wrap,
 )
 from fastlstm.system.storage import finite
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import Self
-
-    from fastlstm.report.events import Event
 
 LABEL_WIDTH = 11
 SHOWN_EVERY_S = 5.0
@@ -56,7 +51,6 @@ class LineOutput:
         self.start: Event = {}
 
     def __call__(self, event: Event) -> None:
-        """Shows one event; unknown kinds are ignored."""
         if event.get("event") == "start":
             self.start = event
         handler = getattr(self, f"_on_{event.get('event')}", None)
@@ -365,11 +359,9 @@ class LinePart:
 
     @property
     def text(self) -> str:
-        """The long text without padding."""
         return self.long.format(self.value)
 
     def padded(self, *, is_long: bool) -> str:
-        """The text with the padded value."""
         return (self.long if is_long else self.short).format(self.value.rjust(self.width))
 
 

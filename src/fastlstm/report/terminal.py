@@ -25,7 +25,6 @@ class Style:
     is_on: bool
 
     def __call__(self, text: str, *names: str) -> str:
-        """Returns `text` in the named colours and weights."""
         if not self.is_on or not names or not text:
             return text
         return f"\x1b[{';'.join(_CODES[name] for name in names)}m{text}\x1b[0m"

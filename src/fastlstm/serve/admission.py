@@ -78,7 +78,6 @@ class Reservation:
     """One request: the places it holds, and whether its client still waits for the answer.
 
     Attributes:
-        tenant: the API key's digest.
         has_left: the client has left, or was cut off.
         is_cancelled: the result is no longer wanted.
         is_congested: the client reads too slowly: produce nothing more for now.

@@ -1,10 +1,20 @@
-"""The ASGI application: its routes, log, counters and keys."""
+"""The ASGI application: its routes, log, counters and keys; the pages at `/`.
+
+Each page is one file, whose policy allows only the script and the style in it, by their digests.
+Text of the model, such as names of columns, is escaped.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import importlib.resources
+import json
 import math
+import re
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import msgspec
 from msgspec import Struct
@@ -13,20 +23,26 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
-from fastlstm.report.markup import to_html
+from fastlstm.errors import DataError, counted
+from fastlstm.forecast.read_options import READING
+from fastlstm.report.markup import MAX_TEXT, clipped, name_text, to_html
 from fastlstm.serve.forecast.engine import ForecastEngine
 from fastlstm.serve.forecast.inference import inference_routes
+from fastlstm.serve.forecast.request import TensorSpec
 from fastlstm.serve.forecast.tables import TableForecasts
 from fastlstm.serve.http.access import Access
 from fastlstm.serve.http.errors import no_model
 from fastlstm.serve.http.keys import check_access
 from fastlstm.serve.metrics import CONTENT_TYPE
 from fastlstm.serve.openapi import Model, ModelList, document_of
-from fastlstm.serve.pages import Page, example_prompt, filled, forecaster_html
 from fastlstm.serve.service import Service
 from fastlstm.serve.text.completions import Completions
+from fastlstm.text.data.tokenizer import Tokenizer
 from fastlstm.text.loading import InferenceModel
 from fastlstm.text.stored_model import parameter_shapes
+
+if TYPE_CHECKING:
+    from fastlstm.forecast.window_forecaster import WindowForecaster
 
 
 def make_app(service: Service) -> ASGIApp:
@@ -117,3 +133,140 @@ def _facts(model: InferenceModel) -> dict[str, Any]:
 
 def _json(value: Struct) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+# the pages ----------------------------------------------------------------------------------------
+
+_PROMPTS = ("Once upon a time", "The ", "the ")
+_NUM_LETTERS = 8
+_FOLDER = importlib.resources.files("fastlstm.serve")
+_FUTURE = (
+    "<label>The columns {names} of every step ahead, with times: a second CSV\n"
+    '<input id="future" type="file" accept=".csv,.tsv,.txt,text/csv"></label>'
+)
+_HOST = re.compile(r"[A-Za-z0-9.:\[\]-]{1,255}", re.ASCII)
+
+
+def filled(file: str, **parts: str) -> str:
+    """Returns a file of this package, its placeholders such as ``{{url}}`` filled with HTML."""
+    html = (_FOLDER / file).read_text("utf-8")
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts.get(match[1], match[0]), html)
+
+
+class Page:
+    """A page of this package; `headers` go with it."""
+
+    def __init__(self, name: str) -> None:
+        self._html = filled(name, style=(_FOLDER / "style.css").read_text("utf-8"))
+        self.headers = {
+            "content-security-policy": (
+                f"default-src 'none'; script-src {self._digest('script')};"
+                f" style-src {self._digest('style')}; connect-src 'self'; img-src data:;"
+                " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+            ),
+            "referrer-policy": "no-referrer",
+            "cache-control": "no-cache",
+            "vary": "authorization",
+        }
+
+    def _digest(self, tag: str) -> str:
+        (text,) = re.findall(f"<{tag}>(.*?)</{tag}>", self._html, re.DOTALL)
+        digest = hashlib.sha256(text.encode("utf-8")).digest()
+        return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
+
+    def with_part(self, part: str) -> bytes:
+        return self._html.replace("{{part}}", part).encode("utf-8")
+
+
+def example_prompt(tokenizer: Tokenizer) -> str:
+    """Returns a prompt that a model can read: a usual one, else letters of its vocabulary."""
+    for text in _PROMPTS:
+        try:
+            tokenizer.encode(text)
+        except DataError:
+            continue
+        return text
+    letters = (piece.decode("utf-8", "ignore") for piece in tokenizer.pieces)
+    return "".join(text for text in letters if len(text) == 1 and text.isalnum())[:_NUM_LETTERS]
+
+
+def forecaster_html(engine: ForecastEngine, host: str, key: str | None) -> str:
+    """Returns the description of a forecaster at `host`; `key` stands for the API key."""
+    model, specs = engine.model, engine.inputs.values()
+    path = f"/v2/models/{quote(engine.name, safe='')}"
+    every = "" if model.frequency == "rows" else f", one every {model.frequency.removeprefix('1 ')}"
+    ahead = f"the next {model.horizon} steps" if model.horizon > 1 else "the next step"
+    in_shell, rows, in_python = zip(*(_examples(spec, model) for spec in specs), strict=True)
+    shown_host = host if _HOST.fullmatch(host) else "localhost"
+    texts = {
+        "name": name_text(engine.name),
+        "columns": _table_columns(model),
+        "limit": str(engine.max_body),
+        "reading": " ".join(READING),
+        "forecast_url": f"http://{shown_host}/forecast",
+        "rows": counted(model.input_size, "row") + every,
+        "ahead": ahead,
+        "targets": _names_text(model.targets),
+        "path": path,
+        "url": f"http://{shown_host}{path}/infer",
+        "shell_key": "" if key is None else f" -H 'authorization: Bearer {key}'",
+        "shell_tensors": ",\n".join(in_shell),
+        "python_rows": "".join(rows),
+        "python_tensors": "\n".join(in_python),
+        "python_key": "" if key is None else f', "authorization": "Bearer {key}"',
+    }
+    parts = {name: to_html(text, keep="\n") for name, text in texts.items()}
+    future = to_html(_names_text(model.stored.config.future))
+    parts["future"] = _FUTURE.format(names=future) if future else ""
+    for name, listed in (("inputs", engine.inputs), ("outputs", engine.outputs)):
+        parts[name] = "".join(_table_row(spec, model) for spec in listed.values())
+    return filled("forecaster.html", **parts)
+
+
+def _table_columns(model: WindowForecaster) -> str:
+    """Returns the columns of a table to forecast, in words."""
+    from fastlstm.forecast.data.calendar import calendar_names  # a page of a text needs no Arrow
+
+    config = model.stored.config
+    of_calendar = calendar_names(config.calendar or ())
+    names = [name for name in model.past.names if name not in of_calendar]
+    names += [*config.static, *([config.series] if config.series else model.series.names)]
+    if model.frequency == "rows" or config.time:
+        return _names_text((*names, *([config.time] if config.time else [])))
+    return f"{_names_text(tuple(names))}, and one of times"
+
+
+def _names_text(names: tuple[str, ...]) -> str:
+    return clipped(", ".join(map(name_text, names)), MAX_TEXT)
+
+
+def _table_row(spec: TensorSpec, model: WindowForecaster) -> str:
+    sizes = ["B", *map(str, spec.shape[1:])]
+    if spec.name.startswith("past"):
+        sizes[1] = str(model.input_size)
+    shape = f"({', '.join(sizes)})".replace("-1", "levels")
+    cells = (spec.name, spec.datatype, shape, _names_text(spec.columns))
+    return "<tr>" + "".join(f"<td>{to_html(cell)}</td>" for cell in cells) + "</tr>"
+
+
+def _examples(spec: TensorSpec, model: WindowForecaster) -> tuple[str, str, str]:
+    """Returns an input for a shell, and for Python its rows and itself."""
+    group, digits = spec.name.removesuffix("_names"), 15 if spec.datatype == "FP64" else 6
+    lead = {"past": [1, model.input_size], "future": [1, model.horizon]}.get(group, [1])
+    codes = getattr(model, group).codes
+    row = [  # means of the training rows, or a name of each column
+        min(codes[name], key=len)
+        if spec.datatype == "BYTES"
+        else float(f"{model.typical(name):.{digits}g}")
+        for name in spec.columns
+    ]
+    shape, count = [*lead, len(spec.columns)], lead[-1]
+    about = f'"name": "{spec.name}", "shape": {shape}, "datatype": "{spec.datatype}"'
+    text = json.dumps(row)[1:-1].replace("'", "\\u0027")
+    rows = f"# rows of {_names_text(spec.columns)}\n{spec.name} = [{row!a}] * {count}\n"
+    data = f"[{spec.name}]" if len(lead) > 1 else spec.name
+    return (
+        f"  {{{about},\n   \"data\": [$(repeat {count} '{text}')]}}",
+        rows,
+        f'    {{{about}, "data": {data}}},',
+    )

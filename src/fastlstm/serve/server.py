@@ -13,7 +13,10 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -29,17 +32,14 @@ from fastlstm.serve.http.connections import Connection, Watch, max_connections
 from fastlstm.serve.http.keys import Keys, is_local
 from fastlstm.serve.http.worker import Worker
 from fastlstm.serve.service import Service
+from fastlstm.serve.settings import Settings
 from fastlstm.serve.text.engine import TextEngine
 from fastlstm.system import hardware
 from fastlstm.system.signal_handlers import STOP_SIGNALS, handling, is_not_ignored
 from fastlstm.text.loading import InferenceModel, load_decoder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from types import FrameType
-
     from fastlstm.forecast.window_forecaster import WindowForecaster
-    from fastlstm.serve.settings import Settings
 
 _SEND_BUFFER = 1 << 18
 """Bytes the kernel may hold for a connection; by default a slow reader would get 4 MB."""
@@ -125,7 +125,7 @@ class ServerRunner:
         loop = asyncio.get_running_loop()
         # Through the log's thread: a slow reader of standard error must not block the event loop.
         watch = Watch(settings, limit, service.metrics, service.log.write)
-        loop.set_exception_handler(_handler(watch))
+        loop.set_exception_handler(partial(_handle, watch))
         serving = asyncio.create_task(server.serve([bound]))
         watching = asyncio.create_task(watch.run(server.server_state.connections))  # type: ignore[arg-type]
 
@@ -186,7 +186,6 @@ class ServerRunner:
             loader.stop()
 
     def _start(self, model: InferenceModel | WindowForecaster) -> str:
-        """Starts the engine; returns its description."""
         service, settings, cores = self.service, self._settings, hardware.default_threads()
         is_shared = service.keys.are_several
         if not isinstance(model, InferenceModel):
@@ -286,16 +285,12 @@ def bits_per_char(path: str, config: Mapping[str, Any]) -> float | None:
     return None if best is None else number(best, "bits_per_char")
 
 
-def _handler(watch: Watch) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
-    """Returns what handles errors of the event loop: no traceback where files have run out."""
-
-    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        if getattr(context.get("exception"), "errno", None) in (errno.EMFILE, errno.ENFILE):
-            watch.too_many()  # asyncio accepts again after a second
-        else:
-            loop.default_exception_handler(context)
-
-    return handle
+def _handle(watch: Watch, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Handles errors of the event loop: no traceback where files have run out."""
+    if getattr(context.get("exception"), "errno", None) in (errno.EMFILE, errno.ENFILE):
+        watch.too_many()  # asyncio accepts again after a second
+    else:
+        loop.default_exception_handler(context)
 
 
 def _config(service: Service, limit: int) -> uvicorn.Config:

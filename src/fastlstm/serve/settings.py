@@ -114,4 +114,3 @@ GROUPS = {
     " body_timeout stall watchdog grace",
     "output": "log",
 }
-"""Headings of the help text."""

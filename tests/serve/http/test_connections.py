@@ -8,6 +8,7 @@ import errno
 import resource
 import socket
 import time
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +22,7 @@ from fastlstm.serve.http import connections
 from fastlstm.serve.http.access import MAX_HEADER_BYTES
 from fastlstm.serve.http.connections import Connection, Parser, Watch, max_connections
 from fastlstm.serve.metrics import Metrics
-from fastlstm.serve.server import _handler
+from fastlstm.serve.server import _handle
 from running_server import SETTINGS, wait_until
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
@@ -105,7 +106,7 @@ def test_running_out_of_files_is_one_line_a_minute() -> None:
     watch = Watch(SETTINGS, 10, Metrics(), lines.append)
     others: list[Any] = []
     loop: Any = SimpleNamespace(default_exception_handler=others.append)
-    handle = _handler(watch)
+    handle = partial(_handle, watch)
     for _ in range(5):
         handle(loop, {"exception": OSError(errno.EMFILE, "planted")})
     assert [line.startswith("fastlstm: WARNING: 10 connections are open") for line in lines] == [

@@ -9,9 +9,9 @@ import pytest
 
 from fastlstm.serve.text.generation import (
     GenerationRequest,
+    Prefix,
     first_sequences,
 )
-from fastlstm.serve.text.prefix_cache import Prefix
 from fastlstm.text.loading import InferenceModel
 from fastlstm.text.sampling import Sampling
 from fastlstm.text.writing import prompt_ids, token_stops

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fastlstm.serve.text.prefix_cache import MIN_TOKENS, NOTHING, PrefixCache
+from fastlstm.serve.text.generation import MIN_TOKENS, NOTHING, PrefixCache
 from running_server import Running, solo
 
 LONG = "the cat sat on the mat and " * 40

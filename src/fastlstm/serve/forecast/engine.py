@@ -354,7 +354,6 @@ class ForecastEngine(Engine):
         self.scheduler.submit(ForecastRequest(pending, past, request.future, statics))
 
     def check_numbers(self, count: int, values: int) -> None:
-        """Raises ApiError 400 for too many windows with so many numbers for each step."""
         horizon, targets = self.model.horizon, len(self.model.targets)
         number, limit = count * horizon * targets * values, self._settings.max_numbers
         if number > limit:

@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from fastlstm.report.markup import clipped
-from fastlstm.serve.forecast.engine import VERSION, PendingForecast
+from fastlstm.serve.forecast.engine import VERSION, ForecastEngine, Outputs, PendingForecast
+from fastlstm.serve.forecast.request import InferRequest
+from fastlstm.serve.http.access import Record
 from fastlstm.serve.http.errors import MAX_SHOWN, ApiError, Disconnected, no_model
+from fastlstm.serve.http.transfer import Sender
+from fastlstm.serve.service import Service
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from starlette.requests import Request
-    from starlette.types import Receive, Scope, Send
-
     from fastlstm.forecast.window_forecaster import WindowForecasts
-    from fastlstm.serve.forecast.engine import ForecastEngine, Outputs
-    from fastlstm.serve.forecast.request import InferRequest
-    from fastlstm.serve.http.access import Record
-    from fastlstm.serve.http.transfer import Sender
-    from fastlstm.serve.service import Service
 
 EXTENSIONS = ("parameters", "sequence", "sequence(string_id)")
 _BINARY = b"inference-header-content-length"
@@ -67,7 +64,6 @@ def inference_routes(service: Service) -> list[Route]:
 
 
 def _engine(service: Service, path: Mapping[str, str]) -> ForecastEngine:
-    """Returns the model that a path names."""
     engine = service.forecast_engine
     if path["model"] != engine.name:
         raise no_model(path["model"], engine.name)

@@ -35,7 +35,6 @@ SequenceNumber = Annotated[int, Meta(ge=0, extra_json_schema={"maximum": _MAX_ID
 Level = Annotated[float, Meta(ge=0.005, le=0.995)]
 _NO_BINARY = "binary tensors are not supported; send false (tritonclient: binary_data=False)"
 FLOATS: dict[str, np.dtype[Any]] = {"FP32": np.dtype("<f4"), "FP64": np.dtype("<f8")}
-"""Datatypes of numbers."""
 Size = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 _NESTED = re.compile(rb"\[\s*\[")
 
@@ -267,7 +266,6 @@ def parse_request(
 
 
 def _missing(columns: InputColumns, name: str) -> str:
-    """Returns which inputs are missing: the numbers, the names, or both."""
     inputs = [f"'{name}'"] if columns.numbers else []
     inputs += [f"'{name}{_NAMES}'"] if columns.categorical else []
     what = f"inputs {' and '.join(inputs)} are" if len(inputs) == 2 else f"input {inputs[0]} is"

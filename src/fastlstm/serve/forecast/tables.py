@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import parse_qsl, quote, urlencode
 
 import msgspec
 from msgspec import UNSET, Meta, Struct
+from starlette.types import Receive, Scope, Send
 
 from fastlstm.errors import UsageError, as_flags, respelled
 from fastlstm.forecast.read_options import READING, ReadOptions
 from fastlstm.report.markup import clipped
 from fastlstm.serve.admission import Reservation
+from fastlstm.serve.forecast.engine import ForecastEngine
 from fastlstm.serve.http.errors import MAX_SHOWN, ApiError, decode, invalid, refused
 from fastlstm.serve.http.transfer import media_type
+from fastlstm.serve.service import Service
 from fastlstm.system import environment
 from fastlstm.system.cache import Cache
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from starlette.types import Receive, Scope, Send
-
     from fastlstm.forecast.forecast_table import Forecasts
-    from fastlstm.serve.forecast.engine import ForecastEngine
-    from fastlstm.serve.service import Service
 
 CSV, JSON = b"text/csv", b"application/json"
 BODIES = {JSON: 1, CSV: 8}

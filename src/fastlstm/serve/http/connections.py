@@ -181,7 +181,6 @@ class Watch:
             one.abort()
 
     def too_many(self) -> None:
-        """Warns that all connections are taken."""
         if time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + _SAY_AGAIN_S
             self._say(

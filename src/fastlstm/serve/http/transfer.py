@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Self
+from contextlib import AbstractContextManager
 
 from starlette.types import Receive, Scope, Send
 
@@ -83,7 +83,7 @@ def _too_long(limit: int) -> ApiError:
     return ApiError(413, f"the body has more than {limit} bytes; {what}", closes=True)
 
 
-class Sender:
+class Sender(AbstractContextManager["Sender"]):
     """Sends the answer to one request, and watches its client while it is open (`with`).
 
     Calls `on_left` when the client has left, or is cut off.
@@ -102,9 +102,6 @@ class Sender:
         self._metrics = metrics
         self._watch: asyncio.Task[None] | None = None
         self._last_s = 0.0
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         if self._watch is not None:

@@ -84,7 +84,6 @@ class Worker:
                 settle(future, error=Unavailable(ENDING))
 
     def _begin(self) -> None:
-        """Starts the next call once the event loop is quiet."""
         if self._waiting and not self._is_busy:
             self._is_busy = True
             rest_s = self._ended_s + _REST_S - time.monotonic() if self._taken_s > _LONG_S else 0.0

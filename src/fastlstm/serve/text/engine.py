@@ -14,8 +14,7 @@ from fastlstm.serve.admission import Engine, Places, Reservation
 from fastlstm.serve.http.errors import ApiError, Disconnected
 from fastlstm.serve.metrics import Metrics
 from fastlstm.serve.settings import Settings
-from fastlstm.serve.text.generation import GenerationRequest, OutputChunk, State
-from fastlstm.serve.text.prefix_cache import NOTHING
+from fastlstm.serve.text.generation import NOTHING, GenerationRequest, OutputChunk, State
 from fastlstm.serve.text.requests import (
     ChatFields,
     CompletionRequest,
@@ -116,7 +115,6 @@ class TextEngine(Engine):
         metrics.describe(**about, hash=model.decoder.model_hash[:16])
 
     def submit(self, generations: list[GenerationRequest]) -> None:
-        """Queues generations; their output goes to their channel."""
         self._note_start()
         self.scheduler.submit(*generations)
 

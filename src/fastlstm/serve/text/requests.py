@@ -19,7 +19,6 @@ MAX_PROMPTS = 256
 MAX_BIASES = 300
 MAX_LABELS = 32
 CHAT_TOKENS = 256
-"""The default of max_tokens for a chat."""
 _SEEDS = 1 << 64
 
 Prompt = str | list[int]

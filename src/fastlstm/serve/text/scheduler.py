@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from fastlstm.errors import NonFiniteError
 from fastlstm.serve.admission import ModelThread, Places
 from fastlstm.serve.http.errors import ENDING
+from fastlstm.serve.settings import Settings
 from fastlstm.serve.text.generation import (
     ActiveSequence,
     GenerationRequest,
     OutputChunk,
+    PrefixCache,
     first_sequences,
     forked,
 )
-from fastlstm.serve.text.prefix_cache import PrefixCache
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from fastlstm.serve.settings import Settings
     from fastlstm.serve.text.engine import Channel
     from fastlstm.text.loading import InferenceModel
 
