@@ -19,12 +19,7 @@ from fastlstm.forecast.data.error_measures import QuantileScores, Scores, Series
 from fastlstm.forecast.data.naive import SeasonalNaive, seasonal_error
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split
-from fastlstm.forecast.data.window_index import (
-    WindowIndex,
-    read_windows,
-    spread_out,
-    windows_apart,
-)
+from fastlstm.forecast.data.window_index import WindowIndex, read_windows, spread_out, windows_apart
 from fastlstm.forecast.files import StoredForecaster
 from fastlstm.forecast.model.config import ForecasterConfig
 from fastlstm.forecast.ridge import RidgeForecast

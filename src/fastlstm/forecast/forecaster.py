@@ -123,12 +123,7 @@ class Forecaster(InNotebook, Estimator[StoredForecaster]):
         return state
 
     def fit(
-        self,
-        frame: Any,
-        y: None = None,
-        *,
-        out: str | Path | None = None,
-        resume: bool = False,
+        self, frame: Any, y: None = None, *, out: str | Path | None = None, resume: bool = False
     ) -> Forecaster:
         """Trains on a table: a path, a pandas, polars or Arrow frame, or an array.
 

@@ -19,12 +19,7 @@ from fastlstm.runs.events import Event, Observer
 from fastlstm.runs.tensors import encode_tensors
 from fastlstm.sequence.config import ARCHITECTURE, DEFAULT_EPOCHS, LEARNING_RATES, SequenceConfig
 from fastlstm.sequence.data import LabelledBatch, SequenceBatch, SequenceData, SequenceLoader
-from fastlstm.sequence.files import (
-    MODEL_FILE,
-    StoredSequenceModel,
-    description_files,
-    read_options,
-)
+from fastlstm.sequence.files import MODEL_FILE, StoredSequenceModel, description_files, read_options
 from fastlstm.sequence.model import NetworkConfig, SequenceNetwork, flop_per_step
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.options import MAY_CHANGE

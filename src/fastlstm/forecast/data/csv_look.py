@@ -382,10 +382,7 @@ def _numbers(sample: _Sample, others: Sequence[str]) -> list[Finding]:
     if marks and not form.thousands:
         mark = marks.most_common(1)[0][0]
         found.append(
-            (
-                "numbers in groups of three digits",
-                {"thousands": mark if mark.isascii() else " "},
-            )
+            ("numbers in groups of three digits", {"thousands": mark if mark.isascii() else " "})
         )
     is_usual = all(n >= _FEW_WORDS or word in _PLACEHOLDERS for word, n in words.items())
     if is_usual and 0 < len(words) <= _FEW_WORDS:

@@ -15,12 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import (
-    CorruptFileError,
-    DataError,
-    FastLSTMError,
-    counted,
-)
+from fastlstm.errors import CorruptFileError, DataError, FastLSTMError, counted
 from fastlstm.forecast.data.arrange import Arrangement
 from fastlstm.forecast.data.column_stats import ColumnStats, shown
 from fastlstm.forecast.data.ingest import TableIngest, require_columns
@@ -251,11 +246,7 @@ def _best_origins(ingested: TableIngest) -> dict[str, Any]:
 
 
 def _schema(
-    roles: Roles,
-    ingested: TableIngest,
-    arrangement: Arrangement,
-    dtype: str,
-    notes: list[str],
+    roles: Roles, ingested: TableIngest, arrangement: Arrangement, dtype: str, notes: list[str]
 ) -> dict[str, Any]:
     columns = ingested.columns
     return {

@@ -115,10 +115,7 @@ def last_present(table: Table, row: int, num_targets: int) -> NDArray[np.float32
 
 
 def seasonal_error(
-    table: Table,
-    ends: NDArray[np.int64],
-    num_targets: int,
-    season: int,
+    table: Table, ends: NDArray[np.int64], num_targets: int, season: int
 ) -> NDArray[np.float64]:
     """Returns the mean of ``|y[t] - y[t - season]|`` over the training rows of every series.
 

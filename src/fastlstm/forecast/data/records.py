@@ -25,12 +25,7 @@ from fastlstm.errors import DataError, kind_of_value
 from fastlstm.forecast.data.names import canonical
 from fastlstm.forecast.data.problems import CurableError, Finding
 from fastlstm.forecast.data.table import require_matrix, row_blocks, rows_at_once
-from fastlstm.forecast.data.table_files import (
-    MemoryFile,
-    TableFile,
-    open_input,
-    signature_of,
-)
+from fastlstm.forecast.data.table_files import MemoryFile, TableFile, open_input, signature_of
 from fastlstm.forecast.data.time_text import are_times
 from fastlstm.system.object_store import RemoteFile
 

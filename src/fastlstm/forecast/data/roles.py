@@ -16,13 +16,7 @@ from numpy.typing import NDArray
 
 from fastlstm.errors import DataError, nearest_hint
 from fastlstm.forecast.data.csv_look import are_categories, usual_kind
-from fastlstm.forecast.data.problems import (
-    CurableError,
-    Problems,
-    looks_like,
-    merged,
-    settings,
-)
+from fastlstm.forecast.data.problems import CurableError, Problems, looks_like, merged, settings
 from fastlstm.forecast.data.records import (
     NUMBER,
     Records,
@@ -31,10 +25,7 @@ from fastlstm.forecast.data.records import (
     require_few,
     with_nulls,
 )
-from fastlstm.forecast.data.time_reader import (
-    TimeReader,
-    refuse_unread_time,
-)
+from fastlstm.forecast.data.time_reader import TimeReader, refuse_unread_time
 from fastlstm.forecast.data.time_text import (
     PERIODS,
     are_mostly_times,
