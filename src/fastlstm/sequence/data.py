@@ -92,16 +92,11 @@ class Sequences:
         Raises:
             DataError: another shape, or ids that are no whole numbers from 0 to `num_tokens - 1`.
         """
-        is_list = isinstance(X, list | tuple)
-        parts = (
-            [_numbers(part, 1, f"sequence {n}", "(T,)") for n, part in enumerate(X)]
-            if is_list
-            else []
-        )
-        whole = None if is_list else _numbers(X, 2, "X", "(N, T), or a list of (T,)")
-        sequences = Sequences.of(
-            [part[:, None] for part in parts] if whole is None else whole[..., None]
-        )
+        if isinstance(X, list | tuple):
+            parts = [_numbers(part, 1, f"sequence {n}", "(T,)") for n, part in enumerate(X)]
+            sequences = Sequences.of([part[:, None] for part in parts])
+        else:
+            sequences = Sequences.of(_numbers(X, 2, "X", "(N, T), or a list of (T,)")[..., None])
         ids = sequences.values[:, 0]
         if len(bad := np.flatnonzero((ids != np.floor(ids)) | (ids < 0) | (ids >= num_tokens))):
             number, step = sequences._place(int(bad[0]))
@@ -233,8 +228,6 @@ class SequenceLoader(LoaderPosition):
 
     Attributes:
         wait_s: seconds spent making batches.
-        steps_per_epoch: batches of an epoch.
-        share: the part of every batch that this process gets.
     """
 
     _source = "data"
@@ -261,9 +254,6 @@ class SequenceLoader(LoaderPosition):
         self._advance()
         self.wait_s += time.perf_counter() - started
         return batch
-
-    def close(self) -> None:
-        """Does nothing; there is nothing to close."""
 
 
 def _numbers(values: Any, ndim: int, what: str, shape: str) -> NDArray[np.floating]:

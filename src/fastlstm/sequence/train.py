@@ -50,22 +50,8 @@ def train_sequence_model(
     observers: Sequence[Observer] = (),
     callbacks: Sequence[Callback] = (),
 ) -> Trained:
-    """Trains a network that answers once per sequence.
-
-    Args:
-        data: sequences and answers.
-        config: the options.
-        out: the run directory; None writes nothing.
-        resume: continue from the checkpoint in `out`, or start if there is none.
-        observers: called with every event, a plain dict.
-        callbacks: see `fastlstm.Callback`.
-
-    Raises:
-        UsageError: an unusable option or unusable data.
-        Stopped: SIGTERM or Ctrl-C, with a run directory; the state is saved.
-        NonFiniteError: training did not recover from NaN or Inf.
-        BudgetError: the budget ended before the first step.
-    """
+    """Trains a network that answers once per sequence; arguments and errors are those of
+    `SequenceModel.fit`."""
     started = time.perf_counter()
     with ExitStack() as stack:
         world = stack.enter_context(joined(config))
@@ -159,13 +145,7 @@ def _sizes(config: SequenceConfig, data: SequenceData) -> NetworkConfig:
 
 
 class SequenceTask(Task):
-    """A network and its sequences.
-
-    Args:
-        session: the start of the run.
-        stored: the model, with its network on `device`.
-        data: the sequences.
-        device: device of the network.
+    """A network on `device` and its sequences.
 
     Raises:
         DataError: there is a run directory, and a label that JSON cannot represent.

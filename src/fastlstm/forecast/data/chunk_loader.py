@@ -133,9 +133,6 @@ class ChunkLoader(LoaderPosition):
         self.wait_s += time.perf_counter() - started
         return ChunkBatch(values, self._order.segments[batch][own], continues, rows, total)
 
-    def close(self) -> None:
-        """Does nothing; a `WindowLoader` ends its thread here."""
-
     def _epoch_order(self, epoch: int) -> _Epoch:
         rng = np.random.default_rng([self._seed, epoch])
         begins = self._table.segments.first_rows[self._segments] + rng.integers(
