@@ -106,7 +106,7 @@ NETWORK = "forecast/model/network.py"
 CALIBRATION, OUTPUTS = "forecast/calibration.py", "forecast/model/outputs.py"
 SEQUENCE_NETWORK, SEQUENCES = "sequence/model.py", "sequence/data.py"
 COUNTS, ERROR_MEASURES = "forecast/data/preparation.py", "forecast/data/error_measures.py"
-FUTURE_COVARIATES, TRAINER = "forecast/future_covariates.py", "training/trainer.py"
+FUTURE_COVARIATES, TRAINER = "forecast/forecast_table.py", "training/trainer.py"
 FORECAST_TASK = "forecast/task.py"
 CHECKPOINT = "training/checkpoint.py"
 

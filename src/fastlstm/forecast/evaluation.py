@@ -22,7 +22,7 @@ from fastlstm.forecast.data.splits import Split
 from fastlstm.forecast.data.window_index import WindowIndex, read_windows, spread_out, windows_apart
 from fastlstm.forecast.files import StoredForecaster
 from fastlstm.forecast.model.config import ForecasterConfig
-from fastlstm.forecast.ridge import RidgeForecast
+from fastlstm.forecast.ridge import Ridge, compared_ridge, ridge_forecast
 from fastlstm.report.html import output, scores_table
 from fastlstm.system.fields import is_whole
 
@@ -103,7 +103,7 @@ def evaluate_forecasts(
         answers: dict[str, Any] = {"forecaster": network.output.center(parameters).numpy()}
         answers |= {"seasonal_naive": np.nan_to_num(of_season), "naive": np.nan_to_num(naive)}
         if ridge is not None:
-            answers["ridge"] = ridge.forecast(values)
+            answers["ridge"] = ridge_forecast(network, ridge, values)
         base = _base(inputs, series, np.isnan(naive), (stored.scaler.mean[:C] - mean) / std)
         plain = {name: (answer + base) * unit + shift for name, answer in answers.items()}
         actual = target * unit + shift
@@ -122,12 +122,12 @@ def evaluate_forecasts(
 
 def _compared(
     stored: StoredForecaster, inputs: ScaledWindows, split: Split, season: int
-) -> tuple[NDArray[np.float64], RidgeForecast | None]:
+) -> tuple[NDArray[np.float64], Ridge | None]:
     """Returns the seasonal naive errors on the training rows, and ridge regression."""
     num_targets = stored.network.config.num_targets
     naive_error = seasonal_error(inputs.table, split.train_ends, num_targets, season)
     try:
-        return naive_error, RidgeForecast(stored.network, inputs, split)
+        return naive_error, compared_ridge(stored.network, inputs, split)
     except DataError:  # a part is too short
         return naive_error, None
 

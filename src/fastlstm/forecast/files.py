@@ -21,10 +21,9 @@ from fastlstm.errors import CorruptFileError, FormatError
 from fastlstm.forecast.calibration import LEVELS, Calibration, require_known
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.calendar import calendar_names
-from fastlstm.forecast.data.scaled_windows import ScaledWindows
-from fastlstm.forecast.data.series_scale import SeriesScale
+from fastlstm.forecast.data.scaled_windows import ScaledWindows, SeriesScale
 from fastlstm.forecast.data.splits import Scaler
-from fastlstm.forecast.data.timeline import Frequency
+from fastlstm.forecast.data.timeline import Frequency, Timeline
 from fastlstm.forecast.model.config import ForecasterConfig
 from fastlstm.forecast.model.network import LINEAR, ForecastNetwork
 from fastlstm.forecast.table_schema import TableSchema
@@ -139,7 +138,7 @@ class StoredForecaster:
 
     def rows(self) -> list[Row]:
         """Returns targets, time between steps, other columns, layers and size, with labels."""
-        every, targets = str(self.schema.frequency), ", ".join(self.columns["target"])
+        every, targets = str(self.schema.timeline.frequency), ", ".join(self.columns["target"])
         others = ", ".join(self.schema.columns[len(self.columns["target"]) :])
         every = "" if every == "rows" else f", every {every.removeprefix('1 ')}"
         num_parameters = sum(p.numel() for p in self.network.parameters())
@@ -260,11 +259,12 @@ def description_files(stored: StoredForecaster) -> dict[str, bytes]:
         scales["series"] = stored.series.to_json() | own
     if stored.is_recalibrated:
         scales["is_recalibrated"] = True
+    timeline = stored.schema.timeline
     schema = {
         "columns": stored.schema.columns,
-        "frequency": stored.schema.frequency.to_json(),
-        "time_zone": stored.schema.time_zone,
-        "is_wall": stored.schema.is_wall,
+        "frequency": timeline.frequency.to_json(),
+        "time_zone": timeline.time_zone,
+        "is_wall": timeline.is_wall,
         "categories": stored.schema.categories,
     }
     return {
@@ -426,7 +426,8 @@ def _schema(values: dict[str, Any], sizes: ForecasterConfig, config: ForecastCon
         raise ValueError(f"is_wall is {is_wall!r:.80}, expected true or false")
     frequency = Frequency.from_json(values["frequency"])
     zone = None if zone is None else stored_text(zone, "time_zone")
-    return TableSchema(columns, frequency, zone, categories, sizes.has_missing, is_wall)
+    timeline = Timeline(frequency, zone, is_wall, sizes.has_missing)
+    return TableSchema(columns, timeline, categories)
 
 
 def _scales(scales: dict[str, Any], sizes: ForecasterConfig) -> tuple[Scaler, NDArray[np.float64]]:

@@ -131,7 +131,7 @@ class Forecaster(InNotebook, Estimator[StoredForecaster]):
         processes.
 
         Args:
-            frame: see `fastlstm.forecast.data.opening.open_records`.
+            frame: see `fastlstm.forecast.data.dataset.open_records`.
             y: not used; scikit-learn passes it.
             out: a run directory as ``fastlstm train`` writes it: checkpoints, metrics.jsonl,
                 report.html; SIGTERM and Ctrl-C save the state first. None writes nothing.

@@ -16,7 +16,7 @@ from fastlstm.forecast.calibration import Calibration
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.chunk_loader import ChunkLoader
 from fastlstm.forecast.data.dataset import SeriesDataset
-from fastlstm.forecast.data.series_scale import SeriesScale
+from fastlstm.forecast.data.scaled_windows import SeriesScale
 from fastlstm.forecast.data.splits import Scaler, Split, fit_scaler
 from fastlstm.forecast.data.table import Table
 from fastlstm.forecast.data.window_loader import WindowLoader

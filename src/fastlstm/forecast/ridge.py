@@ -7,6 +7,7 @@ forecast, which is the linear path of the network; the LSTM learns the rest (NLi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -186,47 +187,38 @@ class _Moments:
         return weight.T.float().contiguous(), bias.float(), future.float()
 
 
-class RidgeForecast:
-    """The ridge regression that a network is compared with.
-
-    Args:
-        network: the network; its linear path is used as the regression.
-        inputs: the table.
-        split: parts of the table; without such a path, the regression is fitted to the training
-            part, with the numeric future covariates if that lowers the validation error.
+def compared_ridge(network: ForecastNetwork, inputs: ScaledWindows, split: Split) -> Ridge:
+    """Returns the ridge regression that a network is compared with: its linear path; else the
+    regression fitted to the training part, with the numeric future covariates if that lowers the
+    validation error.
 
     Raises:
         DataError: the training or the validation part is too short for a window.
     """
+    sizes, future = network.config, torch.zeros(network.config.horizon, 0)
+    if sizes.linear:
+        future = network.linear_future.cpu() if network.future.num_numbers else future
+        return Ridge(network.linear_weight.cpu(), network.linear_bias.cpu(), future, math.nan)
+    train, valid = (
+        split.windows(inputs.table, part, sizes.input_size, sizes.horizon)
+        for part in ("train", "valid")
+    )
+    found = fit_ridges(network, inputs, train, valid, has_future=True)
+    return min(found, key=lambda ridge: ridge.error)
 
-    def __init__(self, network: ForecastNetwork, inputs: ScaledWindows, split: Split) -> None:
-        self._network, sizes = network, network.config
-        self._future = torch.zeros(sizes.horizon, 0)
-        if sizes.linear:
-            self._weight, self._bias = network.linear_weight.cpu(), network.linear_bias.cpu()
-            if network.future.num_numbers:
-                self._future = network.linear_future.cpu()
-        else:
-            train, valid = (
-                split.windows(inputs.table, part, sizes.input_size, sizes.horizon)
-                for part in ("train", "valid")
-            )
-            found = fit_ridges(network, inputs, train, valid, has_future=True)
-            best = min(found, key=lambda ridge: ridge.error)
-            self._weight, self._bias, self._future = best[:3]
 
-    def forecast(self, values: Tensor) -> NDArray[np.float32]:
-        """Returns the forecasts ``(B, h, C)`` of scaled windows ``(B, L + h, columns)``."""
-        config = self._network.config
-        L, C = config.input_size, config.num_targets
-        lags, shift, scale = self._network.normalised(values[:, :L, :C])
-        ahead = lags.transpose(1, 2)[..., -self._weight.shape[1] :] @ self._weight.T + self._bias
-        if self._future.any():
-            known = self._network.future.numbers(values[:, L:, C + config.num_past :])
-            ahead += (known * self._future).sum(-1)[:, None]
-        ahead = self._network.left(ahead * scale[..., None] + shift[..., None])
-        answer: NDArray[np.float32] = ahead.numpy()
-        return answer.transpose(0, 2, 1)
+def ridge_forecast(network: ForecastNetwork, ridge: Ridge, values: Tensor) -> NDArray[np.float32]:
+    """Returns the forecasts ``(B, h, C)`` of scaled windows ``(B, L + h, columns)``."""
+    config = network.config
+    L, C = config.input_size, config.num_targets
+    lags, shift, scale = network.normalised(values[:, :L, :C])
+    ahead = lags.transpose(1, 2)[..., -ridge.weight.shape[1] :] @ ridge.weight.T + ridge.bias
+    if ridge.future.any():
+        known = network.future.numbers(values[:, L:, C + config.num_past :])
+        ahead += (known * ridge.future).sum(-1)[:, None]
+    ahead = network.left(ahead * scale[..., None] + shift[..., None])
+    answer: NDArray[np.float32] = ahead.numpy()
+    return answer.transpose(0, 2, 1)
 
 
 def _rows(

@@ -133,7 +133,7 @@ def train_forecaster(
     """Trains a forecaster on a table.
 
     Args:
-        frame: a path, a frame or an array; see `fastlstm.forecast.data.opening.open_records`.
+        frame: a path, a frame or an array; see `fastlstm.forecast.data.dataset.open_records`.
         config: the options.
         out: the run directory; None writes nothing.
         resume: continue from the checkpoint in `out`, or start if there is none.

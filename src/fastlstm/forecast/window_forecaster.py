@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastlstm.forecast.data.names import canonical
-from fastlstm.forecast.data.series_scale import CONSTANT
+from fastlstm.forecast.data.scaled_windows import CONSTANT
 from fastlstm.forecast.files import StoredForecaster, read_forecaster
 from fastlstm.forecast.model.outputs import NegativeBinomial, StudentT
 from fastlstm.system.devices import check_device
@@ -75,7 +75,7 @@ class WindowForecaster:
         self.name, self.stored = name, stored
         config = stored.network.config
         self.input_size, self.horizon = config.input_size, config.horizon
-        self.may_miss, self.frequency = config.has_missing, str(stored.schema.frequency)
+        self.may_miss, self.frequency = config.has_missing, str(stored.schema.timeline.frequency)
         columns = stored.schema.columns
         self.targets = columns[: config.num_targets]
         self.past = self._columns(columns)

@@ -89,7 +89,7 @@ def calendar_values(
     return values
 
 
-def _times(dataset: SeriesDataset) -> NDArray[np.int64]:
+def row_times(dataset: SeriesDataset) -> NDArray[np.int64]:
     """Returns the time of every row."""
     segments, frequency = dataset.table.segments, dataset.frequency
     starts, counts = segments.start_times, segments.num_rows
@@ -119,7 +119,7 @@ def with_calendar(dataset: SeriesDataset, parts: Sequence[str]) -> SeriesDataset
         )
     values = np.empty((table.num_rows, len(table.columns) + len(names)), dtype=np.float32)
     values[:, : len(table.columns)] = table.rows(0, table.num_rows)
-    values[:, len(table.columns) :] = calendar_values(dataset, _times(dataset), parts)
+    values[:, len(table.columns) :] = calendar_values(dataset, row_times(dataset), parts)
     num = values.shape[1]
     origin = np.zeros((len(table.origin), num))
     origin[:, : len(table.columns)] = table.origin
