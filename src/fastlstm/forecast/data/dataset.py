@@ -1,4 +1,4 @@
-"""Prepares any table, of paths, globs, URLs, frames or arrays, as memory-mapped rows in the cache."""
+"""Opens any table (paths, URLs, frames, arrays) and prepares it as mapped rows in the cache."""
 
 from __future__ import annotations
 
