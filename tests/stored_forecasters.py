@@ -15,8 +15,7 @@ from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.splits import Scaler
 from fastlstm.forecast.data.timeline import Frequency, Timeline
 from fastlstm.forecast.files import StoredForecaster
-from fastlstm.forecast.model.config import ForecasterConfig
-from fastlstm.forecast.model.network import LINEAR, ForecastNetwork
+from fastlstm.forecast.model.network import LINEAR, ForecasterConfig, ForecastNetwork
 from fastlstm.forecast.model.outputs import NegativeBinomial, StudentT
 from fastlstm.forecast.table_schema import TableSchema
 from fastlstm.forecast.window_forecaster import WindowForecaster

@@ -14,10 +14,8 @@ import torch
 from fastlstm.compression.forecast_task import CompressedForecastTask, distance
 from fastlstm.distributed.share import Share
 from fastlstm.forecast.config import ForecastConfig
-from fastlstm.forecast.data.chunk_loader import ChunkBatch
-from fastlstm.forecast.data.window_loader import WindowBatch
-from fastlstm.forecast.model.config import ForecasterConfig
-from fastlstm.forecast.model.network import ForecastNetwork
+from fastlstm.forecast.data.window_loader import ChunkBatch, WindowBatch
+from fastlstm.forecast.model.network import ForecasterConfig, ForecastNetwork
 from fastlstm.forecast.model.outputs import make_output
 from fastlstm.training.task import even_parts
 

@@ -11,8 +11,7 @@ import torch
 
 from fastlstm import Forecaster
 from fastlstm.forecast.data.window_index import read_windows
-from fastlstm.forecast.model.config import ForecasterConfig
-from fastlstm.forecast.model.network import ForecastNetwork
+from fastlstm.forecast.model.network import ForecasterConfig, ForecastNetwork
 from fastlstm.forecast.ridge import _ALPHAS, _LEAST, best_share, fit_ridges
 
 INPUT, HORIZON, ROWS = 8, 3, 500

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from fastlstm.errors import ConfigError
-from fastlstm.forecast.data.chunk_loader import ChunkBatch
-from fastlstm.forecast.data.window_loader import WindowBatch
+from fastlstm.forecast.data.window_loader import ChunkBatch, WindowBatch
 from fastlstm.forecast.files import StoredForecaster, read_forecaster
 from fastlstm.forecast.model.network import ForecastNetwork, RecurrentState
 from fastlstm.forecast.model.outputs import NegativeBinomial, Output, Quantiles, StudentT

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fastlstm.errors import ConfigError
-from fastlstm.forecast.model.config import ForecasterConfig
+from fastlstm.forecast.model.network import ForecasterConfig
 from fastlstm.text.config import ModelConfig
 
 MULTIPLE = 16

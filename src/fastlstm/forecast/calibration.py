@@ -14,8 +14,7 @@ from torch import Tensor
 from fastlstm.errors import ConfigError
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.window_index import WindowIndex, spread_out, windows_apart
-from fastlstm.forecast.model.config import ForecasterConfig
-from fastlstm.forecast.model.network import ForecastNetwork
+from fastlstm.forecast.model.network import ForecasterConfig, ForecastNetwork
 from fastlstm.forecast.model.outputs import Output, Point
 from fastlstm.system.fields import is_number
 

@@ -21,7 +21,7 @@ from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split
 from fastlstm.forecast.data.window_index import WindowIndex, read_windows, spread_out, windows_apart
 from fastlstm.forecast.files import StoredForecaster
-from fastlstm.forecast.model.config import ForecasterConfig
+from fastlstm.forecast.model.network import ForecasterConfig
 from fastlstm.forecast.ridge import Ridge, compared_ridge, ridge_forecast
 from fastlstm.report.html import output, scores_table
 from fastlstm.system.fields import is_whole

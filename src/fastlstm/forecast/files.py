@@ -24,8 +24,7 @@ from fastlstm.forecast.data.calendar import calendar_names
 from fastlstm.forecast.data.scaled_windows import ScaledWindows, SeriesScale
 from fastlstm.forecast.data.splits import Scaler
 from fastlstm.forecast.data.timeline import Frequency, Timeline
-from fastlstm.forecast.model.config import ForecasterConfig
-from fastlstm.forecast.model.network import LINEAR, ForecastNetwork
+from fastlstm.forecast.model.network import LINEAR, ForecasterConfig, ForecastNetwork
 from fastlstm.forecast.table_schema import TableSchema
 from fastlstm.report.lines import Row, model_rows
 from fastlstm.runs.find_run import read_model

@@ -18,7 +18,7 @@ from torch import Tensor
 from fastlstm.errors import ConfigError, DataError, counted, kind_of_value
 from fastlstm.estimator import Estimator, signature_of, warn
 from fastlstm.forecast.calibration import calibrate, require_known, require_numbers
-from fastlstm.forecast.config import ForecastConfig, split_of
+from fastlstm.forecast.config import READING, ForecastConfig, split_of
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.error_measures import QuantileScores, SeriesErrors
 from fastlstm.forecast.data.preparation import prepare
@@ -48,7 +48,6 @@ from fastlstm.forecast.forecast_table import (
     times_from,
 )
 from fastlstm.forecast.model.network import ForecastNetwork
-from fastlstm.forecast.read_options import READING
 from fastlstm.forecast.size_plan import CHOSEN
 from fastlstm.forecast.table_schema import apply_schema
 from fastlstm.forecast.train import train_forecaster

@@ -20,13 +20,12 @@ from torch import Tensor
 
 from fastlstm.errors import DataError, Stopped
 from fastlstm.forecast.calibration import Calibration, calibrate
-from fastlstm.forecast.data.chunk_loader import ChunkBatch, ChunkLoader
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.error_measures import QuantileScores
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split
 from fastlstm.forecast.data.window_index import spread_out
-from fastlstm.forecast.data.window_loader import WindowBatch, WindowLoader
+from fastlstm.forecast.data.window_loader import ChunkBatch, ChunkLoader, WindowBatch, WindowLoader
 from fastlstm.forecast.evaluation import (
     coverage_note,
     evaluate_forecasts,

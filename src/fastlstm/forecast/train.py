@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from fastlstm.distributed.joining import joined
 from fastlstm.errors import ConfigError, DataError, FormatError, counted
 from fastlstm.forecast.calibration import Calibration
-from fastlstm.forecast.config import ForecastConfig
+from fastlstm.forecast.config import READING, ForecastConfig
 from fastlstm.forecast.data.calendar import (
     FEW_YEARS,
     MAX_ROWS,
@@ -43,7 +43,7 @@ from fastlstm.forecast.files import (
     read_forecaster,
     read_options,
 )
-from fastlstm.forecast.model.config import ForecasterConfig
+from fastlstm.forecast.model.network import ForecasterConfig
 from fastlstm.forecast.plan import (
     LEARNING_RATES,
     MIN_LINEAR_GAIN,
@@ -53,7 +53,6 @@ from fastlstm.forecast.plan import (
     training_loader,
     untrained_forecaster,
 )
-from fastlstm.forecast.read_options import READING
 from fastlstm.forecast.ridge import Ridge, fit_ridges
 from fastlstm.forecast.size_plan import CHOSEN, can_choose_size, choose_size, step_seconds
 from fastlstm.forecast.table_schema import apply_schema

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from fastlstm.errors import DataError, counted
-from fastlstm.forecast.read_options import READING
+from fastlstm.forecast.config import READING
 from fastlstm.report.markup import MAX_TEXT, clipped, name_text, to_html
 
 if TYPE_CHECKING:

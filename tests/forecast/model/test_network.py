@@ -12,8 +12,7 @@ import torch
 
 from fastlstm import Forecaster
 from fastlstm.errors import ConfigError, ShapeError
-from fastlstm.forecast.model.config import ForecasterConfig
-from fastlstm.forecast.model.network import CategoricalFeatures, ForecastNetwork
+from fastlstm.forecast.model.network import CategoricalFeatures, ForecasterConfig, ForecastNetwork
 from series_frames import long_table
 
 pytestmark = [pytest.mark.usefixtures("poisoned_memory"), pytest.mark.isa]

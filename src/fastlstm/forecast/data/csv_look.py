@@ -16,6 +16,7 @@ from functools import lru_cache
 import pyarrow as pa
 
 from fastlstm.errors import DataError, counted
+from fastlstm.forecast.config import ReadOptions
 from fastlstm.forecast.data.csv_records import (
     DELIMITERS,
     delimiter_of,
@@ -28,7 +29,6 @@ from fastlstm.forecast.data.problems import Finding, looks_like, settings
 from fastlstm.forecast.data.records import NUMBER
 from fastlstm.forecast.data.table_files import TableFile, open_input
 from fastlstm.forecast.data.time_text import is_like_time
-from fastlstm.forecast.read_options import ReadOptions
 from fastlstm.system.charset import guess_of
 from fastlstm.system.object_store import RemoteFile
 

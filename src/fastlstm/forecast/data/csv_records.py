@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
 from fastlstm.errors import DataError, counted
+from fastlstm.forecast.config import ReadOptions
 from fastlstm.forecast.data.records import (
     MAX_COLUMNS,
     NULL_WORDS,
@@ -26,7 +27,6 @@ from fastlstm.forecast.data.records import (
     with_nulls,
 )
 from fastlstm.forecast.data.table_files import MemoryFile, TableFile, open_input
-from fastlstm.forecast.read_options import ReadOptions
 
 DELIMITERS = ",;\t|"
 _BLOCK_BYTES = 8 << 20

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastlstm.errors import CorruptFileError, DataError, FastLSTMError, counted
+from fastlstm.forecast.config import READING, ReadOptions
 from fastlstm.forecast.data.arrange import Arrangement
 from fastlstm.forecast.data.column_stats import ColumnStats, shown
 from fastlstm.forecast.data.csv_look import require_expected
@@ -45,7 +46,6 @@ from fastlstm.forecast.data.roles import (
 from fastlstm.forecast.data.table import DTYPES, MISSING_INT16, Segments, Table, row_blocks
 from fastlstm.forecast.data.table_files import SUFFIXES, TableFile, require_files
 from fastlstm.forecast.data.timeline import ROWS, Frequency, Timeline
-from fastlstm.forecast.read_options import READING, ReadOptions
 from fastlstm.system import environment
 from fastlstm.system.cache import Cache, is_intact, make_key
 from fastlstm.system.storage import append, fsync_file, read_json, write_file, write_json

@@ -17,6 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastlstm.errors import DataError, nearest_hint
+from fastlstm.forecast.config import ReadOptions
 from fastlstm.forecast.data.column_stats import ColumnStats, SeriesRanges
 from fastlstm.forecast.data.names import Names, without_nan
 from fastlstm.forecast.data.problems import Problems
@@ -25,7 +26,6 @@ from fastlstm.forecast.data.roles import Roles, listed, named_columns
 from fastlstm.forecast.data.table import row_blocks
 from fastlstm.forecast.data.time_reader import EPOCH_UNITS, EXCEL, TimeReader
 from fastlstm.forecast.data.timeline import Timeline
-from fastlstm.forecast.read_options import ReadOptions
 from fastlstm.system.prefetch import Prefetcher
 from fastlstm.system.storage import append
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fastlstm.errors import ConfigError, DataError, DataErrors
-from fastlstm.forecast.config import ForecastConfig
+from fastlstm.forecast.config import READING, ForecastConfig
 from fastlstm.forecast.data.calendar import with_calendar
 from fastlstm.forecast.data.csv_look import LOOK_HINT
 from fastlstm.forecast.data.dataset import SeriesDataset, prepare_table
@@ -24,7 +24,6 @@ from fastlstm.forecast.data.problems import (
 from fastlstm.forecast.data.roles import RoleRequest
 from fastlstm.forecast.data.table import row_blocks
 from fastlstm.forecast.data.timeline import Timeline
-from fastlstm.forecast.read_options import READING
 
 ROLES = ("target", "time", "series", "past", "future", "static", "categorical", "ignore")
 _MAX_TRIALS = 8

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fastlstm.errors import DataError, nearest_hint
+from fastlstm.forecast.config import ReadOptions
 from fastlstm.forecast.data.csv_look import are_categories, usual_kind
 from fastlstm.forecast.data.problems import CurableError, Problems, looks_like, merged, settings
 from fastlstm.forecast.data.records import (
@@ -35,7 +36,6 @@ from fastlstm.forecast.data.time_text import (
     month_numbers,
     parts_of,
 )
-from fastlstm.forecast.read_options import ReadOptions
 
 TIME_NAMES = ("ds", "date", "datetime", "timestamp", "time")
 SERIES_NAMES = ("unique_id", "series_id", "item_id")

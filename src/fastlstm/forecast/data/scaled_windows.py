@@ -23,7 +23,7 @@ from fastlstm.forecast.data.table import Table, row_blocks
 from fastlstm.forecast.data.window_index import read_windows
 
 if TYPE_CHECKING:
-    from fastlstm.forecast.model.config import ForecasterConfig
+    from fastlstm.forecast.model.network import ForecasterConfig
 
 
 CONSTANT = 1e-12

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fastlstm.errors import ConfigError, DataError, counted
+from fastlstm.forecast.config import ReadOptions
 from fastlstm.forecast.data.problems import CurableError, looks_like
 from fastlstm.forecast.data.records import Records, first_refused, is_text
 from fastlstm.forecast.data.table import row_blocks
@@ -25,7 +26,6 @@ from fastlstm.forecast.data.time_text import (
     starts_of,
 )
 from fastlstm.forecast.data.timeline import Frequency, Timeline, most_frequent, show_time
-from fastlstm.forecast.read_options import ReadOptions
 from fastlstm.system.fields import parse_duration
 
 EPOCH_UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct
 
 from fastlstm.errors import UsageError, as_flags, respelled
-from fastlstm.forecast.read_options import READING, ReadOptions
+from fastlstm.forecast.config import READING, ReadOptions
 from fastlstm.report.markup import clipped
 from fastlstm.serve.admission import Reservation
 from fastlstm.serve.http.errors import MAX_SHOWN, ApiError, decode, invalid, refused
