@@ -66,12 +66,8 @@ class Calibration:
     def width(
         self, values: Tensor, config: ForecasterConfig, places: NDArray[np.int64] | None
     ) -> Tensor:
-        """Returns the unit of the errors of each window, ``(B, C)``.
-
-        Args:
-            values: the scaled windows.
-            config: architecture of the network.
-            places: number at fit of each window's series, -1 if unknown; or None.
+        """Returns the unit of the errors of each window, ``(B, C)``; `values` are scaled, `places`
+        the number at fit of each window's series, -1 if unknown.
         """
         wide = spread(values, config)
         if self.noise is None or places is None:
@@ -83,13 +79,8 @@ class Calibration:
     ) -> Tensor:
         """Returns quantiles ``(B, h, C, len(levels))`` that do not cross.
 
-        A distribution of counts keeps its own quantiles.
-
-        Args:
-            output: output of the network.
-            parameters: its parameters, ``(B, h, C, num_parameters)``.
-            width: units of the errors, ``(B, C)``; see `width`.
-            levels: requested levels.
+        A distribution of counts keeps its own quantiles. `parameters` of the output have shape
+        ``(B, h, C, num_parameters)``, units of the errors ``(B, C)``; see `width`.
 
         Raises:
             ConfigError: a level outside the calibrated ones.

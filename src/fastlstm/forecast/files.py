@@ -162,17 +162,8 @@ class StoredForecaster:
         places: NDArray[np.int64] | None,
         levels: Sequence[float],
     ) -> Tensor:
-        """Returns scaled quantiles ``(B, h, C, len(levels))``.
-
-        Args:
-            parameters: output of the network, ``(B, h, C, num_parameters)``.
-            values: the scaled windows.
-            places: number at fit of each window's series; see `Calibration.width`.
-            levels: requested levels.
-
-        Raises:
-            ConfigError: a level outside the calibrated range.
-        """
+        """Returns scaled quantiles ``(B, h, C, len(levels))`` for the output of the network,
+        ``(B, h, C, num_parameters)``; see `Calibration.width` and `Calibration.quantiles`."""
         width = self.calibration.width(values, self.network.config, places)
         found = self.calibration.quantiles(self.network.output, parameters, width, levels)
         return self.network.bounded(found)

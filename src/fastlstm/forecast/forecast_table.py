@@ -173,14 +173,9 @@ def _rows_by_series(
 class Forecasts:
     """The forecasts of the steps after the end of every series that is long enough, in blocks.
 
-    Args:
-        stored: the forecaster.
-        dataset: the past of the series.
-        inputs: scaled windows of the dataset.
-        quantiles: levels, one column for each; empty for point forecasts.
-        future: future covariates, if any.
-        say: receives sentences on series that are left out, as they are too short, and on series
-            without any value of a target; default: a warning.
+    `dataset` and its `inputs` are the past of the series, `future` its future covariates. A column
+    for each of `quantiles`; without levels point forecasts. `say` receives sentences on series that
+    are left out, as they are too short, and on series without any value of a target.
 
     Attributes:
         num_rows: rows of all blocks.

@@ -62,12 +62,10 @@ class PreparedBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchPart:
-    """Some rows of a batch.
+    """Some rows of a batch, as the network reads them.
 
     Attributes:
         rows: places of these rows in the batch.
-        values: the windows as the network reads them.
-        statics: static values, or None.
         actual: values of the targets, shape ``(B * origins, h, C)``; NaN if missing.
         count: divisor of the summed losses.
     """
@@ -82,17 +80,11 @@ class BatchPart:
 class ForecastTask(Task):
     """A forecaster and its table; a stateful network has a loader of chunks.
 
-    Args:
-        session: the start of the run; without a directory nothing is written or evaluated.
-        stored: the forecaster to train. After `finish` it has the best weights, calibrated.
-        dataset: the prepared table.
-        split: its parts.
-        inputs: its windows as the network reads them.
-        loader: training batches.
-        device: device of the network.
-        budget_s: seconds of the whole run, or None.
+    If `session` has no run directory, nothing is written or evaluated. `budget_s` are the seconds
+    of the whole run.
 
     Attributes:
+        stored: the forecaster to train; after `finish` with the best weights, calibrated.
         valid: validation windows.
         is_averaged: average the forecast with the linear path's if the average has a smaller loss.
     """
@@ -120,12 +112,8 @@ class ForecastTask(Task):
     ) -> None:
         config, sizes = stored.config, stored.network.config
         self.session, self.stored, self.dataset, self.split = session, stored, dataset, split
-        self.inputs, self.model, self.loader, self.budget_s = (
-            inputs,
-            stored.network,
-            loader,
-            budget_s,
-        )
+        self.inputs, self.model, self.loader = inputs, stored.network, loader
+        self.budget_s = budget_s
         self.valid = split.windows(dataset.table, "valid", sizes.input_size, sizes.horizon)
         self.num_valid = len(self.valid)
         self.flop_per_unit = flop_per_window(sizes)

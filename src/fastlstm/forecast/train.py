@@ -129,30 +129,14 @@ def train_forecaster(
     ends_early: bool = False,
     began: float | None = None,
 ) -> Trained:
-    """Trains a forecaster on a table.
+    """Trains a forecaster on a table; further arguments and errors are those of `Forecaster.fit`.
 
-    Args:
-        frame: a path, a frame or an array; see `fastlstm.forecast.data.dataset.open_records`.
-        config: the options.
-        out: the run directory; None writes nothing.
-        resume: continue from the checkpoint in `out`, or start if there is none.
-        given: fields of `config` that the user set; a resumed run compares them with its own.
-        observers: called with every event, a plain dict.
-        callbacks: see `fastlstm.Callback`.
-        stop: polled; if it returns True, the state is saved and Stopped is raised.
-        start: a forecaster, or a run of one, to continue from, with its columns, scales and sizes;
-            `frame` must be like its table. A resumed run needs the run no more; the caller gives it
-            the same `StoredForecaster`.
-        make_task: makes the task from the arguments of `ForecastTask`.
-        needs_steps: see `RunSession`.
-        ends_early: end a budget when the loss rises (`RiseStopping`).
-        began: `time.perf_counter()` at the start of the budget; default: now.
-
-    Raises:
-        UsageError: an unusable option or table.
-        Stopped: `stop` returned True.
-        NonFiniteError: training did not recover from NaN or Inf.
-        BudgetError: the budget ended before the first step.
+    `given` are the fields of `config` that the user set; a resumed run compares them with its own.
+    If `stop` returns True, the state is saved and Stopped is raised. Training continues from
+    `start`, a forecaster or a run of one, with its columns, scales and sizes; a resumed run needs
+    the run no more, but the same `StoredForecaster`. `make_task` takes the arguments of
+    `ForecastTask`, `ends_early` ends a budget when the loss rises (`RiseStopping`), and the budget
+    began at `began`, by `time.perf_counter()`.
     """
     began = time.perf_counter() if began is None else began
     own = checked_callbacks(callbacks)
@@ -187,7 +171,6 @@ class _ForecastSession(RunSession):
 
     Attributes:
         chosen: names of the options that the user set; the others may be chosen.
-        ends_early: end a budget when the loss rises.
         origin: the run that the training continues from, or None.
     """
 
@@ -206,7 +189,9 @@ class _ForecastSession(RunSession):
         config, device, checkpoint = start.options, start.device, start.checkpoint
         require_fast_kernels(config, _layer_call(config, device))
         dataset = self._prepared(frame, config, checkpoint, base)
-        split = _split(dataset, config)
+        if config.output == "negative_binomial":
+            require_counts(dataset)
+        split = split_table(dataset.table, dataset.frequency, config.split)
         is_new = base is None and checkpoint is None
         config, dataset, linear = self._decided(config, dataset, split, device, is_new)
         if base is None:
@@ -265,14 +250,15 @@ class _ForecastSession(RunSession):
     ) -> _Decided:
         """Returns rank 0's options with calendar, scale and size, the table with the calendar, and
         the linear path if it is known."""
-        linear, bare = None, dataset
+        linear = None
         if is_new and self.world.is_leader:
             config = self._with_bound(config, dataset)
             config, dataset, linear = self._with_linear(config, dataset, split)
             config = self._with_size(config, dataset, split, device)
         config = self.agreed(config)
-        if is_new and dataset is bare:
-            dataset = with_calendar(dataset, _chosen_calendar(config, dataset))
+        parts = config.calendar or ()
+        if is_new and not set(calendar_names(parts)) <= set(dataset.table.columns):
+            dataset = with_calendar(dataset, parts)
         return config, dataset, linear
 
     def _with_bound(self, config: ForecastConfig, dataset: SeriesDataset) -> ForecastConfig:
@@ -534,18 +520,6 @@ def _num_by_sign(dataset: SeriesDataset) -> NDArray[np.int64]:
         signs = np.sign(table.whole_rows(*block)[:, :num])
         found += np.stack([(signs == sign).sum(0) for sign in (-1, 0, 1)])
     return found
-
-
-def _chosen_calendar(config: ForecastConfig, dataset: SeriesDataset) -> tuple[str, ...]:
-    """Returns the parts of the calendar that the table lacks."""
-    parts = config.calendar or ()
-    return () if set(calendar_names(parts)) <= set(dataset.table.columns) else parts
-
-
-def _split(dataset: SeriesDataset, config: ForecastConfig) -> Split:
-    if config.output == "negative_binomial":
-        require_counts(dataset)
-    return split_table(dataset.table, dataset.frequency, config.split)
 
 
 def _layer_call(config: ForecastConfig, device: torch.device) -> LSTMCall:

@@ -55,14 +55,11 @@ _SPRING_HOURS = frozenset(range(72, 76))
 
 
 class Arrangement:
-    """Puts the rows of a table in order.
+    """Puts the rows of a table in order; rearranges the files of the first pass.
 
-    Args:
-        ingested: result of the first pass; its files are rearranged.
-        origin: name of the table in messages.
-        like: timeline of another table, whose frequency is used if the times fit it; or None.
-        find_key: returns the columns that tell series apart, for the message of a fault.
-        find_zone: returns the time zone that other columns show, or "".
+    The frequency of `like` is used if the times fit it. For messages, `origin` is the name of the
+    table, `find_key` returns the columns that tell series apart, and `find_zone` the time zone that
+    other columns show, or "".
 
     Attributes:
         num_rows: may differ from those ingested.

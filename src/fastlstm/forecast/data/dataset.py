@@ -117,14 +117,9 @@ def prepare_table(
 ) -> SeriesDataset:
     """Reads a table into the cache, or opens it from there.
 
-    Args:
-        source: see `open_records`.
-        options: how to read it.
-        request: roles of its columns.
-        like: timeline of a table that this one must match, or None.
-        cache_dir: default `environment.cache_dir()`.
-        on_progress: called with bytes done and the total in bytes, or None.
-        is_trial: read the first rows only, to try the options.
+    For `source` see `open_records`. `like` is the timeline of a table that this one must match.
+    `on_progress` is called with bytes done and the total in bytes, or None. A trial reads the first
+    rows only, to try the options.
 
     Raises:
         DataError: the table cannot be used; says where and why.
@@ -181,11 +176,9 @@ def open_records(
 ) -> Records:
     """Opens a source of rows; reads only its columns.
 
-    Args:
-        source: a path, a directory, a glob, a URL, several of them, or a frame; records are
-            returned as they are.
-        form: how CSV files are read.
-        others: columns that a look at a CSV without readable columns leaves out; None: no look.
+    The source is a path, a directory, a glob, a URL, several of them, or a frame; records are
+    returned as they are. `form` is how CSV files are read; `others` are columns that a look at a
+    CSV without readable columns leaves out; None: no look.
 
     Raises:
         DataError: there is no such file, or no table in it.

@@ -53,16 +53,11 @@ def codes_of(column: str, codes: Sequence[float | str], names: Sequence[str]) ->
 
 
 class TableIngest:
-    """The rows of a table in files, in the order they come, and their statistics.
+    """The rows of a table in files of `work`, in the order they come, and their statistics.
 
-    Args:
-        work: directory of the files.
-        records: source of the batches.
-        roles: of its columns.
-        problems: collects errors of columns, whose values are then stored as missing.
-        options: how times and codes are read.
-        like: timeline of a table that this one must match, or None.
-        origins: subtracted from the values, by column: one number, or one of each series.
+    `problems` collects errors of columns, whose values are then stored as missing. `like` is the
+    timeline of a table that this one must match. `origins` are subtracted from the values, by
+    column: one number, or one of each series.
 
     Attributes:
         values: file of (N, C) float32.

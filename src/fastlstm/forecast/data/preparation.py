@@ -39,12 +39,7 @@ def prepare(
 ) -> SeriesDataset:
     """Prepares a table; see `fastlstm.forecast.data.dataset.prepare_table`.
 
-    Args:
-        frame: the table.
-        config: of the forecaster.
-        on_progress: called with bytes done and the total in bytes, or None.
-        like: timeline of a table that this one must match, or None.
-        roles: of the columns; default the ones of `config`, whose calendar is added.
+    By default the roles of the columns are those of `config`, whose calendar is added.
     """
     if hasattr(frame, "read_all"):  # a stream of Arrow can be read once
         frame = frame.read_all()

@@ -239,13 +239,8 @@ class ScaledWindows:
     def read(
         self, rows: NDArray[np.int64], sizes: ForecasterConfig, size: int = 256
     ) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Yields the windows that begin at `rows`, in that order, `size` at a time.
-
-        Args:
-            rows: first rows of windows of input and horizon.
-            sizes: of the network.
-            size: windows at a time.
-        """
+        """Yields the windows of input and horizon that begin at `rows`, in that order, `size` at a
+        time."""
         for first in range(0, len(rows), size):
             part = rows[first : first + size]
             values = read_windows(self.table, part, sizes.input_size + sizes.horizon)

@@ -59,11 +59,8 @@ _ANY_DATE = (
 
 def read_times(column: pa.Array, form: str | None = None) -> pa.Array:
     """Returns texts as timestamps in microseconds, in UTC if they have a zone; of an interval, a
-    week (ISO 8601), a quarter or a month its start. 24:00 is 00:00 of the next day.
-
-    Args:
-        column: texts, without nulls.
-        form: strptime format; None expects year, month, day, then the time of day.
+    week (ISO 8601), a quarter or a month its start. 24:00 is 00:00 of the next day. There are no
+    nulls; without a strptime format the order is year, month, day, then the time of day.
 
     Raises:
         pa.ArrowInvalid: a text is not a time.
