@@ -263,25 +263,20 @@ def coverage_note(
     )
 
 
-def _quarters(horizon: int) -> list[tuple[int, int]]:
-    """Returns first and last step of each quarter of a horizon; fewer parts if it is short."""
-    ends = sorted({horizon * quarter // 4 for quarter in range(5)})
-    return [(first + 1, last) for first, last in itertools.pairwise(ends)]
-
-
 def _target_errors(
     names: Sequence[str], by_step: Mapping[str, StepErrors], horizon: int
 ) -> list[dict[str, Any]]:
     """Returns the errors of each target in its unit, in all and by quarter of the horizon."""
     ours, naive = by_step["forecaster"], by_step["seasonal_naive"]
+    ends = sorted({horizon * quarter // 4 for quarter in range(5)})  # fewer if it is short
     return [
         {
             "target": name,
             **ours.result(number),
             "seasonal_naive_mae": naive.result(number).get("mae"),
             "by_step": [
-                {"first": first, "last": last, "mae": ours.result(number, first, last).get("mae")}
-                for first, last in _quarters(horizon)
+                {"first": n + 1, "last": last, "mae": ours.result(number, n + 1, last).get("mae")}
+                for n, last in itertools.pairwise(ends)
             ],
         }
         for number, name in enumerate(names)
@@ -383,7 +378,7 @@ def series_numbers(dataset: SeriesDataset, names: Sequence[Any] | None) -> list[
     return [known[str(name)] for name in wanted]
 
 
-def times_of(dataset: SeriesDataset, rows: range, ahead: int = 0) -> list[str] | None:
+def _times_of(dataset: SeriesDataset, rows: range, ahead: int) -> list[str] | None:
     """Returns the times of consecutive rows and of the steps after them as ISO 8601; None if the
     table has no times."""
     if not dataset.has_clock:
@@ -422,18 +417,38 @@ def example_rows(
     return np.unique(np.concatenate(chosen))
 
 
-def fan(center: NDArray[np.float64], ends: Mapping[float, NDArray[np.float64]]) -> dict[str, Any]:
-    """Returns the point forecast and the intervals of an event `forecast`."""
-    intervals = [
-        {
-            "level": level,
-            "low": ends[(100 - level) / 200].tolist(),
-            "high": ends[(100 + level) / 200].tolist(),
-        }
+def shown_forecast(
+    dataset: SeriesDataset,
+    of: tuple[int, int],
+    rows: range,
+    past: Floats,
+    center: Floats,
+    curves: Floats,
+    ahead: int = 0,
+) -> dict[str, Any]:
+    """Returns the keys of an event `forecast` that need no actual values.
+
+    `of` are the numbers of series and target, `rows` the rows with times and `ahead` the steps
+    after them, `past` values before the forecast ``(steps,)``, `center` the forecast ``(h,)``, and
+    `curves` its quantiles ``(h, 6)`` at `FAN_LEVELS`.
+    """
+    series, target = of
+    ends = dict(zip(FAN_LEVELS, curves.T.tolist(), strict=True))
+    bands = [
+        {"level": level, "low": ends[(100 - level) / 200], "high": ends[(100 + level) / 200]}
         for level in FAN
     ]
-    main = intervals.pop(FAN.index(80))
-    return {"center": center.tolist(), "low": main["low"], "high": main["high"], "bands": intervals}
+    main = bands.pop(FAN.index(80))
+    return {
+        "series": str(dataset.series[series]) if len(dataset.series) > 1 else None,
+        "target": dataset.roles.target[target],
+        "times": _times_of(dataset, rows, ahead),
+        "past": past.tolist(),
+        "center": center.tolist(),
+        "low": main["low"],
+        "high": main["high"],
+        "bands": bands,
+    }
 
 
 def examples(
@@ -455,20 +470,10 @@ def examples(
     for n, row in enumerate(rows.tolist()):
         c, first = n % sizes.num_targets, row + sizes.input_size
         unit, shift = float(std[n, c]), float(mean[n, c])
-        curves = ends[n, :, c].double().numpy() * unit + shift
-        events.append(
-            {
-                "event": "forecast",
-                "series": str(dataset.series[int(series[n])]) if len(dataset.series) > 1 else None,
-                "target": dataset.roles.target[c],
-                "times": times_of(dataset, range(first - shown, first + sizes.horizon)),
-                "time_zone": zone,
-                "past": past[n, :, c].tolist(),
-                "actual": (actual[n, :, c].double() * unit + shift).tolist(),
-                **fan(
-                    center[n, :, c, 0].double().numpy() * unit + shift,
-                    dict(zip(FAN_LEVELS, curves.T, strict=True)),
-                ),
-            }
-        )
+        plain, curves = (part[n, :, c].double().numpy() * unit + shift for part in (center, ends))
+        rows_shown = range(first - shown, first + sizes.horizon)
+        of = int(series[n]), c
+        about = shown_forecast(dataset, of, rows_shown, past[n, :, c], plain[:, 0], curves)
+        values = (actual[n, :, c].double() * unit + shift).tolist()
+        events.append({"event": "forecast", **about, "time_zone": zone, "actual": values})
     return events

@@ -29,11 +29,10 @@ from fastlstm.forecast.data.timeline import show_time
 from fastlstm.forecast.data.window_index import read_windows
 from fastlstm.forecast.evaluation import (
     FAN_LEVELS,
-    fan,
     require_counts,
     series_numbers,
+    shown_forecast,
     shown_past,
-    times_of,
 )
 from fastlstm.forecast.files import StoredForecaster
 from fastlstm.forecast.forecast_file import CsvForm
@@ -282,16 +281,9 @@ class Forecasts:
         center, ends = (self._answers(last, known, levels) for levels in ((), FAN_LEVELS))
         events = []
         for n, c in [(n, c) for n in range(len(last)) for c in range(C)][:limit]:
-            name = self.dataset.series[int(segments.series[last[n]])]
-            events.append(
-                {
-                    "series": str(name) if len(self.dataset.series) > 1 else None,
-                    "target": self.dataset.roles.target[c],
-                    "times": times_of(self.dataset, range(int(rows[n]), int(rows[n]) + shown), h),
-                    "past": past[n, :, c].tolist(),
-                    **fan(center[n, :, c, 0], dict(zip(FAN_LEVELS, ends[n, :, c].T, strict=True))),
-                }
-            )
+            of, rows_shown = (int(segments.series[last[n]]), c), range(rows[n], rows[n] + shown)
+            own = past[n, :, c], center[n, :, c, 0], ends[n, :, c]
+            events.append(shown_forecast(self.dataset, of, rows_shown, *own, h))
         return events
 
     def _known(self, segments: NDArray[np.int64]) -> NDArray[np.float64] | None:
@@ -368,17 +360,25 @@ class Forecasts:
 
     def _table(self, segments: NDArray[np.int64], answers: NDArray[np.float64]) -> pa.Table:
         """Returns a row per series and step."""
-        dataset, roles, horizon = self.dataset, self.dataset.roles, answers.shape[1]
-        table: dict[str, Any] = {}
-        if roles.series is not None:
-            series = dataset.table.segments.series[segments]
-            table[roles.series] = self._names.take(pa.array(np.repeat(series, horizon)))
-        times = _times_ahead(dataset, segments, horizon)
-        table["step" if roles.time is None else roles.time] = as_times(dataset, times)
+        times = _times_ahead(self.dataset, segments, answers.shape[1])
+        table = step_columns(self.dataset, self._names, segments, times)
         for number, name in enumerate([f"-q{level:g}" for level in self.quantiles] or [""]):
-            for c, target in enumerate(roles.target):
+            for c, target in enumerate(self.dataset.roles.target):
                 table[f"{target}{name}"] = pa.array(answers[..., c, number].reshape(-1))
         return pa.table(table)
+
+
+def step_columns(
+    dataset: SeriesDataset, names: pa.Array, segments: NDArray[np.int64], times: NDArray[np.int64]
+) -> dict[str, pa.Array]:
+    """Returns the columns of series and time with a row for each of the `times` ``(N, h)`` of N
+    segments; `names` are those of all series."""
+    roles, columns = dataset.roles, dict[str, pa.Array]()
+    if roles.series is not None:
+        series = dataset.table.segments.series[segments]
+        columns[roles.series] = names.take(pa.array(np.repeat(series, times.shape[1])))
+    columns["step" if roles.time is None else roles.time] = as_times(dataset, times)
+    return columns
 
 
 def _times_ahead(

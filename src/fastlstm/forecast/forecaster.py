@@ -45,6 +45,7 @@ from fastlstm.forecast.forecast_table import (
     kind_of,
     read_future,
     read_past,
+    step_columns,
     times_from,
 )
 from fastlstm.forecast.model.network import ForecastNetwork
@@ -624,12 +625,7 @@ def _of_one_origin(
     mean, std = (scale[:, None, : sizes.num_targets] for scale in inputs.scales(segments))
     last = rows + sizes.input_size - 1 - dataset.table.segments.first_rows[segments]
     times = times_from(dataset, segments, last, sizes.horizon + 1)
-    table: dict[str, Any] = {}
-    if roles.series is not None:
-        table[roles.series] = pa.array(list(dataset.series)).take(
-            pa.array(np.repeat(series, sizes.horizon))
-        )
-    table["step" if roles.time is None else roles.time] = as_times(dataset, times[:, 1:])
+    table = step_columns(dataset, pa.array(list(dataset.series)), segments, times[:, 1:])
     table["cutoff"] = as_times(dataset, np.repeat(times[:, :1], sizes.horizon, 1))
     for c, name in enumerate(roles.target):
         table[name] = pa.array(ahead[..., c].reshape(-1), from_pandas=True)
