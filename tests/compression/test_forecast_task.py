@@ -110,7 +110,7 @@ def windows(rows: int = 3, steps: int = 12) -> torch.Tensor:
 def batch_of(values: torch.Tensor, continues: list[bool] | None = None) -> Any:
     rows = np.arange(len(values))
     if continues is None:
-        return WindowBatch(values, rows, rows, 0, 0, len(rows))
+        return WindowBatch(values, rows, rows, len(rows))
     return ChunkBatch(values, rows, np.array(continues), rows, len(rows))
 
 

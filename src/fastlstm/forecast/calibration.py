@@ -136,15 +136,9 @@ def calibrate(
 ) -> Calibration:
     """Calibrates on up to 5,000 evenly spread windows, fewer for long horizons.
 
-    A distribution of counts is not calibrated.
-
-    Args:
-        network: the trained network.
-        inputs: the table.
-        valid: validation windows.
-        show: called with the number of windows done and the number of all windows.
-        should_continue: called with the number of windows done; False skips the rest.
-        noise_before: `noise` of an earlier calibration, for series with few or no windows.
+    A distribution of counts is not calibrated. `show` is called with the number of windows done and
+    of all, `should_continue` with the number done; False skips the rest. `noise_before` is the
+    `noise` of an earlier calibration, for series with few or no windows.
     """
     config, output = network.config, network.output
     h, C = config.horizon, config.num_targets

@@ -63,17 +63,12 @@ def evaluate_forecasts(
 
     All figures are over the same values: every target present in the horizon of every window.
 
-    Args:
-        stored: the forecaster.
-        inputs: the table.
-        rows: first rows of windows of input and horizon.
-        season: period of the seasonal naive forecast, in steps.
-        quantiles: receives the quantiles; the figures of this object are added to the forecaster's.
-        split: split of the table; without it there is no mase and no "ridge".
-        is_scaled: report errors in standard deviations of the training rows.
-        by_step: also receives the errors, by name of the forecast.
-        by_series: also receives the errors of the forecaster and of the seasonal naive forecast.
-        should_continue: called with the number of windows done; False skips the rest.
+    The windows are of input and horizon; `season` is the period of the seasonal naive forecast, in
+    steps. `quantiles` receives the quantiles, and its figures are added to the forecaster's;
+    `by_step` receives the errors by name of the forecast, `by_series` those of the forecaster and
+    of the seasonal naive forecast. Without `split` there is no mase and no "ridge". `is_scaled`
+    reports errors in standard deviations of the training rows. `should_continue` is called with the
+    number of windows done; False skips the rest.
 
     Returns:
         Figures of "forecaster", "ridge" (unless a part is too short to fit it), "seasonal_naive"

@@ -104,15 +104,10 @@ class StoredForecaster:
     Attributes:
         config: the configuration with every choice made.
         given: the configuration as the user gave it.
-        network: the trained network.
-        scaler: mean and deviation of the columns.
         series: level and spread of the targets of every series; None for one series and for counts,
             which use `scaler`.
-        calibration: calibration of the intervals.
         static_scale: mean and deviation of every static number, shape ``(K, 2)``.
-        schema: schema of the training table.
         key: hash of the training table.
-        compression: how the forecaster was compressed, or None.
         is_recalibrated: the calibration is from a later table, not from the validation part.
     """
 

@@ -89,12 +89,8 @@ def future_covariates(
 ) -> NDArray[np.float64]:  # fmt: skip
     """Returns the future covariates of every forecast, shape ``(N, h, F)``, in their units.
 
-    Args:
-        future: table of the future columns, in the network's order.
-        past: table of the series to forecast.
-        schema: schema at fit.
-        series: number in `past` of each forecast's series, shape ``(N,)``.
-        times: times of each forecast's steps, shape ``(N, h)``, int64.
+    `future` has the future columns in the network's order. `series` are the numbers in `past` of
+    the series to forecast, ``(N,)``, `times` those of their steps, ``(N, h)``, int64.
 
     Raises:
         DataError: a step without a row, or without a value of a column that the past always has;

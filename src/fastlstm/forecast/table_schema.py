@@ -23,8 +23,6 @@ class TableSchema:
     """Properties that other tables must match.
 
     Attributes:
-        columns: names, in order.
-        timeline: what times must match.
         categories: for each categorical column, the names by number.
     """
 

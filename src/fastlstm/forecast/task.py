@@ -85,7 +85,6 @@ class ForecastTask(Task):
 
     Attributes:
         stored: the forecaster to train; after `finish` with the best weights, calibrated.
-        valid: validation windows.
         is_averaged: average the forecast with the linear path's if the average has a smaller loss.
     """
 

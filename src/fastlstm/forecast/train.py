@@ -53,7 +53,7 @@ from fastlstm.forecast.plan import (
     training_loader,
     untrained_forecaster,
 )
-from fastlstm.forecast.ridge import Ridge, fit_ridges
+from fastlstm.forecast.ridge import Ridge, best_ridge, fit_ridges
 from fastlstm.forecast.size_plan import CHOSEN, can_choose_size, choose_size, step_seconds
 from fastlstm.forecast.table_schema import apply_schema
 from fastlstm.forecast.task import ForecastTask
@@ -97,14 +97,7 @@ _MAY_DIFFER = _MAY_CHANGE | frozenset(
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained forecaster with the table it was trained on.
-
-    Attributes:
-        stored: what is written to disk.
-        dataset: the prepared table.
-        inputs: its windows as the network takes them.
-        fitted: what training did.
-    """
+    """A trained forecaster with the table it was trained on."""
 
     stored: StoredForecaster
     dataset: SeriesDataset
@@ -189,8 +182,6 @@ class _ForecastSession(RunSession):
         config, device, checkpoint = start.options, start.device, start.checkpoint
         require_fast_kernels(config, _layer_call(config, device))
         dataset = self._prepared(frame, config, checkpoint, base)
-        if config.output == "negative_binomial":
-            require_counts(dataset)
         split = split_table(dataset.table, dataset.frequency, config.split)
         is_new = base is None and checkpoint is None
         config, dataset, linear = self._decided(config, dataset, split, device, is_new)
@@ -319,7 +310,7 @@ class _ForecastSession(RunSession):
         config, dataset, linear = decided
         with self.part_of_setup("the scale"):
             own = [linear] if linear else self._ridges(config, dataset, split)
-        return config, dataset, min(own, key=lambda ridge: ridge.error, default=None)
+        return config, dataset, best_ridge(own) if own else None
 
     def _with_calendar(
         self,
@@ -351,7 +342,7 @@ class _ForecastSession(RunSession):
         *others, last = found
         if not others:  # too many future covariates
             return dataclasses.replace(config, calendar=()), dataset, None
-        plain = min(others, key=lambda ridge: ridge.error)
+        plain = best_ridge(others)
         if not last.error < (1 - MIN_LINEAR_GAIN) * plain.error:
             plain = plain._replace(future=plain.future[:, :num_given])
             if 0 < plain.error < math.inf:
@@ -375,22 +366,14 @@ class _ForecastSession(RunSession):
         """Returns the regressions of `fit_ridges`; none if the network has no linear path."""
         stored = untrained_forecaster(config, config, dataset, split)
         inputs, sizes = apply_schema(dataset, stored), stored.network.config
-        if not sizes.linear:
-            return []
-        train, valid = (
-            split.windows(dataset.table, part, sizes.input_size, sizes.horizon)
-            for part in ("train", "valid")
-        )
-        return fit_ridges(stored.network, inputs, train, valid, True, num_given)
+        return fit_ridges(stored.network, inputs, split, num_given) if sizes.linear else []
 
     def _set_linear(self, task: ForecastTask, known: Ridge | None) -> None:
         """Sets the linear path to ridge regression, fitted here unless `known`."""
         network, inputs, sizes = task.model, task.inputs, task.model.config
         with self.part_of_setup("the linear path"):
             if known is None:
-                train = task.split.windows(inputs.table, "train", sizes.input_size, sizes.horizon)
-                found = fit_ridges(network, inputs, train, task.valid, has_future=True)
-                known = min(found, key=lambda ridge: ridge.error)
+                known = best_ridge(fit_ridges(network, inputs, task.split))
             # Several targets: the path is averaged with the trained LSTM instead.
             is_start = task.stored.config.linear is True or sizes.num_targets == 1
             network.set_linear(known.weight, known.bias, known.future, is_start)
@@ -448,6 +431,8 @@ class _ForecastSession(RunSession):
                 )
         self.require_same(dataset.key, f"{source_text(frame)} is another table")
         self.mark()
+        if config.output == "negative_binomial":
+            require_counts(dataset)
         return dataset
 
 

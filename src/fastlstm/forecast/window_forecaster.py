@@ -53,13 +53,11 @@ class WindowForecaster:
     """Forecasts windows in the table's units.
 
     Attributes:
-        stored: the forecaster.
         name: name of its directory.
         input_size: L, rows of a window.
         horizon: h, steps ahead.
         targets: C names.
         past: columns of the input rows: targets, past and future covariates.
-        future: future covariates.
         static: columns with one value per series.
         series: the column of series, with the names known at fit; empty if there is one series.
         note: line about the format of the weights, or None.
@@ -174,10 +172,8 @@ class WindowForecasts:
     """Forecasts of B windows.
 
     Attributes:
-        stored: the forecaster.
         parameters: network output, shape ``(B, h, C, num_parameters)``.
         width: unit of each window's errors, ``(B, C)``, scaled; see `Calibration.width`.
-        dtype: dtype of the results.
         mean: level of the targets, shape ``(B, C)`` or ``(1, C)``, float64.
         std: spread of the targets, same shape.
     """

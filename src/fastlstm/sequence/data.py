@@ -167,7 +167,6 @@ class LabelledBatch(NamedTuple):
     """Sequences with their answers.
 
     Attributes:
-        inputs: B sequences as the network reads them.
         targets: answers, shape ``(B, K)`` float32, or class numbers ``(B,)`` int64.
         total: sequences of the batch in all processes.
     """
@@ -182,13 +181,10 @@ class SequenceData:
     """Sequences with their answers, divided into training and validation.
 
     Attributes:
-        sequences: N sequences.
         targets: answers, shape ``(N, K)`` float32, or class numbers ``(N,)`` int64.
         mean: mean of each column, float64.
-        std: standard deviation of each column.
         train: numbers of the training sequences.
         held_out: numbers of the validation sequences.
-        answers: kind of answers.
         class_weights: weight of each class in the loss, shape ``(K,)`` float32; None: all 1.
     """
 
@@ -220,14 +216,8 @@ class SequenceData:
 class SequenceLoader(LoaderPosition):
     """Returns training batches; every epoch has a different order.
 
-    Args:
-        data: the sequences.
-        batch_size: rows of a batch; the last batch of an epoch may have fewer.
-        seed: seed of the order.
-        share: the part of every batch that this process gets; default: all of it.
-
-    Attributes:
-        wait_s: seconds spent making batches.
+    The last batch of an epoch may have fewer rows than `batch_size`. `share` is the part of every
+    batch that this process gets, `wait_s` are the seconds spent making batches.
     """
 
     _source = "data"

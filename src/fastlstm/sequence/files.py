@@ -47,10 +47,7 @@ class StoredSequenceModel:
     Attributes:
         config: the options with every choice made.
         given: the options as the user gave them.
-        network: the trained or imported network.
         mean: mean of every column, float64.
-        std: standard deviation of every column.
-        answers: kind of answers.
         key: hash of the training data.
     """
 

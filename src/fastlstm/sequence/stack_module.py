@@ -155,11 +155,7 @@ class ImportedModel(nn.Module):
 
 
 class ImportedLSTM(nn.Module):
-    """An LSTM with the interface of Keras: one output, of every step or of the last.
-
-    Attributes:
-        lstm: the layer.
-    """
+    """An LSTM with the interface of Keras: one output, of every step or of the last."""
 
     def __init__(self, layer: LSTMLayer) -> None:
         super().__init__()
@@ -326,7 +322,6 @@ class StackConfig:
         num_outputs: K.
         num_tokens: V for a model that reads token ids, else 0.
         stack: description of the layers, see `pack`.
-        has_missing: values may be missing.
     """
 
     num_columns: int

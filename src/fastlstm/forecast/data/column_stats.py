@@ -28,10 +28,8 @@ class _End:
     """The smallest value of a column (`sign` -1: of the negated values) and the values next to it.
 
     Attributes:
-        value: the smallest.
         count: its rows, in `runs` of adjacent ones; not counted once `next` is near.
         next: the smallest of the others.
-        highest: the largest of all.
     """
 
     sign: int = 1
@@ -70,7 +68,6 @@ class ColumnStats:
         origin: subtracted from values before they are stored; one of each series or of all.
         missing: number of rows without a value.
         low: smallest value, before the origin is subtracted.
-        high: largest value.
         is_short: every stored value is a whole number within int16.
         sentinels: number of rows by sentinel.
         is_category: values are numbers of names.

@@ -69,15 +69,12 @@ class SeriesDataset:
     """A prepared table; see also `TableIngest`.
 
     Attributes:
-        table: memory-mapped rows.
         series: names, by number; `categories` has those of categorical columns.
         statics: one number per series, by static column.
-        has_missing: some value is missing.
         constant: columns with one value in every row.
         notes: findings and decisions, a line each.
         repairs: the `notes` on rows that were moved, dropped, added or changed, and on columns
             that were left out.
-        name: of the table in messages.
         key: of the table, as asked for; the cache entry's, unless it was written for another use.
         seconds: taken to prepare, which read nothing if `from_cache`.
     """

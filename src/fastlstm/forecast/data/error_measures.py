@@ -14,11 +14,7 @@ _SUMMED = ("mae", "mse", "smape", "mase")
 class Scores:
     """Errors of point forecasts, summed over batches; missing values are skipped.
 
-    Args:
-        num_targets: C.
-
     Attributes:
-        num_values: values evaluated.
         num_without_past: values whose series has no earlier value, so that the naive forecast is
             the mean of the training rows.
         num_without_scale: values without a MASE; see `add`.
@@ -147,7 +143,6 @@ class QuantileScores:
 
     Attributes:
         levels: quantiles that `add` expects, increasing.
-        num_values: values evaluated.
     """
 
     def __init__(

@@ -47,11 +47,9 @@ class Records(ABC):
     """Rows of a table, in order.
 
     Attributes:
-        name: of the table in messages.
         schema: Arrow's schema; columns are read so by default.
         signature: `file_signature` of every file when it was opened; None for what is in memory.
         total_bytes: of the files; None for frames.
-        done_bytes: bytes read so far.
         is_parsed: values are text, parsed as the requested types.
         null_words: texts that mean "no value" where `is_parsed`.
         jumps: of a pandas frame, what its index says of rows that do not follow each other, or "".

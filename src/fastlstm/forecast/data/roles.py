@@ -90,17 +90,9 @@ _MAX_WORD = 20
 
 @dataclass(frozen=True)
 class RoleRequest:
-    """Roles given by the user; `find_roles` chooses the others.
+    """Roles given by the user, as in `ForecastConfig`; `find_roles` chooses the others.
 
     Attributes:
-        target: columns to forecast.
-        time: column of times.
-        series: column of series names.
-        past: unknown in the future; default: all other numbers.
-        future: known in advance, such as the hour or a planned price.
-        static: one value per series.
-        categorical: columns whose values are names, not numbers.
-        ignore: columns to leave out.
         has_target: False for a table of future covariates, which has no target.
     """
 

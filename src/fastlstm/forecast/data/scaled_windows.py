@@ -192,8 +192,6 @@ class ScaledWindows:
     """A table and the scaling of its windows.
 
     Attributes:
-        table: the rows.
-        scaler: of its columns.
         statics: scaled static values per series, shape ``(S, K)``; or None.
         renumbered: number at fit by number in this table, by position of a categorical column.
         series: scale of the targets of every series; None: `scaler`'s.

@@ -84,7 +84,6 @@ class TimeReader:
     """Reads the times of the column `name`, batch by batch.
 
     Attributes:
-        time_zone: of the times, or None.
         has_clock: times are dates and times; else whole numbers.
         skipped: rows without any value at times that the clocks of the zone skip.
     """

@@ -192,11 +192,8 @@ def find_frequency(
 ) -> Frequency:
     """Finds the most frequent time between consecutive rows.
 
-    Args:
-        times: of some rows, shape ``(N,)``, int64, increasing within a series.
-        is_same: whether a row has the series of the row before, shape ``(N - 1,)``.
-        origin: name of the table in messages.
-        has_clock: times are dates and times; else whole numbers.
+    The times of some rows, ``(N,)``, int64, increase within a series; `is_same` says whether a row
+    has the series of the row before, ``(N - 1,)``. Without `has_clock` they are whole numbers.
 
     Raises:
         DataError: the times are irregular.

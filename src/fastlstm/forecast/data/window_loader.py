@@ -64,25 +64,19 @@ class WindowBatch(NamedTuple):
         values: shape ``(B, length, C)``, float32; missing values are NaN.
         rows: first row of each window in the table, shape ``(B,)``, int64.
         segments: segment of each window, shape ``(B,)``, int64.
-        epoch: from 0.
-        number: of this batch in its epoch, from 0.
         total: windows of the batch in all processes.
     """
 
     values: Tensor
     rows: NDArray[np.int64]
     segments: NDArray[np.int64]
-    epoch: int
-    number: int
     total: int
 
 
 class _Chunk(NamedTuple):
-    """Batches from number `first` of an epoch, and the memory that the thread writes to."""
+    """Batches of an epoch, and the memory that the thread writes to."""
 
     job: int
-    epoch: int
-    first: int
     total: int
     numbers: NDArray[np.int64]  # of the windows, shape (batches, B)
     rows: NDArray[np.int64]
@@ -214,9 +208,8 @@ class WindowLoader(LoaderPosition):
             self.wait_s += time.perf_counter() - started
         self._chunks.popleft()
         segments = self._windows.segments[chunk.runs]
-        values, order = chunk.values.unbind(0), itertools.count(chunk.first)
-        epoch, total = itertools.repeat(chunk.epoch), itertools.repeat(chunk.total)
-        return map(WindowBatch, values, chunk.rows, segments, epoch, order, total)
+        values, total = chunk.values.unbind(0), itertools.repeat(chunk.total)
+        return map(WindowBatch, values, chunk.rows, segments, total)
 
     def _begin(self) -> _Chunk:
         """Starts copying the next chunk: batches of equal size, or an epoch's last batch alone."""
@@ -236,9 +229,7 @@ class WindowLoader(LoaderPosition):
             buffer.ctypes.data,
         )  # fmt: skip
         shape = (*numbers.shape, self._windows.length, len(self._table.columns))
-        return _Chunk(
-            job, epoch, first, self._total(first), numbers, rows, runs, values.view(shape)
-        )
+        return _Chunk(job, self._total(first), numbers, rows, runs, values.view(shape))
 
     def _numbers(self, first: int, count: int) -> NDArray[np.int64]:
         """Returns the numbers of this process's windows in `count` batches, ``(count, B)``."""
@@ -296,18 +287,11 @@ class _Epoch(NamedTuple):
 class ChunkLoader(LoaderPosition):
     """Hands out batches of chunks, epoch after epoch without end.
 
-    Args:
-        table: the rows.
-        ends: end (exclusive) of the usable rows of each segment, shape ``(S,)``, int64.
-        length: input rows of a chunk.
-        horizon: rows after them that are included.
-        patch: rows between forecasts, a divisor of `length`. A series starts at one of its first
-            `patch` rows.
-        batch_size: B; fewer if there are fewer chunks.
-        run_length: rows of consecutive chunks after which a series is cut, to shuffle its parts.
-        seed: of the orders.
-        should_stop: polled at every batch.
-        share: the part of every batch to hand out; default is all of it.
+    `ends` (exclusive) of the usable rows of each segment have shape ``(S,)``, int64. A chunk has
+    `length` input rows and the `horizon` after them; forecasts are `patch` rows apart, a divisor of
+    `length`, and a series starts at one of its first `patch` rows. A batch has `batch_size` chunks,
+    fewer if there are fewer. A series is cut after `run_length` rows of chunks, to shuffle its
+    parts. `share` is the part of every batch to hand out.
 
     Attributes:
         num_chunks, num_windows, steps_per_epoch: chunks, forecasts and batches in every epoch.

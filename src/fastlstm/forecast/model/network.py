@@ -49,10 +49,7 @@ class ForecasterConfig:
         input_size: L, a multiple of `patch`.
         horizon: h.
         num_targets: C.
-        num_past: number of past covariates.
-        num_future: number of future covariates.
         categories: (position among targets, past, future; size) of each categorical column.
-        num_static: number of static columns.
         static_categories: (position, size) of each categorical static column.
         patch: s, time steps read or forecast per LSTM step.
         embed_size: d, width of an embedded patch.
