@@ -435,8 +435,15 @@ def continued_state(
     """
     if state is None or not isinstance(batch, ChunkBatch) or not batch.continues.any():
         return None
+    continues = torch.from_numpy(batch.continues).to(device)
     # An epoch's last batch may have fewer lanes than the next one.
-    return state.where(torch.from_numpy(batch.continues).to(device))
+    own = rows_of_state(state, slice(0, len(continues)))
+    cells = continues.repeat_interleave(own.hidden.shape[1] // len(own.level))[:, None]
+    return RecurrentState(
+        torch.where(cells, own.hidden, 0.0),
+        torch.where(cells, own.cell, 0.0),
+        torch.where(continues[:, None], own.level, math.nan),
+    )
 
 
 def rows_of_state(state: RecurrentState, part: slice) -> RecurrentState:

@@ -31,10 +31,10 @@ from fastlstm.forecast.data.calendar import (
 )
 from fastlstm.forecast.data.dataset import COUNTED, DROPPED, SeriesDataset
 from fastlstm.forecast.data.preparation import prepare, require_counts
+from fastlstm.forecast.data.records import require_files
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split, split_table
 from fastlstm.forecast.data.table import row_blocks
-from fastlstm.forecast.data.table_files import require_files
 from fastlstm.forecast.data.timeline import ROWS
 from fastlstm.forecast.files import (
     SCALER_FILE,
@@ -122,14 +122,30 @@ def train_forecaster(
     ends_early: bool = False,
     began: float | None = None,
 ) -> Trained:
-    """Trains a forecaster on a table; further arguments and errors are those of `Forecaster.fit`.
+    """Trains a forecaster on a table.
 
-    `given` are the fields of `config` that the user set; a resumed run compares them with its own.
-    If `stop` returns True, the state is saved and Stopped is raised. Training continues from
-    `start`, a forecaster or a run of one, with its columns, scales and sizes; a resumed run needs
-    the run no more, but the same `StoredForecaster`. `make_task` takes the arguments of
-    `ForecastTask`, `ends_early` ends a budget when the loss rises (`RiseStopping`), and the budget
-    began at `began`, by `time.perf_counter()`.
+    Args:
+        frame: a path, a frame or an array; see `fastlstm.forecast.data.dataset.open_records`.
+        config: the options.
+        out: the run directory; None writes nothing.
+        resume: continue from the checkpoint in `out`, or start if there is none.
+        given: fields of `config` that the user set; a resumed run compares them with its own.
+        observers: called with every event, a plain dict.
+        callbacks: see `fastlstm.Callback`.
+        stop: polled; if it returns True, the state is saved and Stopped is raised.
+        start: a forecaster, or a run of one, to continue from, with its columns, scales and sizes;
+            `frame` must be like its table. A resumed run needs the run no more; the caller gives it
+            the same `StoredForecaster`.
+        make_task: makes the task from the arguments of `ForecastTask`.
+        needs_steps: see `RunSession`.
+        ends_early: end a budget when the loss rises (`RiseStopping`).
+        began: `time.perf_counter()` at the start of the budget; default: now.
+
+    Raises:
+        UsageError: an unusable option or table.
+        Stopped: `stop` returned True.
+        NonFiniteError: training did not recover from NaN or Inf.
+        BudgetError: the budget ended before the first step.
     """
     began = time.perf_counter() if began is None else began
     own = checked_callbacks(callbacks)

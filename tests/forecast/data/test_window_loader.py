@@ -105,9 +105,10 @@ def test_an_order_has_no_pattern() -> None:
 def test_an_epoch_is_every_window_once(batch_size: int, shuffle: bool) -> None:
     source = table()
     with WindowLoader(source, 4, batch_size, shuffle=shuffle, seed=3) as loader:
-        for _ in range(3):
+        for epoch in range(3):
             rows = []
             for batch in loader.epoch():
+                assert batch.epoch == epoch
                 for row, values in zip(batch.rows.tolist(), batch.values, strict=True):
                     assert torch.equal(values, torch.from_numpy(source.values[row : row + 4]))
                     rows.append(row)

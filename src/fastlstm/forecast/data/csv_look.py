@@ -26,8 +26,7 @@ from fastlstm.forecast.data.csv_records import (
     without_unit,
 )
 from fastlstm.forecast.data.problems import Finding, looks_like, settings
-from fastlstm.forecast.data.records import NUMBER
-from fastlstm.forecast.data.table_files import TableFile, open_input
+from fastlstm.forecast.data.records import NUMBER, TableFile, open_input
 from fastlstm.forecast.data.time_text import is_like_time
 from fastlstm.system.charset import guess_of
 from fastlstm.system.object_store import RemoteFile

@@ -20,13 +20,15 @@ from fastlstm.forecast.data.records import (
     MAX_COLUMNS,
     NULL_WORDS,
     FileRecords,
+    MemoryFile,
+    TableFile,
     damaged,
     is_text,
     numbers_of,
+    open_input,
     require_few,
     with_nulls,
 )
-from fastlstm.forecast.data.table_files import MemoryFile, TableFile, open_input
 
 DELIMITERS = ",;\t|"
 _BLOCK_BYTES = 8 << 20

@@ -24,6 +24,7 @@ from fastlstm.forecast.data.csv_records import CsvRecords
 from fastlstm.forecast.data.ingest import TableIngest, require_columns
 from fastlstm.forecast.data.problems import CurableError, Problems, settings
 from fastlstm.forecast.data.records import (
+    SUFFIXES,
     ArrowRecords,
     FileRecords,
     FrameRecords,
@@ -31,6 +32,8 @@ from fastlstm.forecast.data.records import (
     NumpyRecords,
     ParquetRecords,
     Records,
+    TableFile,
+    require_files,
 )
 from fastlstm.forecast.data.reshaped import HEAD_ROWS, Head, reshaped
 from fastlstm.forecast.data.roles import (
@@ -44,7 +47,6 @@ from fastlstm.forecast.data.roles import (
     zone_shown,
 )
 from fastlstm.forecast.data.table import DTYPES, MISSING_INT16, Segments, Table, row_blocks
-from fastlstm.forecast.data.table_files import SUFFIXES, TableFile, require_files
 from fastlstm.forecast.data.timeline import ROWS, Frequency, Timeline
 from fastlstm.system import environment
 from fastlstm.system.cache import Cache, is_intact, make_key

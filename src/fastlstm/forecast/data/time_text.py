@@ -120,7 +120,7 @@ def formats_of(texts: pa.Array) -> list[str]:
     first, found = texts.slice(0, 1), list[tuple[tuple[int, int], str]]()
     for form in ("%Y", *dict.fromkeys(date + clock for date in dates for clock in _CLOCKS)):
         try:
-            if _year_of(read_times(first, form)):
+            if 1700 <= pc.year(read_times(first, form))[0].as_py() <= 2300:
                 found.append((_num_odd_steps(read_times(texts, form)), form))
         except pa.ArrowInvalid:
             continue
@@ -148,10 +148,6 @@ def _num_odd_steps(times: pa.Array) -> tuple[int, int]:
     num_back = int((np.diff(micro) < 0).sum())
     odd = len(micro) - max(int(counts.max(initial=0)) for counts in usual)
     return min(num_back, len(micro) - 1 - num_back), odd
-
-
-def _year_of(times: pa.Array) -> bool:
-    return bool(1700 <= pc.year(times)[0].as_py() <= 2300)
 
 
 def _year_first(column: pa.Array) -> pa.Array:

@@ -64,19 +64,25 @@ class WindowBatch(NamedTuple):
         values: shape ``(B, length, C)``, float32; missing values are NaN.
         rows: first row of each window in the table, shape ``(B,)``, int64.
         segments: segment of each window, shape ``(B,)``, int64.
+        epoch: from 0.
+        number: of this batch in its epoch, from 0.
         total: windows of the batch in all processes.
     """
 
     values: Tensor
     rows: NDArray[np.int64]
     segments: NDArray[np.int64]
+    epoch: int
+    number: int
     total: int
 
 
 class _Chunk(NamedTuple):
-    """Batches of an epoch, and the memory that the thread writes to."""
+    """Batches from number `first` of an epoch, and the memory that the thread writes to."""
 
     job: int
+    epoch: int
+    first: int
     total: int
     numbers: NDArray[np.int64]  # of the windows, shape (batches, B)
     rows: NDArray[np.int64]
@@ -208,8 +214,9 @@ class WindowLoader(LoaderPosition):
             self.wait_s += time.perf_counter() - started
         self._chunks.popleft()
         segments = self._windows.segments[chunk.runs]
-        values, total = chunk.values.unbind(0), itertools.repeat(chunk.total)
-        return map(WindowBatch, values, chunk.rows, segments, total)
+        values, order = chunk.values.unbind(0), itertools.count(chunk.first)
+        epoch, total = itertools.repeat(chunk.epoch), itertools.repeat(chunk.total)
+        return map(WindowBatch, values, chunk.rows, segments, epoch, order, total)
 
     def _begin(self) -> _Chunk:
         """Starts copying the next chunk: batches of equal size, or an epoch's last batch alone."""
@@ -229,7 +236,9 @@ class WindowLoader(LoaderPosition):
             buffer.ctypes.data,
         )  # fmt: skip
         shape = (*numbers.shape, self._windows.length, len(self._table.columns))
-        return _Chunk(job, self._total(first), numbers, rows, runs, values.view(shape))
+        return _Chunk(
+            job, epoch, first, self._total(first), numbers, rows, runs, values.view(shape)
+        )
 
     def _numbers(self, first: int, count: int) -> NDArray[np.int64]:
         """Returns the numbers of this process's windows in `count` batches, ``(count, B)``."""

@@ -223,18 +223,6 @@ class RecurrentState(NamedTuple):
     cell: Tensor
     level: Tensor
 
-    def where(self, continues: Tensor) -> RecurrentState:
-        """Returns the first ``len(continues)`` rows of the state, reset where `continues` is
-        False."""
-        rows = len(continues)
-        each = self.hidden.shape[1] // len(self.level)
-        states = continues.repeat_interleave(each)[:, None]
-        return RecurrentState(
-            torch.where(states, self.hidden[:, : rows * each], 0.0),
-            torch.where(states, self.cell[:, : rows * each], 0.0),
-            torch.where(continues[:, None], self.level[:rows], math.nan),
-        )
-
     def detach(self) -> RecurrentState:
         """Returns the state, detached from the graph."""
         return RecurrentState(*(tensor.detach() for tensor in self))
