@@ -19,6 +19,7 @@ from fastlstm.forecast.data.error_measures import QuantileScores, Scores, Series
 from fastlstm.forecast.data.naive import SeasonalNaive, seasonal_error
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split
+from fastlstm.forecast.data.timeline import DAY_US
 from fastlstm.forecast.data.window_index import WindowIndex, read_windows, spread_out, windows_apart
 from fastlstm.forecast.files import StoredForecaster
 from fastlstm.forecast.model.network import ForecasterConfig
@@ -40,7 +41,6 @@ _EXAMPLES = 6
 _MAX_SERIES = 20
 _MIN_PAST = 48
 """Least past steps shown with a forecast, if the network reads as many."""
-_DAY_US = 86_400_000_000
 _MAX_NUMBERS = 1 << 24
 """Most quantiles of a batch: 64 MB."""
 Floats = NDArray[np.float64]
@@ -158,9 +158,9 @@ def season_of(dataset: SeriesDataset) -> int:
         return 5
     if frequency.unit == "months":
         return max(1, 12 // frequency.step)
-    if frequency.unit == "us" and frequency.step < _DAY_US and _DAY_US % frequency.step == 0:
-        return _DAY_US // frequency.step
-    return 7 if frequency.unit == "us" and frequency.step == _DAY_US else 1
+    if frequency.unit == "us" and frequency.step < DAY_US and DAY_US % frequency.step == 0:
+        return DAY_US // frequency.step
+    return 7 if frequency.unit == "us" and frequency.step == DAY_US else 1
 
 
 def num_test_windows(dataset: SeriesDataset, split: Split, sizes: ForecasterConfig) -> int:

@@ -22,6 +22,7 @@ from fastlstm.forecast.config import READING, ForecastConfig, split_of
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.error_measures import QuantileScores, SeriesErrors
 from fastlstm.forecast.data.preparation import prepare
+from fastlstm.forecast.data.roles import LISTS
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split, split_table, validation_steps
 from fastlstm.forecast.data.window_index import WindowIndex, read_windows
@@ -660,7 +661,7 @@ def _config(given: dict[str, Any]) -> tuple[ForecastConfig, Collection[str]]:
         if name not in ("observers", "callbacks", "verbose")
         and (value is not None or name not in CHOSEN)
     }
-    for name in _COLUMN_LISTS:
+    for name in LISTS:
         if isinstance(options[name], str):
             options[name] = (options[name],)
     for name in ("time", "series"):
@@ -675,4 +676,3 @@ def _config(given: dict[str, Any]) -> tuple[ForecastConfig, Collection[str]]:
 _FEW_STEPS = 20
 _FEWEST_WINDOWS = 64
 """From this many windows on, "auto" takes a GPU."""
-_COLUMN_LISTS = ("target", "past", "future", "static", "categorical", "ignore")

@@ -57,50 +57,51 @@ def train_sequence_model(
         world = stack.enter_context(joined(config))
         stop = None if out is None else stack.enter_context(StopFlag())
         run = stack.enter_context(locked_run(out if world.is_leader else None))
-        session = _SequenceSession(run, observers, stop, started, world)
+        session = RunSession(run, observers, stop, started, world)
         names = [field.name for field in dataclasses.fields(config)]
         start = stack.enter_context(
             session.start(config, names, resume, lambda s: read_options(s)[:2], MAY_CHANGE)
         )
-        return session.train(data, start, callbacks)
+        return _trained(session, data, start, callbacks)
 
 
-class _SequenceSession(RunSession):
-    """One start of a run: builds the network, trains, publishes, reports."""
-
-    def train(
-        self, data: SequenceData, start: Start[SequenceConfig], callbacks: Sequence[Callback]
-    ) -> Trained:
-        self.require_same(key := data.key, "these are other sequences or answers")
-        if start.checkpoint is not None and key != read_options(start.checkpoint)[2]:
-            assert self.run is not None
-            raise FormatError(
-                f"'{self.run.path}' was started with other sequences or answers; resume with the"
-                " same, or start a new run with another `out`"
-            )
-        self.mark()
-        config, device, checkpoint = start.options, start.device, start.checkpoint
-        if (config.steps, config.epochs, config.budget) == (None, None, None):
-            config = dataclasses.replace(config, epochs=DEFAULT_EPOCHS)
-        config = self.with_rate(config, LEARNING_RATES)
-        torch.default_generator.manual_seed(config.seed)
-        network = SequenceNetwork(_sizes(config, data)).to(device)
-        network.lstm.strict = config.strict_kernels
-        precision = self.of_leader(
-            PrecisionChoice, lambda: _precision(config, data, network, device)
+def _trained(
+    session: RunSession,
+    data: SequenceData,
+    start: Start[SequenceConfig],
+    callbacks: Sequence[Callback],
+) -> Trained:
+    """Builds the network, trains, publishes, reports."""
+    session.require_same(key := data.key, "these are other sequences or answers")
+    if start.checkpoint is not None and key != read_options(start.checkpoint)[2]:
+        assert session.run is not None
+        raise FormatError(
+            f"'{session.run.path}' was started with other sequences or answers; resume with the"
+            " same, or start a new run with another `out`"
         )
-        self.notes += notes_on(precision.name, device)
-        config = dataclasses.replace(config, precision=precision.name)
-        stored = StoredSequenceModel(
-            config, start.first, network, data.mean, data.std, data.answers, key
-        )
-        self.check_processes(config)
-        task = SequenceTask(self, stored, data, device)
-        steps = task.loader.steps_per_epoch
-        every = steps if config.eval_every is None else config.eval_every
-        plan = self.plan(config, device, checkpoint, steps, every)
-        about = {**_about(data, stored, device), "precision_why": start.why(precision)}
-        return stored, self.fit(task, plan, checkpoint, callbacks, about)
+    session.mark()
+    config, device, checkpoint = start.options, start.device, start.checkpoint
+    if (config.steps, config.epochs, config.budget) == (None, None, None):
+        config = dataclasses.replace(config, epochs=DEFAULT_EPOCHS)
+    config = session.with_rate(config, LEARNING_RATES)
+    torch.default_generator.manual_seed(config.seed)
+    network = SequenceNetwork(_sizes(config, data)).to(device)
+    network.lstm.strict = config.strict_kernels
+    precision = session.of_leader(
+        PrecisionChoice, lambda: _precision(config, data, network, device)
+    )
+    session.notes += notes_on(precision.name, device)
+    config = dataclasses.replace(config, precision=precision.name)
+    stored = StoredSequenceModel(
+        config, start.first, network, data.mean, data.std, data.answers, key
+    )
+    session.check_processes(config)
+    task = SequenceTask(session, stored, data, device)
+    steps = task.loader.steps_per_epoch
+    every = steps if config.eval_every is None else config.eval_every
+    plan = session.plan(config, device, checkpoint, steps, every)
+    about = {**_about(data, stored, device), "precision_why": start.why(precision)}
+    return stored, session.fit(task, plan, checkpoint, callbacks, about)
 
 
 def _precision(

@@ -21,11 +21,11 @@ from fastlstm.forecast.data.problems import (
     merged,
     settings,
 )
-from fastlstm.forecast.data.roles import RoleRequest
+from fastlstm.forecast.data.roles import LISTS, RoleRequest
 from fastlstm.forecast.data.table import row_blocks
 from fastlstm.forecast.data.timeline import Timeline
 
-ROLES = ("target", "time", "series", "past", "future", "static", "categorical", "ignore")
+_ROLES = ("time", "series", *LISTS)
 _MAX_TRIALS = 8
 Progress = Callable[[int, int | None], None]
 
@@ -61,7 +61,7 @@ def _read(
     is_trial: bool = False,
 ) -> SeriesDataset:
     try:
-        roles = roles or RoleRequest(**{name: getattr(config, name) for name in ROLES})
+        roles = roles or RoleRequest(**{name: getattr(config, name) for name in _ROLES})
         return prepare_table(frame, config, roles, like, config.cache_dir, on_progress, is_trial)
     except UnicodeDecodeError as error:
         raise DataError(
@@ -76,7 +76,7 @@ def _with_all_options(
     error: DataError, found: list[Finding], frame: Any, config: ForecastConfig
 ) -> DataError:
     """Returns an error with all options that the first rows of a table need, found by trial."""
-    own = {name: getattr(config, name) for name in READING + ROLES}
+    own = {name: getattr(config, name) for name in READING + _ROLES}
     every, rest = list(found), ""
     for _ in range(_MAX_TRIALS):
         try:

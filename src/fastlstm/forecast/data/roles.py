@@ -58,7 +58,7 @@ RESERVED = ("cutoff", "forecast", "segment")
 """Columns that forecasts and backtests add to their tables."""
 _FEWEST_IN_RUN = 10
 """Rows of each number from which a column of runs names series."""
-_LISTS = ("target", "past", "future", "static", "categorical", "ignore")
+LISTS = ("target", "past", "future", "static", "categorical", "ignore")
 """Roles of any number of columns."""
 _PARTS = (
     ("year", "yr", "jahr", "année", "annee", "anno", "año", "ano", "jaar", "rok", "år"),
@@ -147,7 +147,7 @@ def find_roles(records: Records, request: RoleRequest, problems: Problems) -> Ro
     names = schema.names
     require_few(names, origin)
     request = _existing(names, request, origin, problems)
-    assigned = {name for role in _LISTS for name in _columns(request, role)}
+    assigned = {name for role in LISTS for name in _columns(request, role)}
     free = [name for name in names if name not in assigned and name != request.time]
     series = request.series or _first(SERIES_NAMES, free)
     time = request.time or find_time(records, [name for name in free if name != series])
@@ -532,7 +532,7 @@ def _existing(
     require_distinct(names, origin)
     missing: dict[str, list[str]] = {}
     present: dict[str, Any] = {}
-    for role in ("target", "time", "series", *_LISTS[1:]):
+    for role in ("target", "time", "series", *LISTS[1:]):
         if getattr(request, role) is None:
             continue
         found = list[str]()
@@ -540,7 +540,7 @@ def _existing(
             if not (columns := named_columns(name, names)):
                 missing.setdefault(name, []).append(role)
             found += [column for column in columns if column not in found]
-        present[role] = tuple(found) if role in _LISTS else next(iter(found), None)
+        present[role] = tuple(found) if role in LISTS else next(iter(found), None)
     for name, roles in missing.items():
         problems.add(
             DataError(

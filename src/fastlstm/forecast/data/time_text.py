@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from fastlstm.errors import DataError
 from fastlstm.forecast.data.problems import Finding
+from fastlstm.forecast.data.timeline import DAY_US
 
 _YEAR_FIRST = (
     r"^\s*(?P<year>\d{4})[-/. ](?P<month>\d{1,2})[-/. ](?P<day>\d{1,2})"
@@ -33,7 +34,6 @@ _MONTH_NAMES = (
 )
 _LATE = r"^(.*[T ])24((?:[:.]00)+)\s*$|^(\d{4}\D\d{1,2}\D\d{1,2} )24$"
 """24 o'clock, the end of a day."""
-_DAY = 86_400_000_000
 _FIRST_ROWS = 100_000
 """Times that a format must read to be proposed."""
 _INTERVAL = r"^(.*\d\S*)\s+(?:-|–|to|/)\s+\S*\d.*$"
@@ -74,7 +74,7 @@ def read_times(column: pa.Array, form: str | None = None) -> pa.Array:
         if not pc.any(is_late).as_py():
             raise
         times = _read(pc.replace_substring_regex(starts, _LATE, r"\1\300\2"), form)
-        return pc.if_else(is_late, pc.add(times, pa.scalar(_DAY, pa.duration("us"))), times)
+        return pc.if_else(is_late, pc.add(times, pa.scalar(DAY_US, pa.duration("us"))), times)
 
 
 def has_late_times(column: pa.Array) -> bool:

@@ -98,9 +98,8 @@ class WindowLoader(LoaderPosition):
         length: rows of a window.
         batch_size: windows of a batch, of all processes together.
         shuffle: use a new random order every epoch.
-        stride: rows from one window to the next.
         seed: of the orders.
-        index: windows to use, in place of all of `length` and `stride`.
+        index: windows to use, in place of all of `length`.
         share: the part of every batch to hand out; default is all of it.
         should_stop: polled while waiting.
         balance: draw series equally often instead of every window once; same epoch length.
@@ -119,20 +118,18 @@ class WindowLoader(LoaderPosition):
         length: int,
         batch_size: int,
         shuffle: bool = True,
-        stride: int = 1,
         seed: int = 0,
         index: WindowIndex | None = None,
         share: Share | None = None,
         should_stop: Callable[[], bool] | None = None,
         balance: bool = False,
     ) -> None:
-        sizes = {"length": length, "stride": stride, "batch_size": batch_size}
-        for name, value in sizes.items():
+        for name, value in (("length", length), ("batch_size", batch_size)):
             if value < 1:
                 raise ConfigError(f"{name} is {value}, expected 1 or more")
         table = source if isinstance(source, Table) else table_from_array(source)
         self._table = table
-        self._windows = index_windows(table, length, stride) if index is None else index
+        self._windows = index_windows(table, length) if index is None else index
         self.num_windows = len(self._windows)
         self._batch_size, self._shuffle, self._seed = batch_size, shuffle, seed
         self.share, self._should_stop = Share() if share is None else share, should_stop
