@@ -443,7 +443,7 @@ BUGS = (
     Bug("series: the plan of another step", FUTURE_COVARIATES, "places[n] = rows[at]",
         "places[n] = rows[0]"),
     Bug("series: names ahead keep their numbers", FUTURE_COVARIATES,
-        "np.where(np.isnan(codes), codes, at_fit)", "codes"),
+        "renumbered(values[..., place], numbers)", "values[..., place]"),
     Bug("series: resumed without its best weights", CHECKPOINT, "tensors.get(BEST, {})", "{}"),
     Bug("series: resumed from the first window", CHECKPOINT,
         "trainer.task.loader.load_state_dict(trainer.state.restore(tensors, meta, is_roll_back))",

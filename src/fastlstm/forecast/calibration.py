@@ -231,15 +231,9 @@ def _noise(errors: Tensor, places: NDArray[np.int64], before: Tensor) -> Tensor:
 
 
 def conformal(errors: Tensor) -> Tensor:
-    """Returns the order statistics of errors for conformal prediction at `LEVELS`.
-
-    Args:
-        errors: errors of every level's quantile, shape ``(N, C, 25)``, or ``(N, C, 1)``; NaN if
-            missing.
-
-    Returns:
-        Shape ``(25, C)``: the error at place (n + 1) p of n, rounded down below the median and up
-        above it; infinite at places 0 and n + 1.
+    """Returns the order statistics for conformal prediction at `LEVELS`, ``(25, C)``: the error at
+    place (n + 1) p of n, rounded down below the median and up above it; infinite at places 0 and
+    n + 1. Errors of every level's quantile are ``(N, C, 25)``, or ``(N, C, 1)``; NaN if missing.
     """
     count = (~errors[..., 0].isnan()).sum(0)
     place = torch.tensor(LEVELS, dtype=torch.float64)[:, None] * (count + 1)

@@ -38,7 +38,7 @@ from fastlstm.forecast.evaluation import (
 )
 from fastlstm.forecast.files import StoredForecaster
 from fastlstm.forecast.plan import forecast_ends
-from fastlstm.forecast.table_schema import TableSchema, numbers_at_fit
+from fastlstm.forecast.table_schema import TableSchema, numbers_at_fit, renumbered
 from fastlstm.forecast.window_forecaster import float64_columns
 
 if TYPE_CHECKING:
@@ -144,9 +144,7 @@ def future_covariates(
     for place, column in enumerate(future.table.columns):
         if column in future.categories:
             numbers = numbers_at_fit(column, future, schema)
-            codes = values[..., place]
-            at_fit = numbers[np.nan_to_num(codes).astype(np.int64)]
-            values[..., place] = np.where(np.isnan(codes), codes, at_fit)
+            values[..., place] = renumbered(values[..., place], numbers)
     return values
 
 

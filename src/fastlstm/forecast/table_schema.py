@@ -100,6 +100,12 @@ def numbers_at_fit(name: str, dataset: SeriesDataset, schema: TableSchema) -> ND
     return np.array([known[value] for value in names], dtype=np.float32)
 
 
+def renumbered(codes: NDArray[np.floating], numbers: NDArray[np.float32]) -> NDArray[np.floating]:
+    """Returns the `numbers_at_fit` of codes; NaN stays."""
+    at_fit = numbers[np.nan_to_num(codes).astype(np.int64)]
+    return np.where(np.isnan(codes), codes, at_fit)
+
+
 def static_scale(dataset: SeriesDataset) -> NDArray[np.float64]:
     """Returns mean and standard deviation of every static column, ``(K, 2)``; 0, 1 for names."""
     scales = []
@@ -114,7 +120,7 @@ def static_scale(dataset: SeriesDataset) -> NDArray[np.float64]:
 def statics_of(
     dataset: SeriesDataset,
     scale: NDArray[np.float64],
-    numbers: dict[str, NDArray[np.float32]] | None = None,
+    numbers: dict[str, NDArray[np.float32]],
 ) -> NDArray[np.float32] | None:
     """Returns scaled static values per series, shape ``(S, K)``, or None without any.
 
@@ -122,9 +128,8 @@ def statics_of(
     """
     columns = []
     for (mean, spread), name in zip(scale, dataset.roles.static, strict=True):
-        values = dataset.statics[name]
-        if numbers is not None and name in numbers:
-            known = numbers[name][np.nan_to_num(values).astype(np.int64)]
-            values = np.where(np.isnan(values), values, known)
+        values: NDArray[np.floating] = dataset.statics[name]
+        if name in numbers:
+            values = renumbered(values, numbers[name])
         columns.append((values - mean) / spread)
     return np.stack(columns, 1).astype(np.float32) if columns else None

@@ -145,10 +145,8 @@ class Records(ABC):
 
     @abstractmethod
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
-        """Yields the columns named in `types`, in that order.
-
-        Args:
-            types: types that a CSV is parsed as; other sources may yield their own.
+        """Yields the columns named in `types`, in that order. A CSV is parsed as these types; other
+        sources may yield their own.
 
         Raises:
             DataError: the file is damaged, or a value does not have its column's type.

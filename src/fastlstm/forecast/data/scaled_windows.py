@@ -135,8 +135,7 @@ class SeriesOfTable(NamedTuple):
     """The scale of the series of a table.
 
     Attributes:
-        mean: of the targets, shape ``(S, C)``.
-        std: their spread, of the same shape.
+        mean, std: level and spread of the targets, shape ``(S, C)``.
         places: number of each series at fit; -1 of one that was not there.
         num_at_fit: number of series at fit.
     """

@@ -143,13 +143,9 @@ def _check_categories(name: str, pairs: tuple[tuple[int, int], ...], num_columns
 
 
 class CategoryEmbedding(nn.Embedding):
-    """An embedding per category, and one for unknown values.
+    """An embedding per category, and one for unknown values, which have the number `size`.
 
     Categories that training has not seen, and unknown values, get the mean of the seen ones.
-
-    Args:
-        size: number of categories; unknown values have the number `size`.
-        width: width of an embedding.
 
     Attributes:
         is_trained: which categories training has seen, shape ``(size + 1,)``, bool.
@@ -173,13 +169,10 @@ class CategoryEmbedding(nn.Embedding):
 
 
 class CategoricalFeatures(nn.Module):
-    """Passes numbers through and embeds categories.
-
-    Args:
-        num_columns: columns of the input.
-        categories: (position, size) of categorical columns; NaN and other numbers are unknown.
+    """Passes numbers through and embeds categories: NaN and other numbers are unknown ones.
 
     Attributes:
+        categories: (position, size) of categorical columns.
         places: positions of the numeric columns.
         num_numbers: number of numeric columns.
         width: columns of the output.
@@ -274,11 +267,7 @@ class ForecastNetwork(nn.Module):
             if self.future.num_numbers:
                 each = torch.zeros(config.horizon, self.future.num_numbers)
                 self.register_buffer("linear_future", each)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Initialises the decoder cell like an LSTM: uniform within ``1 / sqrt(H)``."""
-        bound = self.config.hidden_size**-0.5
+        bound = H**-0.5  # the decoder cell begins like an LSTM
         for weight in (self.cell_ih.weight, self.cell_hh.weight, self.cell_ih.bias):
             nn.init.uniform_(weight, -bound, bound)
 

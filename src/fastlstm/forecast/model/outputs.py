@@ -50,12 +50,8 @@ class Output(ABC):
 
     @abstractmethod
     def loss(self, parameters: Tensor, target: Tensor) -> Tensor:
-        """Returns the loss of every value.
-
-        Args:
-            parameters: shape ``(…, num_parameters)``.
-            target: shape ``(…)``, without NaN.
-        """
+        """Returns the losses ``(…)`` of parameters ``(…, num_parameters)`` for a target ``(…)``
+        without NaN."""
 
     def center(self, parameters: Tensor) -> Tensor:
         """Returns the point forecast, shape ``(…)``."""
