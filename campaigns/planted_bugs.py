@@ -106,7 +106,7 @@ NETWORK = "forecast/model/network.py"
 CALIBRATION, OUTPUTS = "forecast/calibration.py", "forecast/model/outputs.py"
 SEQUENCE_NETWORK, SEQUENCES = "sequence/model.py", "sequence/data.py"
 COUNTS, ERROR_MEASURES = "forecast/data/preparation.py", "forecast/data/error_measures.py"
-FUTURE_COVARIATES, TRAINER = "forecast/future_covariates.py", "training/trainer.py"
+FUTURE_COVARIATES, TRAINER = "forecast/forecast_table.py", "training/trainer.py"
 FORECAST_TASK = "forecast/task.py"
 CHECKPOINT = "training/checkpoint.py"
 
@@ -422,8 +422,8 @@ BUGS = (
     Bug("series: a gap is crossed", ARRANGE, "np.flatnonzero(gap | ~same)",
         "np.flatnonzero(~same)"),
     Bug("series: the other duplicate counts", ARRANGE,
-        'shift = 0 if self._policy.duplicates == "first" else 1',
-        'shift = 1 if self._policy.duplicates == "first" else 0'),
+        'doubles if self._options.duplicates == "first"',
+        'doubles if self._options.duplicates == "last"'),
     Bug("series: filled rows in the wrong place", ARRANGE, "rows + before[segments.of_rows(rows)]",
         "rows + before[0]"),
     Bug("series: infinities pass", "forecast/data/column_stats.py",
@@ -443,7 +443,7 @@ BUGS = (
     Bug("series: the plan of another step", FUTURE_COVARIATES, "places[n] = rows[at]",
         "places[n] = rows[0]"),
     Bug("series: names ahead keep their numbers", FUTURE_COVARIATES,
-        "np.where(np.isnan(codes), codes, at_fit)", "codes"),
+        "renumbered(values[..., place], numbers)", "values[..., place]"),
     Bug("series: resumed without its best weights", CHECKPOINT, "tensors.get(BEST, {})", "{}"),
     Bug("series: resumed from the first window", CHECKPOINT,
         "trainer.task.loader.load_state_dict(trainer.state.restore(tensors, meta, is_roll_back))",
@@ -465,8 +465,8 @@ BUGS = (
     Bug("series: the center for its quantiles", CALIBRATION,
         "base = output.quantiles(parameters, LEVELS)",
         "base = output.center(parameters)[..., None]"),
-    Bug("series: losses upside down", ERROR_MEASURES, "level * above[number] - below[number]",
-        "(1 - level) * above[number] - below[number]"),
+    Bug("series: losses upside down", ERROR_MEASURES, "np.asarray(self.levels) * above",
+        "(1 - np.asarray(self.levels)) * above"),
     Bug("series: padding counts in the mean", SEQUENCE_NETWORK, "lengths[:, None]", "len(steps)"),
     Bug("series: padding is read", SEQUENCE_NETWORK, ", lengths=lengths)", ")"),
     Bug("series: missing steps look like zeros", SEQUENCE_NETWORK, "(~steps.isnan()).to(steps)",

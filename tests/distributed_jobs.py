@@ -20,8 +20,7 @@ from fastlstm.distributed import joining
 from fastlstm.distributed.joining import joined
 from fastlstm.errors import FastLSTMError, LostProcessError
 from fastlstm.forecast.config import ForecastConfig
-from fastlstm.forecast.data.chunk_loader import ChunkLoader
-from fastlstm.forecast.data.window_loader import WindowLoader
+from fastlstm.forecast.data.window_loader import ChunkLoader, WindowLoader
 from fastlstm.forecast.train import train_forecaster
 from fastlstm.text.data.lanes import TextLoader
 from fastlstm.training.options import TrainingOptions

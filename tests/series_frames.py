@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from fastlstm.forecast.config import ReadOptions
 from fastlstm.forecast.data.dataset import SeriesDataset, prepare_table
 from fastlstm.forecast.data.roles import RoleRequest
 from fastlstm.forecast.data.timeline import Timeline
-from fastlstm.forecast.read_options import ReadOptions
 
 START = datetime.datetime(2020, 1, 1)
 

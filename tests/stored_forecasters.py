@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from fastlstm.forecast.calibration import LEVELS, Calibration
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.splits import Scaler
-from fastlstm.forecast.data.timeline import Frequency
+from fastlstm.forecast.data.timeline import Frequency, Timeline
 from fastlstm.forecast.files import StoredForecaster
-from fastlstm.forecast.model.config import ForecasterConfig
-from fastlstm.forecast.model.network import LINEAR, ForecastNetwork
+from fastlstm.forecast.model.network import LINEAR, ForecasterConfig, ForecastNetwork
 from fastlstm.forecast.model.outputs import NegativeBinomial, StudentT
 from fastlstm.forecast.table_schema import TableSchema
 from fastlstm.forecast.window_forecaster import WindowForecaster
@@ -58,7 +57,8 @@ def stored_forecaster(seed: int = 0, scale: float = 3.0, **options: Any) -> Stor
     columns = tuple(f"c{k}" for k in range(num))
     statics = tuple(f"s{k}" for k in range(config.num_static))
     categories = {columns[place]: list(range(size)) for place, size in config.categories}
-    schema = TableSchema(columns, Frequency(1, "rows"), None, categories, config.has_missing)
+    timeline = Timeline(Frequency(1, "rows"), None, None, config.has_missing)
+    schema = TableSchema(columns, timeline, categories)
     given = ForecastConfig(horizon=config.horizon, static=statics)
     calibration = Calibration(torch.from_numpy(residuals).float())
     return StoredForecaster(

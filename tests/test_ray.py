@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -33,20 +32,22 @@ def test_a_process_tells_why_it_ended(
     words: list[str], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    process = ray_train.TrainProcess(words)
-    while (found := process.poll()) is None:
-        pass
+    code, text = ray_train._run(words, {})
+    found = ray_train._reason(code, text)
     assert why in found
-    assert (found == "") == (process.code == 0)
+    assert (found == "") == (code == 0)
     assert "\n" not in found
 
 
-def test_a_killed_process_is_named_by_its_signal() -> None:
-    process = ray_train.TrainProcess(["--help"])
-    os.kill(process._process.pid, 9)
-    while (found := process.poll()) is None:
-        pass
-    assert (process.code, found) == (-9, "killed by SIGKILL")
+def test_a_killed_process_is_named_by_its_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "python"
+    script.write_text("#!/bin/sh\nkill -9 $$\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    code, text = ray_train._run([], {})
+    assert (code, ray_train._reason(code, text)) == (-9, "killed by SIGKILL")
 
 
 @pytest.mark.parametrize(

@@ -127,51 +127,32 @@ def _train_worker(words: list[str]) -> str | None:
         "RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": context.get_local_rank(),
         "MASTER_ADDR": place[0][0], "MASTER_PORT": place[0][1],
     }  # fmt: skip
-    process = TrainProcess(words, {name: str(value) for name, value in variables.items()})
-    while (why := process.poll()) is None:
-        time.sleep(_POLL_S)
-    if process.code is None or process.code < 0 or process.code == EXIT_LOST:
-        raise RuntimeError(f"rank {rank} is lost: {why}")
-    return why or None
+    code, text = _run(words, {name: str(value) for name, value in variables.items()})
+    if code < 0 or code == EXIT_LOST:
+        raise RuntimeError(f"rank {rank} is lost: {_reason(code, text)}")
+    return _reason(code, text) or None
 
 
-class TrainProcess:
-    """A process of `fastlstm train` that ends with this process and thread.
-
-    Args:
-        words: arguments after `fastlstm train`.
-        variables: further environment variables.
-
-    Attributes:
-        code: exit code of the process; None while it runs; negative if a signal killed it.
-    """
-
-    def __init__(self, words: Sequence[str], variables: Mapping[str, str] | None = None) -> None:
-        self.code: int | None = None
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `poll`
-        own = {**(variables or {}), environment.PARENT: str(os.getpid())}
-        self._process = subprocess.Popen(
+def _run(words: Sequence[str], variables: Mapping[str, str]) -> tuple[int, str]:
+    """Runs `fastlstm train` in a process that ends with this process and thread; returns its exit
+    code, negative if a signal killed it, and the end of its standard error."""
+    own = {**variables, environment.PARENT: str(os.getpid())}
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
             [sys.executable, "-m", "fastlstm", "train", *words], stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL, stderr=self._errors,
+            stdout=subprocess.DEVNULL, stderr=errors,
             env=environment.with_variables(own), start_new_session=True,
         )  # fmt: skip
-
-    def poll(self) -> str | None:
-        """Returns why the process ended, "" after success, None while it runs."""
-        self.code = code = self._process.poll()
-        if code is None:
-            return None
-        with self._errors:
-            end = self._errors.seek(0, 2)
-            self._errors.seek(max(0, end - _TAIL_BYTES))
-            text = self._errors.read().decode("utf-8", "replace")
-        if code in (EXIT_OK, EXIT_STOPPED):
-            return "" if code == EXIT_OK else "stopped"
-        return _reason(code, text)
+        while (code := process.poll()) is None:
+            time.sleep(_POLL_S)
+        errors.seek(max(0, errors.seek(0, 2) - _TAIL_BYTES))
+        return code, errors.read().decode("utf-8", "replace")
 
 
 def _reason(code: int, text: str) -> str:
-    """Returns one line on why a process ended with this code."""
+    """Returns one line on why a process ended with this code; "" after success."""
+    if code in (EXIT_OK, EXIT_STOPPED):
+        return "" if code == EXIT_OK else "stopped"
     if code < 0:
         with contextlib.suppress(ValueError):
             return f"killed by {signal.Signals(-code).name}"

@@ -13,7 +13,7 @@ from fastlstm.cli import forecast
 from fastlstm.cli.main import main
 from fastlstm.cli.options import levels_of
 from fastlstm.errors import ConfigError
-from fastlstm.forecast import forecast_file
+from fastlstm.forecast import forecast_table
 
 TABLE = pa.table({"ds": pa.array([0, 3600], pa.timestamp("s")), "y": [1.0, 2.0]})
 
@@ -21,7 +21,7 @@ TABLE = pa.table({"ds": pa.array([0, 3600], pa.timestamp("s")), "y": [1.0, 2.0]}
 class Model:
     """Stands for a forecaster: remembers what it is asked."""
 
-    schema, num_rows, csv_form = TABLE.schema, 2, forecast_file.CsvForm("s")
+    schema, num_rows, csv_form = TABLE.schema, 2, forecast_table.CsvForm("s")
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
@@ -100,7 +100,7 @@ def test_a_failed_write_leaves_the_old_file(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setitem(forecast_file._WRITERS, ".csv", full)
+    monkeypatch.setitem(forecast_table._WRITERS, ".csv", full)
     assert main(["forecast", "run", "a.csv", "--out", str(path)]) == 1
     assert "the disk is full; free some space" in capsys.readouterr().err
     assert path.read_text() == "old"

@@ -13,7 +13,7 @@ from fastlstm.cli.inputs import require_tables
 from fastlstm.cli.main import main
 from fastlstm.cli.training import command_for, parse_for_run
 from fastlstm.errors import DataError, FastLSTMError, UsageError
-from fastlstm.forecast.data.table_files import require_files
+from fastlstm.forecast.data.records import require_files
 from fastlstm.text.data.source_kind import kind_of_source
 from fastlstm.text.data.sources import open_source
 

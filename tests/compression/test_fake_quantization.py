@@ -19,8 +19,7 @@ from fastlstm.compression.fake_quantization import (
 from fastlstm.compression.options import PruningSchedule
 from fastlstm.compression.pruning import Pruning, prunable
 from fastlstm.errors import Stopped
-from fastlstm.forecast.model.config import ForecasterConfig
-from fastlstm.forecast.model.network import ForecastNetwork
+from fastlstm.forecast.model.network import ForecasterConfig, ForecastNetwork
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.runs.weight_formats import rounded
 from fastlstm.training.callbacks import Callback

@@ -14,11 +14,10 @@ import torch
 from fastlstm.compression.forecast_task import CompressedForecastTask, distance
 from fastlstm.distributed.world import Share
 from fastlstm.forecast.config import ForecastConfig
-from fastlstm.forecast.data.chunk_loader import ChunkBatch
-from fastlstm.forecast.data.window_loader import WindowBatch
-from fastlstm.forecast.model.config import ForecasterConfig
-from fastlstm.forecast.model.network import ForecastNetwork
+from fastlstm.forecast.data.window_loader import ChunkBatch, WindowBatch
+from fastlstm.forecast.model.network import ForecasterConfig, ForecastNetwork
 from fastlstm.forecast.model.outputs import make_output
+from fastlstm.forecast.task import continued_state
 from fastlstm.training.task import even_parts
 
 KINDS: tuple[Any, ...] = ("point", "quantiles", "student_t", "negative_binomial")
@@ -168,7 +167,9 @@ def test_the_state_of_the_teacher_is_carried() -> None:
     assert {name.split(".")[-1] for name in task.may_be_nan} == {"level"}
     continues = batch_of(values, [True, False, True])
     first = total(task.losses(continues, [slice(0, len(values))]))
-    before = after.where(torch.tensor([True, False, True]))
+    before = continued_state(after, continues, torch.device("cpu"))
+    assert before is not None
+    assert before.level.isnan().all(1).tolist() == [False, True, False]
     expected = teacher.read_chunk(values, None, before)[1]
     assert torch.equal(task.carried()["teacher.hidden"], expected.hidden)
     assert not torch.equal(expected.hidden, after.hidden)

@@ -15,8 +15,7 @@ from torch import nn
 from fastlstm.compression.options import PruningSchedule
 from fastlstm.compression.pruning import Pruning, mask_of, prunable
 from fastlstm.errors import ConfigError, Stopped
-from fastlstm.forecast.model.config import ForecasterConfig
-from fastlstm.forecast.model.network import ForecastNetwork
+from fastlstm.forecast.model.network import ForecasterConfig, ForecastNetwork
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.runs.weight_formats import block_grid, encode_weights
 from fastlstm.text.config import ModelConfig

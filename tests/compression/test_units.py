@@ -19,8 +19,7 @@ from fastlstm.compression.pruning import (
     without_units,
 )
 from fastlstm.errors import ConfigError
-from fastlstm.forecast.model.config import ForecasterConfig
-from fastlstm.forecast.model.network import ForecastNetwork
+from fastlstm.forecast.model.network import ForecasterConfig, ForecastNetwork
 from fastlstm.text.config import ModelConfig
 from fastlstm.text.model import LanguageModel
 

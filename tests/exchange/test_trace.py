@@ -14,7 +14,7 @@ from fastlstm.exchange.forecast_graph import forecast_graph, random_windows
 from fastlstm.exchange.litert_format import LitertRunner, write_litert
 from fastlstm.exchange.onnx_format import write_onnx
 from fastlstm.exchange.trace import Tracer, Unwritable
-from fastlstm.forecast.data.series_scale import SeriesScale
+from fastlstm.forecast.data.scaled_windows import SeriesScale
 from fastlstm.nn.lstm import LSTM
 from onnx_results import results_of
 from stored_forecasters import error_of, expected_of, stored_forecaster, weights_of

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from fastlstm import Forecaster
 from fastlstm.forecast import evaluation
+from fastlstm.forecast.data.error_measures import StepErrors
 from fastlstm.forecast.data.splits import split_table
 from fastlstm.forecast.data.timeline import Frequency
 from fastlstm.forecast.evaluation import (
-    _quarters,
+    _target_errors,
     coverage_note,
     evaluation_events,
     num_test_windows,
@@ -322,7 +323,9 @@ def events_of(model: Forecaster, continues: Any = lambda *_: True) -> list[dict[
     ],
 )
 def test_a_horizon_has_up_to_four_quarters(horizon: int, quarters: list[tuple[int, int]]) -> None:
-    assert _quarters(horizon) == quarters
+    errors = dict.fromkeys(("forecaster", "seasonal_naive"), StepErrors(horizon, 1))
+    (target,) = _target_errors(["y"], errors, horizon)
+    assert [(part["first"], part["last"]) for part in target["by_step"]] == quarters
 
 
 def test_the_test_event_has_the_scores_of_backtest(model: Forecaster) -> None:

@@ -9,8 +9,8 @@ import pytest
 from pyarrow import csv, ipc
 from pyarrow import parquet as pq
 
-from fastlstm.forecast import forecast_file
-from fastlstm.forecast.forecast_file import SUFFIXES, CsvForm, write_rows
+from fastlstm.forecast import forecast_table
+from fastlstm.forecast.forecast_table import FILE_SUFFIXES, CsvForm, write_rows
 
 ROWS = pa.table(
     {
@@ -33,9 +33,9 @@ def written(suffix: str, sizes: list[int], form: CsvForm = SECONDS, rows: pa.Tab
     return file.getvalue()
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("suffix", FILE_SUFFIXES)
 def test_the_size_of_blocks_changes_no_row(suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forecast_file, "_GROUP_ROWS", 7)
+    monkeypatch.setattr(forecast_table, "_GROUP_ROWS", 7)
     read = {
         ".parquet": pq.read_table,
         ".csv": csv.read_csv,

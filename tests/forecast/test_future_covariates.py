@@ -12,7 +12,7 @@ from fastlstm.errors import DataError
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.preparation import prepare, prepare_future
-from fastlstm.forecast.future_covariates import future_covariates
+from fastlstm.forecast.forecast_table import future_covariates
 from fastlstm.forecast.table_schema import TableSchema
 from series_frames import long_table
 

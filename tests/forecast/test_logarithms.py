@@ -13,8 +13,7 @@ import torch
 from fastlstm import Forecaster
 from fastlstm.errors import ConfigError
 from fastlstm.forecast import forecast_table
-from fastlstm.forecast.model.config import ForecasterConfig
-from fastlstm.forecast.model.network import ForecastNetwork
+from fastlstm.forecast.model.network import ForecasterConfig, ForecastNetwork
 from fastlstm.forecast.window_forecaster import load_window_forecaster
 
 pytestmark = pytest.mark.filterwarnings("ignore:80 % intervals cover")  # after few steps

@@ -11,8 +11,7 @@ import torch
 
 from fastlstm import Forecaster
 from fastlstm.forecast.data.window_index import read_windows
-from fastlstm.forecast.model.config import ForecasterConfig
-from fastlstm.forecast.model.network import ForecastNetwork
+from fastlstm.forecast.model.network import ForecasterConfig, ForecastNetwork
 from fastlstm.forecast.ridge import _ALPHAS, _LEAST, best_share, fit_ridges
 
 INPUT, HORIZON, ROWS = 8, 3, 500
@@ -94,9 +93,8 @@ def test_useless_future_covariates_are_left_out() -> None:
             break
     else:
         pytest.fail("noise was used in every table")
-    inputs, split = model._inputs, model._windows(model.dataset_, "train", 1)
-    valid = model._windows(model.dataset_, "valid", 1)[1]
-    alone = fit_ridges(model.network_, inputs, split[1], valid)[0]
+    split, _ = model._windows(model.dataset_, "train", 1)
+    alone = fit_ridges(model.network_, model._inputs, split)[0]
     assert torch.equal(alone[0], model.network_.linear_weight)
 
 

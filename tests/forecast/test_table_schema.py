@@ -16,7 +16,7 @@ from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.preparation import prepare
 from fastlstm.forecast.data.splits import Scaler
-from fastlstm.forecast.model.config import ForecasterConfig
+from fastlstm.forecast.model.network import ForecasterConfig
 from fastlstm.forecast.table_schema import (
     TableSchema,
     apply_schema,
@@ -116,7 +116,7 @@ def test_static_names_and_constants_are_not_scaled() -> None:
     scale = static_scale(data)
     assert scale[1].tolist() == [7.0, 1.0]
     assert scale[2].tolist() == [0.0, 1.0]
-    statics = statics_of(data, scale)
+    statics = statics_of(data, scale, {})
     assert statics is not None
     assert statics[:, 1:].tolist() == [[0.0, 0.0], [0.0, 1.0], [0.0, 0.0]]
     assert statics.dtype == np.float32
@@ -128,4 +128,4 @@ def test_static_names_and_constants_are_not_scaled() -> None:
 def test_without_static_columns_there_are_none() -> None:
     data = prepare(long_table(ROWS, 3), ForecastConfig(target=("y",)))
     assert static_scale(data).shape == (0, 2)
-    assert statics_of(data, static_scale(data)) is None
+    assert statics_of(data, static_scale(data), {}) is None

@@ -34,7 +34,7 @@ TAPS: dict[str, Callable[..., tuple[Any, ...]]] = {
         *(b.values, b.rows, b.segments),
         *(b.epoch, b.number),
     ),
-    "fastlstm.forecast.data.chunk_loader:ChunkLoader.next": lambda b: (
+    "fastlstm.forecast.data.window_loader:ChunkLoader.next": lambda b: (
         *(b.values, b.rows, b.segments),
         b.continues,
     ),

@@ -12,7 +12,7 @@ import pytest
 from fastlstm.cli.main import main
 from fastlstm.errors import NonFiniteError
 from fastlstm.forecast.config import ForecastConfig
-from fastlstm.forecast.model.config import ForecasterConfig
+from fastlstm.forecast.model.network import ForecasterConfig
 from fastlstm.training.trainer import Trainer
 from fastlstm.tuning import job, table_job, tune
 from fastlstm.tuning.job import Space

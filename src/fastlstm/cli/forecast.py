@@ -16,11 +16,11 @@ from fastlstm.system.object_store import is_url, write_whole
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from fastlstm.forecast.forecast_file import CsvForm
+    from fastlstm.forecast.forecast_table import CsvForm
     from fastlstm.runs.run_directory import Kind
 
 _SUFFIXES = (".parquet", ".csv", ".arrow")
-"""The suffixes of forecast files, as `forecast_file.SUFFIXES`, without loading pyarrow."""
+"""The suffixes of forecast files, as `forecast_table.FILE_SUFFIXES`, without loading pyarrow."""
 _OUT = "a .parquet, .csv or .arrow file; default is CSV on standard output"
 _FUTURE = (
     "a table with the future covariates of the steps to forecast, read with the same options of"
@@ -137,7 +137,7 @@ def _write(
     """Writes the blocks of a table, which has `schema` and `num_rows`."""
     import pyarrow as pa
 
-    from fastlstm.forecast.forecast_file import CsvForm, write_rows
+    from fastlstm.forecast.forecast_table import CsvForm, write_rows
 
     def produce(file: Any) -> None:
         write_rows(file, suffix, table.schema, blocks, form or CsvForm())

@@ -14,8 +14,7 @@ from fastlstm.cli.command import (
     unwrap_optional,
 )
 from fastlstm.errors import ConfigError
-from fastlstm.forecast.config import ForecastConfig
-from fastlstm.forecast.read_options import READING, Numbers
+from fastlstm.forecast.config import READING, ForecastConfig, Numbers
 from fastlstm.ops.cell_options import OPTION_NAMES
 from fastlstm.text.config import TrainConfig
 

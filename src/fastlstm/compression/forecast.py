@@ -55,8 +55,7 @@ from fastlstm.forecast.files import (
     forecaster_files,
     read_forecaster,
 )
-from fastlstm.forecast.model.config import ForecasterConfig
-from fastlstm.forecast.model.network import LINEAR, ForecastNetwork
+from fastlstm.forecast.model.network import LINEAR, ForecasterConfig, ForecastNetwork
 from fastlstm.forecast.plan import fitted_scaler
 from fastlstm.forecast.table_schema import apply_schema
 from fastlstm.forecast.task import MIN_CALIBRATED

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from fastlstm.errors import ConfigError
-from fastlstm.forecast.data.chunk_loader import ChunkBatch
-from fastlstm.forecast.data.window_loader import WindowBatch
+from fastlstm.forecast.data.window_loader import ChunkBatch, WindowBatch
 from fastlstm.forecast.files import StoredForecaster, read_forecaster
 from fastlstm.forecast.model.network import ForecastNetwork, RecurrentState
 from fastlstm.forecast.model.outputs import NegativeBinomial, Output, Quantiles, StudentT
@@ -158,11 +157,12 @@ def read_teacher(path: str, student: StoredForecaster) -> StoredForecaster:
     own, other = student.network.config, teacher.network.config
     names = [*_SIZES, *(("patch",) if own.stateful else ())]
     pairs = [(name, getattr(other, name), getattr(own, name)) for name in names]
+    theirs, ours = (str(s.schema.timeline.frequency) for s in (teacher, student))
     pairs += [
         ("columns", teacher.schema.columns, student.schema.columns),
         ("static columns", teacher.config.static, student.config.static),
         ("categories", teacher.schema.categories, student.schema.categories),
-        ("frequency", str(teacher.schema.frequency), str(student.schema.frequency)),
+        ("frequency", theirs, ours),
     ]
     for name, theirs, ours in pairs:
         if theirs != ours:
@@ -170,8 +170,8 @@ def read_teacher(path: str, student: StoredForecaster) -> StoredForecaster:
     for which in ("mean", "std"):
         if not np.array_equal(getattr(teacher.scaler, which), getattr(student.scaler, which)):
             raise _unfit(path, "was trained on another table: it scales the columns differently")
-    theirs, ours = (s.series and s.series.to_json() for s in (teacher, student))
-    if theirs != ours:
+    of_teacher, own_series = (s.series and s.series.to_json() for s in (teacher, student))
+    if of_teacher != own_series:
         raise _unfit(path, "was trained on other series: it scales them differently")
     return teacher
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fastlstm.compression.options import PruningSchedule
 from fastlstm.errors import ConfigError
-from fastlstm.forecast.model.config import ForecasterConfig
+from fastlstm.forecast.model.network import ForecasterConfig
 from fastlstm.runs.events import Event
 from fastlstm.runs.weight_formats import BLOCK_COLUMNS, BLOCK_ROWS, num_gates
 from fastlstm.text.config import ModelConfig

@@ -192,5 +192,5 @@ def forecast_graph(
         "levels": [float(level) for level in levels],
     }
     texts = {name: json.dumps(value) for name, value in values.items()}
-    graph.metadata.update(texts, frequency=str(stored.schema.frequency), output=output)
+    graph.metadata.update(texts, frequency=str(stored.schema.timeline.frequency), output=output)
     return graph

@@ -14,8 +14,7 @@ from torch import Tensor
 from fastlstm.errors import ConfigError
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.window_index import WindowIndex, spread_out, windows_apart
-from fastlstm.forecast.model.config import ForecasterConfig
-from fastlstm.forecast.model.network import ForecastNetwork
+from fastlstm.forecast.model.network import ForecasterConfig, ForecastNetwork
 from fastlstm.forecast.model.outputs import Output, Point
 from fastlstm.system.fields import is_number
 
@@ -67,12 +66,8 @@ class Calibration:
     def width(
         self, values: Tensor, config: ForecasterConfig, places: NDArray[np.int64] | None
     ) -> Tensor:
-        """Returns the unit of the errors of each window, ``(B, C)``.
-
-        Args:
-            values: the scaled windows.
-            config: architecture of the network.
-            places: number at fit of each window's series, -1 if unknown; or None.
+        """Returns the unit of the errors of each window, ``(B, C)``; `values` are scaled, `places`
+        the number at fit of each window's series, -1 if unknown.
         """
         wide = spread(values, config)
         if self.noise is None or places is None:
@@ -84,13 +79,8 @@ class Calibration:
     ) -> Tensor:
         """Returns quantiles ``(B, h, C, len(levels))`` that do not cross.
 
-        A distribution of counts keeps its own quantiles.
-
-        Args:
-            output: output of the network.
-            parameters: its parameters, ``(B, h, C, num_parameters)``.
-            width: units of the errors, ``(B, C)``; see `width`.
-            levels: requested levels.
+        A distribution of counts keeps its own quantiles. `parameters` of the output have shape
+        ``(B, h, C, num_parameters)``, units of the errors ``(B, C)``; see `width`.
 
         Raises:
             ConfigError: a level outside the calibrated ones.
@@ -146,15 +136,9 @@ def calibrate(
 ) -> Calibration:
     """Calibrates on up to 5,000 evenly spread windows, fewer for long horizons.
 
-    A distribution of counts is not calibrated.
-
-    Args:
-        network: the trained network.
-        inputs: the table.
-        valid: validation windows.
-        show: called with the number of windows done and the number of all windows.
-        should_continue: called with the number of windows done; False skips the rest.
-        noise_before: `noise` of an earlier calibration, for series with few or no windows.
+    A distribution of counts is not calibrated. `show` is called with the number of windows done and
+    of all, `should_continue` with the number done; False skips the rest. `noise_before` is the
+    `noise` of an earlier calibration, for series with few or no windows.
     """
     config, output = network.config, network.output
     h, C = config.horizon, config.num_targets
@@ -247,15 +231,9 @@ def _noise(errors: Tensor, places: NDArray[np.int64], before: Tensor) -> Tensor:
 
 
 def conformal(errors: Tensor) -> Tensor:
-    """Returns the order statistics of errors for conformal prediction at `LEVELS`.
-
-    Args:
-        errors: errors of every level's quantile, shape ``(N, C, 25)``, or ``(N, C, 1)``; NaN if
-            missing.
-
-    Returns:
-        Shape ``(25, C)``: the error at place (n + 1) p of n, rounded down below the median and up
-        above it; infinite at places 0 and n + 1.
+    """Returns the order statistics for conformal prediction at `LEVELS`, ``(25, C)``: the error at
+    place (n + 1) p of n, rounded down below the median and up above it; infinite at places 0 and
+    n + 1. Errors of every level's quantile are ``(N, C, 25)``, or ``(N, C, 1)``; NaN if missing.
     """
     count = (~errors[..., 0].isnan()).sum(0)
     place = torch.tensor(LEVELS, dtype=torch.float64)[:, None] * (count + 1)

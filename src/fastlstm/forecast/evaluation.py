@@ -19,15 +19,11 @@ from fastlstm.forecast.data.error_measures import QuantileScores, Scores, Series
 from fastlstm.forecast.data.naive import SeasonalNaive, seasonal_error
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split
-from fastlstm.forecast.data.window_index import (
-    WindowIndex,
-    read_windows,
-    spread_out,
-    windows_apart,
-)
+from fastlstm.forecast.data.timeline import DAY_US
+from fastlstm.forecast.data.window_index import WindowIndex, read_windows, spread_out, windows_apart
 from fastlstm.forecast.files import StoredForecaster
-from fastlstm.forecast.model.config import ForecasterConfig
-from fastlstm.forecast.ridge import RidgeForecast
+from fastlstm.forecast.model.network import ForecasterConfig
+from fastlstm.forecast.ridge import Ridge, compared_ridge, ridge_forecast
 from fastlstm.report.html import output, scores_table
 from fastlstm.system.fields import is_whole
 
@@ -45,7 +41,6 @@ _EXAMPLES = 6
 _MAX_SERIES = 20
 _MIN_PAST = 48
 """Least past steps shown with a forecast, if the network reads as many."""
-_DAY_US = 86_400_000_000
 _MAX_NUMBERS = 1 << 24
 """Most quantiles of a batch: 64 MB."""
 Floats = NDArray[np.float64]
@@ -68,17 +63,12 @@ def evaluate_forecasts(
 
     All figures are over the same values: every target present in the horizon of every window.
 
-    Args:
-        stored: the forecaster.
-        inputs: the table.
-        rows: first rows of windows of input and horizon.
-        season: period of the seasonal naive forecast, in steps.
-        quantiles: receives the quantiles; the figures of this object are added to the forecaster's.
-        split: split of the table; without it there is no mase and no "ridge".
-        is_scaled: report errors in standard deviations of the training rows.
-        by_step: also receives the errors, by name of the forecast.
-        by_series: also receives the errors of the forecaster and of the seasonal naive forecast.
-        should_continue: called with the number of windows done; False skips the rest.
+    The windows are of input and horizon; `season` is the period of the seasonal naive forecast, in
+    steps. `quantiles` receives the quantiles, and its figures are added to the forecaster's;
+    `by_step` receives the errors by name of the forecast, `by_series` those of the forecaster and
+    of the seasonal naive forecast. Without `split` there is no mase and no "ridge". `is_scaled`
+    reports errors in standard deviations of the training rows. `should_continue` is called with the
+    number of windows done; False skips the rest.
 
     Returns:
         Figures of "forecaster", "ridge" (unless a part is too short to fit it), "seasonal_naive"
@@ -108,7 +98,7 @@ def evaluate_forecasts(
         answers: dict[str, Any] = {"forecaster": network.output.center(parameters).numpy()}
         answers |= {"seasonal_naive": np.nan_to_num(of_season), "naive": np.nan_to_num(naive)}
         if ridge is not None:
-            answers["ridge"] = ridge.forecast(values)
+            answers["ridge"] = ridge_forecast(network, ridge, values)
         base = _base(inputs, series, np.isnan(naive), (stored.scaler.mean[:C] - mean) / std)
         plain = {name: (answer + base) * unit + shift for name, answer in answers.items()}
         actual = target * unit + shift
@@ -127,12 +117,12 @@ def evaluate_forecasts(
 
 def _compared(
     stored: StoredForecaster, inputs: ScaledWindows, split: Split, season: int
-) -> tuple[NDArray[np.float64], RidgeForecast | None]:
+) -> tuple[NDArray[np.float64], Ridge | None]:
     """Returns the seasonal naive errors on the training rows, and ridge regression."""
     num_targets = stored.network.config.num_targets
     naive_error = seasonal_error(inputs.table, split.train_ends, num_targets, season)
     try:
-        return naive_error, RidgeForecast(stored.network, inputs, split)
+        return naive_error, compared_ridge(stored.network, inputs, split)
     except DataError:  # a part is too short
         return naive_error, None
 
@@ -168,9 +158,9 @@ def season_of(dataset: SeriesDataset) -> int:
         return 5
     if frequency.unit == "months":
         return max(1, 12 // frequency.step)
-    if frequency.unit == "us" and frequency.step < _DAY_US and _DAY_US % frequency.step == 0:
-        return _DAY_US // frequency.step
-    return 7 if frequency.unit == "us" and frequency.step == _DAY_US else 1
+    if frequency.unit == "us" and frequency.step < DAY_US and DAY_US % frequency.step == 0:
+        return DAY_US // frequency.step
+    return 7 if frequency.unit == "us" and frequency.step == DAY_US else 1
 
 
 def num_test_windows(dataset: SeriesDataset, split: Split, sizes: ForecasterConfig) -> int:
@@ -268,25 +258,20 @@ def coverage_note(
     )
 
 
-def _quarters(horizon: int) -> list[tuple[int, int]]:
-    """Returns first and last step of each quarter of a horizon; fewer parts if it is short."""
-    ends = sorted({horizon * quarter // 4 for quarter in range(5)})
-    return [(first + 1, last) for first, last in itertools.pairwise(ends)]
-
-
 def _target_errors(
     names: Sequence[str], by_step: Mapping[str, StepErrors], horizon: int
 ) -> list[dict[str, Any]]:
     """Returns the errors of each target in its unit, in all and by quarter of the horizon."""
     ours, naive = by_step["forecaster"], by_step["seasonal_naive"]
+    ends = sorted({horizon * quarter // 4 for quarter in range(5)})  # fewer if it is short
     return [
         {
             "target": name,
             **ours.result(number),
             "seasonal_naive_mae": naive.result(number).get("mae"),
             "by_step": [
-                {"first": first, "last": last, "mae": ours.result(number, first, last).get("mae")}
-                for first, last in _quarters(horizon)
+                {"first": n + 1, "last": last, "mae": ours.result(number, n + 1, last).get("mae")}
+                for n, last in itertools.pairwise(ends)
             ],
         }
         for number, name in enumerate(names)
@@ -388,7 +373,7 @@ def series_numbers(dataset: SeriesDataset, names: Sequence[Any] | None) -> list[
     return [known[str(name)] for name in wanted]
 
 
-def times_of(dataset: SeriesDataset, rows: range, ahead: int = 0) -> list[str] | None:
+def _times_of(dataset: SeriesDataset, rows: range, ahead: int) -> list[str] | None:
     """Returns the times of consecutive rows and of the steps after them as ISO 8601; None if the
     table has no times."""
     if not dataset.has_clock:
@@ -427,18 +412,38 @@ def example_rows(
     return np.unique(np.concatenate(chosen))
 
 
-def fan(center: NDArray[np.float64], ends: Mapping[float, NDArray[np.float64]]) -> dict[str, Any]:
-    """Returns the point forecast and the intervals of an event `forecast`."""
-    intervals = [
-        {
-            "level": level,
-            "low": ends[(100 - level) / 200].tolist(),
-            "high": ends[(100 + level) / 200].tolist(),
-        }
+def shown_forecast(
+    dataset: SeriesDataset,
+    of: tuple[int, int],
+    rows: range,
+    past: Floats,
+    center: Floats,
+    curves: Floats,
+    ahead: int = 0,
+) -> dict[str, Any]:
+    """Returns the keys of an event `forecast` that need no actual values.
+
+    `of` are the numbers of series and target, `rows` the rows with times and `ahead` the steps
+    after them, `past` values before the forecast ``(steps,)``, `center` the forecast ``(h,)``, and
+    `curves` its quantiles ``(h, 6)`` at `FAN_LEVELS`.
+    """
+    series, target = of
+    ends = dict(zip(FAN_LEVELS, curves.T.tolist(), strict=True))
+    bands = [
+        {"level": level, "low": ends[(100 - level) / 200], "high": ends[(100 + level) / 200]}
         for level in FAN
     ]
-    main = intervals.pop(FAN.index(80))
-    return {"center": center.tolist(), "low": main["low"], "high": main["high"], "bands": intervals}
+    main = bands.pop(FAN.index(80))
+    return {
+        "series": str(dataset.series[series]) if len(dataset.series) > 1 else None,
+        "target": dataset.roles.target[target],
+        "times": _times_of(dataset, rows, ahead),
+        "past": past.tolist(),
+        "center": center.tolist(),
+        "low": main["low"],
+        "high": main["high"],
+        "bands": bands,
+    }
 
 
 def examples(
@@ -460,20 +465,10 @@ def examples(
     for n, row in enumerate(rows.tolist()):
         c, first = n % sizes.num_targets, row + sizes.input_size
         unit, shift = float(std[n, c]), float(mean[n, c])
-        curves = ends[n, :, c].double().numpy() * unit + shift
-        events.append(
-            {
-                "event": "forecast",
-                "series": str(dataset.series[int(series[n])]) if len(dataset.series) > 1 else None,
-                "target": dataset.roles.target[c],
-                "times": times_of(dataset, range(first - shown, first + sizes.horizon)),
-                "time_zone": zone,
-                "past": past[n, :, c].tolist(),
-                "actual": (actual[n, :, c].double() * unit + shift).tolist(),
-                **fan(
-                    center[n, :, c, 0].double().numpy() * unit + shift,
-                    dict(zip(FAN_LEVELS, curves.T, strict=True)),
-                ),
-            }
-        )
+        plain, curves = (part[n, :, c].double().numpy() * unit + shift for part in (center, ends))
+        rows_shown = range(first - shown, first + sizes.horizon)
+        of = int(series[n]), c
+        about = shown_forecast(dataset, of, rows_shown, past[n, :, c], plain[:, 0], curves)
+        values = (actual[n, :, c].double() * unit + shift).tolist()
+        events.append({"event": "forecast", **about, "time_zone": zone, "actual": values})
     return events

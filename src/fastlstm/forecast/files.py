@@ -21,12 +21,10 @@ from fastlstm.errors import CorruptFileError, FormatError
 from fastlstm.forecast.calibration import LEVELS, Calibration, require_known
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.calendar import calendar_names
-from fastlstm.forecast.data.scaled_windows import ScaledWindows
-from fastlstm.forecast.data.series_scale import SeriesScale
+from fastlstm.forecast.data.scaled_windows import ScaledWindows, SeriesScale
 from fastlstm.forecast.data.splits import Scaler
-from fastlstm.forecast.data.timeline import Frequency
-from fastlstm.forecast.model.config import ForecasterConfig
-from fastlstm.forecast.model.network import LINEAR, ForecastNetwork
+from fastlstm.forecast.data.timeline import Frequency, Timeline
+from fastlstm.forecast.model.network import LINEAR, ForecasterConfig, ForecastNetwork
 from fastlstm.forecast.table_schema import TableSchema
 from fastlstm.report.lines import Row, model_rows
 from fastlstm.runs.find_run import read_model
@@ -106,15 +104,10 @@ class StoredForecaster:
     Attributes:
         config: the configuration with every choice made.
         given: the configuration as the user gave it.
-        network: the trained network.
-        scaler: mean and deviation of the columns.
         series: level and spread of the targets of every series; None for one series and for counts,
             which use `scaler`.
-        calibration: calibration of the intervals.
         static_scale: mean and deviation of every static number, shape ``(K, 2)``.
-        schema: schema of the training table.
         key: hash of the training table.
-        compression: how the forecaster was compressed, or None.
         is_recalibrated: the calibration is from a later table, not from the validation part.
     """
 
@@ -139,7 +132,7 @@ class StoredForecaster:
 
     def rows(self) -> list[Row]:
         """Returns targets, time between steps, other columns, layers and size, with labels."""
-        every, targets = str(self.schema.frequency), ", ".join(self.columns["target"])
+        every, targets = str(self.schema.timeline.frequency), ", ".join(self.columns["target"])
         others = ", ".join(self.schema.columns[len(self.columns["target"]) :])
         every = "" if every == "rows" else f", every {every.removeprefix('1 ')}"
         num_parameters = sum(p.numel() for p in self.network.parameters())
@@ -164,17 +157,8 @@ class StoredForecaster:
         places: NDArray[np.int64] | None,
         levels: Sequence[float],
     ) -> Tensor:
-        """Returns scaled quantiles ``(B, h, C, len(levels))``.
-
-        Args:
-            parameters: output of the network, ``(B, h, C, num_parameters)``.
-            values: the scaled windows.
-            places: number at fit of each window's series; see `Calibration.width`.
-            levels: requested levels.
-
-        Raises:
-            ConfigError: a level outside the calibrated range.
-        """
+        """Returns scaled quantiles ``(B, h, C, len(levels))`` for the output of the network,
+        ``(B, h, C, num_parameters)``; see `Calibration.width` and `Calibration.quantiles`."""
         width = self.calibration.width(values, self.network.config, places)
         found = self.calibration.quantiles(self.network.output, parameters, width, levels)
         return self.network.bounded(found)
@@ -260,11 +244,12 @@ def description_files(stored: StoredForecaster) -> dict[str, bytes]:
         scales["series"] = stored.series.to_json() | own
     if stored.is_recalibrated:
         scales["is_recalibrated"] = True
+    timeline = stored.schema.timeline
     schema = {
         "columns": stored.schema.columns,
-        "frequency": stored.schema.frequency.to_json(),
-        "time_zone": stored.schema.time_zone,
-        "is_wall": stored.schema.is_wall,
+        "frequency": timeline.frequency.to_json(),
+        "time_zone": timeline.time_zone,
+        "is_wall": timeline.is_wall,
         "categories": stored.schema.categories,
     }
     return {
@@ -426,7 +411,8 @@ def _schema(values: dict[str, Any], sizes: ForecasterConfig, config: ForecastCon
         raise ValueError(f"is_wall is {is_wall!r:.80}, expected true or false")
     frequency = Frequency.from_json(values["frequency"])
     zone = None if zone is None else stored_text(zone, "time_zone")
-    return TableSchema(columns, frequency, zone, categories, sizes.has_missing, is_wall)
+    timeline = Timeline(frequency, zone, is_wall, sizes.has_missing)
+    return TableSchema(columns, timeline, categories)
 
 
 def _scales(scales: dict[str, Any], sizes: ForecasterConfig) -> tuple[Scaler, NDArray[np.float64]]:

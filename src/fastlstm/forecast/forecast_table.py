@@ -1,46 +1,57 @@
-"""Forecasts as a table of the input's kind: series, time, a column per target and quantile."""
+"""Forecasts as a table of the kind of the input, or as Parquet, CSV or Arrow while computed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
+from pyarrow import csv, ipc
+from pyarrow import parquet as pq
 from torch import Tensor
 
 from fastlstm.errors import ConfigError, DataError, counted, nearest_hint
 from fastlstm.estimator import warn
 from fastlstm.forecast.calibration import require_known
-from fastlstm.forecast.data.calendar import calendar_values
+from fastlstm.forecast.data.calendar import calendar_values, row_times
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.names import canonical
 from fastlstm.forecast.data.preparation import prepare, prepare_future
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
+from fastlstm.forecast.data.table import row_blocks, rows_at_once
+from fastlstm.forecast.data.timeline import show_time
 from fastlstm.forecast.data.window_index import read_windows
 from fastlstm.forecast.evaluation import (
     FAN_LEVELS,
-    fan,
     require_counts,
     series_numbers,
+    shown_forecast,
     shown_past,
-    times_of,
 )
 from fastlstm.forecast.files import StoredForecaster
-from fastlstm.forecast.forecast_file import CsvForm
-from fastlstm.forecast.future_covariates import future_covariates
 from fastlstm.forecast.plan import forecast_ends
+from fastlstm.forecast.table_schema import TableSchema, numbers_at_fit, renumbered
 from fastlstm.forecast.window_forecaster import float64_columns
 
 if TYPE_CHECKING:
     from fastlstm.report.picture import Picture
 
+_WRITERS: dict[str, Any] = {
+    ".parquet": pq.ParquetWriter, ".csv": csv.CSVWriter, ".arrow": ipc.new_file
+}  # fmt: skip
+FILE_SUFFIXES = tuple(_WRITERS)
+_GROUP_ROWS = 1 << 19
+"""Rows of a group, which is held in memory; fewer in wide tables."""
+DIGITS = 7
+"""Significant digits of float32, in which a forecaster computes."""
 SERIES_AT_ONCE = 256
 _UNITS: dict[Literal["s", "D"], int] = {"s": 1_000_000, "D": 86_400_000_000}
 
@@ -81,17 +92,149 @@ def read_future(stored: StoredForecaster, future: Any, past: SeriesDataset) -> S
     return ahead
 
 
+def future_covariates(
+    future: SeriesDataset, past: SeriesDataset, schema: TableSchema, series: NDArray[np.int64],
+    times: NDArray[np.int64],
+) -> NDArray[np.float64]:  # fmt: skip
+    """Returns the future covariates of every forecast, shape ``(N, h, F)``, in their units.
+
+    `future` has the future columns in the network's order. `series` are the numbers in `past` of
+    the series to forecast, ``(N,)``, `times` those of their steps, ``(N, h)``, int64.
+
+    Raises:
+        DataError: a step without a row, or without a value of a column that the past always has;
+            the message names series and time.
+    """
+    rows_of = _rows_by_series(future)
+    if past.roles.time is None:  # row 0 of `future` is the first step to forecast
+        times = times - times[:, :1]
+    places = np.empty_like(times)
+
+    def who(n: int) -> str:
+        return f"series '{past.series[series[n]]}'" if len(past.series) > 1 else "the table"
+
+    def when(n: int, step: int) -> str:
+        return show_time(int(times[n, step])) if past.has_clock else f"step {times[n, step]}"
+
+    for n, number in enumerate(series.tolist()):
+        name = canonical(past.series[number])
+        rows, known = rows_of.get(name, (times[n, :0], times[n, :0]))
+        at = np.searchsorted(known, times[n])
+        is_there = at < len(known)
+        is_there[is_there] = known[at[is_there]] == times[n, is_there]
+        if not is_there.all():
+            gone = when(n, int(np.argmin(is_there)))
+            raise DataError(
+                f"the future table has no row for {who(n)} at {gone}; it needs"
+                f" {counted(times.shape[1], 'row')} after the end of every series"
+            )
+        places[n] = rows[at]
+    table, rows = future.table, places.reshape(-1)
+    origins = table.origins(table.segments.series[table.segments.of_rows(rows)])
+    rows_ahead = read_windows(table, rows, 1).numpy() + origins[:, None]
+    values: NDArray[np.float64] = rows_ahead.reshape(*times.shape, -1)
+    if (is_missing := np.isnan(values)).any():
+        is_missing &= ~_missed_before(past, table.columns)
+    if is_missing.any():
+        n, step, place = np.argwhere(is_missing)[0].tolist()
+        raise DataError(
+            f"'{table.columns[place]}' is missing for {who(n)} at {when(n, step)}, a step to"
+            " forecast; the past has it in every row with a target: fill it in"
+        )
+    for place, column in enumerate(future.table.columns):
+        if column in future.categories:
+            numbers = numbers_at_fit(column, future, schema)
+            values[..., place] = renumbered(values[..., place], numbers)
+    return values
+
+
+def _missed_before(past: SeriesDataset, columns: Sequence[str]) -> NDArray[np.bool_]:
+    """Returns for each column whether it is missing in a row of the past that has a target."""
+    table, C = past.table, len(past.roles.target)
+    places, found = [table.columns.index(name) for name in columns], np.zeros(len(columns), bool)
+    for begin, end in row_blocks(0, table.num_rows, len(table.columns)):
+        is_missing = np.isnan(table.rows(begin, end))
+        found |= is_missing[~is_missing[:, :C].all(1)][:, places].any(0)
+    return found
+
+
+def _rows_by_series(
+    dataset: SeriesDataset,
+) -> dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Returns rows and times of every series, in order of time, by name."""
+    times, series = row_times(dataset), dataset.table.segments.series
+    ends = np.cumsum(np.bincount(series, dataset.table.segments.num_rows)).astype(np.int64)
+    begins = [0, *ends.tolist()]
+    return {
+        canonical(dataset.series[number]): (np.arange(begin, end), times[begin:end])
+        for number, (begin, end) in enumerate(itertools.pairwise(begins))
+        if begin < end
+    }
+
+
+class CsvForm(NamedTuple):
+    """The form of times and numbers in a CSV.
+
+    Attributes:
+        times: "us", "s" for times without fractions, "D" for dates.
+        is_short: numbers have `DIGITS` significant digits; else all that float64 needs.
+    """
+
+    times: Literal["us", "s", "D"] = "us"
+    is_short: bool = False
+
+
+def csv_schema(schema: pa.Schema, form: CsvForm) -> pa.Schema:
+    """Returns the schema of a CSV."""
+    for number, field in enumerate(schema if form.times != "us" else ()):
+        if pa.types.is_timestamp(field.type):
+            kind = pa.date32() if form.times == "D" else pa.timestamp("s", field.type.tz)
+            schema = schema.set(number, field.with_type(kind))
+    return schema
+
+
+def write_rows(
+    file: Any, suffix: str, schema: pa.Schema, tables: Iterable[pa.Table], form: CsvForm
+) -> None:
+    """Writes tables one after the other into an open file; `suffix` is one of `FILE_SUFFIXES`, and
+    `form` the form of a CSV."""
+    is_csv = suffix == ".csv"
+    schema = csv_schema(schema, form) if is_csv else schema
+    size, waiting = rows_at_once(len(schema), _GROUP_ROWS), list[pa.Table]()
+    with _WRITERS[suffix](file, schema) as writer:
+        for table in tables:
+            waiting.append((_shortened(table) if is_csv and form.is_short else table).cast(schema))
+            if sum(part.num_rows for part in waiting) >= size:
+                writer.write_table(pa.concat_tables(waiting))
+                waiting = []
+        if waiting:
+            writer.write_table(pa.concat_tables(waiting))
+
+
+def _shortened(table: pa.Table) -> pa.Table:
+    """Returns a table whose numbers of float64 have `DIGITS` significant digits."""
+    for number, field in enumerate(table.schema):
+        if pa.types.is_float64(field.type):
+            values = _rounded(table.column(number).to_numpy())
+            table = table.set_column(number, field, pa.array(values))
+    return table
+
+
+def _rounded(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns the numbers of `DIGITS` significant digits nearest to `values`."""
+    is_number = np.isfinite(values) & (values != 0)
+    size = np.log10(np.abs(values), where=is_number, out=np.zeros_like(values))
+    places = DIGITS - 1 - np.floor(size)
+    up, down = 10.0 ** places.clip(0, 300), 10.0 ** (-places).clip(0)  # exact powers
+    return np.where(is_number, np.rint(values * up / down) * down / up, values)
+
+
 class Forecasts:
     """The forecasts of the steps after the end of every series that is long enough, in blocks.
 
-    Args:
-        stored: the forecaster.
-        dataset: the past of the series.
-        inputs: scaled windows of the dataset.
-        quantiles: levels, one column for each; empty for point forecasts.
-        future: future covariates, if any.
-        say: receives sentences on series that are left out, as they are too short, and on series
-            without any value of a target; default: a warning.
+    `dataset` and its `inputs` are the past of the series, `future` its future covariates. A column
+    for each of `quantiles`; without levels point forecasts. `say` receives sentences on series that
+    are left out, as they are too short, and on series without any value of a target.
 
     Attributes:
         num_rows: rows of all blocks.
@@ -198,16 +341,9 @@ class Forecasts:
         center, ends = (self._answers(last, known, levels) for levels in ((), FAN_LEVELS))
         events = []
         for n, c in [(n, c) for n in range(len(last)) for c in range(C)][:limit]:
-            name = self.dataset.series[int(segments.series[last[n]])]
-            events.append(
-                {
-                    "series": str(name) if len(self.dataset.series) > 1 else None,
-                    "target": self.dataset.roles.target[c],
-                    "times": times_of(self.dataset, range(int(rows[n]), int(rows[n]) + shown), h),
-                    "past": past[n, :, c].tolist(),
-                    **fan(center[n, :, c, 0], dict(zip(FAN_LEVELS, ends[n, :, c].T, strict=True))),
-                }
-            )
+            of, rows_shown = (int(segments.series[last[n]]), c), range(rows[n], rows[n] + shown)
+            own = past[n, :, c], center[n, :, c, 0], ends[n, :, c]
+            events.append(shown_forecast(self.dataset, of, rows_shown, *own, h))
         return events
 
     def _known(self, segments: NDArray[np.int64]) -> NDArray[np.float64] | None:
@@ -284,17 +420,25 @@ class Forecasts:
 
     def _table(self, segments: NDArray[np.int64], answers: NDArray[np.float64]) -> pa.Table:
         """Returns a row per series and step."""
-        dataset, roles, horizon = self.dataset, self.dataset.roles, answers.shape[1]
-        table: dict[str, Any] = {}
-        if roles.series is not None:
-            series = dataset.table.segments.series[segments]
-            table[roles.series] = self._names.take(pa.array(np.repeat(series, horizon)))
-        times = _times_ahead(dataset, segments, horizon)
-        table["step" if roles.time is None else roles.time] = as_times(dataset, times)
+        times = _times_ahead(self.dataset, segments, answers.shape[1])
+        table = step_columns(self.dataset, self._names, segments, times)
         for number, name in enumerate([f"-q{level:g}" for level in self.quantiles] or [""]):
-            for c, target in enumerate(roles.target):
+            for c, target in enumerate(self.dataset.roles.target):
                 table[f"{target}{name}"] = pa.array(answers[..., c, number].reshape(-1))
         return pa.table(table)
+
+
+def step_columns(
+    dataset: SeriesDataset, names: pa.Array, segments: NDArray[np.int64], times: NDArray[np.int64]
+) -> dict[str, pa.Array]:
+    """Returns the columns of series and time with a row for each of the `times` ``(N, h)`` of N
+    segments; `names` are those of all series."""
+    roles, columns = dataset.roles, dict[str, pa.Array]()
+    if roles.series is not None:
+        series = dataset.table.segments.series[segments]
+        columns[roles.series] = names.take(pa.array(np.repeat(series, times.shape[1])))
+    columns["step" if roles.time is None else roles.time] = as_times(dataset, times)
+    return columns
 
 
 def _times_ahead(

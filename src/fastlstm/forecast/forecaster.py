@@ -18,10 +18,11 @@ from torch import Tensor
 from fastlstm.errors import ConfigError, DataError, counted, kind_of_value
 from fastlstm.estimator import Estimator, signature_of, warn
 from fastlstm.forecast.calibration import calibrate, require_known, require_numbers
-from fastlstm.forecast.config import ForecastConfig, split_of
+from fastlstm.forecast.config import READING, ForecastConfig, split_of
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.error_measures import QuantileScores, SeriesErrors
 from fastlstm.forecast.data.preparation import prepare
+from fastlstm.forecast.data.roles import LISTS
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split, split_table, validation_steps
 from fastlstm.forecast.data.window_index import WindowIndex, read_windows
@@ -45,10 +46,10 @@ from fastlstm.forecast.forecast_table import (
     kind_of,
     read_future,
     read_past,
+    step_columns,
     times_from,
 )
 from fastlstm.forecast.model.network import ForecastNetwork
-from fastlstm.forecast.read_options import READING
 from fastlstm.forecast.size_plan import CHOSEN
 from fastlstm.forecast.table_schema import apply_schema
 from fastlstm.forecast.train import train_forecaster
@@ -123,12 +124,7 @@ class Forecaster(InNotebook, Estimator[StoredForecaster]):
         return state
 
     def fit(
-        self,
-        frame: Any,
-        y: None = None,
-        *,
-        out: str | Path | None = None,
-        resume: bool = False,
+        self, frame: Any, y: None = None, *, out: str | Path | None = None, resume: bool = False
     ) -> Forecaster:
         """Trains on a table: a path, a pandas, polars or Arrow frame, or an array.
 
@@ -136,7 +132,7 @@ class Forecaster(InNotebook, Estimator[StoredForecaster]):
         processes.
 
         Args:
-            frame: see `fastlstm.forecast.data.opening.open_records`.
+            frame: see `fastlstm.forecast.data.dataset.open_records`.
             y: not used; scikit-learn passes it.
             out: a run directory as ``fastlstm train`` writes it: checkpoints, metrics.jsonl,
                 report.html; SIGTERM and Ctrl-C save the state first. None writes nothing.
@@ -630,12 +626,7 @@ def _of_one_origin(
     mean, std = (scale[:, None, : sizes.num_targets] for scale in inputs.scales(segments))
     last = rows + sizes.input_size - 1 - dataset.table.segments.first_rows[segments]
     times = times_from(dataset, segments, last, sizes.horizon + 1)
-    table: dict[str, Any] = {}
-    if roles.series is not None:
-        table[roles.series] = pa.array(list(dataset.series)).take(
-            pa.array(np.repeat(series, sizes.horizon))
-        )
-    table["step" if roles.time is None else roles.time] = as_times(dataset, times[:, 1:])
+    table = step_columns(dataset, pa.array(list(dataset.series)), segments, times[:, 1:])
     table["cutoff"] = as_times(dataset, np.repeat(times[:, :1], sizes.horizon, 1))
     for c, name in enumerate(roles.target):
         table[name] = pa.array(ahead[..., c].reshape(-1), from_pandas=True)
@@ -670,7 +661,7 @@ def _config(given: dict[str, Any]) -> tuple[ForecastConfig, Collection[str]]:
         if name not in ("observers", "callbacks", "verbose")
         and (value is not None or name not in CHOSEN)
     }
-    for name in _COLUMN_LISTS:
+    for name in LISTS:
         if isinstance(options[name], str):
             options[name] = (options[name],)
     for name in ("time", "series"):
@@ -685,4 +676,3 @@ def _config(given: dict[str, Any]) -> tuple[ForecastConfig, Collection[str]]:
 _FEW_STEPS = 20
 _FEWEST_WINDOWS = 64
 """From this many windows on, "auto" takes a GPU."""
-_COLUMN_LISTS = ("target", "past", "future", "static", "categorical", "ignore")

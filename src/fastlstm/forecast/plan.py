@@ -14,15 +14,13 @@ from fastlstm.distributed.world import Share
 from fastlstm.errors import ConfigError, DataError, counted
 from fastlstm.forecast.calibration import Calibration
 from fastlstm.forecast.config import ForecastConfig
-from fastlstm.forecast.data.chunk_loader import ChunkLoader
 from fastlstm.forecast.data.dataset import SeriesDataset
-from fastlstm.forecast.data.series_scale import SeriesScale
+from fastlstm.forecast.data.scaled_windows import SeriesScale
 from fastlstm.forecast.data.splits import Scaler, Split, fit_scaler
 from fastlstm.forecast.data.table import Table
-from fastlstm.forecast.data.window_loader import WindowLoader
+from fastlstm.forecast.data.window_loader import ChunkLoader, WindowLoader
 from fastlstm.forecast.files import StoredForecaster
-from fastlstm.forecast.model.config import ForecasterConfig
-from fastlstm.forecast.model.network import ForecastNetwork
+from fastlstm.forecast.model.network import ForecasterConfig, ForecastNetwork
 from fastlstm.forecast.ridge import MAX_LAGS
 from fastlstm.forecast.table_schema import TableSchema, static_scale
 

@@ -7,7 +7,8 @@ forecast, which is the linear path of the network; the LSTM learns the rest (NLi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -56,21 +57,27 @@ class Ridge(NamedTuple):
 def fit_ridges(
     network: ForecastNetwork,
     inputs: ScaledWindows,
-    train: WindowIndex,
-    valid: WindowIndex,
-    has_future: bool = False,
+    split: Split,
     num_given: int = 0,
 ) -> list[Ridge]:
-    """Returns ridge regressions of a target on its last L lags: one on the lags alone and, with
-    `has_future`, one that also uses the numeric future covariates of the step, if there are any;
-    between them one with the first `num_given` of these.
+    """Returns ridge regressions of a target on its last L lags: one on the lags alone, and one that
+    also uses the numeric future covariates of the step, if there are any; between them one with the
+    first `num_given` of these.
 
     Values are normalised as the network does it; the penalty with the least error on validation
     windows is chosen. Solves for up to 32,768 windows of single targets, evenly spread over the
     training part. Missing inputs are set to the level of their window; windows with missing values
     to forecast are left out. The network must be on the CPU.
+
+    Raises:
+        DataError: the training or the validation part is too short for a window.
     """
-    moments = _Moments(network, has_future)
+    sizes = network.config
+    train, valid = (
+        split.windows(inputs.table, part, sizes.input_size, sizes.horizon)
+        for part in ("train", "valid")
+    )
+    moments = _Moments(network)
     for x, f, y, _ in _rows(network, inputs, train, _MAX_ROWS):
         moments.add(x, f, y)
     moments.center()
@@ -79,8 +86,13 @@ def fit_ridges(
     for num_future in sorted({0, min(num_given, moments.num_future), moments.num_future}):
         solutions = (moments.solution(num_future, alpha) for alpha in _ALPHAS)
         tried = [_with_error(network, solution, parts) for solution in solutions]
-        found.append(min(reversed(tried), key=lambda ridge: ridge.error))
+        found.append(best_ridge(tried[::-1]))
     return found
+
+
+def best_ridge(found: Sequence[Ridge]) -> Ridge:
+    """Returns the regression with the least error on validation windows."""
+    return min(found, key=lambda ridge: ridge.error)
 
 
 def _with_error(
@@ -134,11 +146,11 @@ class _Moments:
         num_future: F, 0 without future covariates.
     """
 
-    def __init__(self, network: ForecastNetwork, has_future: bool) -> None:
+    def __init__(self, network: ForecastNetwork) -> None:
         config = network.config
         L, h, num = min(config.input_size, MAX_LAGS), config.horizon, network.future.num_numbers
         self._size = L + 1, h, num
-        self.num_future = num if has_future and h * num <= _MAX_FUTURE else 0
+        self.num_future = num if h * num <= _MAX_FUTURE else 0
         F = self.num_future
         shapes = (L + 1, L + 1), (L + 1, h), (L + 1, h * F), (h, F), (h, F, F)
         self._sums = [torch.zeros(shape, dtype=torch.float64) for shape in shapes]
@@ -186,47 +198,29 @@ class _Moments:
         return weight.T.float().contiguous(), bias.float(), future.float()
 
 
-class RidgeForecast:
-    """The ridge regression that a network is compared with.
+def compared_ridge(network: ForecastNetwork, inputs: ScaledWindows, split: Split) -> Ridge:
+    """Returns the ridge regression that a network is compared with: its linear path; else the
+    regression fitted to the training part, with the numeric future covariates if that lowers the
+    validation error. Raises the errors of `fit_ridges`."""
+    sizes, future = network.config, torch.zeros(network.config.horizon, 0)
+    if sizes.linear:
+        future = network.linear_future.cpu() if network.future.num_numbers else future
+        return Ridge(network.linear_weight.cpu(), network.linear_bias.cpu(), future, math.nan)
+    return best_ridge(fit_ridges(network, inputs, split))
 
-    Args:
-        network: the network; its linear path is used as the regression.
-        inputs: the table.
-        split: parts of the table; without such a path, the regression is fitted to the training
-            part, with the numeric future covariates if that lowers the validation error.
 
-    Raises:
-        DataError: the training or the validation part is too short for a window.
-    """
-
-    def __init__(self, network: ForecastNetwork, inputs: ScaledWindows, split: Split) -> None:
-        self._network, sizes = network, network.config
-        self._future = torch.zeros(sizes.horizon, 0)
-        if sizes.linear:
-            self._weight, self._bias = network.linear_weight.cpu(), network.linear_bias.cpu()
-            if network.future.num_numbers:
-                self._future = network.linear_future.cpu()
-        else:
-            train, valid = (
-                split.windows(inputs.table, part, sizes.input_size, sizes.horizon)
-                for part in ("train", "valid")
-            )
-            found = fit_ridges(network, inputs, train, valid, has_future=True)
-            best = min(found, key=lambda ridge: ridge.error)
-            self._weight, self._bias, self._future = best[:3]
-
-    def forecast(self, values: Tensor) -> NDArray[np.float32]:
-        """Returns the forecasts ``(B, h, C)`` of scaled windows ``(B, L + h, columns)``."""
-        config = self._network.config
-        L, C = config.input_size, config.num_targets
-        lags, shift, scale = self._network.normalised(values[:, :L, :C])
-        ahead = lags.transpose(1, 2)[..., -self._weight.shape[1] :] @ self._weight.T + self._bias
-        if self._future.any():
-            known = self._network.future.numbers(values[:, L:, C + config.num_past :])
-            ahead += (known * self._future).sum(-1)[:, None]
-        ahead = self._network.left(ahead * scale[..., None] + shift[..., None])
-        answer: NDArray[np.float32] = ahead.numpy()
-        return answer.transpose(0, 2, 1)
+def ridge_forecast(network: ForecastNetwork, ridge: Ridge, values: Tensor) -> NDArray[np.float32]:
+    """Returns the forecasts ``(B, h, C)`` of scaled windows ``(B, L + h, columns)``."""
+    config = network.config
+    L, C = config.input_size, config.num_targets
+    lags, shift, scale = network.normalised(values[:, :L, :C])
+    ahead = lags.transpose(1, 2)[..., -ridge.weight.shape[1] :] @ ridge.weight.T + ridge.bias
+    if ridge.future.any():
+        known = network.future.numbers(values[:, L:, C + config.num_past :])
+        ahead += (known * ridge.future).sum(-1)[:, None]
+    ahead = network.left(ahead * scale[..., None] + shift[..., None])
+    answer: NDArray[np.float32] = ahead.numpy()
+    return answer.transpose(0, 2, 1)
 
 
 def _rows(

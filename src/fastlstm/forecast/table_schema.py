@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from fastlstm.errors import DataError, counted, nearest_hint
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.names import canonical
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
-from fastlstm.forecast.data.timeline import Frequency, Timeline
+from fastlstm.forecast.data.timeline import Timeline
 
 if TYPE_CHECKING:
     from fastlstm.forecast.files import StoredForecaster
@@ -23,34 +23,18 @@ class TableSchema:
     """Properties that other tables must match.
 
     Attributes:
-        columns: names, in order.
-        frequency: frequency of the rows.
-        time_zone: zone of the times, or None.
         categories: for each categorical column, the names by number.
-        may_miss: values may be missing.
-        is_wall: times are local times of the zone; None if that was not stored.
     """
 
     columns: tuple[str, ...]
-    frequency: Frequency
-    time_zone: str | None
+    timeline: Timeline
     categories: dict[str, list[Any]]
-    may_miss: bool
-    is_wall: bool | None = None
-
-    @property
-    def timeline(self) -> Timeline:
-        """What times must match."""
-        return Timeline(self.frequency, self.time_zone, self.is_wall, self.may_miss)
 
     @staticmethod
     def of(dataset: SeriesDataset, may_miss: bool) -> TableSchema:
         """Returns the schema of a table."""
-        columns = dataset.table.columns
-        return TableSchema(
-            columns, dataset.frequency, dataset.time_zone, dataset.categories, may_miss,
-            dataset.is_wall,
-        )  # fmt: skip
+        timeline = replace(dataset.timeline, may_miss=may_miss)
+        return TableSchema(dataset.table.columns, timeline, dataset.categories)
 
 
 def apply_schema(dataset: SeriesDataset, stored: StoredForecaster) -> ScaledWindows:
@@ -61,6 +45,7 @@ def apply_schema(dataset: SeriesDataset, stored: StoredForecaster) -> ScaledWind
             there were none at fit.
     """
     name, columns, schema = dataset.name, dataset.table.columns, stored.schema
+    at_fit = schema.timeline
     if missing := [column for column in schema.columns if column not in columns]:
         raise DataError(
             f"{name} has no column '{missing[0]}', which this forecaster was fitted on"
@@ -71,27 +56,27 @@ def apply_schema(dataset: SeriesDataset, stored: StoredForecaster) -> ScaledWind
             f"{name} has the columns {', '.join(columns)}, this forecaster was fitted on"
             f" {', '.join(schema.columns)}"
         )
-    if dataset.roles.time is None and schema.frequency.unit != "rows":
+    if dataset.roles.time is None and at_fit.frequency.unit != "rows":
         raise DataError(f"{name} has no time column, the table at fit had one")
-    if (dataset.time_zone is None) != (schema.time_zone is None):
+    if (dataset.time_zone is None) != (at_fit.time_zone is None):
         raise DataError(
             f"{name} has the time zone {dataset.time_zone}, the table at fit had"
-            f" {schema.time_zone}; convert the times"
+            f" {at_fit.time_zone}; convert the times"
         )
-    if dataset.frequency != schema.frequency:
+    if dataset.frequency != at_fit.frequency:
         raise DataError(
-            f"{name} has the frequency {dataset.frequency}, the table at fit had {schema.frequency}"
+            f"{name} has the frequency {dataset.frequency}, the table at fit had {at_fit.frequency}"
         )
-    if dataset.has_missing and not schema.may_miss:
+    if dataset.has_missing and not at_fit.may_miss:
         raise DataError(
             f"{name} has missing values, the table at fit had none: fill them, or fit on a table"
             " with missing values"
         )
     numbers = {name: numbers_at_fit(name, dataset, schema) for name in dataset.categories}
     renumbered = {
-        columns.index(name): at_fit
-        for name, at_fit in numbers.items()
-        if name in columns and (at_fit != np.arange(len(at_fit))).any()
+        columns.index(name): known
+        for name, known in numbers.items()
+        if name in columns and (known != np.arange(len(known))).any()
     }
     return ScaledWindows(
         dataset.table,
@@ -115,6 +100,12 @@ def numbers_at_fit(name: str, dataset: SeriesDataset, schema: TableSchema) -> ND
     return np.array([known[value] for value in names], dtype=np.float32)
 
 
+def renumbered(codes: NDArray[np.floating], numbers: NDArray[np.float32]) -> NDArray[np.floating]:
+    """Returns the `numbers_at_fit` of codes; NaN stays."""
+    at_fit = numbers[np.nan_to_num(codes).astype(np.int64)]
+    return np.where(np.isnan(codes), codes, at_fit)
+
+
 def static_scale(dataset: SeriesDataset) -> NDArray[np.float64]:
     """Returns mean and standard deviation of every static column, ``(K, 2)``; 0, 1 for names."""
     scales = []
@@ -129,7 +120,7 @@ def static_scale(dataset: SeriesDataset) -> NDArray[np.float64]:
 def statics_of(
     dataset: SeriesDataset,
     scale: NDArray[np.float64],
-    numbers: dict[str, NDArray[np.float32]] | None = None,
+    numbers: dict[str, NDArray[np.float32]],
 ) -> NDArray[np.float32] | None:
     """Returns scaled static values per series, shape ``(S, K)``, or None without any.
 
@@ -137,9 +128,8 @@ def statics_of(
     """
     columns = []
     for (mean, spread), name in zip(scale, dataset.roles.static, strict=True):
-        values = dataset.statics[name]
-        if numbers is not None and name in numbers:
-            known = numbers[name][np.nan_to_num(values).astype(np.int64)]
-            values = np.where(np.isnan(values), values, known)
+        values: NDArray[np.floating] = dataset.statics[name]
+        if name in numbers:
+            values = renumbered(values, numbers[name])
         columns.append((values - mean) / spread)
     return np.stack(columns, 1).astype(np.float32) if columns else None

@@ -20,13 +20,12 @@ from torch import Tensor
 
 from fastlstm.errors import DataError, Stopped
 from fastlstm.forecast.calibration import Calibration, calibrate
-from fastlstm.forecast.data.chunk_loader import ChunkBatch, ChunkLoader
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.error_measures import QuantileScores
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split
 from fastlstm.forecast.data.window_index import spread_out
-from fastlstm.forecast.data.window_loader import WindowBatch, WindowLoader
+from fastlstm.forecast.data.window_loader import ChunkBatch, ChunkLoader, WindowBatch, WindowLoader
 from fastlstm.forecast.evaluation import (
     coverage_note,
     evaluate_forecasts,
@@ -63,12 +62,10 @@ class PreparedBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchPart:
-    """Some rows of a batch.
+    """Some rows of a batch, as the network reads them.
 
     Attributes:
         rows: places of these rows in the batch.
-        values: the windows as the network reads them.
-        statics: static values, or None.
         actual: values of the targets, shape ``(B * origins, h, C)``; NaN if missing.
         count: divisor of the summed losses.
     """
@@ -83,18 +80,11 @@ class BatchPart:
 class ForecastTask(Task):
     """A forecaster and its table; a stateful network has a loader of chunks.
 
-    Args:
-        session: the start of the run; without a directory nothing is written or evaluated.
-        stored: the forecaster to train. After `finish` it has the best weights, calibrated.
-        dataset: the prepared table.
-        split: its parts.
-        inputs: its windows as the network reads them.
-        loader: training batches.
-        device: device of the network.
-        budget_s: seconds of the whole run, or None.
+    If `session` has no run directory, nothing is written or evaluated. `budget_s` are the seconds
+    of the whole run.
 
     Attributes:
-        valid: validation windows.
+        stored: the forecaster to train; after `finish` with the best weights, calibrated.
         is_averaged: average the forecast with the linear path's if the average has a smaller loss.
     """
 
@@ -121,12 +111,8 @@ class ForecastTask(Task):
     ) -> None:
         config, sizes = stored.config, stored.network.config
         self.session, self.stored, self.dataset, self.split = session, stored, dataset, split
-        self.inputs, self.model, self.loader, self.budget_s = (
-            inputs,
-            stored.network,
-            loader,
-            budget_s,
-        )
+        self.inputs, self.model, self.loader = inputs, stored.network, loader
+        self.budget_s = budget_s
         self.valid = split.windows(dataset.table, "valid", sizes.input_size, sizes.horizon)
         self.num_valid = len(self.valid)
         self.flop_per_unit = flop_per_window(sizes)
@@ -449,8 +435,15 @@ def continued_state(
     """
     if state is None or not isinstance(batch, ChunkBatch) or not batch.continues.any():
         return None
+    continues = torch.from_numpy(batch.continues).to(device)
     # An epoch's last batch may have fewer lanes than the next one.
-    return state.where(torch.from_numpy(batch.continues).to(device))
+    own = rows_of_state(state, slice(0, len(continues)))
+    cells = continues.repeat_interleave(own.hidden.shape[1] // len(own.level))[:, None]
+    return RecurrentState(
+        torch.where(cells, own.hidden, 0.0),
+        torch.where(cells, own.cell, 0.0),
+        torch.where(continues[:, None], own.level, math.nan),
+    )
 
 
 def rows_of_state(state: RecurrentState, part: slice) -> RecurrentState:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from fastlstm.distributed.joining import joined
 from fastlstm.errors import ConfigError, DataError, FormatError, counted
 from fastlstm.forecast.calibration import Calibration
-from fastlstm.forecast.config import ForecastConfig
+from fastlstm.forecast.config import READING, ForecastConfig
 from fastlstm.forecast.data.calendar import (
     FEW_YEARS,
     MAX_ROWS,
@@ -31,10 +31,10 @@ from fastlstm.forecast.data.calendar import (
 )
 from fastlstm.forecast.data.dataset import COUNTED, DROPPED, SeriesDataset
 from fastlstm.forecast.data.preparation import prepare, require_counts
+from fastlstm.forecast.data.records import require_files
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split, split_table
 from fastlstm.forecast.data.table import row_blocks
-from fastlstm.forecast.data.table_files import require_files
 from fastlstm.forecast.data.timeline import ROWS
 from fastlstm.forecast.files import (
     SCALER_FILE,
@@ -43,7 +43,7 @@ from fastlstm.forecast.files import (
     read_forecaster,
     read_options,
 )
-from fastlstm.forecast.model.config import ForecasterConfig
+from fastlstm.forecast.model.network import ForecasterConfig
 from fastlstm.forecast.plan import (
     LEARNING_RATES,
     MIN_LINEAR_GAIN,
@@ -53,8 +53,7 @@ from fastlstm.forecast.plan import (
     training_loader,
     untrained_forecaster,
 )
-from fastlstm.forecast.read_options import READING
-from fastlstm.forecast.ridge import Ridge, fit_ridges
+from fastlstm.forecast.ridge import Ridge, best_ridge, fit_ridges
 from fastlstm.forecast.size_plan import CHOSEN, can_choose_size, choose_size, step_seconds
 from fastlstm.forecast.table_schema import apply_schema
 from fastlstm.forecast.task import ForecastTask
@@ -98,14 +97,7 @@ _MAY_DIFFER = _MAY_CHANGE | frozenset(
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained forecaster with the table it was trained on.
-
-    Attributes:
-        stored: what is written to disk.
-        dataset: the prepared table.
-        inputs: its windows as the network takes them.
-        fitted: what training did.
-    """
+    """A trained forecaster with the table it was trained on."""
 
     stored: StoredForecaster
     dataset: SeriesDataset
@@ -133,7 +125,7 @@ def train_forecaster(
     """Trains a forecaster on a table.
 
     Args:
-        frame: a path, a frame or an array; see `fastlstm.forecast.data.opening.open_records`.
+        frame: a path, a frame or an array; see `fastlstm.forecast.data.dataset.open_records`.
         config: the options.
         out: the run directory; None writes nothing.
         resume: continue from the checkpoint in `out`, or start if there is none.
@@ -188,7 +180,6 @@ class _ForecastSession(RunSession):
 
     Attributes:
         chosen: names of the options that the user set; the others may be chosen.
-        ends_early: end a budget when the loss rises.
         origin: the run that the training continues from, or None.
     """
 
@@ -207,7 +198,7 @@ class _ForecastSession(RunSession):
         config, device, checkpoint = start.options, start.device, start.checkpoint
         require_fast_kernels(config, _layer_call(config, device))
         dataset = self._prepared(frame, config, checkpoint, base)
-        split = _split(dataset, config)
+        split = split_table(dataset.table, dataset.frequency, config.split)
         is_new = base is None and checkpoint is None
         config, dataset, linear = self._decided(config, dataset, split, device, is_new)
         if base is None:
@@ -266,14 +257,15 @@ class _ForecastSession(RunSession):
     ) -> _Decided:
         """Returns rank 0's options with calendar, scale and size, the table with the calendar, and
         the linear path if it is known."""
-        linear, bare = None, dataset
+        linear = None
         if is_new and self.world.is_leader:
             config = self._with_bound(config, dataset)
             config, dataset, linear = self._with_linear(config, dataset, split)
             config = self._with_size(config, dataset, split, device)
         config = self.agreed(config)
-        if is_new and dataset is bare:
-            dataset = with_calendar(dataset, _chosen_calendar(config, dataset))
+        parts = config.calendar or ()
+        if is_new and not set(calendar_names(parts)) <= set(dataset.table.columns):
+            dataset = with_calendar(dataset, parts)
         return config, dataset, linear
 
     def _with_bound(self, config: ForecastConfig, dataset: SeriesDataset) -> ForecastConfig:
@@ -334,7 +326,7 @@ class _ForecastSession(RunSession):
         config, dataset, linear = decided
         with self.part_of_setup("the scale"):
             own = [linear] if linear else self._ridges(config, dataset, split)
-        return config, dataset, min(own, key=lambda ridge: ridge.error, default=None)
+        return config, dataset, best_ridge(own) if own else None
 
     def _with_calendar(
         self,
@@ -366,7 +358,7 @@ class _ForecastSession(RunSession):
         *others, last = found
         if not others:  # too many future covariates
             return dataclasses.replace(config, calendar=()), dataset, None
-        plain = min(others, key=lambda ridge: ridge.error)
+        plain = best_ridge(others)
         if not last.error < (1 - MIN_LINEAR_GAIN) * plain.error:
             plain = plain._replace(future=plain.future[:, :num_given])
             if 0 < plain.error < math.inf:
@@ -390,22 +382,14 @@ class _ForecastSession(RunSession):
         """Returns the regressions of `fit_ridges`; none if the network has no linear path."""
         stored = untrained_forecaster(config, config, dataset, split)
         inputs, sizes = apply_schema(dataset, stored), stored.network.config
-        if not sizes.linear:
-            return []
-        train, valid = (
-            split.windows(dataset.table, part, sizes.input_size, sizes.horizon)
-            for part in ("train", "valid")
-        )
-        return fit_ridges(stored.network, inputs, train, valid, True, num_given)
+        return fit_ridges(stored.network, inputs, split, num_given) if sizes.linear else []
 
     def _set_linear(self, task: ForecastTask, known: Ridge | None) -> None:
         """Sets the linear path to ridge regression, fitted here unless `known`."""
         network, inputs, sizes = task.model, task.inputs, task.model.config
         with self.part_of_setup("the linear path"):
             if known is None:
-                train = task.split.windows(inputs.table, "train", sizes.input_size, sizes.horizon)
-                found = fit_ridges(network, inputs, train, task.valid, has_future=True)
-                known = min(found, key=lambda ridge: ridge.error)
+                known = best_ridge(fit_ridges(network, inputs, task.split))
             # Several targets: the path is averaged with the trained LSTM instead.
             is_start = task.stored.config.linear is True or sizes.num_targets == 1
             network.set_linear(known.weight, known.bias, known.future, is_start)
@@ -463,6 +447,8 @@ class _ForecastSession(RunSession):
                 )
         self.require_same(dataset.key, f"{source_text(frame)} is another table")
         self.mark()
+        if config.output == "negative_binomial":
+            require_counts(dataset)
         return dataset
 
 
@@ -535,18 +521,6 @@ def _num_by_sign(dataset: SeriesDataset) -> NDArray[np.int64]:
         signs = np.sign(table.whole_rows(*block)[:, :num])
         found += np.stack([(signs == sign).sum(0) for sign in (-1, 0, 1)])
     return found
-
-
-def _chosen_calendar(config: ForecastConfig, dataset: SeriesDataset) -> tuple[str, ...]:
-    """Returns the parts of the calendar that the table lacks."""
-    parts = config.calendar or ()
-    return () if set(calendar_names(parts)) <= set(dataset.table.columns) else parts
-
-
-def _split(dataset: SeriesDataset, config: ForecastConfig) -> Split:
-    if config.output == "negative_binomial":
-        require_counts(dataset)
-    return split_table(dataset.table, dataset.frequency, config.split)
 
 
 def _layer_call(config: ForecastConfig, device: torch.device) -> LSTMCall:

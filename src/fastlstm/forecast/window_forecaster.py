@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastlstm.forecast.data.names import canonical
-from fastlstm.forecast.data.series_scale import CONSTANT
+from fastlstm.forecast.data.scaled_windows import CONSTANT
 from fastlstm.forecast.files import StoredForecaster, read_forecaster
 from fastlstm.forecast.model.outputs import NegativeBinomial, StudentT
 from fastlstm.system.fields import Device
@@ -53,13 +53,11 @@ class WindowForecaster:
     """Forecasts windows in the table's units.
 
     Attributes:
-        stored: the forecaster.
         name: name of its directory.
         input_size: L, rows of a window.
         horizon: h, steps ahead.
         targets: C names.
         past: columns of the input rows: targets, past and future covariates.
-        future: future covariates.
         static: columns with one value per series.
         series: the column of series, with the names known at fit; empty if there is one series.
         note: line about the format of the weights, or None.
@@ -75,7 +73,7 @@ class WindowForecaster:
         self.name, self.stored = name, stored
         config = stored.network.config
         self.input_size, self.horizon = config.input_size, config.horizon
-        self.may_miss, self.frequency = config.has_missing, str(stored.schema.frequency)
+        self.may_miss, self.frequency = config.has_missing, str(stored.schema.timeline.frequency)
         columns = stored.schema.columns
         self.targets = columns[: config.num_targets]
         self.past = self._columns(columns)
@@ -174,10 +172,8 @@ class WindowForecasts:
     """Forecasts of B windows.
 
     Attributes:
-        stored: the forecaster.
         parameters: network output, shape ``(B, h, C, num_parameters)``.
         width: unit of each window's errors, ``(B, C)``, scaled; see `Calibration.width`.
-        dtype: dtype of the results.
         mean: level of the targets, shape ``(B, C)`` or ``(1, C)``, float64.
         std: spread of the targets, same shape.
     """

@@ -188,10 +188,8 @@ def _is_missing(label: Any) -> bool:
 def classes_of(labels: list[Any], dtype: np.dtype[Any] | None = None) -> NDArray[Any]:
     """Returns the classes, shape ``(K,)``, sorted if possible, else in order of appearance.
 
-    Args:
-        labels: labels of `labels_of`.
-        dtype: dtype of the array. By default, and for object, it is the common type of the labels,
-            or object if they have none.
+    By default, and for object, the dtype is the common type of the labels, or object if they have
+    none.
 
     Raises:
         DataError: there is only one class.
@@ -219,11 +217,8 @@ def stratified(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Returns the held-out sequences, a share of each class, and the training sequences.
 
-    Args:
-        order: numbers of the sequences, shuffled.
-        classes: class of each sequence, by number.
-        num_held_out: how many to hold out; the last sequence of a class is held out only if no
-            others are left.
+    `order` are the numbers of the sequences, shuffled. The last sequence of a class is held out
+    only if no others are left.
     """
     own = classes[order]
     by_class, counts = np.argsort(own, kind="stable"), np.bincount(own)

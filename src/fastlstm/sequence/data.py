@@ -92,16 +92,11 @@ class Sequences:
         Raises:
             DataError: another shape, or ids that are no whole numbers from 0 to `num_tokens - 1`.
         """
-        is_list = isinstance(X, list | tuple)
-        parts = (
-            [_numbers(part, 1, f"sequence {n}", "(T,)") for n, part in enumerate(X)]
-            if is_list
-            else []
-        )
-        whole = None if is_list else _numbers(X, 2, "X", "(N, T), or a list of (T,)")
-        sequences = Sequences.of(
-            [part[:, None] for part in parts] if whole is None else whole[..., None]
-        )
+        if isinstance(X, list | tuple):
+            parts = [_numbers(part, 1, f"sequence {n}", "(T,)") for n, part in enumerate(X)]
+            sequences = Sequences.of([part[:, None] for part in parts])
+        else:
+            sequences = Sequences.of(_numbers(X, 2, "X", "(N, T), or a list of (T,)")[..., None])
         ids = sequences.values[:, 0]
         if len(bad := np.flatnonzero((ids != np.floor(ids)) | (ids < 0) | (ids >= num_tokens))):
             number, step = sequences._place(int(bad[0]))
@@ -172,7 +167,6 @@ class LabelledBatch(NamedTuple):
     """Sequences with their answers.
 
     Attributes:
-        inputs: B sequences as the network reads them.
         targets: answers, shape ``(B, K)`` float32, or class numbers ``(B,)`` int64.
         total: sequences of the batch in all processes.
     """
@@ -187,13 +181,10 @@ class SequenceData:
     """Sequences with their answers, divided into training and validation.
 
     Attributes:
-        sequences: N sequences.
         targets: answers, shape ``(N, K)`` float32, or class numbers ``(N,)`` int64.
         mean: mean of each column, float64.
-        std: standard deviation of each column.
         train: numbers of the training sequences.
         held_out: numbers of the validation sequences.
-        answers: kind of answers.
         class_weights: weight of each class in the loss, shape ``(K,)`` float32; None: all 1.
     """
 
@@ -225,16 +216,8 @@ class SequenceData:
 class SequenceLoader(LoaderPosition):
     """Returns training batches; every epoch has a different order.
 
-    Args:
-        data: the sequences.
-        batch_size: rows of a batch; the last batch of an epoch may have fewer.
-        seed: seed of the order.
-        share: the part of every batch that this process gets; default: all of it.
-
-    Attributes:
-        wait_s: seconds spent making batches.
-        steps_per_epoch: batches of an epoch.
-        share: the part of every batch that this process gets.
+    The last batch of an epoch may have fewer rows than `batch_size`. `share` is the part of every
+    batch that this process gets, `wait_s` are the seconds spent making batches.
     """
 
     _source = "data"
@@ -261,9 +244,6 @@ class SequenceLoader(LoaderPosition):
         self._advance()
         self.wait_s += time.perf_counter() - started
         return batch
-
-    def close(self) -> None:
-        """Does nothing; there is nothing to close."""
 
 
 def _numbers(values: Any, ndim: int, what: str, shape: str) -> NDArray[np.floating]:

@@ -38,6 +38,8 @@ from fastlstm.sequence.train import train_sequence_model
 from fastlstm.training.callbacks import checked_callbacks
 
 _BATCH = 256
+Numbering = NDArray[np.int64]
+Division = tuple[Answers, Tensor, Numbering, Numbering]
 
 
 class SequenceModel(Estimator[StoredSequenceModel], ABC):
@@ -105,8 +107,7 @@ class SequenceModel(Estimator[StoredSequenceModel], ABC):
         require_one_each(len(sequences), y)
         order = np.random.default_rng(config.seed).permutation(len(sequences))
         cut = min(max(1, round(config.held_out * len(order))), len(order) - 1)
-        held_out, train = self._divided(order, cut, y)
-        answers, targets = self._read_answers(y, train)
+        answers, targets, held_out, train = self._divided(order, cut, y)
         scale = sequences.scale(train)
         weights = class_weights(config.class_weight, answers, targets[train])
         data = SequenceData(sequences, targets, *scale, train, held_out, answers, weights)
@@ -123,16 +124,10 @@ class SequenceModel(Estimator[StoredSequenceModel], ABC):
         self.n_features_in_ = stored.network.config.num_columns
 
     @staticmethod
-    def _divided(
-        order: NDArray[np.int64], num_held_out: int, y: Any
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the numbers of the held-out and of the training sequences."""
-        return order[:num_held_out], order[num_held_out:]
-
-    @staticmethod
     @abstractmethod
-    def _read_answers(y: Any, train: NDArray[np.int64]) -> tuple[Answers, Tensor]:
-        """Returns the kind of answers and the network's targets."""
+    def _divided(order: Numbering, num_held_out: int, y: Any) -> Division:
+        """Returns the kind of answers, the network's targets, and the numbers of the held-out and
+        of the training sequences, taken from `order`."""
 
     def save(self, path: str | Path) -> None:
         """Writes config.json and model.safetensors into `path`; nothing executable.
@@ -211,10 +206,10 @@ class SequenceRegressor(SequenceModel):
     _answers_kind = Numbers
 
     @staticmethod
-    def _read_answers(y: Any, train: NDArray[np.int64]) -> tuple[Answers, Tensor]:
-        plain = answers_of(y)
+    def _divided(order: Numbering, num_held_out: int, y: Any) -> Division:
+        plain, held_out, train = answers_of(y), order[:num_held_out], order[num_held_out:]
         answers = Numbers.of(plain, train)
-        return answers, answers.encode(plain)
+        return answers, answers.encode(plain), held_out, train
 
     def __sklearn_tags__(self) -> Any:
         """Returns scikit-learn's tags of a regressor."""
@@ -278,18 +273,11 @@ class SequenceClassifier(SequenceModel):
     _answers_kind = Labels
 
     @staticmethod
-    def _divided(
-        order: NDArray[np.int64], num_held_out: int, y: Any
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        labels = labels_of(y)
-        classes = Labels(classes_of(labels)).encode(labels)
-        return stratified(order, classes.numpy(), num_held_out)
-
-    @staticmethod
-    def _read_answers(y: Any, train: NDArray[np.int64]) -> tuple[Answers, Tensor]:
+    def _divided(order: Numbering, num_held_out: int, y: Any) -> Division:
         labels = labels_of(y)
         answers = Labels(classes_of(labels, y.dtype if isinstance(y, np.ndarray) else None))
-        return answers, answers.encode(labels)
+        targets = answers.encode(labels)
+        return answers, targets, *stratified(order, targets.numpy(), num_held_out)
 
     def _take(self, stored: StoredSequenceModel) -> None:
         super()._take(stored)

@@ -47,10 +47,7 @@ class StoredSequenceModel:
     Attributes:
         config: the options with every choice made.
         given: the options as the user gave them.
-        network: the trained or imported network.
         mean: mean of every column, float64.
-        std: standard deviation of every column.
-        answers: kind of answers.
         key: hash of the training data.
     """
 
@@ -184,10 +181,8 @@ def _answers(values: dict[str, Any], num: int) -> Answers:
         raise ValueError(f"its classes are not {num} strings or numbers")
     if len(set(classes)) != num or dtype.kind not in "biufUO":
         raise ValueError("its classes are not distinct, or have an unsupported type")
-    if dtype.kind == "U" and dtype != np.array(classes).dtype:  # a forged width would take memory
-        raise ValueError(f"its classes are no {dtype}")
-    array = np.array(classes, dtype=dtype)
-    if array.tolist() != classes:
+    is_forged = dtype.kind == "U" and dtype != np.array(classes).dtype  # it would take memory
+    if is_forged or (array := np.array(classes, dtype=dtype)).tolist() != classes:
         raise ValueError(f"its classes are no {dtype}")
     return Labels(array)
 

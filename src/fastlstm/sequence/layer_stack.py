@@ -30,7 +30,6 @@ class Embedding:
     """A table of vectors; the input is token ids.
 
     Attributes:
-        name: name in the file.
         weight: `(V, E)`.
         masks_zero: the following layers leave out steps with token 0.
     """
@@ -54,7 +53,6 @@ class LSTMLayer:
     """An LSTM in one or both directions.
 
     Attributes:
-        name: name in the file.
         forward: weights of the only, or first, direction.
         backward: weights of the second direction, or None.
         merge: how the outputs of both directions are combined.
@@ -141,11 +139,9 @@ class LayerStack:
     """A model: its layers in order.
 
     Attributes:
-        layers: layers from input to output.
         made_by: framework and version, to show to the user.
         window: steps of the input that the model was built for, or None.
         is_time_major: the time axis comes first, not second.
-        notes: notes on the import for the user.
         shape: output shape for one sequence if the model ends in a Reshape or Squeeze of Keras.
     """
 

@@ -47,6 +47,11 @@ _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "exponential": torch.exp,
     "softmax": lambda x: torch.softmax(x, -1),
     "log_softmax": lambda x: torch.log_softmax(x, -1),
+    # of the steps `(B, T, C)`
+    "last": lambda x: x[:, -1],
+    "mean": lambda x: x.mean(1),
+    "max": lambda x: x.amax(1),
+    "reversed": lambda x: x.flip(1),
 }
 
 
@@ -123,7 +128,7 @@ class ImportedModel(nn.Module):
 
     def _run(self, x: Tensor, has_steps: bool = True) -> Tensor:
         for layer in self.layers:
-            if not has_steps and isinstance(layer, _Steps) and layer.part == "mean":
+            if not has_steps and isinstance(layer, _Function) and layer.function == "mean":
                 raise ShapeError(
                     "the model takes the mean of a sequence without steps: leave it out"
                 )
@@ -150,11 +155,7 @@ class ImportedModel(nn.Module):
 
 
 class ImportedLSTM(nn.Module):
-    """An LSTM with the interface of Keras: one output, of every step or of the last.
-
-    Attributes:
-        lstm: the layer.
-    """
+    """An LSTM with the interface of Keras: one output, of every step or of the last."""
 
     def __init__(self, layer: LSTMLayer) -> None:
         super().__init__()
@@ -195,27 +196,6 @@ class _Function(nn.Module):
 
     def extra_repr(self) -> str:
         return self.function
-
-
-class _Steps(nn.Module):
-    """One vector from the steps `(B, T, C)`, or all steps in reverse."""
-
-    def __init__(self, part: str) -> None:
-        super().__init__()
-        self.part = part
-
-    def forward(self, x: Tensor) -> Tensor:
-        match self.part:
-            case "last":
-                return x[:, -1]
-            case "mean":
-                return x.mean(1)
-            case "max":
-                return x.amax(1)
-        return x.flip(1)
-
-    def extra_repr(self) -> str:
-        return self.part
 
 
 class _SpatialDropout(nn.Module):
@@ -260,7 +240,7 @@ def _module(layer: Layer) -> nn.Module:
         case Dropout():
             return _SpatialDropout(layer.rate) if layer.is_spatial else nn.Dropout(layer.rate)
         case Steps():
-            return _Steps(layer.part)
+            return _Function(layer.part)
     names = ("weight",) if isinstance(layer, Embedding) else ("weight", "bias")
     with torch.no_grad():
         for name in names:
@@ -342,7 +322,6 @@ class StackConfig:
         num_outputs: K.
         num_tokens: V for a model that reads token ids, else 0.
         stack: description of the layers, see `pack`.
-        has_missing: values may be missing.
     """
 
     num_columns: int

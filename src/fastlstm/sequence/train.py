@@ -18,12 +18,7 @@ from fastlstm.ops.explain import explain
 from fastlstm.runs.events import Event, Observer
 from fastlstm.sequence.config import ARCHITECTURE, DEFAULT_EPOCHS, LEARNING_RATES, SequenceConfig
 from fastlstm.sequence.data import LabelledBatch, SequenceBatch, SequenceData, SequenceLoader
-from fastlstm.sequence.files import (
-    MODEL_FILE,
-    StoredSequenceModel,
-    description_files,
-    read_options,
-)
+from fastlstm.sequence.files import MODEL_FILE, StoredSequenceModel, description_files, read_options
 from fastlstm.sequence.model import NetworkConfig, SequenceNetwork, flop_per_step
 from fastlstm.system.tensors import encode_tensors
 from fastlstm.training.callbacks import Callback
@@ -55,71 +50,58 @@ def train_sequence_model(
     observers: Sequence[Observer] = (),
     callbacks: Sequence[Callback] = (),
 ) -> Trained:
-    """Trains a network that answers once per sequence.
-
-    Args:
-        data: sequences and answers.
-        config: the options.
-        out: the run directory; None writes nothing.
-        resume: continue from the checkpoint in `out`, or start if there is none.
-        observers: called with every event, a plain dict.
-        callbacks: see `fastlstm.Callback`.
-
-    Raises:
-        UsageError: an unusable option or unusable data.
-        Stopped: SIGTERM or Ctrl-C, with a run directory; the state is saved.
-        NonFiniteError: training did not recover from NaN or Inf.
-        BudgetError: the budget ended before the first step.
-    """
+    """Trains a network that answers once per sequence; arguments and errors are those of
+    `SequenceModel.fit`."""
     started = time.perf_counter()
     with ExitStack() as stack:
         world = stack.enter_context(joined(config))
         stop = None if out is None else stack.enter_context(StopFlag())
         run = stack.enter_context(locked_run(out if world.is_leader else None))
-        session = _SequenceSession(run, observers, stop, started, world)
+        session = RunSession(run, observers, stop, started, world)
         names = [field.name for field in dataclasses.fields(config)]
         start = stack.enter_context(
             session.start(config, names, resume, lambda s: read_options(s)[:2], MAY_CHANGE)
         )
-        return session.train(data, start, callbacks)
+        return _trained(session, data, start, callbacks)
 
 
-class _SequenceSession(RunSession):
-    """One start of a run: builds the network, trains, publishes, reports."""
-
-    def train(
-        self, data: SequenceData, start: Start[SequenceConfig], callbacks: Sequence[Callback]
-    ) -> Trained:
-        self.require_same(key := data.key, "these are other sequences or answers")
-        if start.checkpoint is not None and key != read_options(start.checkpoint)[2]:
-            assert self.run is not None
-            raise FormatError(
-                f"'{self.run.path}' was started with other sequences or answers; resume with the"
-                " same, or start a new run with another `out`"
-            )
-        self.mark()
-        config, device, checkpoint = start.options, start.device, start.checkpoint
-        if (config.steps, config.epochs, config.budget) == (None, None, None):
-            config = dataclasses.replace(config, epochs=DEFAULT_EPOCHS)
-        config = self.with_rate(config, LEARNING_RATES)
-        torch.default_generator.manual_seed(config.seed)
-        network = SequenceNetwork(_sizes(config, data)).to(device)
-        network.lstm.strict = config.strict_kernels
-        precision = self.of_leader(
-            PrecisionChoice, lambda: _precision(config, data, network, device)
+def _trained(
+    session: RunSession,
+    data: SequenceData,
+    start: Start[SequenceConfig],
+    callbacks: Sequence[Callback],
+) -> Trained:
+    """Builds the network, trains, publishes, reports."""
+    session.require_same(key := data.key, "these are other sequences or answers")
+    if start.checkpoint is not None and key != read_options(start.checkpoint)[2]:
+        assert session.run is not None
+        raise FormatError(
+            f"'{session.run.path}' was started with other sequences or answers; resume with the"
+            " same, or start a new run with another `out`"
         )
-        self.notes += notes_on(precision.name, device)
-        config = dataclasses.replace(config, precision=precision.name)
-        stored = StoredSequenceModel(
-            config, start.first, network, data.mean, data.std, data.answers, key
-        )
-        self.check_processes(config)
-        task = SequenceTask(self, stored, data, device)
-        steps = task.loader.steps_per_epoch
-        every = steps if config.eval_every is None else config.eval_every
-        plan = self.plan(config, device, checkpoint, steps, every)
-        about = {**_about(data, stored, device), "precision_why": start.why(precision)}
-        return stored, self.fit(task, plan, checkpoint, callbacks, about)
+    session.mark()
+    config, device, checkpoint = start.options, start.device, start.checkpoint
+    if (config.steps, config.epochs, config.budget) == (None, None, None):
+        config = dataclasses.replace(config, epochs=DEFAULT_EPOCHS)
+    config = session.with_rate(config, LEARNING_RATES)
+    torch.default_generator.manual_seed(config.seed)
+    network = SequenceNetwork(_sizes(config, data)).to(device)
+    network.lstm.strict = config.strict_kernels
+    precision = session.of_leader(
+        PrecisionChoice, lambda: _precision(config, data, network, device)
+    )
+    session.notes += notes_on(precision.name, device)
+    config = dataclasses.replace(config, precision=precision.name)
+    stored = StoredSequenceModel(
+        config, start.first, network, data.mean, data.std, data.answers, key
+    )
+    session.check_processes(config)
+    task = SequenceTask(session, stored, data, device)
+    steps = task.loader.steps_per_epoch
+    every = steps if config.eval_every is None else config.eval_every
+    plan = session.plan(config, device, checkpoint, steps, every)
+    about = {**_about(data, stored, device), "precision_why": start.why(precision)}
+    return stored, session.fit(task, plan, checkpoint, callbacks, about)
 
 
 def _precision(
@@ -164,13 +146,7 @@ def _sizes(config: SequenceConfig, data: SequenceData) -> NetworkConfig:
 
 
 class SequenceTask(Task):
-    """A network and its sequences.
-
-    Args:
-        session: the start of the run.
-        stored: the model, with its network on `device`.
-        data: the sequences.
-        device: device of the network.
+    """A network on `device` and its sequences.
 
     Raises:
         DataError: there is a run directory, and a label that JSON cannot represent.

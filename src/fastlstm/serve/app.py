@@ -24,7 +24,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
 from fastlstm.errors import DataError, counted
-from fastlstm.forecast.read_options import READING
+from fastlstm.forecast.config import READING
 from fastlstm.report.markup import MAX_TEXT, clipped, name_text, to_html
 from fastlstm.serve.forecast.engine import ForecastEngine
 from fastlstm.serve.forecast.inference import inference_routes

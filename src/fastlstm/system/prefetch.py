@@ -55,6 +55,9 @@ class LoaderPosition:
             )
         self._epoch, self._index = state["epoch"], state["index"]
 
+    def close(self) -> None:
+        """Ends the loader's thread, if it has one."""
+
     def _advance(self) -> None:
         self._index += 1
         if self._index == self.steps_per_epoch:

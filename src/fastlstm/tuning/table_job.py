@@ -18,7 +18,7 @@ from fastlstm.runs.weight_formats import encode_weights
 from fastlstm.tuning.job import MIN_STEPS_PER_EPOCH, Changes, Job, Show, Space
 
 if TYPE_CHECKING:
-    from fastlstm.forecast.model.config import ForecasterConfig
+    from fastlstm.forecast.model.network import ForecasterConfig
     from fastlstm.runs.events import Event
     from fastlstm.training.trainer import Trainer
     from fastlstm.tuning.size_limits import ModelCost, SizeLimits

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from fastlstm.forecast.config import ReadOptions
 from fastlstm.forecast.data.dataset import prepare_table
-from fastlstm.forecast.read_options import ReadOptions
 
 
 def plainly(

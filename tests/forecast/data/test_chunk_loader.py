@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fastlstm.errors import CorruptFileError, DataError, Stopped
-from fastlstm.forecast.data.chunk_loader import ChunkBatch, ChunkLoader
 from fastlstm.forecast.data.table import Segments, Table, table_from_array
+from fastlstm.forecast.data.window_loader import ChunkBatch, ChunkLoader
 
 LENGTHS = (70, 11, 200, 23, 12)
 LENGTH, HORIZON, PHASES = 6, 5, 3

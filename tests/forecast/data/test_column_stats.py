@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastlstm.forecast.data.column_stats import ColumnMoments, ColumnStats, shown
+from fastlstm.forecast.data.column_stats import ColumnStats, shown
 
 
 def stats(*batches: list[float], **given: Any) -> ColumnStats:
@@ -118,23 +118,3 @@ def test_values_are_stored_minus_the_origin() -> None:
 @pytest.mark.parametrize(("value", "text"), [(-9999.0, "-9999"), (1e20, "1e+20"), (0.1, "0.1")])
 def test_numbers_are_shown_shortly(value: float, text: str) -> None:
     assert shown(value) == text
-
-
-def test_moments_are_those_of_numpy() -> None:
-    rows = np.random.default_rng(0).normal(1e6, 3.0, (50, 2))
-    rows[3, 1] = np.nan
-    moments = ColumnMoments(2)
-    moments.add(rows[:20])
-    moments.add(rows[20:])
-    mean, variance = moments.result()
-    assert moments.center is not None
-    np.testing.assert_allclose(mean + moments.center, np.nanmean(rows, 0))
-    np.testing.assert_allclose(variance, np.nanvar(rows, 0))
-
-
-def test_a_column_without_values_has_moments_of_zero() -> None:
-    moments = ColumnMoments(1)
-    assert moments.center is None
-    moments.add(np.full((3, 1), np.nan))
-    mean, variance = moments.result()
-    assert (mean.tolist(), variance.tolist()) == ([0.0], [0.0])

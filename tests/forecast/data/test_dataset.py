@@ -17,10 +17,10 @@ from pyarrow import csv, feather
 from pyarrow import parquet as pq
 
 from fastlstm.errors import DataError
+from fastlstm.forecast.config import ReadOptions
 from fastlstm.forecast.data.dataset import SeriesDataset, prepare_table
 from fastlstm.forecast.data.roles import RoleRequest
 from fastlstm.forecast.data.timeline import Frequency, show_time
-from fastlstm.forecast.read_options import ReadOptions
 from series_frames import START, long_table, prepared, replaced
 
 REGIONS = ["north", "south", "north"]

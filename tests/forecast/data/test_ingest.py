@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 
 from fastlstm.errors import DataError
+from fastlstm.forecast.config import ReadOptions
 from fastlstm.forecast.data.ingest import TableIngest, without_views
 from fastlstm.forecast.data.problems import Problems
 from fastlstm.forecast.data.records import FrameRecords
 from fastlstm.forecast.data.roles import Roles
-from fastlstm.forecast.read_options import ReadOptions
 
 
 def ingested(

@@ -8,10 +8,10 @@ import pytest
 
 from fastlstm.cli.main import main
 from fastlstm.errors import DataError, DataErrors
+from fastlstm.forecast.config import ReadOptions
 from fastlstm.forecast.data.dataset import prepare_table
 from fastlstm.forecast.data.problems import Problems
 from fastlstm.forecast.data.roles import RoleRequest
-from fastlstm.forecast.read_options import ReadOptions
 
 
 def table(path: Path, days: list[int]) -> Path:

@@ -14,8 +14,7 @@ import pytest
 from pyarrow import ipc
 
 from fastlstm.errors import DataError
-from fastlstm.forecast.data.dataset import prepare_table
-from fastlstm.forecast.data.opening import open_records
+from fastlstm.forecast.data.dataset import open_records, prepare_table
 from fastlstm.forecast.data.roles import RoleRequest
 
 ROWS = 600

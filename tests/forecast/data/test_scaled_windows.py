@@ -7,7 +7,7 @@ import torch
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Scaler
 from fastlstm.forecast.data.table import Segments, Table, table_from_array
-from fastlstm.forecast.model.config import ForecasterConfig
+from fastlstm.forecast.model.network import ForecasterConfig
 
 ORIGIN = np.array([[1e9, 0.0]])
 MEAN, STD = np.array([1e9 + 3, 0.0]), np.array([2.0, 1.0])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fastlstm.forecast.data.dataset import SeriesDataset, prepare_table
-from fastlstm.forecast.data.series_scale import CONSTANT, SeriesScale
+from fastlstm.forecast.data.scaled_windows import CONSTANT, SeriesScale
 from fastlstm.forecast.data.table import table_from_array
 
 DEFAULT = np.array([3.0]), np.array([2.0])

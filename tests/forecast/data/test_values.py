@@ -16,11 +16,10 @@ from pyarrow import parquet as pq
 from fastlstm import Forecaster
 from fastlstm.cli.main import main
 from fastlstm.errors import ConfigError, DataError
-from fastlstm.forecast.config import ForecastConfig
+from fastlstm.forecast.config import ForecastConfig, ReadOptions
 from fastlstm.forecast.data.dataset import SeriesDataset, prepare_table
 from fastlstm.forecast.data.preparation import prepare
 from fastlstm.forecast.data.roles import RoleRequest
-from fastlstm.forecast.read_options import ReadOptions
 from series_frames import long_table, prepared
 
 QUICK: dict[str, Any] = {

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from fastlstm.forecast.model import distribution_quantiles
-from fastlstm.forecast.model.distribution_quantiles import (
+from fastlstm.forecast.model import outputs
+from fastlstm.forecast.model.outputs import (
+    NegativeBinomial,
+    StudentT,
     negative_binomial_quantiles,
     student_quantile,
 )
-from fastlstm.forecast.model.outputs import NegativeBinomial, StudentT
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -50,9 +51,7 @@ def test_many_percentiles_of_many_distributions() -> None:
 def test_counts_go_on_until_the_largest_level_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first estimate of the number of counts is far too small."""
     for name in ("_long", "_short"):
-        monkeypatch.setattr(
-            distribution_quantiles, name, lambda mean, _, levels: mean.new_zeros(len(mean), 13)
-        )
+        monkeypatch.setattr(outputs, name, lambda mean, _, levels: mean.new_zeros(len(mean), 13))
     mean, dispersion = np.array([3.0, 40.0, 200.0]), np.array([0.2, 1.0, 0.05])
     found = negative_binomial_quantiles(torch.tensor(mean), torch.tensor(dispersion), LEVELS)
     shape, share = 1 / dispersion[:, None], 1 / (1 + mean * dispersion)[:, None]

@@ -12,8 +12,9 @@ import torch
 
 from fastlstm import Forecaster
 from fastlstm.errors import ConfigError, ShapeError
-from fastlstm.forecast.model.config import ForecasterConfig
-from fastlstm.forecast.model.network import CategoricalFeatures, ForecastNetwork
+from fastlstm.forecast.data.window_loader import ChunkBatch
+from fastlstm.forecast.model.network import CategoricalFeatures, ForecasterConfig, ForecastNetwork
+from fastlstm.forecast.task import continued_state
 from series_frames import long_table
 
 pytestmark = [pytest.mark.usefixtures("poisoned_memory"), pytest.mark.isa]
@@ -318,9 +319,17 @@ def test_new_lanes_start_from_zero_state() -> None:
     model = network(**STATEFUL, num_targets=2)
     x = values(2, 4)
     _, carried = model.read_chunk(x)
-    anew = torch.tensor([True, False, True])
-    found, _ = model.read_chunk(x[:3] + 1, None, carried.where(anew))
-    whole, _ = model.read_chunk(x[:3] + 1, None, carried.where(torch.ones(3, dtype=torch.bool)))
+    rows = np.zeros(3, dtype=np.int64)
+    found, whole = (
+        model.read_chunk(
+            x[:3] + 1,
+            None,
+            continued_state(
+                carried, ChunkBatch(x, rows, np.array(continues), rows, 3), torch.device("cpu")
+            ),
+        )[0]
+        for continues in ([True, False, True], [True] * 3)
+    )
     fresh, _ = model.read_chunk(x[:3] + 1)
     shape = (3, 3, 7, 2, 1)
     found, whole, fresh = found.view(shape), whole.view(shape), fresh.view(shape)

@@ -17,7 +17,7 @@ from pyarrow import csv
 from fastlstm import Forecaster
 from fastlstm.cli.main import main
 from fastlstm.errors import respelled
-from fastlstm.forecast.read_options import READING
+from fastlstm.forecast.config import READING
 from fastlstm.forecast.window_forecaster import load_window_forecaster
 from fastlstm.serve.forecast import tables
 from fastlstm.serve.forecast.tables import as_query

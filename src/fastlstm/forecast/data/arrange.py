@@ -18,7 +18,9 @@ from fastlstm.forecast.data.problems import CurableError, Finding, settings
 from fastlstm.forecast.data.table import Segments, row_blocks
 from fastlstm.forecast.data.timeline import (
     BUSINESS_DAYS,
+    DAY_US,
     DAYS,
+    HOUR_US,
     ROWS,
     Frequency,
     Timeline,
@@ -35,11 +37,6 @@ not every night."""
 _LONGEST_FILLED = 0.07
 """Longest gap that is filled by default, as a share of the rows of a series: a longer one could
 cover the validation part."""
-_DAY = 86_400_000_000
-"""In microseconds."""
-
-
-_HOUR = _DAY // 24
 _MOST_DROPPED, _FEW_DROPPED = 0.01, 10
 """Dropping rows that share a time is proposed up to this share of all rows, or this number."""
 _ZONES = {
@@ -55,14 +52,11 @@ _SPRING_HOURS = frozenset(range(72, 76))
 
 
 class Arrangement:
-    """Puts the rows of a table in order.
+    """Puts the rows of a table in order; rearranges the files of the first pass.
 
-    Args:
-        ingested: result of the first pass; its files are rearranged.
-        origin: name of the table in messages.
-        like: timeline of another table, whose frequency is used if the times fit it; or None.
-        find_key: returns the columns that tell series apart, for the message of a fault.
-        find_zone: returns the time zone that other columns show, or "".
+    The frequency of `like` is used if the times fit it. For messages, `origin` is the name of the
+    table, `find_key` returns the columns that tell series apart, and `find_zone` the time zone that
+    other columns show, or "".
 
     Attributes:
         num_rows: may differ from those ingested.
@@ -295,7 +289,7 @@ class Arrangement:
 
     def _zone_of(self, times: NDArray[np.int64]) -> str | None:
         """Returns a zone whose clocks are put back at all `times`, at night on a Sunday."""
-        hours, moments = times // _HOUR % (7 * 24), times.astype("M8[us]")
+        hours, moments = times // HOUR_US % (7 * 24), times.astype("M8[us]")
         months = np.unique(moments.astype("M8[M]").astype(np.int64) % 12 + 1)
         clocks = np.unique(hours % 24)
         if not np.isin(hours, list(_SPRING_HOURS)).all() or len(months) > 1 or len(clocks) > 1:
@@ -308,7 +302,7 @@ class Arrangement:
     def spring_hint(self) -> str:
         """Advice on clock times, of which an hour is missing in spring: on Sundays alone, between
         midnight and 4 o'clock."""
-        hours = {time // _HOUR % (7 * 24) for time in self._gap_starts}
+        hours = {time // HOUR_US % (7 * 24) for time in self._gap_starts}
         if not self._is_local or hours - _SPRING_HOURS or not hours:
             return ""
         day = np.datetime64(min(self._gap_starts), "us").astype("M8[D]").item()
@@ -436,8 +430,8 @@ def _lost_hours(times: NDArray[np.int64], gap: NDArray[np.bool_]) -> list[int]:
     gaps."""
     before, after = times[:-1][gap], times[1:][gap]
     steps = np.diff(times)
-    step = int(steps[steps > 0].min(initial=_DAY))
-    is_hour = (after - before == step + _HOUR) & (step <= _HOUR)
+    step = int(steps[steps > 0].min(initial=DAY_US))
+    is_hour = (after - before == step + HOUR_US) & (step <= HOUR_US)
     starts = np.where(is_hour, before + step, -1)
-    first = np.unique(starts // _HOUR % (7 * 24), return_index=True)[1]
+    first = np.unique(starts // HOUR_US % (7 * 24), return_index=True)[1]
     return [int(start) for start in starts[first]]

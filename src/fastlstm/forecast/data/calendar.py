@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 from fastlstm.errors import DataError
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.table import Table
+from fastlstm.forecast.data.timeline import DAY_US
 
-_DAY_US = 86_400_000_000
 _HARMONICS = {"hour": 2, "weekday": 3, "year": 2}
 """Sines and cosines of each period; three harmonics are all that seven days have."""
-_PERIODS_US = {"hour": _DAY_US, "weekday": 7 * _DAY_US, "year": round(365.25 * _DAY_US)}
+_PERIODS_US = {"hour": DAY_US, "weekday": 7 * DAY_US, "year": round(365.25 * DAY_US)}
 _MIN_PERIODS, _STEPS_PER_PERIOD = 2, 4
 FEW_YEARS = 1.5
 """Years that may teach a season: their effect is tried beside the calendar without it."""
-_MONDAY_US = 4 * _DAY_US
+_MONDAY_US = 4 * DAY_US
 """A Monday: 1970-01-05."""
 MAX_ROWS = 1 << 22
 """Of a table whose calendar is chosen: the columns are held in memory."""
@@ -89,7 +89,7 @@ def calendar_values(
     return values
 
 
-def _times(dataset: SeriesDataset) -> NDArray[np.int64]:
+def row_times(dataset: SeriesDataset) -> NDArray[np.int64]:
     """Returns the time of every row."""
     segments, frequency = dataset.table.segments, dataset.frequency
     starts, counts = segments.start_times, segments.num_rows
@@ -119,7 +119,7 @@ def with_calendar(dataset: SeriesDataset, parts: Sequence[str]) -> SeriesDataset
         )
     values = np.empty((table.num_rows, len(table.columns) + len(names)), dtype=np.float32)
     values[:, : len(table.columns)] = table.rows(0, table.num_rows)
-    values[:, len(table.columns) :] = calendar_values(dataset, _times(dataset), parts)
+    values[:, len(table.columns) :] = calendar_values(dataset, row_times(dataset), parts)
     num = values.shape[1]
     origin = np.zeros((len(table.origin), num))
     origin[:, : len(table.columns)] = table.origin

@@ -28,10 +28,8 @@ class _End:
     """The smallest value of a column (`sign` -1: of the negated values) and the values next to it.
 
     Attributes:
-        value: the smallest.
         count: its rows, in `runs` of adjacent ones; not counted once `next` is near.
         next: the smallest of the others.
-        highest: the largest of all.
     """
 
     sign: int = 1
@@ -70,7 +68,6 @@ class ColumnStats:
         origin: subtracted from values before they are stored; one of each series or of all.
         missing: number of rows without a value.
         low: smallest value, before the origin is subtracted.
-        high: largest value.
         is_short: every stored value is a whole number within int16.
         sentinels: number of rows by sentinel.
         is_category: values are numbers of names.
@@ -238,36 +235,6 @@ def best_origins(low: NDArray[np.float64], high: NDArray[np.float64]) -> NDArray
         middle = low + spread / 2
     origins = np.where(spread >= 2, np.rint(middle), middle)
     return np.where(is_exact | is_near_zero | (low > high), 0.0, origins)
-
-
-class ColumnMoments:
-    """Mean and variance of C columns over blocks of rows; missing values are skipped.
-
-    Attributes:
-        center: the first row, float64, which sums are taken about; None before any row.
-    """
-
-    def __init__(self, num_columns: int) -> None:
-        self.center: NDArray[np.float64] | None = None
-        self._count, self._total, self._squares = (np.zeros(num_columns) for _ in range(3))
-
-    def add(self, values: NDArray[np.floating]) -> None:
-        """Adds rows, shape ``(N, C)``; NaN where missing."""
-        rows = values.astype(np.float64)
-        if self.center is None:
-            self.center = np.nan_to_num(rows[0])
-        rows -= self.center
-        missing = np.isnan(rows)
-        self._count += len(rows) - missing.sum(axis=0)
-        rows[missing] = 0.0
-        self._total += rows.sum(axis=0)
-        self._squares += np.einsum("ij,ij->j", rows, rows)
-
-    def result(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Returns means about `center` and variances, shape ``(C,)``; zeros without values."""
-        count = np.maximum(self._count, 1)
-        mean = self._total / count
-        return mean, np.maximum(self._squares / count - mean**2, 0)
 
 
 def shown(value: float) -> str:

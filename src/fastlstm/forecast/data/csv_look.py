@@ -16,6 +16,7 @@ from functools import lru_cache
 import pyarrow as pa
 
 from fastlstm.errors import DataError, counted
+from fastlstm.forecast.config import ReadOptions
 from fastlstm.forecast.data.csv_records import (
     DELIMITERS,
     delimiter_of,
@@ -25,10 +26,8 @@ from fastlstm.forecast.data.csv_records import (
     without_unit,
 )
 from fastlstm.forecast.data.problems import Finding, looks_like, settings
-from fastlstm.forecast.data.records import NUMBER
-from fastlstm.forecast.data.table_files import TableFile, open_input
+from fastlstm.forecast.data.records import NUMBER, TableFile, open_input
 from fastlstm.forecast.data.time_text import is_like_time
-from fastlstm.forecast.read_options import ReadOptions
 from fastlstm.system.charset import guess_of
 from fastlstm.system.object_store import RemoteFile
 
@@ -382,10 +381,7 @@ def _numbers(sample: _Sample, others: Sequence[str]) -> list[Finding]:
     if marks and not form.thousands:
         mark = marks.most_common(1)[0][0]
         found.append(
-            (
-                "numbers in groups of three digits",
-                {"thousands": mark if mark.isascii() else " "},
-            )
+            ("numbers in groups of three digits", {"thousands": mark if mark.isascii() else " "})
         )
     is_usual = all(n >= _FEW_WORDS or word in _PLACEHOLDERS for word, n in words.items())
     if is_usual and 0 < len(words) <= _FEW_WORDS:

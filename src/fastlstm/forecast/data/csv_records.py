@@ -15,18 +15,20 @@ import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
 from fastlstm.errors import DataError, counted
+from fastlstm.forecast.config import ReadOptions
 from fastlstm.forecast.data.records import (
     MAX_COLUMNS,
     NULL_WORDS,
     FileRecords,
+    MemoryFile,
+    TableFile,
     damaged,
     is_text,
     numbers_of,
+    open_input,
     require_few,
     with_nulls,
 )
-from fastlstm.forecast.data.table_files import MemoryFile, TableFile, open_input
-from fastlstm.forecast.read_options import ReadOptions
 
 DELIMITERS = ",;\t|"
 _BLOCK_BYTES = 8 << 20

@@ -1,4 +1,4 @@
-"""Prepares any supported table as memory-mapped rows, kept in the cache."""
+"""Opens any table (paths, URLs, frames, arrays) and prepares it as mapped rows in the cache."""
 
 from __future__ import annotations
 
@@ -15,18 +15,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import (
-    CorruptFileError,
-    DataError,
-    FastLSTMError,
-    counted,
-)
+from fastlstm.errors import CorruptFileError, DataError, FastLSTMError, counted
+from fastlstm.forecast.config import READING, ReadOptions
 from fastlstm.forecast.data.arrange import Arrangement
 from fastlstm.forecast.data.column_stats import ColumnStats, shown
+from fastlstm.forecast.data.csv_look import require_expected
+from fastlstm.forecast.data.csv_records import CsvRecords
 from fastlstm.forecast.data.ingest import TableIngest, require_columns
-from fastlstm.forecast.data.opening import look_at, open_records
 from fastlstm.forecast.data.problems import CurableError, Problems, settings
-from fastlstm.forecast.data.records import Records
+from fastlstm.forecast.data.records import (
+    SUFFIXES,
+    ArrowRecords,
+    FileRecords,
+    FrameRecords,
+    JoinedRecords,
+    NumpyRecords,
+    ParquetRecords,
+    Records,
+    TableFile,
+    require_files,
+)
 from fastlstm.forecast.data.reshaped import HEAD_ROWS, Head, reshaped
 from fastlstm.forecast.data.roles import (
     CODE,
@@ -40,7 +48,6 @@ from fastlstm.forecast.data.roles import (
 )
 from fastlstm.forecast.data.table import DTYPES, MISSING_INT16, Segments, Table, row_blocks
 from fastlstm.forecast.data.timeline import ROWS, Frequency, Timeline
-from fastlstm.forecast.read_options import READING, ReadOptions
 from fastlstm.system import environment
 from fastlstm.system.cache import Cache, is_intact, make_key
 from fastlstm.system.storage import append, fsync_file, read_json, write_file, write_json
@@ -50,6 +57,13 @@ DROPPED, COUNTED = "duplicate timestamps", "rows are counted as steps in time"
 """How repairs begin that training warns of."""
 _EXACT = 1 << 24
 """Largest whole number up to which float32 is exact."""
+_KINDS: dict[str, type[FileRecords]] = {
+    **dict.fromkeys((".parquet", ".pq"), ParquetRecords),
+    **dict.fromkeys((".arrow", ".feather", ".ipc"), ArrowRecords),
+    ".npy": NumpyRecords,
+}
+
+_MAX_LOOKS = 8
 
 
 @dataclass(frozen=True)
@@ -57,15 +71,12 @@ class SeriesDataset:
     """A prepared table; see also `TableIngest`.
 
     Attributes:
-        table: memory-mapped rows.
         series: names, by number; `categories` has those of categorical columns.
         statics: one number per series, by static column.
-        has_missing: some value is missing.
         constant: columns with one value in every row.
         notes: findings and decisions, a line each.
         repairs: the `notes` on rows that were moved, dropped, added or changed, and on columns
             that were left out.
-        name: of the table in messages.
         key: of the table, as asked for; the cache entry's, unless it was written for another use.
         seconds: taken to prepare, which read nothing if `from_cache`.
     """
@@ -105,14 +116,9 @@ def prepare_table(
 ) -> SeriesDataset:
     """Reads a table into the cache, or opens it from there.
 
-    Args:
-        source: see `fastlstm.forecast.data.opening.open_records`.
-        options: how to read it.
-        request: roles of its columns.
-        like: timeline of a table that this one must match, or None.
-        cache_dir: default `environment.cache_dir()`.
-        on_progress: called with bytes done and the total in bytes, or None.
-        is_trial: read the first rows only, to try the options.
+    For `source` see `open_records`. `like` is the timeline of a table that this one must match.
+    `on_progress` is called with bytes done and the total in bytes, or None. A trial reads the first
+    rows only, to try the options.
 
     Raises:
         DataError: the table cannot be used; says where and why.
@@ -162,6 +168,58 @@ def prepare_table(
         if (dataset := opened(work, from_cache=False)) is None:  # stays mapped when removed
             raise CorruptFileError(f"{work} cannot be read back after it was written")
         return dataset
+
+
+def open_records(
+    source: Any, form: ReadOptions | None = None, others: Sequence[str] | None = None
+) -> Records:
+    """Opens a source of rows; reads only its columns.
+
+    The source is a path, a directory, a glob, a URL, several of them, or a frame; records are
+    returned as they are. `form` is how CSV files are read; `others` are columns that a look at a
+    CSV without readable columns leaves out; None: no look.
+
+    Raises:
+        DataError: there is no such file, or no table in it.
+    """
+    if isinstance(source, Records):
+        return source
+    files = require_files(source)
+    if files is None:
+        return FrameRecords(source)
+    parts = [open_file(path, form, others) for path in files]
+    return parts[0] if len(parts) == 1 else JoinedRecords(parts)
+
+
+def look_at(records: Records, others: Sequence[str]) -> list[str]:
+    """Raises DataError if CSV files, of many a few, look like another format than theirs; returns
+    notes on the look."""
+    files = records.parts if isinstance(records, JoinedRecords) else [records]
+    few = files[:: -(-len(files) // _MAX_LOOKS)]
+    looked = [part for part in few if isinstance(part, CsvRecords) and part.form.look]
+    return [note for part in looked for note in require_expected(part.file, part.form, others)]
+
+
+def open_file(
+    file: TableFile, form: ReadOptions | None = None, others: Sequence[str] | None = None
+) -> Records:
+    """Opens one file of a table; see `open_records`."""
+    if isinstance(file, Path) and not file.is_file():
+        raise DataError(f"{file} is a pipe or a device; save the table to a file: it is read twice")
+    suffix = next((end for end in SUFFIXES if file.name.lower().endswith(end)), None)
+    if suffix is None:
+        raise DataError(f"{file} is not a table; expected a name ending in {', '.join(SUFFIXES)}")
+    form, kind = form or ReadOptions(), _KINDS.get(suffix)
+    try:
+        return CsvRecords(file, form) if kind is None else kind(file)
+    except DataError:
+        if kind is None and form.look and others is not None:
+            require_expected(file, form, others)
+        raise
+    except OSError as error:
+        raise DataError(f"cannot read {file}: {error.strerror}") from error
+    except UnicodeEncodeError as error:
+        raise DataError(f"{file}: the name is not UTF-8; rename the file") from error
 
 
 def _prepare(
@@ -251,11 +309,7 @@ def _best_origins(ingested: TableIngest) -> dict[str, Any]:
 
 
 def _schema(
-    roles: Roles,
-    ingested: TableIngest,
-    arrangement: Arrangement,
-    dtype: str,
-    notes: list[str],
+    roles: Roles, ingested: TableIngest, arrangement: Arrangement, dtype: str, notes: list[str]
 ) -> dict[str, Any]:
     columns = ingested.columns
     return {

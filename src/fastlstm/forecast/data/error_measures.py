@@ -9,18 +9,12 @@ from numpy.typing import NDArray
 
 Values = NDArray[np.floating]
 _SUMMED = ("mae", "mse", "smape", "mase")
-_RELATIVE = ("own", "naive")
-"""Errors of each target that rel_mae compares."""
 
 
 class Scores:
     """Errors of point forecasts, summed over batches; missing values are skipped.
 
-    Args:
-        num_targets: C.
-
     Attributes:
-        num_values: values evaluated.
         num_without_past: values whose series has no earlier value, so that the naive forecast is
             the mean of the training rows.
         num_without_scale: values without a MASE; see `add`.
@@ -28,9 +22,8 @@ class Scores:
 
     def __init__(self, num_targets: int = 1) -> None:
         self.num_values, self.num_without_past, self.num_without_scale = 0, 0, 0
-        self._num_targets = num_targets
-        relative = [f"{of}_{target}" for target in range(num_targets) for of in _RELATIVE]
-        self._sums = {name: 0.0 for name in (*_SUMMED, *relative)}
+        self._sums = dict.fromkeys(_SUMMED, 0.0)
+        self._relative = np.zeros((2, num_targets))  # errors that rel_mae compares
 
     def add(
         self,
@@ -62,11 +55,9 @@ class Scores:
         self._sums["mae"] += float(error.sum())
         self._sums["mse"] += float((error**2).sum())
         self._sums["smape"] += float((2 * error / np.where(size > 0, size, 1)).sum())
-        for of, values in zip(_RELATIVE, (forecast, naive), strict=True):
+        for totals, values in zip(self._relative, (forecast, naive), strict=True):
             errors = np.abs(values.astype(np.float64) - actual) / unit
-            totals = np.nansum(errors.reshape(-1, self._num_targets), 0)
-            for target, total in enumerate(totals.tolist()):
-                self._sums[f"{of}_{target}"] += total
+            totals += np.nansum(errors.reshape(-1, len(totals)), 0)
         divisor = np.broadcast_to(np.nan if scale is None else scale, actual.shape)[is_there]
         has_scale = divisor > 0
         self._sums["mase"] += float((error[has_scale] / divisor[has_scale]).sum())
@@ -85,10 +76,7 @@ class Scores:
         measures: dict[str, float] = {"num_values": self.num_values}
         measures |= {name: sums[name] / n for name in ("mse", "mae", "smape")}
         measures["rmse"] = measures["mse"] ** 0.5
-        pairs = [
-            [sums[f"{of}_{target}"] for of in _RELATIVE] for target in range(self._num_targets)
-        ]
-        if ratios := [own / naive for own, naive in pairs if naive > 0]:
+        if ratios := [own / naive for own, naive in self._relative.T.tolist() if naive > 0]:
             measures["rel_mae"] = sum(ratios) / len(ratios)
         if num_scaled := self.num_values - self.num_without_scale:
             measures["mase"] = sums["mase"] / num_scaled
@@ -155,7 +143,6 @@ class QuantileScores:
 
     Attributes:
         levels: quantiles that `add` expects, increasing.
-        num_values: values evaluated.
     """
 
     def __init__(
@@ -167,7 +154,7 @@ class QuantileScores:
         self.levels = tuple(sorted({*quantiles, *self._percentiles, *ends}))
         self._inner = [self.levels.index(p) for p in self._percentiles] or slice(None)
         self.num_values = 0
-        self._losses = dict.fromkeys(self.levels, 0.0)
+        self._losses = np.zeros(len(self.levels))
         self._inside = dict.fromkeys(self._intervals, 0)
 
     def add(self, forecast: Values, actual: Values, scale: Values | float = 1.0) -> None:
@@ -194,8 +181,7 @@ class QuantileScores:
         # max(level * e, (level - 1) * e) is level * e - min(e, 0)
         above = error.sum(0, dtype=np.float64)
         below = np.minimum(error, 0.0).sum(0, dtype=np.float64)
-        for number, level in enumerate(self.levels):
-            self._losses[level] += float(level * above[number] - below[number])
+        self._losses += np.asarray(self.levels) * above - below
 
     def coverage(self) -> dict[float, float]:
         """Returns the share of values within the interval, ends included, by its level."""
@@ -207,10 +193,9 @@ class QuantileScores:
         n = max(self.num_values, 1)
         measures = {}
         if self._percentiles:
-            losses = sum(self._losses[p] for p in self._percentiles)
-            measures["crps"] = 2 * losses / (n * 100)
+            measures["crps"] = 2 * sum(self._losses[self._inner].tolist()) / (n * 100)
         for level in self._quantiles:
-            measures[f"pinball_{level:g}"] = self._losses[level] / n
+            measures[f"pinball_{level:g}"] = float(self._losses[self.levels.index(level)]) / n
         return measures | {f"coverage_{100 * v:g}": share for v, share in self.coverage().items()}
 
 

@@ -17,21 +17,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastlstm.errors import DataError, nearest_hint
+from fastlstm.forecast.config import ReadOptions
 from fastlstm.forecast.data.column_stats import ColumnStats, SeriesRanges
 from fastlstm.forecast.data.names import Names, without_nan
 from fastlstm.forecast.data.problems import Problems
-from fastlstm.forecast.data.records import (
-    Records,
-    damaged,
-    is_text,
-    numbers_of,
-    with_nulls,
-)
+from fastlstm.forecast.data.records import Records, damaged, is_text, numbers_of, with_nulls
 from fastlstm.forecast.data.roles import Roles, listed, named_columns
 from fastlstm.forecast.data.table import row_blocks
 from fastlstm.forecast.data.time_reader import EPOCH_UNITS, EXCEL, TimeReader
 from fastlstm.forecast.data.timeline import Timeline
-from fastlstm.forecast.read_options import ReadOptions
 from fastlstm.system.prefetch import Prefetcher
 from fastlstm.system.storage import append
 
@@ -59,16 +53,11 @@ def codes_of(column: str, codes: Sequence[float | str], names: Sequence[str]) ->
 
 
 class TableIngest:
-    """The rows of a table in files, in the order they come, and their statistics.
+    """The rows of a table in files of `work`, in the order they come, and their statistics.
 
-    Args:
-        work: directory of the files.
-        records: source of the batches.
-        roles: of its columns.
-        problems: collects errors of columns, whose values are then stored as missing.
-        options: how times and codes are read.
-        like: timeline of a table that this one must match, or None.
-        origins: subtracted from the values, by column: one number, or one of each series.
+    `problems` collects errors of columns, whose values are then stored as missing. `like` is the
+    timeline of a table that this one must match. `origins` are subtracted from the values, by
+    column: one number, or one of each series.
 
     Attributes:
         values: file of (N, C) float32.

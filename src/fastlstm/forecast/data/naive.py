@@ -14,12 +14,8 @@ class SeasonalNaive:
     """Repeats the last value of the same season; with a season of 1 the last value.
 
     A missing value is replaced by the one a season earlier within the same segment, else by the
-    last value of the series; if there is none, the forecast is NaN.
-
-    Args:
-        table: the rows.
-        num_targets: number of leading columns to forecast.
-        season: in rows.
+    last value of the series; if there is none, the forecast is NaN. The leading `num_targets`
+    columns are forecast; `season` is in rows.
 
     Memory: the rows between the first and the last origin of a call.
     Cost: reads these rows; with missing values all rows of a series before its last origin, once
@@ -115,10 +111,7 @@ def last_present(table: Table, row: int, num_targets: int) -> NDArray[np.float32
 
 
 def seasonal_error(
-    table: Table,
-    ends: NDArray[np.int64],
-    num_targets: int,
-    season: int,
+    table: Table, ends: NDArray[np.int64], num_targets: int, season: int
 ) -> NDArray[np.float64]:
     """Returns the mean of ``|y[t] - y[t - season]|`` over the training rows of every series.
 

@@ -27,11 +27,8 @@ def canonical(name: Any) -> str:
 
 
 class Names:
-    """Numbers the names of a column in order of first appearance.
-
-    Args:
-        kind: Arrow's type of the column where it was read as text instead.
-    """
+    """Numbers the names of a column in order of first appearance; `kind` is Arrow's type of the
+    column where it was read as text instead."""
 
     def __init__(self, kind: pa.DataType | None = None) -> None:
         self._numbers: dict[str, int] = {}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fastlstm.errors import ConfigError, DataError, DataErrors
-from fastlstm.forecast.config import ForecastConfig
+from fastlstm.forecast.config import READING, ForecastConfig
 from fastlstm.forecast.data.calendar import with_calendar
 from fastlstm.forecast.data.csv_look import LOOK_HINT
 from fastlstm.forecast.data.dataset import SeriesDataset, prepare_table
@@ -21,12 +21,11 @@ from fastlstm.forecast.data.problems import (
     merged,
     settings,
 )
-from fastlstm.forecast.data.roles import RoleRequest
+from fastlstm.forecast.data.roles import LISTS, RoleRequest
 from fastlstm.forecast.data.table import row_blocks
 from fastlstm.forecast.data.timeline import Timeline
-from fastlstm.forecast.read_options import READING
 
-ROLES = ("target", "time", "series", "past", "future", "static", "categorical", "ignore")
+_ROLES = ("time", "series", *LISTS)
 _MAX_TRIALS = 8
 Progress = Callable[[int, int | None], None]
 
@@ -40,12 +39,7 @@ def prepare(
 ) -> SeriesDataset:
     """Prepares a table; see `fastlstm.forecast.data.dataset.prepare_table`.
 
-    Args:
-        frame: the table.
-        config: of the forecaster.
-        on_progress: called with bytes done and the total in bytes, or None.
-        like: timeline of a table that this one must match, or None.
-        roles: of the columns; default the ones of `config`, whose calendar is added.
+    By default the roles of the columns are those of `config`, whose calendar is added.
     """
     if hasattr(frame, "read_all"):  # a stream of Arrow can be read once
         frame = frame.read_all()
@@ -67,7 +61,7 @@ def _read(
     is_trial: bool = False,
 ) -> SeriesDataset:
     try:
-        roles = roles or RoleRequest(**{name: getattr(config, name) for name in ROLES})
+        roles = roles or RoleRequest(**{name: getattr(config, name) for name in _ROLES})
         return prepare_table(frame, config, roles, like, config.cache_dir, on_progress, is_trial)
     except UnicodeDecodeError as error:
         raise DataError(
@@ -82,7 +76,7 @@ def _with_all_options(
     error: DataError, found: list[Finding], frame: Any, config: ForecastConfig
 ) -> DataError:
     """Returns an error with all options that the first rows of a table need, found by trial."""
-    own = {name: getattr(config, name) for name in READING + ROLES}
+    own = {name: getattr(config, name) for name in READING + _ROLES}
     every, rest = list(found), ""
     for _ in range(_MAX_TRIALS):
         try:

@@ -1,4 +1,4 @@
-"""Rows of files and frames, read in batches through Arrow.
+"""The files of a table, and the rows of files and frames, read in batches through Arrow.
 
 Parquet, Arrow IPC and .npy files, on a disk or in an object store; pandas, polars and Arrow frames
 (anything with Arrow's C stream interface), NumPy arrays. `csv_records` has CSV.
@@ -6,13 +6,17 @@ Parquet, Arrow IPC and .npy files, on a disk or in an object store; pandas, pola
 
 from __future__ import annotations
 
+import glob
+import os
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from decimal import Decimal
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,14 +29,9 @@ from fastlstm.errors import DataError, kind_of_value
 from fastlstm.forecast.data.names import canonical
 from fastlstm.forecast.data.problems import CurableError, Finding
 from fastlstm.forecast.data.table import require_matrix, row_blocks, rows_at_once
-from fastlstm.forecast.data.table_files import (
-    MemoryFile,
-    TableFile,
-    open_input,
-    signature_of,
-)
 from fastlstm.forecast.data.time_text import are_times
-from fastlstm.system.object_store import RemoteFile
+from fastlstm.system.cache import file_signature
+from fastlstm.system.object_store import RemoteFile, is_url, remote_files
 
 NULL_WORDS = tuple(csv.ConvertOptions().null_values)
 """Texts of a CSV that mean "no value" where numbers or times are expected."""
@@ -46,17 +45,90 @@ _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 _GROUPED = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")
 _LONGEST_WORD = 12
 MAX_COLUMNS = 1 << 16
+SUFFIXES = (
+    *(".csv", ".tsv", ".txt", ".dat", ".csv.gz", ".tsv.gz", ".csv.zst", ".tsv.zst"),
+    *(".parquet", ".pq", ".arrow", ".feather", ".ipc", ".npy"),
+)
+
+
+@dataclass(frozen=True)
+class MemoryFile:
+    """A CSV in memory, called `title` in messages, of at most `max_columns`."""
+
+    title: str
+    data: bytes
+    max_columns: int
+    name, suffix = "table.csv", ".csv"
+
+    def __str__(self) -> str:
+        return self.title
+
+
+TableFile = Path | RemoteFile | MemoryFile
+
+
+def require_files(source: Any) -> list[TableFile] | None:
+    """Returns the files that `source` names, None for a frame; raises DataError without any."""
+    if isinstance(source, MemoryFile):
+        return [source]
+    if isinstance(source, str | Path):
+        return _files(source)
+    if isinstance(source, Sequence) and source and all(isinstance(p, str | Path) for p in source):
+        return [path for item in source for path in _files(item)]
+    return None
+
+
+def signature_of(file: Path | RemoteFile | str) -> list[str | int]:
+    """Returns what identifies a file's content without reading it.
+
+    Of a path: size, times and inode; of a URL: what the store knows of it.
+    """
+    if is_url(file):
+        [file] = remote_files(str(file), SUFFIXES)
+    return file.signature() if isinstance(file, RemoteFile) else file_signature(Path(file))
+
+
+def open_input(file: TableFile, is_mapped: bool = False) -> Any:
+    """Opens a file with pyarrow, to be read at any place; a local one may be mapped."""
+    if isinstance(file, RemoteFile):
+        return file.open()
+    if isinstance(file, MemoryFile):
+        return pa.BufferReader(file.data)
+    return pa.memory_map(str(file)) if is_mapped else pa.OSFile(str(file))
+
+
+def _files(source: str | Path) -> list[TableFile]:
+    if is_url(source):
+        return _tables(remote_files(str(source), SUFFIXES))
+    path = Path(os.path.expanduser(source))
+    if source == "":  # its path would be the current directory
+        raise DataError("there is no file ''")
+    if os.path.isdir(path):  # Path.is_dir would raise without permission
+        paths: Iterable[Path] = path.rglob("*")
+        reason = f"{path} has no table; expected files ending in {', '.join(SUFFIXES)}"
+    elif os.path.exists(path):
+        return [path]
+    else:
+        paths = map(Path, glob.glob(str(path), recursive=True))
+        reason = f"there is no file {path}"
+    files = sorted(p for p in paths if p.is_file() and p.name.lower().endswith(SUFFIXES))
+    if not files:
+        raise DataError(reason)
+    return _tables(files)
+
+
+def _tables(files: Sequence[TableFile]) -> list[TableFile]:
+    tables = [file for file in files if not file.name.lower().endswith((".txt", ".dat"))]
+    return tables or list(files)  # a .txt or .dat beside tables describes them
 
 
 class Records(ABC):
     """Rows of a table, in order.
 
     Attributes:
-        name: of the table in messages.
         schema: Arrow's schema; columns are read so by default.
         signature: `file_signature` of every file when it was opened; None for what is in memory.
         total_bytes: of the files; None for frames.
-        done_bytes: bytes read so far.
         is_parsed: values are text, parsed as the requested types.
         null_words: texts that mean "no value" where `is_parsed`.
         jumps: of a pandas frame, what its index says of rows that do not follow each other, or "".
@@ -73,10 +145,8 @@ class Records(ABC):
 
     @abstractmethod
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
-        """Yields the columns named in `types`, in that order.
-
-        Args:
-            types: types that a CSV is parsed as; other sources may yield their own.
+        """Yields the columns named in `types`, in that order. A CSV is parsed as these types; other
+        sources may yield their own.
 
         Raises:
             DataError: the file is damaged, or a value does not have its column's type.

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastlstm.errors import DataError
+from fastlstm.forecast.config import ReadOptions
 from fastlstm.forecast.data.csv_look import LOOK_HINT, are_dates, is_date, numbered
 from fastlstm.forecast.data.problems import CurableError, looks_like, settings
 from fastlstm.forecast.data.records import Records, is_text, numbers_of, with_nulls
@@ -36,7 +37,6 @@ from fastlstm.forecast.data.roles import (
 )
 from fastlstm.forecast.data.time_reader import TimeReader
 from fastlstm.forecast.data.time_text import PERIODS, month_numbers, parts_of
-from fastlstm.forecast.read_options import ReadOptions
 
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 HEAD_ROWS = 1 << 17

@@ -15,14 +15,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fastlstm.errors import DataError, nearest_hint
+from fastlstm.forecast.config import ReadOptions
 from fastlstm.forecast.data.csv_look import are_categories, usual_kind
-from fastlstm.forecast.data.problems import (
-    CurableError,
-    Problems,
-    looks_like,
-    merged,
-    settings,
-)
+from fastlstm.forecast.data.problems import CurableError, Problems, looks_like, merged, settings
 from fastlstm.forecast.data.records import (
     NUMBER,
     Records,
@@ -31,10 +26,7 @@ from fastlstm.forecast.data.records import (
     require_few,
     with_nulls,
 )
-from fastlstm.forecast.data.time_reader import (
-    TimeReader,
-    refuse_unread_time,
-)
+from fastlstm.forecast.data.time_reader import TimeReader, refuse_unread_time
 from fastlstm.forecast.data.time_text import (
     PERIODS,
     are_mostly_times,
@@ -44,7 +36,6 @@ from fastlstm.forecast.data.time_text import (
     month_numbers,
     parts_of,
 )
-from fastlstm.forecast.read_options import ReadOptions
 
 TIME_NAMES = ("ds", "date", "datetime", "timestamp", "time")
 SERIES_NAMES = ("unique_id", "series_id", "item_id")
@@ -67,7 +58,7 @@ RESERVED = ("cutoff", "forecast", "segment")
 """Columns that forecasts and backtests add to their tables."""
 _FEWEST_IN_RUN = 10
 """Rows of each number from which a column of runs names series."""
-_LISTS = ("target", "past", "future", "static", "categorical", "ignore")
+LISTS = ("target", "past", "future", "static", "categorical", "ignore")
 """Roles of any number of columns."""
 _PARTS = (
     ("year", "yr", "jahr", "année", "annee", "anno", "año", "ano", "jaar", "rok", "år"),
@@ -99,17 +90,9 @@ _MAX_WORD = 20
 
 @dataclass(frozen=True)
 class RoleRequest:
-    """Roles given by the user; `find_roles` chooses the others.
+    """Roles given by the user, as in `ForecastConfig`; `find_roles` chooses the others.
 
     Attributes:
-        target: columns to forecast.
-        time: column of times.
-        series: column of series names.
-        past: unknown in the future; default: all other numbers.
-        future: known in advance, such as the hour or a planned price.
-        static: one value per series.
-        categorical: columns whose values are names, not numbers.
-        ignore: columns to leave out.
         has_target: False for a table of future covariates, which has no target.
     """
 
@@ -164,7 +147,7 @@ def find_roles(records: Records, request: RoleRequest, problems: Problems) -> Ro
     names = schema.names
     require_few(names, origin)
     request = _existing(names, request, origin, problems)
-    assigned = {name for role in _LISTS for name in _columns(request, role)}
+    assigned = {name for role in LISTS for name in _columns(request, role)}
     free = [name for name in names if name not in assigned and name != request.time]
     series = request.series or _first(SERIES_NAMES, free)
     time = request.time or find_time(records, [name for name in free if name != series])
@@ -549,7 +532,7 @@ def _existing(
     require_distinct(names, origin)
     missing: dict[str, list[str]] = {}
     present: dict[str, Any] = {}
-    for role in ("target", "time", "series", *_LISTS[1:]):
+    for role in ("target", "time", "series", *LISTS[1:]):
         if getattr(request, role) is None:
             continue
         found = list[str]()
@@ -557,7 +540,7 @@ def _existing(
             if not (columns := named_columns(name, names)):
                 missing.setdefault(name, []).append(role)
             found += [column for column in columns if column not in found]
-        present[role] = tuple(found) if role in _LISTS else next(iter(found), None)
+        present[role] = tuple(found) if role in LISTS else next(iter(found), None)
     for name, roles in missing.items():
         problems.add(
             DataError(

@@ -1,10 +1,15 @@
-"""Windows as the network reads them: scaled, with the static values of their series."""
+"""Windows as the network reads them: scaled, with the static values of their series.
+
+Targets are scaled by level and spread of each series: series of very different sizes then count
+alike, and a small one keeps its digits beside a large one, as level and spread are taken off in
+float64, before anything is float32.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,13 +17,173 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastlstm.forecast.data.naive import last_present
-from fastlstm.forecast.data.series_scale import SeriesOfTable
+from fastlstm.forecast.data.names import canonical
 from fastlstm.forecast.data.splits import Scaler
-from fastlstm.forecast.data.table import Table
+from fastlstm.forecast.data.table import Table, row_blocks
 from fastlstm.forecast.data.window_index import read_windows
 
 if TYPE_CHECKING:
-    from fastlstm.forecast.model.config import ForecasterConfig
+    from fastlstm.forecast.model.network import ForecasterConfig
+
+
+CONSTANT = 1e-12
+"""Spread over level of a series without any."""
+
+
+@dataclass(frozen=True)
+class SeriesScale:
+    """Level and spread of the targets of series, float64.
+
+    Attributes:
+        names: of the series, as `canonical` has them.
+        mean: shape ``(S, C)``, in the table's units.
+        std: same shape, above 0.
+        is_centered: the mean is not 0 for all series.
+    """
+
+    names: tuple[str, ...]
+    mean: NDArray[np.float64]
+    std: NDArray[np.float64]
+    is_centered: bool = True
+
+    @staticmethod
+    def fit(
+        table: Table,
+        series: Sequence[Any],
+        ends: NDArray[np.int64],
+        default: tuple[NDArray[np.float64], NDArray[np.float64]],
+        is_centered: bool = True,
+        keeps_empty: bool = True,
+    ) -> SeriesScale:
+        """Returns means and standard deviations over the training rows of every series.
+
+        The rows of each segment end at `ends` (exclusive). A series that is constant there has the
+        spread of all its rows; one that is constant in all of them as good as none; one without
+        values the `default`, mean and spread ``(C,)``, or with `keeps_empty` False none: it is as
+        new as a series of another table.
+        """
+        firsts, num = table.segments.first_rows, len(default[0])
+        mean, variance = _moments(table, len(series), num, ends)
+        is_empty, is_flat = np.isnan(mean), variance <= (CONSTANT * mean) ** 2
+        if is_flat.any():
+            every = _moments(table, len(series), num, firsts + table.segments.num_rows)
+            variance = np.where(is_flat, every[1], variance)
+        mean, std = _scales(mean, variance)
+        mean, std = (
+            np.where(is_empty, of_all, own)
+            for of_all, own in zip(default, (mean, std), strict=True)
+        )
+        mean = mean if is_centered else np.zeros_like(mean)
+        kept = np.flatnonzero(~is_empty.all(1) | keeps_empty)
+        names = tuple(canonical(series[number]) for number in kept.tolist())
+        return SeriesScale(names, mean[kept], std[kept], is_centered)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the fields as JSON values."""
+        own = {} if self.is_centered else {"is_centered": False}
+        return {"names": self.names, "mean": self.mean.tolist(), "std": self.std.tolist(), **own}
+
+    @staticmethod
+    def from_json(values: Any, num_targets: int) -> SeriesScale:
+        """Returns what `to_json` described; raises ValueError if it is invalid."""
+        names = values["names"]
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ValueError("the names of the series are expected to be texts")
+        shape = len(names), num_targets
+        mean, std = (np.asarray(values[name], dtype=np.float64) for name in ("mean", "std"))
+        is_finite = np.isfinite(mean).all() and np.isfinite(std).all()
+        if mean.shape != shape or std.shape != shape or not is_finite or (std <= 0).any():
+            raise ValueError(f"the scales of the series are expected to be {shape} numbers")
+        return SeriesScale(tuple(names), mean, std, values.get("is_centered") is not False)
+
+    def of_windows(
+        self, targets: Tensor, places: NDArray[np.int64] | None
+    ) -> tuple[Tensor, Tensor]:
+        """Returns mean and spread, ``(B, C)``, of windows of targets ``(B, L, C)``, float64.
+
+        A window of an unknown series, of place -1 or without `places`, is scaled by itself.
+        """
+        mean = targets.nanmean(1).nan_to_num(0.0)
+        variance = ((targets - mean[:, None]) ** 2).nanmean(1).nan_to_num(0.0)
+        level = torch.where(mean == 0, 1.0, mean.abs())
+        std = torch.maximum(variance.sqrt(), CONSTANT * level)
+        mean = mean if self.is_centered else mean * 0.0
+        if places is None:
+            return mean, std
+        known = torch.from_numpy(places >= 0)[:, None]
+        of_fit = (torch.from_numpy(scale[places]) for scale in (self.mean, self.std))
+        mean, std = (torch.where(known, *pair) for pair in zip(of_fit, (mean, std), strict=True))
+        return mean, std
+
+    def of(self, table: Table, series: Sequence[Any]) -> SeriesOfTable:
+        """Returns mean and spread of the series of another table.
+
+        Those of series that are not known are of all their rows.
+        """
+        numbers = {name: number for number, name in enumerate(self.names)}
+        places = np.array([numbers.get(canonical(name), -1) for name in series], dtype=np.int64)
+        mean, std = self.mean[places], self.std[places]
+        if (is_new := places < 0).any():
+            ends = table.segments.first_rows + table.segments.num_rows
+            default = self.mean.mean(0), self.std.mean(0)
+            own = SeriesScale.fit(table, series, ends, default, self.is_centered)
+            mean[is_new], std[is_new] = own.mean[is_new], own.std[is_new]
+        return SeriesOfTable(mean, std, places, len(self.names))
+
+
+class SeriesOfTable(NamedTuple):
+    """The scale of the series of a table.
+
+    Attributes:
+        mean, std: level and spread of the targets, shape ``(S, C)``.
+        places: number of each series at fit; -1 of one that was not there.
+        num_at_fit: number of series at fit.
+    """
+
+    mean: NDArray[np.float64]
+    std: NDArray[np.float64]
+    places: NDArray[np.int64]
+    num_at_fit: int
+
+
+def _scales(
+    mean: NDArray[np.float64], variance: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    mean = np.nan_to_num(mean)
+    level = np.where(mean == 0, 1.0, np.abs(mean))
+    return mean, np.maximum(np.sqrt(np.nan_to_num(variance)), CONSTANT * level)
+
+
+def _moments(
+    table: Table, num_series: int, num_targets: int, ends: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Returns mean and variance of the rows of every series up to `ends`; NaN without any."""
+    segments, shape = table.segments, (num_series, num_targets)
+    count, total, squares = (np.zeros(shape) for _ in range(3))
+    center = np.full(shape, np.nan)
+    for begin, end in row_blocks(0, table.num_rows, len(table.columns)):
+        of = segments.of_rows(np.arange(begin, end))
+        is_used = np.arange(begin, end) < ends[of]
+        series = segments.series[of][is_used]
+        rows = table.rows(begin, end)[is_used, :num_targets].astype(np.float64)
+        if not len(rows):
+            continue
+        low, num = int(series[0]), int(series[-1] - series[0]) + 1
+        own = slice(low, low + num)
+        for column, values in enumerate(rows.T):
+            here = ~np.isnan(values)
+            which, present = series[here] - low, values[here]
+            unique, first = np.unique(which, return_index=True)
+            centers = center[own, column]
+            centers[unique] = np.where(np.isnan(centers[unique]), present[first], centers[unique])
+            present = present - centers[which]
+            count[own, column] += np.bincount(which, minlength=num)
+            total[own, column] += np.bincount(which, present, num)
+            squares[own, column] += np.bincount(which, present**2, num)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = total / count
+        variance = np.maximum(squares / count - mean**2, 0)
+    return mean + center + table.origins(np.arange(num_series))[:, :num_targets], variance
 
 
 @dataclass(frozen=True)
@@ -26,8 +191,6 @@ class ScaledWindows:
     """A table and the scaling of its windows.
 
     Attributes:
-        table: the rows.
-        scaler: of its columns.
         statics: scaled static values per series, shape ``(S, K)``; or None.
         renumbered: number at fit by number in this table, by position of a categorical column.
         series: scale of the targets of every series; None: `scaler`'s.
@@ -73,13 +236,8 @@ class ScaledWindows:
     def read(
         self, rows: NDArray[np.int64], sizes: ForecasterConfig, size: int = 256
     ) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Yields the windows that begin at `rows`, in that order, `size` at a time.
-
-        Args:
-            rows: first rows of windows of input and horizon.
-            sizes: of the network.
-            size: windows at a time.
-        """
+        """Yields the windows of input and horizon that begin at `rows`, in that order, `size` at a
+        time."""
         for first in range(0, len(rows), size):
             part = rows[first : first + size]
             values = read_windows(self.table, part, sizes.input_size + sizes.horizon)

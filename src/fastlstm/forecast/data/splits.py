@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from fastlstm.errors import DataError, counted
 from fastlstm.forecast.config import split_of
-from fastlstm.forecast.data.column_stats import ColumnMoments
 from fastlstm.forecast.data.table import Segments, Table, row_blocks
 from fastlstm.forecast.data.timeline import Frequency
 from fastlstm.forecast.data.window_index import WindowIndex, index_windows
@@ -120,16 +119,27 @@ def fit_scaler(table: Table, ends: NDArray[np.int64], categorical: Sequence[int]
     Raises:
         DataError: no training rows.
     """
-    moments = ColumnMoments(len(table.columns))
+    center: NDArray[np.float64] | None = None
+    count, total, squares = (np.zeros(len(table.columns)) for _ in range(3))
     for first, last in _merged(table.segments.first_rows, ends):
         for begin, end in row_blocks(first, last, len(table.columns)):
             has_many = len(table.origin) > 1
-            moments.add(table.whole_rows(begin, end) if has_many else table.rows(begin, end))
-    if moments.center is None:
+            read = table.whole_rows(begin, end) if has_many else table.rows(begin, end)
+            rows = read.astype(np.float64)
+            center = np.nan_to_num(rows[0]) if center is None else center
+            rows -= center
+            missing = np.isnan(rows)
+            count += len(rows) - missing.sum(axis=0)
+            rows[missing] = 0.0
+            total += rows.sum(axis=0)
+            squares += np.einsum("ij,ij->j", rows, rows)
+    if center is None:
         raise DataError("the training part has no rows; give more, or another `split`")
-    mean, variance = moments.result()
+    count = np.maximum(count, 1)
+    mean = total / count
+    variance = np.maximum(squares / count - mean**2, 0)
     std = np.where(variance > 1e-12 * mean**2, np.sqrt(variance), 1.0)
-    mean += moments.center + (table.origin[0] if len(table.origin) == 1 else 0.0)
+    mean += center + (table.origin[0] if len(table.origin) == 1 else 0.0)
     mean[list(categorical)], std[list(categorical)] = 0.0, 1.0
     return Scaler(mean, std)
 

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fastlstm.errors import ConfigError, DataError, counted
+from fastlstm.forecast.config import ReadOptions
 from fastlstm.forecast.data.problems import CurableError, looks_like
 from fastlstm.forecast.data.records import Records, first_refused, is_text
 from fastlstm.forecast.data.table import row_blocks
@@ -24,8 +25,7 @@ from fastlstm.forecast.data.time_text import (
     read_times,
     starts_of,
 )
-from fastlstm.forecast.data.timeline import Frequency, Timeline, most_frequent, show_time
-from fastlstm.forecast.read_options import ReadOptions
+from fastlstm.forecast.data.timeline import HOUR_US, Frequency, Timeline, most_frequent, show_time
 from fastlstm.system.fields import parse_duration
 
 EPOCH_UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -43,8 +43,6 @@ _CALENDAR = (-62_135_596_800, 253_402_300_799)
 """Seconds since 1970 at the start of year 1 and the end of year 9999."""
 _INT64 = np.iinfo(np.int64)
 _ROWS = 1 << 20
-_HOUR = 3_600_000_000
-"""In microseconds."""
 
 
 def unit_since_1970(low: float, high: float) -> str | None:
@@ -84,7 +82,6 @@ class TimeReader:
     """Reads the times of the column `name`, batch by batch.
 
     Attributes:
-        time_zone: of the times, or None.
         has_clock: times are dates and times; else whole numbers.
         skipped: rows without any value at times that the clocks of the zone skip.
     """
@@ -320,7 +317,7 @@ class TimeReader:
             times = read_times(column, self._format)
             if self._zone is not None and first_row == 0 and has_late_times(column):
                 steps = np.diff(np.unique(times.cast(pa.int64()).to_numpy()))
-                self._shift = int(steps.min(initial=_HOUR))
+                self._shift = int(steps.min(initial=HOUR_US))
             return times
         except pa.ArrowInvalid as error:
             row, value = first_refused(column, lambda part: read_times(part, self._format))

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from fastlstm.errors import DataError
 from fastlstm.forecast.data.problems import Finding
+from fastlstm.forecast.data.timeline import DAY_US
 
 _YEAR_FIRST = (
     r"^\s*(?P<year>\d{4})[-/. ](?P<month>\d{1,2})[-/. ](?P<day>\d{1,2})"
@@ -33,7 +34,6 @@ _MONTH_NAMES = (
 )
 _LATE = r"^(.*[T ])24((?:[:.]00)+)\s*$|^(\d{4}\D\d{1,2}\D\d{1,2} )24$"
 """24 o'clock, the end of a day."""
-_DAY = 86_400_000_000
 _FIRST_ROWS = 100_000
 """Times that a format must read to be proposed."""
 _INTERVAL = r"^(.*\d\S*)\s+(?:-|–|to|/)\s+\S*\d.*$"
@@ -59,11 +59,8 @@ _ANY_DATE = (
 
 def read_times(column: pa.Array, form: str | None = None) -> pa.Array:
     """Returns texts as timestamps in microseconds, in UTC if they have a zone; of an interval, a
-    week (ISO 8601), a quarter or a month its start. 24:00 is 00:00 of the next day.
-
-    Args:
-        column: texts, without nulls.
-        form: strptime format; None expects year, month, day, then the time of day.
+    week (ISO 8601), a quarter or a month its start. 24:00 is 00:00 of the next day. There are no
+    nulls; without a strptime format the order is year, month, day, then the time of day.
 
     Raises:
         pa.ArrowInvalid: a text is not a time.
@@ -77,7 +74,7 @@ def read_times(column: pa.Array, form: str | None = None) -> pa.Array:
         if not pc.any(is_late).as_py():
             raise
         times = _read(pc.replace_substring_regex(starts, _LATE, r"\1\300\2"), form)
-        return pc.if_else(is_late, pc.add(times, pa.scalar(_DAY, pa.duration("us"))), times)
+        return pc.if_else(is_late, pc.add(times, pa.scalar(DAY_US, pa.duration("us"))), times)
 
 
 def has_late_times(column: pa.Array) -> bool:
@@ -123,7 +120,7 @@ def formats_of(texts: pa.Array) -> list[str]:
     first, found = texts.slice(0, 1), list[tuple[tuple[int, int], str]]()
     for form in ("%Y", *dict.fromkeys(date + clock for date in dates for clock in _CLOCKS)):
         try:
-            if _year_of(read_times(first, form)):
+            if 1700 <= pc.year(read_times(first, form))[0].as_py() <= 2300:
                 found.append((_num_odd_steps(read_times(texts, form)), form))
         except pa.ArrowInvalid:
             continue
@@ -151,10 +148,6 @@ def _num_odd_steps(times: pa.Array) -> tuple[int, int]:
     num_back = int((np.diff(micro) < 0).sum())
     odd = len(micro) - max(int(counts.max(initial=0)) for counts in usual)
     return min(num_back, len(micro) - 1 - num_back), odd
-
-
-def _year_of(times: pa.Array) -> bool:
-    return bool(1700 <= pc.year(times)[0].as_py() <= 2300)
 
 
 def _year_first(column: pa.Array) -> pa.Array:

@@ -23,7 +23,7 @@ _UNITS = (
     ("millisecond", 1_000),
     ("microsecond", 1),
 )
-_DAY = 86_400_000_000
+DAY_US, HOUR_US = 86_400_000_000, 3_600_000_000
 _A_DAY, _A_MONTH = np.timedelta64(1, "D"), np.timedelta64(1, "M")
 _LONGEST_STEP = 10**15
 """Limit of a stored frequency: 31 years in microseconds."""
@@ -74,11 +74,11 @@ class Frequency:
         """Returns which times are whole steps after the one before, shape ``(N - 1,)``."""
         if self.unit == "business_days":
             is_business = _weeks_and_days(times)[1] < 5
-            is_whole = np.diff(times) % _DAY == 0
+            is_whole = np.diff(times) % DAY_US == 0
             return np.asarray(is_whole & is_business[1:] & is_business[:-1])
         if self.unit == "months":
             months, (days, is_end) = np.diff(_months(times)), _days_of_month(times)
-            is_whole = (months > 0) & (months % self.step == 0) & (np.diff(times % _DAY) == 0)
+            is_whole = (months > 0) & (months % self.step == 0) & (np.diff(times % DAY_US) == 0)
             if not (self.is_month_end or self.month_day):
                 return np.asarray(is_whole & (np.diff(days) == 0))
             is_due = _are_due(days, self.month_day - 1) if self.month_day else is_end
@@ -101,7 +101,7 @@ class Frequency:
         if self.unit == "business_days":
             tick = int(self.ticks(np.array([start]))[0])
             weeks, days = np.divmod(tick + numbers, 5)
-            return (7 * weeks + days - _MONDAY) * _DAY + start % _DAY
+            return (7 * weeks + days - _MONDAY) * DAY_US + start % DAY_US
         if self.unit != "months":
             return start + numbers * self.step
         day = np.datetime64(start, "us").astype("datetime64[D]")
@@ -111,7 +111,7 @@ class Frequency:
         if not self.is_month_end:
             offset = np.timedelta64(self.month_day - 1, "D") if self.month_day else day - month
             days = np.minimum(months.astype("datetime64[D]") + offset, days)
-        return np.asarray(days.astype("datetime64[us]").astype(np.int64) + start % _DAY)
+        return np.asarray(days.astype("datetime64[us]").astype(np.int64) + start % DAY_US)
 
     @staticmethod
     def from_json(values: Any) -> Frequency:
@@ -134,7 +134,7 @@ class Frequency:
 
 
 ROWS = Frequency(1, "rows")
-DAYS = Frequency(_DAY)
+DAYS = Frequency(DAY_US)
 BUSINESS_DAYS = Frequency(1, "business_days")
 
 
@@ -155,7 +155,7 @@ class Timeline:
 
 def _weeks_and_days(times: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Returns each time's week number and weekday; Monday is 0."""
-    return np.divmod(times // _DAY + _MONDAY, 7)
+    return np.divmod(times // DAY_US + _MONDAY, 7)
 
 
 def are_business_days(times: NDArray[np.int64]) -> bool:
@@ -192,11 +192,8 @@ def find_frequency(
 ) -> Frequency:
     """Finds the most frequent time between consecutive rows.
 
-    Args:
-        times: of some rows, shape ``(N,)``, int64, increasing within a series.
-        is_same: whether a row has the series of the row before, shape ``(N - 1,)``.
-        origin: name of the table in messages.
-        has_clock: times are dates and times; else whole numbers.
+    The times of some rows, ``(N,)``, int64, increase within a series; `is_same` says whether a row
+    has the series of the row before, ``(N - 1,)``. Without `has_clock` they are whole numbers.
 
     Raises:
         DataError: the times are irregular.
@@ -206,7 +203,7 @@ def find_frequency(
         return DAYS if has_clock else ROWS
     values, counts = np.unique(steps, return_counts=True)
     usual = int(values[counts.argmax()])
-    may_be_monthly = has_clock and usual >= 28 * _DAY and usual % _DAY == 0
+    may_be_monthly = has_clock and usual >= 28 * DAY_US and usual % DAY_US == 0
     if may_be_monthly and (monthly := _calendar_frequency(times, is_same)) is not None:
         return monthly
     share = counts.max() / len(steps)
@@ -224,7 +221,7 @@ def find_frequency(
         )
     if not has_clock:
         return Frequency(usual, "rows")
-    if usual == _DAY and are_business_days(times):
+    if usual == DAY_US and are_business_days(times):
         weeks = _weeks_and_days(times)[0]
         if (np.diff(weeks)[is_same] > 0).any():  # a weekend is skipped
             return BUSINESS_DAYS
@@ -241,7 +238,7 @@ def _calendar_frequency(times: NDArray[np.int64], is_same: NDArray[np.bool_]) ->
     """Returns the frequency in months if all times are on one day of the month, or the last."""
     days, is_end = _days_of_month(times)
     last, is_month_end = int(days.max()), bool(is_end.all())
-    if len(np.unique(times % _DAY)) > 1 or not (is_month_end or _are_due(days, last).all()):
+    if len(np.unique(times % DAY_US)) > 1 or not (is_month_end or _are_due(days, last).all()):
         return None
     usual = most_frequent(np.diff(_months(times))[is_same])
     is_one_day = bool((days == last).all())

@@ -1,10 +1,21 @@
-"""Batches of windows in random order, copied ahead by a thread.
+"""Batches of windows in random order, copied ahead by a thread; batches of chunks of series.
 
 The order is computed, not stored: an arithmetic permutation gives the number of the n-th window of
 an epoch, running counts of the segments give its first row, and one native call copies a chunk of
 batches. An epoch has every window exactly once, 10^8 windows take no memory, and a position is two
 numbers. With `balance`, series are drawn equally often instead, and each goes through all of its
 windows before any of them repeats.
+
+Chunks of long series are for truncated backpropagation through time: each continues the one in the
+same place of the batch before, with carried state::
+
+    series a  ──offset──┃ chunk │ chunk │ chunk ┃ chunk │ chunk ┃ rest       ┃ ends of runs
+    an epoch            all runs of chunks in random order, concatenated:
+    place 0   ┃ c7 │ c8 │ c9 ┃ c0 │ c1          a batch has one chunk
+    place 1     c2 ┃ c3 │ c4 ┃ …                of every place
+
+An epoch reads every row once; windows from zero state read it as often as their input is long.
+Every epoch starts a series at another offset, so that chunk borders and unused rows vary.
 """
 
 from __future__ import annotations
@@ -23,13 +34,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastlstm.distributed.world import Share
-from fastlstm.errors import ConfigError, Stopped
+from fastlstm.errors import ConfigError, DataError, Stopped, counted
 from fastlstm.forecast.data.table import Table, table_from_array
 from fastlstm.forecast.data.window_index import (
     NO_GROUPS,
     WindowIndex,
     index_windows,
     native_source,
+    read_windows,
     series_ends,
 )
 from fastlstm.system import hardware
@@ -86,9 +98,8 @@ class WindowLoader(LoaderPosition):
         length: rows of a window.
         batch_size: windows of a batch, of all processes together.
         shuffle: use a new random order every epoch.
-        stride: rows from one window to the next.
         seed: of the orders.
-        index: windows to use, in place of all of `length` and `stride`.
+        index: windows to use, in place of all of `length`.
         share: the part of every batch to hand out; default is all of it.
         should_stop: polled while waiting.
         balance: draw series equally often instead of every window once; same epoch length.
@@ -107,20 +118,18 @@ class WindowLoader(LoaderPosition):
         length: int,
         batch_size: int,
         shuffle: bool = True,
-        stride: int = 1,
         seed: int = 0,
         index: WindowIndex | None = None,
         share: Share | None = None,
         should_stop: Callable[[], bool] | None = None,
         balance: bool = False,
     ) -> None:
-        sizes = {"length": length, "stride": stride, "batch_size": batch_size}
-        for name, value in sizes.items():
+        for name, value in (("length", length), ("batch_size", batch_size)):
             if value < 1:
                 raise ConfigError(f"{name} is {value}, expected 1 or more")
         table = source if isinstance(source, Table) else table_from_array(source)
         self._table = table
-        self._windows = index_windows(table, length, stride) if index is None else index
+        self._windows = index_windows(table, length) if index is None else index
         self.num_windows = len(self._windows)
         self._batch_size, self._shuffle, self._seed = batch_size, shuffle, seed
         self.share, self._should_stop = Share() if share is None else share, should_stop
@@ -252,3 +261,122 @@ class WindowLoader(LoaderPosition):
         buffer = memory[:]
         weakref.finalize(buffer, self._unused.append, memory).atexit = False
         return buffer
+
+
+class ChunkBatch(NamedTuple):
+    """B chunks.
+
+    Attributes:
+        values: shape ``(B, length + horizon, C)``, float32; missing values are NaN.
+        segments: segment of each chunk, shape ``(B,)``, int64.
+        continues: whether a chunk follows the one in its place of the batch before, ``(B,)``, bool.
+        rows: first row of each chunk in the table, shape ``(B,)``, int64.
+        total: chunks of the batch in all processes.
+    """
+
+    values: Tensor
+    segments: NDArray[np.int64]
+    continues: NDArray[np.bool_]
+    rows: NDArray[np.int64]
+    total: int
+
+
+class _Epoch(NamedTuple):
+    """All chunks of an epoch, in the order of their places; see `ChunkBatch`."""
+
+    number: int
+    rows: NDArray[np.int64]
+    segments: NDArray[np.int64]
+    continues: NDArray[np.bool_]
+
+
+class ChunkLoader(LoaderPosition):
+    """Hands out batches of chunks, epoch after epoch without end.
+
+    `ends` (exclusive) of the usable rows of each segment have shape ``(S,)``, int64. A chunk has
+    `length` input rows and the `horizon` after them; forecasts are `patch` rows apart, a divisor of
+    `length`, and a series starts at one of its first `patch` rows. A batch has `batch_size` chunks,
+    fewer if there are fewer. A series is cut after `run_length` rows of chunks, to shuffle its
+    parts. `share` is the part of every batch to hand out.
+
+    Attributes:
+        num_chunks, num_windows, steps_per_epoch: chunks, forecasts and batches in every epoch.
+        num_places: chunks of the largest batch; others have one fewer.
+        wait_s: seconds spent copying batches, which is not done ahead.
+
+    Raises:
+        DataError: no segment is long enough for a chunk and its horizon.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        ends: NDArray[np.int64],
+        length: int,
+        horizon: int,
+        patch: int,
+        batch_size: int,
+        run_length: int,
+        seed: int = 0,
+        should_stop: Callable[[], bool] | None = None,
+        share: Share | None = None,
+    ) -> None:
+        usable = np.minimum(ends, table.segments.first_rows + table.segments.num_rows)
+        usable = usable - table.segments.first_rows - horizon
+        self._segments = np.flatnonzero(usable >= length)
+        if len(self._segments) == 0:
+            longest = max(0, int(usable.max(initial=-horizon)) + horizon)
+            raise DataError(
+                f"a chunk needs {counted(length, 'row')} and {horizon} after them, the longest"
+                f" segment has {longest}; give longer series, or a smaller tbptt or horizon"
+            )
+        usable = usable[self._segments]
+        self._counts = np.maximum(1, (usable - (patch - 1)) // length)
+        self._slack = usable - self._counts * length
+        self._table, self._length, self._horizon = table, length, horizon
+        self._chunks_per_run = max(1, run_length // length)
+        self._seed, self._should_stop = seed, should_stop
+        self.share = Share() if share is None else share
+        self.num_chunks = int(self._counts.sum())
+        self.num_windows = self.num_chunks * (length // patch)
+        self.steps_per_epoch = -(-self.num_chunks // batch_size)
+        self.num_places = -(-self.num_chunks // self.steps_per_epoch)
+        self._order = self._epoch_order(0)
+        self.wait_s = 0.0
+
+    def next(self) -> ChunkBatch:
+        """Returns the next batch; raises Stopped if `should_stop` returns True."""
+        if self._should_stop is not None and self._should_stop():
+            raise Stopped("stopped before a batch")
+        started = time.perf_counter()
+        if self._order.number != self._epoch:
+            self._order = self._epoch_order(self._epoch)
+        batch = slice(self._index, None, self.steps_per_epoch)
+        rows = self._order.rows[batch]
+        total, own = len(rows), self.share.rows(self.num_places)  # a place keeps its process
+        rows = rows[own]
+        values = read_windows(self._table, rows, self._length + self._horizon)
+        continues = self._order.continues[batch][own] & (self._index > 0)
+        self._advance()
+        self.wait_s += time.perf_counter() - started
+        return ChunkBatch(values, self._order.segments[batch][own], continues, rows, total)
+
+    def _epoch_order(self, epoch: int) -> _Epoch:
+        rng = np.random.default_rng([self._seed, epoch])
+        begins = self._table.segments.first_rows[self._segments] + rng.integers(
+            0, self._slack, endpoint=True
+        )
+        owners, places = _enumerate(-(-self._counts // self._chunks_per_run))
+        order = rng.permutation(len(owners))
+        owners, first_chunks = owners[order], places[order] * self._chunks_per_run
+        sizes = np.minimum(self._chunks_per_run, self._counts[owners] - first_chunks)
+        runs, places = _enumerate(sizes)
+        owners = owners[runs]
+        rows = begins[owners] + (first_chunks[runs] + places) * self._length
+        return _Epoch(epoch, rows, self._segments[owners], places > 0)
+
+
+def _enumerate(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns the owner of each of ``sum(counts)`` items and the item's number, from 0."""
+    owners = np.repeat(np.arange(len(counts)), counts)
+    return owners, np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)

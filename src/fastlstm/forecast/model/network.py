@@ -17,17 +17,19 @@ value before it, and every state is decoded, so that one pass trains a forecast 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastlstm.errors import ShapeError, counted
-from fastlstm.forecast.model.config import ForecasterConfig
+from fastlstm.errors import ConfigError, ShapeError, counted
+from fastlstm.forecast.config import Channels, Decoder, Loss, Normalize, OutputKind
 from fastlstm.forecast.model.outputs import make_output
 from fastlstm.nn.linear import Linear
 from fastlstm.nn.lstm import LSTM
+from fastlstm.system.fields import check_values
 from fastlstm.training.precision import allow_tf32, tf32_kept
 
 _MAX_EMBEDDING = 16
@@ -39,14 +41,111 @@ LINEAR = ("linear_weight", "linear_bias", "linear_share", "linear_future")
 """Buffers of the linear path; training does not change them."""
 
 
+@dataclass(frozen=True)
+class ForecasterConfig:
+    """Architecture of a forecaster; fields of `ForecastConfig` mean the same here.
+
+    Attributes:
+        input_size: L, a multiple of `patch`.
+        horizon: h.
+        num_targets: C.
+        categories: (position among targets, past, future; size) of each categorical column.
+        static_categories: (position, size) of each categorical static column.
+        patch: s, time steps read or forecast per LSTM step.
+        embed_size: d, width of an embedded patch.
+        has_missing: values may be missing; adds a mask to the input.
+        stateful: carries the state from chunk to chunk (`ForecastNetwork.read_chunk`).
+        linear: adds a linear path with the weights of `forecast.ridge`.
+    """
+
+    input_size: int
+    horizon: int
+    num_targets: int = 1
+    num_past: int = 0
+    num_future: int = 0
+    categories: tuple[tuple[int, int], ...] = ()
+    num_static: int = 0
+    static_categories: tuple[tuple[int, int], ...] = ()
+    patch: int = 48
+    hidden_size: int = 256
+    num_layers: int = 1
+    embed_size: int = 256
+    channels: Channels = "shared"
+    decoder: Decoder = "direct"
+    bidirectional: bool = False
+    normalize: Normalize = "last"
+    non_negative: bool = False
+    dropout: float = 0.5
+    has_missing: bool = False
+    output: OutputKind = "point"
+    loss: Loss = "mae"
+    stateful: bool = False
+    linear: bool = False
+
+    def __post_init__(self) -> None:
+        check_values(self, _BOUNDS)
+        rows = self.num_targets + self.num_past + self.num_future
+        _check_categories("categories", self.categories, rows)
+        _check_categories("static_categories", self.static_categories, self.num_static)
+        if self.bidirectional and self.decoder != "direct":
+            raise ConfigError(
+                "`bidirectional` and `decoder='autoregressive'` exclude each other: forecasts"
+                " continue in one direction; leave out one of them"
+            )
+        if self.input_size % self.patch:
+            raise ConfigError(
+                f"`input_size` is {self.input_size}, not a multiple of `patch` {self.patch}; give"
+                f" `input_size={max(1, self.input_size // self.patch) * self.patch!r}`"
+            )
+        unfit = {
+            "decoder": self.decoder != "direct",
+            "bidirectional": self.bidirectional,
+            "normalize": self.normalize in ("standard", "log"),
+            "output": self.output == "negative_binomial",
+        }
+        for name, is_unfit in unfit.items():
+            if self.stateful and is_unfit:
+                raise ConfigError(
+                    f"`{name}` is {getattr(self, name)!r}: `tbptt` needs one direction, the direct"
+                    " decoder, no counts, `normalize` 'last' or 'none'; leave out"
+                    f" `{name}` or `tbptt`"
+                )
+
+        needs = {"normalize='log'": self.normalize == "log", "non_negative=True": self.non_negative}
+        for given, is_given in needs.items():
+            if is_given and self.output not in ("point", "quantiles"):
+                raise ConfigError(
+                    f"`output` is {self.output!r}, expected point or quantiles with `{given}`"
+                )
+
+
+_BOUNDS: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(("input_size", "horizon", "num_targets", "patch"), (1, 10**6)),
+    **dict.fromkeys(("num_past", "num_future", "num_static"), (0, 10**6)),
+    **dict.fromkeys(("hidden_size", "embed_size"), (1, 65_536)),
+    "num_layers": (1, 64),
+    "dropout": (0.0, 1.0),
+}
+
+
+def _check_categories(name: str, pairs: tuple[tuple[int, int], ...], num_columns: int) -> None:
+    """Raises ConfigError unless `pairs` are (position of a column, number of categories)."""
+    places: set[int] = set()
+    for pair in pairs:
+        is_pair = len(pair) == 2 and all(type(number) is int for number in pair)
+        place, size = pair if is_pair else (-1, 0)
+        if not 0 <= place < num_columns or place in places or not 0 <= size <= 1 << 24:
+            raise ConfigError(
+                f"{name} holds {pair!r:.60}, expected the position of one of {num_columns} columns,"
+                f" each at most once, and a number of categories up to {1 << 24}"
+            )
+        places.add(place)
+
+
 class CategoryEmbedding(nn.Embedding):
-    """An embedding per category, and one for unknown values.
+    """An embedding per category, and one for unknown values, which have the number `size`.
 
     Categories that training has not seen, and unknown values, get the mean of the seen ones.
-
-    Args:
-        size: number of categories; unknown values have the number `size`.
-        width: width of an embedding.
 
     Attributes:
         is_trained: which categories training has seen, shape ``(size + 1,)``, bool.
@@ -70,13 +169,10 @@ class CategoryEmbedding(nn.Embedding):
 
 
 class CategoricalFeatures(nn.Module):
-    """Passes numbers through and embeds categories.
-
-    Args:
-        num_columns: columns of the input.
-        categories: (position, size) of categorical columns; NaN and other numbers are unknown.
+    """Passes numbers through and embeds categories: NaN and other numbers are unknown ones.
 
     Attributes:
+        categories: (position, size) of categorical columns.
         places: positions of the numeric columns.
         num_numbers: number of numeric columns.
         width: columns of the output.
@@ -119,18 +215,6 @@ class RecurrentState(NamedTuple):
     hidden: Tensor
     cell: Tensor
     level: Tensor
-
-    def where(self, continues: Tensor) -> RecurrentState:
-        """Returns the first ``len(continues)`` rows of the state, reset where `continues` is
-        False."""
-        rows = len(continues)
-        each = self.hidden.shape[1] // len(self.level)
-        states = continues.repeat_interleave(each)[:, None]
-        return RecurrentState(
-            torch.where(states, self.hidden[:, : rows * each], 0.0),
-            torch.where(states, self.cell[:, : rows * each], 0.0),
-            torch.where(continues[:, None], self.level[:rows], math.nan),
-        )
 
     def detach(self) -> RecurrentState:
         """Returns the state, detached from the graph."""
@@ -183,11 +267,7 @@ class ForecastNetwork(nn.Module):
             if self.future.num_numbers:
                 each = torch.zeros(config.horizon, self.future.num_numbers)
                 self.register_buffer("linear_future", each)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Initialises the decoder cell like an LSTM: uniform within ``1 / sqrt(H)``."""
-        bound = self.config.hidden_size**-0.5
+        bound = H**-0.5  # the decoder cell begins like an LSTM
         for weight in (self.cell_ih.weight, self.cell_hh.weight, self.cell_ih.bias):
             nn.init.uniform_(weight, -bound, bound)
 

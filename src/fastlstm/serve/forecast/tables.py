@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, Struct
 from starlette.types import Receive, Scope, Send
 
 from fastlstm.errors import UsageError, as_flags, respelled
-from fastlstm.forecast.read_options import READING, ReadOptions
+from fastlstm.forecast.config import READING, ReadOptions
 from fastlstm.report.markup import clipped
 from fastlstm.serve.admission import Reservation
 from fastlstm.serve.forecast.engine import ForecastEngine
@@ -145,8 +145,7 @@ def _records(title: str, rows: str | bytes | list[Row] | None) -> Any:
     """Returns rows, or the text of a CSV, as the reader takes them."""
     import pyarrow as pa
 
-    from fastlstm.forecast.data.records import FrameRecords, require_few
-    from fastlstm.forecast.data.table_files import MemoryFile
+    from fastlstm.forecast.data.records import FrameRecords, MemoryFile, require_few
 
     if not isinstance(rows, list):
         data = rows.encode("utf-8") if isinstance(rows, str) else rows
@@ -174,7 +173,7 @@ def _records(title: str, rows: str | bytes | list[Row] | None) -> Any:
 def _csv(found: Forecasts) -> bytes:
     import pyarrow as pa
 
-    from fastlstm.forecast.forecast_file import write_rows
+    from fastlstm.forecast.forecast_table import write_rows
 
     sink = pa.BufferOutputStream()
     write_rows(sink, ".csv", found.schema, found.blocks(), found.csv_form)
@@ -184,7 +183,7 @@ def _csv(found: Forecasts) -> bytes:
 def _json(name: str, found: Forecasts, notes: list[str], num_charts: int) -> bytes:
     import pyarrow as pa
 
-    from fastlstm.forecast.forecast_file import csv_schema
+    from fastlstm.forecast.forecast_table import csv_schema
 
     encode, parts = msgspec.json.encode, list[bytes]()
     schema = csv_schema(found.schema, found.csv_form)
