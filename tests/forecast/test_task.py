@@ -253,6 +253,7 @@ def test_the_validation_loss_is_the_mean_of_present_values(
         return read(inputs, rows, length, size)
 
     monkeypatch.setattr(ScaledWindows, "read", parted)
+    monkeypatch.setattr("fastlstm.forecast.task.EVALUATION_BATCH", size)
     model = Forecaster(**SMALL).fit(values(most_missing))
     rows = model._windows(model.dataset_, "valid", 1)[1].rows()
     errors = [

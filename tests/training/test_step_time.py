@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -57,7 +58,7 @@ def slow_task() -> Any:
 def test_a_turn_of_a_variant_waits_for_the_loader() -> None:
     task = slow_task()
     variant = Variant("", EXACT, {}, trainer_of(task), 1, steps_of(trainer_of(task)))
-    with task.loader:
+    with closing(task.loader):
         assert variant.turn(0.03) * task.step_units > BATCH_S / 2
 
 
