@@ -251,14 +251,12 @@ void weight_gradient(const Factor<Format>* factors, int num_factors, int64_t col
   const Range units = part_of({0, n.units}, me.index, me.count);
   const Range strips{4 * units.begin, 4 * units.end};
   float* const sums = s.sums + column * n.gates;
-  int64_t columns = 0, widest = 0;
-  for (int f = 0; f < num_factors; ++f) {
-    columns += round_up(factors[f].width, kLanes);
-    widest = max_of(widest, factors[f].width);
-  }
+  int64_t columns = 0;
+  for (int f = 0; f < num_factors; ++f) columns += round_up(factors[f].width, kLanes);
   const auto blocks =
       Blocks::of<Engine>(n.units, columns, me.count, 1, 8 * kLanes * min_of(rows.size, kChunk));
   RowChunk chunk;
+  const int64_t widest = max_of(n.state_inner, n.input_inner);  // whichever gradients are wanted
   const int64_t row_bytes = (widest + 2 * kLanes) * int64_t{sizeof(float)};
   if (rows.size <= kFewRows && rows.size * row_bytes <= s.right_bytes()) {
     chunk.next(rows, gates);
