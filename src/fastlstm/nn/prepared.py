@@ -45,7 +45,7 @@ class PreparedCall:
         self.names = layer._all_weights[0]
         self.weights = _described(weights)
         has_bias = weights.b_ih is not None
-        self.training = LSTMCall(T, B, I, H, self.dtype, "cpu", True, has_bias)
+        self.training_call = LSTMCall(T, B, I, H, self.dtype, "cpu", True, has_bias)
         self.sizes = (kernels.num_threads(B, I, H), T, B, I, H)
         self.packed: Packed | None = None
 
@@ -92,7 +92,7 @@ class PreparedCall:
         self.packed = None
         rows = x.transpose(0, 1) if self.batch_first else x
         args = LSTMArgs(rows, None, h0, c0, *LSTMWeights(*weights))
-        y, h, c = LSTMFunction.apply(self.training, *args)  # type: ignore[no-untyped-call]
+        y, h, c = LSTMFunction.apply(self.training_call, *args)  # type: ignore[no-untyped-call]
         y = y.transpose(0, 1) if self.batch_first else y
         return y, (torch.stack((h,)).to(self.dtype), torch.stack((c,)).to(self.dtype))
 
@@ -101,23 +101,24 @@ class PreparedCall:
     ) -> tuple[Tensor, State] | None:
         threads, T, B, I, _ = self.sizes  # noqa: E741
         is_bf16 = self.dtype is torch.bfloat16
-        if self.packed is None:
+        ready = self.packed  # a copy: another thread may train
+        if ready is None:
             if _described(weights) != self.weights:
                 return None
             kernel = kernels.fastest_kernels(is_bf16)
             args = LSTMArgs(x, None, self.zero, self.zero, *LSTMWeights(*weights))
-            self.packed = packed(args, kernel, threads)
-        elif not self.packed.is_still(weights, threads):
+            ready = self.packed = packed(args, kernel, threads)
+        elif not ready.is_still(weights, threads):
             return None
         if is_bf16:
             x, h0, c0 = kernels.elements(x, True), h0.float(), c0.float()
         y = kernels.empty((self.shape[0], self.shape[1], self.hidden), self.dtype)
         h, c = kernels.empty(self.state_shape), kernels.empty(self.state_shape)
         with kernels.profiled("fastlstm::lstm", x):
-            self.packed.kernel.forward(
+            ready.kernel.forward(
                 *self.sizes,
                 x.data_ptr(), T * B, kernels.padded_columns(I, is_bf16), 0,
-                self.packed.memory.data_ptr(), h0.data_ptr(), c0.data_ptr(), 0, 0, 0,
+                ready.memory.data_ptr(), h0.data_ptr(), c0.data_ptr(), 0, 0, 0,
                 y.data_ptr(), h.data_ptr(), c.data_ptr(), 0, 0, 0,
             )  # fmt: skip
         return y, (h.to(self.dtype), c.to(self.dtype)) if is_bf16 else (h, c)
