@@ -139,7 +139,7 @@ struct Kernels {
   bool is_bf16;
   int lanes;
   // Whether the forward pass deals lanes out to the threads, and not units.
-  bool (*splits_lanes)(int64_t B, int64_t H, int threads);
+  bool (*splits_lanes)(int64_t B, int64_t H, int threads, bool has_norm);
   // Whether a backward pass without layer norm reads weights as torch has them: packing costs more.
   bool (*reads_unpacked)(int64_t T, int64_t B, int64_t I, int64_t H);
   int64_t (*forward_bytes)(int64_t I, int64_t H);   // of pack_forward

@@ -173,8 +173,8 @@ void bind_lstm(nb::module_& m) {
            [](const Kernels& k, int64_t I, int64_t H) { return k.forward_bytes(I, H); })
       .def("backward_bytes",
            [](const Kernels& k, int64_t I, int64_t H) { return k.backward_bytes(I, H); })
-      .def("splits_lanes", [](const Kernels& k, int64_t B, int64_t H,
-                              int threads) { return k.splits_lanes(B, H, threads); })
+      .def("splits_lanes", [](const Kernels& k, int64_t B, int64_t H, int threads,
+                              bool has_norm) { return k.splits_lanes(B, H, threads, has_norm); })
       .def("reads_unpacked", [](const Kernels& k, int64_t T, int64_t B, int64_t I,
                                 int64_t H) { return k.reads_unpacked(T, B, I, H); })
       .def_static("gate_rows", &gate_rows)

@@ -15,9 +15,11 @@ struct Share {
   Range units, lanes;
 };
 
-// The part of one thread: some units with all rows, or with `by_rows` all units of some rows.
-FASTLSTM_INLINE Share share_of(Member me, int64_t units, int64_t rows, bool by_rows = false) {
-  if (by_rows) return {{0, units}, part_of({0, rows}, me.index, me.count)};
+// The part of one thread: some units with all rows, or with `by_rows` all units of some rows, cut
+// at multiples of `grain`.
+FASTLSTM_INLINE Share share_of(Member me, int64_t units, int64_t rows, bool by_rows,
+                               int64_t grain = 1) {
+  if (by_rows) return {{0, units}, part_of({0, rows}, me.index, me.count, grain)};
   return {part_of({0, units}, me.index, me.count), {0, rows}};
 }
 

@@ -13,10 +13,12 @@
 namespace fastlstm::FASTLSTM_ISA {
 
 inline constexpr int64_t kSharedWeights = 512 << 10;
+inline constexpr int64_t kLaneBlock = 16;  // with layer norm sums over lanes are those of blocks
 
 // Whether threads own lanes, and not units. `bytes`: of the recurrent weights.
-FASTLSTM_INLINE bool splits_lanes(int64_t num_lanes, int64_t bytes, int64_t threads) {
-  return bytes <= kSharedWeights && num_lanes >= 8 * threads;
+FASTLSTM_INLINE bool splits_lanes(int64_t num_lanes, int64_t bytes, int64_t threads,
+                                  int64_t least = 8) {
+  return bytes <= kSharedWeights && num_lanes >= least * threads;
 }
 
 // Scratch of one forward call, shared by the team. With a null base only `bytes` counts.
@@ -51,10 +53,10 @@ struct ForwardScratch {
 };
 
 template <typename Format>
-bool splits_lanes(int64_t B, int64_t H, int threads) {
+bool splits_lanes(int64_t B, int64_t H, int threads, bool has_norm) {
   const Sizes<Format> n(1, H);
   const int64_t bytes = n.gates * n.state_inner * int64_t{sizeof(typename Format::Element)};
-  return splits_lanes(B, bytes, int64_t{threads});
+  return has_norm ? splits_lanes(B, bytes, threads, kLaneBlock) : splits_lanes(B, bytes, threads);
 }
 
 FASTLSTM_INLINE bool is_active(const int64_t* begins, const int64_t* ends, int64_t t, int64_t b) {
@@ -242,7 +244,7 @@ void forward_loop(const ForwardArgs& g, Member me) {
   const Sizes<Format> n(g.I, g.H);
   const ForwardWeights<Format> w(g.weights, n);
   const ForwardScratch<Format> s(g, n);
-  const bool is_alone = splits_lanes<Format>(g.B, g.H, me.count);
+  const bool is_alone = splits_lanes<Format>(g.B, g.H, me.count, false);
   const Share my = share_of(me, n.units, g.B, is_alone);
   Items items(s.items, me);
   const auto blocks =

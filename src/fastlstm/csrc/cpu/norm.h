@@ -9,18 +9,7 @@
 
 namespace fastlstm::FASTLSTM_ISA {
 
-inline constexpr float kEpsilon = 1e-5f;   // EPSILON of ops/cell_call.py
-inline constexpr int64_t kLaneBlock = 16;  // sums over lanes are those of blocks, in order
-
-// Whether threads own lanes, and not units: as splits_lanes, with a whole block for each.
-FASTLSTM_INLINE bool splits_blocks(int64_t lanes, int64_t bytes, int64_t threads) {
-  return lanes >= kLaneBlock * threads && splits_lanes(lanes, bytes, threads);
-}
-// The part of one thread; with `by_lanes` lanes in whole blocks, at least kLaneBlock of them.
-FASTLSTM_INLINE Share norm_share(Member me, int64_t units, int64_t lanes, bool by_lanes) {
-  if (!by_lanes) return share_of(me, units, lanes);
-  return {{0, units}, part_of({0, lanes}, me.index, me.count, kLaneBlock)};
-}
+inline constexpr float kEpsilon = 1e-5f;  // EPSILON of ops/cell_call.py
 
 // Calls body(first) for vectors of kLanes rows that cover `rows`: at least kLanes rows, or rows
 // from 0 on, with padding behind them.

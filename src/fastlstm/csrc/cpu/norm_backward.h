@@ -340,8 +340,9 @@ void norm_backward_loop(const BackwardArgs& g, Member me) {
   const BackwardWeights<Format> w(g.weights, n);
   const BackwardScratch<Format> s(g, n, g.threads);
   const NormBackwardScratch<Format> ns(static_cast<char*>(g.workspace) + s.bytes, g, n, me.index);
-  const bool is_alone = splits_blocks(g.B, n.gates * n.hidden * int64_t{sizeof(Element)}, me.count);
-  const Share my = norm_share(me, n.units, g.B, is_alone);
+  const bool is_alone =
+      splits_lanes(g.B, n.gates * n.hidden * int64_t{sizeof(Element)}, me.count, kLaneBlock);
+  const Share my = share_of(me, n.units, g.B, is_alone, kLaneBlock);
   const auto meet = [&] {
     if (!is_alone) me.barrier->wait(me.count);
   };

@@ -156,9 +156,8 @@ void norm_forward_loop(const ForwardArgs& g, Member me) {
   const ForwardWeights<Format> w(g.weights, n);
   const ForwardScratch<Format> s(g, n);
   const NormForwardScratch<Format> ns(static_cast<char*>(g.workspace) + s.bytes, g, n, s, me.index);
-  const bool is_alone =
-      splits_blocks(g.B, n.gates * n.state_inner * int64_t{sizeof(*s.states)}, me.count);
-  const Share my = norm_share(me, n.units, g.B, is_alone);
+  const bool is_alone = splits_lanes<Format>(g.B, g.H, me.count, true);
+  const Share my = share_of(me, n.units, g.B, is_alone, kLaneBlock);
   const auto meet = [&] {
     if (!is_alone) me.barrier->wait(me.count);
   };

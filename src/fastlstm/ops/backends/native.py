@@ -26,10 +26,6 @@ _UNITS = {
 }
 
 
-_LANE_BLOCK = 16
-"""Lanes of a thread with layer norm, at least: kLaneBlock of csrc/cpu/norm.h."""
-
-
 class NativeBackend:
     """Forward and backward in float32 or bf16 (float32 sums and cell state), any options."""
 
@@ -52,9 +48,8 @@ class NativeBackend:
         threads = kernels.num_threads(call.B, call.I, call.H)
         split = "1 thread"
         if threads > 1:
-            by_lanes = table.splits_lanes(call.B, call.H, threads) and (
-                not call.options.layer_norm or _LANE_BLOCK * threads <= call.B
-            )
+            has_norm = call.options.layer_norm
+            by_lanes = table.splits_lanes(call.B, call.H, threads, has_norm)
             split = f"{counted(threads, 'thread')} by {'lanes' if by_lanes else 'units'}"
         name = (
             f"fused LSTM {'bf16' if is_bf16 else 'fp32'} ({_UNITS[table.isa]}, {split}, panels of"
