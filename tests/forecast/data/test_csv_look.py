@@ -433,13 +433,15 @@ def test_stations_with_numbers_for_names_are_not_dropped(read: Any) -> None:
     assert dataset.table.num_rows == 720
 
 
-def test_the_hour_that_comes_twice_tells_the_zone(read: Any) -> None:
-    for zone in ("Europe/London", "Europe/Berlin", "America/New_York"):
-        utc = pandas.date_range("2023-10-20", periods=24 * 30, freq="h", tz="UTC")
-        local = utc.tz_convert(zone).strftime("%Y-%m-%d %H:%M")
-        with pytest.raises(DataError) as caught:
-            read(["ds,y", *(f"{t},{n}" for n, t in enumerate(local))])
-        assert f"--tz {zone}" in with_flags(str(caught.value))
+@pytest.mark.parametrize("freq", ["h", "15min"])
+@pytest.mark.parametrize("zone", ["Europe/London", "Europe/Berlin", "America/New_York"])
+def test_an_hour_that_comes_twice_asks_for_the_zone(zone: str, freq: str, read: Any) -> None:
+    utc = pandas.date_range("2023-10-20", periods=3000, freq=freq, tz="UTC")
+    lines = ["ds,y", *(f"{t:%Y-%m-%d %H:%M},{n}" for n, t in enumerate(utc.tz_convert(zone)))]
+    with pytest.raises(DataError, match=r"give `tz='Europe/Berlin'`"):
+        read(lines)
+    dataset = read(lines, f"--tz {zone}")
+    assert (dataset.table.num_rows, len(dataset.table.segments)) == (3000, 1)
 
 
 @pytest.mark.parametrize("cell", ['3" pipe', 'a "b" c" d'])
@@ -672,7 +674,7 @@ def test_hours_that_end_at_24_are_read_across_the_change_of_clocks(
     path.write_text("\n".join(["DeliveryDate,HourEnding,price", *lines]) + "\n")
     found = cure(path)
     assert "--time DeliveryDate,HourEnding --time-format '%m/%d/%Y %H:%M'" in found
-    assert found.endswith("--tz America/New_York")
+    assert found.endswith("--tz Europe/Berlin")
     options = parsed(found) | {"tz": "America/Chicago"}
     data = prepare(path, built(ForecastConfig, options, "test"))
     assert (data.table.num_rows, len(data.table.segments)) == (len(ends), 1)
@@ -689,33 +691,7 @@ def test_24_o_clock_is_midnight(tmp_path: Path) -> None:
     assert read_times(texts, "%d.%m.%Y %H:%M").to_pylist() == hours
 
 
-@pytest.mark.parametrize(
-    ("zone", "plain"),
-    [
-        ("America/Chicago", "America/New_York"),
-        ("Europe/Berlin", "Europe/Berlin"),
-        ("Europe/London", "Europe/London"),
-        ("Australia/Sydney", "Australia/Sydney"),
-    ],
-)
-@pytest.mark.parametrize("month", [2, 3, 9])
-@pytest.mark.parametrize("form", ["%Z", "local"])
-def test_the_zone_of_clocks_is_proposed(
-    zone: str, plain: str, form: str, month: int, tmp_path: Path
-) -> None:
-    times = pandas.date_range(f"2024-{month:02}-25", periods=1200, freq="h", tz=zone)
-    lines = [f"{t:%Y-%m-%d %H:%M},{t:{form}},{n % 97}" for n, t in enumerate(times)]
-    path = tmp_path / "table.csv"
-    path.write_text("\n".join(["ds,tz_cd,y", *lines]) + "\n")
-    try:
-        text = " ".join(prepare(path, ForecastConfig()).notes)
-    except DataError as error:
-        text = str(error)
-    is_changed = times[0].utcoffset() != times[-1].utcoffset()
-    assert re.findall(r"tz='(.+?)'", text) == [plain if form == "local" else zone] * is_changed
-
-
-def test_a_gauge_with_local_clock_times_needs_one_command(tmp_path: Path) -> None:
+def test_a_gauge_needs_one_command(tmp_path: Path) -> None:
     """As of the USGS: comments, widths below the names, a constant number, names of the clocks."""
     times = pandas.date_range("2024-03-01", periods=2000, freq="15min", tz="America/Chicago")
     head = ["# a gauge", "#", "agency_cd\tsite_no\tdatetime\ttz_cd\t1_00060\t1_00060_cd"]
@@ -725,13 +701,11 @@ def test_a_gauge_with_local_clock_times_needs_one_command(tmp_path: Path) -> Non
     path = tmp_path / "table.tsv"
     path.write_text("\n".join([*head, "5s\t15s\t20d\t6s\t14n\t10s", *lines]) + "\n")
     found = cure(path, target=("1_00060",))
-    assert found == "--skip-rows 2 --skip-below 1 --tz America/Chicago"
-    config = built(ForecastConfig, parsed(found) | {"target": "1_00060"}, "test")
-    data = prepare(path, config)
+    assert found == "--skip-rows 2 --skip-below 1"
+    options = parsed(found) | {"target": "1_00060", "tz": "America/Chicago"}
+    data = prepare(path, built(ForecastConfig, options, "test"))
     assert (data.table.num_rows, data.roles.past) == (2000, ())
     assert not data.has_missing
-    filled = prepare(path, replace(config, tz=None, gaps="fill"))
-    assert filled.table.num_rows == 2004
 
 
 def test_months_without_values_are_cut_at_the_end_of_each_series(tmp_path: Path) -> None:
