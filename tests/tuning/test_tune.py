@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import multiprocessing
 import os
 import re
 import shlex
@@ -420,40 +419,6 @@ def test_the_command_finds_settings_and_can_be_continued(
     assert len(list(Path("search/trials").iterdir())) == len(facts["trials"])
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_trials_run_in_several_processes(
-    text: Path, tmp_path: Path, ended_after_trials: Any, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-):  # fmt: skip
-    fork = multiprocessing.get_context("fork")  # the processes have what this test patches
-    monkeypatch.setattr(multiprocessing, "get_context", lambda _: fork)
-
-    def short_run(options: Any, seconds: float, seed: int, out: Path) -> tuple[float, float]:
-        out.mkdir(parents=True)
-        (out / str(os.getpid())).touch()
-        return 2.0, 1.8 + options["learning_rate"]
-
-    of_options(monkeypatch, short_run)
-    ended_after_trials(5)
-    out = tmp_path / "search"
-    words = ["tune", str(text), "--out", str(out), *WORDS, "--jobs", "2", "--tune-time", "180s"]
-    assert main(words) == 0
-    shown = capsys.readouterr().out
-    assert "default: 2.000 bits/char" in shown
-    assert re.search(r"^best +learning rate x 0\.", shown, re.MULTILINE)
-    found = {path.name for path in out.glob("trials/*/*")}
-    assert found
-    assert str(os.getpid()) not in found
-
-    def broken(*_: Any) -> tuple[float, float]:
-        raise UsageError("no such device")
-
-    of_options(monkeypatch, broken)
-    words[3] = str(tmp_path / "other")
-    assert main(words) == 1
-    assert "a process of the search failed: no such device" in capsys.readouterr().err
-
-
 @pytest.mark.usefixtures("hang_up_at_default")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_during_timing_ends_the_search(
@@ -580,7 +545,6 @@ def test_a_refused_directory_stays_unchanged(text: Path, tmp_path: Path):
         (["--steps", "10"], "tune needs a budget"),
         (["--axes", "sise"], "did you mean 'size'"),
         (["--axes", "output-rank"], "--axes output-rank leaves nothing to try"),
-        (["--jobs", "0"], "expected 1 to 100"),
         (["--axes", "lr", "--learning-rate", "0.01"], "--axes lr leaves nothing to try"),
         (["--max-latency", "5"], "expected a time above 0 such as 500us"),
         (["--seeds", "0"], "expected 1 to 100"),

@@ -43,7 +43,6 @@ COMMAND, TABLE_COMMAND = of_training_runs(
             JSON,
             Option("tune_time", _EVERY, group="search", value="TIME"),
             Option("seeds", "runs of every trial, with consecutive seeds", int, 1, "search"),
-            Option("jobs", "trials at the same time; they share the cores", int, 1, "search"),
             Option("max_latency", _LATENCY, group="limits", value="TIME"),
             Option("max_bytes", "size of the weights: 500k, 2M", group="limits", value="SIZE"),
             Option("weights", _WEIGHTS, _FORMATS, "fp32", "limits"),
@@ -70,7 +69,7 @@ def run(argv: list[str]) -> int:
 
     search = Search(
         job.source, config, job.names, Path(parsed["out"]), time_s, axes, SizeLimits(**limits),
-        parsed["seeds"], parsed["resume"], parsed["jobs"],
+        parsed["seeds"], parsed["resume"],
     )  # fmt: skip
 
     def show(label: str, text: str) -> None:
@@ -105,9 +104,8 @@ def _own(parsed: Parsed) -> tuple[tuple[str, ...], dict[str, Any], float | None]
             )
     if not axes:
         raise UsageError(f"--axes is empty, expected some of {shown}")
-    for name in ("seeds", "jobs"):
-        if not 1 <= parsed[name] <= 100:
-            raise UsageError(f"--{name} is {parsed[name]}, expected 1 to 100")
+    if not 1 <= parsed["seeds"] <= 100:
+        raise UsageError(f"--seeds is {parsed['seeds']}, expected 1 to 100")
     latency, size = parsed["max_latency"], parsed["max_bytes"]
     limits = {
         "max_latency_s": None if latency is None else parse_latency(latency, "max_latency"),

@@ -56,11 +56,8 @@ def plan_run(
 
 
 def end_of_run(source: Any, config: Any, given: Collection[str], start: _Start = None) -> Event:
-    """Trains a run and returns its end event; the arguments are those of `plan_run`.
-
-    Raises:
-        Stopped: SIGTERM or Ctrl-C.
-    """
+    """Trains a run and returns its end event; the arguments are those of `plan_run`. Raises
+    Stopped: SIGTERM or Ctrl-C."""
     events: list[Event] = []
     try:
         _run_and_remove(source, config, given, events, start)

@@ -36,7 +36,6 @@ from fastlstm.tuning.job import Job, Show, Space
 try:
     import optuna
     from optuna.trial import FrozenTrial, Trial, TrialState
-    from sqlalchemy import event
     from sqlalchemy.exc import SQLAlchemyError
 except ImportError as error:
     raise MissingExtraError("tune needs Optuna: pip install 'fastlstm[tune]'") from error
@@ -116,25 +115,20 @@ def open_study(path: Path, about: Mapping[str, Any], resume: bool) -> optuna.Stu
     return study
 
 
-def load_study(path: Path, seed: int = 0) -> optuna.Study:
+def load_study(path: Path) -> optuna.Study:
     """Returns the study in a directory, a new one without a file; FormatError for another file."""
     optuna.logging.set_verbosity(optuna.logging.CRITICAL)
     file = path / STUDY_FILE
-    # An own connection allows any character in the path. Transactions lock before they read, else
-    # two processes take the same waiting trial.
-    connect = partial(
-        sqlite3.connect, file, timeout=60.0, check_same_thread=False, isolation_level=None
-    )
+    # An own connection allows any character in the path.
+    connect = partial(sqlite3.connect, file, timeout=60.0, check_same_thread=False)
     try:  # a damaged file raises all kinds of errors
         stored = optuna.storages.RDBStorage(
             f"sqlite:///{STUDY_FILE}", engine_kwargs={"creator": connect}
         )
-        event.listen(stored.engine, "begin", lambda c: c.exec_driver_sql("BEGIN IMMEDIATE"))
         study = optuna.create_study(storage=stored, study_name="tune", load_if_exists=True)
-        seed += len(study.get_trials(deepcopy=False))
+        study.get_trials(deepcopy=False)  # reads them
     except (*_STORAGE_ERRORS, RuntimeError, ValueError, KeyError, TypeError, AssertionError):
         raise _foreign(path) from None
-    study.sampler = sampler_of(seed)
     return study
 
 

@@ -6,19 +6,15 @@ study (`study.py`) trains short runs. A `Job` is a text or a table.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.errors import CommandError, FastLSTMError, Stopped, UsageError, counted
+from fastlstm.errors import FastLSTMError, Stopped, UsageError, counted
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.report.terminal import clock
-from fastlstm.system import hardware
 from fastlstm.text.config import TrainConfig
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.session import locked_run
@@ -31,9 +27,6 @@ from fastlstm.tuning.table_job import TableJob
 from fastlstm.tuning.text_job import TextJob
 
 if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
-    from multiprocessing.synchronize import Event as ProcessEvent
-
     from optuna import Study
 
     from fastlstm.runs.events import Event
@@ -57,7 +50,6 @@ class Search:
         time_s: time of all short runs; default is twice the budget, or the least possible time.
         axes: axes of the job; empty means all but threads and precision.
         num_seeds: runs in every rung of a trial.
-        jobs: trials at a time, in as many processes that share the cores.
     """
 
     source: Any
@@ -69,7 +61,6 @@ class Search:
     limits: SizeLimits = field(default_factory=SizeLimits)
     num_seeds: int = 1
     resume: bool = False
-    jobs: int = 1
 
     @property
     def budget_s(self) -> float:
@@ -90,14 +81,6 @@ class Search:
                 f" {clock(self.budget_s)}; give a longer --tune-time"
             )
         return replace(self, time_s=time_s, axes=self.axes or axes)
-
-    def objective(self, job: Job, space: Space, show: Show) -> studies.Objective:
-        """Returns the objective of the study of a resolved search."""
-        assert self.time_s is not None
-        seeds = range(self.config.seed, self.config.seed + self.num_seeds)
-        rungs = studies.rungs_of(self.time_s, self.budget_s)
-        train = partial(_train, job, self, space)
-        return studies.Objective(job, space, seeds, rungs, train, self.out, show)
 
 
 def tune_run(search: Search, show: Show = lambda label, text: None) -> dict[str, Any]:
@@ -139,7 +122,7 @@ def _about(search: Search) -> dict[str, Any]:
         "source": str(search.source),
         "options": {name: getattr(search.config, name) for name in sorted(search.given)},
         "tune_time": search.time_s, "axes": search.axes, "limits": asdict(search.limits),
-        "seeds": search.num_seeds, "jobs": search.jobs,
+        "seeds": search.num_seeds,
         "machine": {name: machine[name] for name in ("cpu", "isa", "cores")},
     }  # fmt: skip
 
@@ -150,14 +133,15 @@ def _searched(search: Search, study: Study, job: Job, show: Show) -> dict[str, A
         space = _prepared(search, job, show)
         study.set_user_attr("space", asdict(space))
 
-    objective = search.objective(job, space, show)
+    assert search.time_s is not None
+    objective = studies.Objective(
+        job, space, range(search.config.seed, search.config.seed + search.num_seeds),
+        studies.rungs_of(search.time_s, search.budget_s), partial(_train, job, search, space),
+        search.out, show,
+    )  # fmt: skip
     objective.enqueue(study)
-    left_s = (search.time_s or 0.0) - studies.spent_s(study) / search.jobs
-    if search.jobs > 1:
-        _run_in_processes(search, job, space, left_s, show)
-    else:
-        study.sampler = studies.sampler_of(search.config.seed + len(study.trials))
-        objective.optimize(study, left_s)
+    study.sampler = studies.sampler_of(search.config.seed + len(study.trials))
+    objective.optimize(study, search.time_s - studies.spent_s(study))
     best, expected, of_default = studies.best_trial(study)
     found = {name: best.user_attrs[name] for name in ("options", "label")}
     return {
@@ -182,71 +166,6 @@ def _prepared(search: Search, job: Job, show: Show) -> Space:
     return found[0]
 
 
-def _run_in_processes(search: Search, job: Job, space: Space, left_s: float, show: Show) -> None:
-    """Runs the trials of a study in several processes.
-
-    Raises:
-        Stopped: SIGTERM or Ctrl-C.
-        CommandError: a process failed.
-    """
-    assert job.stop is not None
-    context, plain = multiprocessing.get_context("spawn"), replace(job, stop=None)
-    ended, (lines, end) = context.Event(), context.Pipe(duplex=False)
-    shared, failure = (ended, end, os.getpid()), None
-    processes = [
-        context.Process(
-            target=_worker, args=(search, plain, space, left_s, n, *shared), daemon=True
-        )
-        for n in range(search.jobs)
-    ]
-    try:
-        # Processes inherit the mask: only this process ends them.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
-        try:
-            for process in processes:
-                process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        while any(process.is_alive() for process in processes) or lines.poll():
-            if job.stop() or failure is not None:
-                ended.set()
-            if lines.poll(0.2):
-                label, text = lines.recv()
-                if label:
-                    show(label, text)
-                else:
-                    failure = text
-    finally:
-        ended.set()
-        for process in (each for each in processes if each.pid is not None):
-            process.join()
-    if job.stop():
-        raise Stopped("stopped between two short runs")
-    for status in (process.exitcode for process in processes if process.exitcode):
-        failure = failure or f"it ended with status {status}"
-    if failure is not None:
-        raise CommandError(f"a process of the search failed: {failure}")
-
-
-def _worker(
-    search: Search, job: Job, space: Space, left_s: float, number: int, ended: ProcessEvent,
-    lines: Connection, parent: int,
-) -> None:  # fmt: skip
-    """Runs trials in a process until the search is over, or the parent process is gone."""
-    job = replace(job, stop=lambda: ended.is_set() or os.getppid() != parent)
-    try:
-        study = studies.load_study(search.out, search.config.seed + number)
-        objective = search.objective(job, space, lambda label, text: lines.send((label, text)))
-        with studies.study_errors(search.out):
-            objective.optimize(study, left_s)
-    except Stopped:
-        pass
-    except FastLSTMError as error:
-        lines.send(("", error.lines()[0]))
-    except Exception as error:
-        lines.send(("", f"internal error: {error!r}"))
-
-
 def _train(
     job: Job, search: Search, space: Space, options: Mapping[str, Any], seconds: float, seed: int,
     out: Path,
@@ -263,9 +182,6 @@ def _train(
         search.config, **options, budget=f"{seconds:g}s", steps=None, epochs=None, seed=seed,
         keep_checkpoints=1,
     )  # fmt: skip
-    if search.jobs > 1:
-        threads = (options.get("threads") or hardware.cores()) // search.jobs
-        short = replace(short, threads=max(1, threads))
     names = {*search.given, *options, "budget", "seed"}
     job.train(search.source, short, given=names, out=out, observers=[keep])
     return job.result(kept["start"], kept["end"], options, space, seconds, search.budget_s)
