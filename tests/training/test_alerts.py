@@ -13,21 +13,19 @@ import pytest
 
 import fastlstm
 from fastlstm.training import alerts
-from fastlstm.training.alerts import Rule, not_finite, rise, slip, spike
+from fastlstm.training.alerts import Rule, not_finite, slip
 from fastlstm.training.graphed_step import _SEEING
 from fastlstm.training.loggers import LOGGERS
 from linear_task import LinearTask, of_kind, trainer_of
 
 Events = list[dict[str, Any]]
-RULES: dict[str, Callable[[], Rule]] = {
-    "nan": not_finite, "spike": spike, "rise": rise, "slip": slip,
-}  # fmt: skip
+RULES: dict[str, Callable[[], Rule]] = {"nan": not_finite, "slip": slip}
 PLANTED_S, NUM_S = 200, 400
 NAME = "a'; touch planted; $(touch planted)\x1b[2J\0"
 
 
 def stream(plant: str = "", until: int = NUM_S) -> Events:
-    """Returns a step a second and an evaluation every 20; trouble from 200 s on."""
+    """Returns a step a second; trouble from 200 s on."""
     rng, events = random.Random(1), Events()
     for at in range(NUM_S):
         found = plant if PLANTED_S <= at < until else ""
@@ -36,11 +34,7 @@ def stream(plant: str = "", until: int = NUM_S) -> Events:
         step = {"step": at, "elapsed_s": float(at), "eta_s": total - at + rng.gauss(0.0, 5.0)}
         if found == "nan" and at % 10 == 0:
             events.append({"event": "skip", "step": at, "what": "non-finite", "tensor": "loss"})
-        jump = 1.0 if found == "spike" and at % 40 < 3 else 0.0
-        events.append({"event": "step", **step, "loss": loss + jump})
-        if at % 20 == 0:
-            valid = 1.6 if found == "rise" else 2.0 - at / NUM_S
-            events.append({"event": "eval", "split": "valid", "step": at, "loss": valid})
+        events.append({"event": "step", **step, "loss": loss})
     return events
 
 
@@ -62,24 +56,15 @@ def test_planted_trouble_is_found_and_over(rule: str) -> None:
     texts = found_by(rule, stream(rule, 300))
     first = next(text for text in texts if text)
     assert any(letter.isdigit() for letter in first)
-    if rule != "rise":  # the best evaluation of this stream comes no more
-        assert texts[-1] == ""
-
-
-def test_a_spike_is_found_while_the_loss_falls_fast() -> None:
-    steps = [{"event": "step", "step": at, "loss": 3.0 * 0.97**at + 0.5} for at in range(60)]
-    assert set(found_by("spike", steps)) <= {""}
-    up = [{"event": "step", "step": 60 + at, "loss": 1.8} for at in range(3)]
-    assert any(found_by("spike", [*steps, *up]))
+    assert texts[-1] == ""
 
 
 def test_values_of_the_wrong_kind_raise_nothing() -> None:
     kinds = ("start", "step", "eval", "machine", "end", 7, None)
-    keys = ("step", "loss", "elapsed_s", "eta_s", "split", "is_accepted")
+    keys = ("step", "loss", "elapsed_s", "eta_s")
     for value in (None, "x", [], {}, -1, 10**400, float("nan"), True):
         events = [{"event": kind, **dict.fromkeys(keys, value)} for kind in kinds] * 30
-        for rule in ("spike", "rise", "slip"):
-            assert not any(found_by(rule, events))
+        assert not any(found_by("slip", events))
 
 
 class Emitting(fastlstm.Callback):

@@ -32,9 +32,7 @@ _RUN_OPTIONS = (
     Option("out", "run directory to write", group="run", is_required=True),
     switch("resume", "continue from the newest checkpoint in RUN; start anew without one", "run"),
 )
-_ALERT = (
-    "run a command when something is wrong: NaN, a loss that jumps or rises, a later end, a stall"
-)
+_ALERT = "run a command when something is wrong: NaN, a later end, a stall"
 _AS_TEXT = switch("as_text", "train on the characters of SOURCE even if it is a table", "run")
 _RARE_OPTIONS = (
     CONFIG,

@@ -1,4 +1,4 @@
-"""Alerts as a callback: NaN, a jump or rise of the loss, a late end, a stall."""
+"""Alerts as a callback: NaN, a late end, a stall."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -28,10 +27,7 @@ if TYPE_CHECKING:
 _COMMAND_S = 30.0
 """Limit for one command, and for all together at the end of a run."""
 _GOOD_STEPS = 30
-_NORMAL, _WINDOW, _JUMP = 20, 50, 6.0
-"""Losses before the first check, losses kept, and a jump in robust deviations."""
 _SLIP, _SLIP_S = 0.2, 45.0
-_RISE_EVALUATIONS, _RISE = 3, 0.03
 _STALL_S, _STALL_TIMES, _LOOK_S = 60.0, 10.0, 1.0
 """Least pause without events, its least ratio to the longest before, and time between checks."""
 
@@ -42,10 +38,9 @@ Rule = Callable[[Event], str | None]
 class Alerts(Callback):
     """Warns once if something is wrong with a run, and again if the problem returns.
 
-    `nan`: a step was skipped because of NaN or Inf. `spike`: the training loss is six robust
-    deviations above its last values. `rise`: the median validation loss since the best evaluation
-    is 3 % above the best, after three evaluations. `slip`: the run will take 20 % longer than first
-    predicted. `stall`: no event has come for a minute and for ten times the longest earlier pause.
+    `nan`: a step was skipped because of NaN or Inf. `slip`: the run will take 20 % longer than
+    first predicted. `stall`: no event has come for a minute and for ten times the longest earlier
+    pause.
 
     Args:
         command: run by `sh -c` for each alert, with FASTLSTM_ALERT_RULE, _TEXT, _ADVICE, _RUN and
@@ -66,8 +61,6 @@ class Alerts(Callback):
             return
         self._rules: dict[str, tuple[Rule, str]] = {
             "nan": (not_finite(), "lower the learning rate or grad_clip"),
-            "spike": (spike(), "lower the learning rate or grad_clip; look at the data there"),
-            "rise": (rise(), "the best weights are kept: end the run, or raise dropout"),
             "slip": (slip(), "fastlstm profile finds what holds the run back"),
         }
         self._active, self._step, self._run = set[str](), 0, trainer.run_path or ""
@@ -185,59 +178,6 @@ def not_finite() -> Rule:
             return f"step {text_of(event, 'step')}: the loss is NaN or Inf"
         good += 1
         return "" if good >= _GOOD_STEPS else None
-
-    return update
-
-
-def spike() -> Rule:
-    """A training loss far above its last 15 values, twice in a row, or once but five times as far.
-
-    The deviation is taken between successive values of the last 50, so that a falling loss does not
-    widen it.
-    """
-    losses: deque[float] = deque(maxlen=_WINDOW)
-    high = low = 0
-
-    def update(event: Event) -> str | None:
-        nonlocal high, low
-        loss = number(event, "loss")
-        if event.get("event") != "step" or loss is None:
-            return None
-        if len(losses) < _NORMAL:
-            losses.append(loss)
-            return None
-        middle = median(list(losses)[-15:])
-        spread = 1.05 * median(abs(after - before) for before, after in pairwise(losses))
-        z = (loss - middle) / max(spread, 0.02 * abs(middle), 1e-9)
-        high, low = (high + 1, 0) if z > _JUMP else (0, low + (z < _JUMP / 2))
-        if not high or high > _NORMAL:  # a lasting level is the new normal
-            losses.append(loss)
-        if high >= 2 or z > 5 * _JUMP:
-            return f"step {text_of(event, 'step')}: the loss is {loss:.4g}, it was {middle:.4g}"
-        return "" if low >= 5 else None
-
-    return update
-
-
-def rise() -> Rule:
-    """A median validation loss since the best evaluation clearly above the best."""
-    best, since = float("inf"), list[float]()
-
-    def update(event: Event) -> str | None:
-        nonlocal best
-        loss = number(event, "loss")
-        is_validation = event.get("event") == "eval" and event.get("split", "valid") == "valid"
-        if not is_validation or loss is None:
-            return None
-        if loss < best or event.get("is_accepted") is False:
-            best = loss
-            since.clear()
-            return ""
-        since.append(loss)
-        above = (median(since) - best) / max(abs(best), 1e-9)
-        if len(since) < _RISE_EVALUATIONS or above < _RISE:
-            return None
-        return f"the validation loss is {loss:.4g}, {percent(above)} above its best of {best:.4g}"
 
     return update
 
