@@ -369,11 +369,8 @@ def typed(value: Any, annotation: Any) -> Any:
 
 
 def split_arguments(options: Sequence[Option], argv: Sequence[str]) -> Arguments:
-    """Splits a command line into positionals and options.
-
-    Raises:
-        UsageError: a flag with a value that it does not take, or without a value that it needs.
-    """
+    """Splits a command line into positionals and options. Raises UsageError: a flag with a value
+    that it does not take, or without a value that it needs."""
     by_flag = _flags(options)
     arguments = Arguments()
     rest = list(argv)

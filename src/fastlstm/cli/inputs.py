@@ -59,10 +59,7 @@ def open_model(path: str, weights: str | None = None, device: Device = "auto") -
 
 def open_forecaster(parsed: Parsed, tables: Sequence[str]) -> Forecaster:
     """Loads the forecaster RUN of a verb with `READ_OPTIONS`; prints a note about its weights.
-
-    Raises:
-        FastLSTMError: RUN is no forecaster, or one of `tables` no table.
-    """
+    Raises FastLSTMError: RUN is no forecaster, or one of `tables` no table."""
     path = parsed.positionals[0]
     require_run(path, "forecaster", "forecast")
     require_tables(tables)

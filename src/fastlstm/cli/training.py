@@ -284,11 +284,8 @@ def with_source_of_run(
 
 
 def _sources_of(path: Path, verb: str) -> list[str]:
-    """Returns what a run was trained on.
-
-    Raises:
-        ConfigError: the run does not name its source, or the source does not exist.
-    """
+    """Returns what a run was trained on. Raises ConfigError: the run does not name its source, or
+    the source does not exist."""
     kind = kind_of_run(path)
     try:
         if kind == "text":

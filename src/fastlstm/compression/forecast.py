@@ -161,8 +161,6 @@ class ForecastCompression(CompressionSource):
         new, old = (f"{s.num_layers} x {s.hidden_size}" for s in (sizes, self.sizes))
         return f"{new} hidden units instead of {old}"
 
-    # results --------------------------------------------------------------------------------------
-
     def _start(self, config: CompressConfig) -> StoredForecaster:
         """Returns the forecaster to train: RUN, RUN without some units, or a new one."""
         source, sizes, network = self.stored, self.sizes, copy.deepcopy(self.stored.network)
@@ -217,8 +215,6 @@ class ForecastCompression(CompressionSource):
             calibration = calibrate(result.network, inputs, self._valid)
             result = dataclasses.replace(result, calibration=calibration)
         return result_of(result, has_own_intervals=is_own)
-
-    # training -------------------------------------------------------------------------------------
 
     def train(self) -> None:
         if self.table is None:
@@ -277,8 +273,6 @@ class ForecastCompression(CompressionSource):
             calibration = _calibrated(plain, self._inputs, self._valid, self._limit_s)
             plain = dataclasses.replace(plain, calibration=calibration)
             yield result_of(plain, has_own_intervals=self._is_own, is_trained=False)
-
-    # measuring ------------------------------------------------------------------------------------
 
     def _begin(
         self, split: Split, inputs: ScaledWindows, *, is_own: bool, is_trained: bool,

@@ -230,8 +230,6 @@ def position(trainer: Trainer, at: float, steps_done: int) -> float:
     return steps_done if isinstance(at, int) else trainer.done()
 
 
-# hidden units -------------------------------------------------------------------------------------
-
 MULTIPLE = 16
 """A smaller model has a multiple of so many units, because the kernels prefer multiples."""
 

@@ -440,9 +440,6 @@ def difference(report: CompressReport) -> float:
     return math.inf if report.change is None else report.change.difference
 
 
-# the goal -----------------------------------------------------------------------------------------
-
-
 class CompressionWay(NamedTuple):
     """A way to compress; the fields are those of `CompressConfig`."""
 

@@ -79,9 +79,6 @@ def _set_limits(size: int, copies: int) -> None:
         pass  # a system without this limit
 
 
-# HDF5 -------------------------------------------------------------------------------------------
-
-
 def _read_hdf5(data: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     import h5py
 
@@ -154,9 +151,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, str):  # h5py gives invalid UTF-8 as surrogates
         return value.encode("utf-8", "replace").decode()
     return value if isinstance(value, int | float | bool) else None
-
-
-# torch ------------------------------------------------------------------------------------------
 
 
 def _read_torch(data: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
@@ -239,9 +233,6 @@ def _state(torch: Any, loaded: Any) -> dict[str, Any]:
     if not tensors:
         raise FormatError("it holds no named tensors, expected a state_dict")
     return tensors
-
-
-# ONNX -------------------------------------------------------------------------------------------
 
 
 def _read_onnx(data: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:

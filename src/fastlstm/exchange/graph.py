@@ -349,8 +349,6 @@ def reshaped(node: Node, lengths: Any) -> list[Any]:
     ]
 
 
-# functions ------------------------------------------------------------------------------------
-
 _SELU, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 
 
@@ -381,9 +379,6 @@ _FUNCTIONS: dict[str, Callable[[GraphBuilder, Value], Value]] = {
 def function(g: GraphBuilder, name: str, x: Value) -> Value:
     """Adds a function of a layer or an activation of the cell, by name."""
     return _FUNCTIONS[name](g, x) if name in _FUNCTIONS else g.unary(name, x)
-
-
-# shapes -----------------------------------------------------------------------------------------
 
 
 def _broadcast(a: tuple[Size, ...], b: tuple[Size, ...]) -> tuple[Size, ...]:

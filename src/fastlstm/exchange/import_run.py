@@ -247,9 +247,6 @@ def _check_finite(stack: ls.LayerStack) -> None:
                     raise FormatError(f"{name} of the layer '{layer.name}' is NaN or Inf")
 
 
-# a sequence run -----------------------------------------------------------------------------------
-
-
 def sequence_run_files(
     stack: ls.LayerStack, about: dict[str, Any], answer: str | None = None, classes: bool = False
 ) -> tuple[dict[str, bytes], list[str], bool]:

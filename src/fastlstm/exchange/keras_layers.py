@@ -159,9 +159,6 @@ def _article(word: str) -> str:
     return "an" if word[:1] in "AEIOU" else "a"
 
 
-# readers ----------------------------------------------------------------------------------------
-
-
 def _embedding(layer: KerasLayer) -> list[ls.Layer]:
     sizes = layer.whole("input_dim"), layer.whole("output_dim")
     weight = np.ascontiguousarray(layer.take("embeddings", *sizes))
@@ -278,9 +275,6 @@ def _bidirectional(layer: KerasLayer) -> list[ls.Layer]:
         raise FormatError(f"the two layers in '{layer.name}' are of different kinds or sizes")
     every_step = first.is_set("return_sequences")
     return [ls.LSTMLayer(layer.name, forward, backward, merge, every_step, **options)]
-
-
-# the cell ---------------------------------------------------------------------------------------
 
 
 def _cell_of(layer: KerasLayer) -> tuple[ls.CellWeights, dict[str, Any]]:

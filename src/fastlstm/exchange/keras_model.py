@@ -108,9 +108,6 @@ def _window(config: Mapping[str, Any]) -> int | None:
     return steps if type(steps) is int and steps > 0 else None
 
 
-# the path of layers -------------------------------------------------------------------------------
-
-
 def layers_of(config: Mapping[str, Any], depth: int = 0) -> list[dict[str, Any]]:
     """Returns the described layers of a model from input to output, nested models as one."""
     listed = listed_layers(config, depth)
@@ -209,9 +206,6 @@ def _objects(value: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
     if isinstance(value, list) and depth < _MAX_DEPTH:
         for part in value:
             yield from _objects(part, depth + 1)
-
-
-# the arrays ---------------------------------------------------------------------------------------
 
 
 class Hdf5Weights:

@@ -310,9 +310,6 @@ def _packed(model: Any, num_bytes: int) -> bytes:
     return bytes(builder.Output())
 
 
-# operations that LiteRT lacks, made of others -----------------------------------------------------
-
-
 def _softplus(g: GraphBuilder, x: Value) -> list[Value]:
     """max(x, 0) + log(1 + exp(-|x|)), which does not overflow."""
     powers = g.unary("exp", g.unary("neg", g.unary("abs", x)))
@@ -410,9 +407,6 @@ class _CellWriter:
 
 
 _COMPOSED: dict[str, Any] = {"lstm": _lstm, "layer_norm": _layer_norm, "softplus": _softplus}
-
-
-# running ----------------------------------------------------------------------------------------
 
 
 class LitertRunner:

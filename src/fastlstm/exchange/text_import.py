@@ -219,9 +219,6 @@ def refuse_vocabulary(size: int | None, given: dict[str, Any]) -> None:
         )
 
 
-# layers of one width ------------------------------------------------------------------------------
-
-
 def _equal_layers(
     layers: list[ls.LSTMLayer], head: ls.Weights
 ) -> tuple[list[ls.CellWeights], ls.Weights]:
@@ -253,9 +250,6 @@ def _equal_layers(
 def _padded(weight: ls.Weights, shape: tuple[int, ...]) -> ls.Weights:
     sizes = zip(weight.shape, shape, strict=True)
     return np.pad(weight, [(0, size - own) for own, size in sizes])
-
-
-# the vocabulary -----------------------------------------------------------------------------------
 
 
 def read_vocabulary(

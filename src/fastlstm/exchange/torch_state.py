@@ -88,9 +88,6 @@ def _between(linears: Sequence[_StateModule], activation: str | None) -> str:
     )
 
 
-# the order --------------------------------------------------------------------------------------
-
-
 def _order(modules: list[_StateModule], path: object) -> list[_StateModule]:
     """Returns the modules in the only order in which each reads the output of the one before it.
 
@@ -168,9 +165,6 @@ def _numbered(modules: Sequence[_StateModule]) -> list[_StateModule]:
 
 def _is_numbered(modules: list[_StateModule]) -> bool:
     return len(modules) < 2 or modules == _numbered(modules)
-
-
-# modules ----------------------------------------------------------------------------------------
 
 
 def _module(module: _StateModule, path: object) -> _StateModule:

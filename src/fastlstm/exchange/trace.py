@@ -256,9 +256,6 @@ def _unknown(*args: Any, **kwargs: Any) -> Any:
     raise Unwritable("no operation for it")
 
 
-# functions of torch -----------------------------------------------------------------------------
-
-
 class _Sorted(NamedTuple):
     values: Value
 

@@ -288,10 +288,7 @@ _READERS = {"Names": _names, "Names | None": _names, "Numbers": _numbers}
 
 def split_of(text: str) -> tuple[float, ...] | tuple[int, ...]:
     """Returns the shares, with sum 1, of ``"70/10/20"``, or the steps of ``"8640,2880,2880"``.
-
-    Raises:
-        ConfigError: another text.
-    """
+    Raises ConfigError: another text."""
     if "/" in text:
         return parse_split(text)
     try:

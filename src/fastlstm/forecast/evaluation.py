@@ -356,11 +356,8 @@ def require_counts(**values: Any) -> None:
 
 
 def series_numbers(dataset: SeriesDataset, names: Sequence[Any] | None) -> list[int] | None:
-    """Returns the numbers of the named series; None for None.
-
-    Raises:
-        ConfigError: an unknown name, or no name.
-    """
+    """Returns the numbers of the named series; None for None. Raises ConfigError: an unknown name,
+    or no name."""
     if names is None:
         return None
     if len(names) == 0:

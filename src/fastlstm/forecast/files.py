@@ -141,11 +141,8 @@ class StoredForecaster:
         return [("forecasts", targets + every), *read, *model_rows(facts)]
 
     def unsupported(self, levels: Sequence[float]) -> str | None:
-        """Returns a warning if some quantiles are infinite, else None.
-
-        Raises:
-            ConfigError: a level outside the calibrated range.
-        """
+        """Returns a warning if some quantiles are infinite, else None. Raises ConfigError: a level
+        outside the calibrated range."""
         require_known(levels)
         is_calibrated = self.network.output.is_calibrated
         return self.calibration.unsupported(levels) if is_calibrated else None

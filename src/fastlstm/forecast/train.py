@@ -270,11 +270,7 @@ class _ForecastSession(RunSession):
 
     def _with_bound(self, config: ForecastConfig, dataset: SeriesDataset) -> ForecastConfig:
         """Returns the options; without forecasts below 0 where the targets are never below 0 and
-        often 0.
-
-        Raises:
-            ConfigError: such forecasts are asked for, and a target is below 0.
-        """
+        often 0. Raises ConfigError: such forecasts are asked for, and a target is below 0."""
         if config.non_negative is False or config.output not in ("point", "quantiles"):
             return config
         below, zeros, above = _num_by_sign(dataset)

@@ -198,11 +198,8 @@ class WindowForecasts:
         return self._numbers(self.outputs()["forecast"])
 
     def quantiles(self, levels: Sequence[float]) -> Floats:
-        """Returns quantiles in the table's units, shape ``(B, h, C, Q)``.
-
-        Raises:
-            ConfigError: a level outside the calibrated range.
-        """
+        """Returns quantiles in the table's units, shape ``(B, h, C, Q)``. Raises ConfigError: a
+        level outside the calibrated range."""
         return self._numbers(self.outputs(levels)["quantiles"])
 
     def outputs(self, levels: Sequence[float] = ()) -> dict[str, Tensor]:

@@ -297,8 +297,6 @@ def _is_same_memory(weight: Tensor | None, known: Tensor | None) -> bool:
     return is_same and weight.data_ptr() == known.data_ptr() and weight.dtype == known.dtype
 
 
-# models -------------------------------------------------------------------------------------------
-
 _OWN_FIELDS = ("strict", "_has_warned", "_known_weights")
 """Attributes of an `LSTM` instance that Keras' layer lacks."""
 

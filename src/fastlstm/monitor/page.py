@@ -173,8 +173,6 @@ def difference_table(runs: Sequence[RunSummary], names: dict[Path, str]) -> str:
     return f"<h2>Differences</h2>\n{table(heads, lines)}"
 
 
-# the card of a run -----------------------------------------------------------------------------
-
 PROFILE_FILE = "profile.json"
 _MAX_GPUS, _MAX_WARNINGS, _MAX_VERDICTS = 16, 3, 6
 _MAX_TEXT, _MAX_COMMAND = 400, 2000
@@ -283,8 +281,6 @@ def _gain(event: Event, name: str) -> str:
 def _text(event: Event, name: str) -> str:
     return to_html(clipped(text_of(event, name), _MAX_TEXT))
 
-
-# curves ------------------------------------------------------------------------------------------
 
 _WIDTH, _HEIGHT = 540, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 66, 8, 10, 40

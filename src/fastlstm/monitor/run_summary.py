@@ -316,8 +316,6 @@ def _settings(start: Event) -> dict[str, Any]:
     return {**settings, "device": text_of(start, "device"), "kernels": kernels}
 
 
-# the parts of a summary -------------------------------------------------------------------------
-
 MAX_POINTS = 120
 """Least number of points of a long curve; above twice as many every second one is dropped."""
 

@@ -42,11 +42,8 @@ class LivePage:
 
 
 class MonitorServer(ThreadingHTTPServer):
-    """Serves a live page at 127.0.0.1; `port` 0 takes a free one.
-
-    Raises:
-        ConfigError: the port is taken.
-    """
+    """Serves a live page at 127.0.0.1; `port` 0 takes a free one. Raises ConfigError: the port is
+    taken."""
 
     daemon_threads = True
 

@@ -121,9 +121,6 @@ def _ceiling(history: History, title: str) -> Chart | None:
     return draw(Panel(curves, "time", label, bottom=0.0), title, caption, name="ceiling")
 
 
-# of a forecaster ---------------------------------------------------------------------------------
-
-
 def _title(event: Event) -> str:
     of = f" of {name_text(event['series'])}" if event.get("series") is not None else ""
     return f"Forecast of {name_text(event.get('target'))}{of}"

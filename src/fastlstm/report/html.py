@@ -98,9 +98,6 @@ def scores_table(scores: Mapping[str, Event], about: Event) -> str:
     return table(["", *map(name_text, names)], rows, best)
 
 
-# in a notebook -----------------------------------------------------------------------------------
-
-
 class InNotebook:
     """Base of objects that a notebook shows as a table of labels and texts, `_rows`."""
 

@@ -60,9 +60,6 @@ def labelled(label: str, lines: object) -> list[Row]:
     return [("" if index else label, text) for index, text in enumerate(texts)]
 
 
-# the start of a run ------------------------------------------------------------------------------
-
-
 def header_rows(start: Event, glyphs: Glyphs) -> list[Row]:
     """Returns the rows for the start of a run: data, model, training, machine, kernels, end."""
     sizes, end = _part_of(start, "num_units"), text_of(start, "end")
@@ -227,9 +224,6 @@ def _processes_text(start: Event) -> str:
     return ", ".join(parts)
 
 
-# while it runs -----------------------------------------------------------------------------------
-
-
 def eval_parts(event: Event) -> list[str]:
     """Returns the parts of an evaluation's line."""
     split, names = text_of(event, "split"), metrics_of([event])
@@ -305,9 +299,6 @@ def ranks_text(event: Event) -> str:
         return "/".join(f"{1e3 * s:.0f}" for s in seconds) + (" ms" if seconds else "")
     low, high = min(seconds), max(seconds)
     return f"{1e3 * low:.0f}-{1e3 * high:.0f} ms, slowest {seconds.index(high)}"
-
-
-# the end of a run --------------------------------------------------------------------------------
 
 
 def test_rows(event: Event) -> list[Row]:

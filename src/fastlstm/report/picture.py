@@ -70,12 +70,8 @@ def forecast_picture(events: Sequence[Event]) -> Picture:
 
 
 def training_picture(run_dir: Path) -> Picture:
-    """Returns the loss of the training steps and validations of a run directory, by units; by
-    steps if no step event tells the units.
-
-    Raises:
-        DataError: the run has no such points yet.
-    """
+    """Returns the loss of the training steps and validations of a run directory, by units; by steps
+    if no step event tells the units. Raises DataError: the run has no such points yet."""
     history = read_history(run_dir / "metrics.jsonl")
     for key, unit in (("units", history.unit), ("step", "steps")):
         if (panel := quality_panel(history, key, unit)) is not None:

@@ -64,11 +64,8 @@ def require_same(config: Any, sizes: Any, names: Iterable[str]) -> None:
 def described_state(
     build: Callable[[], nn.Module], num_tensors: int, described_by: Path, num_parts: int
 ) -> dict[str, torch.Tensor]:
-    """Returns the shapes of a described network as a state on the meta device.
-
-    Raises:
-        CorruptFileError: no such network, or it has more parts, such as layers, than tensors.
-    """
+    """Returns the shapes of a described network as a state on the meta device. Raises
+    CorruptFileError: no such network, or it has more parts, such as layers, than tensors."""
     if num_parts > num_tensors:  # each would take time
         raise CorruptFileError(f"{described_by}: no such network ({num_parts} parts)")
     try:

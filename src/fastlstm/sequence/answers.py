@@ -120,11 +120,8 @@ def require_one_each(num_sequences: int, y: Any) -> None:
 
 
 def answers_of(y: Any) -> NDArray[np.float64]:
-    """Returns numbers of shape ``(N,)`` or ``(N, K)``.
-
-    Raises:
-        DataError: another shape, no numbers, NaN or infinities.
-    """
+    """Returns numbers of shape ``(N,)`` or ``(N, K)``. Raises DataError: another shape, no numbers,
+    NaN or infinities."""
     answers = np.asarray(y)
     if answers.dtype == object:
         with suppress(TypeError, ValueError):
@@ -141,11 +138,8 @@ def answers_of(y: Any) -> NDArray[np.float64]:
 
 
 def labels_of(y: Any) -> list[Any]:
-    """Returns N labels of `y`, ``(N,)`` or ``(N, 1)``.
-
-    Raises:
-        DataError: a label that is missing or not hashable, or several labels per sequence.
-    """
+    """Returns N labels of `y`, ``(N,)`` or ``(N, 1)``. Raises DataError: a label that is missing or
+    not hashable, or several labels per sequence."""
     if getattr(y, "ndim", 1) != 1:
         y = np.asarray(y)
         if y.shape[1:] != (1,):
@@ -235,11 +229,8 @@ def varied(answers: NDArray[np.float64]) -> NDArray[np.bool_]:
 
 
 def weights_of(given: Any, num: int, name: str = "sample_weight") -> NDArray[np.float64]:
-    """Returns the weights of `num` sequences, shape ``(num,)``; default: ones.
-
-    Raises:
-        DataError: another shape, a negative or non-finite weight, or only zeros.
-    """
+    """Returns the weights of `num` sequences, shape ``(num,)``; default: ones. Raises DataError:
+    another shape, a negative or non-finite weight, or only zeros."""
     if given is None:
         return np.ones(num)
     try:

@@ -51,11 +51,8 @@ class Sequences:
 
     @staticmethod
     def of(X: Any) -> Sequences:
-        """Reads an array of shape ``(N, T, C)``, or a list of arrays of shape ``(T_i, C)``.
-
-        Raises:
-            DataError: another shape, no numbers, no steps, infinities; NaN is a missing value.
-        """
+        """Reads an array of shape ``(N, T, C)``, or a list of arrays of shape ``(T_i, C)``. Raises
+        DataError: another shape, no numbers, no steps, infinities; NaN is a missing value."""
         if isinstance(X, list | tuple):
             parts = [_numbers(part, 2, f"sequence {n}", "(T, C)") for n, part in enumerate(X)]
             if not parts:

@@ -61,11 +61,7 @@ class StoredSequenceModel:
 
 
 def description_files(stored: StoredSequenceModel) -> dict[str, bytes]:
-    """Returns config.json.
-
-    Raises:
-        DataError: a label that JSON cannot represent.
-    """
+    """Returns config.json. Raises DataError: a label that JSON cannot represent."""
     config = {
         "format": _FORMAT,
         "kind": SEQUENCE,

@@ -249,11 +249,8 @@ def _module(layer: Layer) -> nn.Module:
 
 
 def check_widths(stack: LayerStack) -> tuple[int, int]:
-    """Returns the columns that a model reads (1 for tokens) and writes.
-
-    Raises:
-        FormatError: a layer does not read what the layer before it writes.
-    """
+    """Returns the columns that a model reads (1 for tokens) and writes. Raises FormatError: a layer
+    does not read what the layer before it writes."""
     first: int | None = None
     width: int | None = None
     has_steps = True
@@ -361,11 +358,8 @@ class StackNetwork(nn.Module):
 
 
 def restored_stack(described: dict[str, Any], tensors: Mapping[str, Tensor]) -> StackNetwork:
-    """Returns the network of a described `StackConfig` and its `stored_tensors`.
-
-    Raises:
-        ValueError: the two contradict each other, or the model does not answer once.
-    """
+    """Returns the network of a described `StackConfig` and its `stored_tensors`. Raises ValueError:
+    the two contradict each other, or the model does not answer once."""
     arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
     try:
         network = StackNetwork(unpack(arrays, described["stack"])).eval()

@@ -146,11 +146,8 @@ def _sizes(config: SequenceConfig, data: SequenceData) -> NetworkConfig:
 
 
 class SequenceTask(Task):
-    """A network on `device` and its sequences.
-
-    Raises:
-        DataError: there is a run directory, and a label that JSON cannot represent.
-    """
+    """A network on `device` and its sequences. Raises DataError: there is a run directory, and a
+    label that JSON cannot represent."""
 
     name, unit = "sequence", "sequences"
     min_scored = 1000

@@ -135,8 +135,6 @@ def _json(value: Struct) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
-# the pages ----------------------------------------------------------------------------------------
-
 _PROMPTS = ("Once upon a time", "The ", "the ")
 _NUM_LETTERS = 8
 _FOLDER = importlib.resources.files("fastlstm.serve")

@@ -238,11 +238,8 @@ def serve(
     session_key: bytes | None = None,
     say: Callable[[str], object] = print,
 ) -> None:
-    """Serves the model of a run, or a forecaster, until SIGTERM, SIGHUP or Ctrl-C.
-
-    Raises:
-        FastLSTMError: the run cannot be loaded, or the address cannot be listened on.
-    """
+    """Serves the model of a run, or a forecaster, until SIGTERM, SIGHUP or Ctrl-C. Raises
+    FastLSTMError: the run cannot be loaded, or the address cannot be listened on."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:  # a file per connection; the usual limit is 1,024
         with contextlib.suppress(ValueError, OSError):

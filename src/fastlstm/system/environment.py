@@ -96,11 +96,8 @@ def onednn_features(features: frozenset[str]) -> frozenset[str]:
 
 
 def thread_limit() -> int | None:
-    """Returns ``OMP_NUM_THREADS``, the first of a list (``4,2``), or None.
-
-    Raises:
-        ConfigError: not a whole number of at least 1.
-    """
+    """Returns ``OMP_NUM_THREADS``, the first of a list (``4,2``), or None. Raises ConfigError: not
+    a whole number of at least 1."""
     text = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     if not text:
         return None

@@ -197,11 +197,8 @@ def called_with(
 
 
 def built(kind: type[ConfigT], values: dict[str, Any], origin: str) -> ConfigT:
-    """Builds a configuration from plain values.
-
-    Raises:
-        ConfigError: an unknown key (names `origin` and the nearest key), or an invalid value.
-    """
+    """Builds a configuration from plain values. Raises ConfigError: an unknown key (names `origin`
+    and the nearest key), or an invalid value."""
     known = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for key in values:
         if key not in known:

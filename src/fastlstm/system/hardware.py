@@ -344,11 +344,8 @@ def peak_gflops(threads: int) -> dict[str, float]:
 
 
 def machine_name(device: str) -> str:
-    """Returns the model of the CPU or GPU, its instruction set or memory, and the cores.
-
-    Raises:
-        ConfigError: a GPU that torch does not find.
-    """
+    """Returns the model of the CPU or GPU, its instruction set or memory, and the cores. Raises
+    ConfigError: a GPU that torch does not find."""
     if not device.startswith("cuda"):
         info = cpu()
         return f"{info.model}, {info.isa}, {cores()} cores"

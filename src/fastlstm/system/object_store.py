@@ -65,11 +65,8 @@ class RemoteFile:
 
 
 def open_store(url: str) -> tuple[Any, str]:
-    """Returns pyarrow's file system of a URL, and the path in it.
-
-    Raises:
-        DataError: no installed package opens the URL, or the URL holds keys.
-    """
+    """Returns pyarrow's file system of a URL, and the path in it. Raises DataError: no installed
+    package opens the URL, or the URL holds keys."""
     if redacted(url) != url:
         raise DataError(
             "the URL holds keys, which would be stored with the run; leave them out and set"

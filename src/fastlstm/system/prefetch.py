@@ -41,11 +41,8 @@ class LoaderPosition:
         return {"epoch": self._epoch, "index": self._index}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continues at a position of `state_dict`, for the same data, sizes and seed.
-
-        Raises:
-            CorruptFileError: an invalid position.
-        """
+        """Continues at a position of `state_dict`, for the same data, sizes and seed. Raises
+        CorruptFileError: an invalid position."""
         epoch, index = state.get("epoch"), state.get("index")
         is_valid = type(epoch) is int and type(index) is int and epoch >= 0
         if not is_valid or not 0 <= state["index"] < self.steps_per_epoch:

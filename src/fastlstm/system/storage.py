@@ -60,11 +60,8 @@ def storage_errors(path: Path, doing: str) -> Iterator[None]:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Writes a file atomically: after a crash it has the old or the new content.
-
-    Raises:
-        StorageError: the write failed; an old file is intact.
-    """
+    """Writes a file atomically: after a crash it has the old or the new content. Raises
+    StorageError: the write failed; an old file is intact."""
     temporary = temporary_name(path)
     with _removed_on_error(temporary), storage_errors(path, "write"):
         write_new(temporary, data)
@@ -277,11 +274,8 @@ def place(source: Path, target: Path) -> None:
 
 
 def free_bytes(directory: Path) -> int:
-    """Returns the bytes that may still be written to the disk of a directory.
-
-    Raises:
-        StorageError: the disk does not say.
-    """
+    """Returns the bytes that may still be written to the disk of a directory. Raises StorageError:
+    the disk does not say."""
     with storage_errors(directory, "ask for the free space"):
         info = os.statvfs(directory)
     return info.f_bavail * info.f_frsize
@@ -315,11 +309,8 @@ def encode_json(value: Any) -> bytes:
 
 
 def parse_json(data: bytes, origin: Path, limit: int = MAX_JSON_BYTES) -> Any:
-    """Parses strict JSON: UTF-8, no NaN or Inf, no duplicate keys, bounded size and depth.
-
-    Raises:
-        CorruptFileError: names `origin` and the reason.
-    """
+    """Parses strict JSON: UTF-8, no NaN or Inf, no duplicate keys, bounded size and depth. Raises
+    CorruptFileError: names `origin` and the reason."""
     if len(data) > limit:
         raise CorruptFileError(f"{origin}: has {len(data)} bytes, expected at most {limit} of JSON")
     too_deep = CorruptFileError(f"{origin}: JSON nested deeper than {MAX_JSON_DEPTH} levels")

@@ -310,11 +310,8 @@ def make_decoder(
     *,
     strict: bool = False,
 ) -> Decoder:
-    """Returns a native `Decoder`; if that cannot run, warns and returns a decoder on torch.
-
-    Raises:
-        KernelError: with `strict`, the cell has options that need torch.
-    """
+    """Returns a native `Decoder`; if that cannot run, warns and returns a decoder on torch. Raises
+    KernelError: with `strict`, the cell has options that need torch."""
     why = native_refusal(config)
     if why is None:
         return Decoder(weights, config, weight_format)

@@ -30,11 +30,8 @@ _MIN_TOKENS = 2
 
 
 def open_held_out(config: TrainConfig, source: InputText) -> dict[str, InputText]:
-    """Finds the texts of the options `valid` and `test`, by part, without reading them.
-
-    Raises:
-        DataError: a text is missing, or two of source, validation and test share a file.
-    """
+    """Finds the texts of the options `valid` and `test`, by part, without reading them. Raises
+    DataError: a text is missing, or two of source, validation and test share a file."""
     named = {part: getattr(config, part) for part in PARTS}
     sources = {part: open_source(name) for part, name in named.items() if name is not None}
     if not sources:
@@ -151,11 +148,8 @@ def part_of(config: Mapping[str, Any], data: TextDataset, part: str | None) -> I
 
 
 def validation_ids(config: Mapping[str, Any], tokenizer: Tokenizer) -> Ids:
-    """Returns the tokens that the run with this config.json was validated on.
-
-    Raises:
-        DataError: their text cannot be read, has unknown characters or has changed since.
-    """
+    """Returns the tokens that the run with this config.json was validated on. Raises DataError:
+    their text cannot be read, has unknown characters or has changed since."""
     data = config.get("data", {})
     is_separate = "valid" in held_out_names(config)
     stored = data["valid"] if is_separate else data

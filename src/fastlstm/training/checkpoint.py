@@ -413,10 +413,7 @@ class Saver:
 
     def restore(self, own: Checkpoint | None, is_roll_back: bool) -> None:
         """Restores the checkpoint of rank 0; a roll-back keeps the present guard and best weights.
-
-        Raises:
-            CorruptFileError: the checkpoint holds invalid values.
-        """
+        Raises CorruptFileError: the checkpoint holds invalid values."""
         trainer, checkpoint = self._trainer, _told(self._trainer.world, own)
         tensors, meta = checkpoint.tensors, checkpoint.meta
         with reading(checkpoint):

@@ -26,11 +26,8 @@ _QUIET_SHARE = 0.9
 
 
 def set_up_device(options: TrainingOptions) -> torch.device:
-    """Returns the device of a run and limits its memory; `auto` takes a GPU if there is one.
-
-    Raises:
-        ConfigError: there is no such device, or its memory cannot be limited so.
-    """
+    """Returns the device of a run and limits its memory; `auto` takes a GPU if there is one. Raises
+    ConfigError: there is no such device, or its memory cannot be limited so."""
     hardware.keep_freed_memory()
     refusal = "not asked for" if options.device == "cpu" else hardware.gpu_refusal()
     if options.device == "cuda" and refusal is not None:

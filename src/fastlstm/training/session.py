@@ -171,11 +171,8 @@ class RunSession(EventHub):
         steps_per_epoch: int,
         eval_every: int | None,
     ) -> TrainingPlan:
-        """Returns the plan; measures the ceiling of the device if the run has a directory.
-
-        Raises:
-            BudgetError: the resumed run has used this budget before, and `needs_steps`.
-        """
+        """Returns the plan; measures the ceiling of the device if the run has a directory. Raises
+        BudgetError: the resumed run has used this budget before, and `needs_steps`."""
         end, ceiling = StopCriterion.of(options, steps_per_epoch), Event()
         if self.run is not None:
             if checkpoint is not None:
@@ -389,11 +386,8 @@ def remaining(
     notes: list[str],
     needs_steps: bool = True,
 ) -> StopCriterion:
-    """Returns when a resumed run ends; adds a note if nothing is left to train.
-
-    Raises:
-        BudgetError: the run has used this budget before, and `needs_steps`.
-    """
+    """Returns when a resumed run ends; adds a note if nothing is left to train. Raises BudgetError:
+    the run has used this budget before, and `needs_steps`."""
     if stop_criterion.total_steps is not None and checkpoint.step >= stop_criterion.total_steps:
         notes.append(
             f"already complete: it ends after {stop_criterion.text} and has trained"

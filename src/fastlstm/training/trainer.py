@@ -446,11 +446,8 @@ class Trainer:
             self.roll_back(culprit)
 
     def roll_back(self, culprit: str) -> None:
-        """Goes back to the last good state, with half the learning rate.
-
-        Raises:
-            NonFiniteError: there is no good state, or this is one roll-back too many.
-        """
+        """Goes back to the last good state, with half the learning rate. Raises NonFiniteError:
+        there is no good state, or this is one roll-back too many."""
         self._emit_skip(culprit, "rolled back to the last good checkpoint")
         guard, before = self.state.guard, self.progress
         checkpoint = self.snapshots.last_good()
@@ -510,10 +507,7 @@ class Trainer:
 
     def score(self, limit: int) -> Score:
         """Scores the validation part; the processes share its blocks, and all get the result.
-
-        Raises:
-            Stopped: `stop` returned True in one of the processes.
-        """
+        Raises Stopped: `stop` returned True in one of the processes."""
         task, world, watch, started = self.task, self.world, self._watch, time.perf_counter()
         num = task.num_blocks(limit)
         own = range(num)[world.share.rows(num)]

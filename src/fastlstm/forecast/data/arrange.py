@@ -73,11 +73,8 @@ class Arrangement:
             self._paths["times"] = ingested.times
 
     def run(self) -> Segments:
-        """Arranges the rows; returns their segments.
-
-        Raises:
-            DataError: disorder or duplicates that the policy refuses, or irregular times.
-        """
+        """Arranges the rows; returns their segments. Raises DataError: disorder or duplicates that
+        the policy refuses, or irregular times."""
         if not self._in.is_grouped:
             self._group()
         if self._in.times is None:

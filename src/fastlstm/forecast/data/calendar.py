@@ -101,11 +101,8 @@ def row_times(dataset: SeriesDataset) -> NDArray[np.int64]:
 
 
 def with_calendar(dataset: SeriesDataset, parts: Sequence[str]) -> SeriesDataset:
-    """Returns a table with the columns of `calendar_names` as its last future covariates.
-
-    Raises:
-        DataError: it has no times, or a column of such a name.
-    """
+    """Returns a table with the columns of `calendar_names` as its last future covariates. Raises
+    DataError: it has no times, or a column of such a name."""
     if not parts:
         return dataset
     names, table = calendar_names(parts), dataset.table

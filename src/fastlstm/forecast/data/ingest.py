@@ -127,11 +127,8 @@ class TableIngest:
         return Names(schema.field(column).type if column and self._is_parsed else None)
 
     def run(self, on_progress: Callable[[int, int | None], None] | None) -> None:
-        """Writes all rows; `on_progress` is called with bytes done and the total in bytes.
-
-        Raises:
-            DataError: a row without series or time, or a damaged file.
-        """
+        """Writes all rows; `on_progress` is called with bytes done and the total in bytes. Raises
+        DataError: a row without series or time, or a damaged file."""
         with ExitStack() as files:
             for path in filter(None, (self.values, self.times, self.codes)):
                 self._files[path] = files.enter_context(path.open("wb", buffering=0))

@@ -136,11 +136,8 @@ def prepare_future(frame: Any, config: ForecastConfig, like: SeriesDataset) -> S
 
 
 def require_counts(dataset: SeriesDataset) -> None:
-    """Checks that every target value is a count or missing; reads the targets once.
-
-    Raises:
-        DataError: a negative number or a fraction; names its series, row and value.
-    """
+    """Checks that every target value is a count or missing; reads the targets once. Raises
+    DataError: a negative number or a fraction; names its series, row and value."""
     table, names = dataset.table, dataset.roles.target
     for begin, end in row_blocks(0, table.num_rows, len(table.columns)):
         rows = table.whole_rows(begin, end)[:, : len(names)]

@@ -47,10 +47,7 @@ def reshaped(
     records: Records, request: RoleRequest, options: ReadOptions
 ) -> tuple[Records, RoleRequest]:
     """Returns a table with one column of times and one of targets, and the roles of its columns.
-
-    Raises:
-        DataError: a wide table without such columns, or one that looks wide without `wide`.
-    """
+    Raises DataError: a wide table without such columns, or one that looks wide without `wide`."""
     wide = options.wide
     for label, mark in ((request.time, " "), (request.series, "/")):
         names = records.schema.names

@@ -57,10 +57,7 @@ def split_table(
     table: Table, frequency: Frequency, split: str | Sequence[int] = "70/10/20"
 ) -> Split:
     """Splits a table by time, by shares of the rows in percent or counts of steps from the start.
-
-    Raises:
-        ConfigError: an invalid split.
-    """
+    Raises ConfigError: an invalid split."""
     segments = table.segments
     starts, rows = frequency.ticks(segments.start_times), segments.num_rows
     cuts = _cuts(segments, starts, split)

@@ -46,11 +46,8 @@ def row_blocks(
 
 
 def require_matrix(array: NDArray[Any]) -> NDArray[Any]:
-    """Returns numbers of shape ``(rows,)`` or ``(rows, columns)`` as ``(rows, columns)``.
-
-    Raises:
-        DataError: another shape, or not numbers.
-    """
+    """Returns numbers of shape ``(rows,)`` or ``(rows, columns)`` as ``(rows, columns)``. Raises
+    DataError: another shape, or not numbers."""
     matrix = array[:, None] if array.ndim == 1 else array
     if matrix.ndim != 2 or matrix.dtype.kind not in "fiub":
         raise DataError(

@@ -108,11 +108,8 @@ def index_windows(
 
 
 def read_windows(table: Table, rows: NDArray[np.int64], length: int) -> Tensor:
-    """Returns the windows that begin at `rows`, shape ``(len(rows), length, C)``, float32.
-
-    Raises:
-        ValueError: a window reaches beyond the table.
-    """
+    """Returns the windows that begin at `rows`, shape ``(len(rows), length, C)``, float32. Raises
+    ValueError: a window reaches beyond the table."""
     if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) <= table.num_rows - length:
         raise ValueError(
             f"windows of {counted(length, 'row')} begin at row 0 to {table.num_rows - length}"

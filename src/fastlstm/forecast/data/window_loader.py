@@ -159,11 +159,8 @@ class WindowLoader(LoaderPosition):
             yield self.next()
 
     def next(self) -> WindowBatch:
-        """Returns the next batch; its memory is not reused while anything refers to it.
-
-        Raises:
-            Stopped: `should_stop` returned True while waiting.
-        """
+        """Returns the next batch; its memory is not reused while anything refers to it. Raises
+        Stopped: `should_stop` returned True while waiting."""
         batch = next(self._batches, None)
         if batch is None:
             self._batches = self._take()

@@ -137,11 +137,8 @@ class Tokenizer(ABC):
 
 
 class StreamDecoder:
-    """Decodes ids as they arrive, and holds back the bytes of an incomplete character.
-
-    Raises:
-        ValueError: `held`, from an earlier decoder, is not an incomplete character.
-    """
+    """Decodes ids as they arrive, and holds back the bytes of an incomplete character. Raises
+    ValueError: `held`, from an earlier decoder, is not an incomplete character."""
 
     def __init__(self, pieces: list[bytes], held: bytes = b"") -> None:
         self._pieces = pieces
