@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import signal
-import sqlite3
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -334,18 +333,6 @@ def test_a_study_is_continued_with_the_same_options_only(tmp_path: Path):
     (tmp_path / "link" / "study.db").symlink_to(out / "study.db")
     with pytest.raises(FormatError, match="was not written by this fastlstm"):
         open_study(tmp_path / "link", about, resume=True)
-
-
-def test_a_transaction_locks_the_study_before_it_reads(tmp_path: Path):
-    """Two processes took the same waiting trial, and the search failed."""
-    storage: Any = open_study(tmp_path, {}, resume=False)._storage
-    other = sqlite3.connect(tmp_path / "study.db", timeout=0.0, isolation_level=None)
-    with storage._backend.engine.begin() as connection:
-        connection.exec_driver_sql("SELECT 1")
-        with pytest.raises(sqlite3.OperationalError, match="locked"):
-            other.execute("BEGIN IMMEDIATE")
-    other.execute("BEGIN IMMEDIATE")
-    other.close()
 
 
 @pytest.mark.parametrize("damage", [b"", b"[]", b"SQLite format 3\0" + 200 * b"x"])

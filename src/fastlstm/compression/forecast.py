@@ -67,7 +67,7 @@ from fastlstm.runs.manifest import read_manifest
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.runs.weight_formats import QuantizedMatrix, as_floats, in_format
 from fastlstm.system.fields import ENDS
-from fastlstm.system.measurements import CpuTimer
+from fastlstm.system.measurements import CpuTimer, calls_per_s
 from fastlstm.training.trainer import Trainer
 
 BATCHES = (1, 256)
@@ -582,11 +582,7 @@ def _speed(stored: StoredForecaster, batch: int) -> float:
     past = np.tile(mean, (batch, sizes.input_size, 1))
     future = np.tile(mean[len(mean) - sizes.num_future :], (batch, sizes.horizon, 1))
     args = [rows if rows.size else None for rows in (future, np.tile(static, (batch, 1)))]
-    count, started = 0, time.perf_counter()
-    while (taken_s := time.perf_counter() - started) < _SPEED_S or count == 0:
-        runner.run(past, *args).values()
-        count += batch
-    return count / taken_s
+    return batch * calls_per_s(lambda: runner.run(past, *args).values(), _SPEED_S)
 
 
 def figures_of(

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from fastlstm.forecast.calibration import require_known
 from fastlstm.forecast.files import StoredForecaster
 from fastlstm.forecast.model.outputs import StudentT
 from fastlstm.forecast.window_forecaster import WindowForecaster, float64_columns
+from fastlstm.system.measurements import calls_per_s
 from fastlstm.training.session import torch_settings_kept
 
 QUANTILES = (0.025, 0.1, 0.5, 0.9, 0.975)
@@ -88,10 +89,10 @@ class ForecastExport(ExportSource):
             torch.set_num_threads(1)
             for B in (1, 64):
                 inputs = random_windows(self._stored, B, missing=0.0)
-                speeds[str(B)] = {
-                    "target": _windows_per_s(runner.run, inputs, B),
-                    "fastlstm": _windows_per_s(self.run, inputs, B),
-                }
+                for name, run in (("target", runner.run), ("fastlstm", self.run)):
+                    call = partial(run, inputs)
+                    call()
+                    speeds.setdefault(str(B), {})[name] = B * calls_per_s(call, _SPEED_S)
         return {"windows_per_s": speeds}
 
     @property
@@ -132,15 +133,6 @@ def random_windows(
     if config.num_static:
         inputs["static"] = statics
     return {name: array.astype(np.float32) for name, array in inputs.items()}
-
-
-def _windows_per_s(run: Any, inputs: Arrays, B: int) -> float:
-    run(inputs)
-    num, started = 0, time.perf_counter()
-    while (taken_s := time.perf_counter() - started) < _SPEED_S:
-        run(inputs)
-        num += B
-    return num / taken_s
 
 
 def forecast_graph(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import time
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
@@ -19,6 +18,7 @@ from fastlstm.exchange.graph import Graph, GraphBuilder, LSTMStack, lstm_layers
 from fastlstm.exchange.source import SHAPES, Arrays, ExportSource, largest_error
 from fastlstm.ops.cell_options import CellOptions
 from fastlstm.runs.weight_formats import as_floats, in_format
+from fastlstm.system.measurements import calls_per_s
 from fastlstm.text.config import ModelConfig
 from fastlstm.text.decoder import Decoder, native_refusal
 from fastlstm.text.evaluation import PRIME, num_lanes
@@ -261,13 +261,14 @@ class TextExport(ExportSource):
         config = self._stored.model_config
         h = c = np.zeros((config.num_layers, 1, config.rnn_size), np.float32)
         token = np.zeros(1 if self.is_step else (1, 1), np.int32)
-        num, started = 0, time.perf_counter()
-        while (taken_s := time.perf_counter() - started) < _SPEED_S:
-            outputs = runner.run({"tokens": token, "h": h, "c": c})
-            h, c = outputs["h_out"], outputs["c_out"]
-            token = outputs["logits"].argmax(-1).astype(np.int32)
-            num += 1
-        return num / taken_s
+        inputs = {"tokens": token, "h": h, "c": c}
+
+        def write() -> None:
+            outputs = runner.run(inputs)
+            inputs.update(h=outputs["h_out"], c=outputs["c_out"])
+            inputs["tokens"] = outputs["logits"].argmax(-1).astype(np.int32)
+
+        return calls_per_s(write, _SPEED_S)
 
 
 def _lanes(ids: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.bool_]]:

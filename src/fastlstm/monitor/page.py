@@ -333,7 +333,7 @@ def _ticks(low: float, high: float) -> list[float]:
     """Returns 1 to 6 round values from `low` to `high`."""
     span = high - low
     if not 1e-290 < span < math.inf:
-        return [low]
+        return [float(f"{low:.4g}")]
     power = 10.0 ** math.floor(math.log10(span / 5))
     step = next((power * s for s in (1, 2, 2.5, 5) if span / (power * s) <= 5), 10 * power)
     first = math.ceil(low / step)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import math
 import shutil
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, TextIO
 
 from fastlstm.system import environment
@@ -152,23 +150,16 @@ def short_bytes(value: float) -> str:
 
 
 def tick_texts(values: Iterable[float]) -> list[str]:
-    """Returns the labels of an axis in order: 1.5, 2018, 20k, 3M; precise to 5 % of their distance.
+    """Returns the labels of an axis: 1.5, 2018, 20k, 3M; its values are round to 12 digits.
 
     Below 10,000 no label has a unit: a year is not 2.018k.
     """
-    values = list(values)
-    gaps = [abs(after - before) for before, after in pairwise(values) if after != before]
-    error = min(gaps, default=math.inf) / 20
-    digits = 4
-    while digits < 17 and any(abs(float(f"{v:.{digits}g}") - v) > error for v in values):
-        digits += 1
+    values, texts = list(values), []
     units = _UNITS if max(map(abs, values), default=0.0) >= 10_000 else {}
-    return [_tick_text(value, digits, units) for value in values]
-
-
-def _tick_text(value: float, digits: int, units: Mapping[str, float]) -> str:
-    unit, size = next(((u, s) for u, s in units.items() if abs(value) >= s), ("", 1.0))
-    return f"{value / size:.{digits}g}{unit}"
+    for value in values:
+        unit, size = next(((u, s) for u, s in units.items() if abs(value) >= s), ("", 1.0))
+        texts.append(f"{value / size:.12g}{unit}")
+    return texts
 
 
 def clock(seconds: float) -> str:

@@ -118,6 +118,15 @@ class CpuTimer:
         return self.wall_s > _SHORT_S and self.cpu_share < min_share
 
 
+def calls_per_s(call: Callable[[], object], seconds: float) -> float:
+    """Returns how often `call` runs in a second: at least once, for about so many seconds."""
+    count, started = 0, time.perf_counter()
+    while (taken_s := time.perf_counter() - started) < seconds or not count:
+        call()
+        count += 1
+    return count / taken_s
+
+
 def is_machine_busy(threads: int) -> bool:
     """Returns whether other processes take CPU time from torch's threads; computes for 0.1 s."""
     import torch

@@ -5,24 +5,13 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Generic, TypeVar
 
 from fastlstm.errors import CorruptFileError, Stopped
 
 _POLL_S = 0.1
 ItemT = TypeVar("ItemT")
-MadeT = TypeVar("MadeT", covariant=True)
-
-
-class Resumable(Protocol[MadeT]):
-    """An iterator with a position."""
-
-    def __next__(self) -> MadeT: ...
-
-    def state_dict(self) -> dict[str, int]:
-        """Returns the position of the next batch."""
-        ...
 
 
 class LoaderPosition:
@@ -70,14 +59,13 @@ class Prefetcher(Generic[ItemT]):
 
     def __init__(
         self,
-        batches: Resumable[ItemT],
+        batches: Iterator[ItemT],
         depth: int = 4,
         should_stop: Callable[[], bool] | None = None,
     ) -> None:
         self.wait_s = 0.0
-        self._state = batches.state_dict()
         self._should_stop = should_stop
-        self._queue: queue.Queue[tuple[ItemT, dict[str, int]] | BaseException] = queue.Queue(depth)
+        self._queue: queue.Queue[ItemT | BaseException] = queue.Queue(depth)
         self._closed = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(
@@ -102,19 +90,14 @@ class Prefetcher(Generic[ItemT]):
         if isinstance(item, BaseException):
             self._failure = item
             raise item
-        batch, self._state = item
-        return batch
-
-    def state_dict(self) -> dict[str, int]:
-        """Returns the position after the last batch handed out."""
-        return dict(self._state)
+        return item
 
     def close(self) -> None:
         """Stops the thread and waits for it; can be called repeatedly."""
         self._closed.set()
         self._thread.join()
 
-    def _take(self) -> tuple[ItemT, dict[str, int]] | BaseException:
+    def _take(self) -> ItemT | BaseException:
         while True:
             try:
                 return self._queue.get(timeout=_POLL_S)
@@ -122,12 +105,11 @@ class Prefetcher(Generic[ItemT]):
                 if self._should_stop is not None and self._should_stop():
                     raise Stopped("stopped while waiting for a batch") from None
 
-    def _produce(self, batches: Resumable[ItemT]) -> None:
+    def _produce(self, batches: Iterator[ItemT]) -> None:
         while not self._closed.is_set():
-            item: tuple[ItemT, dict[str, int]] | BaseException
+            item: ItemT | BaseException
             try:
-                batch = next(batches)
-                item = batch, batches.state_dict()
+                item = next(batches)
             except BaseException as error:
                 item = error
             while not self._closed.is_set():

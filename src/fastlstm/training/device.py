@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
@@ -12,7 +11,7 @@ import torch
 
 from fastlstm.errors import ConfigError, DeviceMemoryError, counted
 from fastlstm.system import hardware, measurements
-from fastlstm.system.measurements import CpuTimer
+from fastlstm.system.measurements import CpuTimer, calls_per_s
 from fastlstm.training.options import TrainingOptions
 
 _CONTEXT_BYTES = 1 << 30
@@ -149,12 +148,8 @@ def _gain(low: int, high: int) -> tuple[float, bool]:
     try:
         for threads in (low, high) * _ROUNDS:
             torch.set_num_threads(threads)
-            count, end_s = 0, time.perf_counter() + _TURN_S
             with CpuTimer(threads) as timer:
-                while time.perf_counter() < end_s:
-                    torch.mm(x, weight)
-                    count += 1
-            done[threads] += count / timer.wall_s
+                done[threads] += calls_per_s(lambda: torch.mm(x, weight), _TURN_S)
             is_quiet &= threads == high or not timer.was_busy(_QUIET_SHARE)
     finally:
         torch.set_num_threads(before)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from fastlstm.forecast.plan import HIDDEN_SIZES, PATCHES, longest_segments
 from fastlstm.forecast.task import ForecastTask
 from fastlstm.forecast.train import train_forecaster
 from fastlstm.runs.weight_formats import encode_weights
+from fastlstm.system.measurements import calls_per_s
 from fastlstm.tuning.job import MIN_STEPS_PER_EPOCH, Changes, Job, Show, Space
 
 if TYPE_CHECKING:
@@ -143,11 +143,7 @@ def forecast_cost(config: ForecasterConfig, limits: SizeLimits) -> ModelCost:
     network(window, statics)
 
     def latency_s() -> float:
-        began, count = time.perf_counter(), 0
-        while (taken_s := time.perf_counter() - began) < _LATENCY_S or not count:
-            network(window, statics)
-            count += 1
-        return taken_s / count
+        return 1.0 / calls_per_s(lambda: network(window, statics), _LATENCY_S)
 
     floats = {n: p.detach().numpy() for n, p in network.named_parameters()}
     return limits.measured(len(encode_weights(floats, limits.weights)), latency_s)

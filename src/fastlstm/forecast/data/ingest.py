@@ -6,7 +6,7 @@ of series and categories are kept in memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from io import FileIO
 from pathlib import Path
@@ -132,7 +132,7 @@ class TableIngest:
         with ExitStack() as files:
             for path in filter(None, (self.values, self.times, self.codes)):
                 self._files[path] = files.enter_context(path.open("wb", buffering=0))
-            batches = _Batches(self._records, self._types())
+            batches = _batches(self._records, self._types())
             with closing(Prefetcher(batches, depth=2)) as prefetcher, suppress(StopIteration):
                 while True:
                     batch, done_bytes = prefetcher.next()
@@ -332,19 +332,13 @@ def without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
-class _Batches:
-    """A table's batches, each with the bytes read so far."""
-
-    def __init__(self, records: Records, types: dict[str, pa.DataType]) -> None:
-        self._records, self._batches = records, records.batches(types)
-
-    def __next__(self) -> tuple[pa.RecordBatch, int]:
-        batch = next(self._batches)
+def _batches(
+    records: Records, types: Mapping[str, pa.DataType]
+) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """Yields a table's batches, each with the bytes read so far."""
+    for batch in records.batches(types):
         try:
             batch.validate(full=True)  # a bad offset would read beyond the memory
         except pa.ArrowException as error:
-            raise damaged(self._records.name, error) from error
-        return batch, self._records.done_bytes
-
-    def state_dict(self) -> dict[str, int]:
-        return {}
+            raise damaged(records.name, error) from error
+        yield batch, records.done_bytes

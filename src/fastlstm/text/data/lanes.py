@@ -12,7 +12,7 @@ sees the same batches as an uninterrupted one. `TextLoader` reads them ahead in 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -168,12 +168,14 @@ class TextBatches(LoaderPosition):
         return np.asarray(self._random(_RESET, self._index).random(self._B) < self._lane_reset)
 
 
-class TextLoader:
+class TextLoader(LoaderPosition):
     """Hands out lanes or windows; the prefetching thread starts with the first batch.
 
     The loader owns the batches from now on, and polls `should_stop` while it waits. `num_lanes` is
     B or, with several processes, the number of lanes of this process.
     """
+
+    _source = "text"
 
     def __init__(self, batches: TextBatches, should_stop: Callable[[], bool] | None = None) -> None:
         self._batches, self._should_stop = batches, should_stop
@@ -191,8 +193,11 @@ class TextLoader:
     def next(self) -> Batch:
         """Returns the next batch; raises Stopped if `should_stop` returned True."""
         if self._ahead is None:
+            self._batches.load_state_dict(self.state_dict())
             self._ahead = Prefetcher(self._batches, should_stop=self._should_stop)
-        return self._ahead.next()
+        batch = self._ahead.next()
+        self._advance()
+        return batch
 
     def first_epoch(self) -> Iterator[Batch]:
         """Yields the batches of the first epoch without moving `next`; may raise Stopped."""
@@ -202,18 +207,14 @@ class TextLoader:
                 raise Stopped("stopped while reading the first epoch again")
             yield next(batches)
 
-    def state_dict(self) -> dict[str, int]:
-        return (self._batches if self._ahead is None else self._ahead).state_dict()
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continues at a position of `state_dict`; raises CorruptFileError for an invalid one."""
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """See `LoaderPosition.load_state_dict`."""
         self.close()
-        self._batches.load_state_dict(state)
+        super().load_state_dict(state)
 
     def close(self) -> None:
         """Ends the thread; a later `next` continues from the position of `state_dict`."""
         if self._ahead is not None:
-            position, self._waited_s = self._ahead.state_dict(), self.wait_s
+            self._waited_s = self.wait_s
             self._ahead.close()
             self._ahead = None
-            self._batches.load_state_dict(position)
