@@ -50,7 +50,6 @@ PLACES = {
     "driver": "sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_driver",
     "limit": "sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_max_freq",
     "fastest": "sys/devices/system/cpu/cpu{cpu}/cpufreq/cpuinfo_max_freq",
-    "pages": "sys/kernel/mm/transparent_hugepage/enabled",
     "nvidia": "proc/driver/nvidia/version",
     "gpu": "proc/driver/nvidia/gpus/0000:01:00.0/information",
 }
@@ -151,15 +150,14 @@ def test_a_quota_threads_and_an_old_torch(
     assert [text for text in machine() if "is older than 99.1: pip install --upgrade torch" in text]
 
 
-def test_clock_heat_and_huge_pages(machine: Callable[..., list[str]]) -> None:
-    quiet = {"driver": "intel_pstate", "pages": "always [madvise] never", "limit": "3500000"}
+def test_a_clock_that_is_held_back(machine: Callable[..., list[str]]) -> None:
+    quiet = {"driver": "intel_pstate", "limit": "3500000"}
     slow = {"governor": "powersave\n", "fastest": "3500000\n"}
     assert not [text for text in machine(**slow, **quiet) if "sudo" in text]
-    found = machine(driver="acpi-cpufreq\n", pages="always madvise [never]", limit="1500000")
+    found = machine(driver="acpi-cpufreq\n", limit="1500000")
     assert [text.rpartition(": ")[2] for text in found if "sudo" in text] == [
         "sudo cpupower frequency-set --governor performance",
         "sudo cpupower frequency-set --max 3500000",
-        "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled",
     ]
 
 

@@ -42,7 +42,6 @@ _LIMITS: dict[str, tuple[str, ...]] = {
     "FASTLSTM_ISA": (),
 }
 """Variables that limit the instructions, with values that do not; nor does the CPU's widest set."""
-_PAGES = "sys/kernel/mm/transparent_hugepage/enabled"
 
 
 def run(argv: list[str]) -> int:
@@ -135,7 +134,6 @@ def _cpu_advice(facts: dict[str, Any]) -> list[tuple[Any, str]]:
     given, widest = facts.get("environment", {}), facts.get("instructions", {}).get("of")
     isas = {name: given.get(name, "").strip().lower() for name in _LIMITS}
     limits = [name for name, isa in isas.items() if isa not in ("", widest, *_LIMITS[name])]
-    has_pages = facts.get("memory", {}).get("huge_pages") != "never"
     is_kept = facts.get("cache", {}).get("is_writable", True)
     return [
         (is_old, f"torch {torch} is older than {least}: pip install --upgrade torch"),
@@ -144,7 +142,6 @@ def _cpu_advice(facts: dict[str, Any]) -> list[tuple[Any, str]]:
         (quota, f"the CPU quota is {quota} cores: docker run --cpus {cores.get('allowed')}"),
         (is_low, "the clock is kept low: sudo cpupower frequency-set --governor performance"),
         (is_capped, f"the clock is limited: sudo cpupower frequency-set --max {high}"),
-        (not has_pages, f"no huge pages: echo madvise | sudo tee /{_PAGES}"),
         (not is_kept, "the cache cannot be written: export FASTLSTM_CACHE=DIR"),
         (others > _BUSY, f"other processes use {others:.0%} of the cores: measure when they end"),
     ]
@@ -217,7 +214,6 @@ def _cores(root: Path, usage: MachineUsage) -> dict[str, Any]:
         "memory": {
             "total_bytes": int(total[1]) << 10 if total else None,
             "available_bytes": used.get("available_bytes"),
-            "huge_pages": (text(root / _PAGES) or "").partition("[")[2].partition("]")[0] or None,
         },
     }
 
