@@ -185,10 +185,8 @@ def attribute_help(cls: type) -> dict[str, str]:
 def options_from_dataclass(cls: type, groups: Mapping[str, str]) -> tuple[Option, ...]:
     """Returns one Option per field of a dataclass, with the sentences of its docstring.
 
-    `groups` is heading -> names of fields, in order; names after a ``|`` are not common.
-
-    Raises:
-        KeyError: a field without a sentence or without a group.
+    `groups` is heading -> names of fields, in order; names after a ``|`` are not common. Raises
+    KeyError: a field without a sentence or without a group.
     """
     hints, sentences = get_type_hints(cls), attribute_help(cls)
     fields = {field.name: field for field in dataclasses.fields(cls)}

@@ -28,10 +28,8 @@ def resolve_config(
 ) -> tuple[ConfigT, set[str]]:
     """Returns a configuration, and the names of the fields that were set.
 
-    A file of --config overrides the defaults of `kind`, flags override the file.
-
-    Raises:
-        ConfigError: an unknown key, or a value outside its range.
+    A file of --config overrides the defaults of `kind`, flags override the file. Raises
+    ConfigError: an unknown key, or a value outside its range.
     """
     path = parsed["config"]
     file: dict[str, Any] = {} if path is None else read_config_file(Path(path), options)

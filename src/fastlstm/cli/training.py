@@ -107,10 +107,8 @@ def read_training(
 ) -> TrainingRun:
     """Reads the command line of a verb that trains, and checks that its sources exist.
 
-    `read_own` reads and checks the options that only this verb has.
-
-    Raises:
-        FastLSTMError: bad usage; nothing was loaded.
+    `read_own` reads and checks the options that only this verb has. Raises FastLSTMError: bad
+    usage; nothing was loaded.
     """
     command = command_for(argv, text, table)
     parsed = parse(command, argv)
@@ -138,9 +136,7 @@ def command_for(argv: Sequence[str], text: Command, table: Command) -> Command:
 
     It is the one for tables if an option is only for tables (`--horizon`, `--target` …), if a run
     or the configuration is a forecaster's, or if a file can only be a table (Parquet, Arrow …).
-
-    Raises:
-        UsageError: the source and the options contradict each other, or both are possible.
+    Raises UsageError: the source and the options contradict each other, or both are possible.
     """
     arguments = _split_for_all(argv, text, table)
     try:

@@ -282,10 +282,8 @@ class ForecastCompression(CompressionSource):
 
         The result is calibrated on the validation part. If the source was not calibrated on this
         table (`is_own`), the source is calibrated there too, and only the test part is scored. A
-        rounded result keeps the intervals of the source if only one part has windows.
-
-        Raises:
-            DataError: the table is too short for a window, or `max_loss` cannot be checked on it.
+        rounded result keeps the intervals of the source if only one part has windows. Raises
+        DataError: the table is too short for a window, or `max_loss` cannot be checked on it.
         """
         started, config, sizes = time.perf_counter(), self.session.config, self.sizes
         self._inputs = inputs

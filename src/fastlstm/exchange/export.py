@@ -519,10 +519,8 @@ def staged_directory(path: Path) -> Iterator[Path]:
     """Yields a new directory, which gets the name `path` after the block.
 
     An error, SIGTERM, SIGHUP or Ctrl-C removes the directory and the parents made for it. In the
-    main thread SIGTERM raises SystemExit(143) within the block.
-
-    Raises:
-        OSError: a directory cannot be made or renamed.
+    main thread SIGTERM raises SystemExit(143) within the block. Raises OSError: a directory cannot
+    be made or renamed.
     """
     made = [parent for parent in path.parents if not parent.exists()]
     with ended_like_ctrl_c():

@@ -80,10 +80,8 @@ class Calibration:
         """Returns quantiles ``(B, h, C, len(levels))`` that do not cross.
 
         A distribution of counts keeps its own quantiles. `parameters` of the output have shape
-        ``(B, h, C, num_parameters)``, units of the errors ``(B, C)``; see `width`.
-
-        Raises:
-            ConfigError: a level outside the calibrated ones.
+        ``(B, h, C, num_parameters)``, units of the errors ``(B, C)``; see `width`. Raises
+        ConfigError: a level outside the calibrated ones.
         """
         require_known(levels)
         if not output.is_calibrated:

@@ -389,11 +389,7 @@ def example_rows(
 ) -> NDArray[np.int64]:
     """Returns the first rows of up to `count` evenly spread windows, equally many of each series
     and at other times in each; if there are more series, evenly spread series are taken. `of` are
-    the numbers of the series to choose from.
-
-    Raises:
-        DataError: none of the series has a window.
-    """
+    the numbers of the series to choose from. Raises DataError: none of the series has a window."""
     rows = index.rows(MAX_WINDOWS)
     series = dataset.table.segments.series[dataset.table.segments.of_rows(rows)]
     names = np.unique(series) if of is None else np.intersect1d(series, of)

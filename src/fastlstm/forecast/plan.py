@@ -170,10 +170,7 @@ def training_loader(
     """Returns the loader of this process's training rows: windows, or chunks with `tbptt`.
 
     A stream is cut after twice the input size, so that a state has read, on average, as many steps
-    as in forecasting.
-
-    Raises:
-        DataError: the training part has no window, or no chunk.
+    as in forecasting. Raises DataError: the training part has no window, or no chunk.
     """
     rows = config.batch_size * config.accumulate
     if config.tbptt is not None:

@@ -165,10 +165,8 @@ def step_seconds(
 ) -> float:  # fmt: skip
     """Returns the seconds of the fastest of a few training steps of a copy of the network.
 
-    The precision is not auto. The state of random numbers is restored.
-
-    Raises:
-        torch.cuda.OutOfMemoryError: a single window exceeds the memory.
+    The precision is not auto. The state of random numbers is restored. Raises
+    torch.cuda.OutOfMemoryError: a single window exceeds the memory.
     """
     config = stored.config
     allow_tf32(config.precision)

@@ -604,10 +604,8 @@ def _continued_from(
 ) -> StoredForecaster:
     """Returns a copy of a forecaster with other options, to be trained on another table.
 
-    `first` are the given options of a resumed run; `config` are then its resolved ones.
-
-    Raises:
-        ConfigError: an option of the network or its columns changed.
+    `first` are the given options of a resumed run; `config` are then its resolved ones. Raises
+    ConfigError: an option of the network or its columns changed.
     """
     copied = dataclasses.replace(start, network=copy.deepcopy(start.network), key=dataset.key)
     if first is not None:

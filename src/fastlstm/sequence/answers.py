@@ -183,10 +183,7 @@ def classes_of(labels: list[Any], dtype: np.dtype[Any] | None = None) -> NDArray
     """Returns the classes, shape ``(K,)``, sorted if possible, else in order of appearance.
 
     By default, and for object, the dtype is the common type of the labels, or object if they have
-    none.
-
-    Raises:
-        DataError: there is only one class.
+    none. Raises DataError: there is only one class.
     """
     classes = list(dict.fromkeys(labels))
     if len(classes) < 2:
@@ -258,11 +255,8 @@ def storable_class_weight(given: Any) -> Any:
 
 def class_weights(given: Any, answers: Answers, targets: Tensor) -> Tensor | None:
     """Returns the weight of each class, `(K,)` float32, with the mean 1 over `targets`, class
-    numbers of the training sequences; None if all are equal. `given` is storable.
-
-    Raises:
-        DataError: weights of numbers, of an unknown label, or that are not numbers from 0 on.
-    """
+    numbers of the training sequences; None if all are equal. `given` is storable. Raises DataError:
+    weights of numbers, of an unknown label, or that are not numbers from 0 on."""
     if given is None:
         return None
     if not isinstance(answers, Labels):

@@ -35,10 +35,7 @@ def check_fields(config: Any, bounds: Mapping[str, tuple[float, float]]) -> None
     """Checks the fields of a dataclass, and that at most one end of a run is set.
 
     `bounds` are least and largest value by field. A numeric budget becomes text, NumPy numbers
-    become Python's.
-
-    Raises:
-        ConfigError: an invalid value; names the flag and what was expected.
+    become Python's. Raises ConfigError: an invalid value; names the flag and what was expected.
     """
     check_values(config, bounds)
     ends = [name for name in ENDS if getattr(config, name) is not None]

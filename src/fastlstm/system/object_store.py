@@ -131,11 +131,8 @@ def store_error(url: str, doing: str, error: Exception) -> DataError | StorageEr
 
 def remote_files(url: str, suffixes: tuple[str, ...]) -> list[RemoteFile]:
     """Returns the files of a URL: one file, all below a directory, or all that match a pattern
-    (``*`` matches within a directory, ``**`` across), with names that end in `suffixes`.
-
-    Raises:
-        DataError: there is no file, or the store refused.
-    """
+    (``*`` matches within a directory, ``**`` across), with names that end in `suffixes`. Raises
+    DataError: there is no file, or the store refused."""
     from pyarrow import fs
 
     store, path = open_store(url)
@@ -189,10 +186,7 @@ def write_whole(place: str, produce: Callable[[Any], object]) -> None:
     """Writes a whole file, or nothing, at a path or a URL; `produce` writes to the open file.
 
     On a disk the file is written under a hidden name, synced and renamed. A store shows a file once
-    all of it has arrived.
-
-    Raises:
-        StorageError: the disk or the store refused.
+    all of it has arrived. Raises StorageError: the disk or the store refused.
     """
     if is_url(place):
         with store_errors(place, "write"):

@@ -139,10 +139,8 @@ def append(file: FileIO, data: memoryview) -> None:
 def allocate(path: Path, num_bytes: int) -> None:
     """Creates or replaces a file of `num_bytes` to be mapped, with its disk space reserved.
 
-    Without reserved space, writing to a mapped page on a full disk would kill the process.
-
-    Raises:
-        StorageError: reserving failed; no file is left.
+    Without reserved space, writing to a mapped page on a full disk would kill the process. Raises
+    StorageError: reserving failed; no file is left.
     """
     doing = f"reserve {counted(num_bytes, 'byte')}"
     with storage_errors(path, doing), open(path, "wb") as file, _removed_on_error(path):

@@ -171,10 +171,8 @@ class Decoder:
 
         A stream's text does not depend on the others, on `steps` or on `threads`. Without
         `threads`, the call uses the number of threads that was fastest lately: one, if other work
-        keeps cores busy.
-
-        Raises:
-            RuntimeError: another call uses one of the streams, or a stream is given twice.
+        keeps cores busy. Raises RuntimeError: another call uses one of the streams, or a stream is
+        given twice.
         """
         hardware.join_openmp()
         native = [stream.native for stream in streams]

@@ -236,10 +236,8 @@ def evaluate_on(
     """Works like `evaluate`, on a device; "auto" takes a GPU if there is one.
 
     On a GPU the default of `lanes` is `LANES_ON_GPU`, and a copy of the model is scored. A pass
-    that does not fit into memory is repeated with half the steps.
-
-    Raises:
-        ConfigError: there is no such device, or its memory is too small for a pass of a few steps.
+    that does not fit into memory is repeated with half the steps. Raises ConfigError: there is no
+    such device, or its memory is too small for a pass of a few steps.
     """
     check_device(device)
     if device == "cpu" or not has_gpu():

@@ -209,12 +209,9 @@ def _parse_trainer(data: bytes, path: Path) -> tuple[int, dict[str, Any]]:
 def find_checkpoint(
     run: RunDirectory, *, finite: bool = False
 ) -> tuple[Checkpoint | None, list[CorruptFileError]]:
-    """Returns the newest intact checkpoint, finite if asked, and the damage of newer ones.
-
-    Raises:
-        FormatError: the newest one is of a newer fastlstm; an older checkpoint would silently lose
-            work.
-    """
+    """Returns the newest intact checkpoint, finite if asked, and the damage of newer ones. Raises
+    FormatError: the newest one is of a newer fastlstm; an older checkpoint would silently lose
+    work."""
     checkpoint: Checkpoint | None = None
     damage: list[CorruptFileError] = []
     for path in run.checkpoints():

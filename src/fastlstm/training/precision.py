@@ -101,10 +101,8 @@ def choose_precision(
 
     `time_pass` returns the seconds of a forward and backward pass, or of a whole step (`timed`), in
     a precision, and may switch TF32; None leaves a given precision untimed. Times are remembered
-    under `about`, the model and the batch.
-
-    Raises:
-        ConfigError: this device cannot train in the asked precision.
+    under `about`, the model and the batch. Raises ConfigError: this device cannot train in the
+    asked precision.
     """
     if device.type == "cpu" and asked in ("fp16", "tf32"):
         raise ConfigError(

@@ -180,11 +180,8 @@ class Task(ABC):
 
     def changed(self, options: Any, stop: Callable[[], bool] | None = None) -> Task:
         """Returns a task with other options, but for sizes of the model, on the same model and
-        data, with another loader, which polls `stop`, and carried state.
-
-        Raises:
-            UsageError: these options cannot be changed.
-        """
+        data, with another loader, which polls `stop`, and carried state. Raises UsageError: these
+        options cannot be changed."""
         raise UsageError(f"the options of a task of {self.name}s cannot be changed")
 
     def reset_state(self) -> None:  # noqa: B027

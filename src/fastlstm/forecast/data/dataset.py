@@ -176,10 +176,8 @@ def open_records(
 
     The source is a path, a directory, a glob, a URL, several of them, or a frame; records are
     returned as they are. `form` is how CSV files are read; `others` are columns that a look at a
-    CSV without readable columns leaves out; None: no look.
-
-    Raises:
-        DataError: there is no such file, or no table in it.
+    CSV without readable columns leaves out; None: no look. Raises DataError: there is no such file,
+    or no table in it.
     """
     if isinstance(source, Records):
         return source

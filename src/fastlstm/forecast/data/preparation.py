@@ -108,10 +108,8 @@ def _with_all_options(
 def prepare_future(frame: Any, config: ForecastConfig, like: SeriesDataset) -> SeriesDataset:
     """Prepares a table of future covariates: series, time and the future columns.
 
-    `like` is the past of the series; its columns of series and time are expected.
-
-    Raises:
-        DataError: times of another kind than in `like`, and errors of `prepare`.
+    `like` is the past of the series; its columns of series and time are expected. Raises DataError:
+    times of another kind than in `like`, and errors of `prepare`.
     """
     roles = RoleRequest(
         time=like.roles.time,

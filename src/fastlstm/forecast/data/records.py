@@ -146,11 +146,8 @@ class Records(ABC):
     @abstractmethod
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
         """Yields the columns named in `types`, in that order. A CSV is parsed as these types; other
-        sources may yield their own.
-
-        Raises:
-            DataError: the file is damaged, or a value does not have its column's type.
-        """
+        sources may yield their own. Raises DataError: the file is damaged, or a value does not have
+        its column's type."""
 
     def first_texts(self, names: Sequence[str], count: int = _FIRST_TEXTS) -> dict[str, pa.Array]:
         """Returns the first values of some columns of text, without missing ones."""

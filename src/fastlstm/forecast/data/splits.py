@@ -29,10 +29,7 @@ class Split:
         """Returns the windows whose horizon lies in the part train, valid or test.
 
         The input of validation and test windows may reach back into the part before; training
-        windows lie within the training rows.
-
-        Raises:
-            DataError: the part is too short for a window.
+        windows lie within the training rows. Raises DataError: the part is too short for a window.
         """
         ends = {"train": self.train_ends, "valid": self.valid_ends, "test": self.test_ends}
         before = {"train": None, "valid": self.train_ends, "test": self.valid_ends}[part]
@@ -112,10 +109,7 @@ class Scaler:
 def fit_scaler(table: Table, ends: NDArray[np.int64], categorical: Sequence[int] = ()) -> Scaler:
     """Computes mean and standard deviation of every column over the training rows of each segment,
     which end (exclusive) at `ends`; the columns at the positions `categorical` are not scaled.
-
-    Raises:
-        DataError: no training rows.
-    """
+    Raises DataError: no training rows."""
     center: NDArray[np.float64] | None = None
     count, total, squares = (np.zeros(len(table.columns)) for _ in range(3))
     for first, last in _merged(table.segments.first_rows, ends):

@@ -143,10 +143,7 @@ def table_from_array(values: Any) -> Table:
     possible.
 
     float16, float32 and int16 are kept, other numbers become float32. The columns are called "0",
-    "1" ….
-
-    Raises:
-        DataError: not numbers of such a shape.
+    "1" …. Raises DataError: not numbers of such a shape.
     """
     array = require_matrix(np.asarray(values))
     dtype = array.dtype if array.dtype.name in DTYPES else np.dtype(np.float32)

@@ -114,10 +114,8 @@ class TimeReader:
         """Returns the times of a batch without nulls, in UTC if they have a zone.
 
         `first_row` is the row number of its first entry, `series` the series number of each row,
-        `is_empty` says which rows have no value: these may have a time that clocks skip.
-
-        Raises:
-            DataError: not times, or of another kind than in earlier batches.
+        `is_empty` says which rows have no value: these may have a time that clocks skip. Raises
+        DataError: not times, or of another kind than in earlier batches.
         """
         if isinstance(column, pa.DictionaryArray):
             column = column.dictionary_decode()
@@ -150,10 +148,8 @@ class TimeReader:
         did.
 
         Days and months are regular in local time, hours in UTC. Local times are used if all rows
-        have the same local time of day; a table with a single time follows `like`.
-
-        Raises:
-            DataError: whole numbers that look like dates.
+        have the same local time of day; a table with a single time follows `like`. Raises
+        DataError: whole numbers that look like dates.
         """
         if not self.has_clock:
             self._refuse_dates()

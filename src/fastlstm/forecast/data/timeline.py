@@ -194,9 +194,7 @@ def find_frequency(
 
     The times of some rows, ``(N,)``, int64, increase within a series; `is_same` says whether a row
     has the series of the row before, ``(N - 1,)``. Without `has_clock` they are whole numbers.
-
-    Raises:
-        DataError: the times are irregular.
+    Raises DataError: the times are irregular.
     """
     steps = np.diff(times)[is_same]
     if len(steps) == 0:

@@ -84,10 +84,7 @@ def index_windows(
     """Finds the windows of a table: `length` rows each, `stride` rows apart within a segment.
 
     `begins` and `ends` (exclusive) of the usable rows of each segment have shape ``(S,)``; default
-    all.
-
-    Raises:
-        DataError: all segments are shorter than a window.
+    all. Raises DataError: all segments are shorter than a window.
     """
     segments = table.segments
     first = segments.first_rows if begins is None else np.maximum(begins, segments.first_rows)

@@ -389,10 +389,8 @@ class ForecastNetwork(nn.Module):
     def answers(self, values: Tensor, statics: Tensor | None = None) -> Tensor:
         """Computes `forward` on the network's device; takes and returns tensors on the CPU.
 
-        Computes in halves if the GPU has too little memory.
-
-        Raises:
-            torch.OutOfMemoryError: too little memory for a single window.
+        Computes in halves if the GPU has too little memory. Raises torch.OutOfMemoryError: too
+        little memory for a single window.
         """
         device = self.head.weight.device
         try:
