@@ -258,11 +258,8 @@ def _refuse_unclear(kinds: dict[str, SourceKind], has_as_text: bool) -> None:
 def with_source_of_run(
     argv: list[str], text: Command, table: Command
 ) -> tuple[list[str], Path | None]:
-    """Replaces a run on a command line by its source and options.
-
-    Returns:
-        The new command line and the path of the run; or the same command line and None.
-    """
+    """Replaces a run on a command line by its source and options; returns the new command line and
+    the path of the run, or the same command line and None."""
     arguments = _split_for_all(argv, text, table)
     runs = [word for word in arguments.positionals if os.path.isdir(word) and kind_of_run(word)]
     if not runs or (len(arguments.positionals) > 1 and arguments.unknown):

@@ -137,13 +137,10 @@ def best_share(
 
 
 class _Moments:
-    """Second moments of lags, future covariates and targets; solves the regression.
+    """Second moments of lags, `num_future` covariates and targets; solves the regression.
 
     The future covariates of a step are regressors of this step only and have hardly any penalty:
     they are eliminated step by step (Frisch & Waugh 1933).
-
-    Attributes:
-        num_future: F, 0 without future covariates.
     """
 
     def __init__(self, network: ForecastNetwork) -> None:

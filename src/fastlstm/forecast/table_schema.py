@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TableSchema:
-    """Properties that other tables must match.
-
-    Attributes:
-        categories: for each categorical column, the names by number.
-    """
+    """Properties that other tables must match; `categories` has names by number, by column."""
 
     columns: tuple[str, ...]
     timeline: Timeline

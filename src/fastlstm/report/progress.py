@@ -99,11 +99,9 @@ def default_output(
 def fit_shown(verbose: bool | None) -> Iterator[Callable[[Event], None]]:
     """Yields the observer of a fit in Python.
 
-    Warnings become Python warnings. Other messages also go to the logger "fastlstm".
-
-    Args:
-        verbose: True shows the output of the command line; None a live line in a terminal or a
-            notebook, nothing elsewhere; False nothing.
+    It shows the output of the command line (`verbose` is True), nothing (False), or a live line in
+    a terminal or a notebook (None). Warnings become Python warnings. Other messages also go to the
+    logger "fastlstm".
     """
     output = LineOutput(sys.stdout)
     if verbose is not False:

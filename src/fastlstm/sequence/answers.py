@@ -65,11 +65,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Labels:
-    """Labels of classes.
-
-    Attributes:
-        classes: the distinct labels, shape ``(K,)``.
-    """
+    """Labels of classes; `classes` has the distinct ones, shape ``(K,)``."""
 
     kind: ClassVar[str] = "labels"
     classes: NDArray[Any]

@@ -331,11 +331,8 @@ class StackConfig:
 class StackNetwork(nn.Module):
     """A model of another framework with the interface of a `SequenceNetwork`.
 
-    Args:
-        stack: the layers of a model that answers once; a softmax at its end is left out.
-
-    Raises:
-        FormatError: a layer does not read the width that the layer before it writes.
+    The model answers once; a softmax at its end is left out. Raises FormatError: a layer does not
+    read the width that the layer before it writes.
     """
 
     def __init__(self, stack: LayerStack) -> None:

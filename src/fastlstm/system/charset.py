@@ -43,13 +43,10 @@ _NOT_CP1252 = {
 
 def guess_of(data: bytes) -> tuple[str, str] | None:
     """Returns the most likely encoding, with a word that it reads and what others make of it; None
-    if it is UTF-8 or none is likely.
+    if it is UTF-8 or none is likely. `data` may end within a character.
 
     Few words do not tell western letters from Turkish and central European ones: no capital letter
     stands within a word, and Icelandic, which has ð and þ, has accents.
-
-    Args:
-        data: the beginning of a text, which may end within a character.
     """
     name = _encoding_of(data)
     if name is None:

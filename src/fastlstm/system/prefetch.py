@@ -16,10 +16,7 @@ ItemT = TypeVar("ItemT")
 
 class LoaderPosition:
     """Base of loaders that resume anywhere; the position is the epoch and index of the next batch.
-
-    Attributes:
-        steps_per_epoch: batches in every epoch.
-    """
+    Every epoch has `steps_per_epoch` batches."""
 
     steps_per_epoch: int
     _source = "table"

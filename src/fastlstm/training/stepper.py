@@ -29,9 +29,7 @@ class Stepper:
     share the step. Callbacks see gradients before clipping and weights before averaging.
 
     On a GPU a step is one CUDA graph if possible (`GraphedStep`): `launch` returns before its end.
-
-    Attributes:
-        seconds: seconds of all forward and backward passes, with whole graphs, and of all updates.
+    `seconds` has those of all forward and backward passes, with whole graphs, and of all updates.
     """
 
     def __init__(

@@ -85,8 +85,7 @@ _MAX_WORD = 20
 class RoleRequest:
     """Roles given by the user, as in `ForecastConfig`; `find_roles` chooses the others.
 
-    Attributes:
-        has_target: False for a table of future covariates, which has no target.
+    A table of future covariates has no target: `has_target` is False.
     """
 
     target: tuple[str, ...] = ()

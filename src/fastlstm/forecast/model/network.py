@@ -145,10 +145,8 @@ def _check_categories(name: str, pairs: tuple[tuple[int, int], ...], num_columns
 class CategoryEmbedding(nn.Embedding):
     """An embedding per category, and one for unknown values, which have the number `size`.
 
-    Categories that training has not seen, and unknown values, get the mean of the seen ones.
-
-    Attributes:
-        is_trained: which categories training has seen, shape ``(size + 1,)``, bool.
+    Categories that training has not seen, and unknown values, get the mean of the seen ones, which
+    `is_trained` tells, shape ``(size + 1,)``, bool.
     """
 
     is_trained: Tensor
