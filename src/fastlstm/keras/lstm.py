@@ -338,17 +338,8 @@ def accelerate(model: Layer) -> Layer:
 
 
 def restore(model: Layer) -> Layer:
-    """Turns every `fastlstm.keras.LSTM` of a model into a `keras.layers.LSTM`, in place.
-
-    Args:
-        model: a model or layer.
-
-    Returns:
-        The model.
-
-    Raises:
-        UsageError: it is no Keras layer.
-    """
+    """Turns every `fastlstm.keras.LSTM` of a model into a `keras.layers.LSTM`, in place; takes,
+    returns and raises the same as `accelerate`."""
     for layer in _layers(model):
         if type(layer) is LSTM:
             for name in _OWN_FIELDS:
