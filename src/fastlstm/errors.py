@@ -19,7 +19,6 @@ FastLSTMError                exit code 1: the run failed
 ├── KernelError              no allowed kernel can run this call
 ├── DeviceMemoryError        a GPU has too little memory, even for the smallest part of a step
 ├── NonFiniteError           NaN or Inf that training could not recover from
-├── CommandError             a process that `tune --jobs` started failed
 ├── BudgetError              the budget was over before the first training step
 ├── DistributedError         exit code 69: a process of a distributed run is lost
 └── Stopped                  exit code 75: stopped by a signal, state saved; use --resume
@@ -199,10 +198,6 @@ class NonFiniteError(FastLSTMError):
 
 class BudgetError(FastLSTMError):
     """The budget was over before the first training step of the run, or of a resumed start."""
-
-
-class CommandError(FastLSTMError):
-    """A process of `tune --jobs` failed."""
 
 
 class DistributedError(FastLSTMError):
