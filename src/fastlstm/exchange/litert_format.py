@@ -268,9 +268,8 @@ class _LiteRtWriter:
         assert isinstance(w, QuantizedMatrix)
         if name not in self._made:
             scales = self._schema.QuantizationParametersT()
-            scales.scale = np.maximum(w.scales, _SMALLEST_SCALE).astype(
-                np.float32
-            )  # for rows of zeros
+            # The smallest scale is of rows of zeros.
+            scales.scale = np.maximum(w.scales, _SMALLEST_SCALE).astype(np.float32)
             scales.zeroPoint, scales.quantizedDimension = np.zeros(len(w.scales), np.int64), 0
             buffer = self._buffer(np.ascontiguousarray(w.codes).tobytes())
             self._made[name] = self._tensor(weight, "int8", w.shape, buffer, scales)

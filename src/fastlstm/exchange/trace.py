@@ -59,11 +59,8 @@ class TracedLength(str):
         raise Unwritable("arithmetic on a length that is not known")
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, int) and other not in (
-            -1,
-            0,
-            1,
-        ):  # the check runs the file at length 1
+        # The check runs the file at length 1.
+        if isinstance(other, int) and other not in (-1, 0, 1):
             raise Unwritable("a comparison with a length that is not known")
         return str.__eq__(self, other) is True
 
@@ -72,9 +69,8 @@ class TracedLength(str):
 
     __hash__ = str.__hash__
 
-    __add__ = __radd__ = __mod__ = __lt__ = __le__ = __gt__ = __ge__ = (
-        _refuse  # as str they would succeed
-    )
+    # As those of str they would succeed.
+    __add__ = __radd__ = __mod__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
 
     @classmethod
     def __torch_function__(

@@ -77,9 +77,8 @@ class _Handler(BaseHTTPRequestHandler):
         """Answers with the page or its newest body, only for this host name."""
         port = self.server.server_port
         if self.headers.get("Host") not in (f"{_HOST}:{port}", f"localhost:{port}"):
-            self.send_error(
-                403, "another host"
-            )  # a web page with a name that resolves to this machine
+            # A web page with a name that resolves to this machine.
+            self.send_error(403, "another host")
         elif self.path == "/":
             self._send(page(self.server.live.body(), is_live=True))
         elif self.path == "/body":
