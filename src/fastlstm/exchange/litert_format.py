@@ -105,8 +105,6 @@ class _LiteRtWriter:
         model.buffers = [schema.BufferT(data=array) for array in arrays]
         return _packed(model, sum(map(len, self._buffers)))
 
-    # the schema
-
     def _buffer(self, data: bytes) -> int:
         return self._buffers.setdefault(data, len(self._buffers))
 
@@ -164,8 +162,6 @@ class _LiteRtWriter:
             operator.builtinOptions = getattr(schema, f"{table}OptionsT")(**options)
         self._operators.append(operator)
         return outputs
-
-    # the operations
 
     def _written(self, node: Node, *inputs: int) -> Any:
         kind, out = node.kind, node.outputs[0]
