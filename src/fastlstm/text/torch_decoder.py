@@ -6,6 +6,7 @@ one unit without weights, whose output bias is set to the logits before every st
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np

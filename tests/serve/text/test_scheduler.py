@@ -180,14 +180,15 @@ def test_texts_continue_exactly_after_a_failed_call(
 ) -> None:
     run, num_failed = decoder.run, 0
 
-    def failing(streams: Any, steps: int, threads: int | None = None) -> None:
+    def failing(streams: Any, steps: int, threads: int | None = None) -> float:
         nonlocal num_failed
-        run(streams, steps, threads)
+        seconds: float = run(streams, steps, threads)
         if len(streams) > 1 and num_failed < 5:
             num_failed += 1
             for stream in streams:
                 spoil(stream)
             raise RuntimeError("planted")
+        return seconds
 
     monkeypatch.setattr(decoder, "run", failing)
     scheduler = make()
@@ -243,10 +244,10 @@ def test_an_engine_that_fails_for_every_text_says_so_and_goes_on(
     scheduler = make(max_streams=4)
     run, is_broken = decoder.run, False
 
-    def failing(streams: Any, steps: int, threads: int | None = None) -> None:
+    def failing(streams: Any, steps: int, threads: int | None = None) -> float:
         if is_broken:
             raise RuntimeError("planted")
-        run(streams, steps, threads)
+        return run(streams, steps, threads)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(decoder, "run", failing)
     sinks = [start(scheduler, generation(lm, max_tokens=10**9, seed=k)) for k in range(4)]
