@@ -3,7 +3,8 @@
     python benchmarks/gpu_generation.py [--units 512] [--vocab 100] [--layers 1] [--weights fp16]
 
 Medians of `--rounds` calls after a warm-up; a round is 256 tokens of every stream, through
-`Decoder.run` and `Stream.take` ("raw") and through `write_all` with texts ("texts").
+`Decoder.run` and `Stream.take` ("raw") and through `write_all` with texts ("texts"). With
+`--simulated` it measures what surrounds the kernels, without a GPU (simulated_gpu.py).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import simulated_gpu
 import torch
 
 from fastlstm.text.config import ModelConfig
@@ -73,8 +75,11 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--weights", default="fp16")
     parser.add_argument("--cpu", action="store_true", help="measure the CPU decoder, too")
+    parser.add_argument("--simulated", action="store_true")
     options = parser.parse_args()
-    if not torch.cuda.is_available():
+    if options.simulated:
+        simulated_gpu.install()
+    elif not torch.cuda.is_available():
         print("no NVIDIA GPU that torch can use: nothing was measured")
         return
     torch.manual_seed(0)
@@ -92,6 +97,7 @@ def main() -> None:
             "greedy": raw_rate(gpu, num, options.rounds, STEPS, temperature=0.0),
             "top-p 0.9, top-k 40": raw_rate(gpu, num, options.rounds, STEPS, top_p=0.9, top_k=40),
             "texts": text_rate(gpu, tokenizer, num, 4 * STEPS),
+            "long texts": text_rate(gpu, tokenizer, num, 64 * STEPS),
         }
         rates = ", ".join(f"{name} {rate / 1e3:,.0f}" for name, rate in shown.items())
         print(f"{num:5} streams, thousand tokens/s: {rates}; first {first_s:.2f} s", flush=True)

@@ -22,9 +22,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import simulated_gpu
 from machine import describe_machine, results_folder
 
 from fastlstm import LM
@@ -94,8 +96,10 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def start_server(run: Path, port: int, *flags: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "fastlstm", "serve", str(run), "--port", str(port), "--no-log"]
+def start_server(
+    run: Path, port: int, *flags: str, program: Sequence[str] = ("-m", "fastlstm")
+) -> subprocess.Popen[str]:
+    command = [sys.executable, *program, "serve", str(run), "--port", str(port), "--no-log"]
     process = subprocess.Popen(
         [*command, *flags], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
     )
@@ -218,7 +222,12 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--rnn-size", type=int, default=512)
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--simulated", action="store_true", help="see simulated_gpu.py")
     options = parser.parse_args()
+    program = ["-m", "fastlstm"]
+    if options.simulated:
+        simulated_gpu.install()
+        options.device, program = "cuda", [simulated_gpu.__file__]
     if options.weights is None and options.device == "cpu":
         options.weights = "int8"
     with tempfile.TemporaryDirectory() as folder:
@@ -231,7 +240,7 @@ def main() -> None:
         flags = ("--device", options.device, "--threads", str(options.threads))
         flags += ("--weights", options.weights) if options.weights else ()
         flags += ("--max-streams", str(max(256, options.clients)))
-        process = start_server(run, port, *flags)
+        process = start_server(run, port, *flags, program=program)
         try:
             clients, seconds = asyncio.run(load(port, options.clients, options.seconds))
             server_cpu_s, own_cpu_s = cpu_seconds(process.pid), time.process_time()
@@ -245,7 +254,7 @@ def main() -> None:
     result = {
         "clients": options.clients,
         "weights": options.weights,
-        "device": options.device,
+        "device": "simulated GPU" if options.simulated else options.device,
         "seconds": seconds,
         "engine_tokens_per_s": {str(threads): value for threads, value in alone.items()},
         "client_tokens_per_s": rate,

@@ -3,6 +3,7 @@
 usage: python benchmarks/sizes.py TEXT [--sizes 128,256,512] [--layers 1,2] [--tokens 0.5,1,2,4]
                                   [--batch 32]
                                   [--optimizer muon] [--seq-length 128] [--seed 0] [--threads 1]
+                                  [--dropout 0.3,0.4]
        [--seconds 23,105,535]  of training steps on 2 threads, in place of --tokens: what budgets of
                                30 s, 2 min and 10 min have for them
        [--rates]               only time the steps; to be run on a quiet machine
@@ -50,21 +51,24 @@ def main() -> None:
     parser.add_argument("--seq-length", type=int, help="default is that of a plan")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--dropout", default="", help="default is that of a plan")
     parser.add_argument("--results")
     options = parser.parse_args()
     path = Path(options.results or results_folder()) / "sizes.jsonl"
     if options.seconds or options.rates:
         for_seconds(options, path)
         return
-    for tokens, size, layers, batch, optimizer in itertools.product(
+    for tokens, size, layers, batch, optimizer, dropout in itertools.product(
         map(float, options.tokens.split(",")),
         map(int, options.sizes.split(",")),
         map(int, options.layers.split(",")),
         map(int, options.batch.split(",")),
         options.optimizer.split(","),
+        options.dropout.split(","),
     ):
         fields = fields_of(int(tokens * 1e6), size, layers, batch, optimizer, options.seq_length)
-        run(options.text, fields | {"seed": options.seed, "threads": options.threads}, path)
+        fields |= {"seed": options.seed, "threads": options.threads}
+        run(options.text, fields | ({"dropout": float(dropout)} if dropout else {}), path)
 
 
 def for_seconds(options: argparse.Namespace, path: Path) -> None:
@@ -135,6 +139,7 @@ def run(text: str, fields: dict[str, Any], path: Path) -> None:
         **key,
         "bits_per_char": end["best_bits_per_char"],
         "tokens": end["units"],
+        "best_share": end["best_step"] / end["step"],
         "train_tokens": start["num_units"]["train"],
         "num_parameters": start["num_parameters"],
         "dropout": start["dropout"],

@@ -37,5 +37,5 @@ def finish(decoder: Any, streams: list[Any], steps: int = 50) -> list[list[int]]
     while any(stream.is_running for stream in streams):
         decoder.run(streams, steps)
         for stream, tokens in zip(streams, written, strict=True):
-            tokens += stream.take()
+            tokens += stream.take().tolist()
     return written

@@ -61,6 +61,8 @@ class EagerRecorder:
         class Event:
             def record(self) -> None: ...
             def synchronize(self) -> None: ...
+            def elapsed_time(self, end: Any) -> float:
+                return 0.0
 
         return Event()
 

@@ -193,7 +193,7 @@ class FaultyDecoder:
         self.streams.append(self._decoder.stream())
         return self.streams[-1]
 
-    def run(self, streams: list[Stream], steps: int, threads: int | None = None) -> None:
+    def run(self, streams: list[Stream], steps: int, threads: int | None = None) -> float:
         while self.freezes.is_set():
             time.sleep(0.001)
         if self.fails.is_set():
@@ -206,7 +206,7 @@ class FaultyDecoder:
         if self.spoils is not None and len(self.streams) > self.spoils:
             spoil(self.streams[self.spoils])
             self.spoils = None
-        self._decoder.run(streams, steps, threads)
+        return self._decoder.run(streams, steps, threads)
 
 
 def spoil(stream: Stream) -> None:

@@ -32,7 +32,7 @@ def publish(path: Path, seed: int = 0, source: str = "", **sizes: Any) -> Path:
 
 
 class SlowDecoder:
-    """A decoder whose every call takes longer."""
+    """A decoder with work around its every call."""
 
     def __init__(self, decoder: Decoder, seconds: float) -> None:
         self._decoder, self._seconds = decoder, seconds
@@ -40,6 +40,6 @@ class SlowDecoder:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._decoder, name)
 
-    def run(self, streams: Any, steps: int, threads: int | None = None) -> None:
+    def run(self, streams: Any, steps: int, threads: int | None = None) -> float:
         time.sleep(self._seconds)
-        self._decoder.run(streams, steps, threads)
+        return self._decoder.run(streams, steps, threads)

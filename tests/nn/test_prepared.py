@@ -220,6 +220,28 @@ def test_weights_of_another_class_end_a_prepared_call(pair, calls):
     assert prepared.call(pair[1], torch.randn(1, B, I), None) is None
 
 
+@pytest.mark.parametrize(("name", "value"), [("bias", False), ("batch_first", True)])
+def test_attributes_set_later_are_read(name, value, calls):
+    torch.manual_seed(0)
+    own, x = fastlstm.LSTM(I, H), torch.randn(1, 1, I)
+    fresh = copy.deepcopy(own)
+    with torch.no_grad():
+        for _ in range(3):
+            own(x)
+        assert calls == [True]
+        for layer in (own, fresh):
+            setattr(layer, name, value)
+        assert torch.equal(own(x)[0], fresh(x)[0])
+
+
+def test_a_size_set_later_is_checked(pair):
+    x = torch.randn(1, B, I)
+    prepare(pair, x)
+    pair[1].hidden_size = H + 1
+    with pytest.raises(ShapeError, match="weight_ih_l0 has shape"):
+        pair[1](x)
+
+
 class Halved(fastlstm.LSTM):
     def flat_weights(self):
         return [w / 2 for w in super().flat_weights()]

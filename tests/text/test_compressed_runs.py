@@ -69,7 +69,7 @@ def text_of(decoder: Decoder) -> tuple[list[int], bytes]:
     stream = started(decoder, [1, 2, 3], 60, seed=3)
     while stream.is_running:
         decoder.run([stream], 7)
-    return stream.take(), stream.save()
+    return stream.take().tolist(), stream.save()
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

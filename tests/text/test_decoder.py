@@ -242,7 +242,7 @@ def texts(decoder, count, *, threads, steps, order=1, alone=False):
     for group in groups:
         while any(s.is_running for s in group):
             decoder.run(group, steps, threads)
-    return [(s.take(), s.status, s.save()) for s in streams]
+    return [(s.take().tolist(), s.status, s.save()) for s in streams]
 
 
 @pytest.mark.parametrize("weights", FORMATS)
@@ -302,7 +302,7 @@ def test_a_nan_stays_in_its_stream(random_model, isa, weights, where):
         with pytest.raises(NonFiniteError, match="weights are damaged"):
             got[4].take()
     for k in set(range(9)) - {4}:
-        assert got[k].take() == want[k].take()
+        assert got[k].take().tolist() == want[k].take().tolist()
 
 
 @pytest.mark.parametrize("weights", FORMATS)
@@ -485,7 +485,7 @@ def write(threads):
     stream.feed([1])
     stream.begin(20)
     decoder.run([stream], 100, threads)
-    return stream.take()
+    return stream.take().tolist()
 """
 SEQUENCE = """
 import torch

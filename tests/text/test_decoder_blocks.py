@@ -67,7 +67,7 @@ def texts(decoder, count, threads=1, steps=100):
     streams = streams_of(decoder, count)
     while any(stream.is_running for stream in streams):
         decoder.run(streams, steps, threads)
-    return [(s.status, s.take(), s.save(), s.take_scores()) for s in streams]
+    return [(s.status, s.take().tolist(), s.save(), s.take_scores()) for s in streams]
 
 
 @pytest.mark.parametrize("weight_format", FORMATS)
@@ -140,7 +140,7 @@ def test_a_nan_that_no_block_meets_ends_its_stream(both, isa, weight_format, whe
     decoder.run(streams, 1000, 2)
     assert streams[4].status == "not finite"
     for k in set(range(9)) - {4}:
-        assert streams[k].take() == want[k][1]
+        assert streams[k].take().tolist() == want[k][1]
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

@@ -120,7 +120,7 @@ def test_streams_join_and_leave(random_model: Any, gpu: Any) -> None:
             active[k], found[k] = started(decoder, prompt, 40, seed=k), []
         decoder.run([*active.values()], 9)
         for k, stream in [*active.items()]:
-            found[k] += stream.take()
+            found[k] += stream.take().tolist()
             if not stream.is_running:
                 del active[k]
     assert [found[k] for k in range(20)] == want
@@ -201,15 +201,15 @@ def test_a_mark_is_the_place_before_the_next_run(random_model: Any, gpu: Any) ->
     decoder = gpu(model)
     stream, other = started(decoder, [1, 2], 50), started(decoder, [3], 50)
     decoder.run([stream, other], 10)
-    first = stream.take()
+    first = stream.take().tolist()
     mark = stream.mark()
     decoder.run([stream, other], 10)
-    second = stream.take()
+    second = stream.take().tolist()
     decoder.run([other], 10)  # another's run leaves the mark alone
     stream.go_back(mark)
     stream.begin(50 - len(first))
     decoder.run([stream], 10)
-    assert stream.take() == second
+    assert stream.take().tolist() == second
     mark = stream.mark()
     stream.go_back(mark)  # nothing has run
     stream.begin(50 - len(first + second))
@@ -239,7 +239,7 @@ def test_what_needs_the_cpu_says_so(random_model: Any, gpu: Any) -> None:
     for decoder in (Decoder.of(model), gpu(model)):
         stream = started(decoder, [1, 2], 8)
         decoder.run([stream], 4)
-        first = stream.take()
+        first = stream.take().tolist()
         stream.set(Sampling(seed=7), num_top=2)
         if decoder.isa == "CUDA":
             with pytest.warns(UserWarning, match="log probabilities are reported by the CPU"):

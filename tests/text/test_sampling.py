@@ -90,7 +90,7 @@ def written(settings, count, tokens, logits=LOGITS):
     stream.feed(tokens)
     stream.begin(count)
     decoder.run([stream], 10**6)
-    return stream.take()
+    return stream.take().tolist()
 
 
 def test_repetition_penalty_looks_at_the_last_tokens_only():
@@ -123,7 +123,7 @@ def test_penalties_of_a_later_part_count_from_there(before, is_used):
     second.restore(first.save())
     second.begin(3)
     decoder.run([second], 10)
-    assert second.take() == [0, 1, 0]
+    assert second.take().tolist() == [0, 1, 0]
 
 
 @pytest.mark.parametrize("penalty", ["frequency_penalty", "presence_penalty"])
@@ -143,7 +143,7 @@ def test_penalties_count_since_the_last_prompt(penalty, is_restored):
         stream.begin(count)
         while stream.is_running:
             decoder.run([stream], 10)
-        return stream, stream.take()
+        return stream, stream.take().tolist()
 
     stream, first = turn(decoder.stream(), [2, 2, 3], 3)
     stream, rest = turn(stream, [], 3)
@@ -204,7 +204,7 @@ def drawn(logits, settings, steps):
         stream.feed([0])
         stream.begin(steps)
     decoder.run(streams, steps + 1)
-    return np.array([stream.take() for stream in streams]).T
+    return np.array([stream.take().tolist() for stream in streams]).T
 
 
 def probabilities(log_p, settings):

@@ -49,7 +49,7 @@ def test_what_is_likeliest_is_written(options, random_model):
     stream = started(decoder, text, 12, num_top=0, scores_given=True, temperature=0.0)
     while stream.is_running:
         decoder.run([stream], 5)
-    text += stream.take()
+    text += stream.take().tolist()
     assert len(text) == 15
     logits = logits_of(model, text[:-1])
     assert logits.argmax(-1)[2:].tolist() == text[3:]
@@ -69,7 +69,7 @@ def test_it_writes_what_the_native_decoder_writes(random_model):
             stream.begin(30)
         while any(stream.is_running for stream in streams):
             decoder.run(streams, 7)
-        found.append([(stream.take(), stream.status) for stream in streams])
+        found.append([(stream.take().tolist(), stream.status) for stream in streams])
     assert found[0] == found[1]
 
 
@@ -154,6 +154,6 @@ def test_settings_outlive_a_restored_state(random_model):
             stream.begin(9)
             while stream.is_running:
                 decoder.run([stream], 5)
-            written.append((stream.take(), list(stream.take_scores()[0])))
+            written.append((stream.take().tolist(), list(stream.take_scores()[0])))
         assert written[0] == written[1]
         assert len(written[0][0]) == len(written[0][1]) == 9

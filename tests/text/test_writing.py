@@ -13,7 +13,18 @@ from fastlstm.text.data.tokenizer import ByteTokenizer, CharTokenizer
 from fastlstm.text.decoder import Decoder
 from fastlstm.text.model import LanguageModel
 from fastlstm.text.sampling import Sampling
-from fastlstm.text.writing import begin, check_max_tokens, prompt_ids, token_stops, write_all
+from fastlstm.text.writing import (
+    LONGEST_S,
+    PER_TEXT_S,
+    SHORTEST_S,
+    StepSizer,
+    begin,
+    check_max_tokens,
+    prompt_ids,
+    token_stops,
+    write_all,
+)
+from stored_run import SlowDecoder
 
 CHARS = CharTokenizer("\n abcdefghijklmnopqr")
 
@@ -48,6 +59,34 @@ def test_a_text_ends_before_its_stop_whether_or_not_the_stream_knows_it(decoder:
 
 def text(decoder: Decoder, *stops: str) -> Any:
     return begin(decoder, CHARS, "ab", 60, Sampling(seed=3, stop=stops))
+
+
+def test_a_call_computes_for_the_intended_time() -> None:
+    sizer, token_s = StepSizer(), 0.0005
+    sizer.record(100, 100 * 50, 50 * token_s)
+    aim_s = SHORTEST_S + 100 * PER_TEXT_S
+    assert sizer.num_tokens(100) == pytest.approx(aim_s / token_s, abs=1)
+    assert sizer.num_tokens(1) == pytest.approx((SHORTEST_S + PER_TEXT_S) / token_s, abs=1)
+    assert sizer.num_tokens(10_000) <= LONGEST_S / token_s, "more texts take longer a token"
+    for _ in range(50):  # the machine has become slower
+        sizer.record(100, 100 * 50, 50 * 3 * token_s)
+    assert sizer.num_tokens(100) == pytest.approx(aim_s / (3 * token_s), abs=1)
+
+
+def test_a_call_has_between_1_and_4096_tokens() -> None:
+    sizer = StepSizer()
+    sizer.record(1, 1, 10.0)
+    assert sizer.num_tokens(1) == 1
+    sizer.record(1, 1000, 0.0)
+    assert sizer.num_tokens(1) == 4096
+    sizer.record(1, 0, 5.0)  # nothing was read or written: nothing is learnt
+    assert sizer.num_tokens(1) == 4096
+
+
+def test_work_around_calls_does_not_shorten_them(decoder: Decoder) -> None:
+    busy: Any = SlowDecoder(decoder, 0.01)
+    written = begin(decoder, CHARS, "ab", 3000, Sampling(seed=3))
+    assert sum(1 for _ in write_all(busy, [written])) < 300
 
 
 def test_stops_that_are_always_the_same_tokens() -> None:

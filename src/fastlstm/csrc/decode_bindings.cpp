@@ -60,8 +60,8 @@ class Model {
     model_.cell.recurrent_activation = static_cast<Activation>(recurrent_activation);
   }
 
-  // Has every stream read up to `steps` tokens, and write after them.
-  void run(const nb::list& streams, int64_t steps, int threads) {
+  // Has every stream read up to `steps` tokens, and write after them; returns the seconds.
+  double run(const nb::list& streams, int64_t steps, int threads) {
     if (steps < 1 || threads < 1) throw nb::value_error("steps and threads must be at least 1");
     const nb::tuple kept(streams);  // the list may change
     std::vector<Stream*> found;
@@ -81,7 +81,8 @@ class Model {
       rows.push_back(s->start(steps));
       running.push_back(s);
     }
-    if (rows.empty()) return;
+    if (rows.empty()) return 0.0;
+    const auto begin = std::chrono::steady_clock::now();
     DecodeArgs args{&model_, rows.data(), static_cast<int64_t>(rows.size()),
                     steps,   threads,     nullptr};
     thread_local Scratch scratch;
@@ -89,6 +90,8 @@ class Model {
     run_team(threads, [&](Member me) { kernels_.decode(args, me); });
     scratch.give_back();
     for (size_t k = 0; k < rows.size(); ++k) running[k]->finish(rows[k]);
+    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
+    return taken.count();
   }
 
  private:
@@ -246,7 +249,8 @@ void bind_decode(nb::module_& m) {
       .def("take",
            [](Stream& s) {
              const Hold hold(s);
-             return taken(s.written);
+             const std::vector<int32_t> written = taken(s.written);
+             return nb::bytes(written.data(), written.size() * sizeof(int32_t));
            })
       .def("take_scores",
            [](Stream& s) {

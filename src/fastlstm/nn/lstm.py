@@ -202,7 +202,9 @@ class LSTM(nn.LSTM):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Checks `max_activation_bytes`; warns about a mark of torch.ao.quantization, which then
-        skips the layer."""
+        skips the layer. Ends a prepared call, which has read the layer's attributes."""
+        if name != "training" and not name.startswith("_"):
+            self.__dict__.pop("_prepared", None)
         if name == "max_activation_bytes":
             check_max_activation_bytes(value)
         if name == "weight_hook":

@@ -166,25 +166,24 @@ class Decoder:
     def stream(self) -> Stream:
         return Stream(self)
 
-    def run(self, streams: Sequence[Stream], steps: int, threads: int | None = None) -> None:
+    def run(self, streams: Sequence[Stream], steps: int, threads: int | None = None) -> float:
         """Advances running streams by up to `steps` tokens; a stream reads its prompt, then writes.
 
         A stream's text does not depend on the others, on `steps` or on `threads`. Without
         `threads`, the call uses the number of threads that was fastest lately: one, if other work
-        keeps cores busy. Raises RuntimeError: another call uses one of the streams, or a stream is
-        given twice.
+        keeps cores busy. Returns the seconds that the model computed, without the work around it.
+        Raises RuntimeError: another call uses one of the streams, or a stream is given twice.
         """
         hardware.join_openmp()
         native = [stream.native for stream in streams]
         if threads is not None:
-            self._native.run(native, steps, threads)
-            return
+            return float(self._native.run(native, steps, threads))
         num = len(streams)
         tuner = self._tuners.setdefault(num.bit_length(), ThreadTuner(self.num_threads(num)))
         threads = tuner.choose()
-        start_s = time.perf_counter()
-        self._native.run(native, steps, threads)
-        tuner.record(threads, (time.perf_counter() - start_s) / steps / max(1, num))
+        seconds = float(self._native.run(native, steps, threads))
+        tuner.record(threads, seconds / steps / max(1, num))
+        return seconds
 
     def _pack(self, w: Weight, *, is_gates: bool) -> Any:
         if self.weight_format != "int4":
@@ -475,10 +474,11 @@ class Stream:
         """ "running", or why it does not run: "length", "stop", "not finite", "bad token"."""
         return str(self.native.status)
 
-    def take(self) -> list[int]:
+    def take(self) -> NDArray[np.int32]:
+        """Returns the tokens written since the last call."""
         if self.native.status == "not finite":
             raise NonFiniteError(NOT_FINITE)
-        return list(self.native.take())
+        return np.frombuffer(self.native.take(), np.int32)
 
     def take_scores(self) -> tuple[list[float], list[int], list[float]]:
         """Returns the log probabilities of the tokens since the last call, then the likeliest

@@ -42,8 +42,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Formats of the weights; the kernels know each by its place. Sums and cells are float32."""
 SIZES = (1, 8, 64, 256, 1024, 4096, 16384)
 """Numbers of rows that have graphs; a call runs in the next larger one."""
-_LAUNCHES = 4
-"""Launches whose tokens are read together, while the next launches run."""
+_LAUNCHES, _PARTS = 16, 4
+"""Most launches whose tokens are read together, while the next launches run; parts of a call."""
 _RUNNING, _PAUSED = 0, 4
 _KNOWS_FIRST, _HAS_MORE = 1 << 30, 1 << 29
 _MAX_TABLE_BYTES = 4 << 30
@@ -188,10 +188,11 @@ class GpuDecoder(Decoder):
     def stream(self) -> GpuStream:
         return GpuStream(self)
 
-    def run(self, streams: Sequence[Stream], steps: int, threads: int | None = None) -> None:
+    def run(self, streams: Sequence[Stream], steps: int, threads: int | None = None) -> float:
         """Works like `Decoder.run`; streams that the GPU cannot write run on the CPU."""
         if len({id(stream) for stream in streams}) < len(streams):
             raise RuntimeError(_IN_USE)
+        seconds = 0.0
         with self._lock, torch.no_grad():
             ours, away = list[GpuStream](), list[GpuStream]()
             for stream in streams:
@@ -204,13 +205,14 @@ class GpuDecoder(Decoder):
                     warnings.warn(text, stacklevel=3)
                     self._cpu = Decoder(self._weights, self.config, "fp32")
                 self.bring_home(away)
-                self._cpu.run(away, steps, threads)
+                seconds += self._cpu.run(away, steps, threads)
             while ours:
                 part = ours[: self._limit]
                 if (rows := self._admit(part)) is None:
                     continue  # out of memory: a smaller part
-                self._run(part, rows, steps)
+                seconds += self._run(part, rows, steps)
                 ours = ours[len(part) :]
+        return seconds
 
     def bring_home(self, streams: Sequence[GpuStream]) -> None:
         """Brings streams from GPU memory to the CPU."""
@@ -278,14 +280,14 @@ class GpuDecoder(Decoder):
             self._graphs.clear()
         return self._rows
 
-    def _run(self, part: list[GpuStream], rows: Rows, steps: int) -> None:
+    def _run(self, part: list[GpuStream], rows: Rows, steps: int) -> float:
         for stream in part:
             if stream.room == 0 and len(stream.unread) <= 1:
                 stream.end()
         part = [stream for stream in part if stream.is_running]
         numbers = [int(stream.row) for stream in part if stream.row is not None]
         if not part:
-            return
+            return 0.0
         size = _size_for(max(numbers) + 1)
         graphs = {k: self._graph(rows, size, k) for k in ((1, STEPS) if steps >= STEPS else (1,))}
         if any(stream.is_marked for stream in part):
@@ -297,20 +299,23 @@ class GpuDecoder(Decoder):
         rows.status[:size] = status.to(self._device)
         steps = min(steps, max(len(stream.unread) + stream.room for stream in part))
         placed = list(zip(part, numbers, strict=True))
-        turn, waiting = 0, list[tuple[int, int, Any]]()
+        turn, waiting, seconds = 0, list[tuple[int, int, Any, Any]](), 0.0
+        launches = max(1, min(steps // STEPS // _PARTS, _LAUNCHES))
         while steps > 0 and any(stream.is_running for stream in part):
-            chunk = steps if steps < STEPS else min(steps // STEPS, _LAUNCHES) * STEPS
-            waiting.append((turn, chunk, self._launch(placed, rows, size, chunk, graphs, turn)))
+            chunk = steps if steps < STEPS else min(steps // STEPS, launches) * STEPS
+            waiting.append((turn, chunk, *self._launch(placed, rows, size, chunk, graphs, turn)))
             turn, steps = 1 - turn, steps - chunk
             if len(waiting) > 1:
-                self._collect(placed, size, *waiting.pop(0))
-        for launched in waiting:
-            self._collect(placed, size, *launched)
+                seconds += self._collect(placed, size, *waiting.pop(0))
+        return seconds + sum(self._collect(placed, size, *launched) for launched in waiting)
 
     def _launch(
         self, placed: Placed, rows: Rows, size: int, steps: int, graphs: Graphs, turn: int
-    ) -> Any:
-        """Starts `steps` steps, whose tokens and status are copied to host memory `turn`."""
+    ) -> tuple[Any, Any]:
+        """Starts `steps` steps, whose tokens and status are copied to host memory `turn`; returns
+        events before and after them."""
+        begin, end = self._recorder.event(), self._recorder.event()
+        begin.record()
         k = STEPS if steps >= STEPS else 1
         tokens, status = self._host[turn], self._host[2 + turn]
         written = rows.written.view(-1)[: k * size]
@@ -321,9 +326,8 @@ class GpuDecoder(Decoder):
             at = n * k * size
             tokens[at : at + k * size].copy_(written, non_blocking=True)
         status[:size].copy_(rows.status[:size], non_blocking=True)
-        event = self._recorder.event()
-        event.record()
-        return event
+        end.record()
+        return begin, end
 
     def _give(self, readers: Placed, rows: Rows, num: int) -> None:
         """Hands over the tokens that the rows of some streams are to read in the next launch."""
@@ -341,9 +345,11 @@ class GpuDecoder(Decoder):
             rows.num_given.copy_(torch.from_numpy(flags))
         self._has_given = given is not None
 
-    def _collect(self, placed: Placed, size: int, turn: int, steps: int, event: Any) -> None:
-        """Waits for launches, and hands their tokens to the streams."""
-        event.synchronize()
+    def _collect(
+        self, placed: Placed, size: int, turn: int, steps: int, begin: Any, end: Any
+    ) -> float:
+        """Waits for launches, hands their tokens to the streams, and returns their seconds."""
+        end.synchronize()
         numbers = [number for _, number in placed]
         written = self._host[turn][: steps * size].numpy().reshape(steps, size)
         columns = np.ascontiguousarray(written[:, numbers].T)
@@ -351,7 +357,8 @@ class GpuDecoder(Decoder):
         counts, firsts = is_token.sum(1).tolist(), is_token.argmax(1).tolist()
         status = self._host[2 + turn].numpy()[numbers].tolist()
         for k, (stream, _) in enumerate(placed):
-            stream.add(columns[k, firsts[k] : firsts[k] + counts[k]].tolist(), status[k])
+            stream.add(columns[k, firsts[k] : firsts[k] + counts[k]], status[k])
+        return 1e-3 * float(begin.elapsed_time(end))
 
     def _graph(self, rows: Rows, size: int, steps: int) -> Callable[[], None]:
         """Returns the graph of so many steps of the first rows; the first use records it."""

@@ -186,6 +186,7 @@ class Rows:
         tensor.index_copy_(0, at, given)
 
 
+_NO_TOKENS = np.zeros(0, np.int32)
 STATUS = ("running", "length", "stop", "not finite")
 """Names of `Status` in decode.cu."""
 
@@ -217,10 +218,10 @@ class GpuStream(Stream):
     def __init__(self, decoder: GpuDecoder) -> None:
         self.row: int | None = None
         self._status: str | None = None
-        self._written: list[int] = []
+        self._written: list[NDArray[np.int32]] = []
         self.settings = hardware.native().DecodeSettings()
         self.refusal: str | None = None
-        self.unread, self.knows_first = np.zeros(0, np.int32), False
+        self.unread, self.knows_first = _NO_TOKENS, False
         self.room = self.num_runs = 0
         self.is_marked = False
         super().__init__(decoder)
@@ -252,11 +253,13 @@ class GpuStream(Stream):
     def num_waiting(self) -> int:
         return super().num_waiting if self.row is None else len(self.unread)
 
-    def take(self) -> list[int]:
+    def take(self) -> NDArray[np.int32]:
         if self.status == "not finite":
             raise NonFiniteError(NOT_FINITE)
+        if self.row is None:
+            self._written.append(super().take())
         written, self._written = self._written, []
-        return written + list(self._record.take()) if self.row is None else written
+        return written[0] if len(written) == 1 else np.concatenate([_NO_TOKENS, *written])
 
     def restore(self, blob: bytes) -> None:
         super().restore(blob)
@@ -283,7 +286,7 @@ class GpuStream(Stream):
         start = HEADER.itemsize + 8 * config.num_layers * config.rnn_size
         self.unread = np.frombuffer(blob, np.int32, int(head["num_given"]), start)
         self.knows_first, self.room = bool(head["knows_first"]), int(self._record.room)
-        self._written += self._record.take()
+        self._written.append(super().take())
         self._status = "running"
         return blob
 
@@ -312,12 +315,12 @@ class GpuStream(Stream):
         self.knows_first = knows_first and len(given) == 0
         return given, knows_first, len(self.unread) > last
 
-    def add(self, tokens: list[int], status: int) -> None:
+    def add(self, tokens: NDArray[np.int32], status: int) -> None:
         """Takes the tokens that a launch wrote, and the row's status after it."""
-        if tokens:
-            self._written += tokens
+        if len(tokens):
+            self._written.append(tokens)
             self.room -= len(tokens)
-            self.unread, self.knows_first = np.array(tokens[-1:], np.int32), True
+            self.unread, self.knows_first = tokens[-1:].copy(), True
         self._status = STATUS[status]
 
     def end(self) -> None:

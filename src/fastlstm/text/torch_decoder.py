@@ -6,6 +6,7 @@ one unit without weights, whose output bias is set to the logits before every st
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -65,14 +66,16 @@ class TorchDecoder(Decoder):
     def stream(self) -> Stream:
         return _TorchStream(self)
 
-    def run(self, streams: Sequence[Stream], steps: int, threads: int | None = None) -> None:
+    def run(self, streams: Sequence[Stream], steps: int, threads: int | None = None) -> float:
         del threads  # torch chooses its own
+        start_s = time.perf_counter()
         for stream in streams:
             assert isinstance(stream, _TorchStream)
             for _ in range(steps):
                 if not stream.is_running:
                     break
                 self._step(stream)
+        return time.perf_counter() - start_s
 
     def _step(self, stream: _TorchStream) -> None:
         """Has a stream read one token and, if it is due, write one or end."""
@@ -83,10 +86,10 @@ class TorchDecoder(Decoder):
                 self._chooser.output_bias[:] = self.model.logits(features[0, 0]).numpy()
         before = stream.native.num_waiting
         self._chooser.run([stream], 1, 1)
-        new = stream.native.take()
+        new = np.frombuffer(stream.native.take(), np.int32).tolist()
         stream.written += new
         if new:
-            stream.unread = new[-1:]
+            stream.unread = new
         else:
             del stream.unread[: before - stream.native.num_waiting]
 
@@ -106,10 +109,10 @@ class _TorchStream(Stream):
         super().feed(tokens)
         self.unread += map(int, tokens)
 
-    def take(self) -> list[int]:
+    def take(self) -> NDArray[np.int32]:
         super().take()
         written, self.written = self.written, []
-        return written
+        return np.array(written, np.int32)
 
     def save(self) -> bytes:
         """Returns the model's state, the tokens to be read, and the native stream."""

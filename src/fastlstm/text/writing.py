@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +19,38 @@ if TYPE_CHECKING:
     from fastlstm.text.data.tokenizer import StreamDecoder, Tokenizer
     from fastlstm.text.decoder import Decoder, Stream
 
-_CALL_S = 0.01
-"""Target time of a call: text comes smoothly, and the overhead of calls is small."""
+SHORTEST_S, PER_TEXT_S, LONGEST_S = 0.005, 0.0002, 0.1
+"""A call for one text is short, so that its text comes at once. With many texts, calls become
+longer, because the work around a call is the same for one token and for a hundred."""
 _MAX_STEPS = 4096
+_SHARE = 0.3
+
+
+class StepSizer:
+    """Chooses the tokens per text with which a call computes for the time it should.
+
+    Work around the calls does not count: it would make calls shorter, and so the work more.
+    """
+
+    def __init__(self) -> None:
+        self._token_s = 1e-3
+        self._num_texts = 0
+
+    def num_tokens(self, num_texts: int) -> int:
+        aim_s = min(LONGEST_S, SHORTEST_S + PER_TEXT_S * num_texts)
+        # Texts share the reading of the weights: time grows more slowly than their number.
+        token_s = self._token_s * max(1.0, num_texts / max(1, self._num_texts))
+        return max(1, min(_MAX_STEPS, int(aim_s / token_s)))
+
+    def record(self, num_texts: int, num_tokens: int, seconds: float) -> None:
+        """Takes the seconds of a call that read and wrote `num_tokens` for all texts together."""
+        if num_tokens <= 0:
+            return
+        token_s = max(seconds, 1e-9) * num_texts / num_tokens
+        if num_texts != self._num_texts or token_s < self._token_s:
+            self._num_texts, self._token_s = num_texts, token_s
+        else:
+            self._token_s += _SHARE * (token_s - self._token_s)
 
 
 class Text:
@@ -48,15 +76,11 @@ def write_all(
     decoder: Decoder, texts: Sequence[Text], max_steps: int = _MAX_STEPS
 ) -> Iterator[list[str]]:
     """Runs streams to their ends; yields after each call the text that each has ready."""
-    steps = min(4, max_steps)
-    while not all(text.is_done for text in texts):
-        running = [text.stream for text in texts if not text.is_done]
-        start_s = time.perf_counter()
-        decoder.run(running, steps)
-        taken_s = time.perf_counter() - start_s
+    sizer = StepSizer()
+    while running := [text.stream for text in texts if not text.is_done]:
+        steps = min(max_steps, sizer.num_tokens(len(running)))
+        sizer.record(len(running), steps * len(running), decoder.run(running, steps))
         yield ["" if text.is_done else text.take() for text in texts]
-        rate = _CALL_S / max(taken_s, 1e-6)
-        steps = max(1, min(max_steps, int(steps * min(2.0, rate))))
 
 
 def token_stops(tokenizer: Tokenizer, stops: tuple[str, ...]) -> list[list[int]]:

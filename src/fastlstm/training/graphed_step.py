@@ -98,7 +98,7 @@ class Recorder:
         current.wait_stream(own)
 
     def event(self) -> torch.cuda.Event:
-        return torch.cuda.Event()
+        return torch.cuda.Event(enable_timing=True)
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Returns host memory that the GPU can read and write."""

@@ -145,3 +145,11 @@ def test_any_damage_gives_a_typed_error_or_a_tokenizer(data: st.DataObject) -> N
         load_tokenizer(bytes(good))
     except (CorruptFileError, FormatError):
         return
+
+
+def test_tokens_that_are_not_there_are_refused() -> None:
+    for tokenizer in (BYTE, CharTokenizer("abé")):
+        for ids in ([tokenizer.vocab_size], [-tokenizer.vocab_size - 1]):
+            with pytest.raises(IndexError):
+                tokenizer.decode(ids)
+    assert CharTokenizer("abé😀").decode([2, 0, 3]) == "éa😀"

@@ -278,7 +278,7 @@ class ActiveSequence:
         text = self._stop_text.push(self._text.push_all(tokens))
         if self._stop_text.is_done or not stream.is_running:
             return self._end(text, len(tokens))
-        return OutputChunk(self.index, text, len(tokens)) if tokens else None
+        return OutputChunk(self.index, text, len(tokens)) if len(tokens) else None
 
     def _end(self, text: str, num_tokens: int) -> OutputChunk:
         is_stopped, status = self._stop_text.is_done, self.stream.status
@@ -298,7 +298,7 @@ class ActiveSequence:
         return OutputChunk(self.index, error=why)
 
     def _take_by_token(self) -> OutputChunk | None:
-        tokens, scores = self.stream.take(), self._take_scores()
+        tokens, scores = self.stream.take().tolist(), self._take_scores()
         prompt_scores = scores[: self._num_unscored]
         del scores[: self._num_unscored]
         self._num_unscored -= len(prompt_scores)

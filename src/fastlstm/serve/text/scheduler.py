@@ -23,6 +23,7 @@ from fastlstm.serve.text.generation import (
     first_sequences,
     forked,
 )
+from fastlstm.text.writing import StepSizer
 
 if TYPE_CHECKING:
     from fastlstm.serve.text.engine import Channel
@@ -37,35 +38,6 @@ _ALL_FAILED = "the engine failed and no text could be continued; send the reques
 _DAMAGED = "the model's output is not finite, this text ends here; other requests are not affected"
 _CONGESTED_WAIT_S = 0.05
 _LOG = logging.getLogger("fastlstm.serve")
-
-SHORTEST_S, PER_SEQUENCE_S, LONGEST_S = 0.005, 0.0002, 0.03
-"""A call for one client is short, so that its text comes at once. With many clients, calls become
-longer, because the work around a call is the same for one token and for a hundred."""
-_MAX_TOKENS = 4096
-_SHARE = 0.3
-
-
-class StepSizer:
-    """Chooses the tokens per sequence with which a step takes the time it should."""
-
-    def __init__(self) -> None:
-        self._token_s = 1e-4
-        self._num_sequences = 1
-
-    def num_tokens(self, num_sequences: int) -> int:
-        aim_s = min(LONGEST_S, SHORTEST_S + PER_SEQUENCE_S * num_sequences)
-        # Sequences share the reading of the weights: time grows more slowly than their number.
-        token_s = self._token_s * max(1.0, num_sequences / self._num_sequences)
-        return max(1, min(_MAX_TOKENS, int(aim_s / token_s)))
-
-    def record(self, num_sequences: int, num_tokens: int, seconds: float) -> None:
-        if num_tokens <= 0:
-            return
-        token_s = seconds * num_sequences / num_tokens
-        if num_sequences != self._num_sequences:
-            self._num_sequences, self._token_s = num_sequences, token_s
-        else:
-            self._token_s += _SHARE * (token_s - self._token_s)
 
 
 class Advanced(NamedTuple):
@@ -185,7 +157,7 @@ class Scheduler(ModelThread):
         """Advances sequences; returns their output and removes the ended ones."""
         num_tokens = self._step_sizer.num_tokens(len(ready))
         start_s = time.perf_counter()
-        failed = self._call(ready, num_tokens)
+        failed, computed_s = self._call(ready, num_tokens)
         seconds = time.perf_counter() - start_s
         why = _ALL_FAILED if len(failed) == len(ready) > 1 else _FAILED
         chunks: list[tuple[Channel, OutputChunk]] = []
@@ -209,11 +181,12 @@ class Scheduler(ModelThread):
                     ended.append(sequence)
         if ended or prompts:
             chunks += self._replace(ended, prompts)
-        self._step_sizer.record(len(ready), num_read + num_written, seconds)
+        self._step_sizer.record(len(ready), num_read + num_written, computed_s)
         return Advanced(seconds, num_read, num_written, chunks)
 
-    def _call(self, sequences: list[ActiveSequence], num_tokens: int) -> set[int]:
-        """Advances all sequences, or each alone if that fails; returns the ids of failed ones."""
+    def _call(self, sequences: list[ActiveSequence], num_tokens: int) -> tuple[set[int], float]:
+        """Advances all sequences, or each alone if that fails; returns the ids of failed ones, and
+        the seconds that the decoder computed."""
         failed: set[int] = set()
         for sequence in sequences:
             try:
@@ -223,20 +196,21 @@ class Scheduler(ModelThread):
                 failed.add(id(sequence))
         whole = [sequence for sequence in sequences if id(sequence) not in failed]
         try:
-            self._decoder.run([sequence.stream for sequence in whole], num_tokens, self._threads)
-            return failed
+            streams = [sequence.stream for sequence in whole]
+            return failed, self._decoder.run(streams, num_tokens, self._threads)
         except Exception:
             _LOG.exception("a call of the engine for %d texts failed", len(whole))
         if len(whole) == 1:
-            return failed | {id(whole[0])}
+            return failed | {id(whole[0])}, 0.0
+        seconds = 0.0
         for sequence in whole:  # to find the failing one
             try:
                 sequence.go_back()
-                self._decoder.run([sequence.stream], num_tokens, self._threads)
+                seconds += self._decoder.run([sequence.stream], num_tokens, self._threads)
             except Exception:
                 _LOG.exception("a text failed; the others continue")
                 failed.add(id(sequence))
-        return failed
+        return failed, seconds
 
     def _take(self, sequence: ActiveSequence) -> OutputChunk | None:
         try:
