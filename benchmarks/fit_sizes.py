@@ -25,10 +25,10 @@ FLOOR = 0.6
 """E, which is given and not fitted: runs of these lengths do not tell it (any from 0 to 0.8
 predicts about as well), and a fit that is free puts it below 0. Shannon's lower estimate of printed
 English (Bell System Technical Journal 30, 1951)."""
-FIRST = (-0.5, 0.4, -0.7, 0.35, 0.1, -1.9, 0.7, 1.0, -0.5, -2.3, 0.0, 0.4, 0.6)
+FIRST = (-0.5, 0.4, -0.7, 0.35, 0.1, -1.9, 0.7, 0.0, -0.5, -2.3, 0.0, 0.4, 0.6, 0.5)
 """log A, a, log C, c, e, log G, g, log of the repeats, AdamW's log of steps per step of Muon, log
-of the first steps s, AdamW's log of the factor of the bits, logs of what two and
-three layers are worth."""
+of the first steps s, AdamW's log of the factor of the bits, logs of what two and three layers are
+worth, power of the repeats."""
 LONG = (2.5e6, 4.5e6, 9e6)
 """Tokens from which runs are left out."""
 MIN_STEPS_MEASURED = 120
@@ -42,7 +42,7 @@ MIN_STEPS_OF_SMALL = 900
 def main() -> None:
     lines = "".join(Path(path).read_text(encoding="utf-8") for path in sys.argv[1:]).splitlines()
     rows = [json.loads(line) for line in lines]
-    rows = [row for row in rows if is_usable(row["fields"])]
+    rows = usable(rows)
     texts = sorted({name_of(row) for row in rows})
     values, error = fit(rows, texts)
     names = (
@@ -59,9 +59,11 @@ def main() -> None:
         "adamw factor",
         "two layers",
         "three layers",
+        "repeats power",
     )
     shown = dict(zip(names, values, strict=False))
-    shown |= {name: np.exp(shown[name]) for name in names if name not in ("a", "c", "e", "g")}
+    powers = ("a", "c", "e", "g", "repeats power")
+    shown |= {name: np.exp(shown[name]) for name in names if name not in powers}
     print({"E": FLOOR} | {name: round(float(value), 4) for name, value in shown.items()})
     print(dict(zip(texts[1:], np.exp(values[len(names) :]).round(4), strict=True)))
     print(f"{len(rows)} runs, error {100 * np.sqrt((error**2).mean()):.2f} %")
@@ -139,9 +141,21 @@ def name_of(row: dict[str, Any]) -> str:
     return f"{row['text']} of {row['train_tokens']:,}"
 
 
+def usable(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the runs that the law is meant for; of runs that differ in dropout, the best."""
+    best: dict[str, dict[str, Any]] = {}
+    for row in filter(lambda row: is_usable(row["fields"]), rows):
+        same = {**row["fields"], "dropout": None, "threads": None}
+        key = json.dumps([name_of(row), same], sort_keys=True)
+        best[key] = min(best.get(key, row), row, key=lambda each: float(each["bits_per_char"]))
+    return list(best.values())
+
+
 def is_usable(fields: dict[str, Any]) -> bool:
     """Returns whether the law is meant for a run; those of AdamW without a rate had half of today's
     default."""
+    if "weight_drop" in fields:
+        return False
     if fields["optimizer"] == "adamw" and "learning_rate" not in fields:
         return False
     return fields["batch_size"] >= 32 or fields["steps"] >= MIN_STEPS_OF_SMALL
@@ -171,9 +185,10 @@ def law(p: Any, rows: list[dict[str, Any]]) -> Any:
     is_adamw = np.array([f["optimizer"] == "adamw" for f in fields], float)
     tokens = np.array([row["tokens"] for row in rows], float)
     train = np.array([row["train_tokens"] for row in rows], float)
-    repeats = np.exp(p[7])
+    num_layers = np.array([f.get("num_layers", 1) for f in fields])
+    repeats = np.exp(p[7]) * (size**2 * num_layers / (train / 1e6)) ** -p[13]
     again = np.maximum(tokens / train - 1, 0)
-    fresh = np.minimum(tokens, train) + train * repeats * (1 - np.exp(-again / repeats))
+    fresh = np.minimum(tokens, train) + train * repeats * np.log1p(again / repeats)
     bits = FLOOR + np.exp(p[0]) * (layers * size) ** -p[1]
     bits += np.exp(p[2]) * (fresh / 1e6) ** -p[3] * size ** p[4]
     bits += np.exp(p[5]) * (steps * np.exp(p[8] * is_adamw) + np.exp(p[9])) ** -p[6]

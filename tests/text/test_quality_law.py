@@ -22,7 +22,7 @@ def test_the_constants_are_those_of_the_fit_to_the_stored_runs() -> None:
     fit_sizes = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(fit_sizes)
     lines = [line for path in RESULTS for line in path.read_text("utf-8").splitlines()]
-    rows = [row for row in map(json.loads, lines) if fit_sizes.is_usable(row["fields"])]
+    rows = fit_sizes.usable([*map(json.loads, lines)])
     values, errors = fit_sizes.fit(rows, sorted({fit_sizes.name_of(row) for row in rows}))
     stored = [
         relative_bits(

@@ -3,6 +3,7 @@ import json
 import math
 import re
 import shlex
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -138,7 +139,7 @@ def test_limits_lead_to_smaller_sizes(table: Path, monkeypatch: pytest.MonkeyPat
 def test_latency_is_the_mean_of_repeated_forecasts(monkeypatch: pytest.MonkeyPatch):
     small = ForecasterConfig(input_size=16, horizon=4, patch=4, hidden_size=32, embed_size=32)
     ticks = itertools.count(0.0, 0.03)
-    monkeypatch.setattr(table_job.time, "perf_counter", lambda: next(ticks))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(ticks))
     monkeypatch.setattr(table_job, "_LATENCY_S", 0.1)
     # 30 ms pass from each look at the clock to the next: three forecasts take 0.12 s.
     assert forecast_cost(small, SizeLimits()).latency_s == pytest.approx(0.04)

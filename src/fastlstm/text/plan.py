@@ -26,15 +26,18 @@ first million characters SHORT learns more (benchmarks/log)."""
 SHORT_RUN_TOKENS = 1_500_000
 _MIN_STEPS_PER_EPOCH = 8
 _SMALL_MODEL = 500_000
-"""Number of parameters up to which dropout is at most 0.3; measured at 214,000 and 1.4 million."""
-_DROPOUTS = ((3.5, 0.0), (5.5, 0.1), (7.0, 0.2), (17.0, 0.3), (40.0, 0.4), (80.0, 0.5),
+"""Number of parameters up to which a model counts half of the epochs beyond `_FEW`; measured at
+214,000 to 430,000 and 1.0 to 1.4 million."""
+_FEW = 17.0
+_DROPOUTS = ((3.5, 0.0), (5.5, 0.1), (7.0, 0.2), (_FEW, 0.3), (40.0, 0.4), (80.0, 0.5),
     (math.inf, 0.6))  # fmt: skip
 """Limits of epochs times parameters per token, and the dropout of one-layer models below each
-limit. At 38, a model with dropout 0.4 was best at two thirds of its steps; values beyond 38 are
+limit. At 38, a model with dropout 0.4 was best at two thirds of its steps; values beyond 46 are
 provisional."""
-_SHARES_OF_DEEP = ((17.0, 1 / 3), (40.0, 1 / 2), (math.inf, 2 / 3))
-"""The same limits, and the share of that dropout for models with more layers, in which it acts on
-the output of each layer. Measured below 17 and, with 2 x 192 units, at 51."""
+_DEEP_DROPOUTS = ((3.5, 0.0), (5.5, 0.033), (7.0, 0.067), (_FEW, 0.1), (40.0, 0.2), (80.0, 0.25),
+    (120.0, 0.33), (math.inf, 0.4))  # fmt: skip
+"""The same of models with more layers, in which dropout acts on the output of each layer. Measured
+below 17 and, with 2 x 128 to 2 x 256 units, at 51 to 132 (benchmarks/log)."""
 _FRESH_EPOCHS = 1.5
 """A text that is read once is not memorised, however large the model."""
 _TRAINING_SHARE = 0.9
@@ -169,12 +172,12 @@ def default_dropout(
     """Returns the best dropout for a text read `epochs` times (measured, benchmarks/log).
 
     A model with more parameters per token memorises the text sooner; a small model lacks the units
-    that are dropped. Models of two or more layers get a share of that dropout.
+    that are dropped.
     """
     if epochs <= _FRESH_EPOCHS:
         return 0.0
     pressure = epochs * parameters_per_token
-    most = 0.3 if num_parameters <= _SMALL_MODEL else 0.6
-    dropout = min(most, next(value for limit, value in _DROPOUTS if pressure <= limit))
-    share = next(share for limit, share in _SHARES_OF_DEEP if pressure <= limit)
-    return dropout if num_layers == 1 else round(share * dropout, 3)
+    if num_parameters <= _SMALL_MODEL and pressure > _FEW:
+        pressure = max(_FEW, pressure / 2)
+    table = _DROPOUTS if num_layers == 1 else _DEEP_DROPOUTS
+    return next(value for limit, value in table if pressure <= limit)

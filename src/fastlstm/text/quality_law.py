@@ -1,18 +1,25 @@
 """How good a language model gets: bits per character by size, characters read and steps.
 
-The law was fitted to 148 complete runs on three texts (`benchmarks/sizes.py`, fit in
+The law was fitted to 175 complete runs on four texts (`benchmarks/sizes.py`, fit in
 `benchmarks/fit_sizes.py`, errors in benchmarks/log), except for E, which runs of these lengths do
 not determine::
 
     L = E + A (w H / 256)^-a + C (D' / 10^6)^-c (H / 256)^e + G (S' / 500 + s)^-g
 
 H is the number of hidden units per layer, each worth w units of a model with one layer. S' is the
-number of steps, counted in steps of Muon. D' is the number of characters, counted in fresh ones
-(repeated characters count for less and less: Muennighoff et al., "Scaling Data-Constrained Language
-Models", 2023). Texts differ by a factor common to all terms, so the law compares models on one
-text. One complete short run on a text gives the factor of that text; `QualityPrediction` then says
-what longer runs end at. The interval of a prediction comes from the fitted runs (errors at 4 and 10
-times the characters measured: benchmarks/log).
+number of steps, counted in steps of Muon. D' is the number of characters, counted in fresh ones:
+repeated characters count for less and less, and for less still in a model with many weights per
+character::
+
+    D' = N (1 + R log(1 + (epochs - 1) / R))    R = r (L (H / 256)^2 / (N / 10^6))^-q
+
+Here N is the size of the text and L the number of layers. (Muennighoff et al., "Scaling
+Data-Constrained Language Models", 2023, have 1 - exp in place of the logarithm, and a constant R;
+it ranked runs of many epochs wrongly.) Epochs beyond 128 do not count: none was measured. Texts
+differ by a factor common to all terms, so the law compares models on one text. One complete short
+run on a text gives the factor of that text; `QualityPrediction` then says what longer runs end at.
+The interval of a prediction comes from the fitted runs (errors at 4 and 10 times the characters
+measured: benchmarks/log).
 """
 
 from __future__ import annotations
@@ -21,15 +28,14 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-_FLOOR, _SIZE, _SIZE_POWER = 0.6, 0.5813, 0.4081
-_DATA, _DATA_POWER, _DATA_SIZE_POWER = 0.7065, 0.2029, 0.1075
-_STEPS, _STEPS_POWER, _FIRST_STEPS = 0.1069, 1.3626, 0.1656
-_REPEATS = 1.2097
-"""Epochs after the first one that count before further ones add little."""
-_LAYERS = (1.0, 1.6086, 1.9009)
+_FLOOR, _SIZE, _SIZE_POWER = 0.6, 0.6897, 0.3915
+_DATA, _DATA_POWER, _DATA_SIZE_POWER = 0.6264, 0.2421, 0.1548
+_STEPS, _STEPS_POWER, _FIRST_STEPS = 0.1137, 2.2375, 0.3779
+_REPEATS, _REPEATS_POWER, _MOST_EPOCHS = 0.5112, 0.7427, 128.0
+_LAYERS = (1.0, 1.534, 1.7787)
 """How many units of a one-layer model a unit is worth in models of one, two and three layers."""
 MOST_LAYERS = len(_LAYERS)
-OPTIMIZERS: Final = {"muon": (1.0, 1.0), "adamw": (1.0457, 2.234)}
+OPTIMIZERS: Final = {"muon": (1.0, 1.0), "adamw": (1.0397, 2.1831)}
 """By optimizer, at its default rate: factor on the bits per character, and how many steps of Muon
 one step is worth. AdamW needs fewer steps and ends higher (16 of the runs). Other optimizers were
 not measured."""
@@ -53,9 +59,11 @@ def relative_bits(
     `tokens` counts repetitions too; `train_tokens` is the size of the training split.
     """
     size, fresh = rnn_size / 256, min(tokens, train_tokens)
-    again = tokens / train_tokens - 1.0
+    again = min(tokens / train_tokens, _MOST_EPOCHS) - 1.0
     if again > 0.0:
-        fresh += train_tokens * _REPEATS * -math.expm1(-again / _REPEATS)
+        density = num_layers * size**2 / (train_tokens / 1e6)
+        repeats = _REPEATS * density**-_REPEATS_POWER
+        fresh += train_tokens * repeats * math.log1p(again / repeats)
     factor, step_worth = OPTIMIZERS[optimizer]
     bits: float = factor * (
         _FLOOR
