@@ -20,7 +20,6 @@ from fastlstm.forecast.evaluation import (
     _target_errors,
     coverage_note,
     evaluation_events,
-    num_test_windows,
     season_of,
 )
 from forecast_server import L, fit_plain, h
@@ -392,11 +391,3 @@ def test_an_example_is_past_forecast_and_actual_values(model: Forecaster) -> Non
     y = model.dataset_.table.values[:, 0] + model.dataset_.table.origin[0, 0]
     np.testing.assert_allclose(example["past"] + example["actual"], y[first : first + L + h], 1e-4)
     assert all(a <= b for a, b in zip(example["low"], example["high"], strict=True))
-
-
-def test_a_table_without_a_test_part_has_no_scores(model: Forecaster) -> None:
-    dataset = model.dataset_
-    split = split_table(dataset.table, dataset.frequency, "80/20/0")
-    assert num_test_windows(dataset, split, model.network_.config) == 0
-    (event,) = evaluation_events(model.stored_, dataset, split, model._inputs, lambda *_: True)
-    assert event["text"].startswith("no test scores: test part")
