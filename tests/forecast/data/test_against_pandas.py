@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fastlstm.errors import DataError
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.names import canonical
@@ -129,17 +128,3 @@ def test_every_window_is_that_of_pandas(seed: int, tmp_path: Path) -> None:
                 np.stack([v for _, v in found[name]]), np.stack([v for _, v in due]),
                 rtol=1e-6, atol=1e-6,
             )  # fmt: skip
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_what_is_mixed_or_doubled_is_refused_by_default(seed: int) -> None:
-    frame, _ = made(seed)
-    config = ForecastConfig(target=("y",), series="id", past=())
-    steps = frame.groupby("id")["ds"].diff().dropna()
-    if (steps > pandas.Timedelta(0)).all():
-        prepare(frame, config)
-    else:
-        with pytest.raises(
-            DataError, match=r"is earlier than the row before|has the same time as the row before"
-        ):
-            prepare(frame, config)

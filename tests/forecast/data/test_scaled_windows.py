@@ -22,32 +22,6 @@ def table() -> Table:
     return Table(rows, plain.columns, segments, ORIGIN)
 
 
-def test_windows_are_scaled_in_the_units_of_the_table() -> None:
-    windows = ScaledWindows(table(), Scaler(MEAN, STD))
-    values = torch.from_numpy(table().values[None, :4].copy())
-    scaled, statics = windows.prepare(values, np.array([0]))
-    assert statics is None
-    assert scaled.dtype == torch.float32
-    assert scaled[0, :, 0].tolist() == [-1.5, -1.0, -0.5, 0.0]  # 1e9 + (0 … 3), mean 1e9 + 3
-    assert scaled[0, :, 1].tolist() == [0, 1, 2, 0]
-
-
-def test_static_values_are_those_of_the_series() -> None:
-    statics = np.array([[0.5, 1.0], [-2.0, 7.0]], dtype=np.float32)
-    windows = ScaledWindows(table(), Scaler(MEAN, STD), statics)
-    _, static = windows.prepare(torch.zeros(3, 2, 2), np.array([2, 0, 1]))
-    assert static is not None
-    assert static.tolist() == [[-2.0, 7.0], [0.5, 1.0], [0.5, 1.0]]
-
-
-def test_categories_have_their_numbers_at_fit_and_missing_ones_stay_missing() -> None:
-    numbers = np.array([5, 0, np.nan], dtype=np.float32)  # the third was not there at fit
-    windows = ScaledWindows(table(), Scaler(MEAN, STD), renumbered={1: numbers})
-    values = torch.tensor([[[0.0, 0.0], [0.0, 1.0], [0.0, 2.0], [0.0, torch.nan]]])
-    scaled, _ = windows.prepare(values, np.array([0]))
-    np.testing.assert_array_equal(scaled[0, :, 1].numpy(), [5, 0, np.nan, np.nan])
-
-
 @pytest.mark.parametrize(("size", "sizes"), [(1, [1, 1, 1]), (2, [2, 1]), (256, [3])])
 def test_windows_are_read_in_the_given_order(size: int, sizes: list[int]) -> None:
     statics = np.array([[0.0], [1.0]], dtype=np.float32)

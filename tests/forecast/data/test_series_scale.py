@@ -11,7 +11,6 @@ import torch
 
 from fastlstm.forecast.data.dataset import SeriesDataset, prepare_table
 from fastlstm.forecast.data.scaled_windows import CONSTANT, SeriesScale
-from fastlstm.forecast.data.table import table_from_array
 
 DEFAULT = np.array([3.0]), np.array([2.0])
 
@@ -52,12 +51,6 @@ def test_scales_are_those_of_the_training_rows(tmp_path: Path) -> None:
         spread = CONSTANT * 3e6 if name == "flat" else np.nanstd(train)
         np.testing.assert_allclose(scale.mean[number], np.nanmean(train), rtol=1e-8)
         np.testing.assert_allclose(scale.std[number], spread, rtol=1e-5)
-    assert (
-        SeriesScale.from_json(
-            {"names": list(scale.names), "mean": scale.mean.tolist(), "std": scale.std.tolist()}, 1
-        ).names
-        == scale.names
-    )
 
 
 def test_an_unknown_series_has_the_scale_of_its_own_rows(tmp_path: Path) -> None:
@@ -82,10 +75,6 @@ def test_windows_alone_have_the_scale_of_their_rows() -> None:
     np.testing.assert_allclose(mean[:3], np.nanmean(windows[:3], 1))
     np.testing.assert_allclose(std[:2], np.nanstd(windows[:2], 1))
     assert (std[2:] == [[4 * CONSTANT] * 2, [CONSTANT] * 2]).all()
-
-
-def test_a_table_of_one_series_has_no_scale_of_its_own() -> None:
-    assert table_from_array(np.arange(5.0)).origins(np.zeros(3, dtype=np.int64)).shape == (1, 1)
 
 
 def test_a_series_without_training_rows_has_the_scale_of_all(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import pytest
 
 from fastlstm.errors import DataError
 from fastlstm.forecast.data.table import (
-    MISSING_INT16,
     Segments,
     require_matrix,
     row_blocks,
@@ -44,11 +43,6 @@ def test_segments_must_cover_all_rows(
 def test_every_row_knows_its_segment() -> None:
     found = segments([0, 0, 1], [0, 3, 5], [3, 2, 5]).of_rows(np.array([0, 2, 3, 4, 9]))
     assert found.tolist() == [0, 0, 1, 1, 2]
-
-
-def test_missing_rows_of_int16_are_nan() -> None:
-    table = table_from_array(np.array([[10, MISSING_INT16], [-20, 4]], dtype=np.int16))
-    np.testing.assert_array_equal(table.rows(0, 2), [[10, np.nan], [-20, 4]])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "int16"])

@@ -78,9 +78,7 @@ def test_files_of_times_with_and_without_a_zone_are_refused(tmp_path: Path) -> N
     days = pandas.date_range("2020-01-01", periods=6)
     frame(days[:3]).to_parquet(tmp_path / "a.parquet")
     frame(days[3:].tz_localize("Europe/Berlin")).to_parquet(tmp_path / "b.parquet")
-    with pytest.raises(
-        DataError, match="'ds' starts with times and has times with a time zone from"
-    ):
+    with pytest.raises(DataError, match="'ds' starts with times and has times with a time zone"):
         prepared(tmp_path)
     frame(np.arange(3)).to_parquet(tmp_path / "b.parquet")
     with pytest.raises(DataError, match="'ds' starts with times and has whole numbers from row 4"):
@@ -132,23 +130,13 @@ def test_a_table_of_one_season_keeps_the_hours_of_the_one_it_is_like() -> None:
 def test_dates_as_whole_numbers_are_refused_without_a_format(form: str, freq: str) -> None:
     times = pandas.date_range("2016-12-20", periods=40, freq=freq)
     table = frame(times.strftime(form).astype("int64"))
-    with pytest.raises(
-        DataError, match=f"look like dates .*; give `time_format='{form}'`, or count"
-    ):
+    with pytest.raises(DataError, match=f"look like dates .*; give `time_format='{form}'`, or"):
         prepared(table)
     found = prepared(table, time_format=form)
     start = found.table.segments.start_times[0]
     assert pandas.Timestamp(start, unit="us") == times[0]
     assert len(found.table.segments) == 1
     assert prepared(table, roles=RoleRequest(ignore=("ds",))).roles.time is None
-
-
-def test_dates_as_whole_numbers_are_read_from_a_csv(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    path.write_text("date,y\n20161230,1.5\n20161231,2.5\n20170101,0.5\n20170102,1.0\n")
-    with pytest.raises(DataError, match="20161230 as 2016-12-30"):
-        prepared(path)
-    assert prepared(path, time_format="%Y%m%d").frequency == DAYS
 
 
 @pytest.mark.parametrize(
@@ -176,10 +164,8 @@ def test_numbers_since_1970_count_or_are_times(
     table.to_csv(path, index=False) if kind == "csv" else table.to_parquet(path)
     counted = prepared(path)
     assert counted.frequency.step == 3600 * size
-    assert any(
-        f"would be 2016-11-24 15:06:40), give `time_format='{unit}'`" in note
-        for note in counted.notes
-    )
+    told = f"would be 2016-11-24 15:06:40), give `time_format='{unit}'`"
+    assert any(told in note for note in counted.notes)
     found = prepared(path, time_format=unit)
     assert str(found.frequency) == "1 hour"
     assert found.table.segments.start_times.tolist() == [1_480_000_000_000_000]
@@ -202,9 +188,7 @@ def test_the_time_that_cannot_be_read_is_named_with_its_row(
     texts[20] = "soon"
     with pytest.raises(DataError, match=r"cannot be read: row 21 has 'soon'; expected 2016"):
         prepared(frame(texts))
-    with pytest.raises(
-        DataError, match="row 21 has 'soon'; expected the format of `time_format='%Y-%m"
-    ):
+    with pytest.raises(DataError, match="row 21 has 'soon'; expected the format of `time_form"):
         prepared(frame(texts), time_format="%Y-%m-%d")
     numbers = np.append(1_480_000_000 + 3600 * np.arange(20), 10**18)
     with pytest.raises(DataError, match=r"cannot be read: row 21 has 10{18}; expected the years"):
@@ -291,12 +275,6 @@ def test_a_week_of_a_table_of_business_days_is_one_too() -> None:
     found = prepared(business, like=Timeline(DAYS, None, None, may_miss=False))
     assert found.frequency == DAYS
     assert found.table.segments.num_rows.tolist() == [5, 4]
-
-
-def test_the_season_of_business_days_is_a_week() -> None:
-    from fastlstm.forecast.evaluation import season_of
-
-    assert season_of(prepared(frame(pandas.bdate_range("2020-01-06", periods=30)))) == 5
 
 
 @pytest.mark.parametrize("freq", ["MS", "ME", "QS", "QE", "YS", "W-SUN", "W-MON", "2D", "15min"])

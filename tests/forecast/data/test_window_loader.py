@@ -130,15 +130,19 @@ def test_epochs_and_seeds_differ_and_come_again() -> None:
     assert order(1, 1)[0] != first
 
 
-def test_a_position_goes_on_exactly() -> None:
-    with WindowLoader(table(), 3, 4, seed=5) as loader:
-        whole = [next(iter(loader)).rows.tolist() for _ in range(40)]
-    for taken in (0, 1, 5, loader.steps_per_epoch, loader.steps_per_epoch + 1):
-        with WindowLoader(table(), 3, 4, seed=5) as before:
+@pytest.mark.parametrize("balance", [False, True])
+def test_a_position_goes_on_exactly(balance: bool) -> None:
+    def loader() -> WindowLoader:
+        return WindowLoader(table(), 3, 4, seed=5, balance=balance)
+
+    with loader() as read:
+        whole = [next(iter(read)).rows.tolist() for _ in range(40)]
+    for taken in (0, 1, 5, read.steps_per_epoch, read.steps_per_epoch + 1):
+        with loader() as before:
             for _ in range(taken):
                 before.next()
             position = before.state_dict()
-        with WindowLoader(table(), 3, 4, seed=5) as after:
+        with loader() as after:
             after.load_state_dict(position)
             assert [after.next().rows.tolist() for _ in range(40 - taken)] == whole[taken:]
             assert after.state_dict() != position or taken == 40
@@ -201,30 +205,6 @@ def test_balanced_series_come_equally_often(per_series: int, shuffle: bool) -> N
             assert counts.max() - counts.min() <= 1
 
 
-def test_balanced_series_go_through_their_windows_in_turn() -> None:
-    """The draws of a series are whole passes through its windows, in ever new orders."""
-    source = table((7, 3, 50, 5, 11, 200))
-    drawn: dict[int, list[int]] = {n: [] for n in range(6)}
-    with WindowLoader(source, 3, 4, seed=3, balance=True) as loader:
-        for _ in range(40):
-            rows, segments = [], []
-            for batch in loader.epoch():
-                rows += batch.rows.tolist()
-                segments += batch.segments.tolist()
-            for row, segment in zip(rows, segments, strict=True):
-                drawn[segment].append(row)
-    for segment, rows in drawn.items():
-        first, num = int(source.segments.first_rows[segment]), (7, 3, 50, 5, 11, 200)[segment] - 2
-        counts = np.bincount(np.array(rows) - first, minlength=num)
-        assert len(counts) == num
-        assert counts.max() - counts.min() <= 1, segment
-    per_epoch = len(drawn[5]) // 40
-    assert per_epoch < 198  # a pass takes several epochs: no window comes twice within one
-    for begin in range(0, 198 - 198 % per_epoch, per_epoch):
-        some = drawn[5][begin : begin + per_epoch]
-        assert len(set(some)) == len(some)
-
-
 def draws_by_series(num_windows: tuple[int, ...], epochs: int, seed: int) -> list[list[int]]:
     """The windows of each series in the order in which they are drawn, counted from 0."""
     source = table(tuple(num + 2 for num in num_windows))
@@ -255,23 +235,6 @@ def test_series_of_one_length_and_other_seeds_have_orders_of_their_own() -> None
     assert first != second
     assert draws_by_series((30, 30), 2, seed=3) == [first, second]
     assert first not in draws_by_series((30, 30), 2, seed=4)
-
-
-def test_a_balanced_position_goes_on_exactly() -> None:
-    def loader() -> WindowLoader:
-        return WindowLoader(table(), 3, 4, seed=5, balance=True)
-
-    with loader() as before:
-        for _ in range(13):
-            before.next()
-        position = before.state_dict()
-        rest = [before.next().rows.tolist() for _ in range(20)]
-    with loader() as after:
-        after.load_state_dict(position)
-        assert [after.next().rows.tolist() for _ in range(20)] == rest
-    with WindowLoader(table(), 3, 4, seed=6, balance=True) as other:
-        other.load_state_dict(position)
-        assert [other.next().rows.tolist() for _ in range(20)] != rest
 
 
 def test_a_batch_stays_what_it_was_while_it_is_held() -> None:
