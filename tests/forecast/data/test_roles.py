@@ -43,11 +43,6 @@ def test_usual_names_have_their_usual_roles() -> None:
     assert found.dropped == ("note",)
 
 
-def test_without_series_all_numbers_are_targets() -> None:
-    found = roles(["when", "a", "b", "Unnamed: 0"], ["a", "b", "Unnamed: 0"], ("when",))
-    assert (found.target, found.time, found.series) == (("a", "b"), "when", None)
-
-
 def test_the_only_column_of_times_is_the_time() -> None:
     assert roles(["t1", "y"], ["y"], ("t1",)).time == "t1"
     assert roles(["t1", "t2", "y"], ["y"], ("t1", "t2")).time is None
@@ -93,6 +88,7 @@ def test_columns_without_a_role_are_refused(
         ("Record No", [*range(20), *range(30, 50)], True), ("row", [0, 0, 1, 1] * 10, False),
         ("row_id", np.repeat(range(20), 2), True), ("id", np.arange(40) * 2, False),
         ("day", range(40), False), ("id", [n + 2**63 for n in range(40)], False),
+        ("Unnamed: 0", range(40), True),
     ],
 )  # fmt: skip
 def test_a_column_that_counts_rows_has_no_role(name: str, values: Any, is_counter: bool) -> None:

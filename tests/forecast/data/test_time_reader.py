@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyarrow import parquet as pq
 
 from fastlstm import Forecaster
 from fastlstm.errors import ConfigError, DataError
@@ -28,9 +26,6 @@ TINY: dict[str, Any] = {
 def frame(ds: Any, **columns: Any) -> Any:
     y = np.random.default_rng(0).normal(size=len(ds))
     return pandas.DataFrame({"ds": ds, "y": y, **columns})
-
-
-# time zones --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("start", ["2020-03-20", "2020-10-20"])
@@ -115,9 +110,6 @@ def test_a_table_of_one_season_keeps_the_hours_of_the_one_it_is_like() -> None:
     assert not prepared(frame(days[:1])).is_wall, "one time shows no rule"
     midnights = frame(pandas.date_range("2020-01-01", periods=300, tz="Europe/Berlin"))
     assert prepared(frame(days[:1]), like=prepared(midnights).timeline).is_wall
-
-
-# dates as whole numbers --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -205,11 +197,8 @@ def test_times_of_more_microseconds_than_64_bits_hold_are_refused(unit: str) -> 
 
 
 def test_steps_of_whole_numbers_are_told_as_numbers() -> None:
-    with pytest.raises(DataError, match=r"have no regular frequency \(most often 4 \("):
+    with pytest.raises(DataError, match=r"\(most often 4 \(15%\), .*\); resample them,"):
         prepared(frame(np.cumsum(np.arange(40) % 7 + 3)))
-
-
-# business days -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("start", ["2020-01-01", "2020-01-03", "2020-01-06 16:00"])
@@ -298,40 +287,29 @@ def test_months_at_changing_hours_and_a_row_within_a_month_are_refused() -> None
         prepared(frame(with_one))
 
 
-# files that change -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("other", [None, "0", "b"])
 def test_a_file_that_changes_while_it_is_read_is_not_kept(
-    other: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = tmp_path / "data"
-    data.mkdir()
-    path = data / "a.parquet"
-    days = pandas.date_range(datetime.datetime(2020, 1, 1), periods=60)
-    frame(days[20:40]).to_parquet(path)
-    if other is not None:
-        frame(days[:20] if other < "a" else days[40:]).to_parquet(data / f"{other}.parquet")
+    days, cache = pandas.date_range("2020-01-01", periods=60), tmp_path / "cache"
+    (tmp_path / "data").mkdir()
+    path = tmp_path / "data" / "a.parquet"
+    frame(days[:20]).to_parquet(path)
+    frame(days[20:]).to_parquet(tmp_path / "data" / "b.parquet")
     run = TableIngest.run
 
     def changed(*arguments: Any) -> Any:
         found = run(*arguments)
-        pq.write_table(pa.table({"ds": days[:10].to_numpy(), "y": np.ones(10)}), path)
+        frame(days[:10]).to_parquet(path)
         return found
 
-    source, cache = path if other is None else data, tmp_path / "cache"
     monkeypatch.setattr(TableIngest, "run", changed)
     with pytest.raises(DataError, match=r"a\.parquet changed while it was being read"):
-        prepare_table(source, cache_dir=cache)
+        prepare_table(tmp_path / "data", cache_dir=cache)
     monkeypatch.setattr(TableIngest, "run", run)
     assert list((cache / "series" / "entries").iterdir()) == []
-    frame(days[20:40]).to_parquet(path)
-    again = prepare_table(source, cache_dir=cache)
-    assert not again.from_cache
-    assert again.table.num_rows == (20 if other is None else 40)
-
-
-# ways of writing that were not foreseen ----------------------------------------------------------
+    frame(days[:20]).to_parquet(path)
+    again = prepare_table(tmp_path / "data", cache_dir=cache)
+    assert (again.from_cache, again.table.num_rows) == (False, 60)
 
 
 @pytest.mark.parametrize(("unit", "size"), [("s", 10**3), ("s", 10**9), ("ms", 10**6)])
@@ -361,9 +339,6 @@ def test_column_names_that_are_not_utf_8_are_refused_in_one_line(tmp_path: Path)
     path.write_bytes("ds,größe\n1,1.5\n2,2.5\n".encode("latin-1"))
     with pytest.raises(DataError, match=r"names are not UTF-8 .*; save the file as UTF-8"):
         prepared(path, look=False)
-
-
-# clocks, intervals, jitter ------------------------------------------------------------------------
 
 
 def test_local_times_get_their_zone_and_the_hour_that_comes_twice_its_order(tmp_path: Path) -> None:

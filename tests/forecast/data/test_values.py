@@ -38,9 +38,6 @@ def with_codes(low: float, high: float, *codes: float) -> pa.Table:
     return long_table(y=values)
 
 
-# codes for no value ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("low", "high", "codes"),
     [
@@ -59,9 +56,8 @@ def test_a_code_for_no_value_is_refused_until_it_is_said_what_it_is(
     listed = repr(named) if "," in named else named
     with pytest.raises(DataError, match="looks like a code for no value") as caught:
         prepared(table)
-    assert f"give `missing_value={listed}` if it is one, or `keep_value={listed}` if" in str(
-        caught.value
-    )
+    advice = f"give `missing_value={listed}` if it is one, or `keep_value={listed}` if"
+    assert advice in str(caught.value)
     missing = configured(table, missing_value=codes)
     rows = missing.table.rows(0, 150)[:, 0] + missing.table.origin[0, 0]
     assert np.flatnonzero(np.isnan(rows)).tolist() == list(range(len(codes)))
@@ -127,14 +123,8 @@ def test_a_code_may_hold_for_one_column(kind: str, given: Any, tmp_path: Path) -
         configured(table, target="temp")
     found = configured(table, target="temp", missing_value=given)
     assert np.isnan(found.table.whole_rows(0, 150)).sum(0).tolist() == [0, 3]
-    note = (
-        "column 'humidity' has missing values in 3 rows (2.00%), 3 of them given by `missing_value`"
-    )
-    assert note in found.notes
-
-
-def test_codes_in_an_array_are_codes() -> None:
-    assert ForecastConfig(missing_value=np.array([-1.0, -2.5])).missing_value == (-1.0, -2.5)
+    note = "missing values in 3 rows (2.00%), 3 of them given by `missing_value`"
+    assert f"column 'humidity' has {note}" in found.notes
 
 
 def test_a_past_without_the_column_of_a_code_is_read() -> None:
@@ -149,9 +139,7 @@ def test_a_code_of_all_columns_says_where_it_is_within_the_values() -> None:
     notes = configured(frost(), target="temp", missing_value=-1).notes
     more = "-1 is within its other values, -2 to 3: for one column give `missing_value='COLUMN=-1'`"
     assert any(f"50 of them given by `missing_value`; {more}" in note for note in notes)
-    with pytest.raises(
-        DataError, match=r"no column 'humid' .given as 'humid=-1'. .did you mean 'h"
-    ):
+    with pytest.raises(DataError, match=r"no column 'humid' .given as 'humid=-1'. .did you mean '"):
         configured(frost(), target="temp", missing_value="humid=-1")
 
 
@@ -160,7 +148,7 @@ def test_a_code_of_all_columns_says_where_it_is_within_the_values() -> None:
     [
         ("-1,a=-9", (-1.0, "a=-9")), ("a, b=-1e3,-9", ("a, b=-1e3", -9.0)), (None, ()),
         ({"a": [-1, -2.5], "b": 0}, ("a=-1", "a=-2.5", "b=0")),
-        ([-9999.0, "a=1"], (-9999.0, "a=1")),
+        ([-9999.0, "a=1"], (-9999.0, "a=1")), (np.array([-1.0, -2.5]), (-1.0, -2.5)),
     ],
 )  # fmt: skip
 def test_codes_are_read_from_texts_lists_and_mappings(given: Any, codes: Any) -> None:
@@ -240,9 +228,6 @@ def test_what_codes_stand_for_is_kept_with_the_run(
 def test_codes_are_numbers(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ForecastConfig(**given)
-
-
-# numbers far from 0 ------------------------------------------------------------------------------
 
 
 def counted(num: int = 150) -> NDArray[np.int64]:
@@ -347,8 +332,6 @@ def test_counts_far_from_0_are_counts() -> None:
     with pytest.raises(DataError, match=r"target 'y' is 1e\+09 in row 0"):
         Forecaster(**QUICK, output="negative_binomial").fit(pa.table({"y": counted(300) + 0.5}))
 
-
-# names -------------------------------------------------------------------------------------------
 
 IDS = [7, 12, 7, 30]
 
