@@ -112,22 +112,16 @@ def planned(
     return choose_size(config, dataset, split, time.perf_counter() - spent_s, *where)
 
 
-def chosen_size(table: Path, spent_s: float) -> tuple[int, str]:
-    sized, why = planned(table, spent_s)
-    assert sized.hidden_size is not None
-    return sized.hidden_size, why
-
-
 def test_the_size_depends_on_the_time_left(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     # 65 % of 10 s are 250 steps of 26 ms, 65 % of 4 s of 10.4 ms.
     monkeypatch.setattr(size_plan, "step_seconds", step_of({256: 0.02, 128: 1e-4}))
-    assert chosen_size(table, 0.0)[0] == 256
-    assert chosen_size(table, 6.0)[0] == 128
+    assert planned(table)[0].hidden_size == 256
+    assert planned(table, 6.0)[0].hidden_size == 128
     monkeypatch.setattr(size_plan, "step_seconds", step_of({256: 0.03, 128: 1e-4}))
     monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "another"))
-    assert chosen_size(table, 0.0)[0] == 128
+    assert planned(table)[0].hidden_size == 128
 
 
 def test_other_processes_leave_time_for_fewer_steps(table: Path, monkeypatch: pytest.MonkeyPatch):
@@ -136,8 +130,11 @@ def test_other_processes_leave_time_for_fewer_steps(table: Path, monkeypatch: py
         return 0.01
 
     monkeypatch.setattr(size_plan, "step_seconds", step_seconds)
-    size, why = chosen_size(table, 0.0)
-    assert (size, "32 units: about 216 steps" in why) == (32, True)  # 65 % of 10 s by 30 ms
+    config, why = planned(table)
+    assert (config.hidden_size, "32 units: about 216 steps" in why) == (
+        32,
+        True,
+    )  # 65 % of 10 s by 30 ms
 
 
 @pytest.mark.parametrize("is_busy", [False, True])
@@ -146,10 +143,10 @@ def test_step_times_are_cached_unless_the_machine_was_busy(
 ):
     monkeypatch.setattr(measurements.CpuTimer, "was_busy", lambda *_: is_busy)
     monkeypatch.setattr(size_plan, "step_seconds", step_of({256: 0.1, 128: 0.1, 64: 1e-4}))
-    assert chosen_size(table, 0.0)[0] == 64
+    assert planned(table)[0].hidden_size == 64
     monkeypatch.setattr(size_plan, "step_seconds", step_of(dict.fromkeys((256, 128, 64), 1e-4)))
-    size, why = chosen_size(table, 0.0)
-    assert size == (256 if is_busy else 64)
+    config, why = planned(table)
+    assert config.hidden_size == (256 if is_busy else 64)
     assert why.endswith("(steps measured earlier)") is not is_busy
 
 
