@@ -39,11 +39,12 @@ TESTS_OF_SERIES = [
     "tests/forecast/model/test_network.py",
     "tests/forecast/test_calibration.py",
     "tests/forecast/test_forecaster.py",
-    "tests/forecast/test_recovery.py",
     "tests/forecast/test_task.py",
     "tests/forecast/test_train.py",
     "tests/forecast/test_training_options.py",
+    "tests/sequence/test_data.py",
     "tests/sequence/test_estimators.py",
+    "tests/training/test_trainer_recovery.py",
 ]
 TESTS_OF_TRAINER = [
     "tests/training/test_trainer.py",
@@ -51,7 +52,7 @@ TESTS_OF_TRAINER = [
     "tests/training",
     "tests/text/test_task.py",
     "tests/text/test_train.py",
-    "tests/forecast/test_recovery.py",
+    "tests/forecast/test_task.py",
     "tests/sequence/test_train.py",
     "tests/golden",
 ]

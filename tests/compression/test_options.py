@@ -1,4 +1,4 @@
-"""What may be asked of a compression."""
+"""What may be asked of a compression; the schedule of pruning, beside TensorFlow's."""
 
 from __future__ import annotations
 
@@ -8,9 +8,18 @@ from typing import Any
 
 import pytest
 
-from fastlstm.compression.options import DEFAULT_SCHEDULE, TRAINING, CompressConfig, PruningSchedule
+from fastlstm.compression.options import (
+    DEFAULT_SCHEDULE,
+    TRAINING,
+    CompressConfig,
+    PruningSchedule,
+    in_steps,
+)
 from fastlstm.errors import ConfigError
 from fastlstm.text.config import TrainConfig
+
+BLOCKS: dict[str, Any] = {"prune": 0.9, "structured": "blocks"}
+UNITS: dict[str, Any] = {"prune": 0.5, "structured": "units"}
 
 
 @pytest.mark.parametrize(
@@ -22,33 +31,23 @@ from fastlstm.text.config import TrainConfig
         ({"prune": 0.0}, "`prune` is 0.0, expected a number from 0.001"),
         ({"structured": "blocks"}, "`structured` is for pruning; give the share of the weights"),
         ({"schedule": DEFAULT_SCHEDULE}, "`schedule` is for pruning; .* too: `prune=0.9`"),
-        (
-            {"prune": 0.9, "structured": "blocks", "to": "int4"},
-            "`to='int4'` has no block-sparse form; give `to='int8'` with `structured='blocks'`",
-        ),
-        (
-            {"prune": 0.5, "structured": "units", "schedule": DEFAULT_SCHEDULE},
-            "`structured='units'` removes units once, .*; leave out `schedule`",
-        ),
-        ({"prune": 0.5, "structured": "units", "rnn_size": 64}, "leave out `rnn_size`"),
+        ({**BLOCKS, "to": "int4"}, "`to='int4'` has no block-sparse form; give `to='int8'` "),
+        ({**UNITS, "schedule": DEFAULT_SCHEDULE}, "removes units once, .*; leave out `schedule`"),
+        ({**UNITS, "rnn_size": 64}, "leave out `rnn_size`"),
         ({"alpha": 0.9}, "`alpha` is for distillation; .* teacher too: `distil='RUN'`"),
         ({"temperature": 4.0, "to": "int8"}, "`temperature` is for distillation"),
         ({"output_rank": 8, "alpha": 0.3}, "`alpha` is for distillation"),
         ({"output_rank": 0}, "`output_rank` is 0, expected a number from 1"),
         ({"distil": "a", "alpha": 1.5}, "`alpha` is 1.5, expected a number from 0.0 to 1.0"),
         ({"to": "int8", "max_loss": -0.1}, "`max_loss` is -0.1, expected a number from 0.0"),
-        (
-            {"prune": 0.5, "schedule": "polynomial:100,900,3,20", "steps": 500},
-            "`schedule` prunes until step 900, and training ends after 500 steps; .* smaller END",
-        ),
-        (
-            {"prune": 0.5, "schedule": "polynomial:0,1,3,20", "budget": "1m"},
-            "`schedule` prunes until 100 % of a budget, after the last step; only weights",
-        ),
+        ({"prune": 0.5, "schedule": "polynomial:100,900,3,20", "steps": 500},
+         "`schedule` prunes until step 900, and training ends after 500 steps; .* smaller END"),
+        ({"prune": 0.5, "schedule": "polynomial:0,1,3,20", "budget": "1m"},
+         "`schedule` prunes until 100 % of a budget, after the last step; only weights"),
         ({"prune": 0.5, "schedule": "polynomial:0,1.0,3,20"}, "until 100 % of a budget"),
         ({"steps": 3, "budget": "1m"}, "`steps` and `budget` exclude each other"),
     ],
-)
+)  # fmt: skip
 def test_refusals(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         CompressConfig(**options)
@@ -105,9 +104,7 @@ def test_a_new_size_makes_run_the_teacher() -> None:
 
 
 def test_options_of_the_other_kind() -> None:
-    with pytest.raises(
-        ConfigError, match=r"`hidden_size` is not an option for a text; .*`rnn_size`"
-    ):
+    with pytest.raises(ConfigError, match=r"`hidden_size` is not an option for a text; .*`rnn_"):
         CompressConfig(hidden_size=16).refuse(["hidden_size"], "a text")
 
 
@@ -135,3 +132,54 @@ def test_the_format_that_run_has_already_is_refused() -> None:
     for options in ({"to": "int4"}, {"to": "int8", "budget": "5s"}, {"to": "int8", "prune": 0.5}):
         CompressConfig(**options).require_change(source)
     CompressConfig(to="int8").require_change({"weights": "fp32"})
+
+
+def polynomial_decay(
+    step: int, final: float, begin: int, end: int, power: float, every: int
+) -> tuple[bool, float]:
+    """`PolynomialDecay.__call__` of tensorflow-model-optimization 0.8.1, in plain numbers."""
+    is_in_range = step >= begin and (step <= end or end < 0)
+    is_turn = (step - begin) % every == 0
+    p = min(1.0, max(0.0, (step - begin) / (end - begin)))
+    return is_in_range and is_turn, -final * (1 - p) ** power + final
+
+
+@pytest.mark.parametrize(
+    ("final", "begin", "end", "power", "every"),
+    [(0.9, 0, 100, 3, 10), (0.8, 7, 63, 3, 1), (0.75, 10, 95, 2.5, 20), (0.999, 1, 2, 3, 100)],
+)
+def test_the_schedule_equals_polynomial_decay(
+    final: float, begin: int, end: int, power: float, every: int
+) -> None:
+    schedule = PruningSchedule(final=final, begin=begin, end=end, power=power, every=every)
+    for step in range(end + 50):
+        is_due, sparsity = polynomial_decay(step, final, begin, end, power, every)
+        assert schedule.is_due(step, step) == is_due, step
+        assert schedule.sparsity(step) == pytest.approx(sparsity, abs=1e-12), step
+    assert schedule.sparsity(begin) == 0.0
+    assert schedule.sparsity(end) == final
+
+
+def test_a_schedule_of_one_step_prunes_at_once() -> None:
+    schedule = PruningSchedule(final=0.5, begin=4, end=4)
+    assert [schedule.sparsity(step) for step in (3, 4, 5)] == [0.0, 0.5, 0.5]
+    assert [schedule.is_due(step, step) for step in (3, 4, 5)] == [False, True, False]
+
+
+def test_shares_become_steps_if_the_steps_are_known() -> None:
+    shares = PruningSchedule(final=0.5, begin=0.05, end=0.6)
+    steps = shares.resolved(1000)
+    assert (steps.begin, steps.end, type(steps.begin), type(steps.end)) == (50, 600, int, int)
+    assert str(steps) == "from step 50 to step 600"
+    assert shares.resolved(None) == shares
+    assert str(shares) == "from 5 % to 60 % of the run"
+    assert steps.resolved(10) == steps, "steps stay"
+    assert (in_steps(1, 1000), in_steps(1.0, 1000), in_steps(0.5, None)) == (1, 1000, 0.5)
+
+
+def test_a_budget_renews_masks_every_so_many_steps() -> None:
+    schedule = PruningSchedule(final=0.5, begin=0.25, end=0.75, power=1.0, every=5)
+    assert [schedule.is_due(step, 0.3) for step in (9, 10, 11)] == [False, True, False]
+    assert not schedule.is_due(10, 0.24)
+    assert not schedule.is_due(10, 0.76)
+    assert schedule.sparsity(0.5) == 0.25

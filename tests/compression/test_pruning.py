@@ -26,8 +26,6 @@ from linear_task import LinearTask, of_kind, trainer_of
 from next_token_task import NextTokenTask
 from zero_counts import zero_counts
 
-# Masks ------------------------------------------------------------------------------------------
-
 
 def test_the_smallest_weights_are_pruned() -> None:
     matrix = torch.tensor([[3.0, -1.0, 0.5], [-0.5, 2.0, 0.5]])
@@ -72,19 +70,11 @@ def test_blocks_of_the_lowest_norm_are_pruned(gates: int) -> None:
     assert norms[chosen].max() < norms[~chosen].min()
 
 
-# What is pruned ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(("vocab_size", "has_output"), [(40, False), (43, True)])
 def test_the_matrices_of_a_language_model(tied: bool, vocab_size: int, has_output: bool) -> None:
     config = ModelConfig(
-        vocab_size=vocab_size,
-        embed_size=24,
-        rnn_size=24,
-        num_layers=2,
-        tie_weights=tied,
-        layer_norm=True,
+        vocab_size, embed_size=24, rnn_size=24, num_layers=2, tie_weights=tied, layer_norm=True
     )
     names = [f"layers.{k}.weight_{side}_l0" for k in range(2) for side in ("ih", "hh")]
     output = ["embedding.weight" if tied else "output.weight"] if has_output else []
@@ -103,13 +93,10 @@ def test_the_matrices_of_a_forecaster() -> None:
         input_size=96, horizon=48, patch=24, hidden_size=24, embed_size=20, bidirectional=True,
         num_static=1, num_targets=2,
     )  # fmt: skip
-    assert sorted(prunable(ForecastNetwork(config))) == sorted(
-        [
-            *(f"lstm.weight_{side}_l0{way}" for side in ("ih", "hh") for way in ("", "_reverse")),
-            *("embed.weight", "hidden_of_both.weight", "cell_of_both.weight"),
-            *("cell_ih.weight", "cell_hh.weight", "head.weight"),
-        ]
-    ), "static.weight has one column"
+    layers = {f"lstm.weight_{side}_l0{way}" for side in ("ih", "hh") for way in ("", "_reverse")}
+    names = ("embed", "hidden_of_both", "cell_of_both", "cell_ih", "cell_hh", "head")
+    others = {f"{name}.weight" for name in names}  # static.weight has one column
+    assert set(prunable(ForecastNetwork(config))) == layers | others
 
 
 def test_a_model_without_matrices_to_prune_is_refused() -> None:
@@ -118,8 +105,6 @@ def test_a_model_without_matrices_to_prune_is_refused() -> None:
 
 
 NAME = "layers.1.weight_hh_l0"
-
-# The callback -----------------------------------------------------------------------------------
 
 
 def schedule(**changes: Any) -> PruningSchedule:
@@ -244,7 +229,7 @@ def test_a_run_with_a_budget_prunes_by_its_share(monkeypatch: pytest.MonkeyPatch
     assert events[-1]["best_step"] >= 5
 
 
-@pytest.mark.parametrize("step", [1, 2, 4, 7, 11, 12, 13, 15])
+@pytest.mark.parametrize("step", [1, 2, 7, 11, 12, 15])
 @pytest.mark.parametrize("structured", ["none", "blocks"])
 def test_a_resumed_run_is_bit_equal(run: RunDirectory, step: int, structured: Any) -> None:
     options: dict[str, Any] = {"ema": 0.9, "optimizer": "muon", "steps": 16, "learning_rate": 0.01}
@@ -267,31 +252,6 @@ def test_a_resumed_run_is_bit_equal(run: RunDirectory, step: int, structured: An
         assert torch.equal(pruning.masks[name], mask), name
     assert (result.best_step, result.best_loss) == (expected.best_step, expected.best_loss)
     assert pruning.is_over
-
-
-def test_a_rollback_restores_the_masks() -> None:
-    class NanOnce(Callback):
-        is_done = False
-
-        def on_update(self, trainer: Any) -> None:
-            if trainer.progress.step == 8:
-                sparsities.append(pruning.sparsity)
-            if trainer.progress.step == 9 and not self.is_done:
-                self.is_done = True
-                bias = trainer.model.output.bias
-                bias.detach().fill_(float("nan"))
-            if trainer.progress.step in (5, 6):
-                seen.append((trainer.progress.step, pruning.sparsity))
-
-    seen, sparsities = list[Any](), list[float]()
-    task, pruning = NextTokenTask(), Pruning(schedule())
-    trainer_of(
-        task, callbacks=[pruning, NanOnce()], steps=16, checkpoint_every=5, eval_every=100
-    ).fit()
-    of_5 = schedule().sparsity(5)
-    assert seen == 2 * [(5, of_5), (6, of_5)]
-    assert sparsities[0] == sparsities[1] > of_5
-    assert_pruned(prunable(task.model), 0.75)
 
 
 def test_a_longer_run_keeps_its_steps(run: RunDirectory) -> None:
@@ -321,13 +281,6 @@ def test_a_schedule_that_ends_after_training_is_refused(run: RunDirectory) -> No
         fit(8, **shares, stops=3)
     assert fit(6, **shares).best_step == -1, "more steps may be given later"
     assert fit(8, **shares).best_step == 8, "the last evaluation follows the last mask"
-
-
-def test_the_schedule_of_the_first_start_is_restored() -> None:
-    state = Pruning(schedule(every=7, power=2.0)).state_dict()
-    restored = Pruning(PruningSchedule(final=0.5))
-    restored.load_state_dict(state)
-    assert restored.state_dict() == state
 
 
 def test_linear_layers_of_any_model_are_pruned() -> None:

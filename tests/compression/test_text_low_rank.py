@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 import fastlstm
-from compression_source import StopAfter
 from fastlstm.compression.report import CompressReport
 from fastlstm.compression.text import output_to_shrink, with_output_rank
-from fastlstm.errors import ConfigError, Stopped
+from fastlstm.errors import ConfigError
 from fastlstm.runs.weight_formats import QuantizedMatrix, as_floats, quantize, rounded
 from fastlstm.text.config import ModelConfig
 from fastlstm.text.stored_model import load_stored_model, parameter_shapes
@@ -118,12 +117,7 @@ def test_with_training_the_source_is_the_teacher(
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"prune": 0.5, "structured": "units"},
-        {"prune": 0.5, "structured": "blocks", "to": "int8"},
-        {"prune": 0.5},
-        {"to": "int4"},
-    ],
+    [{"prune": 0.5, "structured": "units"}, {"prune": 0.5, "structured": "blocks", "to": "int8"}],
 )
 def test_combined(
     source: Path, compressed: Compress, tmp_path: Path, options: dict[str, Any]
@@ -138,17 +132,6 @@ def test_combined(
         assert (projection != 0).all(), "it is not pruned"
 
 
-def test_resumed(source: Path, compressed: Compress, tmp_path: Path) -> None:
-    compressed("whole", output_rank=6, steps=9, log_every=1)
-    stop = StopAfter(4)
-    with pytest.raises(Stopped):
-        compressed(output_rank=6, steps=9, log_every=1, stop=stop, observers=[stop.observe])
-    compressed(resume=True)
-    whole, parts = (load_stored_model(tmp_path / name).weights for name in ("whole", "out"))
-    for name, w in whole.items():
-        np.testing.assert_array_equal(w, parts[name], name)
-
-
 def test_a_second_compression_may_lower_the_rank(
     source: Path, compressed: Compress, tmp_path: Path
 ) -> None:
@@ -161,9 +144,7 @@ def test_a_second_compression_may_lower_the_rank(
     with pytest.raises(ConfigError, match="`output_rank` is 8, expected less than 8, the rank"):
         fastlstm.compress(tmp_path / "out", out=tmp_path / "same", output_rank=8, **quiet)
     with pytest.raises(ConfigError, match="`output_rank` is 8, expected less than 8"):
-        fastlstm.compress(
-            tmp_path / "out", out=tmp_path / "x", rnn_size=8, steps=3, **quiet
-        )  # fmt: skip
+        fastlstm.compress(tmp_path / "out", out=tmp_path / "x", rnn_size=8, steps=3, **quiet)
 
 
 def test_a_student_may_have_an_output_of_low_rank(compressed: Compress, tmp_path: Path) -> None:

@@ -118,17 +118,14 @@ def some_units(config: Config, count: int = 16) -> list[Tensor]:
     ]
 
 
-@pytest.mark.parametrize("name", TEXTS)
-def test_dead_units_of_a_text_model_change_nothing_when_removed(name: str) -> None:
-    check_dead_units(text_config(**TEXTS[name]))
-
-
-@pytest.mark.parametrize("name", FORECASTERS)
-def test_dead_units_of_a_forecaster_change_nothing_when_removed(name: str) -> None:
-    check_dead_units(forecast_config(**FORECASTERS[name]))
-
-
-def check_dead_units(config: Config) -> None:
+@pytest.mark.parametrize(
+    "config",
+    [
+        *(pytest.param(text_config(**fields), id=f"text {n}") for n, fields in TEXTS.items()),
+        *(pytest.param(forecast_config(**fields), id=n) for n, fields in FORECASTERS.items()),
+    ],
+)
+def test_dead_units_change_nothing_when_removed(config: Config) -> None:
     model, keep = model_of(config), some_units(config)
     untouched = outputs(model)
     kill(model, keep)
@@ -229,14 +226,6 @@ def test_importance_is_the_norm_of_the_parameters_of_a_unit() -> None:
             parts += [weights[f"layers.{k}.weight_hh_l0"][:, unit], weights[reader][:, unit]]
             norm = sum(float(part.double().square().sum()) for part in parts)
             assert float(scores[k][unit]) == pytest.approx(norm)
-
-
-def test_layers_with_residual_connections_share_their_units() -> None:
-    plain = text_config(embed_size=32)
-    assert len(unit_groups(plain)) == 3
-    assert len(unit_groups(text_config(embed_size=32, residual=True))) == 1
-    assert len(unit_groups(forecast_config(num_layers=2))) == 2
-    assert len(unit_groups(forecast_config(num_layers=2, bidirectional=True))) == 5
 
 
 @pytest.mark.parametrize("config", [text_config(**fields) for fields in TEXTS.values()])

@@ -86,10 +86,8 @@ def test_recalibrated_intervals_hold_their_level_after_the_noise_has_grown() -> 
 
 @pytest.mark.parametrize("has_run", [False, True])
 def test_intervals_off_their_level_are_told_with_the_cure(has_run: bool, tmp_path: Path) -> None:
-    louder, told = (
-        noisy(),
-        "80 % intervals cover [3-6]. % of .* `recalibrate` fits them to the newest",
-    )
+    louder = noisy()
+    told = "80 % intervals cover [3-6]. % of .* `recalibrate` fits them to the newest"
     louder[1900:] += np.random.default_rng(1).normal(size=500, scale=2.0).astype(np.float32)
     with pytest.warns(UserWarning, match=told):
         model = Forecaster(**QUICK, linear=False).fit(louder, out=tmp_path if has_run else None)
@@ -101,9 +99,7 @@ def test_intervals_off_their_level_are_told_with_the_cure(has_run: bool, tmp_pat
         assert "80 % intervals cover" in (tmp_path / "report.html").read_text()
 
 
-def test_recalibration_reads_as_many_steps_as_the_validation_part(
-    tmp_path: Path,
-) -> None:
+def test_recalibration_reads_as_many_steps_as_the_validation_part(tmp_path: Path) -> None:
     y = noisy(1200)
     model = Forecaster(**{**QUICK, "steps": 5, "split": "800,200"}).fit(y[:1000])
     fitted = model.stored_.calibration.residuals
@@ -167,14 +163,6 @@ def test_a_series_without_windows_keeps_the_width_of_its_intervals() -> None:
     after = widths()
     assert after[9] > 5 * after[0]
     assert after[9] / before[9] == pytest.approx(after[0] / before[0], rel=0.3)
-
-
-def test_residuals_of_a_point_cover_only_on_average() -> None:
-    model = Forecaster(**QUICK).fit(noisy())
-    is_inside, quiet = inside(model, 0.8)
-    assert is_inside.mean() == pytest.approx(0.8, abs=0.05)
-    assert is_inside[quiet].mean() > 0.95
-    assert is_inside[~quiet].mean() < 0.7
 
 
 @pytest.mark.parametrize("output", ["point", "quantiles", "student_t"])
@@ -266,13 +254,6 @@ def test_intervals_allow_for_an_offset_of_the_other_sign() -> None:
     assert shares[400] < 0.5
 
 
-def test_a_quantile_outside_the_calibrated_range_is_refused() -> None:
-    model = Forecaster(**{**QUICK, "steps": 1}).fit(noisy(400))
-    for level in (0.001, 0.999, float("nan")):
-        with pytest.raises(ConfigError, match=f"quantile {level} is outside 0.005 to 0.995"):
-            model.predict_quantiles(quantiles=[0.5, level])
-
-
 def test_missing_values_do_not_count_in_calibration() -> None:
     y = noisy(600)
     y[::7] = np.nan
@@ -283,9 +264,7 @@ def test_missing_values_do_not_count_in_calibration() -> None:
     assert model.coverage((0.8,), part="valid")[0.8] == pytest.approx(0.8, abs=0.03)
 
 
-def test_calibration_reads_evenly_spread_windows(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_calibration_reads_evenly_spread_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Forecaster(**{**QUICK, "steps": 1}, output="quantiles").fit(noisy(1200))
     monkeypatch.setattr("fastlstm.forecast.calibration._MAX_VALUES", 100 * HORIZON * 7)
     taken: list[NDArray[np.int64]] = []
@@ -309,18 +288,6 @@ def test_calibration_reads_evenly_spread_windows(
     assert np.array_equal(np.sort(taken[1]), taken[0])
     places = np.searchsorted(taken[0], np.sort(taken[1][:20]))
     assert np.diff([0, *places, 100]).max() <= 15
-
-
-@pytest.mark.parametrize("output", ["quantiles", "student_t"])
-def test_files_keep_the_quantiles(tmp_path: Path, output: Any) -> None:
-    table = noisy(400)
-    model = Forecaster(**{**QUICK, "steps": 3}, output=output).fit(table)
-    model.save(tmp_path)
-    want, again = model.predict_quantiles(), Forecaster.load(tmp_path)
-    np.testing.assert_array_equal(again.predict_quantiles(table), want)
-
-
-# counts ------------------------------------------------------------------------------------------
 
 
 def counts(num_rows: int = 600, num_series: int = 3) -> pa.Table:
@@ -376,12 +343,9 @@ def test_files_keep_the_distribution_of_counts(counting: Forecaster, tmp_path: P
 
 @pytest.mark.parametrize(("value", "said"), [(-1.0, "-1"), (2.5, "2.5")])
 def test_negative_and_fractional_counts_are_refused(value: float, said: str) -> None:
-    table = replaced(counts(60), "y", 72, value)
-    given = {**QUICK, "steps": 1}
-    with pytest.raises(
-        DataError, match=rf"'y' is {said} in row 12 of series 's1', expected counts"
-    ):
-        Forecaster(**given, output="negative_binomial").fit(table)
+    table, message = replaced(counts(60), "y", 72, value), f"'y' is {said} in row 12 of series 's1'"
+    with pytest.raises(DataError, match=f"{message}, expected counts"):
+        Forecaster(**{**QUICK, "steps": 1}, output="negative_binomial").fit(table)
 
 
 def test_counts_may_be_missing() -> None:
@@ -411,38 +375,6 @@ def test_smooth_and_noisy_series_have_intervals_of_their_own() -> None:
     model.set_params(steps=5).partial_fit(other)  # a series less, and one that is not known
     assert model.stored_.calibration.noise.shape == (2, 1)  # type: ignore[union-attr]
     assert np.isfinite(model.predict_quantiles(other)["y-q0.1"].to_numpy()).all()
-
-
-TRIALS = 20_000
-
-
-def trials(n: int) -> tuple[Calibration, torch.Tensor]:
-    """Returns calibrations on n values each, and one further value for each."""
-    generator = torch.Generator().manual_seed(n)
-    errors = torch.randn(n + 1, TRIALS, 1, generator=generator) ** 3
-    return Calibration(conformal(errors[:n])[:, None]), errors[n, :, 0]
-
-
-@pytest.mark.parametrize("n", [12, 30, 100])
-@pytest.mark.parametrize("level", [0.5, 0.8, 0.9, 0.95, 0.99])
-def test_central_intervals_have_their_coverage(n: int, level: float) -> None:
-    """The coverage is between the level and the level + 2 / (n + 1), by the binomial law."""
-    stats = pytest.importorskip("scipy.stats")
-    calibration, value = trials(n)
-    ends = ((1 - level) / 2, (1 + level) / 2)
-    zeros = torch.zeros(1, 1, TRIALS, 1)
-    found = calibration.quantiles(Point(), zeros, torch.ones(1, TRIALS), ends)[0, 0]
-    inside = int(((found[:, 0] <= value) & (value <= found[:, 1])).sum())
-    assert inside >= stats.binom.ppf(1e-6, TRIALS, level)
-    if (n + 1) * ends[0] < 1:
-        assert inside == TRIALS  # infinite
-        assert found.isinf().all()
-    else:
-        # the exact share of ranks 1 … n + 1 that lie between the two order statistics
-        share = 1 - 2 * np.floor(round((n + 1) * ends[0], 6)) / (n + 1)
-        assert level <= share + 1e-9 <= level + 2 / (n + 1)
-        low, high = stats.binom.ppf((1e-6, 1 - 1e-6), TRIALS, share)
-        assert low <= inside <= high
 
 
 @pytest.mark.parametrize("n", [1, 2, 9, 10, 39, 199, 200])
@@ -477,13 +409,10 @@ def test_a_level_beside_an_infinite_one_is_infinite() -> None:
     found = calibration.quantiles(Point(), zeros, torch.ones(1, 1), levels)[0, 0, 0]
     assert found.isinf().tolist() == [True, False, False, False, False, True]
     assert calibration.unsupported((0.05, 0.5, 0.95)) is None
-    text = calibration.unsupported((0.025, 0.5, 0.99))
-    assert text is not None
+    text = str(calibration.unsupported((0.025, 0.5, 0.99)))
     assert text.startswith("quantiles 0.025, 0.99 are infinite: validation has too few values")
     assert "(99 per step" in text
-    between = calibration.unsupported((0.04,))
-    assert between is not None
-    assert "(39 per step" in between
+    assert "(39 per step" in str(calibration.unsupported((0.04,)))
 
 
 def test_too_few_validation_values_make_infinite_quantiles() -> None:

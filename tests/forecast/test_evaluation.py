@@ -20,11 +20,10 @@ from fastlstm.forecast.evaluation import (
     _target_errors,
     coverage_note,
     evaluation_events,
-    num_test_windows,
     season_of,
 )
-from forecast_server import L, fit_plain, h
-from series_frames import START, long_table
+from forecast_server import fit_plain, h
+from series_frames import long_table
 
 pd = pytest.importorskip("pandas")
 
@@ -105,46 +104,6 @@ def quantiles_of(model: Forecaster, rows: NDArray[np.int64], levels: list[float]
     return found * std[..., None] + mean[..., None]
 
 
-def ridge_of(y: NDArray[np.float32], origins: list[tuple[int, int]]) -> NDArray[np.float64]:
-    """Forecasts by ridge regression on differences to the last value, scaled by series; the penalty
-    of least absolute error on the validation windows."""
-    mean, std = (f(y[:, :TRAIN].astype(np.float64), 1) for f in (np.mean, np.std))
-    scaled = (y - mean[:, None]) / std[:, None]
-
-    def parts(windows: list[tuple[int, int]]) -> tuple[Any, Any, Any]:
-        x = np.array([scaled[s, o - INPUT : o] for s, o in windows])
-        ahead = np.array([scaled[s, o : o + HORIZON] for s, o in windows])
-        return x - x[:, -1:], ahead - x[:, -1:], x[:, -1:]
-
-    cut = TRAIN + VALID
-    x, ahead, _ = parts([(s, o) for s in range(len(y)) for o in range(INPUT, TRAIN - HORIZON + 1)])
-    valid = [(s, o) for s in range(len(y)) for o in range(TRAIN, cut - HORIZON + 1)]
-    x_valid, ahead_valid, _ = parts(valid)
-    center, ahead_center = x.mean(0), ahead.mean(0)
-    squares = (x - center).T @ (x - center) / len(x)
-    products = (x - center).T @ (ahead - ahead_center) / len(x)
-    found = []
-    for k in range(-6, 3):
-        penalty = 10.0**k * np.trace(squares) / INPUT * np.eye(INPUT)
-        weight = np.linalg.solve(squares + penalty, products)
-        bias = ahead_center - center @ weight
-        found.append((np.abs(x_valid @ weight + bias - ahead_valid).sum(), k, weight, bias))
-    _, _, weight, bias = min(found, key=lambda each: each[0])
-    x, _, last = parts(origins)
-    numbers = [s for s, _ in origins]
-    return (x @ weight + bias + last) * std[numbers, None] + mean[numbers, None]
-
-
-@pytest.mark.parametrize("linear", [True, False])
-def test_the_ridge_follows_its_definition(linear: bool) -> None:
-    y = values(0.0)
-    options = {**QUICK, "output": "point", "linear": linear, "calendar": "none"}
-    model = Forecaster(**options).fit(table(y))
-    found, origins = model.backtest(season=SEASON)["ridge"], windows_of(y)
-    error = np.abs(ridge_of(y, origins) - naive_of(y, origins)["actual"])
-    assert found["mae"] == pytest.approx(error.mean(), rel=1e-3)
-
-
 def test_without_training_windows_there_is_no_ridge() -> None:
     y = values(0.0)
     options = {**QUICK, "split": "70/10/20"}
@@ -194,34 +153,14 @@ def test_every_figure_follows_its_definition(missing: float, output: Any) -> Non
         assert figures[f"coverage_{100 * interval:g}"] == pytest.approx(share, abs=2e-3)
 
 
-def test_a_level_far_from_zero_changes_no_figure() -> None:
-    y = values(missing=0.1).astype(np.float64).round(2)
-    model = Forecaster(**QUICK, output="quantiles")
-    near = model.fit(table(y)).backtest(season=SEASON)
-    far = model.fit(table(y + 1e9)).backtest(season=SEASON)
-    assert model.dataset_.table.origin[0, 0] != 0
-    for one in (*near.values(), *far.values()):
-        one.pop("smape")  # is of the level, too
-    for name, figures in near.items():
-        assert far[name] == pytest.approx(figures, rel=1e-3), name
-
-
 @pytest.mark.parametrize(
     ("unit", "step", "season"),
     [
-        ("us", 3_600_000_000, 24),
-        ("us", 900_000_000, 96),
-        ("us", 86_400_000_000, 7),
-        ("us", 7 * 86_400_000_000, 1),
-        ("us", 7_000_000, 1),
-        ("business_days", 1, 5),
-        ("months", 1, 12),
-        ("months", 3, 4),
-        ("months", 12, 1),
-        ("months", 24, 1),
-        ("rows", 1, 1),
+        ("us", 3_600_000_000, 24), ("us", 900_000_000, 96), ("us", 86_400_000_000, 7),
+        ("us", 7 * 86_400_000_000, 1), ("us", 7_000_000, 1), ("business_days", 1, 5),
+        ("months", 1, 12), ("months", 3, 4), ("months", 12, 1), ("months", 24, 1), ("rows", 1, 1),
     ],
-)
+)  # fmt: skip
 def test_the_season_of_a_frequency(unit: Any, step: int, season: int) -> None:
     assert season_of(SimpleNamespace(frequency=Frequency(step, unit))) == season  # type: ignore[arg-type]
 
@@ -381,22 +320,3 @@ def test_windows_beyond_the_time_limit_are_skipped(
     monkeypatch.setattr(evaluation, "MAX_WINDOWS", 9)
     test = events_of(model, continues)[0]
     assert (test["windows"], test["of_windows"]) == (9, 57)
-
-
-def test_an_example_is_past_forecast_and_actual_values(model: Forecaster) -> None:
-    example = events_of(model)[2]
-    assert (example["series"], example["target"], example["time_zone"]) == ("s0", "y", None)
-    assert len(example["past"]) == L
-    assert len(example["times"]) == L + h
-    first = (np.datetime64(example["times"][0]) - np.datetime64(START)) // np.timedelta64(1, "h")
-    y = model.dataset_.table.values[:, 0] + model.dataset_.table.origin[0, 0]
-    np.testing.assert_allclose(example["past"] + example["actual"], y[first : first + L + h], 1e-4)
-    assert all(a <= b for a, b in zip(example["low"], example["high"], strict=True))
-
-
-def test_a_table_without_a_test_part_has_no_scores(model: Forecaster) -> None:
-    dataset = model.dataset_
-    split = split_table(dataset.table, dataset.frequency, "80/20/0")
-    assert num_test_windows(dataset, split, model.network_.config) == 0
-    (event,) = evaluation_events(model.stored_, dataset, split, model._inputs, lambda *_: True)
-    assert event["text"].startswith("no test scores: test part")

@@ -109,10 +109,8 @@ def test_prices_with_a_holiday_near_the_end_are_forecast_as_they_were_trained() 
 
 
 def test_training_warns_where_the_forecast_will_be_refused() -> None:
-    given, told = (
-        HOLES["gap at end"],
-        "series 's0' ends in 12 rows without gaps, a forecast reads the last",
-    )
+    told = "series 's0' ends in 12 rows without gaps, a forecast reads the last"
+    given = HOLES["gap at end"]
     with pytest.warns(UserWarning, match=f"forecasts of this table will leave series out: {told}"):
         model = Forecaster(**QUICK, gaps="split").fit(given)
     with pytest.warns(UserWarning, match=f"not forecast: {told} 24; give .*`gaps='fill'`"):

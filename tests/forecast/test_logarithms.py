@@ -180,12 +180,3 @@ def test_rows_without_a_logarithm_are_told_at_fit() -> None:
     zeros = sales().assign(y=lambda frame: frame["y"].where(frame.index % 7 != 6, 0.0))
     with pytest.warns(UserWarning, match=r"the target is 0 or less in 120 rows, which have no"):
         Forecaster(**QUICK, normalize="log").fit(zeros)
-
-
-def test_a_resumed_run_keeps_its_logarithms(tmp_path: Path) -> None:
-    given = {**QUICK, "checkpoint_every": 3, "tensorboard": False, "evaluations": 2}
-    Forecaster(**{**given, "steps": 3}).fit(sales(), out=tmp_path / "run")
-    parts = Forecaster(**{**given, "steps": 6}).fit(sales(), out=tmp_path / "run", resume=True)
-    assert parts.stored_.config.normalize == "log"
-    assert Forecaster.load(tmp_path / "run").network_.config.normalize == "log"
-    assert parts.backtest()["forecaster"]["rel_mae"] < 0.5

@@ -46,6 +46,11 @@ def trained(table: Path, out: Path, given: set[str], **changes: Any) -> list[dic
     return events
 
 
+def units_of(events: list[dict[str, Any]]) -> int:
+    start = next(event for event in events if event["event"] == "start")
+    return int(start["model"]["hidden_size"])
+
+
 def step_of(seconds: dict[int, float]) -> Any:
     def step_seconds(stored: StoredForecaster, *_: Any) -> float:
         return seconds[stored.network.config.hidden_size]
@@ -53,45 +58,37 @@ def step_of(seconds: dict[int, float]) -> Any:
     return step_seconds
 
 
-def test_the_largest_size_with_enough_steps_is_chosen(
-    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    slow, fast = 200.0 / ENOUGH_STEPS, 10.0 / ENOUGH_STEPS
-    monkeypatch.setattr(size_plan, "step_seconds", step_of({256: slow, 128: slow, 64: fast}))
+@pytest.mark.parametrize(
+    ("step_s", "units", "told"),
+    [
+        ({256: 200.0, 128: 200.0, 64: 10.0}, 64, "a larger size has too few; 256 units: about"),
+        ({256: 1e4, 32: 1e4}, 32, "which are few: a longer budget would help"),
+        ({256: 0.001}, 256, None),
+    ],
+    ids=["the largest with enough steps", "not timed between two slow ones", "the default"],
+)
+def test_a_budget_chooses_the_size(
+    table: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    step_s: dict[int, float],
+    units: int,
+    told: str | None,
+) -> None:
+    seconds = {size: s / ENOUGH_STEPS for size, s in step_s.items()}
+    monkeypatch.setattr(size_plan, "step_seconds", step_of(seconds))
     events = trained(table, tmp_path / "run", {"horizon", "budget"})
-    start = next(event for event in events if event["event"] == "start")
-    assert start["model"]["hidden_size"] == 64
-    said = [event["text"] for event in events if event["event"] == "message"]
-    why = next(text for text in said if text.startswith("the budget chooses 64 units"))
-    assert "a larger size has too few; 256 units: about" in why
-
-
-def test_sizes_that_are_too_slow_are_not_timed(
-    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    slow = 50.0  # one step in the budget
-    monkeypatch.setattr(size_plan, "step_seconds", step_of({256: slow, 32: slow}))
-    events = trained(table, tmp_path / "run", {"horizon", "budget"})
-    said = [event["text"] for event in events if event["event"] == "message"]
-    why = next(text for text in said if text.startswith("the budget chooses 32 units"))
-    assert "which are few: a longer budget would help" in why
-
-
-def test_the_default_size_stays_if_it_has_enough_steps(
-    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(size_plan, "step_seconds", step_of({256: 0.001 / ENOUGH_STEPS}))
-    events = trained(table, tmp_path / "run", {"horizon", "budget"})
-    start = next(event for event in events if event["event"] == "start")
-    assert start["model"]["hidden_size"] == 256
+    assert units_of(events) == units
+    if told is not None:
+        said = [event["text"] for event in events if event["event"] == "message"]
+        why = next(text for text in said if text.startswith(f"the budget chooses {units} units"))
+        assert told in why
 
 
 def test_a_given_size_is_kept(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(size_plan, "step_seconds", step_of({}))  # would fail
     given = {"horizon", "budget", "hidden_size"}
-    events = trained(table, tmp_path / "run", given, hidden_size=24)
-    start = next(event for event in events if event["event"] == "start")
-    assert start["model"]["hidden_size"] == 24
+    assert units_of(trained(table, tmp_path / "run", given, hidden_size=24)) == 24
 
 
 def test_only_a_budget_chooses():
@@ -103,15 +100,16 @@ def test_only_a_budget_chooses():
     assert not can_choose_size(ForecastConfig(budget="30s"), {"num_layers"})
 
 
-def chosen_size(table: Path, spent_s: float) -> tuple[int, str]:
-    """Returns the hidden units that a budget of 10 s chooses after `spent_s`, and why."""
+def planned(
+    table: Path, spent_s: float = 0.0, *where: Any, **options: Any
+) -> tuple[ForecastConfig, str]:
+    """Returns what a budget of 10 s chooses after `spent_s`, and why."""
     config = ForecastConfig(
-        horizon=4, target=("y",), input_size=16, patch=4, budget="10s", ignore=("n",)
+        horizon=4, target=("y",), input_size=16, patch=4, budget="10s", ignore=("n",), **options
     )
-    dataset = prepare(str(table), config, lambda done, total: None)
+    dataset = prepare(str(table), config)
     split = split_table(dataset.table, dataset.frequency, config.split)
-    sized, why = choose_size(config, dataset, split, time.perf_counter() - spent_s)
-    return sized.hidden_size, why
+    return choose_size(config, dataset, split, time.perf_counter() - spent_s, *where)
 
 
 def test_the_size_depends_on_the_time_left(
@@ -119,11 +117,11 @@ def test_the_size_depends_on_the_time_left(
 ):
     # 65 % of 10 s are 250 steps of 26 ms, 65 % of 4 s of 10.4 ms.
     monkeypatch.setattr(size_plan, "step_seconds", step_of({256: 0.02, 128: 1e-4}))
-    assert chosen_size(table, 0.0)[0] == 256
-    assert chosen_size(table, 6.0)[0] == 128
+    assert planned(table)[0].hidden_size == 256
+    assert planned(table, 6.0)[0].hidden_size == 128
     monkeypatch.setattr(size_plan, "step_seconds", step_of({256: 0.03, 128: 1e-4}))
     monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "another"))
-    assert chosen_size(table, 0.0)[0] == 128
+    assert planned(table)[0].hidden_size == 128
 
 
 def test_other_processes_leave_time_for_fewer_steps(table: Path, monkeypatch: pytest.MonkeyPatch):
@@ -132,8 +130,11 @@ def test_other_processes_leave_time_for_fewer_steps(table: Path, monkeypatch: py
         return 0.01
 
     monkeypatch.setattr(size_plan, "step_seconds", step_seconds)
-    size, why = chosen_size(table, 0.0)
-    assert (size, "32 units: about 216 steps" in why) == (32, True)  # 65 % of 10 s by 30 ms
+    config, why = planned(table)
+    assert (config.hidden_size, "32 units: about 216 steps" in why) == (
+        32,
+        True,
+    )  # 65 % of 10 s by 30 ms
 
 
 @pytest.mark.parametrize("is_busy", [False, True])
@@ -142,10 +143,10 @@ def test_step_times_are_cached_unless_the_machine_was_busy(
 ):
     monkeypatch.setattr(measurements.CpuTimer, "was_busy", lambda *_: is_busy)
     monkeypatch.setattr(size_plan, "step_seconds", step_of({256: 0.1, 128: 0.1, 64: 1e-4}))
-    assert chosen_size(table, 0.0)[0] == 64
+    assert planned(table)[0].hidden_size == 64
     monkeypatch.setattr(size_plan, "step_seconds", step_of(dict.fromkeys((256, 128, 64), 1e-4)))
-    size, why = chosen_size(table, 0.0)
-    assert size == (256 if is_busy else 64)
+    config, why = planned(table)
+    assert config.hidden_size == (256 if is_busy else 64)
     assert why.endswith("(steps measured earlier)") is not is_busy
 
 
@@ -161,16 +162,11 @@ def test_a_gpu_gets_a_faster_precision_and_a_larger_batch(
         return 1e-3 * (2.0 if full else 1.0) * max(1.0, config.batch_size / 24)
 
     monkeypatch.setattr(size_plan, "step_seconds", step_seconds)
-    config = ForecastConfig(
-        horizon=4, target=("y",), input_size=16, patch=4, budget="10s", ignore=("n",), batch_size=8
-    )
-    dataset = prepare(str(table), config, lambda done, total: None)
-    split = split_table(dataset.table, dataset.frequency, config.split)
-    chosen, why = choose_size(config, dataset, split, time.perf_counter(), gpu)
+    chosen, why = planned(table, 0.0, gpu, batch_size=8)
     assert (chosen.precision, chosen.batch_size) == ("bf16", 32)  # of 264 windows no 128
     assert "bf16 and batch 32 read 24,000 windows/s" in why
     given = ("precision", "batch_size")
-    asked, _ = choose_size(config, dataset, split, time.perf_counter(), gpu, given)
+    asked, _ = planned(table, 0.0, gpu, given, batch_size=8)
     assert (asked.precision, asked.batch_size) == ("fp32", 8)
 
 

@@ -89,8 +89,6 @@ def test_rows_joined_by_kfold_are_a_warning(shuffle: bool) -> None:
             model.fit(timed.iloc[middle])
 
 
-# whole sequences ---------------------------------------------------------------------------------
-
 SMALL: dict[str, Any] = {
     "hidden_size": 4, "embed_size": 4, "epochs": 12, "learning_rate": 0.05, "held_out": 0.2,
 }  # fmt: skip
@@ -197,18 +195,6 @@ def test_sequences_are_searched_over_and_scored_in_parts(as_list: bool) -> None:
     assert model.score(X, y) > 0.7
     assert model.predict_proba(X).shape == (120, 2)
     assert model.classes_.tolist() == ["a", "b"]
-
-
-def test_shares_are_in_the_order_of_classes() -> None:
-    from sklearn.metrics import log_loss, roc_auc_score
-
-    X, y = labelled()
-    model = SequenceClassifier(**SMALL).fit(X, y)
-    shares = model.predict_proba(X)
-    assert isinstance(model.classes_, np.ndarray)
-    assert (model.classes_[shares.argmax(1)] == model.predict(X)).all()
-    assert roc_auc_score(y == "b", shares[:, 1]) > 0.9
-    assert log_loss(y, shares, labels=model.classes_) < 0.6
 
 
 def test_scores_are_those_of_scikit_learn_and_may_be_weighted() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -16,11 +15,9 @@ from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.preparation import prepare
 from fastlstm.forecast.data.splits import Scaler
-from fastlstm.forecast.model.network import ForecasterConfig
 from fastlstm.forecast.table_schema import (
     TableSchema,
     apply_schema,
-    numbers_at_fit,
     static_scale,
     statics_of,
 )
@@ -53,21 +50,9 @@ def applied(frame: pa.Table | SeriesDataset, may_miss: bool = False) -> Any:
     return apply_schema(other, stored)  # type: ignore[arg-type]
 
 
-def slower(frame: pa.Table) -> pa.Table:
-    start = datetime.datetime(2020, 1, 1)
-    times = [start + datetime.timedelta(hours=2 * n) for n in range(ROWS)] * 3
-    return frame.set_column(1, "ds", pa.array(times, pa.timestamp("us")))
-
-
-def zoned(frame: pa.Table) -> pa.Table:
-    return frame.set_column(1, "ds", pa.compute.assume_timezone(frame["ds"], "UTC"))
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (slower, "has the frequency 2 hours, the table at fit had 1 hour"),
-        (zoned, "has the time zone UTC, the table at fit had None; convert the times"),
         (lambda t: replaced(t, "temp", 3, None), "has missing values, the table at fit had none"),
         (lambda _: table(("a", "b", "d")), "'sky' has the unknown category 'd'; .* 3 others"),
     ],
@@ -91,22 +76,6 @@ def test_missing_values_are_taken_if_some_were_missing_at_fit() -> None:
     applied(replaced(table(), "temp", 3, None), may_miss=True)
 
 
-def test_windows_are_scaled_and_names_renumbered() -> None:
-    other = table(("c", "a"))  # numbers 0 and 1 here, 2 and 0 at fit
-    windows = applied(other)
-    assert windows.renumbered[2].tolist() == [2.0, 0.0]
-    assert applied(table()).renumbered == {}
-    values, statics = next(windows.read(np.array([0]), ForecasterConfig(1, 1, 1, 2, patch=1)))
-    np.testing.assert_allclose(values[0, :, 0], (other["y"].to_numpy()[:2] - 1) / 2, rtol=1e-5)
-    assert values[0, :, 2].tolist() == [2.0, 0.0]
-    assert statics.tolist() == [[pytest.approx((2.0 - 5.0) / np.std([2.0, 4.0, 9.0]))]]
-
-
-def test_numbers_of_a_column_at_fit() -> None:
-    schema = TableSchema.of(dataset(table()), False)
-    assert numbers_at_fit("sky", dataset(table(("c", "b"))), schema).tolist() == [2.0, 1.0]
-
-
 def test_static_names_and_constants_are_not_scaled() -> None:
     config = ForecastConfig(
         target=("y",), past=(), static=("size", "same", "place"), categorical=("place",)
@@ -123,9 +92,3 @@ def test_static_names_and_constants_are_not_scaled() -> None:
     renumbered = statics_of(data, scale, {"place": np.array([5.0, 4.0], np.float32)})
     assert renumbered is not None
     assert renumbered[:, 2].tolist() == [5.0, 4.0, 5.0]
-
-
-def test_without_static_columns_there_are_none() -> None:
-    data = prepare(long_table(ROWS, 3), ForecastConfig(target=("y",)))
-    assert static_scale(data).shape == (0, 2)
-    assert statics_of(data, static_scale(data), {}) is None

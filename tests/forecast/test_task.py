@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from pyarrow import parquet as pq
 
 from fastlstm import Forecaster
-from fastlstm.errors import DataError, NonFiniteError, Stopped
+from fastlstm.errors import DataError, Stopped
 from fastlstm.forecast import task as task_module
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
@@ -75,23 +76,6 @@ def test_quantiles_are_calibrated_on_enough_windows_and_on_what_the_time_allows(
     assert [event["done"] for event in events] == list(range(64, num + 1, 64))
 
 
-def test_the_progress_of_a_calibration_is_shown(
-    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calibrate = task_module.calibrate
-
-    def watched(*args: Any) -> Any:
-        args[-2](1, 2)
-        return calibrate(*args)
-
-    monkeypatch.setattr(task_module, "calibrate", watched)
-    monkeypatch.setattr("fastlstm.training.session._SHOW_EVERY_S", -1.0)
-    events: list[dict[str, Any]] = []
-    train_forecaster(path, ForecastConfig(**QUICK), out=tmp_path / "r", observers=[events.append])
-    shown = [e for e in events if e.get("doing") == "calibrating quantiles"]
-    assert (shown[0]["done"], shown[0]["total"], shown[0]["unit"]) == (1, 2, "windows")
-
-
 def test_the_evaluation_leaves_the_report_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     session = SimpleNamespace(
         run=object(), report_s=lambda: 5.0, watch=lambda *_: lambda *_: None, stop=None
@@ -116,28 +100,20 @@ def test_the_evaluation_leaves_the_report_its_time(monkeypatch: pytest.MonkeyPat
 def test_with_a_budget_the_last_calibration_replaces_the_rough_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made: list[int] = []
-
-    def calibrate(*_: Any, **__: Any) -> int:
-        made.append(len(made))
-        return made[-1]
-
     published: list[Any] = []
 
     def files(stored: Any) -> dict[str, bytes]:
         published.append(stored)
         return {}
 
-    monkeypatch.setattr(task_module, "calibrate", calibrate)
     monkeypatch.setattr(task_module, "forecaster_files", files)
     monkeypatch.setattr(ForecastTask, "_evaluate", lambda *_: {})
     for budget_s, used in ((9.0, 1), (None, 0)):
-        made.clear()
+        made = itertools.count()
+        monkeypatch.setattr(task_module, "calibrate", lambda *_, made=made, **__: next(made))
         run = SimpleNamespace(publish=lambda files: None)
-        session = SimpleNamespace(
-            run=run, say=lambda *_: None, watch=lambda *_: lambda *_: None, stop=None
-        )
-        task = task_of(session, budget_s)
+        watch = {"say": lambda *_: None, "watch": lambda *_: lambda *_: None, "stop": None}
+        task = task_of(SimpleNamespace(run=run, **watch), budget_s)
         best = SimpleNamespace(weights=Network(2, 2).state_dict(), set_published=lambda: None)
         trainer: Any = SimpleNamespace(progress=Progress(best_step=7), best=best)
         task.publish(best.weights, trainer)
@@ -170,36 +146,13 @@ def test_the_best_weights_are_published_and_returned(
             assert torch.equal(tensor, seen[0][name]), name
 
 
-def test_a_run_that_ends_with_nan_keeps_the_best_weights(
-    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = ForecastConfig(**{**QUICK, "checkpoint_every": 1000})
-    losses, evaluated = ForecastTask.losses, []
-    score = ForecastTask.score
-
-    def poisoned(task: ForecastTask, *given: Any) -> Any:
-        for loss in losses(task, *given):
-            yield loss * float("nan") if evaluated else loss
-
-    def noted(task: ForecastTask, *given: Any) -> Any:
-        evaluated.append(score(task, *given))
-        return evaluated[-1]
-
-    monkeypatch.setattr(ForecastTask, "losses", poisoned)
-    monkeypatch.setattr(ForecastTask, "score", noted)
-    with pytest.raises(NonFiniteError):
-        train_forecaster(path, config, out=tmp_path / "run")
-    assert Forecaster.load(tmp_path / "run").predict(path) is not None
-
-
 def test_a_stop_during_calibration_acts_at_once(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The published forecaster is calibrated on few windows."""
     pq.write_table(long_table(9000), path)
     calibrate, finish = task_module.calibrate, ForecastTask.finish
-    read: list[list[int]] = []
-    is_finishing: list[bool] = []
+    read, is_finishing = list[list[int]](), list[bool]()
 
     def counted(network: Any, inputs: Any, valid: Any, show: Any, should_continue: Any) -> Any:
         read.append([])
@@ -269,3 +222,34 @@ def test_a_validation_part_without_values_is_an_error() -> None:
     with pytest.raises(DataError, match="the validation part has no value of the targets"):
         Forecaster(**SMALL).fit(y)
     assert math.isfinite(Forecaster(**SMALL).fit(values()).fitted_.best_loss)
+
+
+def test_five_bad_steps_in_a_row_restore_the_last_good_state(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses, passes = ForecastTask.losses, itertools.count()
+
+    def poisoned(*given: Any) -> Iterator[torch.Tensor]:
+        for loss in losses(*given):
+            yield loss * math.nan if next(passes) in range(10, 15) else loss
+
+    monkeypatch.setattr(ForecastTask, "losses", poisoned)
+    events: list[dict[str, Any]] = []
+    given = {
+        **QUICK,
+        "steps": 20,
+        "checkpoint_every": 4,
+        "log_every": 1,
+        "observers": [events.append],
+    }
+    with pytest.warns(UserWarning, match="with half the learning rate"):
+        model = Forecaster(**{**given, "tbptt": 12, "batch_size": 2}).fit(
+            path, out=tmp_path / "run"
+        )
+    skips = [event for event in events if event["event"] == "skip"]
+    assert [event["step"] for event in skips] == [10] * 5
+    assert skips[-1]["action"] == "rolled back to the last good checkpoint"
+    steps = [event["step"] for event in events if event["event"] == "step"]
+    assert steps == [*range(1, 11), *range(9, 21)]  # the newest checkpoint was of step 8
+    assert math.isfinite(model.fitted_.best_loss)
+    assert Forecaster.load(tmp_path / "run").predict(path) is not None

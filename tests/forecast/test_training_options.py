@@ -12,7 +12,7 @@ import torch
 
 import fastlstm
 from fastlstm import Forecaster
-from fastlstm.errors import ConfigError, KernelError, RunDirectoryError, Stopped
+from fastlstm.errors import ConfigError, KernelError, Stopped
 from fastlstm.forecast.plan import LEARNING_RATES
 from fastlstm.system.hardware import cpu
 from fastlstm.training import signals
@@ -35,8 +35,8 @@ def waves(num_rows: int = 240, missing: float = 0.0) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("missing", "given"),
-    [(0.0, {}), (0.4, {}), (0.0, {"tbptt": 12}), (0.4, {"tbptt": 12})],
-    ids=["windows", "missing values", "streams", "streams with missing values"],
+    [(0.4, {}), (0.0, {"tbptt": 12}), (0.4, {"tbptt": 12})],
+    ids=["missing values", "streams", "streams with missing values"],
 )
 def test_accumulation_gives_the_step_of_the_large_batch(
     missing: float, given: dict[str, Any]
@@ -64,25 +64,6 @@ def test_every_optimizer_trains(optimizer: str) -> None:
     model = Forecaster(**{**QUICK, "steps": 150}, optimizer=optimizer, ema=0.0).fit(waves())
     found = model.backtest()
     assert found["forecaster"]["mse"] < 0.5 * found["naive"]["mse"]
-
-
-def test_a_callback_stops_a_run_which_resumes_bit_equal(tmp_path: Path) -> None:
-    given = {**QUICK, "optimizer": "muon", "dropout": 0.3, "weight_decay": 0.01}
-    whole = Forecaster(**given).fit(waves())
-
-    class StopAtStep5(fastlstm.Callback):
-        def on_update(self, trainer: Any) -> None:
-            if trainer.progress.step == 4:
-                trainer.stop.set("test")
-
-    out = tmp_path / "run"
-    with pytest.raises(Stopped, match="checkpoint-5 is saved"):
-        Forecaster(**given, callbacks=[StopAtStep5()]).fit(waves(), out=out)
-    resumed = Forecaster(**given).fit(waves(), out=out, resume=True)
-    own, other = whole.network_.state_dict(), resumed.network_.state_dict()
-    for name, tensor in own.items():
-        assert torch.equal(tensor, other[name]), name
-    assert resumed.fitted_.best_loss == whole.fitted_.best_loss
 
 
 def test_bf16_learns_as_fp32_does() -> None:
@@ -121,8 +102,6 @@ def test_fit_in_a_run_directory_writes_the_files_of_train(tmp_path: Path) -> Non
     assert (out / "checkpoint-12").is_dir()
     again = Forecaster.load(out)
     np.testing.assert_array_equal(again.predict(waves()), model.predict())
-    with pytest.raises(RunDirectoryError, match="already contains a run"):
-        Forecaster(**QUICK).fit(waves(), out=out)
     with pytest.raises(ConfigError, match="`hidden_size=16`: this run was started with 8"):
         Forecaster(**{**QUICK, "hidden_size": 16}).fit(waves(), out=out, resume=True)
     longer = Forecaster(**{**QUICK, "steps": 20}).fit(waves(), out=out, resume=True)

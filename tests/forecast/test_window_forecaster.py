@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 
@@ -72,34 +71,6 @@ def test_the_input_columns_have_names(tmp_path: Path) -> None:
     assert windows.typical("size") == pytest.approx(sizes.mean())
     assert windows.typical("price") == pytest.approx(7, abs=0.2)
     assert windows.typical("unknown") == 0.0
-
-
-def test_future_and_static_values_change_the_forecast(tmp_path: Path) -> None:
-    fitted = fit_everything()
-    windows = WindowForecaster(fitted.stored_, "all")
-    table = everything(120 + h)
-    row = np.tile(np.arange(120 + h), 3)
-    past, ahead = table.filter(pa.array(row < 120)), table.filter(pa.array(row >= 120))
-    expected = fitted.predict(past, ahead.drop_columns(["y", "temp", "sky", "size", "place"]))
-    columns = {"past": windows.past, "future": windows.future, "static": windows.static}
-
-    def coded(name: str, frame: pa.Table, group: str) -> list[float]:
-        codes = columns[group].codes.get(name)
-        values = frame[name].to_pylist()
-        return [v if codes is None else codes[v] for v in values]
-
-    def block(frame: pa.Table, group: str, num_rows: int) -> np.ndarray:
-        listed = [coded(name, frame, group) for name in columns[group].names]
-        array = np.array(listed, dtype=np.float64).T.reshape(3, num_rows, -1)
-        return array.astype(np.float32)
-
-    values = block(past, "past", 120)[:, -L:]
-    future, statics = block(ahead, "future", h), block(past, "static", 120)[:, 0]
-    statics = np.concatenate([statics, np.arange(3, dtype=np.float32)[:, None]], 1)
-    found = windows.run(values, future, statics).values()[..., 0]
-    np.testing.assert_allclose(found, expected["y"].to_numpy().reshape(3, h), rtol=1e-4, atol=1e-4)
-    other = windows.run(values, future, statics + np.array([3, 0, 0], np.float32)).values()[..., 0]
-    assert np.abs(other - found).max() > 1e-4
 
 
 def test_large_numbers_of_a_narrow_range_are_float64(model: Forecaster) -> None:

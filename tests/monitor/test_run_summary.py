@@ -105,11 +105,8 @@ def test_a_long_run_read_at_once_is_as_one_read_line_by_line(
     (path / "metrics.jsonl").write_text("", "utf-8")
     long_run(path, 4000)
     add_event(path, event="skip", what="loss is NaN")
-    decoded: list[bytes] = []
-    original = run_summary.decode_event
-    monkeypatch.setattr(
-        run_summary, "decode_event", lambda line: decoded.append(line) or original(line)
-    )
+    decoded, decode = list[bytes](), run_summary.decode_event
+    monkeypatch.setattr(run_summary, "decode_event", lambda x: decoded.append(x) or decode(x))
     run = read(path)
     assert len(decoded) < 1400  # of which 1000 until the end is predicted
     monkeypatch.setattr(run_summary, "_STEP", (b"none",))
@@ -127,15 +124,11 @@ def test_a_long_run_read_at_once_is_as_one_read_line_by_line(
 def test_values_of_other_kinds_are_ignored(tmp_path: Path) -> None:
     values: tuple[Any, ...] = ("1", None, [], {}, True, 10**400)
     for value in values:
-        add_event(
-            tmp_path, event="step", step=value, elapsed_s=value, bits_per_char=value, eta_s=value
-        )
-        add_event(
-            tmp_path, event="eval", split="valid", step=1, elapsed_s=value, bits_per_char=value
-        )
-        add_event(
-            tmp_path, event="start", vocab=value, source=value, resumed_from=value, task="text"
-        )
+        figures = dict.fromkeys(("elapsed_s", "bits_per_char", "eta_s"), value)
+        add_event(tmp_path, event="step", step=value, **figures)
+        add_event(tmp_path, event="eval", split="valid", step=1, **figures)
+        about = dict.fromkeys(("vocab", "source", "resumed_from"), value)
+        add_event(tmp_path, event="start", task="text", **about)
         add_event(tmp_path, event="end", reason=value, units=value, train_s=value, best_loss=value)
     run = read(tmp_path)
     figures = (run.best, run.rate, run.slip, run.units_per_char, run.reach("chars"))

@@ -12,6 +12,7 @@ import pytest
 
 from fastlstm.report.page import write_report
 from odd_names import NAMES, forecast_event
+from recorded_run import add_event
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
@@ -39,10 +40,9 @@ def opened(browser: Any, path: Path, width: int = 1100) -> tuple[Any, list[str],
 
 @pytest.mark.parametrize("width", [390, 1100])
 def test_names_run_nothing_and_push_nothing_aside(browser: Any, run_dir: Path, width: int) -> None:
-    events = [forecast_event(name, series=name) for name in NAMES]
-    events += [{"event": "sample", "step": 1, "text": name} for name in NAMES if name]
-    with (run_dir / "metrics.jsonl").open("a") as file:
-        file.writelines(json.dumps(event) + "\n" for event in events)
+    for name in NAMES:
+        add_event(run_dir, **forecast_event(name, series=name))
+        add_event(run_dir, event="sample", step=1, text=name)
     path = write_report(run_dir)
     page, ran, loaded = opened(browser, path, width)
     assert ran == []

@@ -22,15 +22,10 @@ def test_rows() -> None:
         ("source", "runs/book, model aaaaaaaaaaaa"),
         ("result", "runs/small, model bbbbbbbbbbbb"),
         ("methods", "75 % of the weights pruned, int8"),
-        (
-            "bits/char",
-            "2.0000 -> 2.0100 (+0.0100, 95 % interval +0.0050 to +0.0150) on 5,000 tokens of"
-            " book.txt",
-        ),
-        (
-            "outputs",
-            "logits off by 0.1 (RMS), 0.5 (max); the likeliest token is the same at 98.00%",
-        ),
+        ("bits/char", "2.0000 -> 2.0100 (+0.0100, 95 % interval +0.0050 to +0.0150) on 5,000"
+         " tokens of book.txt"),
+        ("outputs", "logits off by 0.1 (RMS), 0.5 (max); the likeliest token is the same at"
+         " 98.00%"),
         ("weights", "1.00M -> 1.00M, 75.0 % zeros"),
         ("on disk", "4.00 MB -> 1.00 MB (25.0 %)"),
         ("in memory", "4.40 MB -> 1.20 MB (27.3 %)"),
@@ -40,7 +35,7 @@ def test_rows() -> None:
         ("training", "100 steps, 1:05, 0:12 of it in the teacher"),
         ("this CPU", "has no AVX-512 VNNI, with which int8 is fastest"),
         ("notes", "a note"),
-    ]
+    ]  # fmt: skip
 
 
 def test_a_difference_that_is_rounded_to_zero_has_no_minus() -> None:
@@ -65,10 +60,8 @@ def test_too_few_blocks_have_no_interval() -> None:
     assert REPORT.change is not None
     change = dataclasses.replace(REPORT.change, low=None, high=None, num_scored=128)
     report = dataclasses.replace(REPORT, kind="forecaster", measure="mae", change=change).to_dict()
-    assert dict(compression_rows(report))["mae"] == (
-        "2.0000 -> 2.0100 (+0.0100, no interval: too few blocks of windows) on 128 windows of"
-        " book.txt"
-    )
+    told = "(+0.0100, no interval: too few blocks of windows) on 128 windows of book.txt"
+    assert dict(compression_rows(report))["mae"] == f"2.0000 -> 2.0100 {told}"
     charts = compression_charts(report)
     assert len(charts) == 3
     assert all(chart.svg and "95 % interval" not in chart.svg for chart in charts)
@@ -76,11 +69,8 @@ def test_too_few_blocks_have_no_interval() -> None:
 
 def test_charts() -> None:
     charts = compression_charts(FACTS)
-    assert [chart.title for chart in charts] == [
-        "Quality by speed, 1 stream",
-        "Quality by speed, 64 streams",
-        "Quality by bytes on disk",
-    ]
+    by = ["speed, 1 stream", "speed, 64 streams", "bytes on disk"]
+    assert [chart.title for chart in charts] == [f"Quality by {what}" for what in by]
     for chart in charts:
         assert "source, fp32" in chart.svg
         assert "95 % interval" in chart.svg

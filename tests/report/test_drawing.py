@@ -57,14 +57,9 @@ def test_ids_have_the_name_of_the_chart_and_references_resolve() -> None:
 
 
 def test_colours_are_variables_of_the_page_and_nothing_is_loaded() -> None:
-    curves = [
-        DrawnCurve([0, 1], [1.0, 2.0], "one", "a"),
-        DrawnCurve([0, 1], [2.0, 3.0], "two", "b"),
-    ]
-    svg = chart(*curves)
-    assert {"var(--a)", "var(--b)", "var(--muted)", "var(--grid)", "var(--ink)"} <= set(
-        re.findall(r"var\(--\w+\)", svg)
-    )
+    ends = ("one", "a", [1.0, 2.0]), ("two", "b", [2.0, 3.0])
+    svg = chart(*(DrawnCurve([0, 1], y, label, colour) for label, colour, y in ends))
+    assert {"a", "b", "muted", "grid", "ink"} <= set(re.findall(r"var\(--(\w+)\)", svg))
     assert "#0102" not in svg
     assert "http" not in svg
     assert {"one", "two"} <= set(texts(svg))

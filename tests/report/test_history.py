@@ -42,17 +42,9 @@ def test_damaged_lines_are_left_out(tmp_path: Path) -> None:
 
 
 def test_steps_repeated_after_a_resume_are_kept_once(tmp_path: Path) -> None:
-    history = written(
-        tmp_path,
-        {"event": "start", "resumed_from": None},
-        step(1),
-        step(2),
-        step(3, lr="lost"),
-        valid(3, 9.0),
-        {"event": "end", "reason": "stopped"},
-        {"event": "start", "resumed_from": 2},
-        step(3, lr="new"),
-    )
+    first, again = ({"event": "start", "resumed_from": step} for step in (None, 2))
+    stopped = [step(3, lr="lost"), valid(3, 9.0), {"event": "end", "reason": "stopped"}]
+    history = written(tmp_path, first, step(1), step(2), *stopped, again, step(3, lr="new"))
     kept = [(event["step"], event.get("lr")) for event in history.steps]
     assert kept == [(1, None), (2, None), (3, "new")]
     assert history.evals == []
@@ -134,11 +126,9 @@ def test_a_line_without_end_takes_no_memory(tmp_path: Path) -> None:
     with path.open("ab") as file:
         file.write(b'\n{"event": "step", "step": 2}\n')
     tracemalloc.start()
-    try:
-        history = read_history(path)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+    history = read_history(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
     assert [event["step"] for event in history.steps] == [1, 2]
     assert peak < 200 << 20
 
@@ -163,9 +153,8 @@ def test_very_many_events_take_bounded_memory(tmp_path: Path) -> None:
 
 
 def test_very_long_events_take_bounded_memory(tmp_path: Path) -> None:
-    events = [
-        {"event": "sample", "step": at, "text": f"{at}" + (1 << 20) * "a"} for at in range(64)
-    ]
+    text = (1 << 20) * "a"
+    events = ({"event": "sample", "step": at, "text": f"{at}{text}"} for at in range(64))
     history = written(tmp_path, *events)
     assert 1 < len(history.samples) <= 16
     assert history.samples[-1]["step"] == 63

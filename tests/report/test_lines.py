@@ -11,20 +11,11 @@ from fastlstm.report.terminal import Glyphs
 from recorded_run import END, EVAL, START
 
 FORECAST_START = {
-    "event": "start",
-    "task": "forecast",
-    "unit": "windows",
-    "source": "sales.csv",
-    "rows": 1200,
-    "series": 3,
-    "frequency": "1 day",
-    "num_units": {"train": 800, "valid": 100, "test": 100},
-    "target": ["sold", "price"],
-    "future": ["holiday"],
+    "event": "start", "task": "forecast", "unit": "windows", "source": "sales.csv", "rows": 1200,
+    "series": 3, "frequency": "1 day", "num_units": {"train": 800, "valid": 100, "test": 100},
+    "target": ["sold", "price"], "future": ["holiday"], "batch_size": 32, "balance": True,
     "model": {"input_size": 48, "horizon": 12, "patch": 4, "hidden_size": 64, "channels": "own"},
-    "batch_size": 32,
-    "balance": True,
-}
+}  # fmt: skip
 
 
 def rows_of(start: dict[str, Any]) -> dict[str, str]:
@@ -42,14 +33,12 @@ def test_the_start_of_a_text_run() -> None:
     assert rows["model"].split(" | ")[0] == "embedding 128, 2 LSTM layers of 512 units"
     assert "138,737,500 parameters, 8.25 MFLOP per token" in rows["model"]
     assert rows["model"].endswith("variational dropout 0.1, output norm")
-    assert rows["training"] == (
-        "muon, learning rate 0.02, 32 lanes × 128 tokens × 4 per step, seed 0"
-    )
+    known = "muon, learning rate 0.02, 32 lanes × 128 tokens × 4 per step, seed 0"
+    assert rows["training"] == known
     assert rows["machine"] == "cpu, 2 threads, ceiling 412 GFLOP/s (measured)"
     how = "oneDNN, 2048x512x2048 in bf16, 2 threads, while the machine was busy"
-    assert rows_of({**START, "ceiling_how": how})["machine"].endswith(
-        f"ceiling 412 GFLOP/s ({how})"
-    )
+    machine = rows_of({**START, "ceiling_how": how})["machine"]
+    assert machine.endswith(f"ceiling 412 GFLOP/s ({how})")
     assert rows["ends"] == "after 2m of wall-clock time, including the report"
     assert rows["resumed"] == "from step 1,200, after 0:36 of wall-clock time"
 
@@ -86,9 +75,8 @@ def test_the_start_of_a_forecaster() -> None:
         "800 training, 100 validation, 100 test | target sold, price; future covariates holiday"
         " | all series sampled equally often"
     )
-    assert rows["model"] == (
-        "48 steps in, 12 out, patches of 4, 1 LSTM layer of 64 units, own channels"
-    )
+    model = "48 steps in, 12 out, patches of 4, 1 LSTM layer of 64 units, own channels"
+    assert rows["model"] == model
     assert rows["training"] == "32 windows per step"
     chunks = rows_of({**FORECAST_START, "tbptt": 24})
     assert "series in order, 24 steps per chunk, state carried over" in chunks["windows"]
@@ -196,32 +184,20 @@ def test_next_commands() -> None:
 @pytest.mark.parametrize(
     ("function", "event", "text"),
     [
-        (
-            lines.progress_text,
-            {"doing": "evaluating the test set", "unit": "windows", "done": 512, "total": 3389},
-            "evaluating the test set: 512 of 3,389 windows, 15%",
-        ),
+        (lines.progress_text, {"doing": "testing", "unit": "windows", "done": 512, "total": 3389},
+         "testing: 512 of 3,389 windows, 15%"),
         (lines.progress_text, {"doing": "a", "unit": "b"}, "a"),
-        (
-            lines.prepare_text,
-            {"done_bytes": 123e6, "total_bytes": 1e9},
-            "reading: 123 MB of 1.00 GB, 12%",
-        ),
+        (lines.prepare_text, {"done_bytes": 123e6, "total_bytes": 1e9},
+         "reading: 123 MB of 1.00 GB, 12%"),
         (lines.prepare_text, {"done_bytes": 123e6}, "reading: 123 MB"),
-        (
-            lines.skip_text,
-            {"step": 5, "what": "non-finite", "tensor": "loss", "action": "rolled back"},
-            "step 5: non-finite in loss; rolled back",
-        ),
-        (
-            lines.checkpoint_text,
-            {"step": 5, "path": "runs/b/checkpoint-5/", "bytes": 16.7e6, "seconds": 0.3},
-            "step 5, saved checkpoint-5, 16.7 MB, 0.30 s",
-        ),
+        (lines.skip_text, {"step": 5, "what": "non-finite", "tensor": "loss", "action": "rolled"},
+         "step 5: non-finite in loss; rolled"),
+        (lines.checkpoint_text, {"step": 5, "path": "a/checkpoint-5/", "bytes": 16.7e6,
+         "seconds": 0.3}, "step 5, saved checkpoint-5, 16.7 MB, 0.30 s"),
         (lines.windows_text, {"windows": 512, "of_windows": 3389}, "512 of 3,389 windows"),
         (lines.windows_text, {"windows": 1, "of_windows": 1}, "1 window"),
     ],
-)
+)  # fmt: skip
 def test_sentences(function: Any, event: dict[str, Any], text: str) -> None:
     assert function(event) == text
 

@@ -14,6 +14,7 @@ from fastlstm.report import page as page_module
 from fastlstm.report.html import table
 from fastlstm.report.page import write_report
 from odd_names import NAMES, forecast_event
+from recorded_run import add_event
 
 VOID = {"meta", "br", "path", "use", "rect"}
 
@@ -63,25 +64,12 @@ def test_the_report_has_everything(run_dir: Path) -> None:
     assert path == run_dir / "report.html"
     page = outline(path)
     for text in (
-        "a <b>book",
-        "Finished: budget 2m",
-        "Best validation1.65",
-        "24,576 tokens/s2,457,600 tokens",
-        "Share of the ceiling61%",
-        "of 412 GFLOP/s measured",
-        "Quality by tokens",
-        "Quality by time",
-        "Throughput",
-        "Learning rate",
-        "Samples",
-        "Evaluations",
-        "layer 0: oneDNN",
-        "rnn_size512",
-        "layer_normon",
-        "learning_rate0.0123",
-        "a note",
+        "a <b>book", "Finished: budget 2m", "Best validation1.65", "of 412 GFLOP/s measured",
+        "24,576 tokens/s2,457,600 tokens", "Share of the ceiling61%", "Quality by tokens",
+        "Quality by time", "Throughput", "Learning rate", "Samples", "Evaluations", "a note",
+        "layer 0: oneDNN", "rnn_size512", "layer_normon", "learning_rate0.0123",
         "step 5: non-finite",
-    ):
+    ):  # fmt: skip
         assert text in page.text, text
     assert page.tags.count("svg") == 6
     assert page.tags.count("tr") == 1 + 3
@@ -149,9 +137,7 @@ def test_errors_of_each_target(run_dir: Path) -> None:
          "by_step": [{"first": 1, "last": 1, "mae": 0.25}, {"first": 2, "last": 3, "mae": None}]}
         for name in ("load <b>", "wind")
     ]  # fmt: skip
-    test = {"event": "test", "scores": {"forecaster": {"mse": 4.0}}, "targets": targets}
-    with (run_dir / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps(test) + "\n")
+    add_event(run_dir, event="test", scores={"forecaster": {"mse": 4.0}}, targets=targets)
     source = write_report(run_dir).read_text(encoding="utf-8")
     assert "<th>step 1</th><th>steps 2–3</th>" in source
     cells = "<td>1,200</td><td>4</td><td>1.5</td><td>2.5</td><td>0.25</td><td></td>"
@@ -163,9 +149,7 @@ def test_a_section_that_fails_says_so_and_the_others_are_there(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(charts, "_ceiling", lambda history, title: 1 / 0)
-    events = [{"event": "test", "scores": {"forecaster": 3}}]
-    with (run_dir / "metrics.jsonl").open("a") as file:
-        file.writelines(json.dumps(event) + "\n" for event in events)
+    add_event(run_dir, event="test", scores={"forecaster": 3})
     page = outline(write_report(run_dir))
     titles = ["Quality by time", "Throughput", "Share of the ceiling", "Learning rate"]
     assert sorted(titles, key=page.text.rindex) == titles
@@ -221,12 +205,11 @@ def test_a_report_that_cannot_be_written(run_dir: Path) -> None:
 
 
 def test_the_warnings_of_the_end_and_notes_once(run_dir: Path) -> None:
-    end = {"event": "end", "reason": "budget 2m", "still_improving": True}
-    end |= {"best_step": 6, "step": 201}
-    end["test_error"] = {"measure": "mae", "forecaster": 2.0, "seasonal_naive": 1.5}
-    note = {"event": "message", "level": "info", "text": "said at every start"}
-    with (run_dir / "metrics.jsonl").open("a") as file:
-        file.writelines(json.dumps(event) + "\n" for event in (note, note, end))
+    for _ in range(2):
+        add_event(run_dir, event="message", level="info", text="said at every start")
+    errors = {"measure": "mae", "forecaster": 2.0, "seasonal_naive": 1.5}
+    end = {"still_improving": True, "best_step": 6, "step": 201, "test_error": errors}
+    add_event(run_dir, event="end", reason="budget 2m", **end)
     text = outline(write_report(run_dir)).text
     assert "worse than the seasonal naive forecast on the test set: mae 2 vs 1.5" in text
     assert "a longer run would help" in text
@@ -243,9 +226,7 @@ def test_names_in_sections_are_escaped(run_dir: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(page_module, "header_rows", fail)
     (run_dir / "config.json").write_text(json.dumps({"train": {"<img src=y>": 3}}))
     times = [f"2024-05-0{day}T12:00:00" for day in range(1, 5)]
-    event = {**forecast_event("y"), "times": times, "time_zone": "<img src=z>"}
-    with (run_dir / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps(event) + "\n")
+    add_event(run_dir, **{**forecast_event("y"), "times": times, "time_zone": "<img src=z>"})
     page = outline(write_report(run_dir))
     assert "img" not in page.tags
     for place in "xyz":
@@ -259,9 +240,8 @@ def test_settings_are_the_ones_of_the_run_and_the_time_of_an_event_is_none(run_d
     (run_dir / "config.json").write_text(json.dumps({"train": train}))
     source = write_report(run_dir).read_text(encoding="utf-8")
     shown = dict(re.findall(r"<dt>(\w+)</dt><dd>([^<]*)</dd>", source))
-    assert shown == {
-        "seed": "7", "batch_size": "32", "steps": "20,000", "grad_clip": "2,500,000",
-    }  # fmt: skip
+    known = {"seed": "7", "batch_size": "32", "steps": "20,000", "grad_clip": "2,500,000"}
+    assert shown == known
 
 
 def test_every_class_of_the_page_has_a_rule_and_every_rule_a_class() -> None:

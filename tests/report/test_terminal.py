@@ -1,44 +1,28 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from fastlstm.report.terminal import (
-    cell_width,
-    clip,
-    clock,
-    percent,
-    short_bytes,
-    short_count,
-    tick_texts,
-    wrap,
-)
+from fastlstm.report import terminal
+from fastlstm.report.terminal import cell_width, clip, tick_texts, wrap
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
+    ("shown", "texts"),
     [
-        *((0, "0"), (999.4, "999"), (999.9, "1.0k"), (12_345, "12.3k"), (182_345, "182k")),
-        *((999_499, "999k"), (999_900, "1.00M"), (1_234_567, "1.23M"), (45_600_000_000, "45.6G")),
+        (terminal.short_count, {0: "0", 999.4: "999", 999.9: "1.0k", 12_345: "12.3k",
+         182_345: "182k", 999_499: "999k", 999_900: "1.00M", 1_234_567: "1.23M",
+         45_600_000_000: "45.6G"}),
+        (terminal.clock, {0.4: "0:00", 7: "0:07", 754: "12:34", 3723: "1:02:03",
+         360_000: "4d04h"}),
+        (terminal.percent, {0: "0%", 0.0012: "0.1%", 0.0996: "10%", 0.613: "61%", 1: "100%"}),
+        (terminal.short_bytes, {950: "950 B", 12_345: "12.3 kB", 1.23e9: "1.23 GB"}),
     ],
-)
-def test_short_count_takes_at_most_five_characters(value: float, text: str) -> None:
-    assert short_count(value) == text
-    assert len(text) <= 5
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.4, "0:00"), (7, "0:07"), (754, "12:34"), (3723, "1:02:03"), (360_000, "4d04h")],
-)
-def test_clock(seconds: float, text: str) -> None:
-    assert clock(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("share", "text"), [(0, "0%"), (0.0012, "0.1%"), (0.0996, "10%"), (0.613, "61%"), (1, "100%")]
-)
-def test_percent(share: float, text: str) -> None:
-    assert percent(share) == text
+    ids=["counts in five characters", "clock", "percent", "bytes"],
+)  # fmt: skip
+def test_numbers_are_shown_shortly(shown: Any, texts: dict[float, str]) -> None:
+    assert {value: shown(value) for value in texts} == texts
 
 
 @pytest.mark.parametrize(
@@ -54,10 +38,6 @@ def test_percent(share: float, text: str) -> None:
 )
 def test_labels_of_an_axis_are_precise(values: list[float], texts: list[str]) -> None:
     assert tick_texts(values) == texts
-
-
-def test_short_bytes() -> None:
-    assert [short_bytes(size) for size in (950, 12_345, 1.23e9)] == ["950 B", "12.3 kB", "1.23 GB"]
 
 
 def test_width_of_wide_and_combining_characters() -> None:

@@ -12,7 +12,6 @@ import torch
 from fastlstm.errors import ConfigError, DataError
 from fastlstm.sequence.answers import (
     Labels,
-    Numbers,
     answers_of,
     class_weights,
     classes_of,
@@ -20,41 +19,8 @@ from fastlstm.sequence.answers import (
     require_one_each,
     storable_class_weight,
     stratified,
-    varied,
     weights_of,
 )
-
-TRAIN = np.array([0, 1, 2])
-
-
-def test_numbers_are_scaled_by_the_training_sequences() -> None:
-    y = answers_of([1.0, 2.0, 3.0, 100.0])
-    numbers = Numbers.of(y, TRAIN)
-    assert (numbers.mean.tolist(), len(numbers)) == ([2.0], 1)
-    targets = numbers.encode(y)
-    assert (targets.dtype, targets.shape) == (torch.float32, (4, 1))
-    assert targets[:3].std(correction=0) == pytest.approx(1.0)
-    np.testing.assert_allclose(numbers.decode(targets), y, rtol=1e-6)
-    assert numbers.decode(targets).shape == (4,)
-
-
-def test_each_of_several_numbers_has_a_scale_of_its_own() -> None:
-    y = np.array([[1.0, 1e6, 0.1], [2.0, 3e6, 0.1], [3.0, 2e6, 0.1]])
-    numbers = Numbers.of(y, TRAIN)
-    targets = numbers.encode(y)
-    assert targets[:, 2].tolist() == [0.0] * 3  # a constant is exact, not almost
-    assert targets[:, :2].abs().max() < 2
-    decoded = numbers.decode(targets + torch.tensor([0.0, 0.0, 5.0]))
-    np.testing.assert_allclose(decoded, y, rtol=1e-6)
-    assert decoded[:, 2].tolist() == [0.1] * 3
-
-
-def test_labels_are_numbered_by_class() -> None:
-    labels = Labels(classes_of(["b", "a", "c", "a"]))
-    assert labels.encode(["a", "c", "b"]).tolist() == [0, 2, 1]
-    assert len(labels) == 3
-    logits = torch.tensor([[0.0, 0.0, 0.0]])
-    assert labels.loss(logits, torch.tensor([1])).item() == pytest.approx(np.log(3))
 
 
 @pytest.mark.parametrize(
@@ -134,10 +100,7 @@ def test_numbers_as_objects_are_numbers() -> None:
     [
         (np.zeros((2, 2)), r"y has shape \(2, 2\), expected one label per sequence"),
         (["a", ["b"]], "the label of sequence 1 is a list, expected a hashable value"),
-        (
-            ["a", float("nan")],
-            "the label of sequence 1 is NaN; give one, or leave",
-        ),
+        (["a", float("nan")], "the label of sequence 1 is NaN; give one, or leave"),
         ([pd.NA, "a"], "the label of sequence 0 is <NA>"),
     ],
 )
@@ -191,34 +154,6 @@ def test_invalid_weights_are_refused(weights: Any, message: str) -> None:
         weights_of(weights, 2)
 
 
-def test_the_weighted_loss_is_the_formula() -> None:
-    rng = np.random.default_rng(0)
-    outputs, numbers = rng.normal(size=(40, 3)), np.r_[0, 1, 2, rng.integers(0, 2, 37)]
-    answers = Labels(np.array(["a", "b", "c"]))
-    log = outputs - np.log(np.exp(outputs).sum(1, keepdims=True))
-    counts = np.bincount(numbers)
-    for given, plain in (
-        ("balanced", 40 / (3 * counts)),
-        ({"b": 5.0, "c": 0}, np.array([1.0, 5.0, 0.0])),
-        ({"c": 2.0, "b": 10.0, "a": 2.0}, np.array([1.0, 5.0, 1.0])),
-    ):
-        targets = torch.tensor(numbers)
-        weights = class_weights(storable_class_weight(given), answers, targets)
-        assert weights is not None
-        assert float(weights @ torch.from_numpy(counts).float()) == pytest.approx(40)
-        own = plain[numbers]
-        expected = -(own * log[range(40), numbers]).sum() / own.sum()
-        found = answers.loss(torch.from_numpy(outputs), targets, weights.double())
-        assert float(found) == pytest.approx(expected, rel=1e-6)
-        parts = [
-            len(targets[rows]) / 40
-            * answers.loss(torch.from_numpy(outputs[rows]), targets[rows], weights.double())
-            for rows in (slice(0, 7), slice(7, 40))
-        ]  # fmt: skip
-        assert float(sum(parts)) == pytest.approx(expected, rel=1e-6)
-    assert class_weights(None, answers, targets) is None
-
-
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
@@ -236,8 +171,3 @@ def test_invalid_class_weights_are_refused(given: Any, error: Any, message: str)
     answers = Labels(np.array(["a", "b"]))
     with pytest.raises(error, match=f"`class_weight` {message}"):
         class_weights(storable_class_weight(given), answers, torch.tensor([0, 1, 1]))
-
-
-def test_outputs_that_vary() -> None:
-    assert varied(np.array([[1.0, 5.0], [2.0, 5.0]])).tolist() == [True, False]
-    assert varied(np.array([1.0, 1.0])).tolist() is False

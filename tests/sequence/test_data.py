@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -60,17 +61,6 @@ def test_constants_and_missing_values_have_a_scale() -> None:
     assert std.tolist() == [1.0, 1.0, 2.0]
 
 
-def test_other_columns_or_missing_values_than_at_fit_are_refused() -> None:
-    sequences = Sequences.of(PARTS)
-    sequences.require_like(2, False)
-    with pytest.raises(DataError, match="have 2 columns, the model reads 3"):
-        sequences.require_like(3, False)
-    missing = Sequences.of([np.array([[np.nan, 1.0]])])
-    missing.require_like(2, True)
-    with pytest.raises(DataError, match="missing values, and the model was trained without"):
-        missing.require_like(2, False)
-
-
 class Sparse:
     """Stands for a sparse matrix of SciPy."""
 
@@ -116,9 +106,7 @@ def test_every_epoch_has_each_sequence_once_in_another_order() -> None:
     assert found.steps_per_epoch == 3
     epochs = [numbers(found, 3) for _ in range(3)]
     assert [list(map(len, epoch)) for epoch in epochs] == [[4, 4, 2]] * 3
-    assert all(
-        sorted(n for batch in epoch for n in batch) == list(range(1, 11)) for epoch in epochs
-    )
+    assert all(sorted(chain(*epoch)) == list(range(1, 11)) for epoch in epochs)
     assert len({str(epoch) for epoch in epochs}) == 3
     assert numbers(loader(), 3) == epochs[0]
     assert numbers(loader(seed=4), 3) != epochs[0]

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from safetensors.torch import load_file, save
 
 from fastlstm import SequenceClassifier, SequenceRegressor
@@ -19,9 +18,7 @@ from fastlstm.errors import (
     ConfigError,
     CorruptFileError,
     DataError,
-    FastLSTMError,
     FormatError,
-    NonFiniteError,
     RunDirectoryError,
 )
 from fastlstm.runs.run_directory import RunDirectory
@@ -62,8 +59,7 @@ def test_a_saved_regressor_predicts_the_same(tmp_path: Path, y: Any) -> None:
     ids=str,
 )  # fmt: skip
 def test_a_saved_classifier_keeps_its_classes(tmp_path: Path, labels: Any) -> None:
-    y = labels[np.arange(30) % len(labels)] if isinstance(labels, np.ndarray) else None
-    y = [labels[n % len(labels)] for n in range(30)] if y is None else y
+    y = np.tile(labels, 15) if isinstance(labels, np.ndarray) else labels * (30 // len(labels))
     model = SequenceClassifier(**SMALL).fit(X, y)
     model.save(tmp_path / "model")
     loaded = SequenceClassifier.load(tmp_path / "model")
@@ -95,9 +91,7 @@ def test_unfitted_and_missing_models_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="no such run"):
         SequenceRegressor.load(tmp_path / "model")
     fitted(NUMBERS).save(tmp_path / "model")
-    with pytest.raises(
-        FormatError, match=r"is a regressor: open it with .*SequenceRegressor\.load"
-    ):
+    with pytest.raises(FormatError, match=r"is a regressor: open it with .*SequenceRegressor\.lo"):
         SequenceClassifier.load(tmp_path / "model")
     SequenceClassifier(**SMALL).fit(X, np.median(NUMBERS) < NUMBERS).save(tmp_path / "labels")
     with pytest.raises(FormatError, match=r"is a classifier: open it with .*Classifier\.load"):
@@ -162,25 +156,6 @@ def test_an_invalid_description_is_named(
     assert str(tmp_path) in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        (lambda t: t.pop("head.bias"), CorruptFileError, "head.bias is None, config.json"),
-        (lambda t: t.update(x=torch.zeros(1)), CorruptFileError, "x is .*describes None"),
-        (lambda t: t.update({"head.bias": torch.zeros(3)}), CorruptFileError, r"head.bias is \(3,"),
-        (lambda t: t.update({"head.bias": t["head.bias"].double()}), CorruptFileError, "float64"),
-        (lambda t: t["head.bias"].fill_(math.nan), NonFiniteError, "head.bias is NaN or Inf"),
-    ],
-)
-def test_mismatched_weights_are_named(
-    tmp_path: Path, change: Callable[[Any], None], error: type[FastLSTMError], message: str
-) -> None:
-    fitted(["a", "b"] * 15).save(tmp_path / "model")
-    forge(tmp_path / "model", "model.safetensors", change)
-    with pytest.raises(error, match=message):
-        SequenceClassifier.load(tmp_path / "model")
-
-
 def test_invalid_number_answers_are_named(tmp_path: Path) -> None:
     for name, value in (("mean", [0.0, 1.0]), ("std", [-1.0]), ("is_flat", 1), ("mean", None)):
         fitted(NUMBERS).save(tmp_path / "model")
@@ -195,13 +170,6 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     with pytest.raises(CorruptFileError, match=r"model\.safetensors"):
         SequenceRegressor.load(tmp_path / "model")
-
-
-def test_loading_keeps_the_random_state(tmp_path: Path) -> None:
-    fitted(NUMBERS).save(tmp_path / "model")
-    state = torch.get_rng_state()
-    SequenceRegressor.load(tmp_path / "model")
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_info_says_what_a_run_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

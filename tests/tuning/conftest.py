@@ -1,7 +1,8 @@
-"""A text, and short runs and searches."""
+"""A text, a table, and short runs and searches."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +18,17 @@ if TYPE_CHECKING:
 def text(tmp_path: Path) -> Path:
     path = tmp_path / "text.txt"
     path.write_text("It was the best of times, it was the worst of times. " * 2000)
+    return path
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "table.csv"
+    rows = (
+        f"2024-01-{1 + n // 24:02d} {n % 24:02d}:00,{math.sin(n / 4) + n % 7 / 20:.4f}"
+        for n in range(30 * 24)
+    )
+    path.write_text("\n".join(["ds,y", *rows]))
     return path
 
 

@@ -22,6 +22,12 @@ SIZES = {"rnn_size": 16, "embed_size": 8, "batch_size": 4, "seq_length": 16}
 WORDS = [w for name, value in SIZES.items() for w in (f"--{name.replace('_', '-')}", str(value))]
 
 
+def of(**changes: Any) -> tuple[TrainConfig, set[str]]:
+    """A configuration, and the names of its options."""
+    options: dict[str, Any] = {**SIZES, "precision": "fp32", **changes}
+    return TrainConfig(**options), set(options)
+
+
 @pytest.fixture
 def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets the measured run be shorter than users may ask for, and of 40 steps on any machine."""
@@ -34,8 +40,7 @@ def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_whole_run_is_predicted(text: Path, short_runs: None):
-    config = TrainConfig(budget="60s", precision="fp32", **SIZES)  # type: ignore[arg-type]
-    found = predict_run(str(text), config, {*SIZES, "budget", "precision"}, 1.0)
+    found = predict_run(str(text), *of(budget="60s"), 1.0)
     assert found.measured.rnn_size == 16
     assert found.seconds_for(found.steps) == pytest.approx(60.0)
     bits = found.after(found.steps)
@@ -45,9 +50,7 @@ def test_the_whole_run_is_predicted(text: Path, short_runs: None):
 
 
 def test_the_length_of_a_run_may_be_steps(text: Path, short_runs: None):
-    config = TrainConfig(steps=5000, precision="fp32", **SIZES)  # type: ignore[arg-type]
-    found = predict_run(str(text), config, {*SIZES, "steps", "precision"}, 1.0)
-    assert found.steps == pytest.approx(5000)
+    assert predict_run(str(text), *of(steps=5000), 1.0).steps == pytest.approx(5000)
 
 
 def test_a_short_run_of_steps_has_the_batch_and_sequences_of_the_whole_run(text: Path):
@@ -58,9 +61,8 @@ def test_a_short_run_of_steps_has_the_batch_and_sequences_of_the_whole_run(text:
     assert (short.steps, found.steps, short.tokens) == (10, 2000, 10 * 8 * 128)
 
 
-@pytest.mark.parametrize(
-    ("step_s", "measured"), [(0.01, "6s"), (0.08, "12s"), (1.0, "15s")]
-)  # a tenth of the budget, 120 steps, a quarter of the budget
+# a tenth of the budget, 120 steps, a quarter of the budget
+@pytest.mark.parametrize(("step_s", "measured"), [(0.01, "6s"), (0.08, "12s"), (1.0, "15s")])
 def test_the_short_run_has_120_steps_if_a_quarter_of_the_budget_allows(
     text: Path, short_runs: None, monkeypatch: pytest.MonkeyPatch, step_s: float, measured: str
 ):
@@ -72,15 +74,13 @@ def test_the_short_run_has_120_steps_if_a_quarter_of_the_budget_allows(
 
     monkeypatch.setattr(predict, "end_of_run", noted)
     monkeypatch.setattr(predict, "step_seconds", lambda *_: step_s)
-    config = TrainConfig(budget="60s", precision="fp32", **SIZES)  # type: ignore[arg-type]
-    predict_run(str(text), config, {*SIZES, "budget", "precision"})
+    predict_run(str(text), *of(budget="60s"))
     assert budgets == [measured]
 
 
 @pytest.mark.parametrize(("steps", "measured"), [(130, 120), (1500, 150)])
 def test_the_short_run_has_a_tenth_of_the_steps(text: Path, steps: int, measured: int):
-    config = TrainConfig(steps=steps, precision="fp32", **SIZES)  # type: ignore[arg-type]
-    found = predict_run(str(text), config, {*SIZES, "steps", "precision"})
+    found = predict_run(str(text), *of(steps=steps))
     assert found.measured.measured.steps == measured
 
 
@@ -133,9 +133,8 @@ def test_runs_that_cannot_be_predicted_are_refused(
 def test_steps_that_cannot_be_measured_are_refused(
     text: Path, steps: int, measure_s: float | None, measure_steps: int | None, message: str
 ):
-    config = TrainConfig(steps=steps, **SIZES)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=message):
-        predict_run(str(text), config, {*SIZES, "steps"}, measure_s, measure_steps=measure_steps)
+        predict_run(str(text), *of(steps=steps), measure_s, measure_steps=measure_steps)
 
 
 @pytest.mark.parametrize("target", ["0", "-1", "nan"])
@@ -162,13 +161,11 @@ def test_a_stopped_short_run_names_no_checkpoint(text: Path, monkeypatch: pytest
 
     monkeypatch.setattr(planned_run, "train", stopped)
     with pytest.raises(Stopped, match="gives no result") as caught:
-        predict_run(str(text), TrainConfig(budget="60s", **SIZES), {*SIZES, "budget"})  # type: ignore[arg-type]
+        predict_run(str(text), *of(budget="60s"))
     assert "resume" not in str(caught.value)
 
 
 def test_a_signal_during_setup_is_not_lost(text: Path):
     """The short run began in spite of it, and the exit code was 0."""
-    config = TrainConfig(budget="60s", precision="fp32", **SIZES)  # type: ignore[arg-type]
-    given = {*SIZES, "budget", "precision"}
     with pytest.raises(SystemExit):
-        plan_run(str(text), config, given, lambda _: os.kill(os.getpid(), signal.SIGTERM))
+        plan_run(str(text), *of(budget="60s"), lambda _: os.kill(os.getpid(), signal.SIGTERM))

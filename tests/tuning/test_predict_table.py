@@ -1,6 +1,5 @@
 import itertools
 import json
-import math
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -26,15 +25,10 @@ SIZES = ["--target", "y", "--horizon", "4", "--input-size", "16", "--patch", "4"
          "--hidden-size", "16", "--threads", "1"]  # fmt: skip
 
 
-@pytest.fixture
-def table(tmp_path: Path) -> Path:
-    path = tmp_path / "table.csv"
-    lines = (
-        f"2024-01-{1 + n // 24:02d} {n % 24:02d}:00,{math.sin(n / 4) + n % 7 / 20:.4f}"
-        for n in range(30 * 24)
-    )
-    path.write_text("\n".join(["ds,y", *lines]))
-    return path
+def of(**changes: Any) -> ForecastConfig:
+    """The configuration of `SIZES`."""
+    sizes: dict[str, Any] = {"input_size": 16, "patch": 4, "hidden_size": 16, "threads": 1}
+    return ForecastConfig(**{"horizon": 4, "target": ("y",), **sizes, **changes})
 
 
 def test_a_doubling_gains_a_share_of_the_previous_gain():
@@ -59,10 +53,7 @@ def test_a_likelihood_may_be_below_zero():
 
 
 def test_steps_are_predicted_from_a_tenth_of_them(table: Path):
-    config = ForecastConfig(
-        horizon=4, target=("y",), input_size=16, patch=4, hidden_size=16, threads=1, steps=400
-    )
-    found = predict_forecaster(str(table), config, {"horizon", "hidden_size", "steps"})
+    found = predict_forecaster(str(table), of(steps=400), {"horizon", "hidden_size", "steps"})
     assert (found.measured.steps, found.steps, found.fixed) == (60, 400.0, {})
     whole = found.after(found.steps)
     assert whole.low < whole.loss <= found.measured.loss
@@ -108,10 +99,7 @@ def test_two_short_runs_predict_the_number_of_steps(table: Path, monkeypatch: py
 
     monkeypatch.setattr(predict, "end_of_run", ended)
     monkeypatch.setattr(ForecastTask, "finish_s", lambda task, window_s: 1e5 * window_s)
-    config = ForecastConfig(
-        horizon=4, target=("y",), input_size=16, patch=4, hidden_size=16, threads=1, budget="100s"
-    )
-    found = predict_forecaster(str(table), config, {"horizon", "budget"}, 10.0)
+    found = predict_forecaster(str(table), of(budget="100s"), {"horizon", "budget"}, 10.0)
     assert runs == [("6.5s", None, True), (None, 50, True)]
     assert (found.measured.steps, found.measured.seconds) == (100, 7.5)
     assert (found.measured.half_loss, found.measured.loss) == (0.5, 0.4)
@@ -149,11 +137,8 @@ def test_a_longer_run_without_gain_is_printed():
 def test_runs_that_cannot_be_predicted_are_refused(
     table: Path, changes: dict[str, Any], measure_s: float | None, message: str
 ):
-    config = ForecastConfig(
-        horizon=4, target=("y",), input_size=16, patch=4, hidden_size=16, threads=1, **changes
-    )
     with pytest.raises(UsageError, match=message):
-        predict_forecaster(str(table), config, {*changes, "hidden_size"}, measure_s)
+        predict_forecaster(str(table), of(**changes), {*changes, "hidden_size"}, measure_s)
 
 
 def test_a_table_without_a_horizon_says_so(table: Path, capsys: pytest.CaptureFixture[str]):

@@ -4,12 +4,12 @@ import os
 import shlex
 import signal
 import time
-from contextlib import redirect_stdout
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,10 +45,35 @@ from fastlstm.tuning.variants import (
 from fastlstm.tuning.verdicts import Verdict, of_pairs, ranked, steps_wanted
 
 SIZES = {"rnn_size": 16, "embed_size": 8, "batch_size": 4, "seq_length": 16}
+PROFILE = Profile("tokens", 1.0, None, {}, (), (), 1.0, None, {})
+SURE = Verdict("threads", 0.1, 0.12, 0.1, 0.2, EXACT, {"threads": 2})
+WIDE = Verdict(
+    "output layer", 0.45, 0.8, 0.7, 0.9, CHANGES_LEARNING, {"output_rank": 32}, "10 -> 18",
+    axis="output-rank",
+)  # fmt: skip
+
+
+def at_begin(source: Path, folder: Path, look: Callable[[Any], None]) -> None:
+    """Sets up a run of a text, and looks at its trainer."""
+
+    class Look(fastlstm.Callback):
+        def on_begin(self, trainer):
+            look(trainer)
+            trainer.end("seen")
+
+    fastlstm.train(
+        str(source), out=folder / "run", steps=1000, learning_rate=0.01, precision="fp32",
+        optimizer="adamw", observers=[], callbacks=[Look()], cache_dir=str(folder / "cache"),
+        **SIZES,
+    )  # fmt: skip
 
 
 def variant(cause: str = "threads") -> Variant:
     return Variant(cause, EXACT, {"threads": 2}, None, 1, lambda: 1)  # type: ignore[arg-type]
+
+
+def verdict_on(timed: Timed) -> Verdict:
+    return of_pairs(timed.variant, timed.base, timed.other, "tokens")
 
 
 def test_the_gain_of_the_run_depends_on_the_share_of_steps():
@@ -123,8 +148,7 @@ def test_only_time_to_quality_recommends_a_change_of_learning():
 
 def test_a_faster_change_without_recommendation_is_printed():
     verdict = Verdict("batch size", 0.5, 1.0, 0.8, 1.2, CHANGES_LEARNING, {}, "", True, -0.2, -0.3)
-    profile = Profile("tokens", 1.0, None, {}, (verdict,), (), 1.0, None, {})
-    lines = dict(rows(profile, {}))
+    lines = dict(rows(replace(PROFILE, verdicts=(verdict,)), {}))
     assert "not expected to reach the same quality sooner" in lines["not advised"]
     assert "healthy" in lines["verdict"]
 
@@ -140,18 +164,14 @@ def test_kernels_and_ceiling_are_printed():
 
 def test_a_gain_hidden_by_noise_is_undecided():
     noisy = Verdict("threads", 0.7, 2.0, -0.3, 9.0, "same quality expected")
-    profile = Profile("tokens", 1.0, 0.04, {}, (noisy,), (), 1.0, 0.86, {})
+    profile = replace(PROFILE, ceiling_share=0.04, verdicts=(noisy,), others=0.86)
     lines = dict(rows(profile, {}))
     assert lines["verdict"].startswith("undecided: ")
-    assert lines["not advised"] == (
-        "threads: +200 % speed (-30 to 900 %), too unsure for a verdict"
-    )
+    assert lines["not advised"] == "threads: +200 % speed (-30 to 900 %), too unsure for a verdict"
     assert lines["noise"] == "other processes used 86 % of the cores; repeat on an idle machine"
     assert profile.to_dict()["is_undecided"] is True
-    small = replace(
-        profile, verdicts=(replace(noisy, gain=0.02, low=-0.01, high=0.06),), others=0.05
-    )
-    lines = dict(rows(small, {}))
+    small = replace(noisy, gain=0.02, low=-0.01, high=0.06)
+    lines = dict(rows(replace(profile, verdicts=(small,), others=0.05), {}))
     assert "healthy" in lines["verdict"]
     assert not {"noise", "not advised"} & set(lines)
 
@@ -170,7 +190,7 @@ def test_a_gain_hidden_by_noise_is_undecided():
 )
 def test_a_run_is_healthy_only_if_gains_above_5_percent_are_excluded(gain, low, high, is_undecided):
     verdict = Verdict("threads", 0.1, gain, low, high, "same quality expected", {"threads": 2})
-    found = Profile("tokens", 1.0, None, {}, (verdict,), (), 1.0, None, {})
+    found = replace(PROFILE, verdicts=(verdict,))
     assert found.is_undecided is is_undecided
     lines = dict(rows(found, {}))
     assert lines.get("verdict", "").startswith("undecided") is is_undecided
@@ -180,9 +200,8 @@ def test_a_run_is_healthy_only_if_gains_above_5_percent_are_excluded(gain, low, 
 def test_more_threads_beside_others_are_undecided():
     """The run had one thread, a neighbour of equal priority the other core: it was healthy."""
     options = SimpleNamespace(threads=1)
-    trainer = SimpleNamespace(
-        task=SimpleNamespace(unit="tokens"), plan=SimpleNamespace(options=options)
-    )
+    task, plan = SimpleNamespace(unit="tokens"), SimpleNamespace(options=options)
+    trainer = SimpleNamespace(task=task, plan=plan)
     for threads, waits, is_held_back in ((2, 0.9, True), (2, 0.12, False), (1, 0.9, False)):
         two = Variant("threads", SAME_QUALITY, {"threads": threads}, None, threads, lambda: 1)
         two.waits = [waits, waits]
@@ -192,7 +211,7 @@ def test_more_threads_beside_others_are_undecided():
         faster = profile._verdict(trainer, replace(timed, other=[0.7] * 6), 1.0, 1.0, 1)
         assert faster.is_recommended
         assert not faster.is_undecided
-        lines = dict(rows(Profile("tokens", 1.0, None, {}, (verdict,), (), 1.0, 0.6, {}), {}))
+        lines = dict(rows(replace(PROFILE, verdicts=(verdict,), others=0.6), {}))
         assert lines["verdict"].startswith("undecided" if is_held_back else "nothing above 5 %")
         assert ("waited for cores" in lines.get("not advised", "")) is is_held_back
 
@@ -215,18 +234,13 @@ def test_an_undecided_verdict_hides_a_worthless_one_of_its_cause():
 
 
 def test_recommendations_come_before_changes_for_tune():
-    wide = Verdict(
-        "output layer", 0.45, 0.8, 0.7, 0.9, CHANGES_LEARNING, {"output_rank": 32}, "10 -> 18",
-        axis="output-rank",
-    )  # fmt: skip
-    sure = Verdict("threads", 0.1, 0.12, 0.1, 0.2, EXACT, {"threads": 2})
     other = Verdict("batch size", 0.5, 1.0, 0.8, 1.2, CHANGES_LEARNING)
-    assert (wide.is_recommended, wide.is_to_try, sure.is_to_try) == (False, True, False)
-    assert not replace(wide, low=-0.1).is_to_try
-    assert not replace(wide, high=math.inf).is_to_try
-    order = [verdict.cause for verdict in ranked([other, wide, sure])]
+    assert (WIDE.is_recommended, WIDE.is_to_try, SURE.is_to_try) == (False, True, False)
+    assert not replace(WIDE, low=-0.1).is_to_try
+    assert not replace(WIDE, high=math.inf).is_to_try
+    order = [verdict.cause for verdict in ranked([other, WIDE, SURE])]
     assert order == ["threads", "output layer", "batch size"]
-    found = Profile("tokens", 1.0, None, {}, tuple(ranked([wide, sure])), (), 1.0, None, {})
+    found = replace(PROFILE, verdicts=tuple(ranked([WIDE, SURE])))
     lines = rows(found, {"output layer": "fastlstm tune book.txt --axes output-rank"})
     place = [label for label, _ in lines].index("2. output layer")
     assert "changes learning, and its effect on the result is not known" in lines[place][1]
@@ -235,23 +249,14 @@ def test_recommendations_come_before_changes_for_tune():
     assert "not advised" not in dict(lines)
 
 
-def test_the_command_of_a_search_has_a_budget_and_its_own_directory(tmp_path, monkeypatch):
+def test_the_command_of_a_search_has_a_budget_and_its_own_directory(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    wide = Verdict(
-        "output layer", 0.45, 0.8, 0.7, 0.9, CHANGES_LEARNING, {"output_rank": 32}, "10 -> 18",
-        axis="output-rank",
-    )  # fmt: skip
-    found = Profile("tokens", 1.0, None, {}, (wide,), (), 1.0, None, {})
-
+    found = replace(PROFILE, verdicts=(WIDE,))
     monkeypatch.setattr(profile, "profile_run", lambda source, config, *_: (found, config))
     Path("my book.txt").write_text("It was the best of times. " * 100)
-    printed = StringIO()
-    with redirect_stdout(printed):
-        assert main(["profile", "my book.txt", "--steps", "50", "--vocab", "bpe"]) == 0
-    assert (
-        "fastlstm tune 'my book.txt' --vocab bpe --budget 5m --axes output-rank"
-        " --out 'tuning/my book'"
-    ) in printed.getvalue()
+    assert main(["profile", "my book.txt", "--steps", "50", "--vocab", "bpe"]) == 0
+    command = "fastlstm tune 'my book.txt' --vocab bpe --budget 5m --axes output-rank"
+    assert f"{command} --out 'tuning/my book'" in capsys.readouterr().out
 
 
 def test_a_lower_rate_gains_the_steps_that_it_saves():
@@ -265,23 +270,17 @@ def test_a_lower_rate_gains_the_steps_that_it_saves():
 
 
 def test_a_normal_rate_is_not_tried_and_the_law_predicts_gains(text, tmp_path):
-    found = list[object]()
+    found = list[Any]()
 
-    class Probe(fastlstm.Callback):
-        def on_begin(self, trainer):
-            found.extend(lower_rate(trainer, rate, 60.0) for rate in (0.01, 0.001))
-            for options in ({}, {"batch_size": 8}, {"output_rank": 8}):
-                found.append(quality_gain(trainer, 1e4, options, (2.0, 2.0)))
-            trainer.end("probed")
+    def probe(trainer):
+        found.extend(lower_rate(trainer, rate, 60.0) for rate in (0.01, 0.001))
+        for options in ({}, {"batch_size": 8}, {"output_rank": 8}):
+            found.append(quality_gain(trainer, 1e4, options, (2.0, 2.0)))
 
-    fastlstm.train(
-        str(text), out=tmp_path / "run", steps=1000, learning_rate=0.01, precision="fp32",
-        optimizer="adamw", observers=[], callbacks=[Probe()], cache_dir=str(tmp_path / "cache"),
-        **SIZES,
-    )  # fmt: skip
-    assert found[0] is None
-    assert found[1].cause == "learning rate"
-    same, larger_batch, unknown = found[2:]
+    at_begin(text, tmp_path, probe)
+    normal, high, same, larger_batch, unknown = found
+    assert normal is None
+    assert high.cause == "learning rate"
     assert same[0] == pytest.approx(1.0, rel=1e-6)  # twice the speed
     assert same[1] < same[0]  # by the error of the law
     assert larger_batch[0] < same[0]  # half the steps
@@ -353,19 +352,13 @@ def test_a_narrower_output_is_tried_for_a_large_vocabulary(tmp_path):
     tokens, options = tmp_path / "text.txt", list[dict[str, object]]()
     tokens.write_text("".join(chr(0x4E00 + i * i % 900) for i in range(9000)), "utf-8")
 
-    class Look(fastlstm.Callback):
-        def on_begin(self, trainer):
-            made = [candidate.make() for candidate in candidates(trainer)]
-            options.extend(variant.options for variant in made)
-            for variant in made:
-                variant.warm_up(1)
-                variant.close()
-            trainer.end("seen")
+    def look(trainer):
+        for variant in [candidate.make() for candidate in candidates(trainer)]:
+            options.append(variant.options)
+            variant.warm_up(1)
+            variant.close()
 
-    fastlstm.train(
-        str(tokens), out=tmp_path / "run", steps=1000, precision="fp32", observers=[],
-        callbacks=[Look()], cache_dir=str(tmp_path / "cache"), **SIZES,
-    )  # fmt: skip
+    at_begin(tokens, tmp_path, look)
     assert {"output_rank": 8} in options
 
 
@@ -401,12 +394,9 @@ def test_the_source_of_a_run_is_found_or_requested(tmp_path, monkeypatch, capsys
         Path(name).write_text("1,2\n")
     run = run_of(tmp_path / "run", "a, b.txt")
     source_of = partial(with_source_of_run, text=cli.COMMAND, table=cli.TABLE_COMMAND)
-    found, path = source_of(["run", "--measure=2s", "--residual=yes"])
-    assert found[:3] == ["a, b.txt", "--config", "run/config.json"]
-    assert (found[3:], path) == (
-        ["--measure=2s", "--residual=yes"],
-        Path("run"),
-    )
+    more = ["--measure=2s", "--residual=yes"]
+    found = source_of(["run", *more])
+    assert found == (["a, b.txt", "--config", "run/config.json", *more], Path("run"))
     table = run_of(tmp_path / "table", "", kind="forecaster")
     (table / "metrics.jsonl").write_text('{"event":"start","source":"x.csv, y.csv"}\n')
     assert source_of(["table"])[0][:2] == ["x.csv", "y.csv"]
@@ -415,9 +405,8 @@ def test_the_source_of_a_run_is_found_or_requested(tmp_path, monkeypatch, capsys
     assert main(["profile", "run", "table"]) == 2
     assert "give one run" in capsys.readouterr().err
     for source in ("x.csv and 1 more", "gone.txt"):
-        (run / "config.json").write_text(
-            json.dumps({"format": "fastlstm-run", "data": {"source": source}})
-        )
+        about = {"format": "fastlstm-run", "data": {"source": source}}
+        (run / "config.json").write_text(json.dumps(about))
         assert main(["profile", "run"]) == 2
         said = capsys.readouterr().err
         assert f"run was trained on {source}, which does not exist" in said
@@ -476,15 +465,10 @@ def test_a_trace_that_cannot_be_written_is_an_error(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-PROFILE = Profile("tokens", 1.0, None, {}, (), (), 1.0, None, {})
-
-
 @pytest.fixture
 def instant(monkeypatch):
     """A profile that is there at once, without a run."""
-
-    recommended = Verdict("threads", 0.5, 1.0, 0.8, 1.2, EXACT, {"threads": 2})
-    found = replace(PROFILE, verdicts=(recommended,))
+    found = replace(PROFILE, verdicts=(SURE,))
     monkeypatch.setattr(profile, "profile_run", lambda source, config, *_: (found, config))
 
 
@@ -515,11 +499,9 @@ def test_a_signal_ends_a_profile_at_once(number, monkeypatch):
 
     closed = list[bool]()
     with StopFlag() as stop:
-        plan, loader = (
-            SimpleNamespace(options=None),
-            SimpleNamespace(close=lambda: closed.append(True), steps_per_epoch=1),
-        )
-        trainer = SimpleNamespace(plan=plan, task=SimpleNamespace(loader=loader), stop=stop)
+        loader = SimpleNamespace(close=lambda: closed.append(True), steps_per_epoch=1)
+        plan, task = SimpleNamespace(options=None), SimpleNamespace(loader=loader)
+        trainer = SimpleNamespace(plan=plan, task=task, stop=stop)
         with pytest.raises((KeyboardInterrupt, SystemExit)):
             _Planner(is_signalled).on_begin(trainer)
         assert not stop()
@@ -580,18 +562,13 @@ def test_the_threads_of_the_run_are_restored_after_the_turns(text, tmp_path, mon
 def test_a_skipped_step_counts_as_much_work_as_others(text, tmp_path, monkeypatch):
     found = list[int]()
 
-    class Look(fastlstm.Callback):
-        def on_begin(self, trainer):
-            step = steps_of(trainer)
-            found.append(step())
-            monkeypatch.setattr(trainer, "step", lambda *_: (math.nan, math.nan))
-            found.append(step())
-            trainer.end("seen")
+    def look(trainer):
+        step = steps_of(trainer)
+        found.append(step())
+        monkeypatch.setattr(trainer, "step", lambda *_: (math.nan, math.nan))
+        found.append(step())
 
-    fastlstm.train(
-        str(text), out=tmp_path / "run", observers=[], callbacks=[Look()], steps=50,
-        precision="fp32", cache_dir=str(tmp_path / "cache"), **SIZES,
-    )  # fmt: skip
+    at_begin(text, tmp_path, look)
     assert found == [SIZES["batch_size"] * SIZES["seq_length"]] * 2
 
 
@@ -614,9 +591,6 @@ def test_the_first_recommendation_has_the_gain_of_a_second_measurement(monkeypat
     monkeypatch.setattr(profile, "time_in_turns", in_turns)
     monkeypatch.setattr(profile, "time_until", alone)
 
-    def verdict_on(timed):
-        return of_pairs(timed.variant, timed.base, timed.other, "tokens")
-
     for seconds, gain in ((60.0, 0.5), (0.0, 0.6)):  # without time there is no second one
         now = time.perf_counter()
         found, _ = profile._verdicts_by_turns(None, makers, [], verdict_on, now, seconds)
@@ -626,15 +600,11 @@ def test_the_first_recommendation_has_the_gain_of_a_second_measurement(monkeypat
 def test_the_best_undecided_change_is_timed_alone(monkeypatch):
     """Half of the time was left, and the run was said to be healthy after two slow turns."""
     two, candidate = variant(), Candidate(variant)
-    slow, fast = Timed(two, candidate, [1.0] * 2, [1.3] * 2), Timed(
-        two, candidate, [1.0] * 6, [1.0 / 1.5] * 6
-    )  # fmt: skip
+    slow = Timed(two, candidate, [1.0] * 2, [1.3] * 2)
+    fast = Timed(two, candidate, [1.0] * 6, [1.0 / 1.5] * 6)
     monkeypatch.setattr(profile, "time_in_turns", lambda *_: ([slow], []))
     monkeypatch.setattr(profile, "time_until", lambda *_: fast)
     often = Verdict("evaluation", 0.1, 0.2, 0.2, 0.2, EXACT, {"eval_every": 9}, "", False)
-
-    def verdict_on(timed):
-        return of_pairs(timed.variant, timed.base, timed.other, "tokens")
 
     for others in ([], [often]):  # one by accounting leaves the time to those of turns
         found, _ = profile._verdicts_by_turns(
@@ -646,13 +616,8 @@ def test_the_best_undecided_change_is_timed_alone(monkeypatch):
 
 def test_printed_commands_do_not_write_to_the_same_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    sure = Verdict("threads", 0.1, 0.12, 0.1, 0.2, EXACT, {"threads": 2})
-    wide = Verdict(
-        "output layer", 0.45, 0.8, 0.7, 0.9, CHANGES_LEARNING, {"output_rank": 32},
-        axis="output-rank",
-    )  # fmt: skip
-    verdicts = sure, replace(sure, cause="evaluation", options={"eval_every": 9}), wide
-    found = Profile("tokens", 1.0, None, {}, verdicts, (), 1.0, None, {})
+    rarer = replace(SURE, cause="evaluation", options={"eval_every": 9})
+    found = replace(PROFILE, verdicts=(SURE, rarer, WIDE))
     for argv, folders in (
         (["book.txt"], ["runs/book", "runs/book-2", "tuning/book"]),
         (["book.txt", "--out=x y"], ["x y", "x y-2", "x y-3"]),

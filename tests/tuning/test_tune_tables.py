@@ -1,6 +1,5 @@
 import itertools
 import json
-import math
 import re
 import shlex
 import time
@@ -27,17 +26,6 @@ BASE: dict[str, Any] = {
     "patch": 24, "normalize": "last", "threads": 1, "precision": "fp32",
 }  # fmt: skip
 SIZES = ["--target", "y", "--horizon", "4", "--input-size", "16", "--patch", "4"]
-
-
-@pytest.fixture
-def table(tmp_path: Path) -> Path:
-    path = tmp_path / "table.csv"
-    rows = (
-        f"2024-01-{1 + n // 24:02d} {n % 24:02d}:00,{math.sin(n / 4) + n % 7 / 20:.4f}"
-        for n in range(30 * 24)
-    )
-    path.write_text("\n".join(["ds,y", *rows]))
-    return path
 
 
 def test_options_of_changes():
@@ -122,14 +110,8 @@ def test_limits_lead_to_smaller_sizes(table: Path, monkeypatch: pytest.MonkeyPat
         table_job, "forecast_cost",
         lambda config, limits: ModelCost(1.0, 1000 * config.hidden_size, 0.9, 1.1),
     )  # fmt: skip
-    search = Search(
-        None,
-        None,
-        {"horizon"},
-        Path("unused"),
-        axes=("size",),
-        limits=SizeLimits(max_bytes=100_000),
-    )
+    limits = SizeLimits(max_bytes=100_000)
+    search = Search(None, None, {"horizon"}, Path("unused"), axes=("size",), limits=limits)
     space = prepared(table, search, hidden_size=512)
     assert space.options["hidden_size"] == 64
     assert space.values == {"size": [64, 32]}
@@ -171,15 +153,12 @@ def test_the_command_finds_settings_and_can_be_continued(
     assert main([*words, "--resume", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert {trial["options"]["hidden_size"] for trial in facts["trials"]} == {64}
-    assert {
-        trial["options"]["input_size"] % trial["options"]["patch"] for trial in facts["trials"]
-    } == {0}
+    options = [trial["options"] for trial in facts["trials"]]
+    assert {each["input_size"] % each["patch"] for each in options} == {0}
     command = shlex.split(facts["command"])
     assert command[:3] == ["fastlstm", "train", str(table)]
     assert "--dropout 0.2" in facts["command"]
     assert main([*command[1:], "--eval-every", "5"]) == 0
-    config = ["train", str(table), "--config", "search/config.yaml", "--out", "second"]
-    assert main(config) == 0
 
 
 def test_trials_are_compared_on_the_same_windows_without_the_test_part(table: Path, tmp_path: Path):
@@ -194,10 +173,8 @@ def test_trials_are_compared_on_the_same_windows_without_the_test_part(table: Pa
     assert not kinds & {"test", "calibration", "forecast"}
     assert (tmp_path / "t" / "model.safetensors").exists()
     start, end = events[0], events[-1]
-    assert TableJob().result(start, end, {}, Space({}, {}, [], []), 10.0, 60.0) == (
-        end["best_loss"],
-        end["best_loss"],
-    )
+    found = TableJob().result(start, end, {}, Space({}, {}, [], []), 10.0, 60.0)
+    assert found == (end["best_loss"],) * 2
 
 
 @pytest.mark.parametrize(
@@ -205,10 +182,7 @@ def test_trials_are_compared_on_the_same_windows_without_the_test_part(table: Pa
     [
         (["--budget", "60s", "--tune-time", "9s"], "expected at least 1:30"),
         (["--steps", "10"], "tune needs a budget"),
-        (
-            ["--axes", "seq-length"],
-            "expected some of size,batch,lr,dropout,input,patch,normalize,threads,precision",
-        ),
+        (["--axes", "seq-length"], "some of size,batch,lr,dropout,input,patch,normalize,threads,"),
         (["--budget", "60s", "--max-bytes", "1k"], "no size keeps the limits"),
     ],
 )

@@ -9,13 +9,7 @@ import torch
 
 from fastlstm.errors import ConfigError
 from fastlstm.tuning import variants
-from fastlstm.tuning.turns import (
-    Candidate,
-    Timed,
-    TimedVariant,
-    time_in_turns,
-    time_until,
-)
+from fastlstm.tuning.turns import Candidate, Timed, TimedVariant, time_in_turns, time_until
 from fastlstm.tuning.variants import SAME_QUALITY, Variant
 
 
@@ -41,13 +35,18 @@ class Work:
         self.is_closed = True
 
 
+@pytest.fixture
+def log() -> list[str]:
+    """The turns of `Work`."""
+    return []
+
+
 def timed(base: TimedVariant, *candidates: Candidate, seconds: float = 60.0):
     end = time.perf_counter() + seconds
     return time_in_turns(base, candidates, end, end, random.Random(0), 0.0)
 
 
-def test_two_variants_share_a_turn_of_the_base_between_them():
-    log = list[str]()
+def test_two_variants_share_a_turn_of_the_base_between_them(log):
     base, fast, same = (Work(n, s, log) for n, s in (("base", 2.0), ("fast", 1.0), ("same", 2.0)))
     found, _ = timed(base, Candidate(lambda: fast), Candidate(lambda: same))
     rounds = [turn for turn in log if not turn.startswith("warm")]
@@ -58,8 +57,7 @@ def test_two_variants_share_a_turn_of_the_base_between_them():
     assert same.is_closed
 
 
-def test_a_slower_variant_gets_no_more_turns():
-    log = list[str]()
+def test_a_slower_variant_gets_no_more_turns(log):
     base, slow = Work("base", 1.0, log), Work("slow", 1.5, log)
     (found,), _ = timed(base, Candidate(lambda: slow))
     assert len(found.other) == 6
@@ -74,15 +72,13 @@ def test_a_few_slow_turns_do_not_end_a_variant():
     assert found.speed.ratio > 1.05
 
 
-def test_a_noisy_variant_gets_more_turns():
-    log = list[str]()
+def test_a_noisy_variant_gets_more_turns(log):
     noisy = [1.6, 0.8, 1.4, 1.2, 0.7, 1.5, 1.1, 0.9, 1.6, 0.8, 1.4, 1.2, 0.7, 1.5, 1.1, 0.9]
     (found,), _ = timed(Work("base", 1.0, log), Candidate(lambda: Work("n", 1.0, log, first=noisy)))
     assert len(found.other) == 16
 
 
-def test_the_next_value_is_timed_only_if_the_nearer_one_is_faster():
-    log = list[str]()
+def test_the_next_value_is_timed_only_if_the_nearer_one_is_faster(log):
     base = Work("base", 4.0, log)
     chain = [Work("x2", 2.0, log), Work("x4", 1.9, log), Work("x8", 5.0, log)]
     last = Candidate(lambda: chain[2])
@@ -94,8 +90,7 @@ def test_the_next_value_is_timed_only_if_the_nearer_one_is_faster():
     assert [t.variant.cause for t in found] == ["worse"]
 
 
-def test_a_variant_that_cannot_be_made_is_named():
-    log = list[str]()
+def test_a_variant_that_cannot_be_made_is_named(log):
     base, good = Work("base", 1.0, log), Work("good", 0.5, log)
 
     def refuse() -> TimedVariant:
@@ -106,23 +101,20 @@ def test_a_variant_that_cannot_be_made_is_named():
     assert not_timed == ["no such precision here"]
 
 
-def test_every_variant_has_a_turn_before_time_is_over():
-    log = list[str]()
+def test_every_variant_has_a_turn_before_time_is_over(log):
     base, fast, same = (Work(n, s, log) for n, s in (("base", 2.0), ("fast", 1.0), ("same", 2.0)))
     found, _ = timed(base, Candidate(lambda: fast), Candidate(lambda: same), seconds=0.0)
     assert {t.variant.cause: len(t.other) for t in found} == {"fast": 1, "same": 1}
 
 
-def test_a_variant_may_have_its_own_base():
-    log = list[str]()
+def test_a_variant_may_have_its_own_base(log):
     base, own, fast = (Work(n, s, log) for n, s in (("base", 9.0), ("own", 2.0), ("fast", 1.0)))
     (found,), _ = timed(base, Candidate(lambda: fast, own))
     assert found.speed.ratio == pytest.approx(2.0)
     assert "base" not in log
 
 
-def test_a_slower_variant_that_may_be_better_gets_all_turns_in_random_order():
-    log = list[str]()
+def test_a_slower_variant_that_may_be_better_gets_all_turns_in_random_order(log):
     base, slow = Work("base", 1.0, log), Work("slow", 1.5, log)
     (found,), _ = timed(base, Candidate(lambda: slow, may_be_slower=True))
     turns = [turn for turn in log if not turn.startswith("warm")]
@@ -170,8 +162,7 @@ def test_a_change_of_threads_starts_a_turn_with_an_untimed_step():
 
 
 @pytest.mark.parametrize(("enough_at", "pairs"), [(0, 6), (9, 9), (1000, 48)])
-def test_one_variant_is_timed_alone_until_its_gain_is_known(enough_at: int, pairs: int):
-    log = list[str]()
+def test_one_variant_is_timed_alone_until_its_gain_is_known(enough_at: int, pairs: int, log):
     base, fast = Work("base", 2.0, log), Work("fast", 1.0, log)
     end, asked = time.perf_counter() + 60.0, list[int]()
 
@@ -240,8 +231,7 @@ def test_threads_that_wait_for_cores_hold_a_variant_back(
 
 
 @pytest.mark.parametrize("seconds", [1.0, 3.0])
-def test_a_variant_is_timed_until_it_has_an_interval(seconds: float):
-    log = list[str]()
+def test_a_variant_is_timed_until_it_has_an_interval(seconds: float, log):
     base, other = Work("base", 2.0, log), Work("other", seconds, log)
     now = time.perf_counter()
     for late, pairs in ((now + 60.0, 6), (now, 1)):

@@ -51,31 +51,6 @@ def test_an_infinite_quantile_counts_as_the_outermost_finite_one() -> None:
     assert infinite.coverage() == {0.99: 1.0}
 
 
-def test_scores_are_what_they_are_called() -> None:
-    rng = np.random.default_rng(0)
-    forecast, actual, naive = (rng.normal(size=(20, 6)) for _ in range(3))
-    actual[2, 3] = np.nan
-    scale = rng.uniform(1, 2, size=(20, 1))
-    scale[5], scale[6] = 0.0, np.nan
-    scores = Scores()
-    for part in (slice(0, 7), slice(7, 20)):
-        scores.add(forecast[part], actual[part], naive[part], scale[part])
-    found = scores.result()
-    error = forecast - actual
-    assert found["mse"] == pytest.approx(np.nanmean(error**2))
-    assert found["mae"] == pytest.approx(np.nanmean(abs(error)))
-    assert found["rmse"] == pytest.approx(np.nanmean(error**2) ** 0.5)
-    assert found["smape"] == pytest.approx(
-        np.nanmean(2 * abs(error) / (abs(forecast) + abs(actual)))
-    )
-    relative = np.nanmean(abs(error)) / np.nanmean(abs(naive - actual))
-    assert found["rel_mae"] == pytest.approx(relative)
-    has_scale = np.r_[0:5, 7:20]
-    scaled = abs(error[has_scale]) / scale[has_scale]
-    assert found["mase"] == pytest.approx(np.nanmean(scaled))
-    assert (found["num_values"], found["num_without_scale"]) == (119, 12)
-
-
 def test_the_crps_of_a_normal_distribution() -> None:
     """Against its closed form (Gneiting & Raftery 2007, equation 21); the mean is off by 1."""
     rng = np.random.default_rng(0)
@@ -90,24 +65,3 @@ def test_the_crps_of_a_normal_distribution() -> None:
     for part in (slice(0, 100), slice(100, 500)):
         scores.add(np.broadcast_to(forecast, (*actual[part].shape, 99)), actual[part])
     assert scores.result() == {"crps": pytest.approx(want, rel=0.001)}
-
-
-def test_pinball_and_coverage_are_what_they_are_called() -> None:
-    rng = np.random.default_rng(0)
-    actual = rng.normal(size=(50, 3))
-    actual[4, 1] = np.nan
-    scores = QuantileScores((0.25, 0.9), (0.5, 0.8), has_crps=False)
-    assert scores.levels == (0.1, 0.25, 0.75, 0.9)
-    forecast = np.sort(rng.normal(size=(50, 3, 4)), -1)
-    scale = np.array([1.0, 10.0, 100.0])
-    scores.add(forecast[:20], actual[:20], scale)
-    scores.add(forecast[20:], actual[20:], scale)
-    error = actual - forecast[..., 1]
-    pinball = np.where(error > 0, 0.25 * error, -0.75 * error) * scale
-    found = scores.result()
-    assert set(found) == {"pinball_0.25", "pinball_0.9", "coverage_50", "coverage_80"}
-    assert found["pinball_0.25"] == pytest.approx(np.nanmean(pinball))
-    inside = (forecast[..., 0] <= actual) & (actual <= forecast[..., 3])
-    assert found["coverage_80"] == pytest.approx(inside.sum() / 149)
-    inside = (forecast[..., 1] <= actual) & (actual <= forecast[..., 2])
-    assert scores.coverage()[0.5] == pytest.approx(inside.sum() / 149)

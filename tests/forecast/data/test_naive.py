@@ -89,22 +89,6 @@ def test_before_the_first_value_of_a_series_there_is_no_forecast() -> None:
     np.testing.assert_array_equal(forecast[..., 0], [[3, 3], [np.nan, np.nan], [6, 6]])
 
 
-def test_the_error_is_that_of_the_training_rows_of_each_series(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    y = np.stack([with_missing(60, 0.2), with_missing(60, 0.0)], 1)
-    source = table(y, [0, 1, 2], [30, 27, 3])
-    ends = np.array([20, 57, 60])
-    whole = seasonal_error(source, ends, 2, 4)
-    assert whole.shape == (3, 2)
-    for number, (first, last) in enumerate([(0, 20), (30, 57)]):
-        want = pd.DataFrame(y[first:last].astype(float)).diff(4).abs().mean()
-        np.testing.assert_allclose(whole[number], want.to_numpy())
-    assert np.isnan(whole[2]).all()  # three rows have no pair four rows apart
-    monkeypatch.setattr(naive, "_BLOCK_ROWS", 7)
-    np.testing.assert_allclose(seasonal_error(source, ends, 2, 4), whole)
-
-
 def test_the_last_present_value_may_be_blocks_and_segments_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -7,7 +7,6 @@ import pytest
 
 from fastlstm.errors import DataError
 from fastlstm.forecast.data.table import (
-    MISSING_INT16,
     Segments,
     require_matrix,
     row_blocks,
@@ -41,26 +40,10 @@ def test_segments_must_cover_all_rows(
     assert segments(series, first, num).cover(10, 2) is covers
 
 
-def test_every_row_knows_its_segment() -> None:
-    found = segments([0, 0, 1], [0, 3, 5], [3, 2, 5]).of_rows(np.array([0, 2, 3, 4, 9]))
-    assert found.tolist() == [0, 0, 1, 1, 2]
-
-
-def test_missing_rows_of_int16_are_nan() -> None:
-    table = table_from_array(np.array([[10, MISSING_INT16], [-20, 4]], dtype=np.int16))
-    np.testing.assert_array_equal(table.rows(0, 2), [[10, np.nan], [-20, 4]])
-
-
 @pytest.mark.parametrize("dtype", ["float16", "float32", "int16"])
 def test_arrays_of_a_stored_dtype_are_not_copied(dtype: str) -> None:
     array = np.zeros((4, 2), dtype=dtype)
     assert np.shares_memory(table_from_array(array).values, array)
-
-
-@pytest.mark.parametrize("dtype", ["float64", "int64", "bool", "uint8"])
-def test_other_numbers_become_float32(dtype: str) -> None:
-    table = table_from_array(np.ones(3, dtype=dtype))
-    assert (table.values.dtype, table.values.shape, table.columns) == (np.float32, (3, 1), ("0",))
 
 
 @pytest.mark.parametrize("array", [np.zeros((2, 2, 2)), np.array("x"), np.array(["a"]), 3.0])

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyarrow import parquet as pq
 
 from fastlstm import Forecaster
 from fastlstm.errors import ConfigError, DataError
@@ -28,9 +26,6 @@ TINY: dict[str, Any] = {
 def frame(ds: Any, **columns: Any) -> Any:
     y = np.random.default_rng(0).normal(size=len(ds))
     return pandas.DataFrame({"ds": ds, "y": y, **columns})
-
-
-# time zones --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("start", ["2020-03-20", "2020-10-20"])
@@ -78,9 +73,7 @@ def test_files_of_times_with_and_without_a_zone_are_refused(tmp_path: Path) -> N
     days = pandas.date_range("2020-01-01", periods=6)
     frame(days[:3]).to_parquet(tmp_path / "a.parquet")
     frame(days[3:].tz_localize("Europe/Berlin")).to_parquet(tmp_path / "b.parquet")
-    with pytest.raises(
-        DataError, match="'ds' starts with times and has times with a time zone from"
-    ):
+    with pytest.raises(DataError, match="'ds' starts with times and has times with a time zone"):
         prepared(tmp_path)
     frame(np.arange(3)).to_parquet(tmp_path / "b.parquet")
     with pytest.raises(DataError, match="'ds' starts with times and has whole numbers from row 4"):
@@ -119,9 +112,6 @@ def test_a_table_of_one_season_keeps_the_hours_of_the_one_it_is_like() -> None:
     assert prepared(frame(days[:1]), like=prepared(midnights).timeline).is_wall
 
 
-# dates as whole numbers --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("form", "freq"),
     [
@@ -132,23 +122,13 @@ def test_a_table_of_one_season_keeps_the_hours_of_the_one_it_is_like() -> None:
 def test_dates_as_whole_numbers_are_refused_without_a_format(form: str, freq: str) -> None:
     times = pandas.date_range("2016-12-20", periods=40, freq=freq)
     table = frame(times.strftime(form).astype("int64"))
-    with pytest.raises(
-        DataError, match=f"look like dates .*; give `time_format='{form}'`, or count"
-    ):
+    with pytest.raises(DataError, match=f"look like dates .*; give `time_format='{form}'`, or"):
         prepared(table)
     found = prepared(table, time_format=form)
     start = found.table.segments.start_times[0]
     assert pandas.Timestamp(start, unit="us") == times[0]
     assert len(found.table.segments) == 1
     assert prepared(table, roles=RoleRequest(ignore=("ds",))).roles.time is None
-
-
-def test_dates_as_whole_numbers_are_read_from_a_csv(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    path.write_text("date,y\n20161230,1.5\n20161231,2.5\n20170101,0.5\n20170102,1.0\n")
-    with pytest.raises(DataError, match="20161230 as 2016-12-30"):
-        prepared(path)
-    assert prepared(path, time_format="%Y%m%d").frequency == DAYS
 
 
 @pytest.mark.parametrize(
@@ -176,10 +156,8 @@ def test_numbers_since_1970_count_or_are_times(
     table.to_csv(path, index=False) if kind == "csv" else table.to_parquet(path)
     counted = prepared(path)
     assert counted.frequency.step == 3600 * size
-    assert any(
-        f"would be 2016-11-24 15:06:40), give `time_format='{unit}'`" in note
-        for note in counted.notes
-    )
+    told = f"would be 2016-11-24 15:06:40), give `time_format='{unit}'`"
+    assert any(told in note for note in counted.notes)
     found = prepared(path, time_format=unit)
     assert str(found.frequency) == "1 hour"
     assert found.table.segments.start_times.tolist() == [1_480_000_000_000_000]
@@ -202,9 +180,7 @@ def test_the_time_that_cannot_be_read_is_named_with_its_row(
     texts[20] = "soon"
     with pytest.raises(DataError, match=r"cannot be read: row 21 has 'soon'; expected 2016"):
         prepared(frame(texts))
-    with pytest.raises(
-        DataError, match="row 21 has 'soon'; expected the format of `time_format='%Y-%m"
-    ):
+    with pytest.raises(DataError, match="row 21 has 'soon'; expected the format of `time_form"):
         prepared(frame(texts), time_format="%Y-%m-%d")
     numbers = np.append(1_480_000_000 + 3600 * np.arange(20), 10**18)
     with pytest.raises(DataError, match=r"cannot be read: row 21 has 10{18}; expected the years"):
@@ -221,11 +197,8 @@ def test_times_of_more_microseconds_than_64_bits_hold_are_refused(unit: str) -> 
 
 
 def test_steps_of_whole_numbers_are_told_as_numbers() -> None:
-    with pytest.raises(DataError, match=r"have no regular frequency \(most often 4 \("):
+    with pytest.raises(DataError, match=r"\(most often 4 \(15%\), .*\); resample them,"):
         prepared(frame(np.cumsum(np.arange(40) % 7 + 3)))
-
-
-# business days -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("start", ["2020-01-01", "2020-01-03", "2020-01-06 16:00"])
@@ -293,12 +266,6 @@ def test_a_week_of_a_table_of_business_days_is_one_too() -> None:
     assert found.table.segments.num_rows.tolist() == [5, 4]
 
 
-def test_the_season_of_business_days_is_a_week() -> None:
-    from fastlstm.forecast.evaluation import season_of
-
-    assert season_of(prepared(frame(pandas.bdate_range("2020-01-06", periods=30)))) == 5
-
-
 @pytest.mark.parametrize("freq", ["MS", "ME", "QS", "QE", "YS", "W-SUN", "W-MON", "2D", "15min"])
 def test_forecasts_go_on_in_the_calendar(freq: str) -> None:
     times = pandas.date_range("2000-01-01", periods=64, freq=freq)
@@ -320,40 +287,29 @@ def test_months_at_changing_hours_and_a_row_within_a_month_are_refused() -> None
         prepared(frame(with_one))
 
 
-# files that change -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("other", [None, "0", "b"])
 def test_a_file_that_changes_while_it_is_read_is_not_kept(
-    other: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = tmp_path / "data"
-    data.mkdir()
-    path = data / "a.parquet"
-    days = pandas.date_range(datetime.datetime(2020, 1, 1), periods=60)
-    frame(days[20:40]).to_parquet(path)
-    if other is not None:
-        frame(days[:20] if other < "a" else days[40:]).to_parquet(data / f"{other}.parquet")
+    days, cache = pandas.date_range("2020-01-01", periods=60), tmp_path / "cache"
+    (tmp_path / "data").mkdir()
+    path = tmp_path / "data" / "a.parquet"
+    frame(days[:20]).to_parquet(path)
+    frame(days[20:]).to_parquet(tmp_path / "data" / "b.parquet")
     run = TableIngest.run
 
     def changed(*arguments: Any) -> Any:
         found = run(*arguments)
-        pq.write_table(pa.table({"ds": days[:10].to_numpy(), "y": np.ones(10)}), path)
+        frame(days[:10]).to_parquet(path)
         return found
 
-    source, cache = path if other is None else data, tmp_path / "cache"
     monkeypatch.setattr(TableIngest, "run", changed)
     with pytest.raises(DataError, match=r"a\.parquet changed while it was being read"):
-        prepare_table(source, cache_dir=cache)
+        prepare_table(tmp_path / "data", cache_dir=cache)
     monkeypatch.setattr(TableIngest, "run", run)
     assert list((cache / "series" / "entries").iterdir()) == []
-    frame(days[20:40]).to_parquet(path)
-    again = prepare_table(source, cache_dir=cache)
-    assert not again.from_cache
-    assert again.table.num_rows == (20 if other is None else 40)
-
-
-# ways of writing that were not foreseen ----------------------------------------------------------
+    frame(days[:20]).to_parquet(path)
+    again = prepare_table(tmp_path / "data", cache_dir=cache)
+    assert (again.from_cache, again.table.num_rows) == (False, 60)
 
 
 @pytest.mark.parametrize(("unit", "size"), [("s", 10**3), ("s", 10**9), ("ms", 10**6)])
@@ -383,9 +339,6 @@ def test_column_names_that_are_not_utf_8_are_refused_in_one_line(tmp_path: Path)
     path.write_bytes("ds,größe\n1,1.5\n2,2.5\n".encode("latin-1"))
     with pytest.raises(DataError, match=r"names are not UTF-8 .*; save the file as UTF-8"):
         prepared(path, look=False)
-
-
-# clocks, intervals, jitter ------------------------------------------------------------------------
 
 
 def test_local_times_get_their_zone_and_the_hour_that_comes_twice_its_order(tmp_path: Path) -> None:

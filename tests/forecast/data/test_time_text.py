@@ -67,20 +67,14 @@ def test_a_fraction_of_a_second_is_kept() -> None:
     assert again == found
     short = read_times(pa.array(["2016/2/1 0:00:01.5", "2016/2/1 0:00:01.000007"]))
     assert short.cast(pa.int64()).to_pylist() == found
-    with pytest.raises(
-        DataError, match=r"%f, a fraction of a second, is only supported at the end"
-    ):
+    with pytest.raises(DataError, match="%f, a fraction of a second, is only supported at the"):
         read_times(texts, "%f %d.%m.%Y")
 
 
 @pytest.mark.parametrize(
     ("bad", "form", "message"),
     [
-        (
-            "20160231",
-            "%Y%m%d",
-            "row 61 has '20160231'; expected the format of `time_format='%Y%m%d'`",
-        ),
+        ("20160231", "%Y%m%d", "row 61 has '20160231'; expected the format of `time_format="),
         ("20150231", "%Y%m%d", "row 61 has '20150231'; expected the format of"),  # Arrow: 3 March
         ("31.4.2016", "%d.%m.%Y", "row 61 has '31.4.2016'; expected the format of"),
         ("2016/2/31", None, "row 61 has '2016/2/31'; there is no such day"),
@@ -128,19 +122,16 @@ def test_numbers_since_1970_may_have_a_fraction(unit: str, per_s: float) -> None
 
 
 def test_a_name_may_be_na_and_a_number_may_not(tmp_path: Path) -> None:
-    rows = [
-        f"{c},2020-01-{k:02},{'NA' if k == 3 else k},{c}"
-        for c in ("US", "NA")
-        for k in range(1, 29)
-    ]
+    days = [f"2020-01-{k:02},{'NA' if k == 3 else k}" for k in range(1, 29)]
+    rows = [f"{day},{c},{c}" for c in ("US", "NA") for day in days]
     path = tmp_path / "a.csv"
-    path.write_text("\n".join(["unique_id,ds,y,land", *rows]) + "\n")
+    path.write_text("\n".join(["ds,y,unique_id,land", *rows]) + "\n")
     found = prepared(path, roles=RoleRequest(past=("land",), categorical=("land",)))
     assert found.series == ("US", "NA")
     assert found.categories == {"land": ["US", "NA"]}
     assert "column 'y' has missing values in 2 rows (3.57%)" in found.notes
     assert "column 'land': 'NA' is read as a name, not as missing" in found.notes
-    path.write_text(path.read_text() + ",2020-02-01,1,US\n")
+    path.write_text(path.read_text() + "2020-02-01,1,,US\n")
     with pytest.raises(DataError, match=r"row 57 has no series \('unique_id'\)"):
         prepared(path)
 
@@ -156,7 +147,6 @@ def test_a_text_far_down_is_named_and_not_the_gaps_before_it(
 
 
 def test_a_column_of_numbers_and_their_texts() -> None:
-    pandas = pytest.importorskip("pandas")
     ids = [7] * 28 + ["7"] * 28 + [8.0] * 4
     days = [*DAYS[:56], *DAYS[:4]]
     frame = pandas.DataFrame({"unique_id": ids, "ds": days, "y": [1, "2"] * 30})
@@ -170,7 +160,6 @@ def test_a_column_of_numbers_and_their_texts() -> None:
 
 @pytest.mark.parametrize("form", ["%Y-%m-%d", "%Y/%m/%d"])
 def test_an_index_of_dates_as_texts_is_the_time(form: str) -> None:
-    pandas = pytest.importorskip("pandas")
     found = prepared(pandas.DataFrame({"y": np.arange(60.0)}, index=[f"{t:{form}}" for t in DAYS]))
     assert (found.roles.time, str(found.frequency)) == ("ds", "1 day")
     named = pandas.DataFrame({"y": np.arange(60.0)}, index=[f"row {k}" for k in range(60)])

@@ -3,13 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fastlstm.errors import DataError
 from fastlstm.forecast.data.table import Segments, Table, table_from_array
 from fastlstm.forecast.data.window_index import (
     index_windows,
     read_windows,
     series_ends,
-    spread_out,
 )
 
 LENGTHS = (5, 2, 7)
@@ -25,27 +23,6 @@ def table() -> Table:
     return Table(plain.values, ("y",), segments)
 
 
-@pytest.mark.parametrize(
-    ("length", "stride", "rows"),
-    [
-        (3, 1, [0, 1, 2, 7, 8, 9, 10, 11]),
-        (3, 2, [0, 2, 7, 9, 11]),
-        (5, 1, [0, 7, 8, 9]),
-        (7, 3, [7]),
-        (2, 1, [0, 1, 2, 3, 5, 7, 8, 9, 10, 11, 12]),
-    ],
-)
-def test_no_window_crosses_a_segment(length: int, stride: int, rows: list[int]) -> None:
-    index = index_windows(table(), length, stride)
-    assert len(index) == len(rows)
-    assert index.rows().tolist() == rows
-
-
-def test_windows_can_be_limited_to_a_part() -> None:
-    begins, ends = np.array([1, 5, 0]), np.array([4, 7, 11])
-    assert index_windows(table(), 3, 1, begins, ends).rows().tolist() == [1, 7, 8]
-
-
 def test_numbers_lead_to_rows_and_segments() -> None:
     index = index_windows(table(), 3)
     rows, segments = index.locate(np.array([7, 0, 3], dtype=np.int64))
@@ -55,25 +32,9 @@ def test_numbers_lead_to_rows_and_segments() -> None:
             index.locate(np.array([wrong], dtype=np.int64))
 
 
-@pytest.mark.parametrize("key", [0, 5, 2**64 - 1])
-def test_a_key_permutes_the_numbers(key: int) -> None:
-    index = index_windows(table(), 3)
-    rows, _ = index.locate(np.arange(8, dtype=np.int64), key)
-    assert sorted(rows.tolist()) == index.rows().tolist()
-
-
 def test_some_windows_are_spread_evenly() -> None:
     assert index_windows(table(), 3).rows(3).tolist() == [0, 7, 11]
     assert len(index_windows(table(), 3).rows(100)) == 8
-
-
-@pytest.mark.parametrize("count", [7, 50, 1000])
-def test_every_beginning_of_the_order_is_spread_evenly(count: int) -> None:
-    order = spread_out(np.arange(count))
-    assert sorted(order.tolist()) == list(range(count))
-    for part in (count // 4, count // 2):
-        gaps = np.diff(np.sort(order[:part]))
-        assert len(set(gaps.tolist())) <= 3
 
 
 def test_windows_are_read_as_float32() -> None:
@@ -88,8 +49,3 @@ def test_a_series_ends_behind_its_last_segment() -> None:
     source = table()
     assert series_ends(source, index_windows(source, 2)).tolist() == [5, 11]
     assert series_ends(source, index_windows(source, 6)).tolist() == [2]
-
-
-def test_a_table_without_a_window_is_refused() -> None:
-    with pytest.raises(DataError, match="needs 8 rows, the longest segment without gaps has 7"):
-        index_windows(table(), 8)

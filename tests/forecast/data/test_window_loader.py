@@ -14,7 +14,7 @@ from fastlstm.errors import ConfigError, CorruptFileError, DataError, Stopped
 from fastlstm.forecast.data import window_loader
 from fastlstm.forecast.data.table import MISSING_INT16, Segments, Table, table_from_array
 from fastlstm.forecast.data.window_index import WindowIndex, index_windows, spread_out
-from fastlstm.forecast.data.window_loader import WindowLoader
+from fastlstm.forecast.data.window_loader import ChunkBatch, ChunkLoader, WindowLoader
 
 LENGTHS = (7, 3, 20, 5, 11)
 
@@ -130,15 +130,19 @@ def test_epochs_and_seeds_differ_and_come_again() -> None:
     assert order(1, 1)[0] != first
 
 
-def test_a_position_goes_on_exactly() -> None:
-    with WindowLoader(table(), 3, 4, seed=5) as loader:
-        whole = [next(iter(loader)).rows.tolist() for _ in range(40)]
-    for taken in (0, 1, 5, loader.steps_per_epoch, loader.steps_per_epoch + 1):
-        with WindowLoader(table(), 3, 4, seed=5) as before:
+@pytest.mark.parametrize("balance", [False, True])
+def test_a_position_goes_on_exactly(balance: bool) -> None:
+    def loader() -> WindowLoader:
+        return WindowLoader(table(), 3, 4, seed=5, balance=balance)
+
+    with loader() as read:
+        whole = [next(iter(read)).rows.tolist() for _ in range(40)]
+    for taken in (0, 1, 5, read.steps_per_epoch, read.steps_per_epoch + 1):
+        with loader() as before:
             for _ in range(taken):
                 before.next()
             position = before.state_dict()
-        with WindowLoader(table(), 3, 4, seed=5) as after:
+        with loader() as after:
             after.load_state_dict(position)
             assert [after.next().rows.tolist() for _ in range(40 - taken)] == whole[taken:]
             assert after.state_dict() != position or taken == 40
@@ -201,30 +205,6 @@ def test_balanced_series_come_equally_often(per_series: int, shuffle: bool) -> N
             assert counts.max() - counts.min() <= 1
 
 
-def test_balanced_series_go_through_their_windows_in_turn() -> None:
-    """The draws of a series are whole passes through its windows, in ever new orders."""
-    source = table((7, 3, 50, 5, 11, 200))
-    drawn: dict[int, list[int]] = {n: [] for n in range(6)}
-    with WindowLoader(source, 3, 4, seed=3, balance=True) as loader:
-        for _ in range(40):
-            rows, segments = [], []
-            for batch in loader.epoch():
-                rows += batch.rows.tolist()
-                segments += batch.segments.tolist()
-            for row, segment in zip(rows, segments, strict=True):
-                drawn[segment].append(row)
-    for segment, rows in drawn.items():
-        first, num = int(source.segments.first_rows[segment]), (7, 3, 50, 5, 11, 200)[segment] - 2
-        counts = np.bincount(np.array(rows) - first, minlength=num)
-        assert len(counts) == num
-        assert counts.max() - counts.min() <= 1, segment
-    per_epoch = len(drawn[5]) // 40
-    assert per_epoch < 198  # a pass takes several epochs: no window comes twice within one
-    for begin in range(0, 198 - 198 % per_epoch, per_epoch):
-        some = drawn[5][begin : begin + per_epoch]
-        assert len(set(some)) == len(some)
-
-
 def draws_by_series(num_windows: tuple[int, ...], epochs: int, seed: int) -> list[list[int]]:
     """The windows of each series in the order in which they are drawn, counted from 0."""
     source = table(tuple(num + 2 for num in num_windows))
@@ -255,23 +235,6 @@ def test_series_of_one_length_and_other_seeds_have_orders_of_their_own() -> None
     assert first != second
     assert draws_by_series((30, 30), 2, seed=3) == [first, second]
     assert first not in draws_by_series((30, 30), 2, seed=4)
-
-
-def test_a_balanced_position_goes_on_exactly() -> None:
-    def loader() -> WindowLoader:
-        return WindowLoader(table(), 3, 4, seed=5, balance=True)
-
-    with loader() as before:
-        for _ in range(13):
-            before.next()
-        position = before.state_dict()
-        rest = [before.next().rows.tolist() for _ in range(20)]
-    with loader() as after:
-        after.load_state_dict(position)
-        assert [after.next().rows.tolist() for _ in range(20)] == rest
-    with WindowLoader(table(), 3, 4, seed=6, balance=True) as other:
-        other.load_state_dict(position)
-        assert [other.next().rows.tolist() for _ in range(20)] != rest
 
 
 def test_a_batch_stays_what_it_was_while_it_is_held() -> None:
@@ -379,3 +342,104 @@ def test_a_loader_that_is_forgotten_leaves_no_thread_writing() -> None:
         loader = WindowLoader(np.zeros((100_000, 4), dtype=np.float32), 2000, 64)
         loader.next()
         del loader
+
+
+CHUNKED = (70, 11, 200, 23, 12)
+LENGTH, HORIZON, PHASES = 6, 5, 3
+
+
+def chunk_loader(
+    batch_size: int = 4, run_length: int = 24, seed: int = 0, **given: object
+) -> ChunkLoader:
+    ends = np.cumsum(np.array(CHUNKED, dtype=np.int64))
+    return ChunkLoader(
+        table(CHUNKED, 1), ends, LENGTH, HORIZON, PHASES, batch_size, run_length, seed, **given
+    )  # fmt: skip
+
+
+def an_epoch(found: ChunkLoader) -> list[ChunkBatch]:
+    return [found.next() for _ in range(found.steps_per_epoch)]
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 4, 7, 1000])
+@pytest.mark.parametrize("run_length", [1, 6, 24, 10_000])
+def test_chunks_follow_each_other_and_no_row_is_read_twice(
+    batch_size: int, run_length: int
+) -> None:
+    found = chunk_loader(batch_size, run_length)
+    ends = np.cumsum(CHUNKED)
+    for _ in range(3):
+        before: ChunkBatch | None = None
+        rows = []
+        for batch in an_epoch(found):
+            assert batch.values.shape == (len(batch.rows), LENGTH + HORIZON, 1)
+            assert (batch.values[:, :, 0].numpy() == batch.rows[:, None] + np.arange(11)).all()
+            assert (batch.rows + LENGTH + HORIZON <= ends[batch.segments]).all()
+            assert (batch.rows >= (ends - CHUNKED)[batch.segments]).all()
+            if before is None:
+                assert not batch.continues.any()
+            else:
+                assert len(batch.rows) <= len(before.rows)
+                lanes = np.flatnonzero(batch.continues)
+                assert (batch.rows[lanes] == before.rows[lanes] + LENGTH).all()
+                assert (batch.segments[lanes] == before.segments[lanes]).all()
+            rows += batch.rows.tolist()
+            before = batch
+        assert len(rows) == found.num_chunks
+        gaps = np.diff(sorted(rows))
+        assert (gaps >= LENGTH).all()
+
+
+def test_all_but_the_ends_of_a_series_is_read_and_begins_move() -> None:
+    found = chunk_loader()
+    seen, firsts = [], []
+    for _ in range(60):
+        rows = np.concatenate([batch.rows for batch in an_epoch(found)])
+        own = np.sort(rows[(rows >= 81) & (rows < 281)])
+        assert len(own) == (200 - HORIZON - (PHASES - 1)) // LENGTH
+        firsts.append(int(own[0]))
+        seen += own.tolist()
+    phases = {first % PHASES for first in firsts}
+    assert phases == set(range(PHASES))
+    read = {row + t for row in seen for t in range(LENGTH)}
+    assert read == set(range(81, 281 - HORIZON))
+
+
+def test_a_stretch_is_cut_and_shuffled() -> None:
+    found = chunk_loader(batch_size=1, run_length=24)
+    batches = an_epoch(found)
+    run, longest = 0, 0
+    for batch in batches:
+        run = run + 1 if batch.continues[0] else 1
+        longest = max(longest, run)
+    assert longest == 24 // LENGTH
+    rows = [int(batch.rows[0]) for batch in batches]
+    assert rows != sorted(rows)
+    again = [int(batch.rows[0]) for batch in an_epoch(chunk_loader(batch_size=1))]
+    assert rows == again
+    assert rows != [int(batch.rows[0]) for batch in an_epoch(chunk_loader(batch_size=1, seed=1))]
+
+
+def test_a_position_in_chunks_goes_on_exactly() -> None:
+    whole = chunk_loader()
+    batches = [whole.next() for _ in range(3 * whole.steps_per_epoch)]
+    for taken in (0, 1, whole.steps_per_epoch - 1, whole.steps_per_epoch + 2):
+        before = chunk_loader()
+        for _ in range(taken):
+            before.next()
+        after = chunk_loader()
+        after.load_state_dict(before.state_dict())
+        for batch in batches[taken:]:
+            same = after.next()
+            assert same.rows.tolist() == batch.rows.tolist()
+            assert same.continues.tolist() == batch.continues.tolist()
+    with pytest.raises(CorruptFileError, match="loader position is"):
+        chunk_loader().load_state_dict({"epoch": 0, "index": 10_000})
+
+
+def test_a_chunk_beyond_the_table_is_refused() -> None:
+    ends = np.cumsum(np.array(CHUNKED, dtype=np.int64))
+    with pytest.raises(DataError, match=r"needs 300 rows and 5 after them, .* has 200; give"):
+        ChunkLoader(table(CHUNKED, 1), ends, 300, 5, 1, 4, 300)
+    with pytest.raises(Stopped):
+        chunk_loader(should_stop=lambda: True).next()
