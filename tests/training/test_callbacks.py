@@ -417,12 +417,14 @@ def test_passes_and_evaluations_use_the_weights_in_use(ema: float) -> None:
     assert torch.equal(task.weight, task.seen[1]), "the best weights are those in use"
 
 
-def test_a_stopped_evaluation_puts_the_weights_back() -> None:
+@pytest.mark.parametrize("options", [{"ema": 0.9}, {"callbacks": [Doubled()]}], ids=["ema", "own"])
+def test_a_stopped_evaluation_puts_the_weights_back(options: dict[str, Any]) -> None:
     def stopped(*_: Any) -> Any:
         raise Stopped("stopped while evaluating")
 
     task = LinearTask()
-    trainer = trainer_of(task, callbacks=[Doubled()])
+    trainer = trainer_of(task, **options)
+    trainer.step(task.loader.next())
     before = task.weight.detach().clone()
     task.evaluate_blocks = stopped  # type: ignore[method-assign]
     with pytest.raises(Stopped):

@@ -70,6 +70,9 @@ def test_a_failed_save_is_a_warning_except_at_the_end() -> None:
     assert warnings == ["checkpoint not written, training continues: the disk is full"] * 2
     with pytest.raises(StorageError, match="the disk is full"):
         trainer_of(LinearTask(), snapshots=Recording(10)).fit()
+    refused = trainer_of(LinearTask(), snapshots=Recording(0)).saver
+    refused.save_if_possible()
+    assert not refused.is_due(), "tried again later, not at every step"
 
 
 def test_a_state_with_nan_is_marked() -> None:

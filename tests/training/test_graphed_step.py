@@ -83,6 +83,7 @@ class Run:
         self.task, self.events = task, list[Any]()
         self.trainer = trainer_of(task, self.events, **{**ADAMW, **options})
         self.result = self.trainer.fit()
+        self.events = [e for e in self.events if e["event"] != "phase"]  # as time goes
         tensors, _ = self.trainer.saver.capture()
         del tensors["state"]
         self.weights = {f"{s} {n}": t.clone() for s, ts in tensors.items() for n, t in ts.items()}
@@ -371,14 +372,18 @@ def test_the_loss_scale_of_fp16_follows_the_steps(
     scalers = graphed.trainer.state.scaler, eager.trainer.state.scaler
     own, other = (scaler.state_dict() for scaler in scalers if scaler is not None)
     assert own == other
-    assert own["scale"] != 1024.0
-    assert not graphed.skips(), "an overflow of fp16 is no trouble"
+    assert own["scale"] == 512.0, "halved three times, doubled after three good steps"
+    assert not graphed.skips() + eager.skips(), "an overflow of fp16 is no trouble"
     assert_close(graphed.weights, eager.weights)
     assert graphed.steps() == eager.steps()
 
 
-def test_endless_overflow_of_fp16_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    use_graphs_on_the_cpu(monkeypatch)
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_endless_overflow_of_fp16_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch, is_recorded: bool
+) -> None:
+    if is_recorded:
+        use_graphs_on_the_cpu(monkeypatch)
     fp16(monkeypatch, init_scale=4.0)
     with pytest.raises(NonFiniteError, match=r"gradient of 1\.weight"):
         Run(Graphable(dict.fromkeys(range(3, 99), "gradient")), precision="fp16")

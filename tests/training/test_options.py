@@ -11,7 +11,6 @@ from fastlstm.forecast.config import ForecastConfig
 from fastlstm.sequence.config import SequenceConfig
 from fastlstm.text.config import TrainConfig
 from fastlstm.training.options import BOUNDS, MAY_CHANGE, TrainingOptions
-from fastlstm.training.schedule import StopCriterion
 
 FIELDS = {field.name: field for field in dataclasses.fields(TrainingOptions)}
 
@@ -41,9 +40,3 @@ def test_every_number_has_bounds_that_hold_its_default() -> None:
 def test_every_job_checks_the_options(kind: type, given: dict[str, object], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         kind(**given)
-
-
-def test_the_stop_criterion_is_read_from_the_options() -> None:
-    assert StopCriterion.of(TrainingOptions(steps=7), 5).total_steps == 7
-    assert StopCriterion.of(TrainingOptions(epochs=1.5), 5).total_steps == 8, "the next whole step"
-    assert StopCriterion.of(TrainingOptions(), 5).text == "budget 5m (default)"

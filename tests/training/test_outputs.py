@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fastlstm.errors import BudgetError, RunDirectoryError
+from fastlstm.errors import RunDirectoryError
 from fastlstm.report.history import read_history
 from fastlstm.runs.events import SPELLING
 from fastlstm.runs.manifest import metrics_mark
@@ -70,17 +70,6 @@ def test_a_linked_directory_of_tensorboard_is_refused(run: RunDirectory, tmp_pat
     assert text.endswith("remove it, or give `tensorboard=False`")
     with EventHub(run, []).files(None, tensorboard=False):
         pass
-
-
-def test_a_run_without_steps_in_its_budget_has_an_end_and_no_report(run: RunDirectory) -> None:
-    with (
-        pytest.raises(BudgetError),
-        EventHub(run, []).files(None, tensorboard=False),
-    ):
-        raise BudgetError("trained 0 steps")
-    end = read_history(run.metrics_path).end
-    assert end == {"event": "end", "reason": "trained 0 steps", "step": 0}
-    assert not run.report_path.exists()
 
 
 def test_a_run_that_another_process_took_over_gets_no_report(run: RunDirectory) -> None:

@@ -25,15 +25,12 @@ def test_rate_goes_up_stays_and_ends_at_zero():
     assert factors[80] == pytest.approx(0.5)
     assert factors[100] == 0.0
     assert factors[0] > 0
-
-
-def test_no_warmup_and_no_cooldown_is_constant():
     assert {learning_rate_factor(p / 10, 0.0, 0.0) for p in range(11)} == {1.0}
 
 
 def test_steps_and_epochs_count_steps():
     assert StopCriterion.of(TrainConfig(steps=7), 100).total_steps == 7
-    assert StopCriterion.of(TrainConfig(epochs=1.5), 100).total_steps == 150
+    assert StopCriterion.of(TrainConfig(epochs=1.5), 5).total_steps == 8, "the next whole step"
     assert StopCriterion.of(TrainConfig(steps=10), 1).progress(5, 10**6) == 0.5
 
 

@@ -101,20 +101,6 @@ def test_the_average_is_in_the_model_while_it_is_evaluated_and_gone_after() -> N
     assert not torch.equal(average, raw)
 
 
-def test_a_stop_in_an_evaluation_takes_the_average_out_of_the_model() -> None:
-    def stopped(*_: Any) -> Any:
-        raise Stopped("stopped while evaluating")
-
-    task = LinearTask()
-    trainer = trainer_of(task, ema=0.9)
-    trainer.step(task.loader.next())
-    raw = task.weight.detach().clone()
-    task.evaluate_blocks = stopped  # type: ignore[method-assign]
-    with pytest.raises(Stopped):
-        trainer.evaluate()
-    assert torch.equal(task.weight, raw)
-
-
 @pytest.mark.parametrize(
     ("scores", "steps"), [([3, 2, 2, 2], 4), ([3, 4, 2, 5, 1, 9, 9], 7), ([1, 2, 3], 3)]
 )
