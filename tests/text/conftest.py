@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from decoding import KERNELS
+from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import hardware
 from fastlstm.text.config import ModelConfig
 from fastlstm.text.decoder import BYTE_PRODUCTS
@@ -28,6 +30,14 @@ def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     info = dataclasses.replace(hardware.cpu(), isa=name, bf16_isa=name, features=features)
     monkeypatch.setattr(hardware, "cpu", lambda: info)
     return str(request.param)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """An empty run directory."""
+    found = RunDirectory(tmp_path / "run")
+    found.create()
+    return found
 
 
 @pytest.fixture

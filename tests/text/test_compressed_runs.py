@@ -141,15 +141,15 @@ def test_another_format_is_said(
     assert (f"note: {note}" in capsys.readouterr().err) == (note is not None)
 
 
-def test_serving_takes_the_runs_format_or_int8(tmp_path: Path, random_model: Make) -> None:
+def test_serving_takes_the_runs_format_or_int8(
+    tmp_path: Path, random_model: Make, run: RunDirectory
+) -> None:
     def served(path: Path) -> str:
         return load_decoder(path, None, otherwise="int8").decoder.weight_format
 
     model = random_model()
     assert served(publish(tmp_path / "int4", model, "int4")) == "int4"
     assert served(publish(tmp_path / "fp16", model, "fp16")) == "fp32"
-    run = RunDirectory(tmp_path / "run")
-    run.create()
     run.publish(save_language_model(model, CHARS))
     assert served(run.path) == "int8"
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from fastlstm.errors import ConfigError, FormatError
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.text.data.tokenizer import CharTokenizer
 from fastlstm.text.decoder import Decoder
@@ -50,21 +46,3 @@ def test_the_name_is_that_of_the_directory(
 ) -> None:
     monkeypatch.chdir(run.path)
     assert load_decoder(".").name == "book"
-
-
-def test_what_cannot_be_used_is_named(run: RunDirectory, model: LanguageModel) -> None:
-    with pytest.raises(ConfigError, match="weights are 'int5'"):
-        load_decoder(run.path, "int5")
-    files = save_language_model(model, CHARS, generation={"temperature": -1})
-    assert json.loads(files["generation_config.json"]) == {"temperature": -1}
-    run.publish(files)
-    with pytest.raises(FormatError, match=r"generation_config\.json: `temperature` is -1"):
-        load_decoder(run.path)
-
-
-def test_no_torch_is_loaded(run: RunDirectory) -> None:
-    code = (
-        "import sys; from fastlstm.text.loading import load_decoder;"
-        f"load_decoder({str(run.path)!r}); assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)

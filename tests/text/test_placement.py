@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ import torch
 import gpu_on_cpu
 from fastlstm import LM
 from fastlstm.errors import ConfigError, KernelError
-from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import hardware
 from fastlstm.text import evaluation, gpu_decoder
 from fastlstm.text.data.tokenizer import CharTokenizer
@@ -76,7 +74,7 @@ def test_weights_that_a_gpu_lacks_are_written_on_the_cpu(gpu: None, random_model
 
 @pytest.mark.parametrize("error", [KernelError("no NVRTC"), torch.OutOfMemoryError("CUDA")])
 def test_a_gpu_that_fails(
-    gpu: None, random_model: Any, monkeypatch: pytest.MonkeyPatch, error: Exception, tmp_path: Path
+    gpu: None, random_model: Any, monkeypatch: pytest.MonkeyPatch, error: Exception, run: Any
 ) -> None:
     def refuse(*args: Any) -> None:
         raise error
@@ -88,8 +86,6 @@ def test_a_gpu_that_fails(
     assert decoder.isa != "CUDA"
     with pytest.raises(ConfigError, match="device"):
         LM(model, TOKENIZER, device="cuda").decoder_for(100)
-    run = RunDirectory(tmp_path / "run")
-    run.create()
     run.publish(save_language_model(model, TOKENIZER))
     with pytest.warns(UserWarning, match="text is written on the CPU"):
         assert load_decoder(run.path, device="auto", num_streams=100).decoder.isa != "CUDA"

@@ -10,7 +10,6 @@ from fastlstm.errors import (
     NonFiniteError,
     RunDirectoryError,
 )
-from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system.tensors import encode_tensors
 from fastlstm.text.config import ModelConfig
 from fastlstm.text.data.tokenizer import CharTokenizer
@@ -21,13 +20,6 @@ from fastlstm.training.checkpoint import Checkpoint, save_checkpoint
 from small_language_model import CONFIG, TOKENIZER, assert_same, build
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
-
-
-@pytest.fixture
-def run(tmp_path):
-    run = RunDirectory(tmp_path / "run")
-    run.create()
-    return run
 
 
 def files_of(weights, **changes):

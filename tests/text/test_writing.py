@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
-from fastlstm.errors import PromptError
 from fastlstm.text.data.tokenizer import ByteTokenizer, CharTokenizer
 from fastlstm.text.decoder import Decoder
 from fastlstm.text.model import LanguageModel
 from fastlstm.text.sampling import Sampling
-from fastlstm.text.writing import begin, check_max_tokens, prompt_ids, token_stops, write_all
+from fastlstm.text.writing import begin, token_stops, write_all
 
 CHARS = CharTokenizer("\n abcdefghijklmnopqr")
 
@@ -21,19 +19,6 @@ CHARS = CharTokenizer("\n abcdefghijklmnopqr")
 @pytest.fixture
 def decoder(random_model: Callable[..., LanguageModel]) -> Decoder:
     return Decoder.of(random_model())
-
-
-@pytest.mark.parametrize("max_steps", [1, 3, 4096])
-def test_texts_are_the_same_in_any_pieces_and_company(decoder: Decoder, max_steps: int) -> None:
-    def texts(seeds: list[int]) -> list[Any]:
-        return [begin(decoder, CHARS, "ab", 20 + s, Sampling(seed=s)) for s in seeds]
-
-    alone = ["".join(piece for (piece,) in write_all(decoder, texts([s]))) for s in range(4)]
-    assert [len(text) for text in alone] == [20, 21, 22, 23]
-    together = [""] * 4
-    for pieces in write_all(decoder, texts([0, 1, 2, 3]), max_steps):
-        together = [text + piece for text, piece in zip(together, pieces, strict=True)]
-    assert together == alone
 
 
 def test_a_text_ends_before_its_stop_whether_or_not_the_stream_knows_it(decoder: Decoder) -> None:
@@ -56,23 +41,3 @@ def test_stops_that_are_always_the_same_tokens() -> None:
     assert token_stops(ByteTokenizer(), ("é",)) == [[0xC3, 0xA9]]
     bpe: Any = type("Bpe", (), {"kind": "bpe"})()
     assert token_stops(bpe, stops) == []
-
-
-def test_a_prompt_is_one_token_at_least() -> None:
-    assert prompt_ids(CHARS, "ba").tolist() == [3, 2]
-    assert prompt_ids(CHARS, "").tolist() == [0]
-    assert np.asarray(prompt_ids(CharTokenizer("ab"), "")).tolist() == [0]
-    with pytest.raises(
-        PromptError, match=r"the prompt has characters .* not in the vocabulary: '!'"
-    ):
-        prompt_ids(CHARS, "a!")
-    wrong: Any = b"ab"
-    with pytest.raises(PromptError, match="the prompt is a bytes, expected a str"):
-        prompt_ids(CHARS, wrong)
-
-
-@pytest.mark.parametrize("value", [-1, 1.5, True, "5", None])
-def test_a_number_of_tokens_is_a_whole_one(value: Any) -> None:
-    check_max_tokens(0)
-    with pytest.raises(PromptError, match=r"max_tokens is .*, expected a whole number, 0 or more"):
-        check_max_tokens(value)

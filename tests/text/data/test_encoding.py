@@ -52,40 +52,13 @@ def test_byte_scan_counts_characters_of_any_bytes() -> None:
     assert (found.num_bytes, found.num_chars) == (9, 5)
 
 
-def test_empty_text_is_refused() -> None:
-    with pytest.raises(DataError, match="made is empty"):
-        scan(work(b"\xef\xbb\xbf"))
-
-
-def test_invalid_utf8_names_the_byte_and_the_switches() -> None:
-    text = b"\xef\xbb\xbfline\r\n" * 1 + b"good\r\n" * 50 + b"bad \xe9"
-    with pytest.raises(DataError) as caught:
-        scan(work(text))
-    assert str(caught.value) == (
-        f"made: invalid UTF-8 at byte {text.index(0xE9)}; convert the file to UTF-8, or pass"
-        " `invalid_utf8='replace'` (writes U+FFFD) or `vocab='byte'` (accepts any bytes)"
-    )
-
-
-@pytest.mark.parametrize("run", ["scan", "learn"])
-def test_should_stop_is_polled_for_every_block(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_should_stop_is_polled_for_every_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastlstm.text.data.encoding._LEARN_BLOCK_BYTES", 7)
     calls = iter([False] * 5 + [True])
     job = work("word " * 500, should_stop=lambda: next(calls))
     with pytest.raises(Stopped, match="stopped while encoding made; nothing was stored"):
-        scan(job) if run == "scan" else learn_bpe(job, 300, Scan("", 2500, 2500, np.empty(0)), 1.0)
+        learn_bpe(job, 300, Scan("", 2500, 2500, np.empty(0)), 1.0)
     assert next(calls, None) is None
-
-
-def test_progress_rises_over_both_passes_to_the_total(tmp_path: Path) -> None:
-    seen: list[tuple[int, int | None]] = []
-    job = work("abc\n" * 100, on_progress=lambda done, total: seen.append((done, total)))
-    found = scan(job)
-    write_ids(job, CharTokenizer("\nabc"), found, tmp_path / "ids.bin")
-    done = [pair[0] for pair in seen]
-    assert done == sorted(done)
-    assert done[-1] == 400
-    assert {pair[1] for pair in seen} == {400}
 
 
 def test_a_text_that_changes_between_passes_is_noticed(tmp_path: Path) -> None:

@@ -33,10 +33,6 @@ def test_a_stored_text_is_found(cache: TextCache) -> None:
     assert (entry.key, entry.num_chars, entry.unknown) == (KEY, 5, (("x", 3),))
 
 
-def test_another_key_is_not_found(cache: TextCache) -> None:
-    assert cache.find("1" * 64) is None
-
-
 @pytest.mark.parametrize("name", ["ids.bin", "tokenizer.json", "meta.json"])
 def test_an_entry_without_a_file_is_none(cache: TextCache, name: str) -> None:
     (cache.path(KEY) / name).unlink()
