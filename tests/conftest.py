@@ -77,7 +77,6 @@ def pytest_configure(config: pytest.Config) -> None:
         hardware.cpu()
     except ConfigError as error:
         raise pytest.UsageError(str(error)) from None
-    assert cpu is not None
     found = recorded_cpus.detected(cpu.isa, **cpu.changes)
     hardware._detected = lambda: found
     hardware._described.cache_clear()

@@ -1,11 +1,14 @@
-"""A tiny trained run for the commands."""
+"""A tiny trained run for the commands, and commands that must succeed or be refused."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from fastlstm.cli.main import main
+from fastlstm.errors import EXIT_USAGE
 from recorded_run import events, terminal  # noqa: F401
 
 
@@ -28,3 +31,31 @@ def tiny_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     run.create()
     run.publish(save_language_model(model, tokenizer, train={"split": "80/15/5"}))
     return run.path
+
+
+@pytest.fixture
+def printed(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Returns what runs a command that must succeed, and returns its standard output."""
+
+    def run(*words: object) -> str:
+        capsys.readouterr()
+        code, (out, err) = main([str(word) for word in words]), capsys.readouterr()
+        assert code == 0, err
+        return out
+
+    return run
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Returns what runs a command that must end with exit code 2, and returns its error line."""
+
+    def run(*words: object) -> str:
+        capsys.readouterr()
+        code, (_, err) = main([str(word) for word in words]), capsys.readouterr()
+        assert code == EXIT_USAGE, err
+        assert err.startswith("fastlstm: error: "), err
+        assert err.count("\n") == 1, err
+        return err
+
+    return run

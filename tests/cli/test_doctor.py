@@ -7,8 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +25,7 @@ EXTRAS = (
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+def machine(tmp_path, monkeypatch):
     """Returns what gives the advice on a machine whose /proc and /sys hold some files."""
     monkeypatch.setattr(doctor, "_kernels", dict)
     for name in doctor._LIMITS:
@@ -60,47 +58,35 @@ GPU = {
 }
 
 
-def test_facts_and_kernels_of_this_machine(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_facts_and_kernels_of_this_machine(monkeypatch, tmp_path, printed):
     monkeypatch.setenv("HOME", str(tmp_path / "mary"))
     monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "mary/cache"))
     monkeypatch.setenv("FASTLSTM_API_KEY", "open-sesame")
-    assert main(["doctor"]) == 0
-    shown = capsys.readouterr().out
+    shown = printed("doctor")
     for part in (
         "torch ", "threads of torch ", "huge pages ", "fp32, H=512, native", "int8 ", "serve (",
         "path ~/cache, size 0 B", "FASTLSTM_API_KEY ***", "FASTLSTM_CACHE ~/cache", "advice ",
     ):  # fmt: skip
         assert part in shown
-    assert main(["doctor", "--json"]) == 0
-    printed = capsys.readouterr().out
-    facts = json.loads(printed)
+    as_json = printed("doctor", "--json")
+    facts = json.loads(as_json)
     assert (facts["cache"]["path"], facts["faults"]) == ("~/cache", [])
     assert facts["instructions"]["used"] == hardware.cpu().isa
     assert facts["extras"]["serve"]["starlette"]
-    assert not any(word in shown + printed for word in ("mary", "open-sesame"))
+    assert not any(word in shown + as_json for word in ("mary", "open-sesame"))
 
 
-def test_the_speed_is_measured_on_request(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_speed_is_measured_on_request(monkeypatch, printed):
     measured = Ceilings(98.5, "oneDNN", 20.0)
     monkeypatch.setattr(ceilings, "measured_ceilings", lambda dtype, threads, device: measured)
     monkeypatch.setattr(hardware, "peak_gflops", lambda threads: {"avx2": 120.0})
-    assert main(["doctor"]) == 0
-    assert "gflops" not in capsys.readouterr().out
-    assert main(["doctor", "--measure"]) == 0
-    shown = capsys.readouterr().out
+    assert "gflops" not in printed("doctor")
+    shown = printed("doctor", "--measure")
     assert "cpu fp32 (gemm gflops 98.5, gemm by oneDNN, copy gb s 20, busy no)" in shown
     assert re.search("peak gflops +avx2 120", shown)
 
 
-def test_limits_of_the_instructions_are_named(
-    machine: Callable[..., list[str]],
-    on_cpu: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_limits_of_the_instructions_are_named(machine, on_cpu, monkeypatch):
     on_cpu("amx_bf16")
     assert not [text for text in machine() if "instructions" in text]
     monkeypatch.setenv("FASTLSTM_ISA", "avx2")
@@ -124,19 +110,14 @@ def test_limits_of_the_instructions_are_named(
     ],
 )
 def test_a_variable_that_limits_nothing_is_not_named(
-    machine: Callable[..., list[str]],
-    on_cpu: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
-    isa: str, name: str, value: str, limits: bool,
-) -> None:  # fmt: skip
+    machine, on_cpu, monkeypatch, isa, name, value, limits
+):
     on_cpu(isa)
     monkeypatch.setenv(name, value)
     assert (f"{name} limits the instructions: unset {name}" in machine()) == limits
 
 
-def test_a_quota_threads_and_an_old_torch(
-    machine: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_quota_threads_and_an_old_torch(machine, monkeypatch):
     monkeypatch.setattr(hardware, "allowed_cores", lambda: 8)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(cgroup, "cpu_quota", lambda: None)
@@ -151,7 +132,7 @@ def test_a_quota_threads_and_an_old_torch(
     assert [text for text in machine() if "is older than 99.1: pip install --upgrade torch" in text]
 
 
-def test_clock_heat_and_huge_pages(machine: Callable[..., list[str]]) -> None:
+def test_clock_heat_and_huge_pages(machine):
     quiet = {"driver": "intel_pstate", "pages": "always [madvise] never", "limit": "3500000"}
     slow = {"governor": "powersave\n", "fastest": "3500000\n"}
     assert not [text for text in machine(**slow, **quiet) if "sudo" in text]
@@ -163,9 +144,7 @@ def test_clock_heat_and_huge_pages(machine: Callable[..., list[str]]) -> None:
     ]
 
 
-def test_a_gpu_that_torch_does_not_use(
-    machine: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_that_torch_does_not_use(machine, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     no_cuda, none = hardware.NO_GPU
     for refusal, told in (
@@ -184,9 +163,7 @@ def test_a_gpu_that_torch_does_not_use(
     ]
 
 
-def test_a_gpu_that_torch_uses(
-    machine: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_that_torch_uses(machine, monkeypatch):
     from fastlstm.ops.cuda import compiler
     from fastlstm.system import gpu_usage
 
@@ -208,9 +185,7 @@ def test_a_gpu_that_torch_uses(
     assert any(text.endswith("is missing: pip install cuda-bindings") for text in found)
 
 
-def test_what_cannot_be_told_is_a_fault_and_the_rest_is_told(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_told_is_a_fault_and_the_rest_is_told(capsys, monkeypatch):
     def broken() -> Any:
         raise KernelError("fastlstm's native code cannot be loaded")
 
@@ -227,16 +202,12 @@ def test_what_cannot_be_told_is_a_fault_and_the_rest_is_told(
     assert "OMP_NUM_THREADS is 'many', expected" in capsys.readouterr().out
 
 
-def test_a_cache_that_cannot_be_written(
-    machine: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_cannot_be_written(machine, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert any(text.endswith("export FASTLSTM_CACHE=DIR") for text in machine())
 
 
-def test_a_file_is_no_cache_and_a_longer_name_no_home(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_file_is_no_cache_and_a_longer_name_no_home(capsys, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "file"))
     monkeypatch.setenv("HOME", str(tmp_path / "al"))
@@ -249,7 +220,7 @@ def test_a_file_is_no_cache_and_a_longer_name_no_home(
     assert "open-sesame" not in shown
 
 
-def test_no_extra_and_no_home_are_needed(tmp_path: Path) -> None:
+def test_no_extra_and_no_home_are_needed(tmp_path):
     code = (
         f"import sys\nfor name in {EXTRAS.split()!r}:\n    sys.modules[name] = None\n"
         "from fastlstm.cli.main import main\nsys.exit(main(['doctor']))"

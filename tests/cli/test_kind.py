@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from fastlstm.cli import evaluate, forecast, train
 from fastlstm.cli.command import Command, HelpRequested, help_text
 from fastlstm.cli.inputs import require_tables
-from fastlstm.cli.main import main
 from fastlstm.cli.training import command_for, parse_for_run
 from fastlstm.errors import DataError, FastLSTMError, UsageError
 from fastlstm.forecast.data.records import require_files
@@ -32,7 +30,7 @@ def meant(verb: str, argv: list[str]) -> Command:
 
 
 @pytest.fixture(autouse=True)
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("data.csv").write_text(CSV)
     Path("numbers.txt").write_text(CSV)
@@ -72,7 +70,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ["data.parquet", "missing.txt", "--out", "r"],
     ],
 )
-def test_the_command_for_tables_is_chosen(argv: list[str]) -> None:
+def test_the_command_for_tables_is_chosen(argv):
     assert meant("train", argv) is train.TABLE_COMMAND
 
 
@@ -92,7 +90,7 @@ def test_the_command_for_tables_is_chosen(argv: list[str]) -> None:
         ["--help"],
     ],
 )
-def test_the_command_for_texts_is_chosen(argv: list[str]) -> None:
+def test_the_command_for_texts_is_chosen(argv):
     assert meant("train", argv) is train.COMMAND
 
 
@@ -132,13 +130,13 @@ def test_the_command_for_texts_is_chosen(argv: list[str]) -> None:
         (["data.csv", "--horizonn", "4"], ["unknown flag '--horizonn'", "'--horizon'"]),
     ],
 )
-def test_unclear_sources_are_refused_with_the_options(argv: list[str], parts: list[str]) -> None:
+def test_unclear_sources_are_refused_with_the_options(argv, parts):
     with pytest.raises(UsageError) as caught:
         meant("train", argv)
     assert [part for part in parts if part not in str(caught.value)] == []
 
 
-def test_evaluate_chooses_the_command_by_its_first_argument() -> None:
+def test_evaluate_chooses_the_command_by_its_first_argument():
     assert meant("evaluate", ["--json", "started", "data.csv"]) is evaluate.TABLE_COMMAND
     assert meant("evaluate", ["book", "started"]) is evaluate.COMMAND
     assert meant("evaluate", ["started", "--help"]) is evaluate.TABLE_COMMAND
@@ -152,7 +150,7 @@ def test_evaluate_chooses_the_command_by_its_first_argument() -> None:
         ("book", "--scaled", "--scaled is not an option for a text; leave it out"),
     ],
 )
-def test_the_error_of_an_option_for_the_other_kind_says_so(run: str, flag: str, said: str) -> None:
+def test_the_error_of_an_option_for_the_other_kind_says_so(run, flag, said):
     with pytest.raises(UsageError, match=said):
         meant("evaluate", [run, "data", flag])
     assert meant("evaluate", [run, "data", flag, "--help"])
@@ -166,7 +164,7 @@ def test_the_error_of_an_option_for_the_other_kind_says_so(run: str, flag: str, 
         (forecast, ["started", "started"]),
     ],
 )
-def test_a_run_is_no_source(module: ModuleType, argv: list[str]) -> None:
+def test_a_run_is_no_source(module, argv):
     Path("book/metrics.jsonl").write_text('{"event": "start"}\n')
     with pytest.raises(DataError, match=f"^{argv[0]} is a run, expected a text or a table"):
         module.run(argv)
@@ -180,14 +178,11 @@ def test_a_run_is_no_source(module: ModuleType, argv: list[str]) -> None:
         (["forecast", "data.csv", "started"], "fastlstm forecast started data.csv"),
     ],
 )
-def test_a_run_comes_before_the_data(
-    argv: list[str], command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(argv) == 2
-    assert f"{argv[1]} is a file; the run comes first: {command}" in capsys.readouterr().err
+def test_a_run_comes_before_the_data(argv, command, refused):
+    assert f"{argv[1]} is a file; the run comes first: {command}" in refused(*argv)
 
 
-def test_scoring_a_table_as_a_text_gives_a_warning() -> None:
+def test_scoring_a_table_as_a_text_gives_a_warning():
     """Scoring a large one takes long; that it is a table is said first."""
     with (
         pytest.warns(UserWarning, match="data.csv is a table; its characters are read"),
@@ -196,26 +191,23 @@ def test_scoring_a_table_as_a_text_gives_a_warning() -> None:
         evaluate.run(["book", "data.csv"])
 
 
-def test_a_key_of_a_file_may_have_dashes() -> None:
+def test_a_key_of_a_file_may_have_dashes():
     Path("dashed.yaml").write_text("input-size: 24\n")
     argv = ["data.csv", "--config", "dashed.yaml", "--out", "r"]
     assert meant("train", argv) is train.TABLE_COMMAND
 
 
-def test_a_binary_table_that_is_not_there_is_looked_for_as_a_table(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["train", "dat.parquet", "--out", "r"]) == 2
-    assert "there is no file dat.parquet" in capsys.readouterr().err
+def test_a_binary_table_that_is_not_there_is_looked_for_as_a_table(refused):
+    assert "there is no file dat.parquet" in refused("train", "dat.parquet", "--out", "r")
 
 
-def test_a_misspelt_table_is_named() -> None:
+def test_a_misspelt_table_is_named():
     with pytest.raises(DataError, match=r"no file dat\.csv \(did you mean 'data\.csv'\?\)"):
         require_tables(["dat.csv"])
 
 
 @pytest.mark.parametrize("name", ["~odd.txt", "~odd.csv"])
-def test_a_name_may_begin_with_a_tilde(name: str) -> None:
+def test_a_name_may_begin_with_a_tilde(name):
     Path(name).write_text(PROSE if name.endswith("txt") else CSV)
     assert kind_of_source(name) == ("text" if name.endswith("txt") else "csv")
     assert [document.path for document in open_source(name).documents] == [Path(name)]
@@ -233,19 +225,14 @@ def test_a_name_may_begin_with_a_tilde(name: str) -> None:
         ["forecast", "started", ""],
     ],
 )
-def test_an_empty_name_is_refused_in_one_line(
-    argv: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_empty_name_is_refused_in_one_line(argv, refused):
     """The path of an empty name, as of a variable that is not set, is the current directory."""
     before = sorted(Path().rglob("*"))
-    assert main(argv) == 2
-    shown = capsys.readouterr().err
-    assert shown.startswith("fastlstm: error: ")
-    assert shown.count("\n") == 1
+    refused(*argv)
     assert sorted(Path().rglob("*")) == before
 
 
-def test_tables_are_named_by_a_pattern_too() -> None:
+def test_tables_are_named_by_a_pattern_too():
     Path("tables/b.CSV").write_text(CSV)
     found = [Path("tables/a.csv"), Path("tables/b.CSV")]
     require_tables(["tabl*/*"])
@@ -256,11 +243,8 @@ def test_tables_are_named_by_a_pattern_too() -> None:
         require_tables(["tabl*/*.pq"])
 
 
-def test_an_empty_name_is_not_the_current_directory(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_empty_name_is_not_the_current_directory(monkeypatch, refused):
     monkeypatch.chdir("tables")
-    assert main(["prepare", ""]) == 2
-    assert "there is no file ''" in capsys.readouterr().err
+    assert "there is no file ''" in refused("prepare", "")
     with pytest.raises(DataError, match="there is no file ''"):
         require_files("")

@@ -1,4 +1,4 @@
-"""Graphs of forecasters give what `WindowForecaster` gives, in ONNX Runtime and in onnx."""
+"""Graphs of forecasters give what `WindowForecaster` gives, in ONNX Runtime, onnx and LiteRT."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 
 from fastlstm.errors import ConfigError
 from fastlstm.exchange.forecast_graph import forecast_graph, random_windows
+from fastlstm.exchange.graph import Graph
 from fastlstm.exchange.litert_format import LitertRunner, write_litert
 from fastlstm.exchange.onnx_format import write_onnx
 from fastlstm.forecast.files import StoredForecaster
@@ -30,13 +31,20 @@ from stored_forecasters import (
 )
 
 
+def litert(graph: Graph, path: Path) -> LitertRunner:
+    file = path / "model.tflite"
+    file.write_bytes(write_litert(graph))
+    return LitertRunner(file)
+
+
 def check(stored: StoredForecaster, path: Path, levels: tuple[float, ...] = ()) -> None:
-    """Compares the written file with its source, at two numbers of windows."""
-    data = write_onnx(forecast_graph(stored, weights_of(stored), levels))
-    for B in (1, 5):
+    """Compares the written files with their source, at two numbers of windows."""
+    graph = forecast_graph(stored, weights_of(stored), levels)
+    data, lite = write_onnx(graph), litert(graph, path)
+    for B in (1, 5, 1):
         inputs = random_windows(stored, B)
         expected = expected_of(stored, inputs, levels)
-        for results in results_of(data, inputs, path):
+        for results in [*results_of(data, inputs, path), lite.run(inputs)]:
             assert results.keys() == expected.keys()
             for name, due in expected.items():
                 assert error_of(stored, results[name], due) < 1e-5, name
@@ -76,16 +84,20 @@ def test_weights_stay_in_their_format(weight_format: str, tmp_path: Path) -> Non
     weights = in_format(weights_of(stored), weight_format)
     state = {name: torch.from_numpy(w) for name, w in as_floats(weights).items()}
     stored.network.load_state_dict(state, strict=False)
-    data = write_onnx(forecast_graph(stored, weights, LEVELS_ASKED))
+    graph = forecast_graph(stored, weights, LEVELS_ASKED)
+    data = write_onnx(graph)
     dtype = {"fp16": onnx.TensorProto.FLOAT16, "int8": onnx.TensorProto.INT8}[weight_format]
     arrays = {a.name: a.data_type for a in onnx.load_from_string(data).graph.initializer}
     matrices = [n for n, kind in arrays.items() if kind == dtype]
     assert {n.split(".")[0] for n in matrices} >= {"lstm", "embed", "head", "cell_ih", "known"}
-    inputs = random_windows(stored, 3)
+    inputs = random_windows(stored, 64)
     expected = expected_of(stored, inputs, LEVELS_ASKED)
     for results in results_of(data, inputs, tmp_path):
         for name, due in expected.items():
             assert error_of(stored, results[name], due) < 1e-5
+    found = litert(graph, tmp_path).run(inputs)["forecast"]
+    limit = 0.02 if weight_format == "int8" else 1e-5  # whose kernels round inputs, too
+    assert error_of(stored, found, expected["forecast"]) < limit
 
 
 def test_a_missing_target_of_a_model_without_missing_values_is_seen(tmp_path: Path) -> None:
@@ -177,8 +189,7 @@ def test_etth1(to: str, has_missing: bool, tmp_path: Path) -> None:
     if to == "onnx":
         found = results_of(write_onnx(graph), inputs, tmp_path)
     else:
-        (tmp_path / "model.tflite").write_bytes(write_litert(graph))
-        found = [LitertRunner(tmp_path / "model.tflite").run(inputs)]
+        found = [litert(graph, tmp_path).run(inputs)]
     for name, due in expected_of(stored, inputs, levels).items():
         for results in found:
             assert error_of(stored, results[name], due) < 1e-5

@@ -121,17 +121,9 @@ def test_windowed_one_hot_model(tmp_path):
 
 
 def test_low_rank_output_and_other_gates(tmp_path):
-    model = varied(
-        keras.Sequential(
-            [
-                keras.Input((None,), dtype="int32"),
-                layers.Embedding(9, 6),
-                layers.LSTM(12, return_sequences=True, recurrent_activation="hard_sigmoid"),
-                layers.Dense(4, use_bias=False),
-                layers.Dense(9),
-            ]
-        )
-    )
+    lstm = layers.LSTM(12, return_sequences=True, recurrent_activation="hard_sigmoid")
+    ends = [layers.Embedding(9, 6), lstm, layers.Dense(4, use_bias=False), layers.Dense(9)]
+    model = varied(keras.Sequential([keras.Input((None,), dtype="int32"), *ends]))
     run = fastlstm.import_run(saved(model, tmp_path / "m.keras"), out=tmp_path / "r", chars=CHARS)
     lm = fastlstm.LM.load(run)
     assert lm.model.config.output_rank == 4
@@ -183,29 +175,13 @@ def test_imported_run_is_scored_trained_on_and_compressed(text_model, book, tmp_
     before = lm.evaluate(book.read_text()).bits_per_char
     trained = fastlstm.train(book, out=tmp_path / "on", start=run, steps=20, **SHORT)
     assert trained.bits_per_char < before
-    with pytest.raises(ConfigError, match="`rnn_size=5`: the run in `start` has 12"):
-        fastlstm.train(book, out=tmp_path / "no", start=run, rnn_size=5, **SHORT)
     report = fastlstm.compress(run, out=tmp_path / "small", to="int8", observers=())
     assert report.result.path == str(tmp_path / "small")
 
 
-def test_first_step_of_training_on_starts_with_the_weights(text_model, book, tmp_path):
-    run = fastlstm.import_run(text_model[1], out=tmp_path / "run", chars=CHARS)
-    fastlstm.train(
-        book, out=tmp_path / "on", start=run, steps=1, learning_rate=1e-12, dropout=0.0,
-        weight_decay=0.0, precision="fp32", **SHORT,
-    )  # fmt: skip
-    weights = [
-        safetensors.torch.load_file(tmp_path / n / "model.safetensors") for n in ("run", "on")
-    ]
-    assert all(torch.allclose(weights[0][n], weights[1][n], atol=1e-6) for n in weights[0])
-
-
 def test_training_on_is_resumed_with_and_without_the_first_run(text_model, book, tmp_path):
-    run, out = (
-        fastlstm.import_run(text_model[1], out=tmp_path / "run", chars=CHARS),
-        tmp_path / "on",
-    )
+    run = fastlstm.import_run(text_model[1], out=tmp_path / "run", chars=CHARS)
+    out = tmp_path / "on"
     book.write_text("a bad cab, had a beef? " * 200)  # two characters that the model lacks
     for steps in (1, 2):
         fastlstm.train(book, out=out, resume=True, start=run, steps=steps, **SHORT)

@@ -266,19 +266,6 @@ def test_a_state_that_is_a_parameter(tmp_path: Path) -> None:
         check(results, {"output": module(x, h)})
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"layer_norm": True}, "ONNX's LSTM has no `layer_norm`"),
-        ({"zoneout": 0.1}, "ONNX's LSTM has no `zoneout`"),
-    ],
-)
-def test_cells_that_onnx_lacks(change: dict[str, Any], message: str) -> None:
-    lstm = fastlstm.LSTM(I, H, **change)
-    with pytest.raises(ConfigError, match=message):
-        write_onnx(module_graph(lstm, torch.zeros(2, 2, I)))
-
-
 def test_left_padding_and_hooks_are_refused() -> None:
     lstm = fastlstm.LSTM(I, H)
     example = {"input": torch.zeros(2, 2, I), "lengths": [1, 2], "padding": "left"}

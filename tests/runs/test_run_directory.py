@@ -58,7 +58,6 @@ def test_lock_names_the_process_that_holds_it(run):
         [sys.executable, "-c", code, run.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert holder.stdin is not None
-    assert holder.stdout is not None
     with holder:
         assert holder.stdout.readline() == b"held\n"
         with pytest.raises(RunDirectoryError, match=f"is in use by process {holder.pid};"):

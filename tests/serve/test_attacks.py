@@ -24,7 +24,7 @@ from fastlstm.serve.http import transfer
 from fastlstm.serve.http.errors import ApiError
 from fastlstm.serve.settings import Settings
 from fastlstm.serve.text import completions, engine
-from forecast_server import PAST, QUICK, L, body, h, output, save, tensor, waves
+from forecast_server import PAST, QUICK, L, body, h, output, refusal, save, tensor, waves
 from running_server import Gate, Running, raw_request, wait_until
 
 JSON = {"content-type": "application/json"}
@@ -44,9 +44,9 @@ def many_keys(count: int) -> bytes:
 
 @pytest.mark.parametrize("count", [100, 90_000])
 def test_many_keys_are_refused_at_the_first_one(forecasts: Running, count: int) -> None:
-    answer = forecasts.client.post(PAST, content=many_keys(count), headers=JSON)
-    assert answer.status_code == 400
-    assert "unknown field '0'" in answer.json()["error"]
+    assert "unknown field '0'" in refusal(
+        forecasts.client.post(PAST, content=many_keys(count), headers=JSON)
+    )
 
 
 @pytest.mark.parametrize("item", ["{}", "[]"])
@@ -65,9 +65,7 @@ def test_waiting_bodies_hold_places(
     large = json.dumps(body(windows(1))).encode().ljust(1 << 17)
     asked = [pool.submit(server.client.post, PAST, content=large, headers=JSON) for _ in range(4)]
     wait_until(lambda: server.scheduler.num_held == 4)
-    refused = server.client.post(PAST, content=large, headers=JSON)
-    assert refused.status_code == 503
-    assert "at its capacity" in refused.json()["error"]
+    assert "at its capacity" in refusal(server.client.post(PAST, content=large, headers=JSON), 503)
     assert server.metric("queue_depth") == 4
     # A reader that does not come on is no health.
     wait_until(lambda: server.client.get("/health/live").status_code == 503)
@@ -224,9 +222,9 @@ def test_every_target_counts_among_the_numbers_of_an_answer(serve: Any, tmp_path
     path = save(Forecaster(**QUICK, target=["y", "temp"]).fit(waves()), tmp_path)
     server = serve(model=load_window_forecaster(path), max_numbers=2 * h * 2)
     assert server.client.post(PAST, json=body(windows(2))).status_code == 200
-    answer = server.client.post(PAST, json=body(windows(3)))
-    assert answer.status_code == 400
-    assert f"{3 * h * 2:,} numbers (3 windows x {h:,} steps x 2 targets" in answer.json()["error"]
+    assert f"{3 * h * 2:,} numbers (3 windows x {h:,} steps x 2 targets" in refusal(
+        server.client.post(PAST, json=body(windows(3)))
+    )
 
 
 def test_a_large_answer_is_encoded_in_slices_with_the_same_values(

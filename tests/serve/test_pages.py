@@ -173,7 +173,6 @@ def test_the_page_of_a_forecaster_names_the_columns_of_a_table(
     assert "The columns price, kind of every step ahead" in whole
     assert f'data-limit="{1 << 20}"' in whole
     url = re.search(r"curl -sS &#x27;(\S+)&#x27;|curl -sS '(\S+)'", plain)
-    assert url is not None
     assert (url[1] or url[2]) == f"{forecasts.url}/forecast"
 
 

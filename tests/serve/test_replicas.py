@@ -25,7 +25,6 @@ pytestmark = pytest.mark.skipif(NGINX is None, reason="needs nginx (apt-get inst
 
 def documented(replicas: list[Running], port: int) -> str:
     found = re.search(r"```nginx\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
-    assert found is not None
     text = found[1].replace("listen 127.0.0.1:8000;", f"listen 127.0.0.1:{port};")
     for place, server in zip(("8001", "8002"), replicas, strict=True):
         assert f"server 127.0.0.1:{place} " in text

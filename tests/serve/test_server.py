@@ -22,20 +22,9 @@ from served_process import Process, processes_of
 @pytest.fixture(scope="module")
 def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A published run."""
-    import torch
+    from stored_run import publish  # which needs torch
 
-    from fastlstm.runs.run_directory import RunDirectory
-    from fastlstm.text.config import ModelConfig
-    from fastlstm.text.data.tokenizer import CharTokenizer
-    from fastlstm.text.files import save_language_model
-    from fastlstm.text.model import LanguageModel
-
-    torch.manual_seed(0)
-    model = LanguageModel(ModelConfig(vocab_size=4, embed_size=8, rnn_size=16))
-    run = RunDirectory(tmp_path_factory.mktemp("served") / "book")
-    run.create()
-    run.publish(save_language_model(model, CharTokenizer("\n abc"[1:]), train={}))
-    return run.path
+    return publish(tmp_path_factory.mktemp("served") / "book")
 
 
 @pytest.fixture

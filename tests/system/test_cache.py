@@ -37,7 +37,6 @@ def test_an_entry_is_stored_and_found(tmp_path: Path) -> None:
     stored = store(TextCache(tmp_path))
     again = store(TextCache(tmp_path))  # as another process may meanwhile
     found = TextCache(tmp_path).find(KEY)
-    assert found is not None
     assert found.ids.tolist() == stored.ids.tolist() == again.ids.tolist() == [0, 1, 2]
     assert found.ids.dtype == np.uint8
     assert found.tokenizer.fingerprint == TOKENIZER.fingerprint
@@ -84,7 +83,6 @@ def test_work_of_dead_processes_is_swept_and_of_living_ones_kept(tmp_path: Path)
         stdout=subprocess.PIPE,
         env=environment,
     ) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         (theirs,) = work_directories(tmp_path)
         with TextCache(tmp_path).work_directory() as mine:

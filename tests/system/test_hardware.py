@@ -236,7 +236,6 @@ def test_without_a_gpu_there_is_none() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 def test_gpu_describes_the_first_device() -> None:
     first = hardware.gpu()
-    assert first is not None
     assert first.total_bytes > 0
 
 

@@ -74,7 +74,6 @@ def test_processes_that_write_at_once_leave_a_whole_file(cache: Path) -> None:
         writer.start()
     while any(writer.is_alive() for writer in writers):
         found = measurements.recall("pass", ABOUT)
-        assert found is not None
         assert found["seconds"] in (0.0, 1.0, 2.0)
     for writer in writers:
         writer.join()

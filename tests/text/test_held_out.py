@@ -173,7 +173,6 @@ def test_the_test_text_is_scored_with_the_best_weights(texts: Path) -> None:
         "num_units": len(ids_of("test.txt")) - 1,
         "of_units": len(ids_of("test.txt")) - 1,
     }
-    assert run.test is not None
     assert run.test.bits_per_char == found.bits_per_char < run.bits_per_char
     assert end["spent_s"]["test"] > 0
     # A resumed run has the best weights only in its run directory.

@@ -171,7 +171,6 @@ def test_a_whole_checkpoint_stays_when_any_call_fails(run, monkeypatch, code, la
         reached = failing.calls >= at
         monkeypatch.setattr(storage, "os", RecordingOs(run.path))
         found, damage = find_checkpoint(run)
-        assert found is not None
         assert damage == []
         if failed:
             assert "checkpoint-" in failed

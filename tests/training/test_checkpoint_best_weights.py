@@ -68,7 +68,6 @@ def test_a_checkpoint_keeps_unpublished_weights_and_a_resume_publishes_them(
         trainer.fit()
     assert task.published == []
     found, _ = find_checkpoint(run)
-    assert found is not None
     assert torch.equal(found.tensors["best"]["1.weight"], task.seen[0])
     again = LinearTask(at_once=True)
     again.scores = [3.0]
@@ -125,10 +124,8 @@ def test_the_last_evaluation_is_in_the_last_checkpoint(run: RunDirectory) -> Non
             task, snapshots=snapshots, stop=lambda: next(stops), run_path="run", eval_every=4
         ).fit()
     stopped = snapshots.last_good()
-    assert stopped is not None
     task = LinearTask(at_once=True)
     task.scores = [1.0]
     trainer_of(task, snapshots=snapshots, steps=stopped.step).fit(stopped)
     last = snapshots.last_good()
-    assert last is not None
     assert (last.step, last.meta["progress"]["best_loss"]) == (stopped.step, 1.0)

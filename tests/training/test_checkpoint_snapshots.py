@@ -23,7 +23,6 @@ def test_the_newest_finite_state_is_the_last_good_one(snapshots: Snapshots) -> N
         value = torch.full((2,), float(step) if is_finite else float("nan"))
         snapshots.save(state(step, value, {"step": step}, is_finite))
     found = snapshots.last_good()
-    assert found is not None
     assert (found.step, found.meta["step"]) == (3, 3)
     assert found.tensors["model"]["w"].tolist() == [3.0, 3.0]
 
@@ -35,7 +34,6 @@ def test_a_state_is_a_copy_on_the_way_in_and_on_the_way_out(snapshots: Snapshots
         weight += 1
         meta["seen"].append(2)
         found = snapshots.last_good()
-        assert found is not None
         assert found.tensors["model"]["w"].tolist() == [1.0, 1.0]
         assert found.meta["seen"] == [1]
         weight, meta = found.tensors["model"]["w"], found.meta

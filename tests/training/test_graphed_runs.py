@@ -56,7 +56,6 @@ class StopAt:
 
 def state_of(run: Path) -> dict[str, torch.Tensor]:
     found, damage = find_checkpoint(RunDirectory(run))
-    assert found is not None
     assert not damage
     kept = {stem: group for stem, group in found.tensors.items() if stem != "optimizer"}
     tensors = {f"{s} {n}": t for s, group in kept.items() for n, t in group.items()}

@@ -106,7 +106,6 @@ def state_after(kind: str, source: Path, out: Path, **look: Any) -> dict[str, to
     train(kind, source, out, {**look, "observers": [*look.get("observers", ()), keep]})
     assert random_numbers() == before
     found, damage = find_checkpoint(RunDirectory(out))
-    assert found is not None
     assert not damage
     assert found.step == SHARED["steps"]
     return numbers | {f"{s} {n}": t for s, group in found.tensors.items() for n, t in group.items()}

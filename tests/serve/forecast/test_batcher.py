@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
-from forecast_server import PAST, HeldModel, L, body, h, output, submitted
+from forecast_server import PAST, HeldModel, L, body, h, output, refusal, submitted
 from running_server import Running, raw_request, wait_until
 
 RNG = np.random.default_rng(7)
@@ -34,7 +34,14 @@ def busy(serve: Any, held: HeldModel) -> Any:
         wait_until(lambda: held.sizes == [1])
         return server, first
 
-    start.pool = pool  # type: ignore[attr-defined]
+    def ask(server: Running, values: Any) -> Any:
+        """Returns the answer to come to a request that has been read."""
+        before = submitted(server)
+        answer = pool.submit(server.client.post, PAST, json=body(values))
+        wait_until(lambda: submitted(server) > before)
+        return answer
+
+    start.ask = ask  # type: ignore[attr-defined]
     yield start
     held.holds.clear()
     pool.shutdown()
@@ -82,26 +89,19 @@ def test_passes_run_on_a_thread_of_their_own(busy: Any, held: HeldModel) -> None
 
 def test_a_batch_is_bounded_and_keeps_the_order(busy: Any, held: HeldModel) -> None:
     server, first = busy(max_streams=8, max_queue=100)
-    asked = []
-    for count in (3, 4, 2, 8, 1):
-        before = submitted(server)
-        asked.append(busy.pool.submit(server.client.post, PAST, json=body(windows(count))))
-        wait_until(lambda before=before: submitted(server) > before)  # type: ignore[misc]
+    counts = (3, 4, 2, 8, 1)
+    asked = [busy.ask(server, windows(count)) for count in counts]
     held.holds.clear()
-    assert [output(one.result()).shape for one in asked] == [
-        (count, h, 1) for count in (3, 4, 2, 8, 1)
-    ]
+    assert [output(one.result()).shape for one in asked] == [(count, h, 1) for count in counts]
     assert held.sizes == [1, 7, 2, 8, 1]
     assert first.result().status_code == 200
 
 
 def test_beyond_the_queue_is_503(busy: Any, held: HeldModel) -> None:
     server, first = busy(max_streams=2, max_queue=2)
-    second = busy.pool.submit(server.client.post, PAST, json=body(windows(2)))
-    wait_until(lambda: submitted(server) == 3)
+    second = busy.ask(server, windows(2))
     refused = [server.client.post(PAST, json=body(windows(2)))]
-    third = busy.pool.submit(server.client.post, PAST, json=body(windows(1)))
-    wait_until(lambda: submitted(server) == 4)
+    third = busy.ask(server, windows(1))
     # Without a place left nothing is read: what is no request is refused just so.
     kind = {"content-type": "application/json"}
     refused.append(server.client.post(PAST, content=b"{", headers=kind))
@@ -118,9 +118,9 @@ def test_beyond_the_queue_is_503(busy: Any, held: HeldModel) -> None:
 
 def test_a_timeout_is_504_and_its_windows_are_not_computed(busy: Any, held: HeldModel) -> None:
     server, first = busy()
-    late = server.client.post(PAST, json=body(windows(5), timeout=50_000))
-    assert late.status_code == 504
-    assert "within the request's timeout" in late.json()["error"]
+    assert "within the request's timeout" in refusal(
+        server.client.post(PAST, json=body(windows(5), timeout=50_000)), 504
+    )
     wait_until(lambda: server.scheduler.num_held == 1)
     held.holds.clear()
     assert first.result().status_code == 200
@@ -145,8 +145,7 @@ def test_windows_of_a_disconnected_client_are_not_computed(busy: Any, held: Held
 def test_a_pass_that_fails_is_500_for_its_requests_only(busy: Any, held: HeldModel) -> None:
     server, first = busy()
     held.fails.set()
-    second = busy.pool.submit(server.client.post, PAST, json=body(windows(2)))
-    wait_until(lambda: submitted(server) == 3)
+    second = busy.ask(server, windows(2))
     held.holds.clear()
     assert first.result().status_code == 500
     assert "planted" not in first.result().text
@@ -165,11 +164,8 @@ def test_a_request_that_breaks_a_pass_fails_alone(
             raise RuntimeError("planted")
         return run(past, *more)
 
-    asked = []
-    for one in (windows(1), np.full((1, L, 2), 77.0), windows(2)):
-        before = submitted(server)
-        asked.append(busy.pool.submit(server.client.post, PAST, json=body(one)))
-        wait_until(lambda before=before: submitted(server) > before)  # type: ignore[misc]
+    values = (windows(1), np.full((1, L, 2), 77.0), windows(2))
+    asked = [busy.ask(server, one) for one in values]
     monkeypatch.setattr(held, "run", failing)
     held.holds.clear()
     assert [one.result().status_code for one in asked] == [200, 500, 200]
@@ -181,11 +177,7 @@ def test_extreme_values_do_not_affect_others(
 ) -> None:
     server, _ = busy()
     good, bad = windows(1), np.full((1, L, 2), 3e38) * ((-1.0) ** np.arange(L))[:, None]
-    asked = []
-    for one in (bad, good, bad):
-        before = submitted(server)
-        asked.append(busy.pool.submit(server.client.post, PAST, json=body(one)))
-        wait_until(lambda before=before: submitted(server) > before)  # type: ignore[misc]
+    asked = [busy.ask(server, one) for one in (bad, good, bad)]
     held.holds.clear()
     assert [one.result().status_code for one in asked] == [400, 200, 400]
     assert "not finite" in asked[0].result().json()["error"]
@@ -198,13 +190,10 @@ def test_at_shutdown_admitted_requests_are_answered_and_new_ones_refused(
     busy: Any, held: HeldModel
 ) -> None:
     server, first = busy(grace=30.0)
-    second = busy.pool.submit(server.client.post, PAST, json=body(windows(2)))
-    wait_until(lambda: submitted(server) == 3)
+    second = busy.ask(server, windows(2))
     server.loop.call_soon_threadsafe(server.runner.end)
     wait_until(lambda: server.client.get("/v2/health/ready").status_code == 503)
-    refused = server.client.post(PAST, json=body(windows(1)))
-    assert refused.status_code == 503
-    assert "shutting down" in refused.json()["error"]
+    assert "shutting down" in refusal(server.client.post(PAST, json=body(windows(1))), 503)
     held.holds.clear()
     assert first.result().status_code == 200
     assert second.result().status_code == 200
@@ -214,8 +203,7 @@ def test_at_shutdown_admitted_requests_are_answered_and_new_ones_refused(
 
 def test_after_the_grace_waiting_requests_get_503(busy: Any, held: HeldModel) -> None:
     server, first = busy(grace=0.0)
-    second = busy.pool.submit(server.client.post, PAST, json=body(windows(2)))
-    wait_until(lambda: submitted(server) == 3)
+    second = busy.ask(server, windows(2))
     server.loop.call_soon_threadsafe(server.runner.end)
     wait_until(lambda: server.scheduler.is_stopping)
     held.holds.clear()

@@ -22,7 +22,7 @@ from fastlstm.forecast.window_forecaster import load_window_forecaster
 from fastlstm.serve.forecast import tables
 from fastlstm.serve.forecast.tables import as_query
 from fastlstm.system import environment
-from forecast_server import QUICK, L, everything, h, save, waves
+from forecast_server import QUICK, L, everything, h, refusal, save, waves
 from running_server import Running, wait_until
 
 CSV = {"content-type": "text/csv"}
@@ -53,11 +53,6 @@ def post(server: Running, body: Any, query: str = "", accept: str = "*/*") -> ht
     if isinstance(body, bytes):
         return server.client.post(path, content=body, headers={**CSV, **headers})
     return server.client.post(path, json=body, headers=headers)
-
-
-def refusal(answer: httpx.Response, status: int = 400) -> str:
-    assert answer.status_code == status, answer.text
-    return str(answer.json()["error"])
 
 
 def by_command(path: Path, data: bytes, folder: Path, *more: str) -> bytes:
@@ -130,11 +125,16 @@ def test_charts_have_the_past_and_intervals(forecasts: Running) -> None:
     assert "charts" not in post(forecasts, as_csv(waves())).json()
 
 
+def rows_ahead() -> pa.Table:
+    """What is known of the steps after `everything`."""
+    longer = everything(120 + h)
+    last = pa.scalar(pc.max(everything()["ds"]).as_py())
+    names = ["unique_id", "ds", "price", "kind"]
+    return longer.filter(pc.greater(longer["ds"], last)).select(names)
+
+
 def test_columns_of_every_role(whole_forecasts: Running, whole: Forecaster, tmp_path: Path) -> None:
-    table = everything()
-    last = pc.max(table["ds"]).as_py()
-    ahead = everything(120 + h).filter(pc.greater(everything(120 + h)["ds"], pa.scalar(last)))
-    ahead = ahead.select(["unique_id", "ds", "price", "kind"])
+    table, ahead = everything(), rows_ahead()
     own = whole.predict(table, future=ahead)["y"].to_numpy()
     future = as_csv(ahead).decode()
     for body in (
@@ -250,10 +250,7 @@ def rows_of(count: int, value: str = "1.5") -> bytes:
         ([{}], "the table has no rows"),
         ([{"y": 1.0}, {}], "row 2 of the table lacks 'y'"),
         ([{"y": 1.0}, {"y": 2.0, "x": 1}], "row 2 of the table has 'x'"),
-        (
-            [{"y": 1.0}, {"y": "a"}],
-            "the table mixes kinds of values in a column (Could not convert 'a'",
-        ),
+        ([{"y": 1.0}, {"y": "a"}], "mixes kinds of values in a column (Could not convert 'a'"),
         ([{"y": 1 << 63}, {"y": 1}], "y"),
         ([{"y": True}], "[0][...]: expected"),
         ([1, 2], "[0]: expected"),
@@ -335,15 +332,9 @@ def test_a_series_that_is_too_short_is_left_out_and_noted(forecasts: Running) ->
 
 def test_a_series_without_values_is_null_and_noted(whole_forecasts: Running) -> None:
     table = everything()
-    ahead = everything(120 + h).filter(
-        pc.greater(everything(120 + h)["ds"], pa.scalar(pc.max(table["ds"]).as_py()))
-    )
     empty = pc.if_else(pc.equal(table["unique_id"], "s1"), None, table["y"])
     table = table.set_column(2, "y", empty)
-    body = {
-        "rows": as_rows(table),
-        "future": as_rows(ahead.select(["unique_id", "ds", "price", "kind"])),
-    }
+    body = {"rows": as_rows(table), "future": as_rows(rows_ahead())}
     answer = post(whole_forecasts, body, "?charts=9").json()
     assert [row["y"] is None for row in answer["rows"]] == [False] * h + [True] * h + [False] * h
     assert answer["notes"] == ["series 's1' has no value of 'y': such forecasts are NaN"]

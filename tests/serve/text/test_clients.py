@@ -16,6 +16,9 @@ import pytest
 from running_server import FaultyDecoder, Running, raw_request, solo, wait_until
 
 ENDLESS = {"prompt": "a", "max_tokens": 100_000, "stream": True}
+GET = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
+JSON = POST + b"content-type: application/json\r\n"
 
 
 def request(body: dict[str, Any]) -> bytes:
@@ -190,7 +193,7 @@ def send_on(client: socket.socket, data: bytes) -> None:
 def test_a_client_that_sends_but_never_reads_is_disconnected(serve: Any) -> None:
     """Requests one behind the other: there is always one that is being answered."""
     server = serve(stall=0.3)
-    ask = b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    ask = GET.replace(b"/health/live", b"/openapi.json") + b"\r\n"
     with connect(server, receive_buffer=2048) as client:
         client.settimeout(20)
         with pytest.raises(ConnectionError):
@@ -203,12 +206,8 @@ def test_a_client_that_sends_but_never_reads_is_disconnected(serve: Any) -> None
     [
         (b"", None),
         (b"POST /v1/completions HTT", b"408"),
-        (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx: ", b"408"),
-        (
-            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
-            b"content-type: application/json\r\ncontent-length: 5000\r\n\r\n",
-            b"408",
-        ),
+        (POST + b"x: ", b"408"),
+        (JSON + b"content-length: 5000\r\n\r\n", b"408"),
         (b"POST /nope HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5000\r\n\r\n", b"404"),
     ],
 )
@@ -256,38 +255,29 @@ HOSTILE = [
     (b"\x00\x01\x02\r\n\r\n", 400),
     (b"GET / HTTP/1.1\r\nhost x\r\n\r\n", 400),
     (b"GET /health/live HTTP/1.1\r\n\r\n", 400),
-    (b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nhost: y\r\n\r\n", 400),
-    (b"GET /health/live HTTP/1.1\r\nhost: localhost\r\na b: c\r\n\r\n", 400),
-    (b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nx: " + b"y" * 100_000 + b"\r\n\r\n", 431),
-    (b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n" + b"x: y\r\n" * 200 + b"\r\n", 431),
-    (b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n" + b"x: y\r\n" * 20_000 + b"\r\n", 431),
-    (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: -1\r\n\r\n", 400),
-    (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9e9\r\n\r\n", 400),
-    (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1\r\n"
-     b"content-length: 2\r\n\r\n", 400),
-    (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-     b"content-length: 99999999999\r\n\r\n", 413),
-    (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-     b"transfer-encoding: chunked\r\n\r\nzz\r\n", 400),
-    (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-     b"content-length: 4\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", 400),
-    (b"POST /v1/completions HTTP/1.0\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-     b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", 400),
-    (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n"
-     b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n", 501),
-    (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
-     b"transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
-    (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1, 2\r\n\r\n", 400),
-    (b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nx: y\rz: 1\r\n\r\n", 400),
-    (b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nx : y\r\n\r\n", 400),
-    *[(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-       b"transfer-encoding: chunked\r\n\r\n%s\r\n{}\r\n0\r\n\r\n" % size, 400)
+    (GET + b"host: y\r\n\r\n", 400),
+    (GET + b"a b: c\r\n\r\n", 400),
+    (GET + b"x: " + b"y" * 100_000 + b"\r\n\r\n", 431),
+    (GET + b"x: y\r\n" * 200 + b"\r\n", 431),
+    (GET + b"x: y\r\n" * 20_000 + b"\r\n", 431),
+    (POST + b"content-length: -1\r\n\r\n", 400),
+    (POST + b"content-length: 9e9\r\n\r\n", 400),
+    (POST + b"content-length: 1\r\ncontent-length: 2\r\n\r\n", 400),
+    (JSON + b"content-length: 99999999999\r\n\r\n", 413),
+    (JSON + b"transfer-encoding: chunked\r\n\r\nzz\r\n", 400),
+    (JSON + b"content-length: 4\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", 400),
+    (JSON.replace(b"1.1", b"1.0") + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", 400),
+    (POST + b"transfer-encoding: chunked\r\n" * 2 + b"\r\n0\r\n\r\n", 501),
+    (POST + b"transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
+    (POST + b"content-length: 1, 2\r\n\r\n", 400),
+    (GET + b"x: y\rz: 1\r\n\r\n", 400),
+    (GET + b"x : y\r\n\r\n", 400),
+    *[(JSON + b"transfer-encoding: chunked\r\n\r\n%s\r\n{}\r\n0\r\n\r\n" % size, 400)
       for size in (b"-2", b"0x2", b"2_0", b"+2", b" 2", b"2\n", b"f" * 21)],
     (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 404),
     (b"CONNECT x:1 HTTP/1.1\r\nhost: localhost\r\n\r\n", 404),
     (b"GET http://evil/health/live HTTP/1.1\r\nhost: localhost\r\n\r\n", 404),
-    (b"GET /health/live HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n",
-     200),
+    (GET + b"connection: upgrade\r\nupgrade: websocket\r\n\r\n", 200),
 ]  # fmt: skip
 
 
@@ -298,10 +288,9 @@ def test_invalid_http_gets_its_status(server: Running, data: bytes, status: int)
 
 
 def test_a_pipelined_request_is_checked_like_the_first(server: Running) -> None:
-    first = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n"
-    smuggled = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nx : y\r\n\r\n"
+    smuggled = GET + b"x : y\r\n\r\n"
     with connect(server) as client:
-        client.sendall(first + smuggled)
+        client.sendall(GET + b"\r\n" + smuggled)
         answer = answer_of(client)
     assert answer.count(b"HTTP/1.1 200 ") == 1
     assert answer.count(b"HTTP/1.1 400 ") == 1
@@ -317,8 +306,7 @@ def test_a_pipelined_request_is_checked_like_the_first(server: Running) -> None:
 def test_two_equal_content_lengths_are_accepted(server: Running) -> None:
     body = b'{"prompt": "a", "max_tokens": 1}'
     length = b"content-length: %d\r\n" % len(body)
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    assert_ok(server, head + length + length + b"\r\n" + body)
+    assert_ok(server, JSON + length + length + b"\r\n" + body)
 
 
 def assert_ok(server: Running, data: bytes) -> None:
@@ -328,8 +316,7 @@ def assert_ok(server: Running, data: bytes) -> None:
 
 
 def test_a_body_in_tiny_chunks_is_refused_early(server: Running) -> None:
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    head += b"transfer-encoding: chunked\r\n\r\n"
+    head = JSON + b"transfer-encoding: chunked\r\n\r\n"
     with connect(server) as client:
         client.sendall(head + b"1\r\n \r\n" * 1100)
         answer = answer_of(client)
@@ -345,11 +332,10 @@ def test_a_body_in_tiny_chunks_is_refused_early(server: Running) -> None:
 
 def test_small_chunks_count_for_their_request_only(server: Running) -> None:
     body = json.dumps({"prompt": "a", "max_tokens": 1}).ljust(600).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
     with connect(server) as client:
         for _ in range(3):
-            client.sendall(head + b"transfer-encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n")
+            client.sendall(JSON + b"transfer-encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n")
             answer = b""
             while b"total_tokens" not in answer:
                 part = client.recv(65536)

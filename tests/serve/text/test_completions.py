@@ -122,7 +122,6 @@ def test_echo_repeats_the_prompt_whose_first_token_has_no_score() -> None:
     prompt = Prompt(own, CompletionRequest([text], echo=True, logprobs=0), tokenizer)
     assert (prompt.text, prompt.length) == ("é".encode(), 1)
     prompt.add([ScoredToken(-1, -2.0, [], 0), ScoredToken(-1, -9.0, [], 0)])  # one too many
-    assert prompt.scores is not None
     body = json.loads(b"".join(prompt.scores.parts(None)))
     assert body["tokens"] == [r"bytes:\xc3", r"bytes:\xa9"]
     assert body["token_logprobs"] == [None, -2.0]

@@ -61,9 +61,9 @@ def make(lm: InferenceModel, decoder: FaultyDecoder) -> Iterator[Callable[..., S
         for sink, chunk in step.chunks:
             sink.chunks.put(chunk)  # type: ignore[attr-defined]
 
-    def build(max_streams: int = 8, max_queue: int = 8) -> Scheduler:
+    def build(max_streams: int = 8, max_queue: int = 8, own: Any = decoder) -> Scheduler:
         settings = replace(SETTINGS, max_streams=max_streams, max_queue=max_queue)
-        model = replace(lm, decoder=decoder)  # type: ignore[arg-type]
+        model = replace(lm, decoder=own)
         scheduler = Scheduler(model, settings, 1, spread)
         made.append(scheduler)
         return scheduler
@@ -109,13 +109,16 @@ def test_a_thousand_concurrent_texts_equal_their_solo_runs(make: Any, lm: Infere
         n = 2 if seed % 7 == 0 else 1
         limit = rng.randint(0, 400)
         asked.append((prompt, limit, n, {"seed": seed, "stop": stop}))
+    assert_solo(scheduler, lm, asked)
+    wait_until(lambda: scheduler.num_held == 0 and scheduler.num_active == 0)
+
+
+def assert_solo(scheduler: Scheduler, lm: InferenceModel, asked: Any) -> None:
+    """Texts of (prompt, limit, number, sampling) are those of the engine alone."""
     sinks = [start(scheduler, generation(lm, p, limit, n, **s)) for p, limit, n, s in asked]
     for (prompt, limit, n, sampling), sink in zip(asked, sinks, strict=True):
-        wanted = [
-            solo(lm, prompt, limit, **{**sampling, "seed": sampling["seed"] + k}) for k in range(n)
-        ]
-        assert sink.texts(n) == wanted
-    wait_until(lambda: scheduler.num_held == 0 and scheduler.num_active == 0)
+        seeds = range(sampling["seed"], sampling["seed"] + n)
+        assert sink.texts(n) == [solo(lm, prompt, limit, **{**sampling, "seed": k}) for k in seeds]
 
 
 def test_a_request_for_many_texts_is_not_starved(make: Any, lm: InferenceModel) -> None:
@@ -361,31 +364,16 @@ def test_a_step_has_between_1_and_4096_tokens() -> None:
 
 
 def test_a_gpu_decoder_serves_the_same_texts(
-    lm: InferenceModel, monkeypatch: pytest.MonkeyPatch
+    make: Any, lm: InferenceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu_on_cpu.use_the_cpu(monkeypatch)
     with monkeypatch.context() as patched:
         patched.setattr(running_server, "Decoder", lambda w, c, *_: gpu_on_cpu.on_the_cpu(w, c))
         decoder = make_lm().decoder
     assert decoder.isa == "CUDA"
-
-    def spread(step: Advanced) -> None:
-        for sink, chunk in step.chunks:
-            sink.chunks.put(chunk)  # type: ignore[attr-defined]
-
-    settings = replace(SETTINGS, max_streams=8, max_queue=99)
-    scheduler = Scheduler(replace(lm, decoder=decoder), settings, 1, spread)
-    try:
-        asked: list[tuple[str, int, int, dict[str, Any]]] = [
-            ("abc"[: 1 + seed % 3], 5 + 11 * seed % 90, 1 + seed % 2, {"seed": seed, "stop": stop})
-            for seed, stop in enumerate([(), ("a",), ("bc", "xy"), ()] * 6)
-        ]
-        sinks = [start(scheduler, generation(lm, p, limit, n, **s)) for p, limit, n, s in asked]
-        for (prompt, limit, n, settings), sink in zip(asked, sinks, strict=True):
-            wanted = [
-                solo(lm, prompt, limit, **{**settings, "seed": settings["seed"] + k})
-                for k in range(n)
-            ]
-            assert sink.texts(n) == wanted
-    finally:
-        scheduler.stop()
+    scheduler = make(max_queue=99, own=decoder)
+    asked: list[tuple[str, int, int, dict[str, Any]]] = [
+        ("abc"[: 1 + seed % 3], 5 + 11 * seed % 90, 1 + seed % 2, {"seed": seed, "stop": stop})
+        for seed, stop in enumerate([(), ("a",), ("bc", "xy"), ()] * 6)
+    ]
+    assert_solo(scheduler, lm, asked)

@@ -26,7 +26,6 @@ def cache(tmp_path: Path) -> TextCache:
 
 def test_a_stored_text_is_found(cache: TextCache) -> None:
     entry = cache.find(KEY)
-    assert entry is not None
     assert entry.ids.tolist() == IDS
     assert isinstance(entry.ids, np.memmap)
     assert entry.tokenizer.decode(entry.ids) == "abcb"
