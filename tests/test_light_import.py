@@ -12,19 +12,8 @@ import pytest
 import fastlstm
 
 HEAVY = {
-    "matplotlib",
-    "pandas",
-    "rich",
-    "tensorboardX",
-    "tensorboard",
-    "tokenizers",
-    "transformers",
-    "zstandard",
-    "fastapi",
-    "starlette",
-    "uvicorn",
-    "aiohttp",
-    "flask",
+    *("matplotlib", "pandas", "rich", "tensorboardX", "tensorboard", "tokenizers"),
+    *("transformers", "zstandard", "fastapi", "starlette", "uvicorn", "aiohttp", "flask"),
 }
 """Servers, plots, tokenizers, terminal and command-line libraries."""
 

@@ -20,7 +20,7 @@ import fastlstm
 from fastlstm.cli.main import main
 from fastlstm.errors import ConfigError, CorruptFileError, DataError, FormatError
 from fastlstm.runs.run_directory import RunDirectory
-from keras_models import keras, outputs, saved, varied
+from keras_models import keras, outputs, saved, sequential, varied
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
@@ -54,12 +54,12 @@ def assert_answers(run: fastlstm.ImportedRun, x: NDArray[Any], expected: NDArray
 
 
 def values(*middle: Any) -> Any:
-    return keras.Sequential([keras.Input((8, 3)), *middle])
+    return sequential((8, 3), *middle)
 
 
 def tokens(*middle: Any, mask: bool = False) -> Any:
     table = layers.Embedding(9, 4, mask_zero=mask)
-    return keras.Sequential([keras.Input((None,), dtype="int32"), table, *middle])
+    return sequential((None,), table, *middle)
 
 
 def squeezed() -> Any:

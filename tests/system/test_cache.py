@@ -1,5 +1,6 @@
 """Entries are whole or not there; work of the dead is swept, work of the living is not."""
 
+import json
 import os
 import shutil
 import stat
@@ -64,6 +65,20 @@ def test_a_damaged_entry_is_not_taken_and_is_replaced(
     assert TextCache(tmp_path).find(KEY) is None
     assert store(TextCache(tmp_path)).ids.tolist() == [0, 1, 2]
     assert TextCache(tmp_path).find(KEY) is not None
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("num_tokens", 2), ("num_tokens", "3"), ("num_chars", 5.0), ("fingerprint", "f")),
+        *(("more", 1), ("unknown", [["x"]]), ("unknown", None)),
+    ],
+)
+def test_an_entry_with_other_fields_is_not_taken(tmp_path: Path, field: str, value: object) -> None:
+    store(TextCache(tmp_path))
+    path = tmp_path / "text" / "entries" / KEY / "meta.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
+    assert TextCache(tmp_path).find(KEY) is None
 
 
 def test_work_of_dead_processes_is_swept_and_of_living_ones_kept(tmp_path: Path) -> None:

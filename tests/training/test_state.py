@@ -129,27 +129,6 @@ def test_a_counter_of_another_type_is_refused(change: tuple[str, str, Any], erro
         state.restore(tensors, meta)
 
 
-@pytest.mark.parametrize(
-    ("stem", "value", "error"),
-    [
-        ("model", None, r"'weight' of model.safetensors is missing, expected \(2, 3\)"),
-        ("model", torch.ones(3), r"is \(3,\) torch.float32, expected \(2, 3\)"),
-        ("model", torch.ones(2, 3, dtype=torch.int64), "is .* torch.int64, expected"),
-        ("average", torch.ones(1, 3), r"of average.safetensors is \(1, 3\)"),
-    ],
-)
-def test_tensors_of_another_model_are_refused(
-    stem: str, value: torch.Tensor | None, error: str
-) -> None:
-    state = state_of()
-    tensors, meta = captured(state)
-    del tensors[stem]["weight"]
-    if value is not None:
-        tensors[stem]["weight"] = value
-    with pytest.raises(ValueError, match=error):
-        state.restore(tensors, meta)
-
-
 def test_the_first_bad_tensor_is_named() -> None:
     good, bad = torch.ones(3), torch.tensor([1.0, float("nan")])
     assert first_non_finite([("a", good), ("b", bad), ("c", bad)]) == "b"
