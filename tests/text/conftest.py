@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +17,7 @@ from fastlstm.text.model import LanguageModel, initialize
 
 
 @pytest.fixture(params=KERNELS)
-def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def isa(request, monkeypatch):
     """Kernels of one instruction set; a CPU without VNNI multiplies by other means."""
     name, features = request.param, hardware.cpu().features
     if name.endswith(" without vnni"):
@@ -33,7 +31,7 @@ def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
+def run(tmp_path):
     """An empty run directory."""
     found = RunDirectory(tmp_path / "run")
     found.create()
@@ -41,7 +39,7 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 @pytest.fixture
-def make_model() -> Callable[..., LanguageModel]:
+def make_model():
     """Builds an initialised model, V=20 E=8 H=16 L=2 unless told otherwise."""
 
     def make(seed: int = 0, **changes: Any) -> LanguageModel:
@@ -54,7 +52,7 @@ def make_model() -> Callable[..., LanguageModel]:
 
 
 @pytest.fixture
-def random_model() -> Callable[..., LanguageModel]:
+def random_model():
     """Builds an initialised model in evaluation mode, every parameter random."""
 
     def make(**changes: Any) -> LanguageModel:

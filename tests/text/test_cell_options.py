@@ -39,7 +39,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(autouse=True)
-def _quiet() -> Any:
+def _quiet():
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*text is written on torch")
         yield
@@ -58,7 +58,7 @@ def train(
 
 @pytest.mark.isa
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_model_is_trained_natively_stored_and_written_with(name: str, tmp_path: Path) -> None:
+def test_a_model_is_trained_natively_stored_and_written_with(name, tmp_path):
     options = OPTIONS[name]
     run, events = train(tmp_path, **options)
     start = next(e for e in events if e["event"] == "start")
@@ -79,7 +79,7 @@ def test_a_model_is_trained_natively_stored_and_written_with(name: str, tmp_path
     assert lm.evaluate(text).bits_per_char < 6
 
 
-def test_every_option_changes_what_is_trained(tmp_path: Path) -> None:
+def test_every_option_changes_what_is_trained(tmp_path):
     found = {}
     for name, options in {"torch's": {}, **OPTIONS}.items():
         folder = tmp_path / name.replace("'", "")
@@ -89,7 +89,7 @@ def test_every_option_changes_what_is_trained(tmp_path: Path) -> None:
     assert len(set(found.values())) == len(found), found
 
 
-def test_a_resumed_run_keeps_them(tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_them(tmp_path):
     whole = tmp_path / "whole"
     whole.mkdir()
     run, _ = train(whole, **OPTIONS["all"])
@@ -101,7 +101,7 @@ def test_a_resumed_run_keeps_them(tmp_path: Path) -> None:
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_strict_kernels_refuse_samples_on_torch() -> None:
+def test_strict_kernels_refuse_samples_on_torch():
     with pytest.raises(ConfigError, match="has no zoneout: samples would be written on torch"):
         TrainConfig(zoneout=0.1, strict_kernels=True)
     TrainConfig(zoneout=0.1, strict_kernels=True, sample_every=0)
@@ -111,7 +111,7 @@ def test_strict_kernels_refuse_samples_on_torch() -> None:
         TrainConfig(activation="relu", strict_kernels=True)
 
 
-def test_both_directions_are_refused_with_the_reason(tmp_path: Path) -> None:
+def test_both_directions_are_refused_with_the_reason(tmp_path):
     with pytest.raises(ConfigError, match="a language model reads forward only"):
         train(tmp_path, bidirectional=True)
 
@@ -126,6 +126,6 @@ def test_both_directions_are_refused_with_the_reason(tmp_path: Path) -> None:
         ({"weight_drop": 1.0}, r"`weight_drop` is 1\.0, expected a number from 0\.0 to 0\.95"),
     ],
 )
-def test_bad_values_are_named(fields: dict[str, Any], text: str) -> None:
+def test_bad_values_are_named(fields, text):
     with pytest.raises(ConfigError, match=text):
         TrainConfig(**fields)

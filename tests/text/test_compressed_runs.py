@@ -75,8 +75,8 @@ def text_of(decoder: Decoder) -> tuple[list[int], bytes]:
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("stored", FORMATS_IN_FILES)
 def test_a_stored_run_writes_what_its_source_writes_in_that_format(
-    tmp_path: Path, random_model: Make, stored: str, variant: str
-) -> None:
+    tmp_path, random_model, stored, variant
+):
     model = random_model(**VARIANTS[variant])
     path = publish(tmp_path / "run", model, stored)
     decoding = "fp32" if stored == "fp16" else stored
@@ -92,7 +92,7 @@ def test_a_stored_run_writes_what_its_source_writes_in_that_format(
         assert (p.detach().numpy() == rounded(weights_of(model), stored)[name]).all()
 
 
-def test_a_changed_model_is_decoded_as_it_is(tmp_path: Path, random_model: Make) -> None:
+def test_a_changed_model_is_decoded_as_it_is(tmp_path, random_model):
     lm = LM.load(publish(tmp_path / "run", random_model(), "int8"))
     before = text_of(lm.decoder)
     lm.model.output.weight.data *= -1
@@ -101,7 +101,7 @@ def test_a_changed_model_is_decoded_as_it_is(tmp_path: Path, random_model: Make)
     assert text_of(changed.decoder) != before
 
 
-def test_block_sparse_files_give_the_same(tmp_path: Path, random_model: Make) -> None:
+def test_block_sparse_files_give_the_same(tmp_path, random_model):
     model = random_model(rnn_size=64)
     model.layers[0].weight_hh_l0.data[:, 4:60] = 0
     names = ("layers.0.weight_hh_l0", "output.weight")
@@ -122,14 +122,7 @@ def test_block_sparse_files_give_the_same(tmp_path: Path, random_model: Make) ->
         ("int4", "int4", None),
     ],
 )
-def test_another_format_is_said(
-    tmp_path: Path,
-    random_model: Make,
-    capsys: pytest.CaptureFixture[str],
-    stored: str,
-    weights: str,
-    note: str | None,
-) -> None:
+def test_another_format_is_said(tmp_path, random_model, capsys, stored, weights, note):
     model = random_model()
     path = publish(tmp_path / "run", model, stored)
     assert load_decoder(path, weights).note == note
@@ -141,9 +134,7 @@ def test_another_format_is_said(
     assert (f"note: {note}" in capsys.readouterr().err) == (note is not None)
 
 
-def test_serving_takes_the_runs_format_or_int8(
-    tmp_path: Path, random_model: Make, run: RunDirectory
-) -> None:
+def test_serving_takes_the_runs_format_or_int8(tmp_path, random_model, run):
     def served(path: Path) -> str:
         return load_decoder(path, None, otherwise="int8").decoder.weight_format
 
@@ -154,11 +145,7 @@ def test_serving_takes_the_runs_format_or_int8(
     assert served(run.path) == "int8"
 
 
-def test_evaluation_says_what_it_computes_with(
-    tmp_path: Path,
-    random_model: Make,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_evaluation_says_what_it_computes_with(tmp_path, random_model, capsys):
     path = publish(tmp_path / "run", random_model(), "int4")
     text = tmp_path / "text.txt"
     text.write_text("a bad cab\n" * 30)
@@ -167,7 +154,7 @@ def test_evaluation_says_what_it_computes_with(
     assert note in capsys.readouterr().err
 
 
-def test_sessions_of_the_source_are_refused(tmp_path: Path, random_model: Make) -> None:
+def test_sessions_of_the_source_are_refused(tmp_path, random_model):
     model = random_model()
     source = LM(model, CHARS, weights="int8").session()
     source.read("abc")
@@ -175,7 +162,7 @@ def test_sessions_of_the_source_are_refused(tmp_path: Path, random_model: Make) 
         LM.load(publish(tmp_path / "run", model, "int8")).session().restore(source.save())
 
 
-def test_one_flipped_bit_is_found(tmp_path: Path, random_model: Make) -> None:
+def test_one_flipped_bit_is_found(tmp_path, random_model):
     path = publish(tmp_path / "run", random_model(), "int4")
     file = path / "model.safetensors"
     good = file.read_bytes()
@@ -221,9 +208,7 @@ def config_with(path: Path, **changes: Any) -> bytes:
         ({"format_version": 4}, "has format version 4, this fastlstm reads 3;"),
     ],
 )
-def test_forged_configs_are_named(
-    tmp_path: Path, random_model: Make, changes: Any, match: str
-) -> None:
+def test_forged_configs_are_named(tmp_path, random_model, changes, match):
     path = publish(tmp_path / "run", random_model(), "int8")
     forge(path, config__json=config_with(path, **changes))
     with pytest.raises(FormatError, match=match) as caught:
@@ -231,7 +216,7 @@ def test_forged_configs_are_named(
     assert str(path) in str(caught.value)
 
 
-def test_forged_weights_are_named(tmp_path: Path, random_model: Make) -> None:
+def test_forged_weights_are_named(tmp_path, random_model):
     model = random_model()
     path = publish(tmp_path / "run", model, "int8")
     weights = weights_of(model)
@@ -245,16 +230,14 @@ def test_forged_weights_are_named(tmp_path: Path, random_model: Make) -> None:
         load_decoder(path)
 
 
-def test_a_compressed_run_has_a_format_version_of_its_own(
-    tmp_path: Path, random_model: Make
-) -> None:
+def test_a_compressed_run_has_a_format_version_of_its_own(tmp_path, random_model):
     path = publish(tmp_path / "run", random_model(), "int8")
     assert json.loads((path / "config.json").read_bytes())["format_version"] == 3
     files = save_language_model(random_model(), CHARS)
     assert json.loads(files["config.json"])["format_version"] == 2
 
 
-def test_int8_and_int4_of_a_run_score_as_their_source(tmp_path: Path, random_model: Make) -> None:
+def test_int8_and_int4_of_a_run_score_as_their_source(tmp_path, random_model):
     model, ids = random_model(rnn_size=70), np.random.default_rng(0).integers(0, 20, 500)
     for stored in ("int8", "int4"):
         decoder = load_decoder(publish(tmp_path / stored, model, stored)).decoder

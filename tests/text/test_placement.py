@@ -21,7 +21,7 @@ TOKENIZER = CharTokenizer("abcdefghijklmnopqrst")
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def gpu(monkeypatch):
     """There is a GPU, which is the CPU in float32."""
     gpu_on_cpu.use_the_cpu(monkeypatch)
     whole = gpu_decoder.GpuDecoder
@@ -35,7 +35,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "_refusal", lambda: None)
 
 
-def test_auto_takes_the_gpu_for_many_texts(gpu: None, random_model: Any) -> None:
+def test_auto_takes_the_gpu_for_many_texts(gpu, random_model):
     config = random_model().config
     assert device_for("auto", config, None, FEWEST_STREAMS - 1) == "cpu"
     assert device_for("auto", config, None, FEWEST_STREAMS) == "cuda"
@@ -43,7 +43,7 @@ def test_auto_takes_the_gpu_for_many_texts(gpu: None, random_model: Any) -> None
     assert device_for("cuda", config, None, 1) == "cuda"
 
 
-def test_an_lm_writes_where_it_is_told(gpu: None, random_model: Any) -> None:
+def test_an_lm_writes_where_it_is_told(gpu, random_model):
     model = random_model()
     models = {name: LM(model, TOKENIZER, device=name) for name in ("cpu", "cuda", "auto")}
     texts = {n: m.generate_batch(["a", "bc", "d"], 50, seed=3) for n, m in models.items()}
@@ -62,7 +62,7 @@ def test_an_lm_writes_where_it_is_told(gpu: None, random_model: Any) -> None:
     assert own.write(20, seed=1) == first
 
 
-def test_weights_that_a_gpu_lacks_are_written_on_the_cpu(gpu: None, random_model: Any) -> None:
+def test_weights_that_a_gpu_lacks_are_written_on_the_cpu(gpu, random_model):
     model = random_model()
     with pytest.warns(UserWarning, match="no int8 weights, only fp32, bf16, fp16: text is written"):
         assert LM(model, TOKENIZER, weights="int8", device="cuda").decoder.weight_format == "int8"
@@ -73,9 +73,7 @@ def test_weights_that_a_gpu_lacks_are_written_on_the_cpu(gpu: None, random_model
 
 
 @pytest.mark.parametrize("error", [KernelError("no NVRTC"), torch.OutOfMemoryError("CUDA")])
-def test_a_gpu_that_fails(
-    gpu: None, random_model: Any, monkeypatch: pytest.MonkeyPatch, error: Exception, run: Any
-) -> None:
+def test_a_gpu_that_fails(gpu, random_model, monkeypatch, error, run):
     def refuse(*args: Any) -> None:
         raise error
 
@@ -93,7 +91,7 @@ def test_a_gpu_that_fails(
         load_decoder(run.path, device="cuda")
 
 
-def test_a_device_that_is_not_there(random_model: Any, tmp_path: Any) -> None:
+def test_a_device_that_is_not_there(random_model, tmp_path):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     with pytest.raises(ConfigError, match="no usable NVIDIA GPU"):
@@ -104,9 +102,7 @@ def test_a_device_that_is_not_there(random_model: Any, tmp_path: Any) -> None:
         load_decoder(tmp_path, device="cuda")
 
 
-def test_scoring_takes_shorter_passes_where_memory_ends(
-    gpu: None, random_model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scoring_takes_shorter_passes_where_memory_ends(gpu, random_model, monkeypatch):
     model, chunks = random_model(), list[int]()
     monkeypatch.setattr(torch.nn.Module, "to", lambda module, device: module)
     whole = evaluation.evaluate

@@ -328,11 +328,11 @@ def test_one_stop_string_may_be_given_bare():
     ("name", "value"),
     [("temperature", "x" * 9999), ("temperature", -1), ("top_k", [1]), ("top_p", None)],
 )
-def test_a_default_of_a_run_that_makes_no_sense_is_named(name: str, value: object) -> None:
+def test_a_default_of_a_run_that_makes_no_sense_is_named(name, value):
     with pytest.raises(FormatError, match=rf"generation_config\.json: `{name}` is .{{0,180}}"):
         known_settings({"temperature": 1.0, name: value})
 
 
-def test_defaults_of_a_run_that_are_no_settings_are_left_out() -> None:
+def test_defaults_of_a_run_that_are_no_settings_are_left_out():
     given = {"temperature": 0.5, "logit_bias": [1], "stop": 5, "seed": "x", "spare": {}}
     assert known_settings(given) == {"temperature": 0.5}

@@ -1,7 +1,5 @@
 """States as bytes: tied to a model, signed with a key, refused when damaged."""
 
-from __future__ import annotations
-
 import pytest
 
 from fastlstm.errors import CorruptFileError
@@ -12,7 +10,7 @@ MODEL = "ab" * 32
 
 @pytest.mark.parametrize("key", [None, b"key"])
 @pytest.mark.parametrize("held", [b"", b"\xc3", b"x" * 255])
-def test_what_is_closed_opens_again(key: bytes | None, held: bytes) -> None:
+def test_what_is_closed_opens_again(key, held):
     seal = Seal(key, MODEL)
     for stream in (b"", b"state"):
         assert seal.open(seal.close(stream, held)) == (stream, held)
@@ -20,7 +18,7 @@ def test_what_is_closed_opens_again(key: bytes | None, held: bytes) -> None:
 
 
 @pytest.mark.parametrize("key", [None, b"key"])
-def test_no_byte_can_be_changed_or_left_out(key: bytes | None) -> None:
+def test_no_byte_can_be_changed_or_left_out(key):
     seal = Seal(key, MODEL)
     blob = seal.close(b"state", b"\xc3")
     for at in range(len(blob)):

@@ -1,7 +1,5 @@
 """Writing with models whose cells the native decoder has not got."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

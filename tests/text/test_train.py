@@ -59,12 +59,12 @@ def write_text(path: Path) -> Path:
 
 
 @pytest.fixture
-def text(tmp_path: Path) -> Path:
+def text(tmp_path):
     return write_text(tmp_path / "book.txt")
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory):
     """A run that was not stopped."""
     folder = tmp_path_factory.mktemp("unstopped")
     return train(write_text(folder / "book.txt"), folder / "whole").path
@@ -433,7 +433,7 @@ def test_refusals(text, tmp_path):
         train(text, tmp_path / "run", resume=True, steps=30)
 
 
-def test_a_table_is_no_text_unless_it_is_said(tmp_path: Path) -> None:
+def test_a_table_is_no_text_unless_it_is_said(tmp_path):
     table, out = tmp_path / "sales.csv", tmp_path / "run"
     table.write_text("day,sold\n" + "".join(f"2024-01-{1 + n % 28:02},{n}\n" for n in range(400)))
     with pytest.raises(DataError, match=r"sales\.csv holds a table: fastlstm\.Forecaster"):

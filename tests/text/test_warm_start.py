@@ -24,14 +24,14 @@ TINY: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def book(tmp_path_factory):
     path = tmp_path_factory.mktemp("text") / "book.txt"
     path.write_text("a bad cab had a beef, " * 200)
     return path
 
 
 @pytest.fixture(scope="module")
-def first(book: Path) -> Path:
+def first(book):
     sizes = {"rnn_size": 16, "embed_size": 8, "dropout": 0.2, "weight_drop": 0.1}
     return train(book, book.parent / "first", steps=2, residual=True, **sizes).path
 
@@ -101,7 +101,7 @@ def test_a_resumed_run_takes_the_same_start_or_none(book, first, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def int8(book: Path, first: Path) -> Path:
+def int8(book, first):
     fastlstm.compress(first, out=book.parent / "int8", to="int8", observers=())
     return book.parent / "int8"
 

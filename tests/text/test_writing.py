@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from fastlstm.text.data.tokenizer import ByteTokenizer, CharTokenizer
 from fastlstm.text.decoder import Decoder
-from fastlstm.text.model import LanguageModel
 from fastlstm.text.sampling import Sampling
 from fastlstm.text.writing import begin, token_stops, write_all
 
@@ -17,11 +15,11 @@ CHARS = CharTokenizer("\n abcdefghijklmnopqr")
 
 
 @pytest.fixture
-def decoder(random_model: Callable[..., LanguageModel]) -> Decoder:
+def decoder(random_model):
     return Decoder.of(random_model())
 
 
-def test_a_text_ends_before_its_stop_whether_or_not_the_stream_knows_it(decoder: Decoder) -> None:
+def test_a_text_ends_before_its_stop_whether_or_not_the_stream_knows_it(decoder):
     (whole,) = ("".join(p for (p,) in write_all(decoder, [text(decoder)])),)
     stop = whole[30:32]
     want = whole[: whole.index(stop)]
@@ -35,7 +33,7 @@ def text(decoder: Decoder, *stops: str) -> Any:
     return begin(decoder, CHARS, "ab", 60, Sampling(seed=3, stop=stops))
 
 
-def test_stops_that_are_always_the_same_tokens() -> None:
+def test_stops_that_are_always_the_same_tokens():
     stops = ("ab", "a?b", "b" * 64, "b" * 65)  # the second is never written
     assert token_stops(CHARS, stops) == [[2, 3], [3] * 64]
     assert token_stops(ByteTokenizer(), ("é",)) == [[0xC3, 0xA9]]
