@@ -8,7 +8,6 @@ import signal
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -25,7 +24,7 @@ from fastlstm.serve.http.errors import ApiError
 from fastlstm.serve.settings import Settings
 from fastlstm.serve.text import completions, engine
 from forecast_server import PAST, QUICK, L, body, h, output, refusal, save, tensor, waves
-from running_server import Gate, Running, raw_request, wait_until
+from running_server import Gate, raw_request, wait_until
 
 JSON = {"content-type": "application/json"}
 RNG = np.random.default_rng(3)
@@ -43,23 +42,21 @@ def many_keys(count: int) -> bytes:
 
 
 @pytest.mark.parametrize("count", [100, 90_000])
-def test_many_keys_are_refused_at_the_first_one(forecasts: Running, count: int) -> None:
+def test_many_keys_are_refused_at_the_first_one(forecasts, count):
     assert "unknown field '0'" in refusal(
         forecasts.client.post(PAST, content=many_keys(count), headers=JSON)
     )
 
 
 @pytest.mark.parametrize("item", ["{}", "[]"])
-def test_many_objects_and_lists_are_refused_at_the_first_one(forecasts: Running, item: str) -> None:
+def test_many_objects_and_lists_are_refused_at_the_first_one(forecasts, item):
     content = b'{"inputs":[' + f"{item},".encode() * 100_000 + b"{}]}"
     answer = forecasts.client.post(PAST, content=content, headers=JSON)
     assert answer.status_code == 400
     assert answer.json()["error"].startswith("inputs[0]: ")
 
 
-def test_waiting_bodies_hold_places(
-    serve: Any, plain_model: Any, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_bodies_hold_places(serve, plain_model, pool, monkeypatch):
     server = serve(model=plain_model, max_streams=2, max_queue=2, watchdog=0.3)
     gate = Gate(monkeypatch, forecast_engine, "parse_request")
     large = json.dumps(body(windows(1))).encode().ljust(1 << 17)
@@ -80,9 +77,7 @@ def test_waiting_bodies_hold_places(
     wait_until(lambda: server.scheduler.num_held == 0)
 
 
-def test_the_body_of_a_disconnected_client_is_not_parsed(
-    serve: Any, plain_model: Any, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_body_of_a_disconnected_client_is_not_parsed(serve, plain_model, pool, monkeypatch):
     server = serve(model=plain_model)
     num_read: list[int] = []
     gate = Gate(monkeypatch, forecast_engine, "parse_request")
@@ -106,9 +101,7 @@ def test_the_body_of_a_disconnected_client_is_not_parsed(
 
 
 @pytest.mark.parametrize("is_text", [True, False])
-def test_a_request_takes_a_place_before_its_body_arrives(
-    serve: Any, plain_model: Any, is_text: bool
-) -> None:
+def test_a_request_takes_a_place_before_its_body_arrives(serve, plain_model, is_text):
     limits = {"max_streams": 1, "max_queue": 1}
     server = serve(**limits) if is_text else serve(model=plain_model, **limits)
     path = "/v1/completions" if is_text else PAST
@@ -128,9 +121,8 @@ def test_a_request_takes_a_place_before_its_body_arrives(
     ids=["reader", "writer"],
 )
 def test_a_long_prompt_is_read_and_repeated_outside_the_event_loop(
-    serve: Any, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch,
-    module: Any, function: str, length: int, echo: bool,
-) -> None:  # fmt: skip
+    serve, pool, monkeypatch, module, function, length, echo
+):
     server = serve(watchdog=0.3)
     gate = Gate(monkeypatch, module, function)
     asked = pool.submit(server.post, prompt="a" * length, echo=echo, max_tokens=1)
@@ -143,9 +135,7 @@ def test_a_long_prompt_is_read_and_repeated_outside_the_event_loop(
 
 
 @pytest.mark.parametrize("is_text", [True, False])
-def test_nothing_is_kept_of_a_request_that_ended(
-    serve: Any, plain_model: Any, is_text: bool
-) -> None:
+def test_nothing_is_kept_of_a_request_that_ended(serve, plain_model, is_text):
     server = serve() if is_text else serve(model=plain_model)
     path = "/v1/completions" if is_text else PAST
     good = {"prompt": "a", "max_tokens": 1} if is_text else body(windows(1))
@@ -159,9 +149,7 @@ def test_nothing_is_kept_of_a_request_that_ended(
 
 @pytest.mark.parametrize("is_text", [True, False])
 @pytest.mark.parametrize("length", [100, 100_000])
-def test_nothing_is_kept_of_a_request_that_was_refused(
-    serve: Any, plain_model: Any, is_text: bool, length: int
-) -> None:
+def test_nothing_is_kept_of_a_request_that_was_refused(serve, plain_model, is_text, length):
     server = serve() if is_text else serve(model=plain_model)
     path = "/v1/completions" if is_text else PAST
     content = b'{"prompt":"' + b"x" * length
@@ -187,7 +175,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_a_signal_ends_a_server_with_a_blocked_reader(start: Any) -> None:
+def test_a_signal_ends_a_server_with_a_blocked_reader(start):
     server = start("--grace", "0.5", code=READS_FOR_EVER)
     with ThreadPoolExecutor(1) as pool:
         large = json.dumps(body(windows(1))).encode().ljust(1 << 17)
@@ -203,7 +191,7 @@ def test_a_signal_ends_a_server_with_a_blocked_reader(start: Any) -> None:
 # Answers of forecasts
 
 
-def test_the_numbers_of_an_answer_are_bounded(serve: Any, plain_model: Any) -> None:
+def test_the_numbers_of_an_answer_are_bounded(serve, plain_model):
     server = serve(model=plain_model, max_numbers=2 * h * 3)
     two = body(windows(2), quantiles=[0.25, 0.5])
     assert server.client.post(PAST, json=two).status_code == 200
@@ -218,7 +206,7 @@ def test_the_numbers_of_an_answer_are_bounded(serve: Any, plain_model: Any) -> N
     assert Settings().max_numbers == 1 << 20
 
 
-def test_every_target_counts_among_the_numbers_of_an_answer(serve: Any, tmp_path: Path) -> None:
+def test_every_target_counts_among_the_numbers_of_an_answer(serve, tmp_path):
     path = save(Forecaster(**QUICK, target=["y", "temp"]).fit(waves()), tmp_path)
     server = serve(model=load_window_forecaster(path), max_numbers=2 * h * 2)
     assert server.client.post(PAST, json=body(windows(2))).status_code == 200
@@ -227,9 +215,7 @@ def test_every_target_counts_among_the_numbers_of_an_answer(serve: Any, tmp_path
     )
 
 
-def test_a_large_answer_is_encoded_in_slices_with_the_same_values(
-    forecasts: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_answer_is_encoded_in_slices_with_the_same_values(forecasts, monkeypatch):
     levels = [round(0.2 + 0.003 * k, 3) for k in range(199)]
     values = windows(20)
     parts: list[int] = []
@@ -253,9 +239,7 @@ def test_a_large_answer_is_encoded_in_slices_with_the_same_values(
         np.testing.assert_allclose(found[..., :3] if name == "quantiles" else found, own, rtol=1e-5)
 
 
-def test_others_are_answered_while_a_large_answer_is_made(
-    serve: Any, plain_model: Any, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_others_are_answered_while_a_large_answer_is_made(serve, plain_model, pool, monkeypatch):
     server = serve(model=plain_model, watchdog=0.3)
     gate = Gate(monkeypatch, ForecastEngine, "_outputs")
     asked = pool.submit(server.client.post, PAST, json=body(windows(200), quantiles=[0.5]))
@@ -266,9 +250,7 @@ def test_others_are_answered_while_a_large_answer_is_made(
     assert asked.result().status_code == 200
 
 
-def test_an_unread_answer_is_not_encoded_to_its_end(
-    serve: Any, plain_model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unread_answer_is_not_encoded_to_its_end(serve, plain_model, monkeypatch):
     server = serve(model=plain_model, stall=1.0)
     monkeypatch.setattr(inference, "_SLICE", 64)
     made: list[int] = []
@@ -305,9 +287,7 @@ def text_request(n: int, length: int, **more: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("logprobs", [None, 0, 2])
 @pytest.mark.parametrize("streams", [False, True])
-def test_choices_share_a_prompt_and_each_repeats_it(
-    server: Running, logprobs: int | None, streams: bool
-) -> None:
+def test_choices_share_a_prompt_and_each_repeats_it(server, logprobs, streams):
     alone = [
         server.post(**text_request(1, 700, logprobs=logprobs, seed=5 + k)).json()["choices"][0]
         for k in range(3)
@@ -339,9 +319,7 @@ def grow(found: list[dict[str, Any]], chunk: dict[str, Any]) -> None:
             whole["logprobs"][name] += values
 
 
-def test_a_prompt_is_scored_once_for_all_choices(
-    server: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prompt_is_scored_once_for_all_choices(server, monkeypatch):
     num_scored: list[int] = []
     add = completions.Logprobs.add
 
@@ -354,9 +332,7 @@ def test_a_prompt_is_scored_once_for_all_choices(
     assert sum(num_scored) == 2000 + 8 * 3
 
 
-def test_repeated_and_scored_tokens_are_bounded(
-    serve: Any, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_repeated_and_scored_tokens_are_bounded(serve, pool, monkeypatch):
     server = serve(max_scored=1000)
     assert server.post(**text_request(4, 250)).status_code == 200
     refused = server.post(**text_request(5, 250))
@@ -379,7 +355,7 @@ def test_repeated_and_scored_tokens_are_bounded(
     assert server.post(**scored).status_code == 200
 
 
-def test_a_body_is_sent_in_slices(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_is_sent_in_slices(server, monkeypatch):
     monkeypatch.setattr(transfer, "_SLICE", 100)
     parts = [b"a" * 250, bytearray(b"b" * 30), b"", b"c" * 500]
     found = list(transfer._slices(parts))

@@ -7,7 +7,6 @@ import re
 import socket
 import time
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -50,7 +49,7 @@ def request(windows: int, levels: int) -> bytes:
     return json.dumps({**data, "parameters": {"quantiles": quantiles}}).encode()
 
 
-def test_memory_of_unread_answers_is_bounded(start: Any) -> None:
+def test_memory_of_unread_answers_is_bounded(start):
     server = start("--max-streams", "600", "--max-queue", "9000", "--stall", "60")
     with send(server, request(1, 1)) as client:
         client.recv(100)
@@ -67,7 +66,7 @@ def test_memory_of_unread_answers_is_bounded(start: Any) -> None:
         client.close()
 
 
-def test_memory_of_a_table_is_bounded(start: Any) -> None:
+def test_memory_of_a_table_is_bounded(start):
     """Rows of as many series as fit into a table, and rows of JSON."""
     settings = Settings()
     server = start()
@@ -87,7 +86,7 @@ def test_memory_of_a_table_is_bounded(start: Any) -> None:
     assert peak(server) - before < 400 * settings.max_body + SPARE
 
 
-def test_memory_of_waiting_bodies_is_bounded(start: Any) -> None:
+def test_memory_of_waiting_bodies_is_bounded(start):
     settings = Settings()
     server = start("--max-streams", "8", "--max-queue", "8")
     with send(server, request(1, 1)) as client:

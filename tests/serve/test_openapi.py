@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +13,6 @@ from hypothesis.errors import Unsatisfiable
 from schemathesis.checks import positive_data_acceptance
 from schemathesis.generation.modes import GenerationMode
 
-from fastlstm.text.loading import InferenceModel
 from running_server import SETTINGS, Running
 
 MAIN = ("/v1/completions", "/v1/chat/completions", "/v2/models/{model}/infer")
@@ -23,7 +21,7 @@ TIED = {"best_of", "stream_options", "return_session", "session", "logit_bias"}
 
 
 @pytest.fixture(scope="module")
-def texts(byte_model: InferenceModel) -> Iterator[Running]:
+def texts(byte_model):
     limits = replace(SETTINGS, max_tokens=40, max_streams=40_000, max_prompt_tokens=1 << 20)
     server = Running(byte_model, limits)
     yield server
@@ -33,9 +31,7 @@ def texts(byte_model: InferenceModel) -> Iterator[Running]:
 
 @pytest.mark.parametrize("mode", GenerationMode, ids=str)
 @pytest.mark.parametrize(("kind", "num"), [("texts", 8), ("whole_forecasts", 14)])
-def test_every_answer_is_what_the_document_says(
-    kind: str, num: int, mode: GenerationMode, request: pytest.FixtureRequest
-) -> None:
+def test_every_answer_is_what_the_document_says(kind, num, mode, request):
     running: Running = request.getfixturevalue(kind)
     api = schemathesis.openapi.from_url(f"{running.url}/openapi.json")
     operations = [found.ok() for found in api.get_all_operations()]
@@ -64,7 +60,7 @@ def ask(cases: Any, kind: str, count: int) -> None:
     one()
 
 
-def test_the_document_lists_the_paths_without_a_key(serve: Any) -> None:
+def test_the_document_lists_the_paths_without_a_key(serve):
     for keys, wanted in (((), None), (("secret",), [{"key": []}])):
         server: Running = serve(keys=keys)
         server.client.headers["authorization"] = "Bearer secret"
@@ -79,7 +75,7 @@ def test_the_document_lists_the_paths_without_a_key(serve: Any) -> None:
         assert open_paths == {"/", "/health/live", "/health/ready"}
 
 
-def test_the_document_lists_every_error_of_a_completion(texts: Running) -> None:
+def test_the_document_lists_every_error_of_a_completion(texts):
     paths = texts.client.get("/openapi.json").json()["paths"]
     found = set(paths["/v1/completions"]["post"]["responses"])
     assert found == {
@@ -87,7 +83,7 @@ def test_the_document_lists_every_error_of_a_completion(texts: Running) -> None:
     }  # fmt: skip
 
 
-def test_the_document_describes_the_model(whole_forecasts: Running) -> None:
+def test_the_document_describes_the_model(whole_forecasts):
     document = whole_forecasts.client.get("/openapi.json").json()
     infer = document["paths"]["/v2/models/{model}/infer"]["post"]
     assert infer["parameters"][0]["example"] == "waves"

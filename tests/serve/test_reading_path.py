@@ -45,13 +45,13 @@ def reading_path() -> set[str]:
     return {path.relative_to(SERVE.parent).as_posix() for path in reached}
 
 
-def test_a_request_reaches_its_tokens_in_few_files() -> None:
+def test_a_request_reaches_its_tokens_in_few_files():
     assert START in reading_path()
     assert "text/decoder.py" in reading_path()
     assert len(reading_path()) <= MAX_FILES, sorted(reading_path())
 
 
-def test_the_documentation_lists_these_files(repository: Path) -> None:
+def test_the_documentation_lists_these_files(repository):
     text = (repository / "docs" / "serving.md").read_text(encoding="utf-8")
     section = text.partition("## How it works")[2].partition("\n## ")[0]
     listed = re.findall(r"^\d+\. `([\w/]+\.py)`", section, re.MULTILINE)

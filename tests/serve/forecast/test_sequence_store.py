@@ -17,7 +17,6 @@ from fastlstm.serve.forecast.request import SequenceStep
 from fastlstm.serve.http.errors import ApiError
 from forecast_server import (
     PAST,
-    HeldModel,
     L,
     at,
     body,
@@ -41,7 +40,7 @@ def assert_at(answer: httpx.Response, server: Running, last: int) -> None:
     np.testing.assert_allclose(output(answer), at(server, last), rtol=1e-5, atol=1e-5)
 
 
-def test_one_row_after_the_other(forecasts: Running) -> None:
+def test_one_row_after_the_other(forecasts):
     name = "one-row"
     assert_at(send(forecasts, rows(0, 40), name, sequence_start=True), forecasts, 40)
     for last in range(41, 50):
@@ -52,7 +51,7 @@ def test_one_row_after_the_other(forecasts: Running) -> None:
     assert f"there is no sequence '{name}'" in refusal(send(forecasts, rows(81, 82), name), 404)
 
 
-def test_rows_are_kept_until_there_are_enough(forecasts: Running) -> None:
+def test_rows_are_kept_until_there_are_enough(forecasts):
     first = send(forecasts, rows(0, 10), 7, sequence_start=True)
     assert first.status_code == 409
     assert first.json()["error"] == (
@@ -66,7 +65,7 @@ def test_rows_are_kept_until_there_are_enough(forecasts: Running) -> None:
     assert send(forecasts, rows(3, 30), 7).status_code == 404
 
 
-def test_sequences_do_not_mix(forecasts: Running) -> None:
+def test_sequences_do_not_mix(forecasts):
     output(send(forecasts, rows(0, 24), "5", sequence_start=True))
     output(send(forecasts, rows(30, 54), 5, sequence_start=True))
     assert_at(send(forecasts, rows(24, 25), "5"), forecasts, 25)
@@ -77,7 +76,7 @@ def test_sequences_do_not_mix(forecasts: Running) -> None:
         output(send(forecasts, rows(0, 30), name, sequence_end=True))
 
 
-def test_a_refused_request_leaves_its_sequence_unchanged(forecasts: Running) -> None:
+def test_a_refused_request_leaves_its_sequence_unchanged(forecasts):
     output(send(forecasts, rows(0, 30), sequence_start=True))
     bad = rows(30, 31).copy()
     bad[0, 0, 0] = np.nan
@@ -87,7 +86,7 @@ def test_a_refused_request_leaves_its_sequence_unchanged(forecasts: Running) -> 
     assert_at(send(forecasts, rows(30, 31), sequence_end=True), forecasts, 31)
 
 
-def test_waiting_requests_keep_their_own_rows(serve: Any, held: HeldModel) -> None:
+def test_waiting_requests_keep_their_own_rows(serve, held):
     """Requests of one sequence that wait together: each is forecast from where it stood."""
     server: Running = serve(model=held)
     held.holds.set()
@@ -105,9 +104,7 @@ def test_waiting_requests_keep_their_own_rows(serve: Any, held: HeldModel) -> No
         np.testing.assert_allclose(one, at(server, last), rtol=1e-5, atol=1e-5)
 
 
-def test_a_long_request_is_not_overtaken(
-    serve: Any, plain_model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_request_is_not_overtaken(serve, plain_model, monkeypatch):
     """Long bodies are read on another thread; what comes after one waits for its turn."""
     go, parse = threading.Event(), forecast_engine.parse_request
 
@@ -131,7 +128,7 @@ def test_a_long_request_is_not_overtaken(
         assert_at(second.result(), server, 31)
 
 
-def test_the_error_of_a_timeout_says_that_the_rows_were_added(serve: Any, held: HeldModel) -> None:
+def test_the_error_of_a_timeout_says_that_the_rows_were_added(serve, held):
     server: Running = serve(model=held)
     output(send(server, rows(0, 24), sequence_start=True))
     held.holds.set()
@@ -142,7 +139,7 @@ def test_the_error_of_a_timeout_says_that_the_rows_were_added(serve: Any, held: 
     assert_at(send(server, rows(0, 0)), server, 25)
 
 
-def test_the_error_of_a_refused_quantile_says_that_the_rows_were_added(forecasts: Running) -> None:
+def test_the_error_of_a_refused_quantile_says_that_the_rows_were_added(forecasts):
     output(send(forecasts, rows(0, 24), "unknown", sequence_start=True))
     refused = send(forecasts, rows(24, 25), "unknown", quantiles=[0.995])
     assert refused.status_code == 400
@@ -151,7 +148,7 @@ def test_the_error_of_a_refused_quantile_says_that_the_rows_were_added(forecasts
     assert_at(send(forecasts, rows(0, 0), "unknown", sequence_end=True), forecasts, 25)
 
 
-def test_without_a_free_place_no_rows_are_added(serve: Any, held: HeldModel) -> None:
+def test_without_a_free_place_no_rows_are_added(serve, held):
     server: Running = serve(model=held, max_streams=1, max_queue=0)
     output(send(server, rows(0, 24), sequence_start=True))
     held.holds.set()
@@ -165,9 +162,7 @@ def test_without_a_free_place_no_rows_are_added(serve: Any, held: HeldModel) -> 
     assert_at(send(server, rows(0, 0)), server, 24)
 
 
-def test_the_number_of_sequences_is_bounded_and_idle_ones_are_forgotten(
-    serve: Any, plain_model: Any
-) -> None:
+def test_the_number_of_sequences_is_bounded_and_idle_ones_are_forgotten(serve, plain_model):
     server: Running = serve(model=plain_model, max_sequences=2, sequence_idle=60.0)
     now = [0.0]
     server.runner.service.forecast_engine._sequences._clock = lambda: now[0]
@@ -184,7 +179,7 @@ def test_the_number_of_sequences_is_bounded_and_idle_ones_are_forgotten(
     output(send(server, rows(0, 24), "c", sequence_start=True))
 
 
-def test_static_values_of_a_sequence_are_kept(whole_forecasts: Running) -> None:
+def test_static_values_of_a_sequence_are_kept(whole_forecasts):
     from forecast_server import everything, h
 
     table = everything()
@@ -224,7 +219,7 @@ def test_static_values_of_a_sequence_are_kept(whole_forecasts: Running) -> None:
 # Without a server -------------------------------------------------------------------------------
 
 
-def test_the_longest_idle_sequence_is_forgotten_first() -> None:
+def test_the_longest_idle_sequence_is_forgotten_first():
     now = [0.0]
     kept = SequenceStore(2, Places(10), 5.0, clock=lambda: now[0])
     one = np.zeros((2, 1), dtype=np.float32)
@@ -240,7 +235,7 @@ def test_the_longest_idle_sequence_is_forgotten_first() -> None:
         kept.add(SequenceStep("b"), one, None)
 
 
-def test_a_returned_window_does_not_change() -> None:
+def test_a_returned_window_does_not_change():
     kept = SequenceStore(3, Places(1), 5.0)
     values = np.arange(8, dtype=np.float32)[:, None]
     first, _ = kept.add(SequenceStep(1, starts=True), values[:3], None)

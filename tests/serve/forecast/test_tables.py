@@ -70,9 +70,7 @@ def cached() -> list[Path]:
 
 
 @pytest.mark.parametrize("levels", ["", "0.1,0.5,0.9"])
-def test_a_csv_is_answered_as_by_the_command(
-    forecasts: Running, plain_path: Path, tmp_path: Path, levels: str
-) -> None:
+def test_a_csv_is_answered_as_by_the_command(forecasts, plain_path, tmp_path, levels):
     before, data = cached(), as_csv(waves())
     more, query = (["--quantiles", levels], f"?quantiles={levels}") if levels else ([], "")
     answer = post(forecasts, data, query, "text/csv")
@@ -88,7 +86,7 @@ def test_a_csv_is_answered_as_by_the_command(
     wait_until(lambda: forecasts.scheduler.num_held == 0)
 
 
-def test_rows_as_json_are_the_same_table(forecasts: Running, plain: Forecaster) -> None:
+def test_rows_as_json_are_the_same_table(forecasts, plain):
     rows = as_rows(waves())
     own = plain.predict()["y"].to_numpy()
     for body in (rows, {"rows": rows}, {"rows": as_csv(waves()).decode(), "future": None}):
@@ -108,12 +106,12 @@ def test_rows_as_json_are_the_same_table(forecasts: Running, plain: Forecaster) 
         ("", "application/json"),
     ],
 )
-def test_accept_chooses_the_form(forecasts: Running, accept: str, kind: str) -> None:
+def test_accept_chooses_the_form(forecasts, accept, kind):
     answer = post(forecasts, as_csv(waves()), accept=accept)
     assert answer.headers["content-type"] == kind
 
 
-def test_charts_have_the_past_and_intervals(forecasts: Running) -> None:
+def test_charts_have_the_past_and_intervals(forecasts):
     answer = post(forecasts, as_csv(waves()), "?charts=2").json()
     assert [chart["series"] for chart in answer["charts"]] == ["s0", "s2"], "evenly spread"
     chart = answer["charts"][0]
@@ -133,7 +131,7 @@ def rows_ahead() -> pa.Table:
     return longer.filter(pc.greater(longer["ds"], last)).select(names)
 
 
-def test_columns_of_every_role(whole_forecasts: Running, whole: Forecaster, tmp_path: Path) -> None:
+def test_columns_of_every_role(whole_forecasts, whole, tmp_path):
     table, ahead = everything(), rows_ahead()
     own = whole.predict(table, future=ahead)["y"].to_numpy()
     future = as_csv(ahead).decode()
@@ -152,7 +150,7 @@ def test_columns_of_every_role(whole_forecasts: Running, whole: Forecaster, tmp_
     assert "the future table" in refusal(post(whole_forecasts, short))
 
 
-def test_the_server_computes_the_calendar(serve: Any, tmp_path: Path) -> None:
+def test_the_server_computes_the_calendar(serve, tmp_path):
     table = waves(240, 1).drop_columns(["unique_id"])
     model = Forecaster(**{**QUICK, "calendar": ["hour"], "target": "y", "past": []}).fit(table)
     path = save(model, tmp_path)
@@ -162,7 +160,7 @@ def test_the_server_computes_the_calendar(serve: Any, tmp_path: Path) -> None:
     assert answer.content == by_command(path, as_csv(table), tmp_path)
 
 
-def test_the_options_of_reading_are_parameters(forecasts: Running) -> None:
+def test_the_options_of_reading_are_parameters(forecasts):
     comma = as_csv(waves()).replace(b",", b";").replace(b".", b",")
     told = refusal(post(forecasts, comma))
     assert told.startswith("the table looks like numbers with a decimal comma")
@@ -178,7 +176,7 @@ def test_the_options_of_reading_are_parameters(forecasts: Running) -> None:
     assert any("duplicate" in note for note in noted["notes"])
 
 
-def test_options_of_reading_are_spelled_as_parameters() -> None:
+def test_options_of_reading_are_spelled_as_parameters():
     text = "add `delimiter='\t'`, `wide=True`; or train with `gaps='fill'`, `horizon=3`"
     assert respelled(text, as_query) == (
         "add `delimiter=%09&wide=true`; or train with `--gaps fill --horizon 3`"
@@ -211,7 +209,7 @@ def test_options_of_reading_are_spelled_as_parameters() -> None:
         ("?time_format=%25Q", "time_format"),
     ],
 )
-def test_wrong_parameters_are_named(forecasts: Running, query: str, why: str) -> None:
+def test_wrong_parameters_are_named(forecasts, query, why):
     assert why in refusal(post(forecasts, as_csv(waves()), query))
 
 
@@ -263,7 +261,7 @@ def rows_of(count: int, value: str = "1.5") -> bytes:
     ],
     ids=lambda value: None if isinstance(value, str) else repr(value)[:30],
 )
-def test_forged_bodies_get_one_clear_error(forecasts: Running, body: Any, why: str) -> None:
+def test_forged_bodies_get_one_clear_error(forecasts, body, why):
     before = cached()
     told = refusal(post(forecasts, body))
     assert why in told
@@ -272,7 +270,7 @@ def test_forged_bodies_get_one_clear_error(forecasts: Running, body: Any, why: s
     wait_until(lambda: forecasts.scheduler.num_held == 0)
 
 
-def test_numbers_that_json_lacks_are_refused(forecasts: Running) -> None:
+def test_numbers_that_json_lacks_are_refused(forecasts):
     headers = {"content-type": "application/json"}
     for body in (b'[{"y": NaN}]', b'[{"y": 1', b"", b'[{"y": "\xff"}]'):
         answer = forecasts.client.post("/forecast", content=body, headers=headers)
@@ -282,7 +280,7 @@ def test_numbers_that_json_lacks_are_refused(forecasts: Running) -> None:
 
 
 @pytest.mark.parametrize("kind", ["", "text/plain", "multipart/form-data; boundary=x"])
-def test_other_types_are_refused(forecasts: Running, kind: str) -> None:
+def test_other_types_are_refused(forecasts, kind):
     answer = forecasts.client.post("/forecast", content=b"y\n1\n", headers={"content-type": kind})
     assert "expected application/json or text/csv" in refusal(answer, 415)
     packed = {**CSV, "content-encoding": "gzip"}
@@ -291,7 +289,7 @@ def test_other_types_are_refused(forecasts: Running, kind: str) -> None:
     assert forecasts.client.get("/forecast").status_code == 405
 
 
-def test_a_csv_may_have_eight_times_max_body(serve: Any, plain_model: Any) -> None:
+def test_a_csv_may_have_eight_times_max_body(serve, plain_model):
     data, rows = as_csv(waves()), as_rows(waves())
     assert 2100 < len(data) <= 8 * 2100 < len(json.dumps(rows))
     server = serve(model=plain_model, max_body=2100)
@@ -300,7 +298,7 @@ def test_a_csv_may_have_eight_times_max_body(serve: Any, plain_model: Any) -> No
     assert "more than 16800 bytes" in refusal(post(server, data * 3), 413)
 
 
-def test_too_many_series_and_numbers_are_refused(serve: Any, plain_model: Any) -> None:
+def test_too_many_series_and_numbers_are_refused(serve, plain_model):
     data = as_csv(waves())
     server = serve(model=plain_model, max_streams=2)
     told = refusal(post(server, data))
@@ -312,7 +310,7 @@ def test_too_many_series_and_numbers_are_refused(serve: Any, plain_model: Any) -
         assert "send fewer windows or quantiles" in refusal(post(server, data, query))
 
 
-def test_a_hundred_thousand_rows(forecasts: Running, plain: Forecaster) -> None:
+def test_a_hundred_thousand_rows(forecasts, plain):
     rows = 33_334
     table = waves(rows)
     data = as_csv(table)
@@ -323,14 +321,14 @@ def test_a_hundred_thousand_rows(forecasts: Running, plain: Forecaster) -> None:
     assert refusal(post(forecasts, as_rows(table)), 413)
 
 
-def test_a_series_that_is_too_short_is_left_out_and_noted(forecasts: Running) -> None:
+def test_a_series_that_is_too_short_is_left_out_and_noted(forecasts):
     answer = post(forecasts, as_csv(waves().slice(0, 120 + L - 1))).json()
     assert {row["unique_id"] for row in answer["rows"]} == {"s0"}
     (note,) = answer["notes"]
     assert note.startswith(f"not forecast: series 's1' ends in {L - 1} rows without gaps, a")
 
 
-def test_a_series_without_values_is_null_and_noted(whole_forecasts: Running) -> None:
+def test_a_series_without_values_is_null_and_noted(whole_forecasts):
     table = everything()
     empty = pc.if_else(pc.equal(table["unique_id"], "s1"), None, table["y"])
     table = table.set_column(2, "y", empty)
@@ -341,7 +339,7 @@ def test_a_series_without_values_is_null_and_noted(whole_forecasts: Running) -> 
     assert answer["charts"][1]["center"] == [None] * h
 
 
-def test_keys_and_kinds_of_models(serve: Any, plain_model: Any) -> None:
+def test_keys_and_kinds_of_models(serve, plain_model):
     server = serve(model=plain_model, keys=("secret-key", "other-key"))
     data = as_csv(waves())
     assert post(server, data).status_code == 401
@@ -351,9 +349,7 @@ def test_keys_and_kinds_of_models(serve: Any, plain_model: Any) -> None:
     assert "is a language model, not a forecaster" in refusal(post(text, data), 404)
 
 
-def test_a_failure_of_the_reader_is_no_fault_of_the_client(
-    forecasts: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_of_the_reader_is_no_fault_of_the_client(forecasts, monkeypatch):
     def fail(*args: Any) -> None:
         raise RuntimeError("planted")
 
@@ -364,9 +360,7 @@ def test_a_failure_of_the_reader_is_no_fault_of_the_client(
     assert post(forecasts, as_csv(waves())).status_code == 200
 
 
-def test_a_cache_that_cannot_be_written_is_no_fault_of_the_client(
-    forecasts: Running, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_cache_that_cannot_be_written_is_no_fault_of_the_client(forecasts, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "file"))
     told = refusal(post(forecasts, as_csv(waves())), 500)
@@ -374,7 +368,7 @@ def test_a_cache_that_cannot_be_written_is_no_fault_of_the_client(
     assert str(tmp_path) not in told
 
 
-def test_every_parameter_is_in_the_document(forecasts: Running) -> None:
+def test_every_parameter_is_in_the_document(forecasts):
     document = forecasts.client.get("/openapi.json").json()
     listed = document["paths"]["/forecast"]["post"]["parameters"]
     assert {one["name"] for one in listed} == {"quantiles", "charts", *READING}

@@ -12,7 +12,7 @@ from fastlstm.serve.metrics import Metrics
 SCOPE = {"headers": [(b"content-type", b"application/json")]}
 
 
-def test_a_turn_of_the_event_loop_reads_a_few_parts_of_long_bodies() -> None:
+def test_a_turn_of_the_event_loop_reads_a_few_parts_of_long_bodies():
     turn, taken = 0, dict[int, int]()
 
     def client(num_parts: int) -> Any:
@@ -41,7 +41,7 @@ def test_a_turn_of_the_event_loop_reads_a_few_parts_of_long_bodies() -> None:
     assert max(later) <= 4
 
 
-def test_a_cancelled_body_releases_its_turn() -> None:
+def test_a_cancelled_body_releases_its_turn():
     async def receive() -> dict[str, Any]:
         await asyncio.sleep(0)
         return {"type": "http.request", "body": b" " * 70_000, "more_body": True}
@@ -65,7 +65,7 @@ def sender_of(send: Any, metrics: Metrics) -> Sender:
     return Sender(scope, None, send, lambda: None, metrics)  # type: ignore[arg-type]
 
 
-def test_the_time_between_chunks_is_measured_between_chunks_only() -> None:
+def test_the_time_between_chunks_is_measured_between_chunks_only():
     metrics = Metrics()
 
     async def send(message: Any) -> None:

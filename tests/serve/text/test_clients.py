@@ -56,7 +56,7 @@ def status_of(server: Running, data: bytes) -> int:
 
 
 @pytest.mark.parametrize("how", ["close", "reset", "half", "before the first chunk"])
-def test_a_client_that_leaves_frees_its_place(serve: Any, how: str) -> None:
+def test_a_client_that_leaves_frees_its_place(serve, how):
     server = serve()
     held = server.scheduler
     for _ in range(20):
@@ -75,7 +75,7 @@ def test_a_client_that_leaves_frees_its_place(serve: Any, how: str) -> None:
     assert server.text(prompt="a", max_tokens=20, seed=3) == solo(server.model, "a", 20, seed=3)
 
 
-def test_others_get_exact_texts_while_clients_leave(serve: Any) -> None:
+def test_others_get_exact_texts_while_clients_leave(serve):
     server = serve(max_streams=24, max_queue=200)
     rng = random.Random(0)
     staying = []
@@ -98,7 +98,7 @@ def test_others_get_exact_texts_while_clients_leave(serve: Any) -> None:
         assert body["usage"]["completion_tokens"] == length
 
 
-def test_beyond_its_capacity_the_server_refuses(serve: Any) -> None:
+def test_beyond_its_capacity_the_server_refuses(serve):
     server = serve(max_streams=2, max_queue=1, max_tokens=10**9, stall=60.0)
     holding = []
     for _ in range(3):
@@ -120,7 +120,7 @@ def test_beyond_its_capacity_the_server_refuses(serve: Any) -> None:
     assert server.metric('outcomes_total{outcome="rejected"}') == 50
 
 
-def test_a_stalled_reader_is_disconnected_and_others_continue(serve: Any) -> None:
+def test_a_stalled_reader_is_disconnected_and_others_continue(serve):
     server = serve(stall=0.5, max_tokens=10**9)
     slow = [connect(server, receive_buffer=4096) for _ in range(10)]
     for client in slow:
@@ -137,7 +137,7 @@ def test_a_stalled_reader_is_disconnected_and_others_continue(serve: Any) -> Non
         client.close()
 
 
-def test_a_slow_reader_stays_connected_and_loses_nothing(serve: Any) -> None:
+def test_a_slow_reader_stays_connected_and_loses_nothing(serve):
     server = serve(stall=3.0, max_tokens=10**7)
     with connect(server) as client:
         length = 2_000_000
@@ -168,7 +168,7 @@ def split_events(data: bytes) -> list[bytes]:
     return [event for event in events if event != b"[DONE]"]
 
 
-def test_unread_answers_do_not_hold_connections(serve: Any) -> None:
+def test_unread_answers_do_not_hold_connections(serve):
     server = serve(stall=0.3)
     clients = []
     for _ in range(2):
@@ -190,7 +190,7 @@ def send_on(client: socket.socket, data: bytes) -> None:
         time.sleep(0.05)
 
 
-def test_a_client_that_sends_but_never_reads_is_disconnected(serve: Any) -> None:
+def test_a_client_that_sends_but_never_reads_is_disconnected(serve):
     """Requests one behind the other: there is always one that is being answered."""
     server = serve(stall=0.3)
     ask = GET.replace(b"/health/live", b"/openapi.json") + b"\r\n"
@@ -211,7 +211,7 @@ def test_a_client_that_sends_but_never_reads_is_disconnected(serve: Any) -> None
         (b"POST /nope HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5000\r\n\r\n", b"404"),
     ],
 )
-def test_slow_senders_are_disconnected(serve: Any, start: bytes, status: bytes | None) -> None:
+def test_slow_senders_are_disconnected(serve, start, status):
     server = serve(header_timeout=0.4, body_timeout=0.4)
     with connect(server) as client:
         client.sendall(start)
@@ -237,7 +237,7 @@ def test_slow_senders_are_disconnected(serve: Any, start: bytes, status: bytes |
         assert data.split()[1] == status
 
 
-def test_a_kept_alive_connection_has_a_deadline_for_every_request(serve: Any) -> None:
+def test_a_kept_alive_connection_has_a_deadline_for_every_request(serve):
     server = serve(header_timeout=0.4)
     with connect(server) as client:
         for _ in range(2):
@@ -282,12 +282,12 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize(("data", "status"), HOSTILE, ids=range(len(HOSTILE)))
-def test_invalid_http_gets_its_status(server: Running, data: bytes, status: int) -> None:
+def test_invalid_http_gets_its_status(server, data, status):
     assert status_of(server, data) == status
     assert server.client.get("/health/live").status_code == 200
 
 
-def test_a_pipelined_request_is_checked_like_the_first(server: Running) -> None:
+def test_a_pipelined_request_is_checked_like_the_first(server):
     smuggled = GET + b"x : y\r\n\r\n"
     with connect(server) as client:
         client.sendall(GET + b"\r\n" + smuggled)
@@ -303,7 +303,7 @@ def test_a_pipelined_request_is_checked_like_the_first(server: Running) -> None:
         assert b"not valid HTTP/1.1" in answer_of(client)
 
 
-def test_two_equal_content_lengths_are_accepted(server: Running) -> None:
+def test_two_equal_content_lengths_are_accepted(server):
     body = b'{"prompt": "a", "max_tokens": 1}'
     length = b"content-length: %d\r\n" % len(body)
     assert_ok(server, JSON + length + length + b"\r\n" + body)
@@ -315,7 +315,7 @@ def assert_ok(server: Running, data: bytes) -> None:
         assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
-def test_a_body_in_tiny_chunks_is_refused_early(server: Running) -> None:
+def test_a_body_in_tiny_chunks_is_refused_early(server):
     head = JSON + b"transfer-encoding: chunked\r\n\r\n"
     with connect(server) as client:
         client.sendall(head + b"1\r\n \r\n" * 1100)
@@ -330,7 +330,7 @@ def test_a_body_in_tiny_chunks_is_refused_early(server: Running) -> None:
     assert_ok(server, head + small + b"0\r\n\r\n")
 
 
-def test_small_chunks_count_for_their_request_only(server: Running) -> None:
+def test_small_chunks_count_for_their_request_only(server):
     body = json.dumps({"prompt": "a", "max_tokens": 1}).ljust(600).encode()
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
     with connect(server) as client:
@@ -344,7 +344,7 @@ def test_small_chunks_count_for_their_request_only(server: Running) -> None:
                 assert answer.startswith(b"HTTP/1.1 200 "), answer
 
 
-def test_a_frozen_engine_is_noticed_and_a_long_prompt_is_not(serve: Any, lm: Any) -> None:
+def test_a_frozen_engine_is_noticed_and_a_long_prompt_is_not(serve, lm):
     decoder = FaultyDecoder(lm.decoder)
     server = serve(model=replace(lm, decoder=decoder), watchdog=2.0)
     live = httpx.Client(base_url=server.url)

@@ -66,9 +66,7 @@ def answered(
     ("is_closed", "status", "failure"), [(False, 500, "failed"), (True, 503, "cancelled")]
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_error_before_any_output_is_the_answer(
-    is_closed: bool, status: int, failure: str, stream: bool
-) -> None:
+def test_an_error_before_any_output_is_the_answer(is_closed, status, failure, stream):
     recorder = Recorder([OutputChunk(0, error="it broke")], is_closed=is_closed)
     record = answered(recorder, stream=stream)
     assert (record.status, record.failure) == (status, failure)
@@ -76,7 +74,7 @@ def test_an_error_before_any_output_is_the_answer(
 
 
 @pytest.mark.parametrize("is_amid", [False, True])
-def test_an_error_in_a_stream_is_its_last_event(is_amid: bool) -> None:
+def test_an_error_in_a_stream_is_its_last_event(is_amid):
     good, bad = OutputChunk(0, "x", 1), OutputChunk(1, error="it broke")
     recorder = Recorder([good, bad]) if is_amid else Recorder([good], [bad])
     record = answered(recorder, 2, stream=True)
@@ -93,7 +91,7 @@ VOCABULARY = [b"a", b"b", b"\xe2"]
 
 
 @pytest.mark.parametrize("num_top", [0, 1])
-def test_scores_are_clipped_and_list_the_token_itself(num_top: int) -> None:
+def test_scores_are_clipped_and_list_the_token_itself(num_top):
     scores = Logprobs(VOCABULARY, num_top)
     scores.add([ScoredToken(0, None, [], 0)], 5)
     top = [(1, -0.1)][:num_top]
@@ -106,7 +104,7 @@ def test_scores_are_clipped_and_list_the_token_itself(num_top: int) -> None:
     assert body["top_logprobs"] == (listed if num_top else None)
 
 
-def test_scores_of_the_prompt_come_first_and_empty_scores_leave_no_comma() -> None:
+def test_scores_of_the_prompt_come_first_and_empty_scores_leave_no_comma():
     before, after = Logprobs(VOCABULARY, 0), Logprobs(VOCABULARY, 0)
     assert json.loads(b"".join(after.parts(before)))["tokens"] == []
     before.add([ScoredToken(0, None, [], 0)], 0)
@@ -115,7 +113,7 @@ def test_scores_of_the_prompt_come_first_and_empty_scores_leave_no_comma() -> No
     assert json.loads(b"".join(after.parts(before)))["tokens"] == ["a", "b"]
 
 
-def test_echo_repeats_the_prompt_whose_first_token_has_no_score() -> None:
+def test_echo_repeats_the_prompt_whose_first_token_has_no_score():
     tokenizer = ByteTokenizer()
     text = "é"
     own: Any = SimpleNamespace(prompt=list(text.encode()), scores_prompt=True, state=None)
@@ -133,9 +131,7 @@ def test_echo_repeats_the_prompt_whose_first_token_has_no_score() -> None:
     ("reports", "amid", "at_the_end"),
     [("", "absent", []), ("last", None, [4]), ("all", 4, [4])],
 )
-def test_usage_comes_with_no_event_with_the_last_or_with_all(
-    reports: str, amid: Any, at_the_end: Any
-) -> None:
+def test_usage_comes_with_no_event_with_the_last_or_with_all(reports, amid, at_the_end):
     recorder = Recorder([OutputChunk(0, "c", 1)], [OutputChunk(0, "", 0, "length")])
     answered(recorder, stream=True, reports_usage=reports)
     *_, done = lines = b"".join(data for data, _ in recorder.sent).split(b"\n\n")[:-1]

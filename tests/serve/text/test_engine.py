@@ -21,7 +21,7 @@ SCORES = [ScoredToken(0, -1.0, [], 0)] * (MAX_WAITING_CHARS // 64)
     ],
     ids=["text", "scores", "scores of the prompt"],
 )
-def test_a_slow_client_is_congested_until_it_reads(chunk: OutputChunk) -> None:
+def test_a_slow_client_is_congested_until_it_reads(chunk):
     async def main() -> None:
         relieved = list[Channel]()
         channel = Channel(b"", relieved.append)

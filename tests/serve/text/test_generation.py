@@ -42,9 +42,7 @@ def request_of(lm: InferenceModel, prompt: str, count: int = 1, **more: Any) -> 
     ],
     ids=["one", "several share the reading", "scores of the prompt", "to be cached"],
 )
-def test_a_prompt_is_read_once_for_all_choices_if_possible(
-    lm: InferenceModel, count: int, more: dict[str, Any], choices: list[int | None]
-) -> None:
+def test_a_prompt_is_read_once_for_all_choices_if_possible(lm, count, more, choices):
     request = request_of(lm, "a cat", count, **more)
     sequences = first_sequences(request, lm.decoder, lm.tokenizer)
     assert [sequence.choice for sequence in sequences] == choices

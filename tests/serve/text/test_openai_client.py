@@ -6,7 +6,6 @@ import functools
 import json
 import shutil
 import subprocess
-from collections.abc import Callable
 from typing import Any
 
 import openai
@@ -16,17 +15,17 @@ from running_server import solo
 
 
 @pytest.fixture
-def client(server: Any) -> Any:
+def client(server):
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
 @pytest.fixture
-def create(client: Any) -> Callable[..., Any]:
+def create(client):
     return functools.partial(client.completions.create, model="tiny")
 
 
-def test_a_text_equals_the_text_of_the_engine_alone(create: Any, server: Any) -> None:
+def test_a_text_equals_the_text_of_the_engine_alone(create, server):
     done = create(prompt="a cat", max_tokens=50, seed=7)
     assert done.choices[0].text == solo(server.model, "a cat", 50, seed=7)
     assert done.choices[0].finish_reason == "length"
@@ -37,7 +36,7 @@ def test_a_text_equals_the_text_of_the_engine_alone(create: Any, server: Any) ->
     }
 
 
-def test_a_stream_brings_the_same_text(create: Any, server: Any) -> None:
+def test_a_stream_brings_the_same_text(create, server):
     stream = create(
         prompt="a cat", max_tokens=3000, seed=7, stream=True, stream_options={"include_usage": True}
     )
@@ -52,7 +51,7 @@ def test_a_stream_brings_the_same_text(create: Any, server: Any) -> None:
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
-def test_several_prompts_by_text_and_by_tokens(create: Any, server: Any) -> None:
+def test_several_prompts_by_text_and_by_tokens(create, server):
     lm = server.model
     done = create(prompt=["a", "cat"], max_tokens=9, seed=2, n=2)
     wanted = [solo(lm, prompt, 9, seed=2 + k) for prompt in ("a", "cat") for k in range(2)]
@@ -67,7 +66,7 @@ def test_several_prompts_by_text_and_by_tokens(create: Any, server: Any) -> None
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_stop_ends_before_the_string(create: Any, server: Any, streams: bool) -> None:
+def test_stop_ends_before_the_string(create, server, streams):
     whole = solo(server.model, "a", 2000, seed=1)
     stop = whole[40:43]
     made = create(prompt="a", max_tokens=2000, seed=1, stop=["\n\n\n\n\n", stop], stream=streams)
@@ -78,7 +77,7 @@ def test_stop_ends_before_the_string(create: Any, server: Any, streams: bool) ->
         assert made.usage.completion_tokens == whole.index(stop) + 3
 
 
-def test_logprobs_and_echo(create: Any) -> None:
+def test_logprobs_and_echo(create):
     done = create(prompt="cat", max_tokens=4, seed=1, logprobs=2, echo=True, temperature=0)
     choice = done.choices[0]
     scores = choice.logprobs
@@ -95,7 +94,7 @@ def test_logprobs_and_echo(create: Any) -> None:
         assert len(top) == 2
 
 
-def test_scores_of_a_prompt_alone(create: Any) -> None:
+def test_scores_of_a_prompt_alone(create):
     long = "the cat sat on the mat. " * 40
     whole = create(prompt=long, max_tokens=0, logprobs=0, echo=True)
     scores = whole.choices[0].logprobs
@@ -107,7 +106,7 @@ def test_scores_of_a_prompt_alone(create: Any) -> None:
     assert part.choices[0].logprobs.token_logprobs == scores.token_logprobs[:30]
 
 
-def test_streamed_logprobs_equal_whole_logprobs(create: Any) -> None:
+def test_streamed_logprobs_equal_whole_logprobs(create):
     body = {"prompt": "a mat", "max_tokens": 300, "seed": 3, "logprobs": 1}
     whole = create(**body, echo=True, stop=".").choices[0].logprobs
     chunks = list(create(**body, echo=True, stop=".", stream=True))
@@ -116,7 +115,7 @@ def test_streamed_logprobs_equal_whole_logprobs(create: Any) -> None:
         assert [value for part in parts for value in part] == getattr(whole, name)
 
 
-def test_penalties_bias_and_the_extras_reach_the_engine(create: Any, server: Any) -> None:
+def test_penalties_bias_and_the_extras_reach_the_engine(create, server):
     settings: dict[str, Any] = {
         "temperature": 0.8,
         "top_p": 0.9,
@@ -139,7 +138,7 @@ def test_penalties_bias_and_the_extras_reach_the_engine(create: Any, server: Any
     assert server.model.tokenizer.decode([3]) not in wanted
 
 
-def test_models_and_errors(create: Any, client: Any) -> None:
+def test_models_and_errors(create, client):
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").owned_by == "fastlstm"
     with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-4' here"):
@@ -152,7 +151,7 @@ def test_models_and_errors(create: Any, client: Any) -> None:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
-def test_curl_shows_a_stream_as_it_is_written(server: Any) -> None:
+def test_curl_shows_a_stream_as_it_is_written(server):
     """The README's command: chunks come while the text is still being written."""
     body = json.dumps({"prompt": "a", "max_tokens": 100_000, "stream": True, "seed": 3})
     headers = ["-H", "Content-Type: application/json"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import queue
 import random
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -49,12 +48,12 @@ class Sink(Reservation):
 
 
 @pytest.fixture
-def decoder(lm: InferenceModel) -> FaultyDecoder:
+def decoder(lm):
     return FaultyDecoder(lm.decoder)
 
 
 @pytest.fixture
-def make(lm: InferenceModel, decoder: FaultyDecoder) -> Iterator[Callable[..., Scheduler]]:
+def make(lm, decoder):
     made: list[Scheduler] = []
 
     def spread(step: Advanced) -> None:
@@ -99,7 +98,7 @@ def start(scheduler: Scheduler, request: GenerationRequest) -> Sink:
     return sink  # type: ignore[no-any-return]
 
 
-def test_a_thousand_concurrent_texts_equal_their_solo_runs(make: Any, lm: InferenceModel) -> None:
+def test_a_thousand_concurrent_texts_equal_their_solo_runs(make, lm):
     scheduler = make(max_streams=48, max_queue=1200)  # all of them, should none be done yet
     rng = random.Random(1)
     asked = []
@@ -121,7 +120,7 @@ def assert_solo(scheduler: Scheduler, lm: InferenceModel, asked: Any) -> None:
         assert sink.texts(n) == [solo(lm, prompt, limit, **{**sampling, "seed": k}) for k in seeds]
 
 
-def test_a_request_for_many_texts_is_not_starved(make: Any, lm: InferenceModel) -> None:
+def test_a_request_for_many_texts_is_not_starved(make, lm):
     scheduler = make(max_streams=4, max_queue=20)
     first = start(scheduler, generation(lm, max_tokens=10**9))
     many = start(scheduler, generation(lm, n=4))
@@ -134,9 +133,7 @@ def test_a_request_for_many_texts_is_not_starved(make: Any, lm: InferenceModel) 
     last.texts()
 
 
-def test_a_text_with_a_nan_state_harms_no_other(
-    make: Any, lm: InferenceModel, decoder: FaultyDecoder
-) -> None:
+def test_a_text_with_a_nan_state_harms_no_other(make, lm, decoder):
     scheduler = make()
     decoder.spoils = 2
     sinks = [start(scheduler, generation(lm, max_tokens=2000, seed=k)) for k in range(8)]
@@ -150,9 +147,7 @@ def test_a_text_with_a_nan_state_harms_no_other(
 
 
 @pytest.mark.parametrize("method", ["prepare", "take"])
-def test_an_exception_for_one_text_ends_only_this_text(
-    make: Any, lm: InferenceModel, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
+def test_an_exception_for_one_text_ends_only_this_text(make, lm, monkeypatch, method):
     own = getattr(ActiveSequence, method)
 
     def failing(sequence: ActiveSequence) -> OutputChunk | None:
@@ -168,9 +163,7 @@ def test_an_exception_for_one_text_ends_only_this_text(
         assert ("failed" in text) if k == 3 else (text == solo(lm, "a", 500, seed=k))
 
 
-def test_a_text_that_breaks_every_call_ends_alone(
-    make: Any, lm: InferenceModel, decoder: FaultyDecoder
-) -> None:
+def test_a_text_that_breaks_every_call_ends_alone(make, lm, decoder):
     decoder.breaks = 3
     scheduler = make()
     sinks = [start(scheduler, generation(lm, max_tokens=20_000, seed=k)) for k in range(8)]
@@ -185,9 +178,7 @@ def test_a_text_that_breaks_every_call_ends_alone(
     wait_until(lambda: scheduler.num_held == 0)
 
 
-def test_texts_continue_exactly_after_a_failed_call(
-    make: Any, lm: InferenceModel, decoder: FaultyDecoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_texts_continue_exactly_after_a_failed_call(make, lm, decoder, monkeypatch):
     run, num_failed = decoder.run, 0
 
     def failing(streams: Any, steps: int, threads: int | None = None) -> None:
@@ -213,17 +204,13 @@ def test_texts_continue_exactly_after_a_failed_call(
     assert num_failed > 0
 
 
-def test_the_error_of_a_single_text_does_not_speak_of_all_texts(
-    make: Any, lm: InferenceModel, decoder: FaultyDecoder
-) -> None:
+def test_the_error_of_a_single_text_does_not_speak_of_all_texts(make, lm, decoder):
     decoder.fails.set()
     sink = start(make(), generation(lm))
     assert "writing this text failed" in sink.texts()[0]
 
 
-def test_a_shared_prompt_that_fails_ends_all_its_texts(
-    make: Any, lm: InferenceModel, decoder: FaultyDecoder
-) -> None:
+def test_a_shared_prompt_that_fails_ends_all_its_texts(make, lm, decoder):
     decoder.spoils = 0
     scheduler = make()
     many = start(scheduler, generation(lm, "ab" * 500, n=3))
@@ -232,9 +219,7 @@ def test_a_shared_prompt_that_fails_ends_all_its_texts(
 
 
 @pytest.mark.parametrize("function", ["first_sequences", "forked"])
-def test_texts_that_fail_to_start_free_their_slots(
-    make: Any, lm: InferenceModel, monkeypatch: pytest.MonkeyPatch, function: str
-) -> None:
+def test_texts_that_fail_to_start_free_their_slots(make, lm, monkeypatch, function):
     def failing(*_: Any) -> list[ActiveSequence]:
         raise RuntimeError("planted")
 
@@ -247,9 +232,7 @@ def test_texts_that_fail_to_start_free_their_slots(
     assert start(scheduler, generation(lm, n=3)).texts(3)
 
 
-def test_an_engine_that_fails_for_every_text_says_so_and_goes_on(
-    make: Any, lm: InferenceModel, decoder: FaultyDecoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_that_fails_for_every_text_says_so_and_goes_on(make, lm, decoder, monkeypatch):
     scheduler = make(max_streams=4)
     run, is_broken = decoder.run, False
 
@@ -273,7 +256,7 @@ def test_an_engine_that_fails_for_every_text_says_so_and_goes_on(
     wait_until(lambda: scheduler.num_held == 0)
 
 
-def test_a_congested_client_waits_and_the_others_do_not(make: Any, lm: InferenceModel) -> None:
+def test_a_congested_client_waits_and_the_others_do_not(make, lm):
     scheduler = make()
     slow = start(scheduler, generation(lm, max_tokens=20_000, seed=1))
     slow.is_congested = True
@@ -289,7 +272,7 @@ def test_a_congested_client_waits_and_the_others_do_not(make: Any, lm: Inference
     assert slow.chunks.get(timeout=1).text
 
 
-def test_closing_refuses_and_stopping_ends(make: Any, lm: InferenceModel) -> None:
+def test_closing_refuses_and_stopping_ends(make, lm):
     scheduler = make(max_streams=1)
     running = start(scheduler, generation(lm, max_tokens=10**9))
     waiting = start(scheduler, generation(lm))
@@ -307,7 +290,7 @@ def test_closing_refuses_and_stopping_ends(make: Any, lm: InferenceModel) -> Non
     assert scheduler.num_held == 0
 
 
-def test_random_joins_and_cancels_leave_the_counts_right(make: Any, lm: InferenceModel) -> None:
+def test_random_joins_and_cancels_leave_the_counts_right(make, lm):
     """Random joins, cancels, ends and failures: what is held is what is there."""
     scheduler = make(max_streams=16, max_queue=32)
     rng = random.Random(0)
@@ -339,7 +322,7 @@ def test_random_joins_and_cancels_leave_the_counts_right(make: Any, lm: Inferenc
     assert start(scheduler, generation(lm)).texts() == [solo(lm, "a", 20, seed=0)]
 
 
-def test_a_step_takes_the_intended_time() -> None:
+def test_a_step_takes_the_intended_time():
     sizer, token_s = StepSizer(), 0.0005
     sizer.record(100, 100 * 50, 50 * token_s)
     aim_s = SHORTEST_S + 100 * PER_SEQUENCE_S
@@ -351,7 +334,7 @@ def test_a_step_takes_the_intended_time() -> None:
     assert sizer.num_tokens(100) == pytest.approx(aim_s / (3 * token_s), abs=1)
 
 
-def test_a_step_has_between_1_and_4096_tokens() -> None:
+def test_a_step_has_between_1_and_4096_tokens():
     sizer = StepSizer()
     sizer.record(1, 1, 10.0)
     assert sizer.num_tokens(1) == 1
@@ -363,9 +346,7 @@ def test_a_step_has_between_1_and_4096_tokens() -> None:
     assert sizer.num_tokens(1) == 4096
 
 
-def test_a_gpu_decoder_serves_the_same_texts(
-    make: Any, lm: InferenceModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_decoder_serves_the_same_texts(make, lm, monkeypatch):
     gpu_on_cpu.use_the_cpu(monkeypatch)
     with monkeypatch.context() as patched:
         patched.setattr(running_server, "Decoder", lambda w, c, *_: gpu_on_cpu.on_the_cpu(w, c))
