@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from fastlstm.errors import Stopped, StorageError
-from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.checkpoint import RunSnapshots, find_checkpoint
 from linear_task import LinearTask, of_kind, trainer_of
@@ -24,7 +23,7 @@ class Refuse(Callback):
         trainer.task.is_refused = self._first <= trainer.progress.step + 1 < self._last
 
 
-def test_a_task_that_publishes_at_once_does_so_at_each_better_evaluation() -> None:
+def test_a_task_that_publishes_at_once_does_so_at_each_better_evaluation():
     task = LinearTask(at_once=True)
     task.scores = [3.0, 4.0, 2.0, 2.0]
     trainer = trainer_of(task, eval_every=2, steps=8)
@@ -36,7 +35,7 @@ def test_a_task_that_publishes_at_once_does_so_at_each_better_evaluation() -> No
     assert "best" not in trainer.saver.capture()[0]
 
 
-def test_other_tasks_publish_with_checkpoints_and_at_the_end() -> None:
+def test_other_tasks_publish_with_checkpoints_and_at_the_end():
     task = LinearTask()
     task.scores = [3.0, 2.0, 1.0, 5.0]
     trainer = trainer_of(task, eval_every=2, steps=8, checkpoint_every=5)
@@ -46,7 +45,7 @@ def test_other_tasks_publish_with_checkpoints_and_at_the_end() -> None:
     assert torch.equal(trainer.saver.capture()[0]["best"]["1.weight"], task.seen[2])
 
 
-def test_a_refused_publication_warns_and_is_tried_again_at_the_next_checkpoint() -> None:
+def test_a_refused_publication_warns_and_is_tried_again_at_the_next_checkpoint():
     task, events = LinearTask(at_once=True), list[Any]()
     task.scores = [1.0, 2.0, 3.0]
     trainer = trainer_of(task, events, callbacks=[Refuse(4, 6)], checkpoint_every=3)
@@ -58,9 +57,7 @@ def test_a_refused_publication_warns_and_is_tried_again_at_the_next_checkpoint()
     assert torch.equal(weights["1.weight"], task.seen[0]), "those of then, not of now"
 
 
-def test_a_checkpoint_keeps_unpublished_weights_and_a_resume_publishes_them(
-    run: RunDirectory,
-) -> None:
+def test_a_checkpoint_keeps_unpublished_weights_and_a_resume_publishes_them(run):
     task = LinearTask(at_once=True)
     task.scores = [1.0, 2.0, 3.0]
     trainer = trainer_of(task, snapshots=RunSnapshots(run, 2), callbacks=[Refuse(4, 99)])
@@ -77,7 +74,7 @@ def test_a_checkpoint_keeps_unpublished_weights_and_a_resume_publishes_them(
     assert torch.equal(weights["1.weight"], task.seen[0])
 
 
-def test_best_weights_survive_a_resume(run: RunDirectory) -> None:
+def test_best_weights_survive_a_resume(run):
     task = LinearTask()
     task.scores = [1.0, 2.0, 3.0]
     trainer_of(task, snapshots=RunSnapshots(run, 2)).fit()
@@ -89,12 +86,12 @@ def test_best_weights_survive_a_resume(run: RunDirectory) -> None:
     assert torch.equal(again.weight, task.seen[0])
 
 
-def test_best_weights_of_another_model_are_refused() -> None:
+def test_best_weights_of_another_model_are_refused():
     with pytest.raises(ValueError, match="best"):
         trainer_of(LinearTask()).best.restore({"1.weight": torch.zeros(2, 2)}, -1)
 
 
-def test_a_better_model_at_an_earlier_step_is_published() -> None:
+def test_a_better_model_at_an_earlier_step_is_published():
     class BadWeight(Callback):
         """Makes a weight NaN after step 6, once."""
 
@@ -114,7 +111,7 @@ def test_a_better_model_at_an_earlier_step_is_published() -> None:
     assert [step for step, _ in task.published] == [4, 4]
 
 
-def test_the_last_evaluation_is_in_the_last_checkpoint(run: RunDirectory) -> None:
+def test_the_last_evaluation_is_in_the_last_checkpoint(run):
     """The step may be saved before it is evaluated: stopped there, and resumed with no more."""
     snapshots, stops = RunSnapshots(run, 2), iter([False] * 7 + [True] * 9)
     task = LinearTask(at_once=True)

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from fastlstm.runs.run_directory import RunDirectory
-from fastlstm.training.checkpoint import Checkpoint, MemorySnapshots, RunSnapshots, Snapshots
+from fastlstm.training.checkpoint import Checkpoint, MemorySnapshots, RunSnapshots
 
 
 def state(
@@ -17,7 +16,7 @@ def state(
     return Checkpoint(Path("now"), step, {"model": {"w": weight}}, meta, files, is_finite)
 
 
-def test_the_newest_finite_state_is_the_last_good_one(snapshots: Snapshots) -> None:
+def test_the_newest_finite_state_is_the_last_good_one(snapshots):
     assert snapshots.last_good() is None
     for step, is_finite in ((0, True), (3, True), (6, False)):
         value = torch.full((2,), float(step) if is_finite else float("nan"))
@@ -27,7 +26,7 @@ def test_the_newest_finite_state_is_the_last_good_one(snapshots: Snapshots) -> N
     assert found.tensors["model"]["w"].tolist() == [3.0, 3.0]
 
 
-def test_a_state_is_a_copy_on_the_way_in_and_on_the_way_out(snapshots: Snapshots) -> None:
+def test_a_state_is_a_copy_on_the_way_in_and_on_the_way_out(snapshots):
     weight, meta = torch.ones(2), {"seen": [1]}
     snapshots.save(state(1, weight, meta))
     for _ in range(2):
@@ -39,7 +38,7 @@ def test_a_state_is_a_copy_on_the_way_in_and_on_the_way_out(snapshots: Snapshots
         weight, meta = found.tensors["model"]["w"], found.meta
 
 
-def test_the_event_of_a_checkpoint_has_its_name_and_size(run: RunDirectory) -> None:
+def test_the_event_of_a_checkpoint_has_its_name_and_size(run):
     about = RunSnapshots(run, 2).save(state(5, torch.ones(2), {}, **{"a.json": b"1"}))
     files = list((run.path / "checkpoint-5").iterdir())
     size = sum(file.stat().st_size for file in files)

@@ -108,7 +108,7 @@ Pair = Callable[..., tuple[Run, Run]]
 
 
 @pytest.fixture
-def pair(monkeypatch: pytest.MonkeyPatch) -> Pair:
+def pair(monkeypatch):
     """Returns a function that takes the options of a task and a run: both without and with
     recorded steps."""
 
@@ -134,9 +134,7 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Pair:
     ],
     ids=str,
 )
-def test_a_run_has_the_same_weights_events_and_random_numbers(
-    pair: Pair, options: dict[str, Any]
-) -> None:
+def test_a_run_has_the_same_weights_events_and_random_numbers(pair, options):
     eager, graphed = pair(**options)
     assert_close(graphed.weights, eager.weights)
     assert graphed.trainer.progress.step == eager.trainer.progress.step
@@ -148,7 +146,7 @@ def test_a_run_has_the_same_weights_events_and_random_numbers(
                 assert own[name] == pytest.approx(other[name], rel=1e-4), name
 
 
-def test_nothing_is_recorded_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_recorded_twice(monkeypatch):
     use_graphs_on_the_cpu(monkeypatch)
     Run(Graphable(), ema=0.9, eval_every=2, checkpoint_every=3)
     assert EagerRecorder.num_recorded == 1
@@ -156,7 +154,7 @@ def test_nothing_is_recorded_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("log_every", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["batch", "gradient"])
-def test_bad_steps_change_nothing_and_do_not_count(pair: Pair, kind: str, log_every: int) -> None:
+def test_bad_steps_change_nothing_and_do_not_count(pair, kind, log_every):
     """The rate, the average's weight and the steps that are told of follow from the good steps."""
     bad = dict.fromkeys((2, 3, 6, 9, 10), kind)
     eager, graphed = pair({"bad": bad, "dropout": 0.0}, ema=0.9, log_every=log_every)
@@ -173,7 +171,7 @@ def test_bad_steps_change_nothing_and_do_not_count(pair: Pair, kind: str, log_ev
 
 @pytest.mark.parametrize("log_every", [1, 4])
 @pytest.mark.parametrize("numbers", [range(6, 11), range(6, 13)])
-def test_five_bad_steps_in_a_row_roll_back(pair: Pair, numbers: range, log_every: int) -> None:
+def test_five_bad_steps_in_a_row_roll_back(pair, numbers, log_every):
     """A sixth may be running already; it counts for nothing."""
     eager, graphed = pair(
         {"bad": dict.fromkeys(numbers, "batch"), "dropout": 0.0},
@@ -190,9 +188,7 @@ def test_five_bad_steps_in_a_row_roll_back(pair: Pair, numbers: range, log_every
     assert graphed.trainer.progress.lr_scale == 0.5
 
 
-def test_a_lasting_bad_gradient_ends_the_run_with_its_name(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_lasting_bad_gradient_ends_the_run_with_its_name(monkeypatch):
     use_graphs_on_the_cpu(monkeypatch)
     with pytest.raises(NonFiniteError, match=r"gradient of 1\.weight is NaN or Inf and came back"):
         Run(Graphable(dict.fromkeys(range(6, 99), "gradient")))
@@ -200,9 +196,7 @@ def test_a_lasting_bad_gradient_ends_the_run_with_its_name(
 
 @pytest.mark.parametrize("stop_at", [1, 4, 7])
 @pytest.mark.parametrize("optimizer", ["adamw", "adam"])
-def test_a_stopped_run_resumes_bit_equal(
-    monkeypatch: pytest.MonkeyPatch, stop_at: int, optimizer: str
-) -> None:
+def test_a_stopped_run_resumes_bit_equal(monkeypatch, stop_at, optimizer):
     use_graphs_on_the_cpu(monkeypatch)
     options: dict[str, Any] = {"ema": 0.9, "optimizer": optimizer, "log_every": 4}
     whole = Run(Graphable(), **options)
@@ -224,7 +218,7 @@ def test_a_stopped_run_resumes_bit_equal(
     assert torch.equal(task.level, whole.task.level)
 
 
-def test_a_loaded_optimizer_state_is_recorded_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loaded_optimizer_state_is_recorded_anew(monkeypatch):
     use_graphs_on_the_cpu(monkeypatch)
     task, found = Graphable(dropout=0.0), list[Tensor]()
     trainer = trainer_of(task, **ADAMW)
@@ -245,9 +239,7 @@ def test_a_loaded_optimizer_state_is_recorded_anew(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("memory", [4, 1])
-def test_out_of_memory_while_recording_doubles_the_parts(
-    monkeypatch: pytest.MonkeyPatch, memory: int
-) -> None:
+def test_out_of_memory_while_recording_doubles_the_parts(monkeypatch, memory):
     whole = Run(Graphable(dropout=0.0))
     use_graphs_on_the_cpu(monkeypatch)
     small = Graphable(dropout=0.0)
@@ -260,7 +252,7 @@ def test_out_of_memory_while_recording_doubles_the_parts(
     assert_close(cut.weights, whole.weights)
 
 
-def test_out_of_memory_in_the_recording_itself_leaves_no_trace(pair: Pair) -> None:
+def test_out_of_memory_in_the_recording_itself_leaves_no_trace(pair):
     eager = Run(Graphable(), accumulate=2)
     with pytest.MonkeyPatch.context() as patch:
         use_graphs_on_the_cpu(patch, torch.cuda.OutOfMemoryError("out of memory"))
@@ -269,7 +261,7 @@ def test_out_of_memory_in_the_recording_itself_leaves_no_trace(pair: Pair) -> No
     assert_close(cut.weights, eager.weights)
 
 
-def test_out_of_memory_of_a_single_row_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_of_a_single_row_is_raised(monkeypatch):
     use_graphs_on_the_cpu(monkeypatch)
     task = Graphable()
     task.memory = 0
@@ -277,9 +269,7 @@ def test_out_of_memory_of_a_single_row_is_raised(monkeypatch: pytest.MonkeyPatch
         trainer_of(task, **ADAMW).fit()
 
 
-def test_a_failed_recording_warns_once_and_steps_go_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_failed_recording_warns_once_and_steps_go_on(monkeypatch):
     eager = Run(Graphable(), ema=0.9)
     error = RuntimeError("CUDA error: operation not permitted when stream is capturing\nmore")
     use_graphs_on_the_cpu(monkeypatch, error)
@@ -292,8 +282,8 @@ def test_a_failed_recording_warns_once_and_steps_go_on(
 
 @pytest.mark.parametrize("log_every", [1, None])
 def test_a_shape_that_cannot_be_recorded_ends_graphs_after_the_launched_steps(
-    monkeypatch: pytest.MonkeyPatch, log_every: int | None
-) -> None:
+    monkeypatch, log_every
+):
     """The step before is still running, and may be bad."""
     options: dict[str, Any] = {"rows": (8, 8, 3), "bad": {2: "gradient"}, "dropout": 0.0}
     eager = Run(Graphable(**options), log_every=log_every, ema=0.9)
@@ -312,7 +302,7 @@ def test_a_shape_that_cannot_be_recorded_ends_graphs_after_the_launched_steps(
 
 
 @pytest.mark.parametrize("numbers", [(), (3,), range(4, 9)])
-def test_a_fourth_shape_steps_eagerly_between_graphs(pair: Pair, numbers: Sequence[int]) -> None:
+def test_a_fourth_shape_steps_eagerly_between_graphs(pair, numbers):
     bad = dict.fromkeys(numbers, "batch")
     eager, graphed = pair(
         {"rows": (8, 7, 6, 5, 4, 8), "bad": bad, "dropout": 0.0},
@@ -325,9 +315,7 @@ def test_a_fourth_shape_steps_eagerly_between_graphs(pair: Pair, numbers: Sequen
 
 
 @pytest.mark.parametrize("hook", ["on_gradients", "on_update", "weights_in_use"])
-def test_a_callback_with_a_hook_within_steps_keeps_them_eager(
-    monkeypatch: pytest.MonkeyPatch, hook: str
-) -> None:
+def test_a_callback_with_a_hook_within_steps_keeps_them_eager(monkeypatch, hook):
     use_graphs_on_the_cpu(monkeypatch)
     kind = type(
         "Mine", (Callback,), {hook: lambda self, trainer: Callback.__dict__[hook](self, trainer)}
@@ -339,7 +327,7 @@ def test_a_callback_with_a_hook_within_steps_keeps_them_eager(
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "nadam"])
-def test_other_optimizers_stay_eager(monkeypatch: pytest.MonkeyPatch, optimizer: str) -> None:
+def test_other_optimizers_stay_eager(monkeypatch, optimizer):
     use_graphs_on_the_cpu(monkeypatch)
     run = Run(Graphable(), optimizer=optimizer)
     assert EagerRecorder.num_recorded == 0
@@ -347,7 +335,7 @@ def test_other_optimizers_stay_eager(monkeypatch: pytest.MonkeyPatch, optimizer:
     assert told == [f"{NO_GRAPH} (the optimizer {optimizer} is not recorded)"]
 
 
-def test_a_run_on_the_cpu_says_nothing_of_graphs() -> None:
+def test_a_run_on_the_cpu_says_nothing_of_graphs():
     assert not any("graph" in text for text in Run(Graphable()).messages())
 
 
@@ -357,9 +345,7 @@ def fp16(monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("log_every", [1, 3])
-def test_the_loss_scale_of_fp16_follows_the_steps(
-    monkeypatch: pytest.MonkeyPatch, pair: Pair, log_every: int
-) -> None:
+def test_the_loss_scale_of_fp16_follows_the_steps(monkeypatch, pair, log_every):
     fp16(monkeypatch, init_scale=1024.0, growth_interval=3)
     bad = dict.fromkeys((2, 7, 8), "gradient")
     eager, graphed = pair(
@@ -376,9 +362,7 @@ def test_the_loss_scale_of_fp16_follows_the_steps(
 
 
 @pytest.mark.parametrize("is_recorded", [False, True])
-def test_endless_overflow_of_fp16_ends_the_run(
-    monkeypatch: pytest.MonkeyPatch, is_recorded: bool
-) -> None:
+def test_endless_overflow_of_fp16_ends_the_run(monkeypatch, is_recorded):
     if is_recorded:
         use_graphs_on_the_cpu(monkeypatch)
     fp16(monkeypatch, init_scale=4.0)

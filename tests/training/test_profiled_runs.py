@@ -60,7 +60,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def source(tmp_path_factory):
     """A directory with a text and a table."""
     folder = tmp_path_factory.mktemp("source")
     (folder / "book.txt").write_text("the quick brown fox jumps over the lazy dog; why?\n" * 80)
@@ -69,7 +69,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _instant_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+def _instant_ceilings(monkeypatch):
     """What the machine reaches takes a second to measure."""
     found = ceilings.Ceilings(1e6, "torch.mm", 1e6)
     monkeypatch.setattr(ceilings, "_measure", lambda *_: found)
@@ -202,7 +202,7 @@ LOOKS = ("events", "recording", "callback", "watching")
 
 
 @pytest.fixture(scope="module")
-def bare(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Train:
+def bare(source, tmp_path_factory):
     """Returns a function for the state after a run that nobody looks at, trained once."""
     folder, known = tmp_path_factory.mktemp("bare"), dict[str, dict[str, torch.Tensor]]()
 
@@ -218,10 +218,7 @@ def bare(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Train:
     ("kind", "looks"), [*((kind, LOOKS) for kind in RUNS), *(("dropout", (n,)) for n in LOOKS)],
     ids=str,
 )  # fmt: skip
-def test_a_look_at_a_run_changes_no_bit(
-    kind: str, looks: tuple[str, ...], source: Path, tmp_path: Path, bare: Train,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+def test_a_look_at_a_run_changes_no_bit(kind, looks, source, tmp_path, bare, monkeypatch):
     expected, out = bare(kind), tmp_path / "run"
     given = looks_at(out, monkeypatch, *looks)
     found = state_after(kind, source, out, **given)
@@ -232,8 +229,8 @@ def test_a_look_at_a_run_changes_no_bit(
 
 @pytest.mark.parametrize("kind", ["dropout", "two threads", "table"])
 def test_a_profile_changes_neither_the_run_nor_the_next_one(
-    kind: str, source: Path, tmp_path: Path, bare: Train, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    kind, source, tmp_path, bare, monkeypatch
+):
     monkeypatch.setattr(profile, "TURN_S", 0.001)
     expected, run = bare(kind), tmp_path / "run"
     train(kind, source, run, {"observers": []})

@@ -64,7 +64,7 @@ def test_without_an_end_the_default_budget_holds():
 BUDGET = StopCriterion("budget", None, 100.0, "budget 100s")
 
 
-def test_the_time_of_set_up_does_not_count_for_evaluations() -> None:
+def test_the_time_of_set_up_does_not_count_for_evaluations():
     progress = Progress(step=5, spent={"setup": 50.0, "evaluations": 1.0})
     schedule = EvaluationSchedule(None, 5, BUDGET)
     assert not schedule.is_due(progress, 0.5, 60.0)
@@ -75,7 +75,7 @@ def test_the_time_of_set_up_does_not_count_for_evaluations() -> None:
 STEPS = StopCriterion("steps", 100, None, "100 steps")
 
 
-def test_an_evaluation_is_due_once_every_so_many_steps() -> None:
+def test_an_evaluation_is_due_once_every_so_many_steps():
     schedule = EvaluationSchedule(10, 16, STEPS)
     due = [step for step in range(41) if schedule.is_due(Progress(step=step), step / 100, 0.0)]
     assert due == [10, 20, 30, 40]
@@ -83,7 +83,7 @@ def test_an_evaluation_is_due_once_every_so_many_steps() -> None:
     assert schedule.left(Progress(step=35)) == 6
 
 
-def test_no_evaluation_is_beside_another() -> None:
+def test_no_evaluation_is_beside_another():
     schedule, progress = EvaluationSchedule(100, 16, BUDGET), Progress(step=154)
     assert schedule.is_due(progress, 0.5, 50.0), "the first of a budget, half-way through"
     progress.evaluated_step, progress.evaluations = 194, 1
@@ -94,7 +94,7 @@ def test_no_evaluation_is_beside_another() -> None:
     assert schedule.is_due(progress, 0.8, 80.0)
 
 
-def test_slots_are_spread_evenly_over_the_run() -> None:
+def test_slots_are_spread_evenly_over_the_run():
     schedule, progress, due = EvaluationSchedule(None, 4, STEPS), Progress(), []
     for progress.step in range(101):
         done = progress.step / 100
@@ -105,13 +105,13 @@ def test_slots_are_spread_evenly_over_the_run() -> None:
     assert schedule.left(Progress(slot=1)) == 3
 
 
-def test_a_missed_evaluation_is_not_made_up_for() -> None:
+def test_a_missed_evaluation_is_not_made_up_for():
     schedule = EvaluationSchedule(None, 4, STEPS)
     assert schedule.slot(0.8) == 3
     assert not schedule.is_due(Progress(step=80, slot=3), 0.8, 0.0)
 
 
-def test_half_way_through_a_budget_the_first_evaluation_is_due() -> None:
+def test_half_way_through_a_budget_the_first_evaluation_is_due():
     schedule = EvaluationSchedule(10**6, 16, BUDGET)
     assert not schedule.is_due(Progress(step=5), 0.49, 49.0)
     assert schedule.is_due(Progress(step=5), 0.5, 50.0)
@@ -119,7 +119,7 @@ def test_half_way_through_a_budget_the_first_evaluation_is_due() -> None:
     assert not EvaluationSchedule(10**6, 16, STEPS).is_due(Progress(step=50), 0.5, 50.0)
 
 
-def test_spread_evaluations_take_a_share_of_a_budget() -> None:
+def test_spread_evaluations_take_a_share_of_a_budget():
     schedule = EvaluationSchedule(None, 5, BUDGET)
     for spent_s, is_due in ((1.5, True), (1.6, False)):
         assert (
@@ -127,7 +127,7 @@ def test_spread_evaluations_take_a_share_of_a_budget() -> None:
         )
 
 
-def test_the_units_that_an_evaluation_scores() -> None:
+def test_the_units_that_an_evaluation_scores():
     task: Any = SimpleNamespace(
         num_valid=10**6, min_scored=10, max_scored=None, step_units=8.0, forward_share=0.5
     )
@@ -151,7 +151,7 @@ def steps_of(total: int) -> StopCriterion:
 
 
 @pytest.mark.parametrize(("steps", "count"), [(1, 1), (100, 2), (240, 5), (2000, 16), (10**6, 16)])
-def test_as_many_evaluations_as_the_steps_have_time_for(steps: int, count: int) -> None:
+def test_as_many_evaluations_as_the_steps_have_time_for(steps, count):
     task: Any = SimpleNamespace(
         num_valid=10**6, min_scored=256, max_scored=None, step_units=64.0, forward_share=1 / 3
     )
@@ -161,13 +161,13 @@ def test_as_many_evaluations_as_the_steps_have_time_for(steps: int, count: int) 
     assert scored / 3 <= max(256 / 3, 0.03 * 64 * steps), "the time of 3 % of the steps, or of one"
 
 
-def test_patience_has_all_evaluations() -> None:
+def test_patience_has_all_evaluations():
     task: Any = SimpleNamespace(num_valid=500, min_scored=256, step_units=1.0, forward_share=0.5)
     assert default_evaluations(task, steps_of(10), 3) == 16
     assert default_evaluations(task, BUDGET, 0) == 16, "of a budget their time is measured"
 
 
-def test_a_small_validation_part_is_evaluated_more_often() -> None:
+def test_a_small_validation_part_is_evaluated_more_often():
     task: Any = SimpleNamespace(num_valid=10, min_scored=256, step_units=32.0, forward_share=0.5)
     assert default_evaluations(task, steps_of(100), 0) == 16
     task.num_valid = 100

@@ -42,11 +42,11 @@ def saved(run: RunDirectory, *steps: int) -> None:
         save_checkpoint(run, state, 9)
 
 
-def test_a_new_directory_has_nothing_to_resume(run: RunDirectory) -> None:
+def test_a_new_directory_has_nothing_to_resume(run):
     assert resume(run) == resume(run, False) == (None, [])
 
 
-def test_a_run_is_continued_only_on_request(run: RunDirectory) -> None:
+def test_a_run_is_continued_only_on_request(run):
     saved(run, 3, 7)
     assert resume(run) == (7, [])
     with pytest.raises(RunDirectoryError) as caught:
@@ -55,7 +55,7 @@ def test_a_run_is_continued_only_on_request(run: RunDirectory) -> None:
     assert str(caught.value).startswith(text)
 
 
-def test_a_damaged_checkpoint_is_skipped_with_a_warning(run: RunDirectory) -> None:
+def test_a_damaged_checkpoint_is_skipped_with_a_warning(run):
     saved(run, 3, 7)
     (run.path / "checkpoint-7" / "config.json").write_bytes(b"")
     step, (message,) = resume(run)
@@ -67,13 +67,13 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(run: RunDirectory) -> No
         resume(run)
 
 
-def test_a_model_without_a_checkpoint_is_not_overwritten(run: RunDirectory) -> None:
+def test_a_model_without_a_checkpoint_is_not_overwritten(run):
     run.publish({"model.safetensors": b"1"})
     with pytest.raises(RunDirectoryError, match="already contains a model, without a checkpoint"):
         resume(run)
 
 
-def test_a_resumed_run_takes_only_what_may_change() -> None:
+def test_a_resumed_run_takes_only_what_may_change():
     first = TrainingOptions(seed=24, steps=20, batch_size=64)
     resolved = dataclasses.replace(first, threads=1, batch_size=4)
 
@@ -103,9 +103,7 @@ def budget(seconds: float) -> StopCriterion:
 
 @pytest.mark.parametrize("kind", ["steps", "epochs"])
 @pytest.mark.parametrize(("total", "is_said"), [(20, True), (10, True), (30, False)])
-def test_a_complete_run_that_is_resumed_says_so(
-    run: RunDirectory, kind: Any, total: int, is_said: bool
-) -> None:
+def test_a_complete_run_that_is_resumed_says_so(run, kind, total, is_said):
     checkpoint = ended(run, "20 steps")
     ending = StopCriterion(kind, total, None, f"{total} steps")
     assert remaining(run, checkpoint, ending, notes := list[str]()) is ending
@@ -116,7 +114,7 @@ def test_a_complete_run_that_is_resumed_says_so(
     assert notes == ([text] if is_said else [])
 
 
-def test_a_used_budget_cannot_end_another_start(run: RunDirectory) -> None:
+def test_a_used_budget_cannot_end_another_start(run):
     checkpoint = ended(run, "budget 30s")
     with pytest.raises(BudgetError) as caught:
         remaining(run, checkpoint, budget(30.0), [])
@@ -129,7 +127,7 @@ def test_a_used_budget_cannot_end_another_start(run: RunDirectory) -> None:
     larger.require_steps(21, 5.0)
 
 
-def test_the_work_after_training_is_repeated_after_a_used_budget(run: RunDirectory) -> None:
+def test_the_work_after_training_is_repeated_after_a_used_budget(run):
     checkpoint, notes = ended(run, "budget 30s"), list[str]()
     same = remaining(run, checkpoint, budget(30.0), notes, needs_steps=False)
     same.require_steps(20, 5.0)
@@ -142,9 +140,7 @@ def test_the_work_after_training_is_repeated_after_a_used_budget(run: RunDirecto
 
 
 @pytest.mark.parametrize("reason", ["stopped by SIGTERM", "no gain in 3 evaluations"])
-def test_a_run_that_has_not_used_its_budget_may_end_without_a_step(
-    run: RunDirectory, reason: str
-) -> None:
+def test_a_run_that_has_not_used_its_budget_may_end_without_a_step(run, reason):
     checkpoint = ended(run, reason)
     remaining(run, checkpoint, budget(30.0), []).require_steps(20, 5.0)
 
@@ -161,9 +157,7 @@ def test_a_run_that_has_not_used_its_budget_may_end_without_a_step(
         ({}, {"steps": 9}, "resumed with `steps=9`; the start before had `budget='5m'`"),
     ],
 )
-def test_a_resumed_run_notes_options_that_change_its_end_or_weights(
-    before: dict[str, Any], now: dict[str, Any], told: str
-) -> None:
+def test_a_resumed_run_notes_options_that_change_its_end_or_weights(before, now, told):
     notes = notes_of_changes(TrainConfig(**before), TrainConfig(**now))
     assert len(notes) == bool(told)
     assert all(told in note for note in notes)

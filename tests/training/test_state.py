@@ -24,7 +24,7 @@ from fastlstm.training.state import (
 )
 
 
-def test_a_stopped_block_is_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_block_is_counted_too(monkeypatch):
     now_s = [100.0]
     monkeypatch.setattr(state.time, "perf_counter", lambda: now_s[0])
     progress = Progress()
@@ -41,7 +41,7 @@ def test_a_stopped_block_is_counted_too(monkeypatch: pytest.MonkeyPatch) -> None
     assert progress.spent == {"evaluations": 5.0}
 
 
-def test_buffers_of_a_model_are_stored_and_restored() -> None:
+def test_buffers_of_a_model_are_stored_and_restored():
     """Without it a resumed forecaster took the categories it had read for unknown ones."""
 
     def made(*codes: int) -> TrainingState:
@@ -77,7 +77,7 @@ def captured(state: TrainingState) -> tuple[Tensors, dict[str, Any]]:
     return copy.deepcopy(tensors), json.loads(json.dumps(meta, allow_nan=False))
 
 
-def test_a_restored_state_continues_bit_equal() -> None:
+def test_a_restored_state_continues_bit_equal():
     state = state_of()
     taken(state, 3)
     state.guard.bad_step(2, "loss")
@@ -97,7 +97,7 @@ def test_a_restored_state_continues_bit_equal() -> None:
     assert all(torch.equal(after[s][n], again[s][n]) for s in after for n in after[s])
 
 
-def test_a_roll_back_keeps_the_guard() -> None:
+def test_a_roll_back_keeps_the_guard():
     state = state_of()
     taken(state, 1)
     tensors, meta = captured(state)
@@ -121,7 +121,7 @@ def test_a_roll_back_keeps_the_guard() -> None:
         (("guard", "culprits", "abc"), "culprits is 'abc'"),
     ],
 )
-def test_a_counter_of_another_type_is_refused(change: tuple[str, str, Any], error: str) -> None:
+def test_a_counter_of_another_type_is_refused(change, error):
     state = state_of()
     tensors, meta = captured(state)
     meta[change[0]][change[1]] = change[2]
@@ -129,13 +129,13 @@ def test_a_counter_of_another_type_is_refused(change: tuple[str, str, Any], erro
         state.restore(tensors, meta)
 
 
-def test_the_first_bad_tensor_is_named() -> None:
+def test_the_first_bad_tensor_is_named():
     good, bad = torch.ones(3), torch.tensor([1.0, float("nan")])
     assert first_non_finite([("a", good), ("b", bad), ("c", bad)]) == "b"
     assert first_non_finite([("a", good), ("n", torch.tensor([1, 2]))]) is None
 
 
-def test_the_average_follows_the_formula_and_swaps_in_and_out() -> None:
+def test_the_average_follows_the_formula_and_swaps_in_and_out():
     layer = torch.nn.Linear(1, 1, bias=False)
     with torch.no_grad():
         layer.weight.fill_(0.0)
@@ -153,7 +153,7 @@ def test_the_average_follows_the_formula_and_swaps_in_and_out() -> None:
     assert layer.weight.item() == 3.0
 
 
-def test_weights_stay_where_they_are_while_averages_are_in_use() -> None:
+def test_weights_stay_where_they_are_while_averages_are_in_use():
     layer = torch.nn.Linear(1, 1)
     average = WeightAverage(layer, decay=0.9)
     place = layer.weight.data_ptr()  # cuDNN has the weights of a layer in one buffer
