@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ CHARACTERS = "\n ,.abcdefghijklmnopqrstuvwxyz"
 
 
 @pytest.fixture
-def text_run(tmp_path: Path) -> Callable[..., Path]:
+def text_run(tmp_path):
     """Stores a text model of random weights as a run; fields of its `ModelConfig` are given.
 
     `recurrent_gain` multiplies its recurrent matrices: from 6 on states diverge. `data` is what
@@ -50,7 +49,7 @@ def text_run(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def converts_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def converts_here(monkeypatch):
     """Has this process read what the converter's own would read; what that refuses, it says."""
     in_another = model_file._converted
 
@@ -67,7 +66,7 @@ def converts_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def text(tmp_path: Path) -> Path:
+def text(tmp_path):
     """A text of characters that the model knows."""
     path = tmp_path / "text.txt"
     path.write_text("the quick brown fox jumps over the lazy dog. " * 40)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +74,7 @@ def onnx_cases() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("options", "shapes", "has_reference"), list(onnx_cases()))
-def test_onnx_agrees_with_the_run(
-    text_run: Callable[..., Path], tmp_path: Path, options: dict[str, Any],
-    shapes: tuple[tuple[int, int], ...], has_reference: bool,
-) -> None:  # fmt: skip
+def test_onnx_agrees_with_the_run(text_run, tmp_path, options, shapes, has_reference):
     run = text_run(**options)
     fastlstm.export(run, to="onnx", out=tmp_path / "out", check=False)
     path = str(tmp_path / "out" / "model.onnx")
@@ -92,9 +89,7 @@ def test_onnx_agrees_with_the_run(
 
 
 @pytest.mark.parametrize("name", [name for name in (*OPTIONS, *CELLS) if name != "residual, norm"])
-def test_keras_agrees_with_the_run(
-    text_run: Callable[..., Path], tmp_path: Path, name: str
-) -> None:
+def test_keras_agrees_with_the_run(text_run, tmp_path, name):
     run = text_run(**{**OPTIONS, **CELLS}[name])
     report = fastlstm.export(run, to="keras", out=tmp_path / "out")
     assert report.proof.max_error < 2e-6
@@ -102,9 +97,7 @@ def test_keras_agrees_with_the_run(
 
 
 @pytest.mark.parametrize("name", ["residual, norm", "tied", "output of low rank"])
-def test_torch_agrees_with_the_run(
-    text_run: Callable[..., Path], tmp_path: Path, name: str
-) -> None:
+def test_torch_agrees_with_the_run(text_run, tmp_path, name):
     run = text_run(**OPTIONS[name])
     fastlstm.export(run, to="torch", out=tmp_path / "out", check=False)
     module = torch.export.load(tmp_path / "out" / "model.pt2").module()
@@ -115,9 +108,7 @@ def test_torch_agrees_with_the_run(
             np.testing.assert_allclose(value.numpy(), want, atol=1e-5)
 
 
-def test_the_state_dict_fits_torchs_own_layers(
-    text_run: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_the_state_dict_fits_torchs_own_layers(text_run, tmp_path):
     from safetensors.torch import load_file
 
     run = text_run(num_layers=2)
@@ -139,9 +130,7 @@ def test_the_state_dict_fits_torchs_own_layers(
 
 
 @pytest.mark.parametrize("to", ["onnx", "torch"])
-def test_a_step_has_no_axis_of_time(
-    text_run: Callable[..., Path], text: Path, tmp_path: Path, to: str
-) -> None:
+def test_a_step_has_no_axis_of_time(text_run, text, tmp_path, to):
     report = fastlstm.export(text_run(), to=to, out=tmp_path / "out", step=True, check_text=text)
     assert report.is_step
     assert report.inputs[0].shape == ("B",)
@@ -150,9 +139,7 @@ def test_a_step_has_no_axis_of_time(
 
 
 @pytest.mark.parametrize(("weights", "share"), [("fp16", 0.55), ("int8", 0.45)])
-def test_weights_are_stored_in_fewer_bits(
-    text_run: Callable[..., Path], tmp_path: Path, weights: str, share: float
-) -> None:
+def test_weights_are_stored_in_fewer_bits(text_run, tmp_path, weights, share):
     run = text_run(rnn_size=64)
     whole = fastlstm.export(run, to="onnx", out=tmp_path / "whole")
     small = fastlstm.export(run, to="onnx", out=tmp_path / "small", weights=weights)
@@ -161,9 +148,7 @@ def test_weights_are_stored_in_fewer_bits(
     assert small.proof.max_error < 1e-5
 
 
-def test_a_compressed_run_keeps_its_own_weights(
-    text_run: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_compressed_run_keeps_its_own_weights(text_run, tmp_path):
     fastlstm.compress(text_run(), out=tmp_path / "small", to="int8", observers=())
     report = fastlstm.export(tmp_path / "small", to="onnx", out=tmp_path / "out")
     assert report.weights == "int8"
@@ -176,18 +161,14 @@ def test_a_compressed_run_keeps_its_own_weights(
     np.testing.assert_allclose(logits, expected(tmp_path / "small", tokens, h, c)[0], atol=1e-5)
 
 
-def test_an_int4_run_is_written_in_fp32_and_says_so(
-    text_run: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_an_int4_run_is_written_in_fp32_and_says_so(text_run, tmp_path):
     fastlstm.compress(text_run(), out=tmp_path / "small", to="int4", observers=())
     report = fastlstm.export(tmp_path / "small", to="onnx", out=tmp_path / "out")
     assert report.weights == "fp32"
     assert "weights are stored as int4, written as fp32" in report.notes
 
 
-def test_the_directory_describes_itself(
-    text_run: Callable[..., Path], text: Path, tmp_path: Path
-) -> None:
+def test_the_directory_describes_itself(text_run, text, tmp_path):
     run = text_run()
     report = fastlstm.export(run, to="onnx", out=tmp_path / "out", check_text=text)
     files = {path.name for path in (tmp_path / "out").iterdir()}
@@ -203,9 +184,7 @@ def test_the_directory_describes_itself(
     assert {p.key: p.value for p in properties}["tokenizer.json"] == tokenizer
 
 
-def test_bits_per_character_are_those_of_the_text(
-    text_run: Callable[..., Path], text: Path, tmp_path: Path
-) -> None:
+def test_bits_per_character_are_those_of_the_text(text_run, text, tmp_path):
     run = text_run()
     report = fastlstm.export(run, to="onnx", out=tmp_path / "out", check_text=text)
     figures = report.proof.figures["text"]
@@ -241,18 +220,15 @@ def _corrupt(monkeypatch: pytest.MonkeyPatch, to: str, name: str) -> None:
     ],
 )
 def test_a_wrong_weight_is_found_before_anything_is_published(
-    text_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    to: str, weights: str, name: str,
-) -> None:  # fmt: skip
+    text_run, tmp_path, monkeypatch, to, weights, name
+):
     _corrupt(monkeypatch, to, name)
     with pytest.raises(ExportError, match=r"is off by .*, the limit is"):
         fastlstm.export(text_run(num_layers=2), to=to, out=tmp_path / "out", weights=weights)
     assert not list(tmp_path.glob("out*"))
 
 
-def test_layer_norm_in_the_cell_has_a_limit_of_its_own(
-    text_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_layer_norm_in_the_cell_has_a_limit_of_its_own(text_run, tmp_path, monkeypatch):
     target = dataclasses.replace(export_module.TARGETS["litert"], limits={"fp32": 1e-20})
     monkeypatch.setitem(export_module.TARGETS, "litert", target)
     report = fastlstm.export(text_run(layer_norm=True), to="litert", out=tmp_path / "out")
@@ -265,9 +241,8 @@ def test_layer_norm_in_the_cell_has_a_limit_of_its_own(
     ("to", "weights"), [("onnx", "fp32"), ("litert", "int8"), ("torch", "fp32"), ("keras", "fp32")]
 )
 def test_a_file_that_changes_on_disk_is_found_before_a_runtime_reads_it(
-    text_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str,
-    weights: str,
-) -> None:  # fmt: skip
+    text_run, tmp_path, monkeypatch, to, weights
+):
     write, target = export_module.storage.write_file, export_module.TARGETS[to]
     data = b"x" * 1000
     plain = dataclasses.replace(
@@ -285,9 +260,7 @@ def test_a_file_that_changes_on_disk_is_found_before_a_runtime_reads_it(
     assert not list(tmp_path.glob("out*"))
 
 
-def test_a_model_whose_rounding_grows_is_compared_in_parts(
-    text_run: Callable[..., Path], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_whose_rounding_grows_is_compared_in_parts(text_run, text, tmp_path, monkeypatch):
     run = text_run(recurrent_gain=6)
     whole = fastlstm.export(run, to="onnx", out=tmp_path / "out", check_text=text)
     assert whole.proof.max_error < 1e-5
@@ -300,9 +273,7 @@ def test_a_model_whose_rounding_grows_is_compared_in_parts(
         fastlstm.export(run, to="onnx", out=tmp_path / "other", check_text=text)
 
 
-def test_a_text_that_has_changed_is_not_compared_on(
-    text_run: Callable[..., Path], text: Path, tmp_path: Path
-) -> None:
+def test_a_text_that_has_changed_is_not_compared_on(text_run, text, tmp_path):
     data = prepare_text(text, tokenizer=CharTokenizer(CHARACTERS))
     about = {"source": str(text), "key": data.key}
     run = text_run(data=about)
@@ -314,15 +285,13 @@ def test_a_text_that_has_changed_is_not_compared_on(
     assert any("text.txt has changed since the run was trained" in note for note in report.notes)
 
 
-def test_a_refusal_leaves_no_directories(text_run: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_refusal_leaves_no_directories(text_run, tmp_path):
     with pytest.raises(ConfigError, match="ONNX's LSTM has no `layer_norm`"):
         fastlstm.export(text_run(layer_norm=True), to="onnx", out=tmp_path / "a" / "b" / "out")
     assert not (tmp_path / "a").exists()
 
 
-def test_too_many_bytes_are_refused(
-    text_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_bytes_are_refused(text_run, tmp_path, monkeypatch):
     monkeypatch.setattr("fastlstm.exchange.onnx_format.LARGEST_FILE", 1 << 20)
     with pytest.raises(ConfigError, match=r"bytes of weights are more than an \.onnx file can"):
         fastlstm.export(text_run(), to="onnx", out=tmp_path / "out")
@@ -346,9 +315,8 @@ def test_too_many_bytes_are_refused(
     ],
 )
 def test_models_that_cannot_be_exported_are_named(
-    text_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    fields: dict[str, Any], options: dict[str, Any], message: str,
-) -> None:  # fmt: skip
+    text_run, tmp_path, monkeypatch, fields, options, message
+):
     run = text_run(**options)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=message):
@@ -357,9 +325,7 @@ def test_models_that_cannot_be_exported_are_named(
 
 
 @pytest.mark.parametrize("package", ["onnx", "onnxruntime"])
-def test_a_missing_package_is_one_line(
-    text_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
-) -> None:
+def test_a_missing_package_is_one_line(text_run, tmp_path, monkeypatch, package):
     run = text_run()
     monkeypatch.setitem(__import__("sys").modules, package, None)
     with pytest.raises(
@@ -369,9 +335,7 @@ def test_a_missing_package_is_one_line(
     assert not list(tmp_path.glob("out*"))
 
 
-def test_the_limit_of_logits_follows_the_size_of_their_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_limit_of_logits_follows_the_size_of_their_weights(tmp_path, monkeypatch):
     """Units in pairs that almost cancel: rounding of the state is as large as their weights."""
     pytest.importorskip("onnxruntime")
     torch.manual_seed(0)

@@ -52,13 +52,13 @@ def check(
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_a_graph_gives_what_its_source_gives(seed: int, tmp_path: Path) -> None:
+def test_a_graph_gives_what_its_source_gives(seed, tmp_path):
     stored = stored_forecaster(seed, **drawn(seed))
     levels = LEVELS_ASKED if stored.network.config.output in ("point", "quantiles") else ()
     check(stored, tmp_path, levels)
 
 
-def test_every_choice_is_drawn() -> None:
+def test_every_choice_is_drawn():
     configurations = [{"categories": (), **drawn(seed)} for seed in range(24)]
     for name, values in CHOICES.items():
         chosen = {c[name] != () if name == "categories" else c[name] for c in configurations}
@@ -67,9 +67,7 @@ def test_every_choice_is_drawn() -> None:
 
 @pytest.mark.parametrize("is_stateful", [False, True])
 @pytest.mark.parametrize("patch", [1, 3])
-def test_the_last_present_value_is_subtracted(
-    is_stateful: bool, patch: int, tmp_path: Path
-) -> None:
+def test_the_last_present_value_is_subtracted(is_stateful, patch, tmp_path):
     stored = stored_forecaster(
         stateful=is_stateful, patch=patch, num_targets=2, has_missing=True, normalize="last"
     )
@@ -77,7 +75,7 @@ def test_the_last_present_value_is_subtracted(
 
 
 @pytest.mark.parametrize("weight_format", ["fp16", "int8"])
-def test_weights_stay_in_their_format(weight_format: str, tmp_path: Path) -> None:
+def test_weights_stay_in_their_format(weight_format, tmp_path):
     stored = stored_forecaster(
         bidirectional=True, num_layers=2, num_past=1, num_future=1, categories=((1, 4), (2, 3)),
         num_static=1,
@@ -101,7 +99,7 @@ def test_weights_stay_in_their_format(weight_format: str, tmp_path: Path) -> Non
     assert error_of(stored, found, expected["forecast"]) < limit
 
 
-def test_a_missing_target_of_a_model_without_missing_values_is_seen(tmp_path: Path) -> None:
+def test_a_missing_target_of_a_model_without_missing_values_is_seen(tmp_path):
     for channels, rest in (("shared", False), ("joint", True)):
         stored = stored_forecaster(num_targets=2, num_past=1, channels=channels)
         inputs = random_windows(stored, 2)
@@ -117,7 +115,7 @@ def test_a_missing_target_of_a_model_without_missing_values_is_seen(tmp_path: Pa
                 assert (is_nan[1, :, 1] == rest).all()
 
 
-def test_unknown_names_are_numbers_outside_the_known_ones(tmp_path: Path) -> None:
+def test_unknown_names_are_numbers_outside_the_known_ones(tmp_path):
     stored = stored_forecaster(num_past=1, categories=((1, 4),))
     data = write_onnx(forecast_graph(stored, weights_of(stored)))
     inputs = random_windows(stored, 4)
@@ -128,7 +126,7 @@ def test_unknown_names_are_numbers_outside_the_known_ones(tmp_path: Path) -> Non
         assert (results["forecast"] == results["forecast"][:1]).all()
 
 
-def test_columns_far_from_zero_lose_no_digits(tmp_path: Path) -> None:
+def test_columns_far_from_zero_lose_no_digits(tmp_path):
     stored = stored_forecaster(num_targets=1, num_past=1, num_static=1, normalize="none")
     stored.scaler.mean[1], stored.scaler.std[1] = 40_000.123, 5.0
     stored.static_scale[0] = 40_000.123, 5.0
@@ -142,7 +140,7 @@ def test_columns_far_from_zero_lose_no_digits(tmp_path: Path) -> None:
         assert error_of(stored, result["forecast"], due) <= 1.01 * last_digit
 
 
-def test_models_that_cannot_be_exported_are_named() -> None:
+def test_models_that_cannot_be_exported_are_named():
     stored = stored_forecaster(num_past=1)
     stored.scaler.mean[1], stored.scaler.std[1] = 1e9, 1.0
     with pytest.raises(ConfigError, match="'c1' is so large beside its range that float32"):
@@ -155,7 +153,7 @@ def test_models_that_cannot_be_exported_are_named() -> None:
         forecast_graph(stored_forecaster(), {}, (0.001,))
 
 
-def test_the_graph_says_what_it_reads() -> None:
+def test_the_graph_says_what_it_reads():
     stored = stored_forecaster(
         num_targets=2, num_past=1, num_future=1, num_static=1, categories=((3, 2),)
     )
@@ -171,7 +169,7 @@ def test_the_graph_says_what_it_reads() -> None:
 
 
 @pytest.mark.parametrize("has_missing", [False, True])
-def test_etth1(has_missing: bool, tmp_path: Path) -> None:
+def test_etth1(has_missing, tmp_path):
     """All seven columns, on the last windows of the table, 30 patches each."""
     if not ETTH1.exists():
         pytest.skip("there is no ETTh1.csv")
@@ -195,7 +193,7 @@ def test_etth1(has_missing: bool, tmp_path: Path) -> None:
         {"output": "quantiles", "decoder": "autoregressive"},
     ],
 )
-def test_logarithms_are_written(options: dict[str, Any], tmp_path: Path) -> None:
+def test_logarithms_are_written(options, tmp_path):
     stored = stored_forecaster(normalize="log", **options)
     stored.scaler.mean[: stored.network.config.num_targets] = 0.0
     check(stored, tmp_path, LEVELS_ASKED)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -335,7 +334,7 @@ def step_inputs(config, B, seed=0):
 
 
 @pytest.fixture
-def written(tmp_path: Path):
+def written(tmp_path):
     def write(config, weights, *, is_exact=False) -> LitertRunner:
         path = tmp_path / "model.tflite"
         path.write_bytes(write_litert(text_graph(weights, config, is_step=True)))

@@ -120,7 +120,7 @@ KERAS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", KERAS)
-def test_a_model_of_keras_predicts_what_keras_does(name: str, tmp_path: Path) -> None:
+def test_a_model_of_keras_predicts_what_keras_does(name, tmp_path):
     suffix = (".keras", ".h5")[list(KERAS).index(name) % 2]
     model = varied(KERAS[name]())
     x = VALUES if model.input_shape[-1] == 3 else TOKENS.copy()
@@ -143,7 +143,7 @@ def old_hard_sigmoid(x: Any) -> Any:
 
 
 @pytest.mark.parametrize("head", [(), (("relu", 5),), (("relu", 5), ("hard_sigmoid", 4))])
-def test_a_file_of_keras_2_predicts_what_it_did(head: Any, tmp_path: Path) -> None:
+def test_a_file_of_keras_2_predicts_what_it_did(head, tmp_path):
     """Written as Keras 2 did; computed by Keras 3 with the hard_sigmoid of that time."""
     now = {"relu": "relu", "hard_sigmoid": old_hard_sigmoid}
     cell = LSTM(6, activation="relu", recurrent_activation=old_hard_sigmoid)
@@ -222,7 +222,7 @@ TORCH: dict[str, tuple[Callable[[], Torch], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", TORCH)
-def test_a_state_dict_of_torch_predicts_what_torch_does(name: str, tmp_path: Path) -> None:
+def test_a_state_dict_of_torch_predicts_what_torch_does(name, tmp_path):
     make, options = TORCH[name]
     form = {"last step": "pt", "two linear layers": "legacy"}.get(name, "safetensors")
     model, path = make(), tmp_path / "m.pt"
@@ -253,7 +253,7 @@ class Words(nn.Module):
         return y.softmax(-1)
 
 
-def test_a_classifier_of_token_ids_of_torch(tmp_path: Path) -> None:
+def test_a_classifier_of_token_ids_of_torch(tmp_path):
     model = Words()
     safetensors.torch.save_file(model.state_dict(), tmp_path / "m.pt")
     run = fastlstm.import_run(tmp_path / "m.pt", out=tmp_path / "run", classes=True)
@@ -344,7 +344,7 @@ REFUSED = refused_models()
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
 @pytest.mark.parametrize("name", REFUSED)
-def test_models_that_no_run_can_hold_are_refused_in_one_line(name: str, tmp_path: Path) -> None:
+def test_models_that_no_run_can_hold_are_refused_in_one_line(name, tmp_path):
     write, options, said = REFUSED[name]
     path = write(tmp_path)
     with pytest.raises((FormatError, ConfigError), match=said) as error:
@@ -353,7 +353,7 @@ def test_models_that_no_run_can_hold_are_refused_in_one_line(name: str, tmp_path
     assert not (tmp_path / "run").exists()
 
 
-def test_a_text_model_can_be_a_classifier_of_the_next_token(tmp_path: Path) -> None:
+def test_a_text_model_can_be_a_classifier_of_the_next_token(tmp_path):
     model = varied(tokens(LSTM(6), Dense(9, activation="softmax")))
     path = saved(model, tmp_path / "m.keras")
     with pytest.raises(ConfigError, match=r"needs none: `classes=True`"):
@@ -372,9 +372,7 @@ def test_a_text_model_can_be_a_classifier_of_the_next_token(tmp_path: Path) -> N
         (lambda stack: stack.update(more=1), "no such network"),
     ],
 )
-def test_a_description_that_makes_no_sense_is_named(
-    change: Callable[[Any], object], said: str, tmp_path: Path
-) -> None:
+def test_a_description_that_makes_no_sense_is_named(change, said, tmp_path):
     path, run = tmp_path / "m.safetensors", tmp_path / "run"
     safetensors.torch.save_file(Torch((1,)).state_dict(), path)
     fastlstm.import_run(path, out=run)
@@ -385,7 +383,7 @@ def test_a_description_that_makes_no_sense_is_named(
         fastlstm.SequenceRegressor.load(run)
 
 
-def test_a_text_model_with_a_function_in_its_head(tmp_path: Path) -> None:
+def test_a_text_model_with_a_function_in_its_head(tmp_path):
     """A state_dict does not say the function: the next token is another one with it."""
     torch.manual_seed(0)
     model = nn.ModuleDict(
@@ -407,9 +405,7 @@ def test_a_text_model_with_a_function_in_its_head(tmp_path: Path) -> None:
     assert_answers(run, TOKENS, expected.numpy())
 
 
-def test_the_command_says_how_the_run_is_opened(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_says_how_the_run_is_opened(tmp_path, capsys):
     path, run = tmp_path / "m.pt", tmp_path / "run"
     safetensors.torch.save_file(Torch((5, 4)).state_dict(), path)
     command = ["import", str(path), "--out", str(run), "--activation", "relu", "--classes"]
@@ -422,7 +418,7 @@ def test_the_command_says_how_the_run_is_opened(
 @pytest.mark.parametrize(
     "name", ["dense relu, tanh, two outputs", "anomaly", "both ways", "sentiment", "next word"]
 )
-def test_an_imported_model_is_exported(name: str, tmp_path: Path) -> None:
+def test_an_imported_model_is_exported(name, tmp_path):
     pytest.importorskip("onnxruntime")
     path = saved(varied(KERAS[name]()), tmp_path / "m.keras")
     run = fastlstm.import_run(path, out=tmp_path / "run")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,7 +37,7 @@ def check(results: dict[str, Any], expected: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize("num_layers", [1, 2, 3])
 @pytest.mark.parametrize("bidirectional", [False, True])
 @torch.no_grad()
-def test_an_lstm(kind: Any, num_layers: int, bidirectional: bool, tmp_path: Path) -> None:
+def test_an_lstm(kind, num_layers, bidirectional, tmp_path):
     torch.manual_seed(num_layers)
     batch_first, bias = num_layers == 2, num_layers != 3
     lstm = kind(
@@ -56,7 +55,7 @@ def test_an_lstm(kind: Any, num_layers: int, bidirectional: bool, tmp_path: Path
 @pytest.mark.parametrize("num_layers", [1, 2, 3])
 @pytest.mark.parametrize("bidirectional", [False, True])
 @torch.no_grad()
-def test_lengths(num_layers: int, bidirectional: bool, tmp_path: Path) -> None:
+def test_lengths(num_layers, bidirectional, tmp_path):
     torch.manual_seed(num_layers)
     lstm = fastlstm.LSTM(I, H, num_layers, bidirectional=bidirectional).eval()
     example = {"input": torch.zeros(2, 2, I), "hx": states(lstm, 2), "lengths": [1, 2]}
@@ -77,7 +76,7 @@ def test_lengths(num_layers: int, bidirectional: bool, tmp_path: Path) -> None:
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("recurrent", ["sigmoid", "hard_sigmoid"])
 @torch.no_grad()
-def test_options_of_the_cell(activation: Any, recurrent: Any, tmp_path: Path) -> None:
+def test_options_of_the_cell(activation, recurrent, tmp_path):
     lstm = fastlstm.LSTM(
         I, H, 2, bidirectional=True, activation=activation, recurrent_activation=recurrent,
         recurrent_dropout=0.5,
@@ -140,7 +139,7 @@ class Stepper(nn.Module):
 
 
 @torch.no_grad()
-def test_modules(tmp_path: Path) -> None:
+def test_modules(tmp_path):
     torch.manual_seed(0)
     tagger, regressor = Tagger().eval(), Regressor().eval()
     data = write_onnx(module_graph(tagger, torch.zeros(2, 2, dtype=torch.long)))
@@ -158,7 +157,7 @@ def test_modules(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_a_state_that_forward_takes_apart(tmp_path: Path) -> None:
+def test_a_state_that_forward_takes_apart(tmp_path):
     torch.manual_seed(0)
     stepper = Stepper().eval()
     example = torch.zeros(2, I), (torch.zeros(1, 2, H), torch.zeros(1, 2, H))
@@ -183,7 +182,7 @@ class Glue(nn.Module):
 
 
 @torch.no_grad()
-def test_parts_and_axes(tmp_path: Path) -> None:
+def test_parts_and_axes(tmp_path):
     module = Glue()
     data = write_onnx(module_graph(module, (torch.zeros(2, 2, I), torch.zeros(2, 3))))
     for T, B in SHAPES:
@@ -234,12 +233,12 @@ class Odd(nn.Module):
     ],
     ids=lambda part: part if isinstance(part, str) else "",
 )
-def test_calls_that_cannot_be_written_are_named(call: Any, message: str) -> None:
+def test_calls_that_cannot_be_written_are_named(call, message):
     with pytest.raises(ConfigError, match=rf"Odd cannot be exported: .*{re.escape(message)}"):
         module_graph(Odd(call), torch.zeros(2, 2, I))
 
 
-def test_an_example_that_does_not_fit_is_refused() -> None:
+def test_an_example_that_does_not_fit_is_refused():
     with pytest.raises(ConfigError, match=r"the example does not fit Tagger\.forward: "):
         module_graph(Tagger(), (torch.zeros(2), torch.zeros(2)))
 
@@ -257,7 +256,7 @@ class Learned(nn.Module):
 
 
 @torch.no_grad()
-def test_a_state_that_is_a_parameter(tmp_path: Path) -> None:
+def test_a_state_that_is_a_parameter(tmp_path):
     torch.manual_seed(0)
     module, (x, h) = Learned().eval(), (torch.randn(7, 3, I), torch.randn(1, 3, H))
     graph = module_graph(module, (torch.zeros(2, 2, I), torch.zeros(1, 2, H)))
@@ -266,7 +265,7 @@ def test_a_state_that_is_a_parameter(tmp_path: Path) -> None:
         check(results, {"output": module(x, h)})
 
 
-def test_left_padding_and_hooks_are_refused() -> None:
+def test_left_padding_and_hooks_are_refused():
     lstm = fastlstm.LSTM(I, H)
     example = {"input": torch.zeros(2, 2, I), "lengths": [1, 2], "padding": "left"}
     with pytest.raises(ConfigError, match="LSTM: padding='left' cannot be written"):
@@ -276,7 +275,7 @@ def test_left_padding_and_hooks_are_refused() -> None:
         module_graph(lstm, torch.zeros(2, 2, I))
 
 
-def test_a_module_stays_as_it_was() -> None:
+def test_a_module_stays_as_it_was():
     class Shifted(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x + torch.arange(3)
