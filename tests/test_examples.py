@@ -24,7 +24,7 @@ def run_example(name: str, *words: object) -> None:
         runpy.run_path(path, run_name="__main__")
 
 
-def test_callbacks(tmp_path: Path) -> None:
+def test_callbacks(tmp_path):
     text, table = tmp_path / "book.txt", tmp_path / "table.npy"
     text.write_text("the quick brown fox jumps over the lazy dog\n" * 1000)
     noise = 0.01 * np.random.default_rng(0).normal(size=800)
@@ -55,10 +55,7 @@ GROUPS = ("a/b", 300), ("c", 9), ("..", 9), ("", 9)
 
 
 @pytest.mark.parametrize("more", [["--jobs", "1"], ["--ray", "auto"]])
-def test_model_per_group(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    more: list[str],
-) -> None:  # fmt: skip
+def test_model_per_group(tmp_path, monkeypatch, capsys, more):
     pytest.importorskip("joblib")
     monkeypatch.setitem(sys.modules, "ray", RayOfThisProcess())
     rows = [f"{store},{day},{day % 7}" for store, n in GROUPS for day in range(n)]
@@ -78,7 +75,7 @@ def test_model_per_group(
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras' own
-def test_keras_layer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_keras_layer(tmp_path, capsys):
     text, model = tmp_path / "book.txt", tmp_path / "model.keras"
     text.write_text("the quick brown fox jumps over the lazy dog\n" * 100)
     run_example("keras_layer", text, model)
@@ -89,9 +86,7 @@ def test_keras_layer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras' own
-def test_keras_to_onnx(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_keras_to_onnx(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("KERAS_BACKEND", "torch")
     import keras
 

@@ -51,7 +51,7 @@ def verdict(gain: float, command: str, **options: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def prepared(tmp_path_factory):
     """A directory with `fastlstm` for PATH, a run, its compressed form, and answers."""
     folder = tmp_path_factory.mktemp("workflow")
     source = folder / SOURCE
@@ -113,11 +113,11 @@ class Workflow:
 
 
 @pytest.fixture
-def workflow(prepared: Path, tmp_path: Path) -> Workflow:
+def workflow(prepared, tmp_path):
     return Workflow(prepared, tmp_path)
 
 
-def test_every_step_runs_and_its_gain_is_in_the_table(workflow: Workflow) -> None:
+def test_every_step_runs_and_its_gain_is_in_the_table(workflow):
     done = workflow.run(SOURCE, "7")
     assert done.returncode == 0, done.stderr
     verbs = [call[0] for call in workflow.calls]
@@ -146,7 +146,7 @@ def test_every_step_runs_and_its_gain_is_in_the_table(workflow: Workflow) -> Non
     assert "tutorial" in page.read_text(encoding="utf-8")
 
 
-def test_a_healthy_run_and_a_busy_machine_are_named(workflow: Workflow) -> None:
+def test_a_healthy_run_and_a_busy_machine_are_named(workflow):
     workflow.answers("profile", verdicts=[verdict(0.01, "no", threads=2)])
     with (workflow.bin / "run" / "metrics.jsonl").open("a") as file:
         file.write('{"event":"machine","others_share":0.91}\n')
@@ -160,9 +160,7 @@ def test_a_healthy_run_and_a_busy_machine_are_named(workflow: Workflow) -> None:
 @pytest.mark.parametrize(
     ("verb", "step"), [("train", "tutorial"), ("tune", "tune"), ("serve", "serve")]
 )
-def test_a_step_that_fails_ends_it_without_a_table(
-    workflow: Workflow, verb: str, step: str
-) -> None:
+def test_a_step_that_fails_ends_it_without_a_table(workflow, verb, step):
     (workflow.bin / "broken").write_text(f"{verb}\n")
     done = workflow.run(SOURCE, "7")
     assert done.returncode == 1
@@ -173,7 +171,7 @@ def test_a_step_that_fails_ends_it_without_a_table(
     assert workflow.calls[-1][0] == verb
 
 
-def test_an_answer_without_a_command_is_named(workflow: Workflow) -> None:
+def test_an_answer_without_a_command_is_named(workflow):
     workflow.answers("tune", best={"options": {}})
     done = workflow.run(SOURCE)
     assert (done.returncode, done.stdout) == (1, "")
@@ -187,13 +185,13 @@ def test_an_answer_without_a_command_is_named(workflow: Workflow) -> None:
         ((SOURCE, "60", "x"), "it takes a SOURCE and SECONDS, 3 arguments came"),
     ],
 )
-def test_bad_usage(workflow: Workflow, arguments: tuple[str, ...], said: str) -> None:
+def test_bad_usage(workflow, arguments, said):
     done = workflow.run(*arguments)
     assert (done.returncode, done.stderr) == (2, f"workflow: {said}\n")
     assert not list(workflow.folder.glob("workflow-*"))
 
 
-def test_fastlstm_must_be_on_path(workflow: Workflow) -> None:
+def test_fastlstm_must_be_on_path(workflow):
     tools = workflow.folder / "tools"
     tools.mkdir()
     for name in ("sh", "dirname"):

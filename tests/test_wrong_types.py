@@ -1,11 +1,5 @@
 """Every public entry point says what came and what is expected, whatever is given to it."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -24,17 +18,17 @@ QUICK = {"input_size": 8, "patch": 4, "horizon": 4, "hidden_size": 4, "steps": 1
 
 
 @pytest.fixture(scope="module")
-def lm() -> LM:
+def lm():
     return LM(LanguageModel(ModelConfig(4, 2, 2)), CharTokenizer("\nabc"))
 
 
 @pytest.fixture(scope="module")
-def model() -> Forecaster:
+def model():
     return Forecaster(**QUICK, split="60/20/20").fit(long_table(120))
 
 
 @pytest.fixture
-def book(tmp_path: Path) -> Path:
+def book(tmp_path):
     path = tmp_path / "book.txt"
     path.write_text("a text\n" * 400)
     return path
@@ -63,7 +57,7 @@ def book(tmp_path: Path) -> Path:
         (lambda _: TrainConfig(vocab=[]), r"`vocab` is \[\], expected one of char"),
     ],
 )
-def test_train(call: Callable[[Any], object], told: str, book: Path) -> None:
+def test_train(call, told, book):
     with pytest.raises(FastLSTMError, match=told):
         call(book)
 
@@ -99,7 +93,7 @@ def test_train(call: Callable[[Any], object], told: str, book: Path) -> None:
         (lambda lm: lm.session().save(key="x"), "the key is a str, expected bytes"),
     ],
 )
-def test_lm(call: Callable[[Any], object], told: str, lm: LM) -> None:
+def test_lm(call, told, lm):
     with pytest.raises(FastLSTMError, match=told):
         call(lm)
 
@@ -145,7 +139,7 @@ def test_lm(call: Callable[[Any], object], told: str, lm: LM) -> None:
         (lambda _: Forecaster.load(None), "the run directory is None, expected a path"),
     ],
 )
-def test_forecaster(call: Callable[[Any], object], told: str, model: Forecaster) -> None:
+def test_forecaster(call, told, model):
     with pytest.raises(FastLSTMError, match=told):
         call(model)
 
@@ -170,14 +164,12 @@ def test_forecaster(call: Callable[[Any], object], told: str, model: Forecaster)
         ({"observers": 5}, "observers is an int, expected a list of functions"),
     ],
 )
-def test_arguments_of_sequence_models_are_looked_at_before_the_data(
-    given: dict[str, Any], told: str
-) -> None:
+def test_arguments_of_sequence_models_are_looked_at_before_the_data(given, told):
     with pytest.raises(FastLSTMError, match=told):
         SequenceRegressor(**given).fit(5, 5)
 
 
-def test_data_of_sequence_models() -> None:
+def test_data_of_sequence_models():
     for kind in (SequenceRegressor, SequenceClassifier):
         for call, told in (
             (lambda k=kind: k().fit(5, 5), r"X has shape \(\) and dtype int64, expected numbers"),
@@ -193,7 +185,7 @@ def test_data_of_sequence_models() -> None:
                 call()
 
 
-def test_numbers_of_numpy_are_numbers() -> None:
+def test_numbers_of_numpy_are_numbers():
     assert TrainConfig(steps=np.int64(5)).steps == 5
     assert type(TrainConfig(epochs=np.float32(0.5)).epochs) is float
     assert SequenceRegressor(epochs=np.int64(1), hidden_size=np.int32(4)).fit(X, Y).fitted_.epochs
@@ -211,9 +203,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
         ((3, 4), {"units": 5}, "units"),
     ],
 )
-def test_where_torch_has_a_type_error_so_has_the_drop_in_in_words(
-    given: Any, options: Any, told: str
-) -> None:
+def test_where_torch_has_a_type_error_so_has_the_drop_in_in_words(given, options, told):
     with pytest.raises(TypeError):
         nn.LSTM(*given, **options)
     with pytest.raises(TypeError, match=told):
@@ -238,12 +228,12 @@ def test_where_torch_has_a_type_error_so_has_the_drop_in_in_words(
         (lambda: fastlstm.select(5), "the call is an int, expected an LSTMCall"),
     ],
 )
-def test_layers(call: Callable[[], object], told: str) -> None:
+def test_layers(call, told):
     with pytest.raises(FastLSTMError, match=told):
         call()
 
 
-def test_what_is_refused_changes_no_layer() -> None:
+def test_what_is_refused_changes_no_layer():
     model = nn.Sequential(nn.LSTM(2, 3))
     with pytest.raises(
         FastLSTMError, match="max_activation_bytes is -1, expected a whole number of bytes"

@@ -1,7 +1,5 @@
 """`fastlstm compress`: from the command line to a run, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

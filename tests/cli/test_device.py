@@ -1,7 +1,5 @@
 """`--device cuda` without a GPU is a usage error."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """`fastlstm export`: from the command line to a directory, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """`fastlstm prepare`: the description of a table as rows and as JSON."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

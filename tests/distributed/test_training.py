@@ -54,7 +54,7 @@ class Found:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+def found(tmp_path_factory):
     return Found(tmp_path_factory.mktemp("found"))
 
 

@@ -76,7 +76,7 @@ def is_told(error: str, doc: str) -> bool:
 
 
 @pytest.mark.parametrize("path", NAMES)
-def test_a_public_name_says_what_goes_in_and_out(path: str) -> None:
+def test_a_public_name_says_what_goes_in_and_out(path):
     value, doc = NAMES[path], told(path)
     assert doc.strip(), "no docstring"
     if not inspect.isfunction(value):

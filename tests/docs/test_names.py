@@ -82,7 +82,7 @@ def known_flags() -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_files_and_links_exist(page: str) -> None:
+def test_files_and_links_exist(page):
     text, base = text_of(page), (REPOSITORY / page).parent
     for link in re.findall(r"\]\(([^)#:]+)[)#]", text):
         assert (base / link).exists(), link
@@ -94,7 +94,7 @@ def test_files_and_links_exist(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_verbs_and_their_flags_exist(page: str) -> None:
+def test_verbs_and_their_flags_exist(page):
     for code in CODE.findall(text_of(page)):
         for verb, rest in COMMAND.findall(code.replace("\\\n", " ")):
             assert verb in VERBS, f"fastlstm {verb}"
@@ -103,7 +103,7 @@ def test_verbs_and_their_flags_exist(page: str) -> None:
 
 
 @pytest.mark.parametrize("path", sorted((REPOSITORY / "campaigns").glob("*.py")), ids=str)
-def test_a_campaign_says_what_it_shows_and_how_it_is_run(path: Path) -> None:
+def test_a_campaign_says_what_it_shows_and_how_it_is_run(path):
     source = path.read_text(encoding="utf-8")
     said = ast.get_docstring(ast.parse(source)) or ""
     assert said.partition("\n")[0].endswith(".")
@@ -131,14 +131,14 @@ def unknown(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_names_of_a_page_exist(page: str) -> None:
+def test_names_of_a_page_exist(page):
     text = re.sub("```.*?```", "", text_of(page), flags=re.DOTALL)
     if page == "docs/start/coming-from.md":  # its first column has the words of other libraries
         text = re.sub(r"^\|[^|]*", "", text, flags=re.MULTILINE)
     assert unknown(text) == set()
 
 
-def test_names_in_docstrings_exist() -> None:
+def test_names_in_docstrings_exist():
     for path in (REPOSITORY / "src").rglob("*.py"):
         docstrings = re.findall(r'""".*?"""', path.read_text(encoding="utf-8"), re.DOTALL)
         assert unknown("\n".join(docstrings)) == set(), path

@@ -46,14 +46,14 @@ def anchors(path: Path) -> set[str]:
     return found
 
 
-def test_the_navigation_has_every_page_once() -> None:
+def test_the_navigation_has_every_page_once():
     site = yaml.safe_load((REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8"))
     notebooks = [path.relative_to(DOCS).with_suffix(".md") for path in DOCS.rglob("*.ipynb")]
     assert sorted(leaves(site["nav"])) == sorted([*PAGES, *(path.as_posix() for path in notebooks)])
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_and_anchors_of_a_page_resolve(page: str) -> None:
+def test_links_and_anchors_of_a_page_resolve(page):
     text = CODE.sub("", (DOCS / page).read_text(encoding="utf-8"))
     for link, anchor in LINK.findall(text):
         path = (DOCS / page).parent / link if link else DOCS / page
@@ -62,7 +62,7 @@ def test_links_and_anchors_of_a_page_resolve(page: str) -> None:
             assert anchor in anchors(path), f"{link}#{anchor}"
 
 
-def test_the_reference_has_every_public_name_once() -> None:
+def test_the_reference_has_every_public_name_once():
     named = [
         name
         for page in (DOCS / "reference").glob("*.md")
@@ -84,9 +84,7 @@ def of_docs(name: str) -> Any:
     return module
 
 
-def test_links_are_checked_behind_a_symbolic_link(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_links_are_checked_behind_a_symbolic_link(tmp_path, caplog):
     pytest.importorskip("mkdocs")
     site = tmp_path / "disk"
     site.mkdir()
@@ -100,9 +98,7 @@ def test_links_are_checked_behind_a_symbolic_link(
     ]
 
 
-def test_an_interrupted_gallery_is_no_gallery(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_gallery_is_no_gallery(tmp_path, monkeypatch):
     gallery = of_docs("gallery")
     assert gallery.OUT == REPOSITORY / "build/gallery"
     monkeypatch.setattr(gallery, "OUT", tmp_path / "build/gallery")
@@ -131,9 +127,7 @@ with_mkdocs = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def built(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> tuple[Path, subprocess.CompletedProcess[str]]:
+def built(tmp_path_factory):
     """Returns the folder of the site, and the build."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
@@ -145,9 +139,7 @@ def built(
 
 @pytest.mark.slow
 @with_mkdocs
-def test_the_site_builds_without_a_warning(
-    built: tuple[Path, subprocess.CompletedProcess[str]],
-) -> None:
+def test_the_site_builds_without_a_warning(built):
     folder, done = built
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
@@ -181,9 +173,7 @@ ASKED = {
 
 @pytest.mark.slow
 @with_mkdocs
-def test_the_search_lists_the_answer_among_the_first_five(
-    built: tuple[Path, subprocess.CompletedProcess[str]],
-) -> None:
+def test_the_search_lists_the_answer_among_the_first_five(built):
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
     browser_path = shutil.which("chromium") or shutil.which("google-chrome")
     if browser_path is None:

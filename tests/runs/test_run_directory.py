@@ -5,7 +5,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -200,7 +199,7 @@ def test_a_model_without_its_manifest_is_damage(run):
     assert "manifest.json: is missing" in str(run.verify()[0])
 
 
-def test_sealed_metrics_show_damage_anywhere_and_unsealed_ones_may_grow(tmp_path: Path) -> None:
+def test_sealed_metrics_show_damage_anywhere_and_unsealed_ones_may_grow(tmp_path):
     run = RunDirectory(tmp_path / "run")
     run.create()
     run.publish({"config.json": b"{}"})
@@ -213,7 +212,7 @@ def test_sealed_metrics_show_damage_anywhere_and_unsealed_ones_may_grow(tmp_path
     assert run.verify() == []
 
 
-def test_a_pipe_in_a_run_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_in_a_run_is_not_waited_for(tmp_path):
     paths = []
     for name in ("config.json", "metrics.jsonl"):
         run = RunDirectory(tmp_path / name)
@@ -229,14 +228,14 @@ def test_a_pipe_in_a_run_is_not_waited_for(tmp_path: Path) -> None:
     assert "internal error" not in found.stderr
 
 
-def test_a_linked_configuration_is_not_read(tmp_path: Path) -> None:
+def test_a_linked_configuration_is_not_read(tmp_path):
     (tmp_path / "elsewhere").write_text('{"kind": "forecaster"}')
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").symlink_to(tmp_path / "elsewhere")
     assert kind_of_run(tmp_path / "run") != "forecaster"
 
 
-def test_a_configuration_nested_without_end_is_no_run(tmp_path: Path) -> None:
+def test_a_configuration_nested_without_end_is_no_run(tmp_path):
     (tmp_path / "config.json").write_text("[" * 1_000_000)
     assert kind_of_run(tmp_path) is None
 
@@ -284,7 +283,7 @@ def test_a_mark_that_makes_no_sense_is_damage(run, mark):
     run.verify()
 
 
-def test_a_locked_file_is_seen(tmp_path: Path):
+def test_a_locked_file_is_seen(tmp_path):
     run = RunDirectory(tmp_path / "run")
     run.create()
     assert is_locked(run.path / ".lock") is False
@@ -297,7 +296,7 @@ def test_a_locked_file_is_seen(tmp_path: Path):
         assert is_locked(tmp_path / "none", held) is None
 
 
-def test_a_run_can_be_locked_while_is_locked_looks(tmp_path: Path):
+def test_a_run_can_be_locked_while_is_locked_looks(tmp_path):
     """Where /proc/locks does not tell, looking takes the lock for an instant."""
     run = RunDirectory(tmp_path / "run")
     run.create()
