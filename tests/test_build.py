@@ -1,7 +1,5 @@
 """Installing: one sentence says what is missing; sdist and wheel hold what they should."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -36,9 +34,7 @@ def bare_path(tmp_path):
     return programs
 
 
-def run(
-    command: list[str], directory: Path, programs: Path | str, **variables: str
-) -> subprocess.CompletedProcess[str]:
+def run(command, directory, programs, **variables):
     environment = {"PATH": str(programs), "HOME": os.environ.get("HOME", "/"), **variables}
     return subprocess.run(
         command, cwd=directory, env=environment, capture_output=True, text=True, check=False

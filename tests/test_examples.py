@@ -1,13 +1,10 @@
 """Examples that take seconds run as they are written."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +14,7 @@ from fastlstm.report.history import read_history
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def run_example(name: str, *words: object) -> None:
+def run_example(name, *words):
     path = str(EXAMPLES / f"{name}.py")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [path, *map(str, words)])
@@ -39,14 +36,14 @@ def test_callbacks(tmp_path):
 class RayOfThisProcess:
     """Runs a task where it is handed in."""
 
-    def init(self, address: str) -> None:
+    def init(self, address):
         assert address == "auto"
 
-    def remote(self, **options: Any) -> Any:
+    def remote(self, **options):
         assert options["num_cpus"] == 1
         return lambda task: SimpleNamespace(remote=task)
 
-    def get(self, results: list[Any]) -> list[Any]:
+    def get(self, results):
         return results
 
 

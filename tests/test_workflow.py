@@ -1,7 +1,5 @@
 """examples/workflow.sh on answers of the real verbs; those that take a minute are recorded."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
@@ -12,7 +10,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -45,7 +42,7 @@ esac
 """
 
 
-def verdict(gain: float, command: str, **options: Any) -> dict[str, Any]:
+def verdict(gain, command, **options):
     found = Verdict("threads", 0.4, gain, gain / 2, 2 * gain, "exact", options)
     return {**found.to_dict(), "command": command}
 
@@ -83,7 +80,7 @@ class Workflow:
         folder: to start the example in.
     """
 
-    def __init__(self, prepared: Path, folder: Path) -> None:
+    def __init__(self, prepared, folder):
         self.folder, self.bin = folder, folder / "bin"
         shutil.copytree(prepared, self.bin)
         shutil.copy(prepared / SOURCE, folder)
@@ -96,10 +93,10 @@ class Workflow:
         command = shlex.join([*train, "--rnn-size", "384", "--out", "runs/the book's text"])
         self.answers("tune", best={"options": tuned}, command=command)
 
-    def answers(self, verb: str, **value: object) -> None:
+    def answers(self, verb, **value):
         (self.bin / f"{verb}.json").write_text(json.dumps(value))
 
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments):
         path = os.pathsep.join([str(self.bin), os.path.dirname(sys.executable), os.defpath])
         return subprocess.run(
             ["sh", str(WORKFLOW), *arguments], cwd=self.folder, capture_output=True, text=True,
@@ -107,7 +104,7 @@ class Workflow:
         )  # fmt: skip
 
     @property
-    def calls(self) -> list[list[str]]:
+    def calls(self):
         lines = (self.bin / "calls").read_text().splitlines()
         return [line.split("\t")[:-1] for line in lines]
 

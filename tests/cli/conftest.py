@@ -1,10 +1,5 @@
 """A tiny trained run for the commands, and commands that must succeed or be refused."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from fastlstm.cli.main import main
@@ -13,7 +8,7 @@ from recorded_run import events, terminal  # noqa: F401
 
 
 @pytest.fixture
-def tiny_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def tiny_run(tmp_path, monkeypatch):
     """A published run whose model is small and untrained; the cache is a temporary one."""
     import torch
 
@@ -34,10 +29,10 @@ def tiny_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def printed(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def printed(capsys):
     """Returns what runs a command that must succeed, and returns its standard output."""
 
-    def run(*words: object) -> str:
+    def run(*words):
         capsys.readouterr()
         code, (out, err) = main([str(word) for word in words]), capsys.readouterr()
         assert code == 0, err
@@ -47,10 +42,10 @@ def printed(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
 
 @pytest.fixture
-def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def refused(capsys):
     """Returns what runs a command that must end with exit code 2, and returns its error line."""
 
-    def run(*words: object) -> str:
+    def run(*words):
         capsys.readouterr()
         code, (_, err) = main([str(word) for word in words]), capsys.readouterr()
         assert code == EXIT_USAGE, err

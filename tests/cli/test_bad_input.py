@@ -1,10 +1,7 @@
 """Usage errors of the main job: one line on stderr and exit code 2."""
 
-from __future__ import annotations
-
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +12,7 @@ from fastlstm.text.data.tokenizer import CharTokenizer
 GOOD = "a text that is good enough to be trained on, again and again.\n" * 40
 
 
-def train(refused: Callable[..., str], source: object, tmp_path: Path) -> str:
+def train(refused, source, tmp_path):
     return refused("train", source, "--out", tmp_path / "run", "--steps", 2)
 
 
@@ -74,7 +71,7 @@ def test_generate_refuses(tiny_run, arguments, expected, refused):
     assert expected in line
 
 
-def republish(run: Path, **changes: object) -> None:
+def republish(run, **changes):
     config = json.loads((run / "config.json").read_text())
     RunDirectory(run).publish({"config.json": json.dumps({**config, **changes}).encode()})
 

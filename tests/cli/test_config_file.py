@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 import dataclasses
 import json
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +12,7 @@ from fastlstm.forecast.config import ForecastConfig
 from fastlstm.text.config import TrainConfig
 
 
-def read(tmp_path: Path, text: str | bytes) -> dict[str, object]:
+def read(tmp_path, text):
     path = tmp_path / "config.yaml"
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     return read_config_file(path, TEXT_OPTIONS)

@@ -1,13 +1,10 @@
 """`fastlstm doctor`: facts of this machine and of imitated ones, and the advice that follows."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 
@@ -31,7 +28,7 @@ def machine(tmp_path, monkeypatch):
     for name in doctor._LIMITS:
         monkeypatch.delenv(name, raising=False)
 
-    def advice(**files: str) -> list[str]:
+    def advice(**files):
         for name, text in files.items():
             path = tmp_path / PLACES[name].format(cpu=min(os.sched_getaffinity(0)))
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -167,7 +164,7 @@ def test_a_gpu_that_torch_uses(machine, monkeypatch):
     from fastlstm.ops.cuda import compiler
     from fastlstm.system import gpu_usage
 
-    def missing() -> str:
+    def missing():
         raise KernelError("cuda.bindings is missing")
 
     use_gpu(monkeypatch)
@@ -186,7 +183,7 @@ def test_a_gpu_that_torch_uses(machine, monkeypatch):
 
 
 def test_what_cannot_be_told_is_a_fault_and_the_rest_is_told(capsys, monkeypatch):
-    def broken() -> Any:
+    def broken():
         raise KernelError("fastlstm's native code cannot be loaded")
 
     monkeypatch.setattr(hardware, "native", broken)

@@ -1,13 +1,11 @@
 """`train` and `evaluate` choose texts or tables by options, sources and runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
 from fastlstm.cli import evaluate, forecast, train
-from fastlstm.cli.command import Command, HelpRequested, help_text
+from fastlstm.cli.command import HelpRequested, help_text
 from fastlstm.cli.inputs import require_tables
 from fastlstm.cli.training import command_for, parse_for_run
 from fastlstm.errors import DataError, FastLSTMError, UsageError
@@ -19,7 +17,7 @@ CSV = "date,y\n" + "".join(f"2020-01-{day:02},{day}\n" for day in range(1, 29))
 PROSE = "One day, 1 of 3, it rained.\nThe next 2 days, too.\nThen, on the 4th, it was dry.\n" * 9
 
 
-def meant(verb: str, argv: list[str]) -> Command:
+def meant(verb, argv):
     if verb == "train":
         return command_for(argv, train.COMMAND, train.TABLE_COMMAND)
     try:

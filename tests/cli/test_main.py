@@ -1,15 +1,11 @@
-from __future__ import annotations
-
 import contextlib
 import os
 import stat
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -20,13 +16,13 @@ from fastlstm.system import redaction
 from fastlstm.system.storage import write_new
 
 
-def replace_verbs(monkeypatch: pytest.MonkeyPatch, run: Callable[[list[str]], int]) -> None:
+def replace_verbs(monkeypatch, run):
     modules = SimpleNamespace(import_module=lambda name: SimpleNamespace(run=run))
     monkeypatch.setattr(main_module, "importlib", modules)
 
 
-def run_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> int:
-    def run(argv: list[str]) -> int:
+def run_with(monkeypatch, error):
+    def run(argv):
         raise error
 
     replace_verbs(monkeypatch, run)
@@ -56,7 +52,7 @@ def test_control_characters_in_an_error_are_escaped(monkeypatch, capsys):
 
 @pytest.mark.filterwarnings("default")
 def test_a_warning_is_one_line(monkeypatch, capsys):
-    def run(argv: list[str]) -> int:
+    def run(argv):
         warnings.warn("few values", stacklevel=1)
         return 0
 
@@ -96,7 +92,7 @@ def test_the_log_is_private_and_holds_no_secret(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(main_module.time, "strftime", lambda _: "now")
     before = os.umask(0)
 
-    def run(argv: list[str]) -> int:
+    def run(argv):
         raise ValueError(f"{argv} at https://me:pw@host/x?X-Amz-Signature=deadbeef")
 
     replace_verbs(monkeypatch, run)
@@ -225,7 +221,7 @@ def test_the_overview_lists_every_verb_in_its_group(capsys):
     } == set(VERBS)
 
 
-def python(*code: str, **more: Any) -> subprocess.CompletedProcess[str]:
+def python(*code, **more):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return subprocess.run(
         [sys.executable, *code], capture_output=True, text=True, env=environment, **more
@@ -272,7 +268,7 @@ def test_a_full_disk_during_a_command_is_reported(monkeypatch, capsys):
         monkeypatch.setattr(sys, "stdout", full)
         monkeypatch.setattr(main_module, "_forget_stdout", lambda: None)
 
-        def run(argv: list[str]) -> int:
+        def run(argv):
             print("text", flush=True)
             return 0
 

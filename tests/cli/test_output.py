@@ -1,12 +1,9 @@
 """What verbs print: rows, JSON, and messages on standard error."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
 import sys
-from typing import Any
 
 import pytest
 
@@ -92,7 +89,7 @@ def test_settings_of_a_message_are_shown_as_flags(text, shown):
 
 def test_a_message_to_a_closed_pipe_is_dropped(monkeypatch):
     class Closed(io.StringIO):
-        def write(self, *_: Any) -> int:
+        def write(self, *_):
             raise BrokenPipeError
 
     monkeypatch.setattr(sys, "stderr", Closed())

@@ -1,7 +1,5 @@
 """How a process meets the others, and what it leaves behind."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess
@@ -188,7 +186,7 @@ def rank_0(monkeypatch):
     return set_all
 
 
-def free_port() -> int:
+def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,11 +1,6 @@
 """The notebooks run, and their stored outputs are of this code; what a kernel shows and keeps."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import nbformat
 import pytest
@@ -25,7 +20,7 @@ size = open("fox.txt", "w").write("the quick brown fox jumps over the lazy dog\\
 """
 
 
-def shown(cell: Any) -> list[str]:
+def shown(cell):
     """Returns the kinds of a cell's outputs, each as the best that a notebook shows."""
     outputs = cell.get("outputs", [])
     return [str(next(iter(sorted(o.data))) if "data" in o else o.output_type) for o in outputs]
@@ -47,14 +42,14 @@ def test_a_notebook_runs_and_shows_what_is_stored(path, tmp_path):
 class Kernel:
     """A kernel and the messages of the code that it runs."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.manager = KernelManager()
         self.manager.start_kernel(cwd=str(folder))
         self.client = self.manager.blocking_client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=60)
 
-    def messages(self, code: str) -> Iterator[dict[str, Any]]:
+    def messages(self, code):
         """Yields content and kind of each message until the kernel is idle."""
         asked = self.client.execute(code)
         while True:
@@ -66,7 +61,7 @@ class Kernel:
                 return
             yield content
 
-    def run(self, code: str) -> tuple[str, str]:
+    def run(self, code):
         """Returns what code printed, and the class and message of its error."""
         printed, error = "", ""
         for message in self.messages(code):

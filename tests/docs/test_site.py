@@ -1,7 +1,5 @@
 """The site: its pages are in the navigation, links and anchors resolve, the build is strict."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re
@@ -10,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -26,7 +23,7 @@ BLOCK = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s:#]*)(?:#([^)\s]+))?\)")
 
 
-def leaves(nav: Any) -> list[str]:
+def leaves(nav):
     if isinstance(nav, str):
         return [nav]
     return [
@@ -34,7 +31,7 @@ def leaves(nav: Any) -> list[str]:
     ]
 
 
-def anchors(path: Path) -> set[str]:
+def anchors(path):
     """Returns the anchors of a page's headings that the site and code hosts give alike."""
     text = BLOCK.sub("", path.read_text(encoding="utf-8"))
     found = set()
@@ -76,7 +73,7 @@ def test_the_reference_has_every_public_name_once():
     assert sorted(named) == sorted(public | modules)
 
 
-def of_docs(name: str) -> Any:
+def of_docs(name):
     """Returns a module of docs/, which is no package."""
     spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
@@ -106,7 +103,7 @@ def test_an_interrupted_gallery_is_no_gallery(tmp_path, monkeypatch):
     monkeypatch.setattr(gallery, "_text", lambda _: gallery._write("text", "a chart\n"))
     monkeypatch.setattr(gallery, "_pages", lambda _: None)
 
-    def interrupted(_: Path) -> None:
+    def interrupted(_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(gallery, "_forecasts", interrupted)

@@ -1,10 +1,6 @@
 """A small text run to export."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -28,10 +24,7 @@ def text_run(tmp_path):
     config.json says of its text.
     """
 
-    def store(
-        name: str = "run", recurrent_gain: float = 1, data: dict[str, Any] | None = None,
-        **fields: Any,
-    ) -> Path:  # fmt: skip
+    def store(name="run", recurrent_gain=1, data=None, **fields):
         torch.manual_seed(0)
         sizes = {"rnn_size": 24, "embed_size": 16, "vocab_size": len(CHARACTERS), **fields}
         model = LanguageModel(ModelConfig(**sizes))
@@ -53,7 +46,7 @@ def converts_here(monkeypatch):
     """Has this process read what the converter's own would read; what that refuses, it says."""
     in_another = model_file._converted
 
-    def converted(kind: str, data: bytes, path: Path) -> Any:
+    def converted(kind, data, path):
         if kind == "onnx":  # sets its limit on memory while it reads
             return in_another(kind, data, path)
         try:

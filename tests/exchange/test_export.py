@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,6 @@ import fastlstm
 from exchange.conftest import CHARACTERS
 from fastlstm.errors import ConfigError, ExportError, MissingExtraError
 from fastlstm.exchange import export as export_module
-from fastlstm.exchange.graph import Graph
 from fastlstm.exchange.text_source import TextExport
 from fastlstm.runs.weight_formats import QuantizedMatrix
 from fastlstm.text.data.text import prepare_text
@@ -46,7 +43,7 @@ UNBOUNDED = (
 """Values grow from step to step."""
 
 
-def expected(run: Path, tokens: np.ndarray, h: np.ndarray, c: np.ndarray) -> list[np.ndarray]:
+def expected(run, tokens, h, c):
     model = load_language_model(run).model
     with torch.no_grad():
         state = torch.from_numpy(h), torch.from_numpy(c)
@@ -54,7 +51,7 @@ def expected(run: Path, tokens: np.ndarray, h: np.ndarray, c: np.ndarray) -> lis
     return [logits.numpy(), h_out.numpy(), c_out.numpy()]
 
 
-def inputs(run: Path, T: int, B: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def inputs(run, T, B):
     config = load_language_model(run).model_config
     rng = np.random.default_rng(T)
     shape = (config.num_layers, B, config.rnn_size)
@@ -62,7 +59,7 @@ def inputs(run: Path, T: int, B: int) -> tuple[np.ndarray, np.ndarray, np.ndarra
     return tokens, rng.normal(size=shape).astype("f"), rng.normal(size=shape).astype("f")
 
 
-def onnx_cases() -> Iterator[Any]:
+def onnx_cases():
     """Yields options, shapes to run, and whether onnx's own evaluator knows the cell."""
     shapes = ((1, 1), (7, 3), (100, 64), (2, 1))
     for name, options in OPTIONS.items():
@@ -192,11 +189,11 @@ def test_bits_per_character_are_those_of_the_text(text_run, text, tmp_path):
     assert figures["bits_per_char"]["target"] == pytest.approx(whole.bits_per_char, abs=2e-3)
 
 
-def _corrupt(monkeypatch: pytest.MonkeyPatch, to: str, name: str) -> None:
+def _corrupt(monkeypatch, to, name):
     """Has a weight, or a scale, of every file that is written changed."""
     target = export_module.TARGETS[to]
 
-    def corrupted(graph: Graph) -> dict[str, bytes]:
+    def corrupted(graph):
         own = graph.weights[name]
         if isinstance(own, QuantizedMatrix):
             scales = own.scales.copy()
@@ -251,7 +248,7 @@ def test_a_file_that_changes_on_disk_is_found_before_a_runtime_reads_it(
     )  # fmt: skip
     monkeypatch.setitem(export_module.TARGETS, to, plain)
 
-    def flipped(path: Path, data: bytes) -> None:
+    def flipped(path, data):
         write(path, data[:-1] + bytes([data[-1] ^ 1]) if path.name == target.model else data)
 
     monkeypatch.setattr(export_module.storage, "write_file", flipped)

@@ -1,11 +1,8 @@
 """`staged_directory`: all of a directory, or nothing of it and of what was made for it."""
 
-from __future__ import annotations
-
 import os
 import signal
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
@@ -22,7 +19,7 @@ def test_the_directory_gets_its_name_after_the_block(tmp_path):
     assert os.listdir(out) == ["model"]
 
 
-def write(out: Path, number: signal.Signals) -> None:
+def write(out, number):
     """Writes a file, and is stopped."""
     with staged_directory(out) as staged:
         (staged / "1").mkdir()

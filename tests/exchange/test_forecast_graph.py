@@ -1,10 +1,6 @@
 """Graphs of forecasters give what `WindowForecaster` gives, in ONNX Runtime, onnx and LiteRT."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -13,10 +9,8 @@ import torch
 
 from fastlstm.errors import ConfigError
 from fastlstm.exchange.forecast_graph import forecast_graph, random_windows
-from fastlstm.exchange.graph import Graph
 from fastlstm.exchange.litert_format import LitertRunner, write_litert
 from fastlstm.exchange.onnx_format import write_onnx
-from fastlstm.forecast.files import StoredForecaster
 from fastlstm.runs.weight_formats import as_floats, in_format
 from onnx_results import results_of
 from stored_forecasters import (
@@ -31,15 +25,13 @@ from stored_forecasters import (
 )
 
 
-def litert(graph: Graph, path: Path) -> LitertRunner:
+def litert(graph, path):
     file = path / "model.tflite"
     file.write_bytes(write_litert(graph))
     return LitertRunner(file)
 
 
-def check(
-    stored: StoredForecaster, path: Path, levels: tuple[float, ...] = (), windows: Any = ()
-) -> None:
+def check(stored, path, levels=(), windows=()):
     """Compares the written files with their source, at two numbers of windows."""
     graph = forecast_graph(stored, weights_of(stored), levels)
     data, lite = write_onnx(graph), litert(graph, path)

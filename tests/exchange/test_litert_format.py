@@ -1,7 +1,5 @@
 """LiteRT files run by LiteRT's interpreter, with its default kernels and with the plain ones."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np
@@ -11,7 +9,7 @@ from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from fastlstm.errors import ConfigError, FastLSTMError, FormatError, MissingExtraError
-from fastlstm.exchange.graph import Graph, GraphBuilder
+from fastlstm.exchange.graph import GraphBuilder
 from fastlstm.exchange.litert_format import ALIGNMENT, SIGNATURE, LitertRunner, write_litert
 from fastlstm.exchange.text_source import text_graph
 from fastlstm.ops.call import LSTMWeights
@@ -28,7 +26,7 @@ RESOLVERS = [OpResolverType.AUTO, OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGAT
 NAN = float("nan")
 
 
-def read_metadata(data: bytes) -> dict[str, str]:
+def read_metadata(data):
     """Returns the texts that a file carries along, by name."""
     model = schema.Model.GetRootAs(data, 0)
     entries = [model.Metadata(k) for k in range(model.MetadataLength())]
@@ -45,14 +43,14 @@ def rng(seed=0):
     return np.random.default_rng(seed)
 
 
-def signature_runner(data: bytes, resolver=OpResolverType.AUTO):
+def signature_runner(data, resolver=OpResolverType.AUTO):
     interpreter = Interpreter(
         model_content=data, num_threads=1, experimental_op_resolver_type=resolver
     )
     return interpreter.get_signature_runner(SIGNATURE)
 
 
-def run(graph: Graph, inputs, resolver=OpResolverType.AUTO):
+def run(graph, inputs, resolver=OpResolverType.AUTO):
     return signature_runner(write_litert(graph), resolver)(**inputs)
 
 
@@ -335,7 +333,7 @@ def step_inputs(config, B, seed=0):
 
 @pytest.fixture
 def written(tmp_path):
-    def write(config, weights, *, is_exact=False) -> LitertRunner:
+    def write(config, weights, *, is_exact=False):
         path = tmp_path / "model.tflite"
         path.write_bytes(write_litert(text_graph(weights, config, is_step=True)))
         return LitertRunner(path, is_exact=is_exact)
@@ -404,7 +402,7 @@ def test_a_chain_of_300_steps(written):
 # Files.
 
 
-def model_of(data: bytes):
+def model_of(data):
     return schema.ModelT.InitFromPackedBuf(data)
 
 
@@ -485,7 +483,7 @@ def test_too_many_bytes_are_refused(monkeypatch):
         write_litert(text_graph(text_weights(config), config, is_step=True))
 
 
-def damaged(data: bytes):
+def damaged(data):
     yield "empty", b""
     yield "text", b"no model " * 100
     yield "cut", data[: len(data) // 2]

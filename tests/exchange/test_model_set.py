@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import h5py
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import fastlstm
@@ -34,7 +32,7 @@ TOKENS = RNG.integers(1, 9, (5, 8))
 CHARS = " abcdefgh"
 
 
-def read(run: fastlstm.ImportedRun, x: NDArray[Any]) -> NDArray[Any]:
+def read(run, x):
     """Returns what a sequence run answers, `(N, K)`; of two classes by a sigmoid the second."""
     model: Any = getattr(fastlstm, run.opened_by).load(run)
     if run.opened_by == "SequenceRegressor":
@@ -43,7 +41,7 @@ def read(run: fastlstm.ImportedRun, x: NDArray[Any]) -> NDArray[Any]:
     return np.asarray(model.predict_proba(x))
 
 
-def assert_answers(run: fastlstm.ImportedRun, x: NDArray[Any], expected: NDArray[Any]) -> None:
+def assert_answers(run, x, expected):
     expected = expected.reshape(len(x), -1)
     if run.opened_by == "SequenceClassifier" and expected.shape[1] == 1:
         expected = np.hstack([1 - expected, expected])
@@ -53,16 +51,16 @@ def assert_answers(run: fastlstm.ImportedRun, x: NDArray[Any], expected: NDArray
 # Keras --------------------------------------------------------------------------------------------
 
 
-def values(*middle: Any) -> Any:
+def values(*middle):
     return sequential((8, 3), *middle)
 
 
-def tokens(*middle: Any, mask: bool = False) -> Any:
+def tokens(*middle, mask=False):
     table = layers.Embedding(9, 4, mask_zero=mask)
     return sequential((None,), table, *middle)
 
 
-def squeezed() -> Any:
+def squeezed():
     x = keras.Input((None, 3))
     return keras.Model(x, keras.ops.squeeze(Dense(1, activation="relu")(LSTM(6)(x)), -1))
 
@@ -138,7 +136,7 @@ def test_a_model_of_keras_predicts_what_keras_does(name, tmp_path):
     assert (stored.predict(x) == again.predict(x)).all()
 
 
-def old_hard_sigmoid(x: Any) -> Any:
+def old_hard_sigmoid(x):
     return keras.ops.clip(0.2 * x + 0.5, 0.0, 1.0)
 
 
@@ -182,7 +180,7 @@ def test_a_file_of_keras_2_predicts_what_it_did(head, tmp_path):
 class Torch(nn.Module):
     """An LSTM with linear layers, as scripts on the web have it."""
 
-    def __init__(self, head: tuple[int, ...], both: bool = False, read: str = "last") -> None:
+    def __init__(self, head, both=False, read="last"):
         super().__init__()
         torch.manual_seed(0)
         self.lstm = nn.LSTM(3, 6, 2, batch_first=True, bidirectional=both)
@@ -191,7 +189,7 @@ class Torch(nn.Module):
             self.add_module(f"fc{k + 1}", nn.Linear(sizes[k], sizes[k + 1]))
         self.num, self.read = len(head), read
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         y, (h, _) = self.lstm(x)
         match self.read:
             case "last":
@@ -241,14 +239,14 @@ def test_a_state_dict_of_torch_predicts_what_torch_does(name, tmp_path):
 class Words(nn.Module):
     """A classifier of token ids."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.embedding = nn.Embedding(9, 4, padding_idx=0)
         self.lstm = nn.LSTM(4, 6, batch_first=True)
         self.fc = nn.Linear(6, 3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         y: Tensor = self.fc(self.lstm(self.embedding(x))[1][0][-1])
         return y.softmax(-1)
 
@@ -273,18 +271,18 @@ def test_a_classifier_of_token_ids_of_torch(tmp_path):
 # one clear line -----------------------------------------------------------------------------------
 
 
-def refused_models() -> dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]]:
-    def of_keras(*middle: Any) -> Callable[[Path], Path]:
+def refused_models():
+    def of_keras(*middle):
         return lambda folder: saved(varied(values(*middle)), folder / "m.keras")
 
-    def of_torch(save: Callable[[Path], Any]) -> Callable[[Path], Path]:
-        def write(folder: Path) -> Path:
+    def of_torch(save):
+        def write(folder):
             save(folder / "m.pt")
             return folder / "m.pt"
 
         return write
 
-    def states(**modules: nn.Module) -> Callable[[Path], Path]:
+    def states(**modules):
         state = nn.ModuleDict(modules).state_dict()
         return of_torch(lambda path: safetensors.torch.save_file(state, path))
 

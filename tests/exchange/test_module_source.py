@@ -1,14 +1,11 @@
 """Graphs of torch modules give what the modules give, in ONNX Runtime and in onnx."""
 
-from __future__ import annotations
-
 import re
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 import fastlstm
 from fastlstm.errors import ConfigError
@@ -21,12 +18,12 @@ I, H = 5, 6  # noqa: E741
 SHAPES = (1, 1), (7, 3), (100, 64)
 
 
-def states(lstm: nn.LSTM, B: int) -> tuple[Tensor, Tensor]:
+def states(lstm, B):
     shape = lstm.num_layers * (2 if lstm.bidirectional else 1), B, H
     return torch.randn(shape), torch.randn(shape)
 
 
-def check(results: dict[str, Any], expected: dict[str, Tensor]) -> None:
+def check(results, expected):
     assert results.keys() == expected.keys()
     for name, due in expected.items():
         assert results[name].shape == due.shape, name
@@ -91,7 +88,7 @@ def test_options_of_the_cell(activation, recurrent, tmp_path):
 class Tagger(nn.Module):
     """A label per token: embedding, normalised, read both ways."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.embedding = nn.Embedding(11, I)
         self.norm = nn.LayerNorm(I)
@@ -99,7 +96,7 @@ class Tagger(nn.Module):
         self.dropout = nn.Dropout(0.5)
         self.head = nn.Sequential(nn.Linear(2 * H, H), nn.ReLU(), nn.Linear(H, 4))
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens):
         y, _ = self.lstm(self.norm(self.embedding(tokens)))
         return F.log_softmax(self.head(self.dropout(y)), dim=-1)
 
@@ -107,14 +104,14 @@ class Tagger(nn.Module):
 class Regressor(nn.Module):
     """A number per sequence, of the last output, the mean, and the last states."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.lstm = fastlstm.LSTM(I, H, 2)
         self.scale = nn.Parameter(torch.rand(H) + 1)
         self.head = nn.Linear(4 * H, 1)
         self.tanh = nn.Tanh()
 
-    def forward(self, x: Tensor, is_scaled: bool = True) -> Tensor:
+    def forward(self, x, is_scaled=True):
         zeros = torch.zeros(2, x.size(1), H)
         y, (h, c) = self.lstm(x, (zeros, zeros))
         last = y[-1] * self.scale if is_scaled else y[-1]
@@ -125,12 +122,12 @@ class Regressor(nn.Module):
 class Stepper(nn.Module):
     """One step of two cells, its state given and returned by name."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.lstm = nn.LSTM(I, H)
         self.out = nn.Linear(H, 3, bias=False)
 
-    def forward(self, x: Tensor, state: Any) -> dict[str, Tensor]:
+    def forward(self, x, state):
         h, c = state
         y, (h_new, c_new) = self.lstm(x.unsqueeze(0), (h, c))
         first, second = y.flatten(0, 1).chunk(2, dim=-1)
@@ -171,7 +168,7 @@ def test_a_state_that_forward_takes_apart(tmp_path):
 class Glue(nn.Module):
     """Parts of tensors and their axes, with and without names."""
 
-    def forward(self, x: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, x, scale):
         T, B, size = x.shape
         first, second, third = x.split(2, dim=-1)
         turned = x.permute(1, 2, 0)[:, 1:-1]
@@ -196,13 +193,13 @@ def test_parts_and_axes(tmp_path):
 class Odd(nn.Module):
     """A call that no graph can hold."""
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call):
         super().__init__()
         self.call = call
         self.conv = nn.Conv1d(I, I, 3)
         self.small = nn.LSTM(I, H, proj_size=2)
 
-    def forward(self, x: Tensor) -> Any:
+    def forward(self, x):
         return self.call(self, x)
 
 
@@ -246,12 +243,12 @@ def test_an_example_that_does_not_fit_is_refused():
 class Learned(nn.Module):
     """An LSTM that starts from a state that was learned, given as one input and one parameter."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.lstm = nn.LSTM(I, H)
         self.c = nn.Parameter(torch.randn(1, 1, H))
 
-    def forward(self, x: Tensor, h: Tensor) -> Tensor:
+    def forward(self, x, h):
         return self.lstm(x, (h, self.c.expand(1, x.size(1), H)))[0]
 
 
@@ -277,7 +274,7 @@ def test_left_padding_and_hooks_are_refused():
 
 def test_a_module_stays_as_it_was():
     class Shifted(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return x + torch.arange(3)
 
     module = Shifted()

@@ -1,7 +1,5 @@
 """examples/phone.py writes an exported model's text without fastlstm and without torch."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +15,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def written_by(*arguments: str) -> subprocess.CompletedProcess[str]:
+def written_by(*arguments):
     code = f"import sys; sys.argv = {[str(PHONE), *arguments]}\n{WITHOUT}"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 

@@ -1,7 +1,5 @@
 """Code of torch that runs on traced values becomes a graph."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
@@ -19,11 +17,11 @@ from onnx_results import results_of
 from stored_forecasters import error_of, expected_of, stored_forecaster, weights_of
 
 
-def tracer() -> Tracer:
+def tracer():
     return Tracer("model", nn.Linear(1, 1), {})
 
 
-def kinds(g: Tracer) -> list[str]:
+def kinds(g):
     return [node.kind for node in g.finished().nodes]
 
 

@@ -1,10 +1,7 @@
 """What was named as a run: said before torch is loaded, with what to do."""
 
-from __future__ import annotations
-
 import errno
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -118,7 +115,7 @@ def test_an_unreadable_directory_is_named(tmp_path, monkeypatch):
     closed, listed = tmp_path / "closed", Path.iterdir
     closed.mkdir()
 
-    def refused(path: Path) -> Iterator[Path]:
+    def refused(path):
         if path == closed:
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return listed(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -31,10 +31,7 @@ def serve(lm):
     """Starts servers; they end with the test."""
     started: list[Running] = []
 
-    def start(
-        *, model: Any = None, keys: tuple[str, ...] = (), session_key: Any = b"k" * 32,
-        **changes: Any,
-    ) -> Running:  # fmt: skip
+    def start(*, model=None, keys=(), session_key=b"k" * 32, **changes):
         server = Running(model or lm, replace(SETTINGS, **changes), keys, session_key)
         started.append(server)
         return server

@@ -1,7 +1,5 @@
 """Admission: places, shares of API keys, refusals."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import replace
 
@@ -12,7 +10,7 @@ from fastlstm.serve.http.errors import ApiError, Overloaded, Unavailable
 from running_server import SETTINGS, Idle
 
 
-def filled(places: Places, tenant: bytes) -> int:
+def filled(places, tenant):
     """How many places a key gets, one at a time."""
     count = 0
     while places.has_room(tenant, 1):
@@ -48,12 +46,12 @@ def test_a_held_place_stays_whatever_others_take():
     assert places.has_room(b"a", 0, held=1)
 
 
-def admission(num_places: int = 4, limit: int = 4, *, is_shared: bool = False) -> Idle:
+def admission(num_places=4, limit=4, *, is_shared=False):
     settings = replace(SETTINGS, max_streams=num_places, max_queue=0)
     return Idle(id, settings, limit, is_shared=is_shared)
 
 
-def admitted(to: Idle, count: int = 1, tenant: bytes = b"") -> Reservation:
+def admitted(to, count=1, tenant=b""):
     reservation = Reservation(tenant)
     to.reserve(reservation, count)
     return reservation
@@ -110,7 +108,7 @@ def test_a_cancelled_request_gets_no_more():
 def test_threads_that_reserve_and_release_leave_nothing_behind():
     places = admission(1000)
 
-    def churn() -> None:
+    def churn():
         for _ in range(2000):
             places.release(admitted(places, 2))
 

@@ -19,7 +19,7 @@ from fastlstm.serve.text.generation import GenerationRequest
 from fastlstm.serve.text.scheduler import Scheduler
 from fastlstm.text.sampling import Sampling
 from forecast_server import PAST, at, body, output, rows
-from running_server import SETTINGS, FaultyDecoder, Gate, Running, raw_request, wait_until
+from running_server import SETTINGS, FaultyDecoder, Gate, raw_request, wait_until
 
 KEYS = ("ann-key", "bob-key")
 LONG = "the cat sat on the mat and " * 40
@@ -46,9 +46,7 @@ def test_a_request_with_a_late_body_keeps_its_place(serve, plain_model, is_text)
         client.close()
 
 
-def sequence(
-    server: Running, who: dict[str, str], values: Any, **parameters: Any
-) -> httpx.Response:
+def sequence(server, who, values, **parameters):
     request = body(values, **{"sequence_id": "a", **parameters})
     return server.client.post(PAST, json=request, headers=who)
 
@@ -85,7 +83,7 @@ def test_windows_of_one_key_leave_room(serve, held):
     held.holds.set()
     answers: list[int] = []
 
-    def send(who: dict[str, str]) -> None:
+    def send(who):
         with httpx.Client(base_url=server.url, timeout=20, headers=who) as client:
             answers.append(client.post(PAST, json=body(rows(0, 24))).status_code)
 
@@ -106,7 +104,7 @@ def test_windows_of_one_key_leave_room(serve, held):
 def test_a_cached_prompt_is_known_only_to_its_key(serve):
     server = serve(keys=KEYS)
 
-    def ask(who: dict[str, str]) -> float:
+    def ask(who):
         """Tokens of the prompt that need not be read."""
         server.client.headers.update(who)
         before = server.metric("tokens_known_total")
@@ -161,7 +159,7 @@ def shared(lm):
 ENDLESS = GenerationRequest(Reservation(), 0, [1], [0], None, (Sampling(seed=1),), (), 10**9)  # type: ignore[arg-type]
 
 
-def ask(scheduler: Scheduler, tenant: bytes, request: GenerationRequest = ENDLESS) -> Any:
+def ask(scheduler, tenant, request=ENDLESS):
     """Submits a generation; returns what stands for its channel."""
     channel: Any = Reservation(tenant)
     scheduler.reserve(channel, len(request.samplings))
@@ -196,7 +194,7 @@ def test_a_waiting_request_of_a_key_with_its_full_share_blocks_no_other_key(shar
 def test_a_small_request_does_not_overtake_a_large_one_of_its_key(shared):
     scheduler, chunks = shared
 
-    def has_ended(channel: Any) -> bool:
+    def has_ended(channel):
         return any(one is channel and chunk.is_last for one, chunk in list(chunks))
 
     first = ask(scheduler, b"ann")
@@ -216,7 +214,7 @@ def test_one_key_leaves_room_for_scores(serve, pool, monkeypatch):
     gate = Gate(monkeypatch, completions, "choices_of")
     monkeypatch.setattr(engine, "_FEW_TOKENS", -1)  # not held up on the event loop
 
-    def scored(count: int, who: dict[str, str]) -> httpx.Response:
+    def scored(count, who):
         asked = {"prompt": "a", "max_tokens": count, "logprobs": 0}
         return httpx.post(f"{server.url}/v1/completions", json=asked, headers=who, timeout=60)
 
@@ -238,7 +236,7 @@ def test_one_key_leaves_room_for_scores(serve, pool, monkeypatch):
 def test_parsing_for_one_key_blocks_no_other_key(serve, pool, monkeypatch, plain_model):
     go, parse = threading.Event(), forecast_engine.parse_request
 
-    def slow(data: bytes, *more: Any) -> Any:
+    def slow(data, *more):
         assert len(data) <= 1 << 16 or go.wait(20)
         return parse(data, *more)
 

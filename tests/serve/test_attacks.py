@@ -6,9 +6,7 @@ import gc
 import json
 import signal
 import socket
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import httpx
 import numpy as np
@@ -30,11 +28,11 @@ JSON = {"content-type": "application/json"}
 RNG = np.random.default_rng(3)
 
 
-def windows(count: int) -> Any:
+def windows(count):
     return RNG.normal(size=(count, L, 2)).astype(np.float32)
 
 
-def many_keys(count: int) -> bytes:
+def many_keys(count):
     return ("{" + ",".join(f'"{k:x}":0' for k in (*range(count), count - 1)) + "}").encode()
 
 
@@ -221,7 +219,7 @@ def test_a_large_answer_is_encoded_in_slices_with_the_same_values(forecasts, mon
     parts: list[int] = []
     body_of = transfer.Sender.body
 
-    async def noted(self: Any, *given: bytes, is_last: bool = False) -> None:
+    async def noted(self, *given, is_last=False):
         parts.append(sum(map(len, given)))
         await body_of(self, *given, is_last=is_last)
 
@@ -256,7 +254,7 @@ def test_an_unread_answer_is_not_encoded_to_its_end(serve, plain_model, monkeypa
     made: list[int] = []
     parts_of = inference.answer_parts
 
-    def noted(*given: Any) -> Iterator[bytes]:
+    def noted(*given):
         for part in parts_of(*given):
             made.append(1)
             yield part
@@ -280,7 +278,7 @@ def test_an_unread_answer_is_not_encoded_to_its_end(serve, plain_model, monkeypa
 # Echo and scores
 
 
-def text_request(n: int, length: int, **more: Any) -> dict[str, Any]:
+def text_request(n, length, **more):
     prompt = ("the cat " * length)[:length]
     return {"prompt": prompt, "n": n, "echo": True, "seed": 5, "max_tokens": 3, **more}
 
@@ -308,7 +306,7 @@ def test_choices_share_a_prompt_and_each_repeats_it(server, logprobs, streams):
         assert len(found[2]["logprobs"]["tokens"]) == 703
 
 
-def grow(found: list[dict[str, Any]], chunk: dict[str, Any]) -> None:
+def grow(found, chunk):
     whole = found[chunk["index"]]
     whole["text"] += chunk["text"]
     if chunk["logprobs"] is None or whole["logprobs"] is None:
@@ -323,7 +321,7 @@ def test_a_prompt_is_scored_once_for_all_choices(server, monkeypatch):
     num_scored: list[int] = []
     add = completions.Logprobs.add
 
-    def counted(self: Any, scores: Any, base: int) -> None:
+    def counted(self, scores, base):
         num_scored.append(len(scores))
         add(self, scores, base)
 

@@ -1,7 +1,5 @@
 """Log lines that cannot be written are counted and reported."""
 
-from __future__ import annotations
-
 import errno
 import threading
 
@@ -24,7 +22,7 @@ def test_a_surrogate_is_written_escaped(capfd):
 def test_lines_that_could_not_be_written_are_counted(monkeypatch):
     opens, fails, written = threading.Event(), [True], list[str]()
 
-    def write(text: str) -> None:
+    def write(text):
         assert opens.wait(20)
         if fails[0]:
             raise OSError(errno.ENOSPC, "planted")

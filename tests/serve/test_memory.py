@@ -1,7 +1,5 @@
 """Memory of requests stays within the bounds of docs/serving.md."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket
@@ -14,7 +12,6 @@ import pytest
 from fastlstm.serve.settings import Settings
 from forecast_server import PAST, L
 from running_server import raw_request, wait_until
-from served_process import Process
 
 MIB = 1 << 20
 CONNECTION = MIB // 2
@@ -26,13 +23,13 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def peak(server: Process) -> int:
+def peak(server):
     status = Path(f"/proc/{server.process.pid}/status").read_text()
     found = re.search(r"VmHWM:\s+(\d+)", status)
     return int(found[1]) << 10
 
 
-def send(server: Process, content: bytes) -> socket.socket:
+def send(server, content):
     host, port = server.url.removeprefix("http://").split(":")
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -42,7 +39,7 @@ def send(server: Process, content: bytes) -> socket.socket:
     return client
 
 
-def request(windows: int, levels: int) -> bytes:
+def request(windows, levels):
     tensor = {"name": "past", "datatype": "FP32", "shape": [windows, L, 2]}
     data = {"inputs": [{**tensor, "data": [0] * (windows * L * 2)}]}
     quantiles = [round(0.2 + 0.003 * k, 3) for k in range(levels)]

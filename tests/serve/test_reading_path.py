@@ -1,7 +1,5 @@
 """The files from a completion request to its tokens; docs/serving.md lists them."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path
@@ -13,7 +11,7 @@ MIDDLEWARE = {"service", "settings", "metrics", "times", "log"}
 """What every route has, besides serve/http: the server's state, options, counters and log."""
 
 
-def imported(path: Path) -> set[Path]:
+def imported(path):
     """The files of fastlstm that a file imports, also those only for types."""
     source = SERVE.parent
     names = set()
@@ -26,11 +24,11 @@ def imported(path: Path) -> set[Path]:
     return {file for file in files if file.is_file()}
 
 
-def is_middleware(path: Path) -> bool:
+def is_middleware(path):
     return path.parent.name == "http" or (path.parent == SERVE and path.stem in MIDDLEWARE)
 
 
-def reading_path() -> set[str]:
+def reading_path():
     """Files of serve that can be reached from the route without middleware, and the decoder."""
     reached, todo = set(), [SERVE.parent / START]
     decoder = SERVE.parent / "text" / "decoder.py"

@@ -1,14 +1,11 @@
 """Ceilings: measured once, again on a busy machine, and stored."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json
 import os
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 import torch
@@ -56,13 +53,13 @@ def test_every_product_is_right():
         assert torch.allclose(result.double(), expected, atol=1e-5)
 
 
-def measuring(monkeypatch: pytest.MonkeyPatch, *results: tuple[float, bool]) -> None:
+def measuring(monkeypatch, *results):
     """Lets the next measurements find these GFLOP/s on a machine that is busy or not."""
     found = iter([Ceilings(gflops, "oneDNN", 9.0, is_busy) for gflops, is_busy in results])
     monkeypatch.setattr(ceilings, "_measure", lambda *_: next(found))
 
 
-def _never(*_: Any) -> Ceilings:
+def _never(*_):
     raise AssertionError("measured although the result was stored")
 
 
@@ -102,7 +99,7 @@ def test_a_cpu_with_avx2_only_is_described():
     assert "bf16 (gemm" not in done.stdout
 
 
-def _only_fp32(x: torch.Tensor) -> None:
+def _only_fp32(x):
     assert x.dtype == torch.float32
 
 
@@ -185,7 +182,7 @@ def test_a_doubted_ceiling_is_measured_again_and_the_best_is_kept(quick, monkeyp
 
 
 def test_a_measurement_of_another_process_meanwhile_is_kept(quick, monkeypatch):
-    def beside(*_: Any) -> Ceilings:
+    def beside(*_):
         monkeypatch.setattr(ceilings, "_measure", lambda *_: Ceilings(100.0, "oneDNN", 9.0))
         measured_ceilings("fp32", 1)
         return Ceilings(40.0, "oneDNN", 9.0, is_busy=True)
@@ -206,7 +203,7 @@ def test_other_cores_and_other_kernels_are_measured_again(quick, monkeypatch, ch
 def test_a_copy_on_a_gpu_is_as_large_as_its_memory_allows(monkeypatch):
     asked, ones = list[int](), torch.ones
 
-    def small(count: int, **options: Any) -> torch.Tensor:
+    def small(count, **options):
         asked.append(count * 4)
         if count * 4 > 20 << 20:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")

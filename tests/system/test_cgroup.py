@@ -1,7 +1,3 @@
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from fastlstm.system.cgroup import cpu_quota
@@ -11,7 +7,7 @@ V1_MOUNT = "36 23 0:30 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cp
 V1 = "cpu,cpuacct"
 
 
-def quota_of(root: Path, groups: str, mounts: str, limits: dict[str, str]) -> float | None:
+def quota_of(root, groups, mounts, limits):
     files = {"proc/self/cgroup": groups, "proc/self/mountinfo": mounts}
     files |= {f"sys/fs/cgroup/{name}": text + "\n" for name, text in limits.items()}
     for name, text in files.items():

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import os
 import platform
 import subprocess
@@ -180,7 +178,7 @@ def test_cache_sizes_are_of_the_data_caches(tmp_path, monkeypatch):
 
 
 def test_missing_native_code_says_how_to_build_it(monkeypatch):
-    def refuse(name: str) -> None:
+    def refuse(name):
         raise ImportError(f"No module named '{name}'")
 
     monkeypatch.setattr(hardware.importlib, "import_module", refuse)

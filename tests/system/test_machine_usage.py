@@ -1,7 +1,3 @@
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from fastlstm.system.machine_usage import MachineUsage
@@ -25,7 +21,7 @@ def root(tmp_path):
 class Clock:
     now = 0.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now
 
 
@@ -36,7 +32,7 @@ def clock(monkeypatch):
     return clock
 
 
-def _write(root: Path, files: dict[str, str]) -> None:
+def _write(root, files):
     for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,5 @@
 """A stored measurement is found for equal conditions only; a damaged one is made again."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 
@@ -60,7 +58,7 @@ def test_a_cache_that_cannot_be_written_is_no_failure(cache):
     assert measurements.recall("pass", ABOUT) is None
 
 
-def write_many(number: int) -> None:
+def write_many(number):
     for _ in range(50):
         measurements.remember("pass", ABOUT, {"seconds": float(number), "pad": "x" * 4096})
 
@@ -107,7 +105,7 @@ def test_missing_cpu_time_means_that_the_machine_was_busy(
 def test_a_machine_is_busy_if_this_process_gets_too_little_cpu_time(monkeypatch, is_busy):
     shares = list[float]()
 
-    def was_busy(timer: measurements.CpuTimer, min_share: float) -> bool:
+    def was_busy(timer, min_share):
         assert timer.cpu_share > 0.0
         shares.append(min_share)
         return is_busy

@@ -1,9 +1,5 @@
 """Files of object stores, on fsspec's store in memory."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from fastlstm.errors import DataError, StorageError
@@ -108,7 +104,7 @@ def test_a_pyarrow_without_s3_is_named(monkeypatch):
 
     class Without(fs.FileSystem):  # type: ignore[misc]
         @staticmethod
-        def from_uri(uri: str) -> Any:
+        def from_uri(uri):
             raise pa.ArrowNotImplementedError("Got S3 URI but Arrow compiled without S3 support")
 
     monkeypatch.setattr(fs, "FileSystem", Without)

@@ -1,9 +1,6 @@
 """Small models and tokenizers for the tests of texts."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
 
 import pytest
 import torch
@@ -42,7 +39,7 @@ def run(tmp_path):
 def make_model():
     """Builds an initialised model, V=20 E=8 H=16 L=2 unless told otherwise."""
 
-    def make(seed: int = 0, **changes: Any) -> LanguageModel:
+    def make(seed=0, **changes):
         fields = {"vocab_size": 20, "embed_size": 8, "rnn_size": 16, "num_layers": 2, **changes}
         model = LanguageModel(ModelConfig(**fields))
         initialize(model, None, seed)
@@ -55,7 +52,7 @@ def make_model():
 def random_model():
     """Builds an initialised model in evaluation mode, every parameter random."""
 
-    def make(**changes: Any) -> LanguageModel:
+    def make(**changes):
         fields = {"vocab_size": 20, "embed_size": 8, "rnn_size": 16, "num_layers": 1, **changes}
         model = LanguageModel(ModelConfig(**fields))
         initialize(model, None, 0)

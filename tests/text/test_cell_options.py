@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from fastlstm.errors import ConfigError, Stopped
 from fastlstm.text.config import TrainConfig
 from fastlstm.text.files import load_language_model
 from fastlstm.text.loading import load_decoder
-from fastlstm.text.train import Run
 from golden import material
 from golden.courses import Stop
 
@@ -45,9 +43,7 @@ def _quiet():
         yield
 
 
-def train(
-    folder: Path, stop: Stop | None = None, **fields: Any
-) -> tuple[Run, list[dict[str, Any]]]:
+def train(folder, stop=None, **fields):
     source, events = folder / "text.txt", []
     source.write_text(material.text(700), encoding="utf-8")
     observers = [events.append, *([] if stop is None else [stop.observe])]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,7 +36,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def weights_of(model: LanguageModel) -> dict[str, np.ndarray]:
+def weights_of(model):
     return {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
 
 
@@ -47,14 +46,7 @@ RECORD: dict[str, Any] = {
 }  # fmt: skip
 
 
-def publish(
-    path: Path,
-    model: LanguageModel,
-    stored: str,
-    *,
-    sparse: tuple[str, ...] = (),
-    **changes: Any,
-) -> Path:
+def publish(path, model, stored, *, sparse=(), **changes):
     """A run of these weights in a format; `changes` go into config.json's compression."""
     run = RunDirectory(path)
     run.create()
@@ -65,7 +57,7 @@ def publish(
     return path
 
 
-def text_of(decoder: Decoder) -> tuple[list[int], bytes]:
+def text_of(decoder):
     stream = started(decoder, [1, 2, 3], 60, seed=3)
     while stream.is_running:
         decoder.run([stream], 7)
@@ -135,7 +127,7 @@ def test_another_format_is_said(tmp_path, random_model, capsys, stored, weights,
 
 
 def test_serving_takes_the_runs_format_or_int8(tmp_path, random_model, run):
-    def served(path: Path) -> str:
+    def served(path):
         return load_decoder(path, None, otherwise="int8").decoder.weight_format
 
     model = random_model()
@@ -176,7 +168,7 @@ def test_one_flipped_bit_is_found(tmp_path, random_model):
     load_stored_model(path)
 
 
-def forge(path: Path, **files: bytes) -> None:
+def forge(path, **files):
     """Replaces files, with a manifest that fits."""
     run = RunDirectory(path)
     names = [name for name in json.loads((path / MANIFEST).read_text())["files"]]
@@ -184,7 +176,7 @@ def forge(path: Path, **files: bytes) -> None:
     run.publish({**contents, **{name.replace("__", "."): data for name, data in files.items()}})
 
 
-def config_with(path: Path, **changes: Any) -> bytes:
+def config_with(path, **changes):
     config = json.loads((path / "config.json").read_bytes())
     config.update(changes)
     return json.dumps(config).encode()

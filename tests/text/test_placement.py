@@ -1,9 +1,6 @@
 """Where text is written: as asked for, else by the number of texts."""
 
-from __future__ import annotations
-
 import warnings
-from typing import Any
 
 import pytest
 import torch
@@ -26,7 +23,7 @@ def gpu(monkeypatch):
     gpu_on_cpu.use_the_cpu(monkeypatch)
     whole = gpu_decoder.GpuDecoder
 
-    def on_cpu(weights: Any, config: Any, weight_format: str) -> Any:
+    def on_cpu(weights, config, weight_format):
         made = whole(weights, config, "fp32", "cpu")
         made.weight_format = weight_format
         return made
@@ -74,7 +71,7 @@ def test_weights_that_a_gpu_lacks_are_written_on_the_cpu(gpu, random_model):
 
 @pytest.mark.parametrize("error", [KernelError("no NVRTC"), torch.OutOfMemoryError("CUDA")])
 def test_a_gpu_that_fails(gpu, random_model, monkeypatch, error, run):
-    def refuse(*args: Any) -> None:
+    def refuse(*args):
         raise error
 
     monkeypatch.setattr(gpu_decoder, "GpuDecoder", refuse)
@@ -107,7 +104,7 @@ def test_scoring_takes_shorter_passes_where_memory_ends(gpu, random_model, monke
     monkeypatch.setattr(torch.nn.Module, "to", lambda module, device: module)
     whole = evaluation.evaluate
 
-    def bounded(*args: Any, chunk: int, **settings: Any) -> Any:
+    def bounded(*args, chunk, **settings):
         chunks.append(chunk)
         if chunk > 64:
             raise torch.OutOfMemoryError("CUDA")

@@ -1,7 +1,5 @@
 """The best weights: published, and published again where the disk refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -16,10 +14,10 @@ from linear_task import LinearTask, of_kind, trainer_of
 class Refuse(Callback):
     """The disk refuses to publish from one step to another."""
 
-    def __init__(self, first: int, last: int) -> None:
+    def __init__(self, first, last):
         self._first, self._last = first, last
 
-    def on_update(self, trainer: Any) -> None:
+    def on_update(self, trainer):
         trainer.task.is_refused = self._first <= trainer.progress.step + 1 < self._last
 
 
@@ -95,10 +93,10 @@ def test_a_better_model_at_an_earlier_step_is_published():
     class BadWeight(Callback):
         """Makes a weight NaN after step 6, once."""
 
-        def __init__(self) -> None:
+        def __init__(self):
             self.is_done = False
 
-        def on_update(self, trainer: Any) -> None:
+        def on_update(self, trainer):
             if trainer.progress.step == 5 and not self.is_done:
                 self.is_done = True
                 with torch.no_grad():

@@ -1,18 +1,13 @@
 """States to go back to, in memory and on disk."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from fastlstm.training.checkpoint import Checkpoint, MemorySnapshots, RunSnapshots
 
 
-def state(
-    step: int, weight: torch.Tensor, meta: dict[str, Any], is_finite: bool = True, **files: bytes
-) -> Checkpoint:
+def state(step, weight, meta, is_finite=True, **files):
     return Checkpoint(Path("now"), step, {"model": {"w": weight}}, meta, files, is_finite)
 
 

@@ -1,7 +1,5 @@
 """Where a run computes."""
 
-from __future__ import annotations
-
 import os
 import warnings
 
@@ -104,7 +102,7 @@ def test_a_driver_that_is_too_old_is_named_in_every_call(monkeypatch):
         " Please update your GPU driver by downloading and installing a new version."
     ]
 
-    def is_available() -> bool:  # torch warns once in a process
+    def is_available():  # torch warns once in a process
         if said:
             warnings.warn(said.pop(), stacklevel=2)
         return False

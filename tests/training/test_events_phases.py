@@ -1,7 +1,5 @@
 """Where the time of a run goes."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 
@@ -31,7 +29,7 @@ def test_the_phases_of_a_run_reach_to_its_end():
     task, events = LinearTask(), list[dict[str, Any]]()
     slow = task.evaluate_blocks
 
-    def evaluate(*args: Any) -> Any:
+    def evaluate(*args):
         time.sleep(0.1)
         return slow(*args)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -32,16 +32,14 @@ class Graphable(LinearTask):
         rows: of the batches in turn.
     """
 
-    def __init__(
-        self, bad: dict[int, str] | None = None, rows: Sequence[int] = (ROWS,), **options: Any
-    ) -> None:
+    def __init__(self, bad=None, rows=(ROWS,), **options):
         super().__init__(**options)
         self._bad, self._batches, self._rows = bad or {}, 0, rows
         self._gradient_of = torch.ones(())
         self.weight.register_hook(lambda gradient: gradient * self._gradient_of)
         take = self.loader.next
 
-        def next_batch() -> Tensor:
+        def next_batch():
             self._batches += 1
             batch = take()[: self._rows[(self.loader.at - 1) % len(self._rows)]]
             kind = self._bad.get(self._batches)
@@ -49,22 +47,22 @@ class Graphable(LinearTask):
 
         self.loader.next = next_batch  # type: ignore[method-assign]
 
-    def losses(self, batch: Tensor, parts: Sequence[slice], count: Any = None) -> Any:
+    def losses(self, batch, parts, count=None):
         # An infinite gradient beside a finite loss, as fp16 has it.
         is_bad = batch[0, 3] > 1e15
         self._gradient_of.copy_(torch.where(is_bad, INF, 1.0))
         yield from super().losses(batch.where(~is_bad, 0.5), parts, count)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name, value):
         if name == "level" and hasattr(self, "level"):
             self.level.copy_(value)
         else:
             super().__setattr__(name, value)
 
-    def graph_inputs(self, batch: Tensor) -> list[Tensor]:
+    def graph_inputs(self, batch):
         return [batch]
 
-    def graph_batch(self, batch: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+    def graph_batch(self, batch, inputs):
         return inputs[0]
 
 
@@ -79,7 +77,7 @@ class Run:
         weights: at the end, with carried state, averages and state of the optimizers.
     """
 
-    def __init__(self, task: Graphable, **options: Any) -> None:
+    def __init__(self, task, **options):
         self.task, self.events = task, list[Any]()
         self.trainer = trainer_of(task, self.events, **{**ADAMW, **options})
         self.result = self.trainer.fit()
@@ -88,17 +86,17 @@ class Run:
         del tensors["state"]
         self.weights = {f"{s} {n}": t.clone() for s, ts in tensors.items() for n, t in ts.items()}
 
-    def steps(self) -> list[tuple[int, float]]:
+    def steps(self):
         return [(e["step"], round(e["lr"], 7)) for e in of_kind(self.events, "step")]
 
-    def messages(self) -> list[str]:
+    def messages(self):
         return [event["text"] for event in of_kind(self.events, "message")]
 
-    def skips(self) -> list[tuple[Any, ...]]:
+    def skips(self):
         return [(e["step"], e["tensor"], e["action"]) for e in of_kind(self.events, "skip")]
 
 
-def assert_close(own: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+def assert_close(own, other):
     assert own.keys() == other.keys()
     for name, tensor in own.items():
         torch.testing.assert_close(tensor, other[name], rtol=1e-5, atol=1e-6, msg=name)
@@ -112,7 +110,7 @@ def pair(monkeypatch):
     """Returns a function that takes the options of a task and a run: both without and with
     recorded steps."""
 
-    def run(task: dict[str, Any] | None = None, **options: Any) -> tuple[Run, Run]:
+    def run(task=None, **options):
         eager = Run(Graphable(**(task or {})), **options)
         with monkeypatch.context() as patch:
             use_graphs_on_the_cpu(patch)
@@ -290,7 +288,7 @@ def test_a_shape_that_cannot_be_recorded_ends_graphs_after_the_launched_steps(
     use_graphs_on_the_cpu(monkeypatch)
     record = EagerRecorder.record
 
-    def only_one(self: EagerRecorder, work: Any) -> Any:
+    def only_one(self, work):
         if EagerRecorder.num_recorded:
             raise RuntimeError("no more")
         return record(self, work)
@@ -339,7 +337,7 @@ def test_a_run_on_the_cpu_says_nothing_of_graphs():
     assert not any("graph" in text for text in Run(Graphable()).messages())
 
 
-def fp16(monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+def fp16(monkeypatch, **options):
     """Has runs of precision fp16 scale their losses on the CPU."""
     monkeypatch.setattr(trainer_module, "LossScaler", lambda device: LossScaler("cpu", **options))
 

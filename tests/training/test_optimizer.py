@@ -1,11 +1,9 @@
 """Optimizers and their state by name."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 import torch
@@ -26,17 +24,17 @@ from linear_task import LinearTask, trainer_of
 NAMES = get_args(OptimizerName)
 
 
-def model_of() -> nn.Module:
+def model_of():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return nn.ModuleDict({"lstm": nn.LSTM(3, 4), "head": nn.Linear(4, 2)})
 
 
-def set_of(model: nn.Module, name: Any, **options: Any) -> OptimizerSet:
+def set_of(model, name, **options):
     return OptimizerSet(model, TrainingOptions(optimizer=name, learning_rate=0.1, **options))
 
 
-def take_steps(model: nn.Module, optimizers: OptimizerSet, first: int, last: int) -> None:
+def take_steps(model, optimizers, first, last):
     for step in range(first, last):
         x = torch.randn(5, 2, 3, generator=torch.Generator().manual_seed(step))
         model["head"](model["lstm"](x)[0]).square().mean().backward()  # type: ignore[index]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -36,12 +35,7 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache" / "measured"
 
 
-def time_precision(
-    asked: Any,
-    rnn_size: int = 16,
-    batch: tuple[int, int] = (4, 2),
-    seconds: Callable[[str], float] = lambda _: 0.3,
-) -> PrecisionChoice:
+def time_precision(asked, rnn_size=16, batch=(4, 2), seconds=lambda _: 0.3):
     about = {"model": {"rnn_size": rnn_size}, "batch": list(batch)}
     return choose_precision(asked, torch.device("cpu"), about, seconds)
 
@@ -94,7 +88,7 @@ def test_a_timed_pass_leaves_weights_gradients_and_random_numbers_alone():
 def test_the_passes_of_a_model_are_timed_once(monkeypatch):
     timed: list[Any] = []
 
-    def seconds(name: str) -> float:
+    def seconds(name):
         timed.append(name)
         return {"fp32": 0.3, "bf16": 0.1}[name]
 
@@ -151,7 +145,7 @@ def test_bf16_of_our_own_kernels_is_bf16(monkeypatch):
     call, asked = LSTMCall(8, 4, 16, 16, torch.float32, "cuda", True), list[torch.dtype]()
     for refusal in (None, "cluster: this GPU has 8.0"):
 
-        def refuse(own: LSTMCall, refusal: str | None = refusal) -> str | None:
+        def refuse(own, refusal=refusal):
             asked.append(own.dtype)
             return refusal
 
@@ -179,7 +173,7 @@ def test_a_gpu_times_three_precisions_by_whole_steps(monkeypatch, seconds, name,
     use_gpu(monkeypatch)
     of = dict(zip(("tf32", "bf16", "fp16"), seconds, strict=True))
 
-    def time_step(precision: str) -> float:
+    def time_step(precision):
         if math.isinf(of[precision]):
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
         return of[precision]
@@ -197,7 +191,7 @@ def test_an_old_gpu_is_not_timed_in_emulated_precisions(monkeypatch, capability,
     use_gpu(monkeypatch, capability=capability)
     timed: list[str] = []
 
-    def seconds(name: str) -> float:
+    def seconds(name):
         timed.append(name)
         return 1.0
 
@@ -208,7 +202,7 @@ def test_an_old_gpu_is_not_timed_in_emulated_precisions(monkeypatch, capability,
 def test_auto_takes_the_most_exact_precision_if_no_step_fits_into_memory(monkeypatch):
     use_gpu(monkeypatch)
 
-    def seconds(_: str) -> float:
+    def seconds(_):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
     choice = choose_precision("auto", GPU, {}, seconds, "step")

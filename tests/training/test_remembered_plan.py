@@ -1,6 +1,5 @@
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -21,18 +20,15 @@ def _cache(tmp_path, monkeypatch):
     load(monkeypatch, is_busy=False)
 
 
-def load(monkeypatch: pytest.MonkeyPatch, is_busy: bool) -> None:
+def load(monkeypatch, is_busy):
     monkeypatch.setattr(measurements, "is_machine_busy", lambda _: is_busy)
 
 
-def planned(
-    config: TrainConfig = CONFIG, size: int = 96, left_s: float = 25.0, device: Any = CPU,
-    **data: Any,
-) -> tuple[ChosenPlan, bool]:  # fmt: skip
+def planned(config=CONFIG, size=96, left_s=25.0, device=CPU, **data):
     """Returns a plan, and whether it was made now."""
     made = list[bool]()
 
-    def make() -> ChosenPlan:
+    def make():
         made.append(True)
         return replace(PLAN, changes={"rnn_size": size})
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from fastlstm.errors import (
     RunDirectoryError,
 )
 from fastlstm.runs.events import MetricsFile
-from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.text.config import TrainConfig
 from fastlstm.training.checkpoint import Checkpoint, save_checkpoint
 from fastlstm.training.options import MAY_CHANGE, TrainingOptions
@@ -28,14 +26,14 @@ from fastlstm.training.session import (
 )
 
 
-def resume(run: RunDirectory, resume: bool = True) -> tuple[int | None, list[str]]:
+def resume(run, resume=True):
     """Returns the step of the checkpoint to resume, and the messages."""
     messages: list[str] = []
     checkpoint = checkpoint_to_resume(run, resume, lambda _, text: messages.append(text))
     return (None if checkpoint is None else checkpoint.step), messages
 
 
-def saved(run: RunDirectory, *steps: int) -> None:
+def saved(run, *steps):
     for step in steps:
         group = {"model": {"w": torch.ones(2)}}
         state = Checkpoint(run.path, step, group, {}, {"config.json": b"{}"}, True)
@@ -77,7 +75,7 @@ def test_a_resumed_run_takes_only_what_may_change():
     first = TrainingOptions(seed=24, steps=20, batch_size=64)
     resolved = dataclasses.replace(first, threads=1, batch_size=4)
 
-    def continued(**fields: Any) -> TrainingOptions:
+    def continued(**fields):
         return resumed_config(TrainingOptions(**fields), fields, resolved, first, MAY_CHANGE)
 
     resumed = continued(budget="3m", threads=2)
@@ -89,7 +87,7 @@ def test_a_resumed_run_takes_only_what_may_change():
         continued(batch_size=TrainingOptions().batch_size)
 
 
-def ended(run: RunDirectory, reason: str) -> Checkpoint:
+def ended(run, reason):
     """The checkpoint of a run's end after 20 steps."""
     metrics = MetricsFile(run.metrics_path)
     metrics({"event": "end", "reason": reason, "step": 20, "elapsed_s": 1.0})
@@ -97,7 +95,7 @@ def ended(run: RunDirectory, reason: str) -> Checkpoint:
     return Checkpoint(run.path, 20, {}, {}, {}, finite=True)
 
 
-def budget(seconds: float) -> StopCriterion:
+def budget(seconds):
     return StopCriterion("budget", None, seconds, f"budget {seconds:.0f}s")
 
 

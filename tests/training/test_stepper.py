@@ -1,7 +1,5 @@
 """One optimizer step: parts add up to the batch, memory errors, clipping, the average."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -12,7 +10,7 @@ from fastlstm.training.callbacks import Callback
 from linear_task import ROWS, LinearTask, of_kind, trainer_of
 
 
-def weights_after(num_steps: int = 3, memory: int = ROWS, **options: Any) -> torch.Tensor:
+def weights_after(num_steps=3, memory=ROWS, **options):
     task = LinearTask(dropout=0.0)
     task.memory = memory
     trainer = trainer_of(task, **options)
@@ -61,7 +59,7 @@ def test_out_of_memory_in_a_late_part_starts_the_batch_anew():
     task = LinearTask(dropout=0.0)
     trainer, calls = trainer_of(task, accumulate=2), list[int]()
 
-    def small(module: Any, args: Any) -> None:
+    def small(module, args):
         calls.append(len(args[0]))
         if len(calls) == 2:
             raise torch.cuda.OutOfMemoryError("out of memory")
@@ -104,7 +102,7 @@ def test_the_factor_scales_the_learning_rate():
 
 def test_the_average_follows_each_update_and_its_callbacks():
     class Mask(Callback):
-        def on_update(self, trainer: Any) -> None:
+        def on_update(self, trainer):
             with torch.no_grad():
                 trainer.task.weight[0, 0] = 7.0
             updates.append(trainer.state.average.updates)

@@ -9,13 +9,10 @@ import pytest
 import torch
 
 from fastlstm.errors import BudgetError, CorruptFileError, Stopped
-from fastlstm.runs.events import Event
 from fastlstm.training import trainer as trainer_module
 from fastlstm.training.callbacks import Callback, RiseStopping
 from fastlstm.training.checkpoint import MemorySnapshots, RunSnapshots, find_checkpoint
 from fastlstm.training.events import ThroughputMeter
-from fastlstm.training.task import Score
-from fastlstm.training.trainer import Trainer
 from linear_task import ROWS, LinearTask, of_kind, trainer_of
 
 
@@ -140,7 +137,7 @@ def test_a_run_ends_where_its_loss_rises(scores, step):
 
 
 def test_a_rise_counts_evaluations_and_is_remembered(run):
-    def trainer_with(scores: list[float]) -> Trainer:
+    def trainer_with(scores):
         task = LinearTask()
         task.scores = scores
         return trainer_of(
@@ -243,11 +240,11 @@ def test_what_callbacks_take_is_no_scoring(monkeypatch):
     monkeypatch.setattr(trainer_module.time, "perf_counter", lambda: now_s[0])
 
     class Slow(Callback):
-        def on_evaluate(self, trainer: Trainer, metrics: Event) -> None:
+        def on_evaluate(self, trainer, metrics):
             now_s[0] += 5.0
 
     class Task(LinearTask):
-        def score(self, limit: int, sums: torch.Tensor, seconds: float) -> Score:
+        def score(self, limit, sums, seconds):
             now_s[0] += 0.5
             return super().score(limit, sums, seconds)
 

@@ -1,9 +1,6 @@
 """`fastlstm serve` of a saved forecaster as a process."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import httpx
 import numpy as np
@@ -13,7 +10,7 @@ from forecast_server import PAST, body, h, output, past_of, waves
 from served_process import Process
 
 
-def window(series: int = 0) -> Any:
+def window(series=0):
     return past_of(waves(), series, 120, ("y", "temp"))[None]
 
 

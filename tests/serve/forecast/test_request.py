@@ -1,16 +1,12 @@
 """An inference request: its fields, parameters and errors."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import numpy as np
 import pytest
 
-from fastlstm.forecast.window_forecaster import InputColumns, WindowForecaster
+from fastlstm.forecast.window_forecaster import InputColumns
 from fastlstm.serve.forecast.request import (
-    InferRequest,
     SequenceStep,
     _missing,
     input_specs,
@@ -23,12 +19,12 @@ from forecast_server import L, body
 VALUES = np.arange(2 * L * 2, dtype=np.float32).reshape(2, L, 2)
 
 
-def parsed(model: WindowForecaster, request: Any) -> InferRequest:
+def parsed(model, request):
     decoder = request_decoder(input_specs(model).values())
     return parse_request(json.dumps(request).encode(), model, decoder)
 
 
-def refused(model: WindowForecaster, request: Any) -> str:
+def refused(model, request):
     with pytest.raises(ApiError) as caught:
         parsed(model, request)
     assert caught.value.status == 400

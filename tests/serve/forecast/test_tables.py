@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,12 +21,12 @@ from fastlstm.serve.forecast import tables
 from fastlstm.serve.forecast.tables import as_query
 from fastlstm.system import environment
 from forecast_server import QUICK, L, everything, h, refusal, save, waves
-from running_server import Running, wait_until
+from running_server import wait_until
 
 CSV = {"content-type": "text/csv"}
 
 
-def as_csv(table: pa.Table) -> bytes:
+def as_csv(table):
     sink = io.BytesIO()
     place = table.column_names.index("ds")
     seconds = table["ds"].cast(pa.timestamp("s"))
@@ -36,7 +34,7 @@ def as_csv(table: pa.Table) -> bytes:
     return sink.getvalue()
 
 
-def as_rows(table: pa.Table) -> list[dict[str, Any]]:
+def as_rows(table):
     """The rows as JSON has them: NaN is null, a time is a text."""
     rows: list[dict[str, Any]] = table.to_pylist()
     for row in rows:
@@ -47,7 +45,7 @@ def as_rows(table: pa.Table) -> list[dict[str, Any]]:
     return rows
 
 
-def post(server: Running, body: Any, query: str = "", accept: str = "*/*") -> httpx.Response:
+def post(server, body, query="", accept="*/*"):
     """Sends bytes as CSV, anything else as JSON."""
     path, headers = f"/forecast{query}", {"accept": accept}
     if isinstance(body, bytes):
@@ -55,7 +53,7 @@ def post(server: Running, body: Any, query: str = "", accept: str = "*/*") -> ht
     return server.client.post(path, json=body, headers=headers)
 
 
-def by_command(path: Path, data: bytes, folder: Path, *more: str) -> bytes:
+def by_command(path, data, folder, *more):
     """What `fastlstm forecast` writes."""
     table, out = folder / "table.csv", folder / "out.csv"
     table.write_bytes(data)
@@ -63,7 +61,7 @@ def by_command(path: Path, data: bytes, folder: Path, *more: str) -> bytes:
     return out.read_bytes()
 
 
-def cached() -> list[Path]:
+def cached():
     """What the cache of tables holds."""
     root = environment.cache_dir() / "series"
     return [*root.glob("work-*"), *root.glob("entries/*")]
@@ -123,7 +121,7 @@ def test_charts_have_the_past_and_intervals(forecasts):
     assert "charts" not in post(forecasts, as_csv(waves())).json()
 
 
-def rows_ahead() -> pa.Table:
+def rows_ahead():
     """What is known of the steps after `everything`."""
     longer = everything(120 + h)
     last = pa.scalar(pc.max(everything()["ds"]).as_py())
@@ -216,7 +214,7 @@ def test_wrong_parameters_are_named(forecasts, query, why):
 HEAD = b"unique_id,ds,y,temp\n"
 
 
-def rows_of(count: int, value: str = "1.5") -> bytes:
+def rows_of(count, value="1.5"):
     lines = (f"a,2024-01-{1 + k // 24:02} {k % 24:02}:00,{value},2\n" for k in range(count))
     return HEAD + "".join(lines).encode()
 
@@ -350,7 +348,7 @@ def test_keys_and_kinds_of_models(serve, plain_model):
 
 
 def test_a_failure_of_the_reader_is_no_fault_of_the_client(forecasts, monkeypatch):
-    def fail(*args: Any) -> None:
+    def fail(*args):
         raise RuntimeError("planted")
 
     monkeypatch.setattr(tables, "parse_query", fail)

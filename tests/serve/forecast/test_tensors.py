@@ -1,9 +1,6 @@
 """Tensors of requests and answers: flat and nested data, names."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,7 +14,7 @@ ROWS = TensorSpec("rows", "FP32", (-1, 2), ("a", "b"), may_miss=True)
 KIND = TensorSpec("kind", "BYTES", (-1, 1), ("kind",))
 
 
-def read(spec: TensorSpec, shape: list[int], data: Any) -> Any:
+def read(spec, shape, data):
     tensor = {"name": spec.name, "shape": shape, "datatype": spec.datatype, "data": data}
     found = msgspec.json.decode(json.dumps(tensor), type=spec.struct())
     return read_inputs([found])[spec.name]

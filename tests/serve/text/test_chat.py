@@ -1,7 +1,5 @@
 """Chats as transcripts: OpenAI's Python client against a real server."""
 
-from __future__ import annotations
-
 import openai
 import pytest
 
@@ -32,7 +30,7 @@ def chat(chats):
 
 
 def test_an_answer_continues_the_transcript(chat, lm):
-    def text(seed: int) -> str:
+    def text(seed):
         return solo(lm, PROMPT, 60, seed=seed, stop=ENDS)
 
     seed = next(each for each in range(99) if text(each)[0].isspace())
@@ -66,7 +64,7 @@ def test_an_answer_ends_at_the_next_label_and_can_be_sent_back(chat, lm):
     answer = chat([{"role": "user", "content": "a"}], max_tokens=3000)
     chat([{"role": "user", "content": "a"}, answer.choices[0].message], max_tokens=1)
 
-    def text(label: str) -> str:
+    def text(label):
         return solo(lm, f"{label} \n{PROMPT}", 3000, seed=7)
 
     # A name that the model writes at the beginning of a line.

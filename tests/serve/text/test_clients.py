@@ -1,19 +1,16 @@
 """Clients that leave, stall, send slowly, come in crowds, or send invalid HTTP."""
 
-from __future__ import annotations
-
 import json
 import random
 import socket
 import struct
 import time
 from dataclasses import replace
-from typing import Any
 
 import httpx
 import pytest
 
-from running_server import FaultyDecoder, Running, raw_request, solo, wait_until
+from running_server import FaultyDecoder, raw_request, solo, wait_until
 
 ENDLESS = {"prompt": "a", "max_tokens": 100_000, "stream": True}
 GET = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n"
@@ -21,11 +18,11 @@ POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
 JSON = POST + b"content-type: application/json\r\n"
 
 
-def request(body: dict[str, Any]) -> bytes:
+def request(body):
     return raw_request("/v1/completions", json.dumps(body).encode())
 
 
-def connect(server: Running, receive_buffer: int | None = None) -> socket.socket:
+def connect(server, receive_buffer=None):
     client = socket.socket()
     if receive_buffer:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
@@ -34,7 +31,7 @@ def connect(server: Running, receive_buffer: int | None = None) -> socket.socket
     return client
 
 
-def answer_of(client: socket.socket) -> bytes:
+def answer_of(client):
     data = b""
     while True:
         try:
@@ -46,7 +43,7 @@ def answer_of(client: socket.socket) -> bytes:
         data += part
 
 
-def status_of(server: Running, data: bytes) -> int:
+def status_of(server, data):
     """Sends raw bytes on a connection of their own."""
     with connect(server) as client:
         client.sendall(data)
@@ -156,7 +153,7 @@ def test_a_slow_reader_stays_connected_and_loses_nothing(serve):
     assert text == solo(server.model, "a", length, seed=8)
 
 
-def split_events(data: bytes) -> list[bytes]:
+def split_events(data):
     """The events of a chunked answer, without [DONE]."""
     body, at = [], data.index(b"\r\n\r\n") + 4
     while at < len(data):
@@ -184,7 +181,7 @@ def test_unread_answers_do_not_hold_connections(serve):
             assert len(answer_of(client)) < 1_000_000  # cut: the whole has 1.5 million
 
 
-def send_on(client: socket.socket, data: bytes) -> None:
+def send_on(client, data):
     while True:
         client.sendall(data)
         time.sleep(0.05)
@@ -309,7 +306,7 @@ def test_two_equal_content_lengths_are_accepted(server):
     assert_ok(server, JSON + length + length + b"\r\n" + body)
 
 
-def assert_ok(server: Running, data: bytes) -> None:
+def assert_ok(server, data):
     with connect(server) as client:
         client.sendall(data)
         assert client.recv(65536).startswith(b"HTTP/1.1 200 ")

@@ -29,28 +29,26 @@ PROMPT: Any = SimpleNamespace(text=b"", length=0, scores=None, add=lambda scores
 class Recorder:
     """Stands for engine, channel and sender; keeps what was sent."""
 
-    def __init__(self, *deliveries: list[OutputChunk], is_closed: bool = False) -> None:
+    def __init__(self, *deliveries, is_closed=False):
         self.name, self.scheduler = "tiny", SimpleNamespace(is_closed=is_closed)
         self._deliveries = list(deliveries)
         self.kinds: list[bytes] = []
         self.sent: list[tuple[bytes, bool]] = []
 
-    async def run(self, channel: Any, count: int, function: Any, *args: Any) -> Any:
+    async def run(self, channel, count, function, *args):
         return function(*args)
 
-    async def get(self) -> list[OutputChunk]:
+    async def get(self):
         return self._deliveries.pop(0)
 
-    async def start(self, kind: bytes, length: int | None = None) -> None:
+    async def start(self, kind, length=None):
         self.kinds.append(kind)
 
-    async def body(self, *parts: bytes, is_last: bool = False) -> None:
+    async def body(self, *parts, is_last=False):
         self.sent.append((b"".join(parts), is_last))
 
 
-def answered(
-    recorder: Any, num_choices: int = 1, *, stream: bool, reports_usage: str = ""
-) -> Record:
+def answered(recorder, num_choices=1, *, stream, reports_usage=""):
     record = Record("one")
     request = CompletionRequest(["a"], n=num_choices, stream=stream, reports_usage=reports_usage)
     choices: Any = [Choice(index, PROMPT, None) for index in range(num_choices)]  # type: ignore[arg-type]

@@ -1,10 +1,7 @@
 """Sessions: continued exactly, and accepted only if this server signed them."""
 
-from __future__ import annotations
-
 import base64
 import random
-from typing import Any
 
 import pytest
 
@@ -14,7 +11,7 @@ from fastlstm.text.session import Seal
 from running_server import make_lm, solo
 
 
-def blob_of(answer: Any) -> str:
+def blob_of(answer):
     return str(answer.json()["choices"][0]["session"])
 
 

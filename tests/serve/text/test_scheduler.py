@@ -20,11 +20,9 @@ from fastlstm.serve.text.scheduler import (
     LONGEST_S,
     PER_SEQUENCE_S,
     SHORTEST_S,
-    Advanced,
     Scheduler,
     StepSizer,
 )
-from fastlstm.text.loading import InferenceModel
 from fastlstm.text.sampling import Sampling
 from fastlstm.text.writing import token_stops
 from running_server import SETTINGS, FaultyDecoder, make_lm, solo, spoil, wait_until
@@ -33,11 +31,11 @@ from running_server import SETTINGS, FaultyDecoder, make_lm, solo, spoil, wait_u
 class Sink(Reservation):
     """Stands for a channel."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.chunks: queue.Queue[OutputChunk] = queue.Queue()
 
-    def texts(self, count: int = 1, timeout_s: float = 10) -> list[str]:
+    def texts(self, count=1, timeout_s=10):
         """Waits for the ends of so many texts."""
         texts, ended = [""] * count, 0
         while ended < count:
@@ -56,11 +54,11 @@ def decoder(lm):
 def make(lm, decoder):
     made: list[Scheduler] = []
 
-    def spread(step: Advanced) -> None:
+    def spread(step):
         for sink, chunk in step.chunks:
             sink.chunks.put(chunk)  # type: ignore[attr-defined]
 
-    def build(max_streams: int = 8, max_queue: int = 8, own: Any = decoder) -> Scheduler:
+    def build(max_streams=8, max_queue=8, own=decoder):
         settings = replace(SETTINGS, max_streams=max_streams, max_queue=max_queue)
         model = replace(lm, decoder=own)
         scheduler = Scheduler(model, settings, 1, spread)
@@ -74,9 +72,7 @@ def make(lm, decoder):
         assert (scheduler.num_held, scheduler.num_active) == (0, 0)
 
 
-def generation(
-    lm: InferenceModel, prompt: str = "a", max_tokens: int = 20, n: int = 1, **sampling: Any
-) -> GenerationRequest:
+def generation(lm, prompt="a", max_tokens=20, n=1, **sampling):
     seed = sampling.pop("seed", 0)
     samplings = tuple(Sampling(seed=seed + k, **sampling) for k in range(n))
     return GenerationRequest(
@@ -91,7 +87,7 @@ def generation(
     )
 
 
-def start(scheduler: Scheduler, request: GenerationRequest) -> Sink:
+def start(scheduler, request):
     sink: Any = request.channel
     scheduler.reserve(sink, len(request.samplings))
     scheduler.submit(request)
@@ -112,7 +108,7 @@ def test_a_thousand_concurrent_texts_equal_their_solo_runs(make, lm):
     wait_until(lambda: scheduler.num_held == 0 and scheduler.num_active == 0)
 
 
-def assert_solo(scheduler: Scheduler, lm: InferenceModel, asked: Any) -> None:
+def assert_solo(scheduler, lm, asked):
     """Texts of (prompt, limit, number, sampling) are those of the engine alone."""
     sinks = [start(scheduler, generation(lm, p, limit, n, **s)) for p, limit, n, s in asked]
     for (prompt, limit, n, sampling), sink in zip(asked, sinks, strict=True):
@@ -150,7 +146,7 @@ def test_a_text_with_a_nan_state_harms_no_other(make, lm, decoder):
 def test_an_exception_for_one_text_ends_only_this_text(make, lm, monkeypatch, method):
     own = getattr(ActiveSequence, method)
 
-    def failing(sequence: ActiveSequence) -> OutputChunk | None:
+    def failing(sequence):
         if sequence.request.samplings[0].seed == 3:
             raise ValueError("planted")
         return own(sequence)  # type: ignore[no-any-return]
@@ -181,7 +177,7 @@ def test_a_text_that_breaks_every_call_ends_alone(make, lm, decoder):
 def test_texts_continue_exactly_after_a_failed_call(make, lm, decoder, monkeypatch):
     run, num_failed = decoder.run, 0
 
-    def failing(streams: Any, steps: int, threads: int | None = None) -> None:
+    def failing(streams, steps, threads=None):
         nonlocal num_failed
         run(streams, steps, threads)
         if len(streams) > 1 and num_failed < 5:
@@ -220,7 +216,7 @@ def test_a_shared_prompt_that_fails_ends_all_its_texts(make, lm, decoder):
 
 @pytest.mark.parametrize("function", ["first_sequences", "forked"])
 def test_texts_that_fail_to_start_free_their_slots(make, lm, monkeypatch, function):
-    def failing(*_: Any) -> list[ActiveSequence]:
+    def failing(*_):
         raise RuntimeError("planted")
 
     scheduler = make(max_streams=3)
@@ -236,7 +232,7 @@ def test_an_engine_that_fails_for_every_text_says_so_and_goes_on(make, lm, decod
     scheduler = make(max_streams=4)
     run, is_broken = decoder.run, False
 
-    def failing(streams: Any, steps: int, threads: int | None = None) -> None:
+    def failing(streams, steps, threads=None):
         if is_broken:
             raise RuntimeError("planted")
         run(streams, steps, threads)

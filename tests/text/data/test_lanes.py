@@ -1,7 +1,5 @@
 """Lanes: every target once, state goes on, any position can be gone to."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -15,13 +13,13 @@ SIZES = st.tuples(st.integers(1, 5), st.integers(1, 7), st.integers(0, 40))
 ORDERS = ["lanes", "windows"]
 
 
-def make(order: Any, sizes: tuple[int, int, int], seed: int = 3) -> TextBatches:
+def make(order, sizes, seed=3):
     """Ids are their own positions, so a token says where it came from."""
     B, T, extra = sizes
     return TextBatches(np.arange(2 * B * T + extra, dtype=np.uint16), B, T, seed, order)
 
 
-def epoch_of(batches: TextBatches) -> list[torch.Tensor]:
+def epoch_of(batches):
     return [next(batches).y for _ in range(batches.steps_per_epoch)]
 
 
@@ -123,7 +121,7 @@ def test_resume_anywhere_gives_the_same_batches(order, sizes, steps, seed):
 
 
 def test_lane_resets_come_at_the_given_rate_and_only_from_the_position():
-    def resets(seed: int, start: int = 0) -> torch.Tensor:
+    def resets(seed, start=0):
         batches = TextBatches(np.zeros(100_000, np.uint8), 20, 5, seed, lane_reset=0.1)
         batches.load_state_dict({"epoch": 0, "index": start})
         return torch.stack([next(batches).reset for _ in range(500)])

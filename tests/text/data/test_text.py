@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from fastlstm.errors import ConfigError, DataError, Stopped
 from fastlstm.text.data import text as text_module
 from fastlstm.text.data.blocks import BLOCK_BYTES
 from fastlstm.text.data.sources import Document, InputText
-from fastlstm.text.data.text import TextDataset, prepare_text, token_counts
+from fastlstm.text.data.text import prepare_text, token_counts
 from fastlstm.text.data.tokenizer import CharTokenizer
 
 TEXT = "Well, Prince, so Genoa and Lucca — are now just\r\nfamily estates…\r\n" * 40
@@ -43,14 +42,12 @@ def _never_racy(monkeypatch):
     monkeypatch.setattr(text_module, "_RACY_NS", -(10**18))
 
 
-def kept(cache: Path) -> list[str]:
+def kept(cache):
     """Returns what lies in the cache besides memos and the lock."""
     return [path.name for kind in ("entries/*", "work-*") for path in (cache / "text").glob(kind)]
 
 
-def prepare(
-    source: object, cache: Path, block_bytes: int = BLOCK_BYTES, **settings: object
-) -> TextDataset:
+def prepare(source, cache, block_bytes=BLOCK_BYTES, **settings):
     with pytest.MonkeyPatch.context() as context:
         context.setattr(text_module, "BLOCK_BYTES", block_bytes)
         return prepare_text(source, cache_dir=cache, **settings)  # type: ignore[arg-type]
@@ -327,7 +324,7 @@ def test_stdin_and_pipes_are_read_once_and_spooled(cache, tmp_path, monkeypatch)
     assert len(kept(cache)) == 1
 
 
-def _feed(descriptor: int, data: bytes) -> None:
+def _feed(descriptor, data):
     with open(descriptor, "wb") as file:
         file.write(data)
 
@@ -367,7 +364,7 @@ text.prepare_text(sys.argv[1], cache_dir=sys.argv[2], should_stop=stop)
 """
 
 
-def start(code: str, *arguments: object) -> subprocess.Popen[bytes]:
+def start(code, *arguments):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], env=environment)
 
