@@ -5,13 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from fastlstm.errors import (
-    ConfigError,
-    DataError,
-    counted,
-    kind_of_value,
-    nearest_hint,
-)
+from fastlstm.errors import ConfigError, DataError, counted, kind_of_value, nearest_hint
 from fastlstm.system.fields import built
 from fastlstm.text.config import TrainConfig
 

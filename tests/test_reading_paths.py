@@ -111,8 +111,7 @@ def test_from_a_row_of_a_table_to_its_forecast(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name",
-    sorted({*ENTRY, *STEP, *CALL, *TABLE_STEP, *ROW_TO_FORECAST, "text/data/lanes.py"}),
+    "name", sorted({*ENTRY, *STEP, *CALL, *TABLE_STEP, *ROW_TO_FORECAST, "text/data/lanes.py"})
 )
 def test_the_documentation_names_the_files(name, repository):
     assert f"`{name}" in (repository / "docs" / "architecture.md").read_text(encoding="utf-8")

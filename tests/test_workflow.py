@@ -127,9 +127,7 @@ def test_every_step_runs_and_its_gain_is_in_the_table(workflow):
     heads, *rows = (re.split(r"\s{2,}", line) for line in lines)
     assert heads == ["step", "what it did", "measured", "before", "after", "gain"]
     steps = [row[0] for row in rows if row[0]]
-    assert steps == [
-        *("profile", "tune", "compress", "export", "serve", "monitor", "in all"),
-    ]
+    assert steps == [*("profile", "tune", "compress", "export", "serve", "monitor", "in all")]
     table = {row[0]: row for row in rows if row[0]}
     assert table["profile"][1:3] == ["threads 2 (+80% predicted)", "bits/char after 7 s"]
     assert table["tune"][1] == "384 units, batch 16, muon"

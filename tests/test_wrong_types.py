@@ -39,10 +39,7 @@ def book(tmp_path):
     [
         (lambda _: train(5), "the source is an int, expected a path or a list of paths"),
         (lambda _: train(None), "the source is None, expected a path"),
-        (
-            lambda _: train(["a.txt", 5]),
-            "the source is a list, expected a path or a list of paths",
-        ),
+        (lambda _: train(["a.txt", 5]), "the source is a list, expected a path or a list of paths"),
         (lambda _: train(long_table(9)), "the source is a Table, expected .*Forecaster"),
         (lambda book: train(book, out=5), "the run directory is an int, expected a path"),
         (lambda book: train(book, config=5), "config is an int, expected a TrainConfig"),
@@ -176,10 +173,7 @@ def test_data_of_sequence_models():
             (lambda k=kind: k().fit(X, 5), "y is an int, expected 4 answers"),
             (lambda k=kind: k(epochs=1).fit(X, Y).predict("x"), "X has shape .*, expected numbers"),
             (lambda k=kind: k(epochs=1).fit(X, Y).score(X, 5), "y (is an int|has shape)"),
-            (
-                lambda k=kind: k(epochs=1).fit(X, Y).score(X, Y, "x"),
-                "`sample_weight` is not",
-            ),
+            (lambda k=kind: k(epochs=1).fit(X, Y).score(X, Y, "x"), "`sample_weight` is not"),
         ):
             with pytest.raises(FastLSTMError, match=told):
                 call()

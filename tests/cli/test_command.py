@@ -6,12 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from fastlstm.cli import forecast
-from fastlstm.cli.command import (
-    MOST_SHOWN,
-    attribute_help,
-    help_text,
-    options_from_dataclass,
-)
+from fastlstm.cli.command import MOST_SHOWN, attribute_help, help_text, options_from_dataclass
 from fastlstm.cli.main import VERBS, commands
 from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS
 from fastlstm.cli.train import COMMAND

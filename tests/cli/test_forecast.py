@@ -59,10 +59,7 @@ def test_other_levels_are_refused(text):
 def test_points_quantiles_and_future_reach_the_model(model):
     assert main(["forecast", "run", "a.csv"]) == 0
     assert main(["forecast", "run", "a.csv", "b.csv", "--quantiles", "0.1", "--future", "f"]) == 0
-    assert model.asked == [
-        ("a.csv", (), None),
-        (["a.csv", "b.csv"], (0.1,), "f"),
-    ]
+    assert model.asked == [("a.csv", (), None), (["a.csv", "b.csv"], (0.1,), "f")]
 
 
 def test_the_table_recalibrates_before_it_is_forecast(model):

@@ -6,12 +6,7 @@ import pytest
 
 from fastlstm.errors import CorruptFileError, FormatError
 from fastlstm.runs import manifest
-from fastlstm.runs.manifest import (
-    FileRecord,
-    Manifest,
-    read_manifest,
-    verify_manifest,
-)
+from fastlstm.runs.manifest import FileRecord, Manifest, read_manifest, verify_manifest
 
 FILES = {"a.bin": b"\x00" * 300, "b.json": b"{}\n", "empty": b""}
 

@@ -4,12 +4,7 @@ import json
 import pytest
 import torch
 
-from fastlstm.errors import (
-    CorruptFileError,
-    FormatError,
-    NonFiniteError,
-    RunDirectoryError,
-)
+from fastlstm.errors import CorruptFileError, FormatError, NonFiniteError, RunDirectoryError
 from fastlstm.system.tensors import encode_tensors
 from fastlstm.text.config import ModelConfig
 from fastlstm.text.data.tokenizer import CharTokenizer
@@ -151,10 +146,7 @@ def test_another_tokenizer_is_refused(run):
         ({"rnn_size": 65_536, "num_layers": 64}, r"model\.safetensors: '"),  # 8 TB if allocated
         ({"num_layers": 1}, r"has a tensor 'layers\.1\.\w+' that a model in fp32 lacks"),
         ({"num_layers": 3}, r"lacks 'layers\.2\.\w+'; config\.json is of another model"),
-        (
-            {"rnn_size": 10**9},
-            r"`rnn_size` is 1000000000, expected a number from 1 to 65536",
-        ),
+        ({"rnn_size": 10**9}, r"`rnn_size` is 1000000000, expected a number from 1 to 65536"),
         ({"rnn_size": 0}, r"`rnn_size` is 0, expected a number from 1 to 65536"),
         ({"rnn_size": True}, r"`rnn_size` is True, expected a whole number"),
         ({"num_layers": 2.0}, r"`num_layers` is 2\.0, expected a whole number"),

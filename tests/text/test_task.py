@@ -16,12 +16,7 @@ from fastlstm.report.lines import outlook_text
 from fastlstm.text.config import ModelConfig
 from fastlstm.text.data.tokenizer import CharTokenizer
 from fastlstm.text.model import LanguageModel
-from fastlstm.text.task import (
-    expected_end,
-    has_outlook,
-    tokens_per_char,
-    training_flop_per_token,
-)
+from fastlstm.text.task import expected_end, has_outlook, tokens_per_char, training_flop_per_token
 
 
 def test_a_token_that_the_vocabulary_lacks_is_named():

@@ -7,12 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from fastlstm.errors import (
-    BudgetError,
-    ConfigError,
-    CorruptFileError,
-    RunDirectoryError,
-)
+from fastlstm.errors import BudgetError, ConfigError, CorruptFileError, RunDirectoryError
 from fastlstm.runs.events import MetricsFile
 from fastlstm.text.config import TrainConfig
 from fastlstm.training.checkpoint import Checkpoint, save_checkpoint

@@ -14,11 +14,7 @@ from torch import Tensor
 
 from fastlstm.system.prefetch import Prefetcher
 from fastlstm.training import step_time
-from fastlstm.training.step_time import (
-    fastest_step_s,
-    steps_in_turn_s,
-    use_up_batches,
-)
+from fastlstm.training.step_time import fastest_step_s, steps_in_turn_s, use_up_batches
 from fastlstm.tuning.variants import EXACT, Variant, steps_of
 from linear_task import LinearTask, RowLoader, trainer_of
 

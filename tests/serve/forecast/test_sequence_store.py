@@ -15,18 +15,7 @@ from fastlstm.serve.forecast import engine as forecast_engine
 from fastlstm.serve.forecast.engine import SequenceStore
 from fastlstm.serve.forecast.request import SequenceStep
 from fastlstm.serve.http.errors import ApiError
-from forecast_server import (
-    PAST,
-    L,
-    at,
-    body,
-    output,
-    past_of,
-    refusal,
-    rows,
-    submitted,
-    tensor,
-)
+from forecast_server import PAST, L, at, body, output, past_of, refusal, rows, submitted, tensor
 from running_server import Running, wait_until
 
 

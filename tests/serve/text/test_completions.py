@@ -12,13 +12,7 @@ import pytest
 
 from fastlstm.serve.http.access import Record
 from fastlstm.serve.http.errors import ApiError
-from fastlstm.serve.text.completions import (
-    Choice,
-    Logprobs,
-    Prompt,
-    Usage,
-    _Answer,
-)
+from fastlstm.serve.text.completions import Choice, Logprobs, Prompt, Usage, _Answer
 from fastlstm.serve.text.generation import OutputChunk, ScoredToken
 from fastlstm.serve.text.requests import CompletionRequest
 from fastlstm.text.data.tokenizer import ByteTokenizer
@@ -126,8 +120,7 @@ def test_echo_repeats_the_prompt_whose_first_token_has_no_score():
 
 
 @pytest.mark.parametrize(
-    ("reports", "amid", "at_the_end"),
-    [("", "absent", []), ("last", None, [4]), ("all", 4, [4])],
+    ("reports", "amid", "at_the_end"), [("", "absent", []), ("last", None, [4]), ("all", 4, [4])]
 )
 def test_usage_comes_with_no_event_with_the_last_or_with_all(reports, amid, at_the_end):
     recorder = Recorder([OutputChunk(0, "c", 1)], [OutputChunk(0, "", 0, "length")])

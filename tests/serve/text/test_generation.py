@@ -7,11 +7,7 @@ from typing import Any
 
 import pytest
 
-from fastlstm.serve.text.generation import (
-    GenerationRequest,
-    Prefix,
-    first_sequences,
-)
+from fastlstm.serve.text.generation import GenerationRequest, Prefix, first_sequences
 from fastlstm.text.loading import InferenceModel
 from fastlstm.text.sampling import Sampling
 from fastlstm.text.writing import prompt_ids, token_stops

@@ -163,11 +163,7 @@ def test_one_log_line_per_request_whatever_is_in_it(serve, capfd):
 def test_log_and_metrics_say_how_a_request_ended(serve, lm, capfd):
     decoder = FaultyDecoder(lm.decoder)
     server = serve(
-        model=replace(lm, decoder=decoder),
-        log=True,
-        max_streams=1,
-        max_queue=0,
-        max_tokens=10**9,
+        model=replace(lm, decoder=decoder), log=True, max_streams=1, max_queue=0, max_tokens=10**9
     )
     assert server.post(prompt="a", max_tokens=3).status_code == 200
     assert server.post(prompt=1).status_code == 400

@@ -155,8 +155,7 @@ def test_a_text_that_is_too_short_is_refused(order, num, advice):
 
 
 @pytest.mark.parametrize(
-    "state",
-    [{}, {"epoch": -1, "index": 0}, {"epoch": 0, "index": 24}, {"epoch": 0, "index": 1.0}],
+    "state", [{}, {"epoch": -1, "index": 0}, {"epoch": 0, "index": 24}, {"epoch": 0, "index": 1.0}]
 )
 def test_an_impossible_position_is_refused(state):
     batches = TextBatches(np.zeros(1000, np.uint8), 4, 10, 0)

@@ -82,8 +82,7 @@ def test_code_points_outside_the_first_plane():
 
 
 @pytest.mark.parametrize(
-    ("size", "dtype"),
-    [(256, np.uint8), (257, np.uint16), (65536, np.uint16), (65537, np.uint32)],
+    ("size", "dtype"), [(256, np.uint8), (257, np.uint16), (65536, np.uint16), (65537, np.uint32)]
 )
 def test_smallest_dtype(size, dtype):
     assert smallest_dtype(size) == dtype
