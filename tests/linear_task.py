@@ -132,6 +132,19 @@ class LinearTask(Task):
         return {"finished": True}
 
 
+class BadWeight(Callback):
+    """Makes a weight NaN after the update of some calls, counted from 1."""
+
+    def __init__(self, *calls: int) -> None:
+        self._calls, self._count = calls, 0
+
+    def on_update(self, trainer: Any) -> None:
+        self._count += 1
+        if self._count in self._calls:
+            with torch.no_grad():
+                trainer.task.weight.fill_(float("nan"))
+
+
 def trainer_of(
     task: LinearTask,
     events: list[Event] | None = None,

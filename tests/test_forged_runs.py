@@ -104,12 +104,7 @@ def test_values_that_make_no_sense_are_named(whole, tmp_path, name, change, mess
 WEIGHT, MOMENT = "layers.0.weight_hh_l0", "output.weight:exp_avg"
 TENSORS: list[tuple[str, str, Callable[[torch.Tensor], torch.Tensor | None], str]] = [
     ("model", WEIGHT, lambda _: None, f"'{WEIGHT}' of model.safetensors is missing"),
-    (
-        "model",
-        WEIGHT,
-        lambda t: t[:1, :1].clone(),
-        r"is \(1, 1\) torch.float32, expected \(32, 8\)",
-    ),
+    ("model", WEIGHT, lambda t: t[:1, :1].clone(), r"is \(1, 1\) torch.float32, expected \(32, 8"),
     ("model", WEIGHT, lambda t: t.long(), r"is \(32, 8\) torch.int64, expected"),
     ("average", WEIGHT, lambda t: t[:1].clone(), r"average.safetensors is \(1, 8\)"),
     ("carried", "h", lambda t: t[..., :1].clone(), r"'h' of carried.safetensors is \(1, 2, 1\)"),

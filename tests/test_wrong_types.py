@@ -43,10 +43,7 @@ def book(tmp_path):
         (lambda _: train(long_table(9)), "the source is a Table, expected .*Forecaster"),
         (lambda book: train(book, out=5), "the run directory is an int, expected a path"),
         (lambda book: train(book, config=5), "config is an int, expected a TrainConfig"),
-        (
-            lambda book: train(book, observers=5),
-            "observers is an int, expected a list of functions",
-        ),
+        (lambda book: train(book, observers=5), "observers is an int, expected a list of"),
         (lambda book: train(book, observers=[5]), "observers is a list, expected a list of func"),
         (lambda book: train(book, stop=5), "stop is an int, expected a function"),
         (lambda book: train(book, steps="x"), "`steps` is 'x', expected a whole number"),
@@ -102,28 +99,16 @@ def test_lm(call, told, lm):
         (lambda _: Forecaster().fit(None), "got None, expected a path"),
         (lambda _: Forecaster().fit(["a.csv", 5]), "got a list, expected a path"),
         (lambda _: Forecaster().partial_fit(5), "got an int, expected a path"),
-        (
-            lambda _: Forecaster(horizon="x").fit("no.csv"),
-            "`horizon` is 'x', expected a whole number",
-        ),
+        (lambda _: Forecaster(horizon="x").fit("no.csv"), "`horizon` is 'x', expected a whole"),
         (lambda _: Forecaster(horizon=0).fit("no.csv"), "`horizon` is 0, expected a number from 1"),
         (lambda _: Forecaster(target=5).fit("no.csv"), "`target` is 5, expected names of columns"),
-        (
-            lambda _: Forecaster(past=[5]).fit("no.csv"),
-            r"`past` is \[5\], expected names of columns",
-        ),
+        (lambda _: Forecaster(past=[5]).fit("no.csv"), r"`past` is \[5\], expected names of"),
         (lambda _: Forecaster(split=5).fit("no.csv"), "`split` is 5, expected a text"),
         (lambda _: Forecaster(observers=5).fit("no.csv"), "observers is an int, expected a list"),
         (lambda model: model.predict(5), "got an int, expected a path"),
         (lambda model: model.predict(future=5), "fitted without future columns"),
-        (
-            lambda model: model.predict_quantiles(quantiles=5),
-            "`quantiles` is 5, expected a list of",
-        ),
-        (
-            lambda model: model.predict_quantiles(quantiles=["x"]),
-            "`quantiles` is .'x'., expected a",
-        ),
+        (lambda model: model.predict_quantiles(quantiles=5), "`quantiles` is 5, expected a list"),
+        (lambda model: model.predict_quantiles(quantiles=["x"]), "`quantiles` is .'x'., expected"),
         (lambda model: model.backtest(5), "`part` is 5, expected train, valid or test"),
         (lambda model: model.backtest(stride="x"), "`stride` is 'x', expected 1 or more"),
         (lambda model: model.backtest(season=1.5), "`season` is 1.5, expected 1 or more"),
@@ -158,7 +143,7 @@ def test_forecaster(call, told, model):
         ({"seed": -1}, "`seed` is -1, expected a number from 0"),
         ({"held_out": "x"}, "`held_out` is 'x', expected a number"),
         ({"held_out": 1}, "`held_out` is 1, expected a number from"),
-        ({"observers": 5}, "observers is an int, expected a list of functions"),
+        ({"observers": 5}, "observers is an int, expected a list of"),
     ],
 )
 def test_arguments_of_sequence_models_are_looked_at_before_the_data(given, told):
@@ -229,8 +214,6 @@ def test_layers(call, told):
 
 def test_what_is_refused_changes_no_layer():
     model = nn.Sequential(nn.LSTM(2, 3))
-    with pytest.raises(
-        FastLSTMError, match="max_activation_bytes is -1, expected a whole number of bytes"
-    ):
+    with pytest.raises(FastLSTMError, match="max_activation_bytes is -1, expected a whole"):
         fastlstm.accelerate(model, max_activation_bytes=-1)
     assert type(model[0]) is nn.LSTM

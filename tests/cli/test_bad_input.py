@@ -101,9 +101,7 @@ def test_a_checkpoint_of_another_tokenizer(tiny_run, refused):
         ("train", "book.txt", "--out", "{}"),
     ],
 )
-def test_a_name_too_long_for_a_file_is_an_error_of_one_line(
-    arguments, tmp_path, monkeypatch, refused
-):
+def test_a_name_too_long_for_a_file_is_one_line(arguments, tmp_path, monkeypatch, refused):
     monkeypatch.chdir(tmp_path)
     Path("book.txt").write_text(GOOD)
     assert "aaa" in refused(*(part.format("a" * 300) for part in arguments))

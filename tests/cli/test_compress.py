@@ -111,9 +111,7 @@ def test_a_run_comes_first(tmp_path, tiny_run, refused):
     assert "no such run" in refused("compress", tmp_path / "none", "--out", "x", "--to", "int8")
     arguments = ["compress", str(tiny_run), "--out", "x", "--to", "int8", "--data", str(tiny_run)]
     assert "is a run, expected a text or a table" in refused(*arguments)
-    assert "holds the run to compress" in refused(
-        "compress", tiny_run, "--out", tiny_run, "--to", "int8"
-    )
+    assert "the run to compress" in refused("compress", tiny_run, "--out", tiny_run, "--to", "int8")
 
 
 def test_every_option_has_a_flag():

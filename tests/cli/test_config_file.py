@@ -94,9 +94,7 @@ def test_zoneout_in_a_file_and_on_the_command_line(written, tmp_path):
 
 def test_codes_of_columns_are_a_mapping_as_on_the_command_line(tmp_path):
     path = tmp_path / "config.yaml"
-    path.write_text(
-        "horizon: 3\nmissing_value: {humidity: -1, wind: [-9, -99.5]}\nkeep_value: -7\n"
-    )
+    path.write_text("horizon: 3\nmissing_value: {humidity: -1, wind: [-9, -9.5]}\nkeep_value: -7\n")
     config = ForecastConfig(**read_config_file(path, FORECAST_OPTIONS))
     assert config.missing_value == ("humidity=-1", "wind=-9", "wind=-99.5")
     assert config.keep_value == (-7.0,)

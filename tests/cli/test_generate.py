@@ -108,9 +108,7 @@ def test_bad_settings(model, arguments, message, refused):
 
 def test_prompt_that_is_not_utf8(model, monkeypatch, refused):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"ab\xff")))
-    assert "the prompt on stdin is not UTF-8 (byte 2)" in refused(
-        "generate", "run", "--prompt", "-"
-    )
+    assert "prompt on stdin is not UTF-8 (byte 2)" in refused("generate", "run", "--prompt", "-")
 
 
 def test_fast_pieces_are_joined(monkeypatch):

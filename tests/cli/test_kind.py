@@ -102,10 +102,7 @@ def test_the_command_for_texts_is_chosen(argv):
         (["tables"], ["tables is a table", "--horizon N", "--as-text"]),
         (["t*s/*.csv"], ["t*s/*.csv is a table", "--horizon N"]),
         (["mixed"], ["tables (a.csv)", "texts (notes.md)", "--horizon N", "--as-text"]),
-        (
-            ["book.txt", "--horizon", "4"],
-            ["book.txt is a text", "leave out --horizon; to", "a table"],
-        ),
+        (["book.txt", "--horizon", "4"], ["book.txt is a text", "leave out --horizon", "a table"]),
         (["book.txt", "--out", "started"], ["book.txt is a text", "another --out"]),
         (
             ["book.txt", "--start", "started", "--out", "r"],
@@ -119,10 +116,7 @@ def test_the_command_for_texts_is_chosen(argv):
             ["data.csv", "--horizon", "4", "--vocab", "byte"],
             ["--vocab is not an option for a forecaster; leave it out"],
         ),
-        (
-            ["data.parquet", "--rnn-size", "4"],
-            ["--rnn-size is not an option for", "mean '--hidden-size'?"],
-        ),
+        (["data.parquet", "--rnn-size", "4"], ["--rnn-size is not an", "mean '--hidden-size'?"]),
         (["book.txt", "--config", "c.yaml"], ["'horizon' in c.yaml is for a table"]),
         (["data.csv", "--lr", "4"], ["unknown flag '--lr' (did you mean '--learning-rate'?)"]),
         (["data.csv", "--horizonn", "4"], ["unknown flag '--horizonn'", "'--horizon'"]),

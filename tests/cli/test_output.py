@@ -76,10 +76,7 @@ def test_a_message_has_indented_details(capsys):
     [
         ("`decimal=','`, `wide=True`; or `look=False`", "`--decimal , --wide`; or `--no-look`"),
         ("add `thousands=\"'\"`, `na='***'`", "add `--thousands ''\"'\"'' --na '***'`"),
-        (
-            "give `keep_value=-9999` or name `series`",
-            "give `--keep-value -9999` or name `--series`",
-        ),
+        ("give `keep_value=-99` or name `series`", "give `--keep-value -99` or name `--series`"),
         ("`DataFrame` and `reset_index(drop=True)`", "`DataFrame` and `reset_index(drop=True)`"),
     ],
 )

@@ -233,9 +233,7 @@ def test_the_open_port_of_torchrun_gets_a_warning(rank_0, monkeypatch):
         ("127.0.0.1", {"GLOO_SOCKET_IFNAME": "eth7"}, "eth7"),
     ],
 )
-def test_processes_of_one_machine_use_its_loopback_device(
-    rank_0, monkeypatch, address, more, device
-):
+def test_processes_of_one_machine_use_loopback(rank_0, monkeypatch, address, more, device):
     rank_0(address, 29400)
     for name, value in more.items():
         monkeypatch.setenv(name, value)

@@ -128,10 +128,7 @@ def test_the_rank_with_another_text_or_option_is_named(found):
     assert "another text" in leader["text"]
     for name in ("rate", "table"):
         assert leader[name].startswith("ConfigError: rank 1 (")
-        assert (
-            "was started with `learning_rate=0.02`, rank 0 with `learning_rate=0.01`;"
-            in leader[name]
-        )
+        assert "`learning_rate=0.02`, rank 0 with `learning_rate=0.01`;" in leader[name]
     assert {name: error.split(":")[0] for name, error in other.items()} == dict.fromkeys(
         leader, "Dismissed"
     )

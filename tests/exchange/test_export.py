@@ -311,7 +311,7 @@ def test_too_many_bytes_are_refused(text_run, tmp_path, monkeypatch):
         ({"to": "onnx", "out": "model.onnx"}, {}, r"names a file; .* give `out='model'`"),
     ],
 )
-def test_models_that_cannot_be_exported_are_named(
+def test_what_cannot_be_exported_is_named(
     text_run, tmp_path, monkeypatch, fields, options, message
 ):
     run = text_run(**options)
@@ -325,9 +325,7 @@ def test_models_that_cannot_be_exported_are_named(
 def test_a_missing_package_is_one_line(text_run, tmp_path, monkeypatch, package):
     run = text_run()
     monkeypatch.setitem(__import__("sys").modules, package, None)
-    with pytest.raises(
-        MissingExtraError, match=rf"needs {package}: pip install 'fastlstm\[onnx\]'"
-    ):
+    with pytest.raises(MissingExtraError, match=rf"needs {package}: pip install 'fastlstm\[onnx"):
         fastlstm.export(run, to="onnx", out=tmp_path / "out")
     assert not list(tmp_path.glob("out*"))
 

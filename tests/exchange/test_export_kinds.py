@@ -125,21 +125,13 @@ def test_a_sequence_model(sequence_runs, tmp_path, answers, to, options):
             {"to": "litert"},
             "any number of time steps, .*: give it as `length`, or export to onnx",
         ),
-        (
-            "numbers",
-            {"to": "onnx", "length": 3},
-            "is for sequence models and modules that go to litert",
-        ),
+        ("numbers", {"to": "onnx", "length": 3}, "is for sequence models and modules that go"),
         ("numbers", {"to": "litert", "length": 0}, "`length=0` is no number of steps"),
-        (
-            "text",
-            {"to": "litert", "length": 3},
-            "is for sequence models and modules that go to litert",
-        ),
+        ("text", {"to": "litert", "length": 3}, "is for sequence models and modules that go"),
         ("numbers", {"to": "keras"}, "Keras files hold text models, and this is a sequence"),
     ],
 )
-def test_options_that_sequence_models_refuse(
+def test_options_sequence_models_refuse(
     sequence_runs, text_run, tmp_path, answers, fields, message
 ):
     run = text_run() if answers == "text" else sequence_runs[answers]
@@ -253,11 +245,7 @@ def test_a_wrong_label_is_found(sequence_runs):
     [
         (3, {}, "the model is an int, expected a run directory or a torch module"),
         (Tagger(), {}, "give an example of the module's arguments"),
-        (
-            "run",
-            {"check": False, "check_text": "a.txt"},
-            "`check_text` is not read without a check",
-        ),
+        ("run", {"check": False, "check_text": "a.txt"}, "`check_text` is not read without a"),
     ],
     ids=["number", "module", "check_text"],
 )

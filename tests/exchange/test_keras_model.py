@@ -359,9 +359,7 @@ def test_weights_of_another_size_are_named(tmp_path):
     arrays = {layer: m.get_weights() for layer, m in zip("ld", model.layers, strict=True)}
     config = keras_2_lstm("LSTM", units=7)
     path = hdf5_file(tmp_path / "m.h5", config, arrays, "2.4.0")
-    with pytest.raises(
-        FormatError, match=r"kernel of the layer 'l' \(LSTM\) has the shape \(5, 24"
-    ):
+    with pytest.raises(FormatError, match=r"kernel of the layer 'l' \(LSTM\) has the shape \(5"):
         fastlstm.import_module(path)
     arrays["l"].append(arrays["l"][-1])
     path = hdf5_file(tmp_path / "n.h5", keras_2_lstm("LSTM"), arrays, "2.4.0")

@@ -95,9 +95,7 @@ def check(stored: StoredSequenceModel, weights: dict[str, Any], path: Path) -> N
 @pytest.mark.parametrize("pooling", ["last", "mean"])
 @pytest.mark.parametrize("has_missing", [False, True])
 @pytest.mark.parametrize("kind", [numbers, labels])
-def test_a_graph_gives_what_its_estimator_gives(
-    bidirectional, pooling, has_missing, kind, tmp_path
-):
+def test_a_graph_gives_what_an_estimator_gives(bidirectional, pooling, has_missing, kind, tmp_path):
     stored = stored_model(
         kind(), bidirectional=bidirectional, pooling=pooling, has_missing=has_missing,
         num_layers=1 + has_missing,

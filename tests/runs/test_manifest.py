@@ -124,9 +124,7 @@ def test_a_huge_size_allocates_nothing(directory):
     records = read_manifest(directory).files
     big = Manifest({**records, "a.bin": FileRecord(10**18, "0" * 64)})
     (directory / "manifest.json").write_bytes(big.to_bytes())
-    with pytest.raises(
-        CorruptFileError, match=r"a\.bin: has 300 bytes, manifest.json says [0,1]+;"
-    ):
+    with pytest.raises(CorruptFileError, match=r"a\.bin: has 300 bytes, manifest.json says [0,1]+"):
         verify_manifest(directory)
 
 
@@ -151,9 +149,7 @@ def test_read_file_returns_only_what_was_checked(directory):
     record = read_manifest(directory).files["a.bin"]
     assert manifest.read_file(directory / "a.bin", record) == FILES["a.bin"]
     (directory / "a.bin").write_bytes(b"\x00" * 299 + b"\x01")
-    with pytest.raises(
-        CorruptFileError, match=r"a\.bin: SHA-256 starts with .* manifest.json says"
-    ):
+    with pytest.raises(CorruptFileError, match=r"a\.bin: SHA-256 starts with .* manifest.json"):
         manifest.read_file(directory / "a.bin", record)
 
 

@@ -1,4 +1,5 @@
 import fcntl
+import json
 import multiprocessing
 import os
 import subprocess
@@ -199,9 +200,7 @@ def test_a_model_without_its_manifest_is_damage(run):
     assert "manifest.json: is missing" in str(run.verify()[0])
 
 
-def test_sealed_metrics_show_damage_anywhere_and_unsealed_ones_may_grow(tmp_path):
-    run = RunDirectory(tmp_path / "run")
-    run.create()
+def test_sealed_metrics_show_damage_anywhere_and_unsealed_ones_may_grow(run):
     run.publish({"config.json": b"{}"})
     run.metrics_path.write_bytes(b'{"event":"start"}\n{"event":"end"}\n')
     run.seal_metrics()
@@ -271,8 +270,6 @@ def test_files_behind_a_link_are_not_published(run, tmp_path):
 
 @pytest.mark.parametrize("mark", ["5", "[1]", '"x"', '{"size": 3}'])
 def test_a_mark_that_makes_no_sense_is_damage(run, mark):
-    import json
-
     run.metrics_path.write_bytes(b"{}\n")
     run.publish({"config.json": b"{}"}, extra={"metrics": json.loads(mark)})
     assert "not a size and a SHA-256" in str(run.verify()[0])
@@ -283,9 +280,7 @@ def test_a_mark_that_makes_no_sense_is_damage(run, mark):
     run.verify()
 
 
-def test_a_locked_file_is_seen(tmp_path):
-    run = RunDirectory(tmp_path / "run")
-    run.create()
+def test_a_locked_file_is_seen(run, tmp_path):
     assert is_locked(run.path / ".lock") is False
     nobody = held_locks()
     with run.lock():
@@ -296,18 +291,11 @@ def test_a_locked_file_is_seen(tmp_path):
         assert is_locked(tmp_path / "none", held) is None
 
 
-def test_a_run_can_be_locked_while_is_locked_looks(tmp_path):
+def test_a_run_can_be_locked_while_is_locked_looks(run):
     """Where /proc/locks does not tell, looking takes the lock for an instant."""
-    run = RunDirectory(tmp_path / "run")
-    run.create()
     descriptor = os.open(run.path / ".lock", os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
-
-    def release() -> None:
-        time.sleep(0.02)
-        os.close(descriptor)
-
-    thread = threading.Thread(target=release)
+    thread = threading.Timer(0.02, os.close, [descriptor])
     thread.start()
     with run.lock():
         pass

@@ -66,9 +66,7 @@ def text_of(decoder):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("stored", FORMATS_IN_FILES)
-def test_a_stored_run_writes_what_its_source_writes_in_that_format(
-    tmp_path, random_model, stored, variant
-):
+def test_a_stored_run_writes_what_its_source_writes(tmp_path, random_model, stored, variant):
     model = random_model(**VARIANTS[variant])
     path = publish(tmp_path / "run", model, stored)
     decoding = "fp32" if stored == "fp16" else stored
@@ -189,14 +187,8 @@ def config_with(path, **changes):
         ({"compression": {}}, r"compression\.weights is None"),
         ({"compression": [1]}, r"compression is \[1\], expected a JSON object"),
         ({"compression": {"weights": ["int8"]}}, r"compression\.weights is \['int8'\]"),
-        (
-            {"compression": RECORD | {"weights": "int4"}},
-            r"'embedding\.weight' is \(20, 8\) I8, expected",
-        ),
-        (
-            {"compression": RECORD | {"weights": "fp32"}},
-            r"'embedding\.weight' is \(20, 8\) I8, expected",
-        ),
+        ({"compression": RECORD | {"weights": "int4"}}, r"'embedding\.weight' is \(20, 8\) I8"),
+        ({"compression": RECORD | {"weights": "fp32"}}, r"'embedding\.weight' is \(20, 8\) I8"),
         ({"format_version": 4}, "has format version 4, this fastlstm reads 3;"),
     ],
 )

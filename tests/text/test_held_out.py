@@ -274,11 +274,7 @@ def test_bytes_hold_every_character(texts, vocab):
         ("", DataError, r"mine\.txt is empty"),
         ("a", DataError, r"mine\.txt has 1 token, expected at least 2; give a longer .* `valid`"),
         ("aßßßß", DataError, r"mine\.txt has 1 token"),
-        (
-            "ß☃",
-            UnknownCharacterError,
-            r"mine\.txt: characters that are not in the vocabulary: 'ß' at 0",
-        ),
+        ("ß☃", UnknownCharacterError, r"mine\.txt: characters that are not in the vocabulary: 'ß'"),
         (None, DataError, r"no such file or directory: mine\.txt"),
     ],
 )
@@ -293,21 +289,12 @@ def test_what_cannot_be_scored_is_refused_at_the_start(texts, content, error, me
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        (
-            {"valid": "book.txt"},
-            r"book\.txt is given both as the source and as `valid`; each needs",
-        ),
+        ({"valid": "book.txt"}, r"book\.txt is given both as the source and as `valid`; each"),
         ({"test": "./sub/../book.txt"}, r"book\.txt is given both as the source and as `test`"),
         ({"valid": "link.txt"}, r"book\.txt is given both as the source and as `valid`"),
         ({"source": ".", "test": "valid.txt"}, r"valid\.txt is given both as the source and as"),
-        (
-            {"valid": "test.txt", "test": "test.txt"},
-            r"test\.txt is .* both as `valid` and as `test`",
-        ),
-        (
-            {"valid": "copy.txt"},
-            r"the text of copy\.txt is given both as the source and as `valid`",
-        ),
+        ({"valid": "test.txt", "test": "test.txt"}, r"test\.txt is .* both as `valid` and as"),
+        ({"valid": "copy.txt"}, r"text of copy\.txt is given both as the source and as `valid`"),
         ({"source": "-", "valid": "-"}, "stdin is given both as the source and as `valid`"),
     ],
 )

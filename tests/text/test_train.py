@@ -151,9 +151,7 @@ def test_what_torch_was_set_to_stays(text, tmp_path):
 
 
 @pytest.mark.parametrize("place", ["prepare_text", "budget_plan", "initialize"])
-def test_ctrl_c_in_set_up_ends_at_once_and_leaves_nothing(
-    text, tmp_path, monkeypatch, capfd, place
-):
+def test_ctrl_c_in_set_up_leaves_nothing(text, tmp_path, monkeypatch, capfd, place):
     """It waited for the end of the set-up, up to half a minute."""
     monkeypatch.setattr(
         f"fastlstm.text.train.{place}", lambda *_, **__: os.kill(os.getpid(), signal.SIGINT)

@@ -344,9 +344,7 @@ def test_the_error_says_if_there_is_no_intact_checkpoint(run):
     (path / "config.json").write_bytes(b"")
     with pytest.raises(CorruptFileError) as caught:
         load_checkpoint(path)
-    assert "has no intact checkpoint to use instead" in str(
-        run.with_offer(caught.value, besides=path)
-    )
+    assert "no intact checkpoint to use instead" in str(run.with_offer(caught.value, besides=path))
     found, damage = find_checkpoint(run)
     assert found is None
     assert "has no intact checkpoint" in str(damage[0])

@@ -8,7 +8,7 @@ import torch
 from fastlstm.errors import Stopped, StorageError
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.checkpoint import RunSnapshots, find_checkpoint
-from linear_task import LinearTask, of_kind, trainer_of
+from linear_task import BadWeight, LinearTask, of_kind, trainer_of
 
 
 class Refuse(Callback):
@@ -90,21 +90,9 @@ def test_best_weights_of_another_model_are_refused():
 
 
 def test_a_better_model_at_an_earlier_step_is_published():
-    class BadWeight(Callback):
-        """Makes a weight NaN after step 6, once."""
-
-        def __init__(self):
-            self.is_done = False
-
-        def on_update(self, trainer):
-            if trainer.progress.step == 5 and not self.is_done:
-                self.is_done = True
-                with torch.no_grad():
-                    trainer.task.weight.fill_(float("nan"))
-
     task, events = LinearTask(at_once=True), list[Any]()
     task.scores = [2.0, 1.0, 3.0]
-    trainer_of(task, events, callbacks=[BadWeight()], checkpoint_every=3).fit()
+    trainer_of(task, events, callbacks=[BadWeight(6)], checkpoint_every=3).fit()
     assert [event["step"] for event in of_kind(events, "eval")][:2] == [4, 4]
     assert [step for step, _ in task.published] == [4, 4]
 

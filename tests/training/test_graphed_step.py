@@ -279,9 +279,7 @@ def test_a_failed_recording_warns_once_and_steps_go_on(monkeypatch):
 
 
 @pytest.mark.parametrize("log_every", [1, None])
-def test_a_shape_that_cannot_be_recorded_ends_graphs_after_the_launched_steps(
-    monkeypatch, log_every
-):
+def test_a_shape_that_cannot_be_recorded_ends_graphs_after_launched_steps(monkeypatch, log_every):
     """The step before is still running, and may be bad."""
     options: dict[str, Any] = {"rows": (8, 8, 3), "bad": {2: "gradient"}, "dropout": 0.0}
     eager = Run(Graphable(**options), log_every=log_every, ema=0.9)

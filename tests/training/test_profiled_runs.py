@@ -228,9 +228,7 @@ def test_a_look_at_a_run_changes_no_bit(kind, looks, source, tmp_path, bare, mon
 
 
 @pytest.mark.parametrize("kind", ["dropout", "two threads", "table"])
-def test_a_profile_changes_neither_the_run_nor_the_next_one(
-    kind, source, tmp_path, bare, monkeypatch
-):
+def test_a_profile_changes_neither_the_run_nor_the_next(kind, source, tmp_path, bare, monkeypatch):
     monkeypatch.setattr(profile, "TURN_S", 0.001)
     expected, run = bare(kind), tmp_path / "run"
     train(kind, source, run, {"observers": []})

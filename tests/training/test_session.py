@@ -115,9 +115,7 @@ def test_a_busy_machine_gets_more_time_for_its_report(tmp_path, clock, monkeypat
         assert session.report_s() == pytest.approx(2.5 * factor)
 
 
-def test_a_machine_is_not_busy_because_the_run_waits_for_its_own_threads(
-    tmp_path, clock, monkeypatch
-):
+def test_a_machine_is_not_busy_because_the_run_waits_for_its_threads(tmp_path, clock, monkeypatch):
     counters = tmp_path / "schedstat"
     monkeypatch.setattr("fastlstm.training.session._SCHEDSTAT", counters)
     counters.write_text("1000000000 500000000 7\n")
@@ -213,9 +211,7 @@ def test_local_steps_have_a_higher_learning_rate_by_default(options, size, rate)
         ("2.0x faster here", False, True, "2.0x faster here"),
     ],
 )
-def test_the_reason_of_a_precision_is_asked_only_if_this_start_asks(
-    why, is_given, is_resumed, told
-):
+def test_the_reason_of_a_precision_is_asked_if_this_start_asks(why, is_given, is_resumed, told):
     checkpoint: Any = object() if is_resumed else None
     given = {"precision"} if is_given else set[str]()
     start = Start(TrainingOptions(), TrainingOptions(), torch.device("cpu"), checkpoint, given)

@@ -30,9 +30,7 @@ def test_a_resumed_run_is_bit_equal_to_an_uninterrupted_one(run, optimizer, step
     again = "start the run again with `resume=True` to continue"
     with pytest.raises(Stopped, match=f"checkpoint-{step} is saved, {again}$") as stopped:
         first.fit()
-    assert stopped.value.lines()[0].endswith(
-        "saved, start the run again with `resume=True` to continue"
-    )
+    assert stopped.value.lines()[0].endswith("start the run again with `resume=True` to continue")
     assert stopped.value.__suppress_context__, "a traceback shows one exception"
     assert events[-1]["reason"] == "stopped by request"
     torch.rand(7)  # whatever the process drew since

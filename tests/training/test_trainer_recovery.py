@@ -10,22 +10,9 @@ import torch
 from fastlstm.errors import NonFiniteError
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.checkpoint import MemorySnapshots
-from linear_task import LinearTask, of_kind, trainer_of
+from linear_task import BadWeight, LinearTask, of_kind, trainer_of
 
 NAN = float("nan")
-
-
-class BadWeight(Callback):
-    """Makes a weight NaN after the update of some calls, counted from 1."""
-
-    def __init__(self, *calls: int) -> None:
-        self._calls, self._count = calls, 0
-
-    def on_update(self, trainer: Any) -> None:
-        self._count += 1
-        if self._count in self._calls:
-            with torch.no_grad():
-                trainer.task.weight.fill_(NAN)
 
 
 class BadGradient(Callback):

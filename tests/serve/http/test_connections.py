@@ -109,9 +109,7 @@ def test_running_out_of_files_is_one_line_a_minute():
     handle = partial(_handle, watch)
     for _ in range(5):
         handle(loop, {"exception": OSError(errno.EMFILE, "planted")})
-    assert [line.startswith("fastlstm: WARNING: 10 connections are open") for line in lines] == [
-        True
-    ]
+    assert [line.startswith("fastlstm: WARNING: 10 connections are") for line in lines] == [True]
     handle(loop, {"exception": ValueError("planted")})
     assert len(others) == 1
 
