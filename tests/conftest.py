@@ -131,15 +131,8 @@ def _kind_of_panel(panel: Any) -> tuple[Any, ...]:
         (band.is_empty, *map(_kind_of, (band.x, band.low, band.high))) for band in panel.bands
     )
     limits = tuple(getattr(panel, name) is None for name in ("bottom", "left", "right"))
-    return (
-        curves,
-        bands,
-        panel.x_unit,
-        panel.y_label,
-        *limits,
-        panel.may_be_log,
-        bool(panel.resumes),
-    )
+    words = (panel.x_unit, panel.y_label, panel.may_be_log, bool(panel.resumes))
+    return curves, bands, *words, *limits
 
 
 def _kind_of(values: Any) -> tuple[Any, ...]:

@@ -160,13 +160,7 @@ def trainer_of(
 ) -> Trainer:
     """Returns a trainer of 10 steps with a step event each, evaluated every four steps."""
     ends = {"steps": 10} if options.keys().isdisjoint({"epochs", "budget"}) else {}
-    own = {
-        "optimizer": "sgd",
-        "learning_rate": 0.05,
-        "log_every": 1,
-        "cooldown": 0.0,
-        "warmup": 0.0,
-    }
+    own = {"optimizer": "sgd", "learning_rate": 0.05, "log_every": 1, "cooldown": 0, "warmup": 0}
     chosen = TrainingOptions(**{"precision": "fp32", "device": "cpu", **own, **ends, **options})
     ending = StopCriterion.of(chosen, STEPS_PER_EPOCH)
     plan = TrainingPlan(

@@ -35,12 +35,8 @@ def test_empty_file_says_nothing(tmp_path):
 
 def test_the_saved_configuration_of_a_run_is_taken(tmp_path):
     config = TrainConfig(rnn_size=64, budget="90s", dropout=0.25)
-    saved = {
-        "format": "fastlstm-run",
-        "format_version": 2,
-        "train": dataclasses.asdict(config),
-        "model": {},
-    }
+    train = dataclasses.asdict(config)
+    saved = {"format": "fastlstm-run", "format_version": 2, "train": train, "model": {}}
     assert TrainConfig(**read(tmp_path, json.dumps(saved))) == config  # type: ignore[arg-type]
 
 

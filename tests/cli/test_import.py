@@ -8,13 +8,8 @@ from safetensors.torch import save_file
 @pytest.fixture
 def state_dict(tmp_path):
     """A text model of 5 tokens as torch saves its weights."""
-    model = torch.nn.ModuleDict(
-        {
-            "embedding": torch.nn.Embedding(5, 4),
-            "lstm": torch.nn.LSTM(4, 6),
-            "out": torch.nn.Linear(6, 5),
-        }
-    )
+    layers = {"lstm": torch.nn.LSTM(4, 6), "out": torch.nn.Linear(6, 5)}
+    model = torch.nn.ModuleDict({"embedding": torch.nn.Embedding(5, 4), **layers})
     path = tmp_path / "m.pt"
     torch.save(model.state_dict(), path)
     return path

@@ -48,14 +48,8 @@ def test_no_such_run(refused):
 )
 def test_a_forged_end_is_shown(tiny_run, tmp_path, capsys, value):
     run = Path(shutil.copytree(tiny_run, tmp_path / "forged"))
-    end = {
-        "event": "end",
-        "elapsed_s": 1,
-        "step": value,
-        "units": value,
-        "train_s": value,
-        "reason": value,
-    }
+    end = {"event": "end", "elapsed_s": 1}
+    end |= dict.fromkeys(("step", "units", "train_s", "reason"), value)
     with (run / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(end) + "\n")
     assert main(["info", str(run)]) in (0, 1)

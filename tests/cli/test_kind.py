@@ -40,10 +40,8 @@ def files(tmp_path, monkeypatch):
     Path("c.yaml").write_text("horizon: 4\n")
     Path("texts").mkdir()
     Path("texts/a.txt").write_text(PROSE)
-    for name, config in (
-        ("started", '{"kind": "forecaster"}'),
-        ("book", '{"format": "fastlstm-run"}'),
-    ):
+    configs = {"started": '{"kind": "forecaster"}', "book": '{"format": "fastlstm-run"}'}
+    for name, config in configs.items():
         Path(name).mkdir()
         Path(name, "config.json").write_text(config)
 

@@ -196,12 +196,7 @@ def test_version(printed):
 
 @pytest.mark.parametrize(
     "argv",
-    [
-        [],
-        ["--help"],
-        ["-h"],
-        *([verb, flag] for verb in VERBS for flag in ("--help", "--help-all")),
-    ],
+    [[], ["-h"], ["--help"], *([verb, h] for verb in VERBS for h in ("--help", "--help-all"))],
 )
 def test_help_fits_80_columns(argv, capsys):
     assert main(argv) == 0

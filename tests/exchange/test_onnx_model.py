@@ -99,12 +99,7 @@ def test_state_as_inputs_is_carried():
 
 @pytest.mark.parametrize(
     ("direction", "merge"),
-    [
-        ("reverse", None),
-        ("bidirectional", None),
-        ("bidirectional", "sum"),
-        ("bidirectional", "mul"),
-    ],
+    [("reverse", None), *(("bidirectional", merge) for merge in (None, "sum", "mul"))],
 )
 def test_directions_and_merges(direction, merge):
     D = 2 if direction == "bidirectional" else 1

@@ -14,10 +14,8 @@ from test_light_import import loaded_by
 @pytest.fixture(autouse=True)
 def runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name, config in (
-        ("book", '{"format": "fastlstm-run"}'),
-        ("etth", '{"kind": "forecaster"}'),
-    ):
+    configs = {"book": '{"format": "fastlstm-run"}', "etth": '{"kind": "forecaster"}'}
+    for name, config in configs.items():
         Path("runs", name).mkdir(parents=True)
         Path("runs", name, "config.json").write_text(config)
         Path("runs", name, "manifest.json").write_text("{}")

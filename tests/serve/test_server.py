@@ -45,11 +45,8 @@ sys.exit(main(sys.argv[1:]))
         dropped = server.metric("log_dropped_total")
     assert dropped > 200
     assert server.end() == 0
-    said = [
-        int(line.split()[1].replace(",", ""))
-        for line in server.lines
-        if "log lines dropped" in line
-    ]
+    told = [line.split()[1] for line in server.lines if "log lines dropped" in line]
+    said = [int(number.replace(",", "")) for number in told]
     num_lines = sum(line.startswith("{") for line in server.lines)
     assert num_lines + sum(said) == 501, "every request is logged or counted"
 

@@ -74,11 +74,8 @@ def test_unknown_key_names_the_nearest():
 
 def test_preset_and_overrides():
     model = TrainConfig(preset="medium", num_layers=3).model_config(100, 0.1)
-    assert (model.rnn_size, model.num_layers, model.dropout) == (
-        PRESETS["medium"]["rnn_size"],
-        3,
-        0.1,
-    )
+    rnn_size = PRESETS["medium"]["rnn_size"]
+    assert (model.rnn_size, model.num_layers, model.dropout) == (rnn_size, 3, 0.1)
     tied = TrainConfig(tie_weights=True).model_config(100, 0.0)
     assert tied.embed_size == tied.rnn_size
     with pytest.raises(ConfigError, match="`tie_weights` needs"):

@@ -155,13 +155,7 @@ def test_a_run_that_fails_is_not_reported_as_done():
 
 def test_tables_and_sequences_are_logged_too(tmp_path):
     table, sequences = Kept(), Kept()
-    fast: dict[str, Any] = {
-        "device": "cpu",
-        "precision": "fp32",
-        "threads": 1,
-        "steps": 4,
-        "log_every": 1,
-    }
+    fast = {"device": "cpu", "precision": "fp32", "threads": 1, "steps": 4, "log_every": 1}
     columns = {"target": "y", "time": "ds", "series": "unique_id"}
     model = fastlstm.Forecaster(
         horizon=4, input_size=16, hidden_size=8, callbacks=[table], **columns, **fast

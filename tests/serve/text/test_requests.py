@@ -71,13 +71,7 @@ def test_flags(name):
 
 @pytest.mark.parametrize(
     ("prompt", "expected"),
-    [
-        ("a", ["a"]),
-        (["a", ""], ["a", ""]),
-        ([1, 2], [[1, 2]]),
-        (None, [""]),
-        ([[1], []], [[1], []]),
-    ],
+    [("a", ["a"]), (["a", ""], ["a", ""]), ([1, 2], [[1, 2]]), (None, [""]), ([[1], []],) * 2],
 )
 def test_four_kinds_of_prompt(prompt, expected):
     assert parsed(prompt=prompt).prompts == expected

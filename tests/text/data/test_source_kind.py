@@ -96,12 +96,7 @@ def test_what_many_files_are_is_looked_up_once_each(monkeypatch):
 
 def test_a_logger_file_with_lines_of_names_and_units_is_a_table(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    lines = [
-        '"TOA5","Station","33456"',
-        '"TIMESTAMP","n","a","b"',
-        '"TS","RN","C","%"',
-        '"","","",""',
-    ]
+    lines = ['"TOA5","Station","33"', '"TIMESTAMP","n","a","b"', '"TS","RN","C","%"', '"","","",""']
     rows = [f'"2024-03-01 00:{n}:00",{n},1.5,2' for n in range(10, 40)]
     Path("table10min.dat").write_text("\n".join(lines + rows))
     assert kind_of_source("table10min.dat") == "csv"
