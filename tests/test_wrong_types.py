@@ -193,10 +193,7 @@ def test_where_torch_has_a_type_error_so_has_the_drop_in_in_words(given, options
     ("call", "told"),
     [
         (lambda: LSTM(2, 3, zoneout="x"), "`zoneout` is 'x', expected a probability"),
-        (
-            lambda: LSTM(2, 3, max_activation_bytes="x"),
-            "max_activation_bytes is 'x', expected a whole number",
-        ),
+        (lambda: LSTM(2, 3, max_activation_bytes="x"), "max_activation_bytes is 'x', expected a"),
         (lambda: LSTM(2, 3)(torch.zeros(4, 2, 2), lengths="x"), "lengths is a str, expected 2"),
         (lambda: LSTM(2, 3)(torch.zeros(4, 2, 2), lengths=5), r"lengths (is|are) .*, expected 2"),
         (lambda: fastlstm.accelerate(5), "the model is an int, expected an nn.Module"),

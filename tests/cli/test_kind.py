@@ -73,17 +73,11 @@ def test_the_command_for_tables_is_chosen(argv):
 @pytest.mark.parametrize(
     "argv",
     [
-        ["book.txt", "--out", "r"],
-        ["book.txt", "--out", "x.parquet"],
-        ["texts", "--out", "r"],
-        ["python-docs", "--out", "r"],
-        ["-", "--out", "r"],
-        ["data.csv", "--as-text", "--out", "r"],
-        ["--as-text", "data.parquet", "--out", "r"],
-        ["mixed", "--as-text", "--out", "r"],
-        ["data.csv", "--out", "book", "--resume"],
-        ["missing.csv", "--out", "r"],
-        ["--help"],
+        *(["book.txt", "--out", "r"], ["book.txt", "--out", "x.parquet"], ["texts", "--out", "r"]),
+        *(["python-docs", "--out", "r"], ["-", "--out", "r"]),
+        *(["data.csv", "--as-text", "--out", "r"], ["--as-text", "data.parquet", "--out", "r"]),
+        *(["mixed", "--as-text", "--out", "r"], ["data.csv", "--out", "book", "--resume"]),
+        *(["missing.csv", "--out", "r"], ["--help"]),
     ],
 )
 def test_the_command_for_texts_is_chosen(argv):
@@ -207,11 +201,8 @@ def test_a_name_may_begin_with_a_tilde(name):
 @pytest.mark.parametrize(
     "argv",
     [
-        ["train", "", "--out", "r"],
-        ["train", "", "--out", "r", "--horizon", "4"],
-        ["train", "book.txt", "--out", ""],
-        ["prepare", ""],
-        ["generate", ""],
+        *(["train", "", "--out", "r"], ["train", "", "--out", "r", "--horizon", "4"]),
+        *(["train", "book.txt", "--out", ""], ["prepare", ""], ["generate", ""]),
         ["forecast", "started", ""],
     ],
 )

@@ -32,12 +32,9 @@ def run_with(monkeypatch, error):
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (errors.FastLSTMError("broke"), 1),
-        (errors.DataError("no file"), 2),
-        (errors.ConfigError("bad"), 2),
-        (errors.MissingExtraError("install it"), 2),
-        (errors.CorruptFileError("x: differs"), 1),
-        (errors.StorageError("disk full"), 1),
+        *((errors.FastLSTMError("broke"), 1), (errors.DataError("no file"), 2)),
+        *((errors.ConfigError("bad"), 2), (errors.MissingExtraError("install it"), 2)),
+        *((errors.CorruptFileError("x: differs"), 1), (errors.StorageError("disk full"), 1)),
     ],
 )
 def test_every_error_is_one_line_and_its_exit_code(monkeypatch, capsys, error, code):

@@ -23,11 +23,8 @@ def test_dashes_and_underscores_are_the_same(flag):
 @pytest.mark.parametrize(
     ("arguments", "value"),
     [
-        (["--tensorboard"], True),
-        (["--no-tensorboard"], False),
-        (["--no_tensorboard"], False),
-        (["--tensorboard=false"], False),
-        (["--tensorboard", "--no-tensorboard"], False),
+        *((["--tensorboard"], True), (["--no-tensorboard"], False), (["--no_tensorboard"], False)),
+        *((["--tensorboard=false"], False), (["--tensorboard", "--no-tensorboard"], False)),
     ],
 )
 def test_switches(arguments, value):

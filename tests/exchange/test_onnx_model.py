@@ -72,12 +72,8 @@ class Net(nn.Module):
 @pytest.mark.parametrize(
     ("form", "both", "first", "opset"),
     [
-        ("tokens", False, True, 11),
-        ("tokens", True, False, 17),
-        ("last", False, True, 17),
-        ("last", True, True, 17),
-        ("state", True, True, 13),
-        ("flat", True, False, 9),
+        *(("tokens", False, True, 11), ("tokens", True, False, 17), ("last", False, True, 17)),
+        *(("last", True, True, 17), ("state", True, True, 13), ("flat", True, False, 9)),
     ],
 )
 def test_torchs_exporter(form, both, first, opset):

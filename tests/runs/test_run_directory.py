@@ -153,11 +153,8 @@ def test_sweep_puts_a_checkpoint_set_aside_back_unless_its_successor_is_whole(ru
     (add_checkpoint(run, "checkpoint-3") / "model.safetensors").write_bytes(b"broken")
     run.sweep()
     content = {p.name: (p / "model.safetensors").read_bytes() for p in run.checkpoints()}
-    assert content == {
-        "checkpoint-1": b"checkpoint-1.old-5",
-        "checkpoint-2": b"checkpoint-2",
-        "checkpoint-3": b"checkpoint-3.old-5",
-    }
+    kept = {"1": b"checkpoint-1.old-5", "2": b"checkpoint-2", "3": b"checkpoint-3.old-5"}
+    assert content == {f"checkpoint-{step}": data for step, data in kept.items()}
     assert names(run) == [".lock", *sorted(content)]
 
 

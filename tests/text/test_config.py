@@ -11,16 +11,8 @@ from fastlstm.text.config import OPTIONS_OF_TABLES, PRESETS, TrainConfig
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
-        ("90s", 90),
-        ("5m", 300),
-        ("1h30m", 5400),
-        ("2.5m", 150),
-        ("45", 45),
-        (" 1H ", 3600),
-        ("2min", 120),
-        ("90 sec", 90),
-        ("5 minutes", 300),
-        ("1 hour 30 min", 5400),
+        *(("90s", 90), ("5m", 300), ("1h30m", 5400), ("2.5m", 150), ("45", 45), (" 1H ", 3600)),
+        *(("2min", 120), ("90 sec", 90), ("5 minutes", 300), ("1 hour 30 min", 5400)),
     ],
 )
 def test_durations(text, seconds):

@@ -206,13 +206,8 @@ def test_a_stream_that_is_being_run_is_left_alone(random_model):
     stream, undisturbed = (started(decoder, [1], 10**9) for _ in range(2))
     blob = stream.save()
     methods = (
-        lambda: stream.set(Sampling(seed=7)),
-        lambda: stream.feed([2]),
-        lambda: stream.begin(5),
-        stream.take,
-        stream.take_scores,
-        stream.save,
-        lambda: stream.restore(blob),
+        *(lambda: stream.set(Sampling(seed=7)), lambda: stream.feed([2]), lambda: stream.begin(5)),
+        *(stream.take, stream.take_scores, stream.save, lambda: stream.restore(blob)),
         lambda: stream.native.num_waiting,
     )
 

@@ -33,12 +33,8 @@ def test_events_come_when_due(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("waiting", "others", "is_told"),
     [
-        (0.6, 0.5, True),
-        (0.6, None, True),
-        (19.7, 0.5, True),
-        (0.6, 0.0, False),
-        (0.1, 0.5, False),
-        (None, 0.5, False),
+        *((0.6, 0.5, True), (0.6, None, True), (19.7, 0.5, True), (0.6, 0.0, False)),
+        *((0.1, 0.5, False), (None, 0.5, False)),
     ],
 )
 def test_a_run_that_waits_for_the_cores_of_others_warns_once(

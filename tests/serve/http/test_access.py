@@ -116,12 +116,8 @@ def test_a_json_line_has_seconds():
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (0.0, "<1 ms"),
-        (0.0006, "1 ms"),
-        (0.9994, "999 ms"),
-        (0.9996, "1.0 s"),
-        (59.94, "59.9 s"),
-        (60.0, "1:00"),
+        *((0.0, "<1 ms"), (0.0006, "1 ms"), (0.9994, "999 ms"), (0.9996, "1.0 s")),
+        *((59.94, "59.9 s"), (60.0, "1:00")),
     ],
 )
 def test_a_duration_is_short(seconds, text):
@@ -131,11 +127,8 @@ def test_a_duration_is_short(seconds, text):
 @pytest.mark.parametrize(
     "path",
     [
-        "/\r\n12:03:07  GET /admin  200  1 ms",
-        "/\x1b[2J\x1b]0;title\x07",
-        "/\u202e\u2028\x9b31m\x7f\x00",
-        "/\ud800é",
-        "/  200  5 tokens",
+        *("/\r\n12:03:07  GET /admin  200  1 ms", "/\x1b[2J\x1b]0;title\x07"),
+        *("/\u202e\u2028\x9b31m\x7f\x00", "/\ud800é", "/  200  5 tokens"),
     ],
 )
 def test_a_path_cannot_look_like_anything_else(path):

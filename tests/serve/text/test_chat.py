@@ -119,13 +119,9 @@ def test_wrong_chats_are_refused_by_field(serve, messages, options, told):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("template", "{content}\\n"),
-        ("template", "{role}"),
-        ("template", "{role}: {content}"),
-        ("template", "{content} {role}"),
-        ("template", "{role}{content}{content}"),
-        ("user", " "),
-        ("assistant", ""),
+        *(("template", "{content}\\n"), ("template", "{role}"), ("template", "{role}: {content}")),
+        *(("template", "{content} {role}"), ("template", "{role}{content}{content}")),
+        *(("user", " "), ("assistant", "")),
     ],
 )
 def test_wrong_templates_are_refused(name, value):

@@ -420,14 +420,8 @@ def test_with_keys_any_host_name_is_accepted(guarded):
 @pytest.mark.parametrize(
     ("address", "local"),
     [
-        ("127.0.0.1", True),
-        ("127.0.1.1", True),
-        ("::1", True),
-        ("::ffff:127.0.0.1", True),
-        ("0.0.0.0", False),
-        ("::", False),
-        ("fe80::1%eth0", False),
-        ("10.0.0.7", False),
+        *(("127.0.0.1", True), ("127.0.1.1", True), ("::1", True), ("::ffff:127.0.0.1", True)),
+        *(("0.0.0.0", False), ("::", False), ("fe80::1%eth0", False), ("10.0.0.7", False)),
     ],
 )
 def test_an_address_is_local_only_if_it_is_loopback(address, local):
