@@ -92,7 +92,7 @@ def test_codes_of_columns_are_a_mapping_as_on_the_command_line(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text("horizon: 3\nmissing_value: {humidity: -1, wind: [-9, -9.5]}\nkeep_value: -7\n")
     config = ForecastConfig(**read_config_file(path, FORECAST_OPTIONS))
-    assert config.missing_value == ("humidity=-1", "wind=-9", "wind=-99.5")
+    assert config.missing_value == ("humidity=-1", "wind=-9", "wind=-9.5")
     assert config.keep_value == (-7.0,)
     path.write_text("target: {humidity: -1}\n")
     with pytest.raises(ConfigError, match=r"'target' is \{'humidity': -1\}, expected text"):
