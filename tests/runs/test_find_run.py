@@ -40,7 +40,7 @@ def runs(tmp_path, monkeypatch):
         ("runs", "text", ["runs is not a run", "runs/book, runs/etth"]),
         ("empty", None, ["empty: has no model and no checkpoint", "fastlstm train SOURCE"]),
         ("runs/etth", "text", ["is a forecaster", "or `fastlstm forecast` opens it"]),
-        ("runs/book", "forecaster", ["is a text model", "`LM.load` or `fastlstm generate` opens"]),
+        ("runs/book", "forecaster", ["is a text model", "LM.load` or `fastlstm generate` opens"]),
     ],
 )
 def test_another_path_than_a_run_is_refused_with_advice(path, wanted, parts):

@@ -131,7 +131,7 @@ def test_the_error_of_a_refused_quantile_says_that_the_rows_were_added(forecasts
     refused = send(forecasts, rows(24, 25), "unknown", quantiles=[0.995])
     assert refused.status_code == 400
     assert "validation has too few values" in refused.json()["error"]
-    assert refused.json()["error"].endswith("; its rows were added to")
+    assert refused.json()["error"].endswith("; its rows were added to the sequence")
     assert_at(send(forecasts, rows(0, 0), "unknown", sequence_end=True), forecasts, 25)
 
 
