@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,6 @@ def pytest_configure(config: pytest.Config) -> None:
         hardware.cpu()
     except ConfigError as error:
         raise pytest.UsageError(str(error)) from None
-    assert cpu is not None
     found = recorded_cpus.detected(cpu.isa, **cpu.changes)
     hardware._detected = lambda: found
     hardware._described.cache_clear()
@@ -132,15 +131,8 @@ def _kind_of_panel(panel: Any) -> tuple[Any, ...]:
         (band.is_empty, *map(_kind_of, (band.x, band.low, band.high))) for band in panel.bands
     )
     limits = tuple(getattr(panel, name) is None for name in ("bottom", "left", "right"))
-    return (
-        curves,
-        bands,
-        panel.x_unit,
-        panel.y_label,
-        *limits,
-        panel.may_be_log,
-        bool(panel.resumes),
-    )
+    words = (panel.x_unit, panel.y_label, panel.may_be_log, bool(panel.resumes))
+    return curves, bands, *words, *limits
 
 
 def _kind_of(values: Any) -> tuple[Any, ...]:
@@ -151,7 +143,7 @@ def _kind_of(values: Any) -> tuple[Any, ...]:
 
 
 @pytest.fixture
-def hang_up_at_default() -> Iterator[None]:
+def hang_up_at_default():
     """Lets SIGHUP end processes that a test starts, where `nohup` started the tests."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
@@ -159,7 +151,7 @@ def hang_up_at_default() -> Iterator[None]:
 
 
 @pytest.fixture
-def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+def on_cpu(monkeypatch):
     """Returns what makes `hardware.cpu()` describe one of `recorded_cpus.detected`.
 
     For choices only: a kernel may not run on instructions that the real CPU lacks.
@@ -178,7 +170,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _own_cache(tmp_path_factory):
     """Keeps the suite out of the user's cache; subprocesses inherit it."""
     before = os.environ.get("FASTLSTM_CACHE")
     os.environ["FASTLSTM_CACHE"] = str(tmp_path_factory.mktemp("cache"))
@@ -190,7 +182,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture
-def same_random_numbers() -> Iterator[None]:
+def same_random_numbers():
     """Fails a test that changes the state of torch's, numpy's or Python's random numbers."""
     import random
 
@@ -208,7 +200,7 @@ def same_random_numbers() -> Iterator[None]:
 
 
 @pytest.fixture
-def rests_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def rests_between_steps(monkeypatch):
     """Has runs rest between their steps: until a budget is over fewer of them are computed."""
     from fastlstm.training.trainer import Trainer
 
@@ -222,13 +214,13 @@ def rests_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def repository() -> Path:
+def repository():
     """The root of the checkout."""
     return REPOSITORY
 
 
 @pytest.fixture(autouse=True)
-def poisoned_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+def poisoned_empty(monkeypatch):
     """Makes torch.empty and its kin return NaN (integers: the lowest value, bool: True).
 
     Code that reads memory it never wrote then gives NaN in a test, and not now and then a right
@@ -270,7 +262,7 @@ def _poisoned(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def no_bf16_products(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_bf16_products(monkeypatch):
     """As on a CPU whose torch multiplies bf16 in a plain loop: fails where torch is made to."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -290,7 +282,7 @@ def no_bf16_products(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def fast_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def fast_kernels(monkeypatch):
     """Lets the native kernels count as fast, as `strict` asks, on a CPU without AVX2 too."""
     from fastlstm.ops.backends.native import NativeBackend
 
@@ -303,7 +295,7 @@ def fast_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def poisoned_memory() -> Iterator[None]:
+def poisoned_memory():
     """Fresh memory is NaN, so that reading what nobody wrote fails."""
     import torch
 

@@ -101,6 +101,12 @@ def output(answer: httpx.Response, name: str = "forecast") -> Any:
     return np.array(found["data"], dtype=np.float32).reshape(found["shape"])
 
 
+def refusal(answer: httpx.Response, status: int = 400) -> str:
+    """The error of an answer."""
+    assert answer.status_code == status, answer.text
+    return str(answer.json()["error"])
+
+
 def submitted(server: Any) -> int:
     """Windows of requests that were read: they wait, or are computed."""
     scheduler = server.scheduler

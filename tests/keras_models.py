@@ -20,6 +20,12 @@ with warnings.catch_warnings():
     import keras
 
 
+def sequential(shape: tuple[int | None, ...], *layers: Any) -> Any:
+    """Returns a model of layers behind an input of values, or of tokens if it has one axis."""
+    dtype = "int32" if shape == (None,) else None
+    return keras.Sequential([keras.Input(shape, dtype=dtype), *layers])
+
+
 def varied(model: Any, seed: int = 0) -> Any:
     """Returns the model with weights that no initializer gives: all different, biases too."""
     rng = np.random.default_rng(seed)

@@ -132,6 +132,19 @@ class LinearTask(Task):
         return {"finished": True}
 
 
+class BadWeight(Callback):
+    """Makes a weight NaN after the update of some calls, counted from 1."""
+
+    def __init__(self, *calls: int) -> None:
+        self._calls, self._count = calls, 0
+
+    def on_update(self, trainer: Any) -> None:
+        self._count += 1
+        if self._count in self._calls:
+            with torch.no_grad():
+                trainer.task.weight.fill_(float("nan"))
+
+
 def trainer_of(
     task: LinearTask,
     events: list[Event] | None = None,
@@ -147,13 +160,7 @@ def trainer_of(
 ) -> Trainer:
     """Returns a trainer of 10 steps with a step event each, evaluated every four steps."""
     ends = {"steps": 10} if options.keys().isdisjoint({"epochs", "budget"}) else {}
-    own = {
-        "optimizer": "sgd",
-        "learning_rate": 0.05,
-        "log_every": 1,
-        "cooldown": 0.0,
-        "warmup": 0.0,
-    }
+    own = {"optimizer": "sgd", "learning_rate": 0.05, "log_every": 1, "cooldown": 0, "warmup": 0}
     chosen = TrainingOptions(**{"precision": "fp32", "device": "cpu", **own, **ends, **options})
     ending = StopCriterion.of(chosen, STEPS_PER_EPOCH)
     plan = TrainingPlan(

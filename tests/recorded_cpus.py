@@ -21,11 +21,7 @@ _LESS: dict[str, dict[str, int]] = {
     "avx2": {"leaf7_edx": 0, "leaf7_1_eax": 0, "leaf7_ecx": 0, "leaf7_ebx": AVX2},
     "scalar": {"leaf1_ecx": 0},
     "neon": {"leaf1_ecx": 0, "hwcap": NEON},
-    "neon_bf16": {
-        "leaf1_ecx": 0,
-        "hwcap": NEON | NEON_DOTPROD,
-        "hwcap2": NEON_I8MM | NEON_BF16,
-    },
+    "neon_bf16": {"leaf1_ecx": 0, "hwcap": NEON | NEON_DOTPROD, "hwcap2": NEON_I8MM | NEON_BF16},
 }
 assert _LESS.keys() >= set(environment.ISA_NAMES)
 

@@ -104,7 +104,7 @@ END: Event = {
 
 
 @pytest.fixture
-def events() -> list[Event]:
+def events():
     """One of every kind, with nine-digit counts."""
     return [
         {"event": "prepare", "done_bytes": 120_000_000, "total_bytes": 1_000_000_000},
@@ -143,7 +143,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+def terminal(monkeypatch):
     """An 80-column terminal with colours."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "xterm-256color")

@@ -159,7 +159,7 @@ def load_time_graph() -> dict[str, set[str]]:
     return graph
 
 
-def test_imports_go_down_only() -> None:
+def test_imports_go_down_only():
     faults = []
     for path in python_files():
         name = module_name(path)
@@ -171,11 +171,11 @@ def test_imports_go_down_only() -> None:
     assert faults == []
 
 
-def test_no_import_cycle() -> None:
+def test_no_import_cycle():
     assert cycle(load_time_graph()) == []
 
 
-def test_one_module_reads_the_environment() -> None:
+def test_one_module_reads_the_environment():
     faults = {
         module_name(path): uses
         for path in python_files()
@@ -185,7 +185,7 @@ def test_one_module_reads_the_environment() -> None:
     assert faults == {}
 
 
-def test_files_are_of_readable_size() -> None:
+def test_files_are_of_readable_size():
     sizes = {
         str(path.relative_to(SRC)): len(path.read_text(encoding="utf-8").splitlines())
         for path in [*python_files(), *native_files()]
@@ -195,17 +195,17 @@ def test_files_are_of_readable_size() -> None:
     assert len(above) <= max(1, SHARE_ABOVE_SOFT * len(sizes)), above
 
 
-def test_functions_fit_on_a_screen() -> None:
+def test_functions_fit_on_a_screen():
     found = {p: long_functions(p.read_text(encoding="utf-8")) for p in python_files()}
     assert {path: names for path, names in found.items() if names} == {}
 
 
-def test_files_are_named_for_what_they_hold() -> None:
+def test_files_are_named_for_what_they_hold():
     paths = [*python_files(), *native_files(), *(Path(__file__).parent.rglob("*.py"))]
     assert [str(path) for path in paths if path.stem in VAGUE_NAMES] == []
 
 
-def test_no_two_classes_have_one_name() -> None:
+def test_no_two_classes_have_one_name():
     names = [
         node.name
         for path in python_files()
@@ -215,12 +215,12 @@ def test_no_two_classes_have_one_name() -> None:
     assert {name for name in names if names.count(name) > 1} == {"LSTM"}  # ours, and of Keras
 
 
-def test_every_directory_of_python_is_a_package() -> None:
+def test_every_directory_of_python_is_a_package():
     directories = {path.parent for path in python_files()}
     assert [str(d) for d in sorted(directories) if not (d / "__init__.py").exists()] == []
 
 
-def test_native_code_knows_neither_torch_nor_python() -> None:
+def test_native_code_knows_neither_torch_nor_python():
     for path in native_files():
         includes = [
             line for line in path.read_text(encoding="utf-8").splitlines() if "#include" in line
@@ -230,7 +230,7 @@ def test_native_code_knows_neither_torch_nor_python() -> None:
             assert not [line for line in includes if "nanobind" in line or "Python.h" in line], path
 
 
-def test_no_instruction_set_of_the_build_machine(repository: Path) -> None:
+def test_no_instruction_set_of_the_build_machine(repository):
     build = (repository / "CMakeLists.txt").read_text(encoding="utf-8")
     code = "\n".join(line.partition("#")[0] for line in build.splitlines())
     sets = {"armv8.2-a+dotprod", "armv8.2-a+dotprod+i8mm+bf16"}
@@ -253,7 +253,7 @@ def test_no_instruction_set_of_the_build_machine(repository: Path) -> None:
         ("from fastlstm.unheard import of", "fastlstm.text.train"),
     ],
 )
-def test_an_import_upwards_is_seen(source: str, importer: str) -> None:
+def test_an_import_upwards_is_seen(source, importer):
     assert len(import_faults(source, importer)) == 1
 
 
@@ -266,11 +266,11 @@ def test_an_import_upwards_is_seen(source: str, importer: str) -> None:
         ("from fastlstm.text.train import train", "fastlstm.cli.train"),
     ],
 )
-def test_an_import_downwards_passes(source: str, importer: str) -> None:
+def test_an_import_downwards_passes(source, importer):
     assert import_faults(source, importer) == []
 
 
-def test_long_functions_and_environment_uses_are_seen() -> None:
+def test_long_functions_and_environment_uses_are_seen():
     body = "\n".join("    x = 1" for _ in range(FUNCTION_LINES))
     assert long_functions(f"def f():\n{body}") == ["f (51 lines)"]
     assert long_functions(f'def f():\n    """One.\n    Two."""\n{body[10:]}') == []
@@ -278,6 +278,6 @@ def test_long_functions_and_environment_uses_are_seen() -> None:
     assert len(environment_uses("from os import environ")) == 1
 
 
-def test_cycles_are_seen() -> None:
+def test_cycles_are_seen():
     assert cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
     assert cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []

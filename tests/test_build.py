@@ -1,7 +1,5 @@
 """Installing: one sentence says what is missing; sdist and wheel hold what they should."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -25,7 +23,7 @@ COMPILER_SENTENCE = (
 
 
 @pytest.fixture
-def bare_path(tmp_path: Path) -> Path:
+def bare_path(tmp_path):
     """A directory of programs without a compiler."""
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -36,9 +34,7 @@ def bare_path(tmp_path: Path) -> Path:
     return programs
 
 
-def run(
-    command: list[str], directory: Path, programs: Path | str, **variables: str
-) -> subprocess.CompletedProcess[str]:
+def run(command, directory, programs, **variables):
     environment = {"PATH": str(programs), "HOME": os.environ.get("HOME", "/"), **variables}
     return subprocess.run(
         command, cwd=directory, env=environment, capture_output=True, text=True, check=False
@@ -46,7 +42,7 @@ def run(
 
 
 @pytest.fixture
-def checkout(tmp_path: Path, repository: Path) -> Path:
+def checkout(tmp_path, repository):
     """What make reads, in a directory with a space in its name."""
     directory = tmp_path / "a checkout"
     directory.mkdir()
@@ -59,7 +55,7 @@ needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="no make he
 
 
 @needs_make
-def test_make_without_a_compiler_says_what_to_install(checkout: Path, bare_path: Path) -> None:
+def test_make_without_a_compiler_says_what_to_install(checkout, bare_path):
     done = run(["make", "install", f"PYTHON={sys.executable}"], checkout, bare_path)
     assert done.returncode != 0
     assert done.stdout == ""
@@ -70,7 +66,7 @@ def test_make_without_a_compiler_says_what_to_install(checkout: Path, bare_path:
 
 
 @needs_make
-def test_make_without_python_says_what_to_install(checkout: Path, bare_path: Path) -> None:
+def test_make_without_python_says_what_to_install(checkout, bare_path):
     done = run(["make", "install"], checkout, bare_path)
     assert done.returncode != 0
     assert done.stderr.splitlines()[0] == (
@@ -80,7 +76,7 @@ def test_make_without_python_says_what_to_install(checkout: Path, bare_path: Pat
 
 
 @needs_make
-def test_make_with_an_old_python_names_it(checkout: Path, bare_path: Path) -> None:
+def test_make_with_an_old_python_names_it(checkout, bare_path):
     old = bare_path / "python3.9"
     old.write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
     old.chmod(0o755)
@@ -93,7 +89,7 @@ def test_make_with_an_old_python_names_it(checkout: Path, bare_path: Path) -> No
 
 
 @needs_make
-def test_make_forgets_an_environment_that_was_moved(checkout: Path, bare_path: Path) -> None:
+def test_make_forgets_an_environment_that_was_moved(checkout, bare_path):
     (checkout / ".venv").mkdir()
     for name in (".place", ".made", ".dev"):
         (checkout / ".venv" / name).write_text(f"{checkout}\n", encoding="utf-8")
@@ -105,7 +101,7 @@ def test_make_forgets_an_environment_that_was_moved(checkout: Path, bare_path: P
 
 
 @needs_make
-def test_make_wheels_keeps_the_last_good_ones_until_all_are_built(checkout: Path) -> None:
+def test_make_wheels_keeps_the_last_good_ones_until_all_are_built(checkout):
     tools = checkout / "build/tools/bin"
     tools.mkdir(parents=True)
     fakes = {
@@ -131,9 +127,7 @@ esac""",
 
 @needs_make
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="no cmake here; pip brings its own")
-def test_cmake_without_a_compiler_says_what_to_install(
-    checkout: Path, bare_path: Path, tmp_path: Path
-) -> None:
+def test_cmake_without_a_compiler_says_what_to_install(checkout, bare_path, tmp_path):
     command = ["cmake", "-S", ".", "-B", str(tmp_path / "built"), "-G", "Unix Makefiles"]
     done = run(command, checkout, bare_path)
     assert done.returncode != 0
@@ -141,7 +135,7 @@ def test_cmake_without_a_compiler_says_what_to_install(
     assert "CMAKE_CXX_COMPILER" not in done.stderr
 
 
-def test_lists_in_braces_have_their_header() -> None:
+def test_lists_in_braces_have_their_header():
     """g++ 13 and newer refuse `for (x : {a, b})` without it; older ones include it by chance."""
     sources = REPOSITORY / "src" / "fastlstm" / "csrc"
     files = [path for path in sources.rglob("*.*") if re.search(r"for \(.*: \{", path.read_text())]
@@ -151,7 +145,7 @@ def test_lists_in_braces_have_their_header() -> None:
 
 
 @pytest.fixture(scope="module")
-def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def archives(tmp_path_factory):
     """A directory with the sdist and the wheel of this checkout, the wheel without native code."""
     directory = tmp_path_factory.mktemp("dist")
     code = (
@@ -164,7 +158,7 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_the_sdist_has_what_builds_and_tests_it(archives: Path) -> None:
+def test_the_sdist_has_what_builds_and_tests_it(archives):
     (path,) = archives.glob("fastlstm-*.tar.gz")
     with tarfile.open(path) as file:
         names = {str(PurePosixPath(*PurePosixPath(name).parts[1:])) for name in file.getnames()}
@@ -178,9 +172,7 @@ def test_the_sdist_has_what_builds_and_tests_it(archives: Path) -> None:
     assert path.stat().st_size < 4_000_000
 
 
-def test_the_wheel_has_every_file_of_the_package_but_no_source_of_the_native_code(
-    archives: Path,
-) -> None:
+def test_the_wheel_has_every_file_of_the_package_but_no_source_of_the_native_code(archives):
     (path,) = archives.glob("fastlstm-*.whl")
     with zipfile.ZipFile(path) as file:
         names = {name for name in file.namelist() if name.startswith("fastlstm/")}
@@ -199,16 +191,15 @@ def test_the_wheel_has_every_file_of_the_package_but_no_source_of_the_native_cod
     assert "\nLicense-Expression: Apache-2.0\n" in told
 
 
-def test_python_3_11_has_its_own_wheel_and_newer_ones_that_of_the_stable_abi() -> None:
+def test_python_3_11_has_its_own_wheel_and_newer_ones_that_of_the_stable_abi():
     tag = re.search(r"^Tag: (.*)$", distribution("fastlstm").read_text("WHEEL") or "", re.MULTILINE)
     own, stable = ("cp311-cp311-", ".cpython-311-"), ("cp312-abi3-", ".abi3.so")
     expected, suffix = own if sys.version_info < (3, 12) else stable
-    assert tag is not None
     assert tag[1].startswith(expected)
     assert suffix in Path(hardware.native().__file__).name
 
 
-def test_every_place_that_names_the_version_names_the_same() -> None:
+def test_every_place_that_names_the_version_names_the_same():
     assert distribution("fastlstm").version == fastlstm.__version__
     cited = (REPOSITORY / "CITATION.cff").read_text(encoding="utf-8")
     assert f"\nversion: {fastlstm.__version__}\n" in cited

@@ -1,13 +1,11 @@
 """What conftest.py sets up: poison in unwritten memory."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_unwritten_floats_are_nan(dtype: torch.dtype) -> None:
+def test_unwritten_floats_are_nan(dtype):
     source = torch.zeros(3, 4, dtype=dtype)
     for tensor in (
         torch.empty(3, 4, dtype=dtype),
@@ -18,11 +16,11 @@ def test_unwritten_floats_are_nan(dtype: torch.dtype) -> None:
         assert tensor.isnan().all()
 
 
-def test_unwritten_integers_are_the_lowest_value() -> None:
+def test_unwritten_integers_are_the_lowest_value():
     assert (torch.empty(5, dtype=torch.int64) == torch.iinfo(torch.int64).min).all()
 
 
-def test_poison_leaves_what_fills_its_memory_alone() -> None:
+def test_poison_leaves_what_fills_its_memory_alone():
     assert torch.nn.Linear(3, 2).weight.isfinite().all()
     assert torch.empty(0).numel() == 0
     assert torch.empty(2, device="meta").is_meta

@@ -1,19 +1,11 @@
 """Parts of messages, and names that are close to what came."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np
 import pytest
 
-from fastlstm.errors import (
-    ConfigError,
-    DataError,
-    counted,
-    kind_of_value,
-    nearest_hint,
-)
+from fastlstm.errors import ConfigError, DataError, counted, kind_of_value, nearest_hint
 from fastlstm.system.fields import built
 from fastlstm.text.config import TrainConfig
 
@@ -26,15 +18,15 @@ from fastlstm.text.config import TrainConfig
         (np.int64(1), "gap", "1 gap"), (1, "series", "1 series"), (2, "series", "2 series"),
     ],
 )  # fmt: skip
-def test_a_number_has_its_noun(number: float, noun: str, text: str) -> None:
+def test_a_number_has_its_noun(number, noun, text):
     assert counted(number, noun) == text
 
 
-def test_what_came_has_a_name() -> None:
+def test_what_came_has_a_name():
     assert [kind_of_value(v) for v in (None, 5, "x", [])] == ["None", "an int", "a str", "a list"]
 
 
-def test_errors_are_what_they_were_to_python() -> None:
+def test_errors_are_what_they_were_to_python():
     error = ConfigError("`steps` is 0")
     assert str(pickle.loads(pickle.dumps(error))) == "`steps` is 0"
     assert isinstance(error, ValueError)
@@ -58,15 +50,15 @@ TEXT, TABLE = ("rnn_size", "learning_rate"), ("hidden_size", "learning_rate", "s
         ("book.tx", ["book.txt", "cook.csv"], "book.txt"),
     ],
 )
-def test_the_name_that_is_meant(name: str, known: list[str], meant: str) -> None:
+def test_the_name_that_is_meant(name, known, meant):
     assert nearest_hint(name, known) == f" (did you mean '{meant}'?)"
 
 
-def test_no_name_is_guessed_that_is_far() -> None:
+def test_no_name_is_guessed_that_is_far():
     assert nearest_hint("--zzz", ["--rnn-size"]) == ""
 
 
-def test_python_keywords_are_guessed_too() -> None:
+def test_python_keywords_are_guessed_too():
     with pytest.raises(ConfigError, match=r"'lr' \(did you mean 'learning_rate'\?\)"):
         built(TrainConfig, {"lr": 0.1}, "train()")
     assert TrainConfig(learning_rate=0.1).learning_rate == 0.1

@@ -28,7 +28,7 @@ class Model(Estimator[int]):
     options = signature_of(Options, "name", observers=())
 
 
-def test_the_signature_has_every_field() -> None:
+def test_the_signature_has_every_field():
     parameters = signature_of(Options, "name", observers=()).parameters
     assert list(parameters) == ["name", "size", "rate", "observers"]
     kinds = [parameter.kind for parameter in parameters.values()]
@@ -39,7 +39,7 @@ def test_the_signature_has_every_field() -> None:
     assert {parameter.kind for parameter in only_keywords} == {inspect.Parameter.KEYWORD_ONLY}
 
 
-def test_options_are_attributes_and_parameters() -> None:
+def test_options_are_attributes_and_parameters():
     model = Model(size=5)
     assert model.get_params() == {"name": "a", "size": 5, "rate": None, "observers": ()}
     assert model.set_params(rate=0.5) is model
@@ -48,7 +48,7 @@ def test_options_are_attributes_and_parameters() -> None:
     assert repr(Model()) == "Model()"
 
 
-def test_an_unknown_option_is_refused_with_the_nearest() -> None:
+def test_an_unknown_option_is_refused_with_the_nearest():
     message = r"a Model has no parameter 'sise' \(did you mean 'size'\?\)"
     with pytest.raises(ConfigError, match=message):
         Model(sise=5)
@@ -56,7 +56,7 @@ def test_an_unknown_option_is_refused_with_the_nearest() -> None:
         Model().set_params(sise=5)
 
 
-def test_what_is_not_fitted_says_so() -> None:
+def test_what_is_not_fitted_says_so():
     model = Model()
     with pytest.raises(ConfigError, match="this Model is not fitted yet; call fit first"):
         model._fitted()
@@ -72,14 +72,14 @@ def test_what_is_not_fitted_says_so() -> None:
         (SequenceClassifier, SequenceConfig),
     ],
 )
-def test_every_option_of_training_is_a_parameter(kind: Any, config: Any) -> None:
+def test_every_option_of_training_is_a_parameter(kind, config):
     parameters = kind().get_params()
     extra = {"observers": (), "callbacks": (), "verbose": None}
     chosen = dict.fromkeys(CHOSEN) if kind is Forecaster else {}
     assert parameters == {**vars(config()), **extra, **chosen}
 
 
-def test_a_warning_of_a_fit_names_the_line_that_called_it() -> None:
+def test_a_warning_of_a_fit_names_the_line_that_called_it():
     inside: dict[str, Any] = {"__name__": "fastlstm.training.trainer", "show": show_warning}
     exec("def fit():\n    show({'event': 'message', 'level': 'warning', 'text': 'slow'})", inside)
     with pytest.warns(UserWarning, match="slow") as found:
@@ -87,7 +87,7 @@ def test_a_warning_of_a_fit_names_the_line_that_called_it() -> None:
     assert found[0].filename == __file__
 
 
-def test_only_warnings_are_shown() -> None:
+def test_only_warnings_are_shown():
     with pytest.warns(UserWarning, match="two threads"):
         show_warning({"event": "message", "level": "warning", "text": "two threads"})
     with warnings.catch_warnings():
@@ -96,7 +96,7 @@ def test_only_warnings_are_shown() -> None:
         show_warning({"event": "step", "loss": 1.0})
 
 
-def test_a_subclass_has_the_parameters_of_its_own_constructor() -> None:
+def test_a_subclass_has_the_parameters_of_its_own_constructor():
     class Own(Model):
         def __init__(self, extra: int = 1, size: int = 4) -> None:
             super().__init__(size=size)

@@ -1,13 +1,10 @@
 """Examples that take seconds run as they are written."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,13 +14,19 @@ from fastlstm.report.history import read_history
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def test_callbacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def run_example(name, *words):
+    path = str(EXAMPLES / f"{name}.py")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [path, *map(str, words)])
+        runpy.run_path(path, run_name="__main__")
+
+
+def test_callbacks(tmp_path):
     text, table = tmp_path / "book.txt", tmp_path / "table.npy"
     text.write_text("the quick brown fox jumps over the lazy dog\n" * 1000)
     noise = 0.01 * np.random.default_rng(0).normal(size=800)
     np.save(table, np.sin(np.arange(800) / 4) + noise)
-    monkeypatch.setattr(sys, "argv", ["callbacks.py", str(text), str(table), str(tmp_path)])
-    runpy.run_path(str(EXAMPLES / "callbacks.py"), run_name="__main__")
+    run_example("callbacks", text, table, tmp_path)
     for name, goal in (("text", 2.5), ("table", 0.5)):
         history = read_history(tmp_path / name / "metrics.jsonl")
         assert history.end["reason"] == f"validation loss {goal} reached"
@@ -33,14 +36,14 @@ def test_callbacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 class RayOfThisProcess:
     """Runs a task where it is handed in."""
 
-    def init(self, address: str) -> None:
+    def init(self, address):
         assert address == "auto"
 
-    def remote(self, **options: Any) -> Any:
+    def remote(self, **options):
         assert options["num_cpus"] == 1
         return lambda task: SimpleNamespace(remote=task)
 
-    def get(self, results: list[Any]) -> list[Any]:
+    def get(self, results):
         return results
 
 
@@ -49,21 +52,17 @@ GROUPS = ("a/b", 300), ("c", 9), ("..", 9), ("", 9)
 
 
 @pytest.mark.parametrize("more", [["--jobs", "1"], ["--ray", "auto"]])
-def test_model_per_group(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    more: list[str],
-) -> None:  # fmt: skip
+def test_model_per_group(tmp_path, monkeypatch, capsys, more):
     pytest.importorskip("joblib")
     monkeypatch.setitem(sys.modules, "ray", RayOfThisProcess())
     rows = [f"{store},{day},{day % 7}" for store, n in GROUPS for day in range(n)]
     table, out = tmp_path / "sales.csv", tmp_path / "out"
     table.write_text("\n".join(["store,ds,y", *rows]))
     words = [str(table), "store", str(out), "--horizon", "7", "--steps", "3"]
-    monkeypatch.setattr(sys, "argv", ["model_per_group.py", *words, *more])
     for _ in range(2):  # finished groups are skipped
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            runpy.run_path(str(EXAMPLES / "model_per_group.py"), run_name="__main__")
+            run_example("model_per_group", *words, *more)
         above, first, second, nameless = capsys.readouterr().out.splitlines()
         assert "of the naive forecast" in first
         assert [above[:12], second[:10]] == ["..: failed: ", "c: failed:"]
@@ -73,13 +72,10 @@ def test_model_per_group(
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras' own
-def test_keras_layer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_keras_layer(tmp_path, capsys):
     text, model = tmp_path / "book.txt", tmp_path / "model.keras"
     text.write_text("the quick brown fox jumps over the lazy dog\n" * 100)
-    monkeypatch.setattr(sys, "argv", ["keras_layer.py", str(text), str(model)])
-    runpy.run_path(str(EXAMPLES / "keras_layer.py"), run_name="__main__")
+    run_example("keras_layer", text, model)
     shown = capsys.readouterr().out
     assert "native" in shown
     assert "bits per character: " in shown
@@ -87,26 +83,17 @@ def test_keras_layer(
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras' own
-def test_keras_to_onnx(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_keras_to_onnx(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("KERAS_BACKEND", "torch")
     import keras
 
     text, model = tmp_path / "book.txt", tmp_path / "model.keras"
     text.write_text("the quick brown fox jumps over the lazy dog\n" * 100)
     num = len(set(text.read_text()))
-    layers = keras.layers
-    keras.Sequential(
-        [
-            keras.Input((None,), dtype="int32"),
-            layers.Embedding(num, 8),
-            layers.LSTM(16, return_sequences=True),
-            layers.Dense(num, activation="softmax"),
-        ]
-    ).save(model)
-    monkeypatch.setattr(sys, "argv", ["keras_to_onnx.py", str(model), str(text), str(tmp_path)])
-    runpy.run_path(str(EXAMPLES / "keras_to_onnx.py"), run_name="__main__")
+    table, lstm = keras.layers.Embedding(num, 8), keras.layers.LSTM(16, return_sequences=True)
+    ends = [table, lstm, keras.layers.Dense(num, activation="softmax")]
+    keras.Sequential([keras.Input((None,), dtype="int32"), *ends]).save(model)
+    run_example("keras_to_onnx", model, text, tmp_path)
     imported, exported, *written = capsys.readouterr().out.split("\n", 2)
     assert imported.startswith("imported: text, made by Keras")
     assert "max error" in exported

@@ -25,7 +25,7 @@ SIZES: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory):
     """A directory with a text and a run on it."""
     folder = tmp_path_factory.mktemp("whole")
     (folder / "text.txt").write_text("why does it always do that, the quick brown fox?\n" * 60)
@@ -94,9 +94,7 @@ JSON: list[tuple[str, Callable[[Any], object], str]] = [
 
 
 @pytest.mark.parametrize(("name", "change", "message"), JSON)
-def test_values_that_make_no_sense_are_named(
-    whole: Path, tmp_path: Path, name: str, change: Callable[[Any], object], message: str
-) -> None:
+def test_values_that_make_no_sense_are_named(whole, tmp_path, name, change, message):
     run = forge(whole, tmp_path, name, change)
     with pytest.raises(CorruptFileError, match=f"checkpoint-2.*{message}"):
         resume(whole, run)
@@ -106,12 +104,7 @@ def test_values_that_make_no_sense_are_named(
 WEIGHT, MOMENT = "layers.0.weight_hh_l0", "output.weight:exp_avg"
 TENSORS: list[tuple[str, str, Callable[[torch.Tensor], torch.Tensor | None], str]] = [
     ("model", WEIGHT, lambda _: None, f"'{WEIGHT}' of model.safetensors is missing"),
-    (
-        "model",
-        WEIGHT,
-        lambda t: t[:1, :1].clone(),
-        r"is \(1, 1\) torch.float32, expected \(32, 8\)",
-    ),
+    ("model", WEIGHT, lambda t: t[:1, :1].clone(), r"is \(1, 1\) torch.float32, expected \(32, 8"),
     ("model", WEIGHT, lambda t: t.long(), r"is \(32, 8\) torch.int64, expected"),
     ("average", WEIGHT, lambda t: t[:1].clone(), r"average.safetensors is \(1, 8\)"),
     ("carried", "h", lambda t: t[..., :1].clone(), r"'h' of carried.safetensors is \(1, 2, 1\)"),
@@ -125,14 +118,7 @@ TENSORS: list[tuple[str, str, Callable[[torch.Tensor], torch.Tensor | None], str
 
 
 @pytest.mark.parametrize(("stem", "name", "change", "message"), TENSORS)
-def test_tensors_that_do_not_fit_are_named(
-    whole: Path,
-    tmp_path: Path,
-    stem: str,
-    name: str,
-    change: Callable[[torch.Tensor], torch.Tensor | None],
-    message: str,
-) -> None:
+def test_tensors_that_do_not_fit_are_named(whole, tmp_path, stem, name, change, message):
     def spoil(tensors: dict[str, torch.Tensor]) -> None:
         changed = change(tensors.pop(name))
         if changed is not None:
@@ -144,7 +130,7 @@ def test_tensors_that_do_not_fit_are_named(
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe"])
-def test_lines_are_added_to_no_file_outside(whole: Path, tmp_path: Path, kind: str) -> None:
+def test_lines_are_added_to_no_file_outside(whole, tmp_path, kind):
     run = forge(whole, tmp_path, "trainer.json", put(None, "meta", "metrics"))
     other = tmp_path / "other"
     other.write_bytes(b"precious\n")
@@ -158,7 +144,7 @@ def test_lines_are_added_to_no_file_outside(whole: Path, tmp_path: Path, kind: s
     assert other.read_bytes() == b"precious\n"
 
 
-def test_tensorboard_writes_nowhere_outside(whole: Path, tmp_path: Path) -> None:
+def test_tensorboard_writes_nowhere_outside(whole, tmp_path):
     run, other = tmp_path / "run", tmp_path / "other"
     shutil.copytree(whole / "run", run)
     other.mkdir()
@@ -168,7 +154,7 @@ def test_tensorboard_writes_nowhere_outside(whole: Path, tmp_path: Path) -> None
     assert list(other.iterdir()) == []
 
 
-def test_a_text_run_is_shown_whatever_its_config_says(whole: Path, tmp_path: Path) -> None:
+def test_a_text_run_is_shown_whatever_its_config_says(whole, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(whole / "run", run)
     config = json.loads((run / "config.json").read_bytes())

@@ -12,19 +12,8 @@ import pytest
 import fastlstm
 
 HEAVY = {
-    "matplotlib",
-    "pandas",
-    "rich",
-    "tensorboardX",
-    "tensorboard",
-    "tokenizers",
-    "transformers",
-    "zstandard",
-    "fastapi",
-    "starlette",
-    "uvicorn",
-    "aiohttp",
-    "flask",
+    *("matplotlib", "pandas", "rich", "tensorboardX", "tensorboard", "tokenizers"),
+    *("transformers", "zstandard", "fastapi", "starlette", "uvicorn", "aiohttp", "flask"),
 }
 """Servers, plots, tokenizers, terminal and command-line libraries."""
 
@@ -40,16 +29,16 @@ def loaded_by(code: str) -> set[str]:
     return set(names)
 
 
-def test_the_probe_sees_what_is_loaded() -> None:
+def test_the_probe_sees_what_is_loaded():
     assert "yaml" in loaded_by("import yaml")
     assert "yaml" not in loaded_by("pass")
 
 
-def test_importing_the_package_loads_nothing_heavy() -> None:
+def test_importing_the_package_loads_nothing_heavy():
     assert loaded_by("import fastlstm") & (HEAVY | {"torch", "numpy"}) == set()
 
 
-def test_using_every_public_name_loads_torch_and_nothing_else_that_is_heavy() -> None:
+def test_using_every_public_name_loads_torch_and_nothing_else_that_is_heavy():
     code = """
 import sys, torch
 beside_torch = set(sys.modules)
@@ -61,7 +50,7 @@ import sys
     assert loaded_by(code) & HEAVY == set()
 
 
-def test_the_command_line_answers_help_without_torch() -> None:
+def test_the_command_line_answers_help_without_torch():
     code = """
 import contextlib, io
 from fastlstm.cli.main import main
@@ -71,7 +60,7 @@ with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
     assert loaded_by(code) & {"torch", "matplotlib", "tensorboardX", "tokenizers"} == set()
 
 
-def test_public_names_are_the_same_in_every_list() -> None:
+def test_public_names_are_the_same_in_every_list():
     assert sorted(fastlstm.__all__) == fastlstm.__dir__()
     errors = {name for name in vars(fastlstm) if name.endswith(("Error", "Stopped"))}
     assert set(fastlstm.__all__) == {*fastlstm._HOMES, *errors, "__version__"}
@@ -88,6 +77,6 @@ def test_public_names_are_the_same_in_every_list() -> None:
     assert typed == fastlstm._HOMES
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
+def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="module 'fastlstm' has no attribute 'trian'"):
         fastlstm.trian  # noqa: B018

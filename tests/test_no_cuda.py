@@ -1,10 +1,7 @@
 """Where there is no GPU, nothing may touch CUDA: every way in is mined, then the main job runs."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -40,7 +37,7 @@ except AssertionError as error:
 """
 
 
-def test_the_main_job_and_every_module(tmp_path: Path) -> None:
+def test_the_main_job_and_every_module(tmp_path):
     """Describe the hardware, train with --device auto, go on, evaluate, generate; import all."""
     (tmp_path / "book.txt").write_text("the cat sat on the mat, and so it did.\n" * 400)
     code = """

@@ -1,10 +1,6 @@
 """`fastlstm.ray` without a cluster."""
 
-from __future__ import annotations
-
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +10,7 @@ from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS
 from fastlstm.errors import ConfigError, MissingExtraError
 
 
-def test_without_ray_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'fastlstm\[ray\]'"):
         ray_train.train("book.txt", out=tmp_path / "run")
@@ -28,9 +24,7 @@ def test_without_ray_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.Monk
         (["nowhere.txt", "--out", "run"], "nowhere.txt"),
     ],
 )
-def test_a_process_tells_why_it_ended(
-    words: list[str], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_tells_why_it_ended(words, why, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, text = ray_train._run(words, {})
     found = ray_train._reason(code, text)
@@ -39,9 +33,7 @@ def test_a_process_tells_why_it_ended(
     assert "\n" not in found
 
 
-def test_a_killed_process_is_named_by_its_signal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_process_is_named_by_its_signal(tmp_path, monkeypatch):
     script = tmp_path / "python"
     script.write_text("#!/bin/sh\nkill -9 $$\n")
     script.chmod(0o755)
@@ -57,7 +49,7 @@ def test_a_killed_process_is_named_by_its_signal(
         (FORECAST_OPTIONS, {"target": ("a", "b"), "missing_value": [-9.0], "tensorboard": True}),
     ],
 )
-def test_options_become_flags_and_back(options: Any, values: dict[str, Any]) -> None:
+def test_options_become_flags_and_back(options, values):
     found = split_arguments(options, ray_train._flags(values))
     assert not found.unknown
     read = {option.name: typed(text, option.type) for option, text in found.options}
@@ -70,9 +62,7 @@ def test_options_become_flags_and_back(options: Any, values: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("number", [0, (0, 2), (4, 2)])
-def test_a_number_of_workers_that_cannot_be_is_refused(
-    number: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_number_of_workers_that_cannot_be_is_refused(number, tmp_path, monkeypatch):
     monkeypatch.setattr(ray_train, "import_ray", lambda: None)
     with pytest.raises(ConfigError, match="num_workers is"):
         ray_train.train("book.txt", out=tmp_path, num_workers=number)

@@ -49,7 +49,7 @@ def train(folder: Path) -> None:
     )  # fmt: skip
 
 
-def test_from_a_step_to_the_native_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_a_step_to_the_native_call(tmp_path, monkeypatch):
     forward, stacks = native_call.forward, []
 
     def seen(*args: Any, **kwargs: Any) -> Any:
@@ -64,7 +64,7 @@ def test_from_a_step_to_the_native_call(tmp_path: Path, monkeypatch: pytest.Monk
         assert stack == [*ENTRY, *STEP, *CALL]
 
 
-def test_from_a_batch_to_its_lanes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_a_batch_to_its_lanes(tmp_path, monkeypatch):
     reset, threads = lanes.TextBatches._reset, []
 
     def seen(*args: Any, **kwargs: Any) -> Any:
@@ -76,9 +76,7 @@ def test_from_a_batch_to_its_lanes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert threads[0] == ["system/prefetch.py", "text/data/lanes.py"]
 
 
-def test_from_a_row_of_a_table_to_its_forecast(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_from_a_row_of_a_table_to_its_forecast(tmp_path, monkeypatch):
     """A step of training takes the first path, `predict` the second: nine files at most."""
     stacks: list[list[str]] = []
 
@@ -113,8 +111,7 @@ def test_from_a_row_of_a_table_to_its_forecast(
 
 
 @pytest.mark.parametrize(
-    "name",
-    sorted({*ENTRY, *STEP, *CALL, *TABLE_STEP, *ROW_TO_FORECAST, "text/data/lanes.py"}),
+    "name", sorted({*ENTRY, *STEP, *CALL, *TABLE_STEP, *ROW_TO_FORECAST, "text/data/lanes.py"})
 )
-def test_the_documentation_names_the_files(name: str, repository: Path) -> None:
+def test_the_documentation_names_the_files(name, repository):
     assert f"`{name}" in (repository / "docs" / "architecture.md").read_text(encoding="utf-8")

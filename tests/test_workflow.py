@@ -1,7 +1,5 @@
 """examples/workflow.sh on answers of the real verbs; those that take a minute are recorded."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
@@ -12,7 +10,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -45,13 +42,13 @@ esac
 """
 
 
-def verdict(gain: float, command: str, **options: Any) -> dict[str, Any]:
+def verdict(gain, command, **options):
     found = Verdict("threads", 0.4, gain, gain / 2, 2 * gain, "exact", options)
     return {**found.to_dict(), "command": command}
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def prepared(tmp_path_factory):
     """A directory with `fastlstm` for PATH, a run, its compressed form, and answers."""
     folder = tmp_path_factory.mktemp("workflow")
     source = folder / SOURCE
@@ -83,7 +80,7 @@ class Workflow:
         folder: to start the example in.
     """
 
-    def __init__(self, prepared: Path, folder: Path) -> None:
+    def __init__(self, prepared, folder):
         self.folder, self.bin = folder, folder / "bin"
         shutil.copytree(prepared, self.bin)
         shutil.copy(prepared / SOURCE, folder)
@@ -96,10 +93,10 @@ class Workflow:
         command = shlex.join([*train, "--rnn-size", "384", "--out", "runs/the book's text"])
         self.answers("tune", best={"options": tuned}, command=command)
 
-    def answers(self, verb: str, **value: object) -> None:
+    def answers(self, verb, **value):
         (self.bin / f"{verb}.json").write_text(json.dumps(value))
 
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments):
         path = os.pathsep.join([str(self.bin), os.path.dirname(sys.executable), os.defpath])
         return subprocess.run(
             ["sh", str(WORKFLOW), *arguments], cwd=self.folder, capture_output=True, text=True,
@@ -107,17 +104,17 @@ class Workflow:
         )  # fmt: skip
 
     @property
-    def calls(self) -> list[list[str]]:
+    def calls(self):
         lines = (self.bin / "calls").read_text().splitlines()
         return [line.split("\t")[:-1] for line in lines]
 
 
 @pytest.fixture
-def workflow(prepared: Path, tmp_path: Path) -> Workflow:
+def workflow(prepared, tmp_path):
     return Workflow(prepared, tmp_path)
 
 
-def test_every_step_runs_and_its_gain_is_in_the_table(workflow: Workflow) -> None:
+def test_every_step_runs_and_its_gain_is_in_the_table(workflow):
     done = workflow.run(SOURCE, "7")
     assert done.returncode == 0, done.stderr
     verbs = [call[0] for call in workflow.calls]
@@ -130,9 +127,7 @@ def test_every_step_runs_and_its_gain_is_in_the_table(workflow: Workflow) -> Non
     heads, *rows = (re.split(r"\s{2,}", line) for line in lines)
     assert heads == ["step", "what it did", "measured", "before", "after", "gain"]
     steps = [row[0] for row in rows if row[0]]
-    assert steps == [
-        *("profile", "tune", "compress", "export", "serve", "monitor", "in all"),
-    ]
+    assert steps == [*("profile", "tune", "compress", "export", "serve", "monitor", "in all")]
     table = {row[0]: row for row in rows if row[0]}
     assert table["profile"][1:3] == ["threads 2 (+80% predicted)", "bits/char after 7 s"]
     assert table["tune"][1] == "384 units, batch 16, muon"
@@ -146,7 +141,7 @@ def test_every_step_runs_and_its_gain_is_in_the_table(workflow: Workflow) -> Non
     assert "tutorial" in page.read_text(encoding="utf-8")
 
 
-def test_a_healthy_run_and_a_busy_machine_are_named(workflow: Workflow) -> None:
+def test_a_healthy_run_and_a_busy_machine_are_named(workflow):
     workflow.answers("profile", verdicts=[verdict(0.01, "no", threads=2)])
     with (workflow.bin / "run" / "metrics.jsonl").open("a") as file:
         file.write('{"event":"machine","others_share":0.91}\n')
@@ -160,9 +155,7 @@ def test_a_healthy_run_and_a_busy_machine_are_named(workflow: Workflow) -> None:
 @pytest.mark.parametrize(
     ("verb", "step"), [("train", "tutorial"), ("tune", "tune"), ("serve", "serve")]
 )
-def test_a_step_that_fails_ends_it_without_a_table(
-    workflow: Workflow, verb: str, step: str
-) -> None:
+def test_a_step_that_fails_ends_it_without_a_table(workflow, verb, step):
     (workflow.bin / "broken").write_text(f"{verb}\n")
     done = workflow.run(SOURCE, "7")
     assert done.returncode == 1
@@ -173,7 +166,7 @@ def test_a_step_that_fails_ends_it_without_a_table(
     assert workflow.calls[-1][0] == verb
 
 
-def test_an_answer_without_a_command_is_named(workflow: Workflow) -> None:
+def test_an_answer_without_a_command_is_named(workflow):
     workflow.answers("tune", best={"options": {}})
     done = workflow.run(SOURCE)
     assert (done.returncode, done.stdout) == (1, "")
@@ -187,13 +180,13 @@ def test_an_answer_without_a_command_is_named(workflow: Workflow) -> None:
         ((SOURCE, "60", "x"), "it takes a SOURCE and SECONDS, 3 arguments came"),
     ],
 )
-def test_bad_usage(workflow: Workflow, arguments: tuple[str, ...], said: str) -> None:
+def test_bad_usage(workflow, arguments, said):
     done = workflow.run(*arguments)
     assert (done.returncode, done.stderr) == (2, f"workflow: {said}\n")
     assert not list(workflow.folder.glob("workflow-*"))
 
 
-def test_fastlstm_must_be_on_path(workflow: Workflow) -> None:
+def test_fastlstm_must_be_on_path(workflow):
     tools = workflow.folder / "tools"
     tools.mkdir()
     for name in ("sh", "dirname"):

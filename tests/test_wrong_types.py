@@ -1,11 +1,5 @@
 """Every public entry point says what came and what is expected, whatever is given to it."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -24,17 +18,17 @@ QUICK = {"input_size": 8, "patch": 4, "horizon": 4, "hidden_size": 4, "steps": 1
 
 
 @pytest.fixture(scope="module")
-def lm() -> LM:
+def lm():
     return LM(LanguageModel(ModelConfig(4, 2, 2)), CharTokenizer("\nabc"))
 
 
 @pytest.fixture(scope="module")
-def model() -> Forecaster:
+def model():
     return Forecaster(**QUICK, split="60/20/20").fit(long_table(120))
 
 
 @pytest.fixture
-def book(tmp_path: Path) -> Path:
+def book(tmp_path):
     path = tmp_path / "book.txt"
     path.write_text("a text\n" * 400)
     return path
@@ -45,17 +39,11 @@ def book(tmp_path: Path) -> Path:
     [
         (lambda _: train(5), "the source is an int, expected a path or a list of paths"),
         (lambda _: train(None), "the source is None, expected a path"),
-        (
-            lambda _: train(["a.txt", 5]),
-            "the source is a list, expected a path or a list of paths",
-        ),
+        (lambda _: train(["a.txt", 5]), "the source is a list, expected a path or a list of paths"),
         (lambda _: train(long_table(9)), "the source is a Table, expected .*Forecaster"),
         (lambda book: train(book, out=5), "the run directory is an int, expected a path"),
         (lambda book: train(book, config=5), "config is an int, expected a TrainConfig"),
-        (
-            lambda book: train(book, observers=5),
-            "observers is an int, expected a list of functions",
-        ),
+        (lambda book: train(book, observers=5), "observers is an int, expected a list of"),
         (lambda book: train(book, observers=[5]), "observers is a list, expected a list of func"),
         (lambda book: train(book, stop=5), "stop is an int, expected a function"),
         (lambda book: train(book, steps="x"), "`steps` is 'x', expected a whole number"),
@@ -63,7 +51,7 @@ def book(tmp_path: Path) -> Path:
         (lambda _: TrainConfig(vocab=[]), r"`vocab` is \[\], expected one of char"),
     ],
 )
-def test_train(call: Callable[[Any], object], told: str, book: Path) -> None:
+def test_train(call, told, book):
     with pytest.raises(FastLSTMError, match=told):
         call(book)
 
@@ -99,7 +87,7 @@ def test_train(call: Callable[[Any], object], told: str, book: Path) -> None:
         (lambda lm: lm.session().save(key="x"), "the key is a str, expected bytes"),
     ],
 )
-def test_lm(call: Callable[[Any], object], told: str, lm: LM) -> None:
+def test_lm(call, told, lm):
     with pytest.raises(FastLSTMError, match=told):
         call(lm)
 
@@ -111,28 +99,16 @@ def test_lm(call: Callable[[Any], object], told: str, lm: LM) -> None:
         (lambda _: Forecaster().fit(None), "got None, expected a path"),
         (lambda _: Forecaster().fit(["a.csv", 5]), "got a list, expected a path"),
         (lambda _: Forecaster().partial_fit(5), "got an int, expected a path"),
-        (
-            lambda _: Forecaster(horizon="x").fit("no.csv"),
-            "`horizon` is 'x', expected a whole number",
-        ),
+        (lambda _: Forecaster(horizon="x").fit("no.csv"), "`horizon` is 'x', expected a whole"),
         (lambda _: Forecaster(horizon=0).fit("no.csv"), "`horizon` is 0, expected a number from 1"),
         (lambda _: Forecaster(target=5).fit("no.csv"), "`target` is 5, expected names of columns"),
-        (
-            lambda _: Forecaster(past=[5]).fit("no.csv"),
-            r"`past` is \[5\], expected names of columns",
-        ),
+        (lambda _: Forecaster(past=[5]).fit("no.csv"), r"`past` is \[5\], expected names of"),
         (lambda _: Forecaster(split=5).fit("no.csv"), "`split` is 5, expected a text"),
         (lambda _: Forecaster(observers=5).fit("no.csv"), "observers is an int, expected a list"),
         (lambda model: model.predict(5), "got an int, expected a path"),
         (lambda model: model.predict(future=5), "fitted without future columns"),
-        (
-            lambda model: model.predict_quantiles(quantiles=5),
-            "`quantiles` is 5, expected a list of",
-        ),
-        (
-            lambda model: model.predict_quantiles(quantiles=["x"]),
-            "`quantiles` is .'x'., expected a",
-        ),
+        (lambda model: model.predict_quantiles(quantiles=5), "`quantiles` is 5, expected a list"),
+        (lambda model: model.predict_quantiles(quantiles=["x"]), "`quantiles` is .'x'., expected"),
         (lambda model: model.backtest(5), "`part` is 5, expected train, valid or test"),
         (lambda model: model.backtest(stride="x"), "`stride` is 'x', expected 1 or more"),
         (lambda model: model.backtest(season=1.5), "`season` is 1.5, expected 1 or more"),
@@ -145,7 +121,7 @@ def test_lm(call: Callable[[Any], object], told: str, lm: LM) -> None:
         (lambda _: Forecaster.load(None), "the run directory is None, expected a path"),
     ],
 )
-def test_forecaster(call: Callable[[Any], object], told: str, model: Forecaster) -> None:
+def test_forecaster(call, told, model):
     with pytest.raises(FastLSTMError, match=told):
         call(model)
 
@@ -167,33 +143,28 @@ def test_forecaster(call: Callable[[Any], object], told: str, model: Forecaster)
         ({"seed": -1}, "`seed` is -1, expected a number from 0"),
         ({"held_out": "x"}, "`held_out` is 'x', expected a number"),
         ({"held_out": 1}, "`held_out` is 1, expected a number from"),
-        ({"observers": 5}, "observers is an int, expected a list of functions"),
+        ({"observers": 5}, "observers is an int, expected a list of"),
     ],
 )
-def test_arguments_of_sequence_models_are_looked_at_before_the_data(
-    given: dict[str, Any], told: str
-) -> None:
+def test_arguments_of_sequence_models_are_looked_at_before_the_data(given, told):
     with pytest.raises(FastLSTMError, match=told):
         SequenceRegressor(**given).fit(5, 5)
 
 
-def test_data_of_sequence_models() -> None:
+def test_data_of_sequence_models():
     for kind in (SequenceRegressor, SequenceClassifier):
         for call, told in (
             (lambda k=kind: k().fit(5, 5), r"X has shape \(\) and dtype int64, expected numbers"),
             (lambda k=kind: k().fit(X, 5), "y is an int, expected 4 answers"),
             (lambda k=kind: k(epochs=1).fit(X, Y).predict("x"), "X has shape .*, expected numbers"),
             (lambda k=kind: k(epochs=1).fit(X, Y).score(X, 5), "y (is an int|has shape)"),
-            (
-                lambda k=kind: k(epochs=1).fit(X, Y).score(X, Y, "x"),
-                "`sample_weight` is not",
-            ),
+            (lambda k=kind: k(epochs=1).fit(X, Y).score(X, Y, "x"), "`sample_weight` is not"),
         ):
             with pytest.raises(FastLSTMError, match=told):
                 call()
 
 
-def test_numbers_of_numpy_are_numbers() -> None:
+def test_numbers_of_numpy_are_numbers():
     assert TrainConfig(steps=np.int64(5)).steps == 5
     assert type(TrainConfig(epochs=np.float32(0.5)).epochs) is float
     assert SequenceRegressor(epochs=np.int64(1), hidden_size=np.int32(4)).fit(X, Y).fitted_.epochs
@@ -211,9 +182,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
         ((3, 4), {"units": 5}, "units"),
     ],
 )
-def test_where_torch_has_a_type_error_so_has_the_drop_in_in_words(
-    given: Any, options: Any, told: str
-) -> None:
+def test_where_torch_has_a_type_error_so_has_the_drop_in_in_words(given, options, told):
     with pytest.raises(TypeError):
         nn.LSTM(*given, **options)
     with pytest.raises(TypeError, match=told):
@@ -224,10 +193,7 @@ def test_where_torch_has_a_type_error_so_has_the_drop_in_in_words(
     ("call", "told"),
     [
         (lambda: LSTM(2, 3, zoneout="x"), "`zoneout` is 'x', expected a probability"),
-        (
-            lambda: LSTM(2, 3, max_activation_bytes="x"),
-            "max_activation_bytes is 'x', expected a whole number",
-        ),
+        (lambda: LSTM(2, 3, max_activation_bytes="x"), "max_activation_bytes is 'x', expected a"),
         (lambda: LSTM(2, 3)(torch.zeros(4, 2, 2), lengths="x"), "lengths is a str, expected 2"),
         (lambda: LSTM(2, 3)(torch.zeros(4, 2, 2), lengths=5), r"lengths (is|are) .*, expected 2"),
         (lambda: fastlstm.accelerate(5), "the model is an int, expected an nn.Module"),
@@ -238,15 +204,13 @@ def test_where_torch_has_a_type_error_so_has_the_drop_in_in_words(
         (lambda: fastlstm.select(5), "the call is an int, expected an LSTMCall"),
     ],
 )
-def test_layers(call: Callable[[], object], told: str) -> None:
+def test_layers(call, told):
     with pytest.raises(FastLSTMError, match=told):
         call()
 
 
-def test_what_is_refused_changes_no_layer() -> None:
+def test_what_is_refused_changes_no_layer():
     model = nn.Sequential(nn.LSTM(2, 3))
-    with pytest.raises(
-        FastLSTMError, match="max_activation_bytes is -1, expected a whole number of bytes"
-    ):
+    with pytest.raises(FastLSTMError, match="max_activation_bytes is -1, expected a whole"):
         fastlstm.accelerate(model, max_activation_bytes=-1)
     assert type(model[0]) is nn.LSTM

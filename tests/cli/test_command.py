@@ -6,26 +6,20 @@ from dataclasses import dataclass
 import pytest
 
 from fastlstm.cli import forecast
-from fastlstm.cli.command import (
-    MOST_SHOWN,
-    Command,
-    attribute_help,
-    help_text,
-    options_from_dataclass,
-)
+from fastlstm.cli.command import MOST_SHOWN, attribute_help, help_text, options_from_dataclass
 from fastlstm.cli.main import VERBS, commands
 from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS
 from fastlstm.cli.train import COMMAND
 from fastlstm.text.config import TrainConfig
 
 
-def test_every_field_of_the_configuration_is_a_flag_with_its_default() -> None:
+def test_every_field_of_the_configuration_is_a_flag_with_its_default():
     fields = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
     assert {option.name: option.default for option in TEXT_OPTIONS} == fields
     assert all(option.help for option in TEXT_OPTIONS)
 
 
-def test_a_field_without_a_group_is_noticed() -> None:
+def test_a_field_without_a_group_is_noticed():
     @dataclass
     class Two:
         """Two fields.
@@ -44,7 +38,7 @@ def test_a_field_without_a_group_is_noticed() -> None:
         options_from_dataclass(Two, {"all": "one"})
 
 
-def test_help_is_grouped_with_text_and_defaults() -> None:
+def test_help_is_grouped_with_text_and_defaults():
     text = help_text(COMMAND, shows_all=True)
     headings = [line[:-1] for line in text.splitlines() if line.endswith(":") and line[0] != " "]
     assert headings == ["run", *dict.fromkeys(o.group for o in TEXT_OPTIONS), "examples"]
@@ -60,7 +54,7 @@ def flags_in(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_help_shows_the_common_options_and_help_all_every_option(verb: str) -> None:
+def test_help_shows_the_common_options_and_help_all_every_option(verb):
     for command in commands(verb):
         short, whole = (help_text(command, shows_all) for shows_all in (False, True))
         shown, all_flags = flags_in(short), {option.flag for option in command.options}
@@ -74,26 +68,26 @@ def test_help_shows_the_common_options_and_help_all_every_option(verb: str) -> N
 
 
 @pytest.mark.parametrize("command", commands("train"), ids=["text", "table"])
-def test_the_help_of_train_fits_a_screen(command: Command) -> None:
+def test_the_help_of_train_fits_a_screen(command):
     assert help_text(command, shows_all=False).count("\n") <= 45
 
 
-def test_the_options_of_a_short_command_are_all_shown() -> None:
+def test_the_options_of_a_short_command_are_all_shown():
     """Most of these are not common where a table is trained on."""
     assert {"--skip-rows", "--thousands"} <= flags_in(help_text(forecast.COMMAND, False))
 
 
-def test_options_with_files_name_them_so() -> None:
+def test_options_with_files_name_them_so():
     usages = {option.flag: option.usage for option in forecast.COMMAND.options}
     assert (usages["--out"], usages["--future"]) == ("--out FILE", "--future FILE")
 
 
-def test_help_shows_true_and_false_for_an_optional_switch() -> None:
+def test_help_shows_true_and_false_for_an_optional_switch():
     linear = next(option for option in FORECAST_OPTIONS if option.name == "linear")
     assert linear.usage == "--linear {true,false}"
 
 
-def test_help_ends_where_the_next_section_begins() -> None:
+def test_help_ends_where_the_next_section_begins():
     class One:
         """One.
 

@@ -1,9 +1,6 @@
 """`fastlstm compress`: from the command line to a run, and what it refuses."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -16,25 +13,21 @@ MISLEADING = "ab " * 1200 + "xyz." * 225
 """Who learns its first part gets worse at its validation part, the next 15 %."""
 
 
-def test_rounding(tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rounding(tiny_run, tmp_path, printed, refused):
     out, text = tmp_path / "small", tmp_path / "text.txt"
     text.write_text(TEXT)
     command = ["compress", str(tiny_run), "--out", str(out), "--to", "int8", "--data", str(text)]
-    assert main(command) == 0
-    shown = capsys.readouterr().out
+    shown = printed(*command)
     lines = dict(line.split("  ", 1) for line in shown.splitlines())
     assert lines["result"].strip().startswith(f"{out}, model ")
     assert lines["methods"].strip() == "int8, rounded to the nearest"
     assert f"tokens of {text}" in lines["bits/char"]
     assert (out / "model.safetensors").exists()
-    assert main(command) == 2
-    assert "already contains a model" in capsys.readouterr().err
+    assert "already contains a model" in refused(*command)
 
 
 @pytest.mark.filterwarnings("always")
-def test_a_table_is_read_as_a_text_with_a_warning(
-    tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_is_read_as_a_text_with_a_warning(tiny_run, tmp_path, capsys):
     out, table = tmp_path / "small", tmp_path / "data.csv"
     table.write_text("a,b\n" + "1,2\n" * 200)
     command = ["compress", str(tiny_run), "--out", str(out), "--to", "int8", "--data", str(table)]
@@ -43,17 +36,16 @@ def test_a_table_is_read_as_a_text_with_a_warning(
     assert capsys.readouterr().err.count(text) == 1
 
 
-def test_json(tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json(tiny_run, tmp_path, printed):
     out = tmp_path / "small"
-    assert main(["compress", str(tiny_run), "--out", str(out), "--to", "fp16", "--json"]) == 0
-    (line,) = capsys.readouterr().out.splitlines()
+    (line,) = printed("compress", tiny_run, "--out", out, "--to", "fp16", "--json").splitlines()
     facts = json.loads(line)
     assert facts.pop("event") == "compression"
     assert facts == json.loads((out / "compression.json").read_text())
     assert facts["not_measured"] == "the run does not name its text"
 
 
-def test_training(tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_training(tiny_run, tmp_path, capsys, printed):
     (tmp_path / "text.txt").write_text(MISLEADING)
     command = [
         *("compress", str(tiny_run), "--out", str(tmp_path / "small"), "--steps", "2"),
@@ -68,16 +60,13 @@ def test_training(tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert not facts["is_published"]
     assert facts["training"]["steps"] == 2
     assert not (tmp_path / "small/model.safetensors").exists()
-    assert main([*command, "--max-loss", "100", "--resume"]) == 0
-    shown = capsys.readouterr().out
+    shown = printed(*command, "--max-loss", "100", "--resume")
     assert "next: fastlstm generate" in shown
     assert "distilled from" in shown
     assert (tmp_path / "small/model.safetensors").exists()
 
 
-def test_an_unpublished_result_is_not_offered(
-    tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unpublished_result_is_not_offered(tiny_run, tmp_path, capsys):
     (tmp_path / "text.txt").write_text(MISLEADING)
     command = [
         *("compress", str(tiny_run), "--out", str(tmp_path / "small"), "--steps", "1"),
@@ -112,31 +101,20 @@ def test_an_unpublished_result_is_not_offered(
         (["--out", "x", "--prune", "0.5"], "does not name its text; give it as"),
     ],
 )
-def test_refusals(
-    arguments: list[str], message: str, tiny_run: Path, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+def test_refusals(arguments, message, tiny_run, tmp_path, monkeypatch, refused):
     monkeypatch.chdir(tmp_path)
-    assert main(["compress", str(tiny_run), *arguments]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert len(error.splitlines()) == 1
+    assert message in refused("compress", tiny_run, *arguments)
     assert not (tmp_path / "x").exists()
 
 
-def test_a_run_comes_first(
-    tmp_path: Path, tiny_run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["compress", str(tmp_path / "none"), "--out", "x", "--to", "int8"]) == 2
-    assert "no such run" in capsys.readouterr().err
+def test_a_run_comes_first(tmp_path, tiny_run, refused):
+    assert "no such run" in refused("compress", tmp_path / "none", "--out", "x", "--to", "int8")
     arguments = ["compress", str(tiny_run), "--out", "x", "--to", "int8", "--data", str(tiny_run)]
-    assert main(arguments) == 2
-    assert "is a run, expected a text or a table" in capsys.readouterr().err
-    assert main(["compress", str(tiny_run), "--out", str(tiny_run), "--to", "int8"]) == 2
-    assert "holds the run to compress" in capsys.readouterr().err
+    assert "is a run, expected a text or a table" in refused(*arguments)
+    assert "the run to compress" in refused("compress", tiny_run, "--out", tiny_run, "--to", "int8")
 
 
-def test_every_option_has_a_flag() -> None:
+def test_every_option_has_a_flag():
     flags = {option.name for command in (COMMAND, TABLE_COMMAND) for option in command.options}
     assert flags == {*CompressConfig.__dataclass_fields__, "out", "data", "resume", "json"}
     assert "hidden_size" not in {option.name for option in COMMAND.options}

@@ -1,10 +1,6 @@
 """`--device cuda` without a GPU is a usage error."""
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +11,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine 
 
 
 @pytest.mark.parametrize("verb", ["generate", "evaluate", "serve"])
-def test_a_missing_gpu_is_refused(verb: str, tiny_run: Path, capfd: Any) -> None:
+def test_a_missing_gpu_is_refused(verb, tiny_run, capfd):
     text = tiny_run.parent / "own.txt"
     text.write_text("the cat sat on the mat\n" * 99)
     more = {"evaluate": [str(text)], "serve": ["--port", "0"]}.get(verb, [])

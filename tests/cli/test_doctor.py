@@ -1,15 +1,10 @@
 """`fastlstm doctor`: facts of this machine and of imitated ones, and the advice that follows."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,13 +22,13 @@ EXTRAS = (
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+def machine(tmp_path, monkeypatch):
     """Returns what gives the advice on a machine whose /proc and /sys hold some files."""
     monkeypatch.setattr(doctor, "_kernels", dict)
     for name in doctor._LIMITS:
         monkeypatch.delenv(name, raising=False)
 
-    def advice(**files: str) -> list[str]:
+    def advice(**files):
         for name, text in files.items():
             path = tmp_path / PLACES[name].format(cpu=min(os.sched_getaffinity(0)))
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,47 +54,35 @@ GPU = {
 }
 
 
-def test_facts_and_kernels_of_this_machine(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_facts_and_kernels_of_this_machine(monkeypatch, tmp_path, printed):
     monkeypatch.setenv("HOME", str(tmp_path / "mary"))
     monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "mary/cache"))
     monkeypatch.setenv("FASTLSTM_API_KEY", "open-sesame")
-    assert main(["doctor"]) == 0
-    shown = capsys.readouterr().out
+    shown = printed("doctor")
     for part in (
         "torch ", "threads of torch ", "huge pages ", "fp32, H=512, native", "int8 ", "serve (",
         "path ~/cache, size 0 B", "FASTLSTM_API_KEY ***", "FASTLSTM_CACHE ~/cache", "advice ",
     ):  # fmt: skip
         assert part in shown
-    assert main(["doctor", "--json"]) == 0
-    printed = capsys.readouterr().out
-    facts = json.loads(printed)
+    as_json = printed("doctor", "--json")
+    facts = json.loads(as_json)
     assert (facts["cache"]["path"], facts["faults"]) == ("~/cache", [])
     assert facts["instructions"]["used"] == hardware.cpu().isa
     assert facts["extras"]["serve"]["starlette"]
-    assert not any(word in shown + printed for word in ("mary", "open-sesame"))
+    assert not any(word in shown + as_json for word in ("mary", "open-sesame"))
 
 
-def test_the_speed_is_measured_on_request(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_speed_is_measured_on_request(monkeypatch, printed):
     measured = Ceilings(98.5, "oneDNN", 20.0)
     monkeypatch.setattr(ceilings, "measured_ceilings", lambda dtype, threads, device: measured)
     monkeypatch.setattr(hardware, "peak_gflops", lambda threads: {"avx2": 120.0})
-    assert main(["doctor"]) == 0
-    assert "gflops" not in capsys.readouterr().out
-    assert main(["doctor", "--measure"]) == 0
-    shown = capsys.readouterr().out
+    assert "gflops" not in printed("doctor")
+    shown = printed("doctor", "--measure")
     assert "cpu fp32 (gemm gflops 98.5, gemm by oneDNN, copy gb s 20, busy no)" in shown
     assert re.search("peak gflops +avx2 120", shown)
 
 
-def test_limits_of_the_instructions_are_named(
-    machine: Callable[..., list[str]],
-    on_cpu: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_limits_of_the_instructions_are_named(machine, on_cpu, monkeypatch):
     on_cpu("amx_bf16")
     assert not [text for text in machine() if "instructions" in text]
     monkeypatch.setenv("FASTLSTM_ISA", "avx2")
@@ -122,20 +105,15 @@ def test_limits_of_the_instructions_are_named(
         ("amx_bf16", "ATEN_CPU_CAPABILITY", "avx2", True),
     ],
 )
-def test_a_variable_that_limits_nothing_is_not_named(
-    machine: Callable[..., list[str]],
-    on_cpu: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
-    isa: str, name: str, value: str, limits: bool,
-) -> None:  # fmt: skip
+def test_a_variable_without_effect_is_not_named(
+    machine, on_cpu, monkeypatch, isa, name, value, limits
+):
     on_cpu(isa)
     monkeypatch.setenv(name, value)
     assert (f"{name} limits the instructions: unset {name}" in machine()) == limits
 
 
-def test_a_quota_threads_and_an_old_torch(
-    machine: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_quota_threads_and_an_old_torch(machine, monkeypatch):
     monkeypatch.setattr(hardware, "allowed_cores", lambda: 8)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(cgroup, "cpu_quota", lambda: None)
@@ -144,13 +122,11 @@ def test_a_quota_threads_and_an_old_torch(
     found = machine()
     assert [text[:20] for text in found if "docker run --cpus" in text] == ["the CPU quota is 0.5"]
     assert not [text for text in found if "OMP_NUM_THREADS" in text]
-    monkeypatch.setattr(
-        doctor.metadata, "requires", lambda _: ["torch>=99.1", "x>=1; extra == 'y'"]
-    )
-    assert [text for text in machine() if "is older than 99.1: pip install --upgrade torch" in text]
+    monkeypatch.setattr(doctor.metadata, "requires", lambda _: ["torch>=99", "x>=1; extra == 'y'"])
+    assert [text for text in machine() if "is older than 99: pip install --upgrade torch" in text]
 
 
-def test_a_clock_that_is_held_back(machine: Callable[..., list[str]]) -> None:
+def test_a_clock_that_is_held_back(machine):
     quiet = {"driver": "intel_pstate", "limit": "3500000"}
     slow = {"governor": "powersave\n", "fastest": "3500000\n"}
     assert not [text for text in machine(**slow, **quiet) if "sudo" in text]
@@ -161,17 +137,12 @@ def test_a_clock_that_is_held_back(machine: Callable[..., list[str]]) -> None:
     ]
 
 
-def test_a_gpu_that_torch_does_not_use(
-    machine: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_that_torch_does_not_use(machine, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     no_cuda, none = hardware.NO_GPU
     for refusal, told in (
         (no_cuda, "torch lacks CUDA: pip install --force-reinstall torch"),
-        (
-            "the driver is too old",
-            "torch cannot use NVIDIA T4 (driver 575.57.08): the driver is too",
-        ),
+        ("the driver is too old", "torch cannot use NVIDIA T4 (driver 575.57.08): the driver"),
     ):
         monkeypatch.setattr(hardware, "gpu_refusal", lambda refusal=refusal: refusal)
         assert [text for text in machine(**GPU) if text.startswith(told)]
@@ -182,13 +153,11 @@ def test_a_gpu_that_torch_does_not_use(
     ]
 
 
-def test_a_gpu_that_torch_uses(
-    machine: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_that_torch_uses(machine, monkeypatch):
     from fastlstm.ops.cuda import compiler
     from fastlstm.system import gpu_usage
 
-    def missing() -> str:
+    def missing():
         raise KernelError("cuda.bindings is missing")
 
     use_gpu(monkeypatch)
@@ -206,10 +175,8 @@ def test_a_gpu_that_torch_uses(
     assert any(text.endswith("is missing: pip install cuda-bindings") for text in found)
 
 
-def test_what_cannot_be_told_is_a_fault_and_the_rest_is_told(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken() -> Any:
+def test_what_cannot_be_told_is_a_fault_and_the_rest_is_told(capsys, monkeypatch):
+    def broken():
         raise KernelError("fastlstm's native code cannot be loaded")
 
     monkeypatch.setattr(hardware, "native", broken)
@@ -225,16 +192,12 @@ def test_what_cannot_be_told_is_a_fault_and_the_rest_is_told(
     assert "OMP_NUM_THREADS is 'many', expected" in capsys.readouterr().out
 
 
-def test_a_cache_that_cannot_be_written(
-    machine: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_cannot_be_written(machine, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert any(text.endswith("export FASTLSTM_CACHE=DIR") for text in machine())
 
 
-def test_a_file_is_no_cache_and_a_longer_name_no_home(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_file_is_no_cache_and_a_longer_name_no_home(capsys, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "file"))
     monkeypatch.setenv("HOME", str(tmp_path / "al"))
@@ -247,7 +210,7 @@ def test_a_file_is_no_cache_and_a_longer_name_no_home(
     assert "open-sesame" not in shown
 
 
-def test_no_extra_and_no_home_are_needed(tmp_path: Path) -> None:
+def test_no_extra_and_no_home_are_needed(tmp_path):
     code = (
         f"import sys\nfor name in {EXTRAS.split()!r}:\n    sys.modules[name] = None\n"
         "from fastlstm.cli.main import main\nsys.exit(main(['doctor']))"

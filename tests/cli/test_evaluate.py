@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
@@ -15,13 +13,13 @@ TEXT = "the quick brown fox jumps over the lazy dog. " * 40
 
 
 @pytest.fixture
-def text(tmp_path: Path) -> Path:
+def text(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text(TEXT)
     return path
 
 
-def test_figures_as_json(tiny_run: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_figures_as_json(tiny_run, text, capsys):
     assert main(["evaluate", str(tiny_run), str(text), "--json", "--lanes", "1"]) == 0
     out, err = capsys.readouterr()
     figures = json.loads(out)
@@ -34,9 +32,11 @@ def test_figures_as_json(tiny_run: Path, text: Path, capsys: pytest.CaptureFixtu
     assert figures["lanes"] == 1
 
 
-def test_figures_as_a_table(tiny_run: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["evaluate", str(tiny_run), str(text), "--zero-state-window", "50"]) == 0
-    rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+def test_figures_as_a_table(tiny_run, text, printed):
+    rows = dict(
+        line.split(maxsplit=1)
+        for line in printed("evaluate", tiny_run, text, "--zero-state-window", "50").splitlines()
+    )
     assert list(rows) == [
         "model", "text", "mode", "bits/char", "bits/byte", "perplexity", "nats/token", "scored",
         "time",
@@ -45,9 +45,7 @@ def test_figures_as_a_table(tiny_run: Path, text: Path, capsys: pytest.CaptureFi
     assert rows["scored"].startswith("1,750 tokens, 1,750 characters")
 
 
-def test_the_share_of_the_runs_own_text_that_was_trained_on_is_said(
-    tiny_run: Path, text: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_share_of_the_runs_own_text_that_was_trained_on_is_said(tiny_run, text, capsys):
     key = LM.load(tiny_run).read(text).key
     config = json.loads((tiny_run / "config.json").read_text())
     RunDirectory(tiny_run).publish({"config.json": encode_json({**config, "data": {"key": key}})})
@@ -58,11 +56,9 @@ def test_the_share_of_the_runs_own_text_that_was_trained_on_is_said(
 
 
 @pytest.mark.parametrize(("split", "share"), [("train", 0.8), ("valid", 0.15), ("test", 0.05)])
-def test_a_split_is_divided_as_in_training(
-    tiny_run: Path, text: Path, capsys: pytest.CaptureFixture[str], split: str, share: float
-) -> None:
-    assert main(["evaluate", str(tiny_run), str(text), "--json", "--split", split]) == 0
-    assert json.loads(capsys.readouterr().out)["num_tokens"] == round(len(TEXT) * share) - 1
+def test_a_split_is_divided_as_in_training(tiny_run, text, split, share, printed):
+    facts = json.loads(printed("evaluate", tiny_run, text, "--json", "--split", split))
+    assert facts["num_tokens"] == round(len(TEXT) * share) - 1
 
 
 @pytest.mark.parametrize(
@@ -78,55 +74,36 @@ def test_a_split_is_divided_as_in_training(
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
-    tiny_run: Path,
-    text: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: list[str],
-    message: str,
-) -> None:
+    tiny_run, text, refused, monkeypatch, arguments, message
+):
     monkeypatch.chdir(text.parent)
     Path("bad.txt").write_text(TEXT + "5 €", encoding="utf-8")
-    given = [str(tiny_run) if part == "RUN" else part for part in arguments]
-    assert main(["evaluate", *given]) == 2
-    out, err = capsys.readouterr()
-    assert err.startswith("fastlstm: error: ")
-    assert message in err
-    assert err.count("\n") == 1
-    assert out == ""
+    given = [tiny_run if part == "RUN" else part for part in arguments]
+    assert message in refused("evaluate", *given)
 
 
-def test_unknown_characters_are_counted_and_reported(
-    tiny_run: Path, text: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_characters_are_counted_and_reported(tiny_run, text, printed, refused):
     odd = text.with_name("odd.txt")
     odd.write_text(TEXT[:100] + "☃☃" + TEXT[100:] + "ß", encoding="utf-8")
     for _ in range(2):  # the second time from the cache
-        assert main(["evaluate", str(tiny_run), str(odd), "--json"]) == 0
-        figures = json.loads(capsys.readouterr().out)
+        figures = json.loads(printed("evaluate", tiny_run, odd, "--json"))
         assert (figures["num_unknown"], figures["num_tokens"]) == (3, len(TEXT) - 1)
         assert figures["first_unknown"] == [["☃", 100], ["ß", len(TEXT) + 2]]
-    assert main(["evaluate", str(tiny_run), str(text), "--json"]) == 0
-    known = json.loads(capsys.readouterr().out)
+    known = json.loads(printed("evaluate", tiny_run, text, "--json"))
     assert known["num_unknown"] == 0
     assert figures["bits_per_char"] == known["bits_per_char"] == known["bits_per_char_with_unknown"]
     share = 3 / (len(TEXT) + 3)
     entropy = -share * math.log2(share) - (1 - share) * math.log2(1 - share)
     expected = (1 - share) * known["bits_per_char"] + entropy + share * math.log2(1_112_064 - 29)
     assert figures["bits_per_char_with_unknown"] == pytest.approx(expected)
-    assert main(["evaluate", str(tiny_run), str(odd)]) == 0
-    rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    rows = dict(line.split(maxsplit=1) for line in printed("evaluate", tiny_run, odd).splitlines())
     assert rows["unknown"].startswith("3 characters (0.17% of the text) outside the vocabulary")
     assert "'☃' at 100, 'ß' at 1,802" in rows["unknown"]
     assert rows["with"].startswith("unknown")
     # What was counted once is still refused where that is asked for.
-    assert main(["evaluate", str(tiny_run), str(odd), "--unknown", "refuse"]) == 2
-    assert "'☃' at 100" in capsys.readouterr().err
+    assert "'☃' at 100" in refused("evaluate", tiny_run, odd, "--unknown", "refuse")
 
 
-def test_a_text_of_unknown_characters_alone_is_refused(
-    tiny_run: Path, text: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_text_of_unknown_characters_alone_is_refused(tiny_run, text, refused):
     text.write_text("☃" * 500, encoding="utf-8")
-    assert main(["evaluate", str(tiny_run), str(text)]) == 2
-    assert "characters that are not in the vocabulary: '☃' at 0" in capsys.readouterr().err
+    assert "are not in the vocabulary: '☃' at 0" in refused("evaluate", tiny_run, text)

@@ -117,7 +117,7 @@ class Runs:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+def runs(tmp_path_factory):
     return Runs(tmp_path_factory.mktemp("kinds"))
 
 
@@ -155,14 +155,7 @@ MEASURING = ("profile", "predict", "scale")
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_verb_works_or_names_what_does(
-    runs: Runs,
-    kind: str,
-    verb: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_a_verb_works_or_names_what_does(runs, kind, verb, tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(serve, "_serve_function", lambda: loaded)
     for place in ("profile.profile_run", "predict.predict_run", "predict.predict_forecaster"):
         monkeypatch.setattr(f"fastlstm.tuning.{place}", reached)
@@ -190,7 +183,7 @@ def told(verb: str) -> str:
     return f"| `{verb}` | {' | '.join(cells)} |"
 
 
-def test_the_table_of_the_documentation_is_this_one(repository: Path) -> None:
+def test_the_table_of_the_documentation_is_this_one(repository):
     page = (repository / "docs/runs.md").read_text()
     lines = [f"| verb | {' | '.join(COLUMNS.values())} |", "|---|---|---|---|", *map(told, VERBS)]
     assert "\n".join(lines) in page, "\n".join(lines)

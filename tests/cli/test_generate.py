@@ -5,7 +5,6 @@ import json
 import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,13 +33,13 @@ class Model:
 
 
 @pytest.fixture
-def model(monkeypatch: pytest.MonkeyPatch) -> Model:
+def model(monkeypatch):
     made = Model()
     monkeypatch.setattr(generate, "open_model", lambda *_: made)
     return made
 
 
-def test_only_given_settings_reach_the_model(model: Model) -> None:
+def test_only_given_settings_reach_the_model(model):
     assert main(["generate", "run"]) == 0
     assert model.asked == {"prompt": "", "max_tokens": 500}
     arguments = ["--length", "9", "--temperature", "0", "--top-k=5", "--top-p", "0.9", "--seed=7"]
@@ -60,9 +59,7 @@ def test_only_given_settings_reach_the_model(model: Model) -> None:
     }
 
 
-def test_text_in_a_pipe_is_printed_unchanged(
-    model: Model, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_text_in_a_pipe_is_printed_unchanged(model, capsys):
     assert main(["generate", "run", "--prompt", "Well, "]) == 0
     out, err = capsys.readouterr()
     assert out == "Well, " + "".join(Model.pieces) + "\n"
@@ -70,16 +67,14 @@ def test_text_in_a_pipe_is_printed_unchanged(
     assert err.endswith(" tokens/s\n")
 
 
-def test_text_on_a_terminal_is_escaped(
-    model: Model, terminal: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_text_on_a_terminal_is_escaped(model, terminal, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setattr(sys, "stdout", terminal)
     assert main(["generate", "run", "--prompt", "W\x1b]0;title\x07"]) == 0
     assert terminal.getvalue() == "W\\x1b]0;title\\x07Pri\\x1b[31mnce\né\\x07\tend\n"
 
 
-def test_json_lines(model: Model, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_lines(model, capsys):
     assert main(["generate", "run", "--json", "--prompt", "W"]) == 0
     out, err = capsys.readouterr()
     events = [json.loads(line) for line in out.splitlines()]
@@ -91,7 +86,7 @@ def test_json_lines(model: Model, capsys: pytest.CaptureFixture[str]) -> None:
     assert err == ""
 
 
-def test_prompt_from_stdin(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompt_from_stdin(model, monkeypatch):
     stdin = io.TextIOWrapper(io.BytesIO("Prínce\n".encode()))
     monkeypatch.setattr(sys, "stdin", stdin)
     assert main(["generate", "run", "--prompt", "-"]) == 0
@@ -107,22 +102,16 @@ def test_prompt_from_stdin(model: Model, monkeypatch: pytest.MonkeyPatch) -> Non
         (["--temperatur", "1"], "unknown flag '--temperatur' (did you mean '--temperature'?)"),
     ],
 )
-def test_bad_settings(
-    model: Model, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
-    assert main(["generate", "run", *arguments]) == 2
-    assert capsys.readouterr().err.startswith(f"fastlstm: error: {message}")
+def test_bad_settings(model, arguments, message, refused):
+    assert refused("generate", "run", *arguments).startswith(f"fastlstm: error: {message}")
 
 
-def test_prompt_that_is_not_utf8(
-    model: Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_prompt_that_is_not_utf8(model, monkeypatch, refused):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"ab\xff")))
-    assert main(["generate", "run", "--prompt", "-"]) == 2
-    assert "the prompt on stdin is not UTF-8 (byte 2)" in capsys.readouterr().err
+    assert "prompt on stdin is not UTF-8 (byte 2)" in refused("generate", "run", "--prompt", "-")
 
 
-def test_fast_pieces_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fast_pieces_are_joined(monkeypatch):
     times = iter([10.0, 10.01, 10.02, 10.07, 10.08])
     monkeypatch.setattr(generate, "time", SimpleNamespace(perf_counter=lambda: next(times)))
     shown: list[str] = []
@@ -130,29 +119,23 @@ def test_fast_pieces_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown == ["a", "bcd", "e"]
 
 
-def test_a_real_model_writes_the_same_for_the_same_seed(
-    tiny_run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_real_model_writes_the_same_for_the_same_seed(tiny_run, capsys, printed):
     arguments = ["generate", str(tiny_run), "--prompt", "the ", "--length", "30", "--seed", "1"]
     assert main(arguments) == 0
     first, err = capsys.readouterr()
-    assert main(arguments) == 0
-    assert capsys.readouterr().out == first
+    assert printed(*arguments) == first
     assert first.startswith("the ")
     assert len(first.rstrip("\n")) <= 34
     assert err.startswith("30 tokens in ")
 
 
-def test_a_backslash_n_in_a_prompt_is_explained(
-    tiny_run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["generate", str(tiny_run), "--prompt", r"KING\nHello"]) == 2
-    assert "a line break is $'…\\n…' in bash, or give --prompt -" in capsys.readouterr().err
+def test_a_backslash_n_in_a_prompt_is_explained(tiny_run, refused):
+    assert "a line break is $'…\\n…' in bash, or give --prompt -" in refused(
+        "generate", tiny_run, "--prompt", r"KING\nHello"
+    )
 
 
-def test_weights_are_compared_if_the_text_is_readable(
-    tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_weights_are_compared_if_the_text_is_readable(tiny_run, tmp_path, capsys, printed):
     arguments = ["generate", str(tiny_run), "--length", "20", "--seed", "1", "--weights", "int8"]
     assert main(arguments) == 0
     err = capsys.readouterr().err
@@ -173,8 +156,7 @@ def test_weights_are_compared_if_the_text_is_readable(
         r" [+-][\d.]+ % bits/char \([\d.]+ to [\d.]+ on 1,[\d]+ tokens\)",
         line,
     ), line
-    assert main([*arguments, "--json"]) == 0
-    event = json.loads(capsys.readouterr().out.splitlines()[-1])
+    event = json.loads(printed(*arguments, "--json").splitlines()[-1])
     assert (event["event"], event["weight_format"]) == ("weights", "int8")
     assert event["bits_per_char"] == pytest.approx(event["fp32"]["bits_per_char"], rel=0.02)
     want = lm.evaluate(text.read_text(encoding="utf-8")).bits_per_char

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,14 +14,12 @@ from fastlstm.cli.forecast import COMMAND
 from fastlstm.errors import DataError, FormatError
 
 
-def test_one_source_is_a_text_and_several_a_list() -> None:
+def test_one_source_is_a_text_and_several_a_list():
     assert inputs.one_or_many(["a"]) == "a"
     assert inputs.one_or_many(["a", "b"]) == ["a", "b"]
 
 
-def test_a_model_is_opened_with_the_note_of_its_files(
-    tiny_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_is_opened_with_the_note_of_its_files(tiny_run, monkeypatch, capsys):
     assert inputs.open_model(str(tiny_run)).tokenizer.vocab_size == 29
     assert capsys.readouterr().err == ""
     from fastlstm.text import lm
@@ -34,7 +31,7 @@ def test_a_model_is_opened_with_the_note_of_its_files(
     assert capsys.readouterr() == ("", "fastlstm: note: an older\\nfile\n")
 
 
-def test_require_tables_refuses_missing_files_and_texts(tmp_path: Path) -> None:
+def test_require_tables_refuses_missing_files_and_texts(tmp_path):
     table, text = tmp_path / "a.csv", tmp_path / "a.txt"
     table.write_text("ds,y\n1,2\n")
     text.write_text("words\n" * 9)
@@ -45,12 +42,7 @@ def test_require_tables_refuses_missing_files_and_texts(tmp_path: Path) -> None:
         inputs.require_tables([str(text)])
 
 
-def test_a_forecaster_reads_tables_as_its_options_say(
-    tiny_run: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_forecaster_reads_tables_as_its_options_say(tiny_run, tmp_path, monkeypatch, capsys):
     table = tmp_path / "a.csv"
     table.write_text("ds,y\n1,2\n")
     calls: list[Any] = []

@@ -1,16 +1,12 @@
 """`train` and `evaluate` choose texts or tables by options, sources and runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from fastlstm.cli import evaluate, forecast, train
-from fastlstm.cli.command import Command, HelpRequested, help_text
+from fastlstm.cli.command import HelpRequested, help_text
 from fastlstm.cli.inputs import require_tables
-from fastlstm.cli.main import main
 from fastlstm.cli.training import command_for, parse_for_run
 from fastlstm.errors import DataError, FastLSTMError, UsageError
 from fastlstm.forecast.data.records import require_files
@@ -21,7 +17,7 @@ CSV = "date,y\n" + "".join(f"2020-01-{day:02},{day}\n" for day in range(1, 29))
 PROSE = "One day, 1 of 3, it rained.\nThe next 2 days, too.\nThen, on the 4th, it was dry.\n" * 9
 
 
-def meant(verb: str, argv: list[str]) -> Command:
+def meant(verb, argv):
     if verb == "train":
         return command_for(argv, train.COMMAND, train.TABLE_COMMAND)
     try:
@@ -32,7 +28,7 @@ def meant(verb: str, argv: list[str]) -> Command:
 
 
 @pytest.fixture(autouse=True)
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("data.csv").write_text(CSV)
     Path("numbers.txt").write_text(CSV)
@@ -44,10 +40,8 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("c.yaml").write_text("horizon: 4\n")
     Path("texts").mkdir()
     Path("texts/a.txt").write_text(PROSE)
-    for name, config in (
-        ("started", '{"kind": "forecaster"}'),
-        ("book", '{"format": "fastlstm-run"}'),
-    ):
+    configs = {"started": '{"kind": "forecaster"}', "book": '{"format": "fastlstm-run"}'}
+    for name, config in configs.items():
         Path(name).mkdir()
         Path(name, "config.json").write_text(config)
 
@@ -72,27 +66,21 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ["data.parquet", "missing.txt", "--out", "r"],
     ],
 )
-def test_the_command_for_tables_is_chosen(argv: list[str]) -> None:
+def test_the_command_for_tables_is_chosen(argv):
     assert meant("train", argv) is train.TABLE_COMMAND
 
 
 @pytest.mark.parametrize(
     "argv",
     [
-        ["book.txt", "--out", "r"],
-        ["book.txt", "--out", "x.parquet"],
-        ["texts", "--out", "r"],
-        ["python-docs", "--out", "r"],
-        ["-", "--out", "r"],
-        ["data.csv", "--as-text", "--out", "r"],
-        ["--as-text", "data.parquet", "--out", "r"],
-        ["mixed", "--as-text", "--out", "r"],
-        ["data.csv", "--out", "book", "--resume"],
-        ["missing.csv", "--out", "r"],
-        ["--help"],
+        *(["book.txt", "--out", "r"], ["book.txt", "--out", "x.parquet"], ["texts", "--out", "r"]),
+        *(["python-docs", "--out", "r"], ["-", "--out", "r"]),
+        *(["data.csv", "--as-text", "--out", "r"], ["--as-text", "data.parquet", "--out", "r"]),
+        *(["mixed", "--as-text", "--out", "r"], ["data.csv", "--out", "book", "--resume"]),
+        *(["missing.csv", "--out", "r"], ["--help"]),
     ],
 )
-def test_the_command_for_texts_is_chosen(argv: list[str]) -> None:
+def test_the_command_for_texts_is_chosen(argv):
     assert meant("train", argv) is train.COMMAND
 
 
@@ -106,10 +94,7 @@ def test_the_command_for_texts_is_chosen(argv: list[str]) -> None:
         (["tables"], ["tables is a table", "--horizon N", "--as-text"]),
         (["t*s/*.csv"], ["t*s/*.csv is a table", "--horizon N"]),
         (["mixed"], ["tables (a.csv)", "texts (notes.md)", "--horizon N", "--as-text"]),
-        (
-            ["book.txt", "--horizon", "4"],
-            ["book.txt is a text", "leave out --horizon; to", "a table"],
-        ),
+        (["book.txt", "--horizon", "4"], ["book.txt is a text", "leave out --horizon", "a table"]),
         (["book.txt", "--out", "started"], ["book.txt is a text", "another --out"]),
         (
             ["book.txt", "--start", "started", "--out", "r"],
@@ -123,22 +108,19 @@ def test_the_command_for_texts_is_chosen(argv: list[str]) -> None:
             ["data.csv", "--horizon", "4", "--vocab", "byte"],
             ["--vocab is not an option for a forecaster; leave it out"],
         ),
-        (
-            ["data.parquet", "--rnn-size", "4"],
-            ["--rnn-size is not an option for", "mean '--hidden-size'?"],
-        ),
+        (["data.parquet", "--rnn-size", "4"], ["--rnn-size is not an", "mean '--hidden-size'?"]),
         (["book.txt", "--config", "c.yaml"], ["'horizon' in c.yaml is for a table"]),
         (["data.csv", "--lr", "4"], ["unknown flag '--lr' (did you mean '--learning-rate'?)"]),
         (["data.csv", "--horizonn", "4"], ["unknown flag '--horizonn'", "'--horizon'"]),
     ],
 )
-def test_unclear_sources_are_refused_with_the_options(argv: list[str], parts: list[str]) -> None:
+def test_unclear_sources_are_refused_with_the_options(argv, parts):
     with pytest.raises(UsageError) as caught:
         meant("train", argv)
     assert [part for part in parts if part not in str(caught.value)] == []
 
 
-def test_evaluate_chooses_the_command_by_its_first_argument() -> None:
+def test_evaluate_chooses_the_command_by_its_first_argument():
     assert meant("evaluate", ["--json", "started", "data.csv"]) is evaluate.TABLE_COMMAND
     assert meant("evaluate", ["book", "started"]) is evaluate.COMMAND
     assert meant("evaluate", ["started", "--help"]) is evaluate.TABLE_COMMAND
@@ -152,7 +134,7 @@ def test_evaluate_chooses_the_command_by_its_first_argument() -> None:
         ("book", "--scaled", "--scaled is not an option for a text; leave it out"),
     ],
 )
-def test_the_error_of_an_option_for_the_other_kind_says_so(run: str, flag: str, said: str) -> None:
+def test_the_error_of_an_option_for_the_other_kind_says_so(run, flag, said):
     with pytest.raises(UsageError, match=said):
         meant("evaluate", [run, "data", flag])
     assert meant("evaluate", [run, "data", flag, "--help"])
@@ -166,7 +148,7 @@ def test_the_error_of_an_option_for_the_other_kind_says_so(run: str, flag: str, 
         (forecast, ["started", "started"]),
     ],
 )
-def test_a_run_is_no_source(module: ModuleType, argv: list[str]) -> None:
+def test_a_run_is_no_source(module, argv):
     Path("book/metrics.jsonl").write_text('{"event": "start"}\n')
     with pytest.raises(DataError, match=f"^{argv[0]} is a run, expected a text or a table"):
         module.run(argv)
@@ -180,14 +162,11 @@ def test_a_run_is_no_source(module: ModuleType, argv: list[str]) -> None:
         (["forecast", "data.csv", "started"], "fastlstm forecast started data.csv"),
     ],
 )
-def test_a_run_comes_before_the_data(
-    argv: list[str], command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(argv) == 2
-    assert f"{argv[1]} is a file; the run comes first: {command}" in capsys.readouterr().err
+def test_a_run_comes_before_the_data(argv, command, refused):
+    assert f"{argv[1]} is a file; the run comes first: {command}" in refused(*argv)
 
 
-def test_scoring_a_table_as_a_text_gives_a_warning() -> None:
+def test_scoring_a_table_as_a_text_gives_a_warning():
     """Scoring a large one takes long; that it is a table is said first."""
     with (
         pytest.warns(UserWarning, match="data.csv is a table; its characters are read"),
@@ -196,26 +175,23 @@ def test_scoring_a_table_as_a_text_gives_a_warning() -> None:
         evaluate.run(["book", "data.csv"])
 
 
-def test_a_key_of_a_file_may_have_dashes() -> None:
+def test_a_key_of_a_file_may_have_dashes():
     Path("dashed.yaml").write_text("input-size: 24\n")
     argv = ["data.csv", "--config", "dashed.yaml", "--out", "r"]
     assert meant("train", argv) is train.TABLE_COMMAND
 
 
-def test_a_binary_table_that_is_not_there_is_looked_for_as_a_table(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["train", "dat.parquet", "--out", "r"]) == 2
-    assert "there is no file dat.parquet" in capsys.readouterr().err
+def test_a_binary_table_that_is_not_there_is_looked_for_as_a_table(refused):
+    assert "there is no file dat.parquet" in refused("train", "dat.parquet", "--out", "r")
 
 
-def test_a_misspelt_table_is_named() -> None:
+def test_a_misspelt_table_is_named():
     with pytest.raises(DataError, match=r"no file dat\.csv \(did you mean 'data\.csv'\?\)"):
         require_tables(["dat.csv"])
 
 
 @pytest.mark.parametrize("name", ["~odd.txt", "~odd.csv"])
-def test_a_name_may_begin_with_a_tilde(name: str) -> None:
+def test_a_name_may_begin_with_a_tilde(name):
     Path(name).write_text(PROSE if name.endswith("txt") else CSV)
     assert kind_of_source(name) == ("text" if name.endswith("txt") else "csv")
     assert [document.path for document in open_source(name).documents] == [Path(name)]
@@ -225,27 +201,19 @@ def test_a_name_may_begin_with_a_tilde(name: str) -> None:
 @pytest.mark.parametrize(
     "argv",
     [
-        ["train", "", "--out", "r"],
-        ["train", "", "--out", "r", "--horizon", "4"],
-        ["train", "book.txt", "--out", ""],
-        ["prepare", ""],
-        ["generate", ""],
+        *(["train", "", "--out", "r"], ["train", "", "--out", "r", "--horizon", "4"]),
+        *(["train", "book.txt", "--out", ""], ["prepare", ""], ["generate", ""]),
         ["forecast", "started", ""],
     ],
 )
-def test_an_empty_name_is_refused_in_one_line(
-    argv: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_empty_name_is_refused_in_one_line(argv, refused):
     """The path of an empty name, as of a variable that is not set, is the current directory."""
     before = sorted(Path().rglob("*"))
-    assert main(argv) == 2
-    shown = capsys.readouterr().err
-    assert shown.startswith("fastlstm: error: ")
-    assert shown.count("\n") == 1
+    refused(*argv)
     assert sorted(Path().rglob("*")) == before
 
 
-def test_tables_are_named_by_a_pattern_too() -> None:
+def test_tables_are_named_by_a_pattern_too():
     Path("tables/b.CSV").write_text(CSV)
     found = [Path("tables/a.csv"), Path("tables/b.CSV")]
     require_tables(["tabl*/*"])
@@ -256,11 +224,8 @@ def test_tables_are_named_by_a_pattern_too() -> None:
         require_tables(["tabl*/*.pq"])
 
 
-def test_an_empty_name_is_not_the_current_directory(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_empty_name_is_not_the_current_directory(monkeypatch, refused):
     monkeypatch.chdir("tables")
-    assert main(["prepare", ""]) == 2
-    assert "there is no file ''" in capsys.readouterr().err
+    assert "there is no file ''" in refused("prepare", "")
     with pytest.raises(DataError, match="there is no file ''"):
         require_files("")

@@ -1,46 +1,33 @@
 """`fastlstm prepare`: the description of a table as rows and as JSON."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from pyarrow import parquet as pq
 
-from fastlstm.cli.main import main
 from series_frames import long_table
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> str:
+def path(tmp_path):
     found = tmp_path / "a.parquet"
     pq.write_table(long_table(), found)
     return str(found)
 
 
-def test_rows_for_people(path: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["prepare", path]) == 0
-    shown = capsys.readouterr().out
-    for part in (
-        "150 in 3 segments without gaps",
-        "y, temp",
-        "1 hour",
-        "float32, 1,200 bytes",
-        "M rows/s",
-    ):
+def test_rows_for_people(path, printed):
+    shown = printed("prepare", path)
+    for part in ("150 in 3 segments without gaps", "y, temp", "1 hour", "1,200 bytes", "M rows/s"):
         assert part in shown
-    assert main(["prepare", path]) == 0
-    assert "found in the cache" in capsys.readouterr().out
+    assert "found in the cache" in printed("prepare", path)
 
 
-def test_one_object_for_machines(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_object_for_machines(path, printed):
     given = ["--target", "temp", "--ignore", "y", "--gaps", "fill", "--json"]
-    assert main(["prepare", path, *given]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(printed("prepare", path, *given))
     assert found["columns"] == ["temp"]
     assert found["dtype"] == "float32"
     assert (found["rows"], found["series"], found["segments"]) == (150, 3, 3)
@@ -55,13 +42,8 @@ def test_one_object_for_machines(path: str, capsys: pytest.CaptureFixture[str]) 
         (["no-such-file.csv"], "there is no file no-such-file.csv"),
     ],
 )
-def test_bad_usage_is_one_line_and_exit_code_2(
-    path: str, given: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["prepare", path, *given]) == 2
-    shown = capsys.readouterr().err
-    assert message in shown
-    assert shown.count("\n") == 1
+def test_bad_usage_is_one_line_and_exit_code_2(path, given, message, refused):
+    assert message in refused("prepare", path, *given)
 
 
 @pytest.mark.parametrize(
@@ -72,9 +54,7 @@ def test_bad_usage_is_one_line_and_exit_code_2(
         (70_000, ("--gaps", "fill"), r"\w+.new: cannot reserve [\d,]+ bytes"),
     ],
 )
-def test_a_file_size_limit_is_reported(
-    tmp_path: Path, limit: int, options: tuple[str, ...], where: str
-) -> None:
+def test_a_file_size_limit_is_reported(tmp_path, limit, options, where):
     times = [f"2024-01-{day:02}T{hour:02}:00" for day in range(1, 11) for hour in range(24)]
     rows = [f"{time},{','.join(['1.5'] * 80)}" for k, time in enumerate(times) if k % 9 != 5]
     names = ",".join(f"c{k}" for k in range(80))

@@ -21,7 +21,7 @@ SMALL = [
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("series")
     path, out = folder / "table.csv", folder / "run"
     csv.write_csv(long_table(120), path)
@@ -29,9 +29,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return str(path), str(out)
 
 
-def test_quantiles_go_to_standard_out(
-    run: tuple[str, str], capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def test_quantiles_go_to_standard_out(run, capfdbinary):
     path, out = run
     assert main(["forecast", out, path, "--quantiles", "0.1,0.9"]) == 0
     lines = capfdbinary.readouterr().out.decode().splitlines()
@@ -39,50 +37,37 @@ def test_quantiles_go_to_standard_out(
     assert len(lines) == 13
 
 
-def test_evaluate_includes_simple_forecasts(
-    run: tuple[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_evaluate_includes_simple_forecasts(run, printed):
     path, out = run
-    assert main(["evaluate", out, path, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(printed("evaluate", out, path, "--json"))
     assert set(found["scores"]) == {"forecaster", "ridge", "naive", "seasonal_naive"}
-    assert main(["evaluate", out, path, "--split", "valid", "--scaled"]) == 0
-    shown = capsys.readouterr().out
+    shown = printed("evaluate", out, path, "--split", "valid", "--scaled")
     assert "valid split, in standard deviations of the training rows" in shown
     assert "seasonal naive" in shown
 
 
-def test_info_of_a_forecaster(run: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_of_a_forecaster(run, printed):
     _, out = run
-    assert main(["info", out]) == 0
-    shown = capsys.readouterr().out
+    shown = printed("info", out)
     for part in ("24 steps in, 4 out", "y", "4 steps", "all match their recorded SHA-256"):
         assert part in shown
 
 
-def test_resume_needs_no_options_again(
-    run: tuple[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_resume_needs_no_options_again(run, refused, printed):
     path, out = run
-    assert main(["train", path, "--out", out, "--resume", "--steps", "6", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["step"] == 6
-    assert main(["train", path, "--out", out, *SMALL]) == 2
-    assert "already contains a run (step 6)" in capsys.readouterr().err
+    shown = printed("train", path, "--out", out, "--resume", "--steps", "6", "--json")
+    assert json.loads(shown.splitlines()[-1])["step"] == 6
+    assert "already contains a run (step 6)" in refused("train", path, "--out", out, *SMALL)
 
 
-def test_a_binary_table_needs_a_horizon_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_binary_table_needs_a_horizon_too(tmp_path, refused):
     table, out = tmp_path / "table.parquet", tmp_path / "run"
     pq.write_table(long_table(120), table)
-    assert main(["train", str(table), "--out", str(out)]) == 2
-    assert f"the next N rows of {table}" in capsys.readouterr().err
+    assert f"the next N rows of {table}" in refused("train", table, "--out", out)
     assert not out.exists()
 
 
-def test_the_error_of_a_missing_column_names_file_and_column(
-    run: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_error_of_a_missing_column_names_file_and_column(run, tmp_path, refused):
     table, other = long_table(120), tmp_path / "other.csv"
     for column, told in (
         ("y", f"{other} has no column 'y'"),
@@ -90,13 +75,12 @@ def test_the_error_of_a_missing_column_names_file_and_column(
         ("ds", f"{other} has no time column, the table at fit had one"),
     ):
         csv.write_csv(table.drop_columns([column]), other)
-        assert main(["forecast", run[1], str(other)]) == 2
-        shown = capsys.readouterr().err
+        shown = refused("forecast", run[1], other)
         assert told in shown
         assert "--target" not in shown
 
 
-def test_a_runs_own_settings_are_a_configuration(run: tuple[str, str], tmp_path: Path) -> None:
+def test_a_runs_own_settings_are_a_configuration(run, tmp_path, printed):
     path, out = run
     new = tmp_path / "new"
     given = ["--config", f"{out}/config.json", "--no-tensorboard", "--steps", "2"]
@@ -105,9 +89,7 @@ def test_a_runs_own_settings_are_a_configuration(run: tuple[str, str], tmp_path:
     assert {**own, "steps": 4} == {**old, "steps": 4}
     yaml = tmp_path / "a.yaml"
     yaml.write_text("horizon: 4\ntarget: [y, temp]\n")
-    assert (
-        main(["train", path, "--out", str(tmp_path / "c"), "--config", str(yaml), *SMALL[2:]]) == 0
-    )
+    printed("train", path, "--out", tmp_path / "c", "--config", yaml, *SMALL[2:])
     assert json.loads((tmp_path / "c/config.json").read_text())["train"]["target"] == ["y", "temp"]
 
 
@@ -123,58 +105,34 @@ def test_a_runs_own_settings_are_a_configuration(run: tuple[str, str], tmp_path:
         (["--hidden-size", "8"], "--horizon is missing"),
     ],
 )
-def test_bad_usage_is_one_line_and_exit_code_2(
-    run: tuple[str, str],
-    tmp_path: Path,
-    argv: list[str],
-    message: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["train", run[0], "--out", str(tmp_path / "new"), *argv]) == 2
-    shown = capsys.readouterr().err
-    assert message in shown
-    assert shown.count("\n") == 1
+def test_bad_usage_is_one_line_and_exit_code_2(run, tmp_path, argv, message, refused):
+    assert message in refused("train", run[0], "--out", tmp_path / "new", *argv)
     assert not (tmp_path / "new").exists()
 
 
-def test_generate_refuses_a_forecaster(
-    run: tuple[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["generate", run[1]]) == 2
-    assert "is a forecaster, which `fastlstm generate` does not take" in capsys.readouterr().err
+def test_generate_refuses_a_forecaster(run, refused):
+    assert "is a forecaster, which `fastlstm generate` does not take" in refused("generate", run[1])
 
 
-def test_a_path_with_equals_signs_is_shown_unchanged(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_path_with_equals_signs_is_shown_unchanged(tmp_path, refused):
     path = tmp_path / "series=7" / "horizon=3.csv"
     path.parent.mkdir()
     csv.write_csv(long_table(30).take([1, 0, *range(2, 90)]), path)
-    assert main(["prepare", str(path)]) == 2
-    shown = capsys.readouterr().err
+    shown = refused("prepare", path)
     assert f"{path}: series" in shown
     assert "correct it, or give `--disorder sort`" in shown
 
 
-def test_notes_about_tables_name_settings(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_notes_about_tables_name_settings(tmp_path, printed):
     path = tmp_path / "a.csv"
     path.write_text("ds,y\n" + "".join(f"{1467331200 + 3600 * k},{k}\n" for k in range(99)))
     for _ in range(2):  # the second time from the cache
-        assert main(["prepare", str(path)]) == 0
-        assert "give `--time-format s`" in capsys.readouterr().out
+        assert "give `--time-format s`" in printed("prepare", path)
     new = [str(path), "--out", str(tmp_path / "new"), *SMALL]
-    assert main(["train", *new]) == 0
-    assert "give `--time-format s`" in " ".join(capsys.readouterr().out.split())
+    assert "give `--time-format s`" in " ".join(printed("train", *new).split())
 
 
-def test_texts_beside_tables_are_left_out_and_named(
-    run: tuple[str, str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_texts_beside_tables_are_left_out_and_named(run, tmp_path, monkeypatch, capsys):
     from fastlstm.forecast import train as forecast_run
 
     calls: list[dict[str, Any]] = []
@@ -190,9 +148,7 @@ def test_texts_beside_tables_are_left_out_and_named(
 
 
 @pytest.mark.filterwarnings("default")
-def test_a_series_that_opened_late_costs_the_others_nothing(
-    run: tuple[str, str], tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def test_a_series_that_opened_late_costs_the_others_nothing(run, tmp_path, capfdbinary):
     late = tmp_path / "late.csv"
     csv.write_csv(long_table(120).slice(0, 250), late)  # ten rows of the third series
     assert main(["forecast", run[1], str(late)]) == 0

@@ -1,7 +1,5 @@
 """How a process meets the others, and what it leaves behind."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess
@@ -188,7 +186,7 @@ def rank_0(monkeypatch):
     return set_all
 
 
-def free_port() -> int:
+def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -235,9 +233,7 @@ def test_the_open_port_of_torchrun_gets_a_warning(rank_0, monkeypatch):
         ("127.0.0.1", {"GLOO_SOCKET_IFNAME": "eth7"}, "eth7"),
     ],
 )
-def test_processes_of_one_machine_use_its_loopback_device(
-    rank_0, monkeypatch, address, more, device
-):
+def test_processes_of_one_machine_use_loopback(rank_0, monkeypatch, address, more, device):
     rank_0(address, 29400)
     for name, value in more.items():
         monkeypatch.setenv(name, value)

@@ -1,7 +1,5 @@
 """What the agent of `--nproc` does with the signals that stop a run."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal
@@ -55,7 +53,7 @@ def test_the_first_signal_is_passed_on_and_one_right_after_it_is_the_same(tmp_pa
     assert logging.root.manager.disable == logging.NOTSET
 
 
-def stopped(worker: subprocess.Popen[bytes]) -> None:
+def stopped(worker):
     """Stops a process, and waits for that: a SIGTERM that is pending beside SIGSTOP comes first."""
     worker.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, worker.pid, os.WSTOPPED | os.WNOWAIT)

@@ -1,7 +1,5 @@
 """What processes tell each other, and what is refused before they train."""
 
-from __future__ import annotations
-
 import os
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -24,7 +22,7 @@ from fastlstm.training.trainer import Trainer
 from linear_task import LinearTask, trainer_of
 
 
-def world_of(size: int, rank: int = 0) -> World:
+def world_of(size, rank=0):
     world = World(rank, size)
     world.names = [f"host{rank}, process {rank}" for rank in range(size)]
     return world

@@ -89,12 +89,7 @@ def run_line(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.filterwarnings("ignore::UserWarning")  # such as intervals after three steps
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras' own
 @pytest.mark.parametrize("page", PAGES)
-def test_blocks_run(
-    page: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_blocks_run(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     Path("book.txt").write_text("Well, Prince, so Genoa and Lucca are now just estates.\n" * 99)
@@ -113,7 +108,7 @@ def test_blocks_run(
         assert "could not be drawn" not in report.read_text(encoding="utf-8")
 
 
-def test_the_readme_begins_with_two_commands_of_the_makefile() -> None:
+def test_the_readme_begins_with_two_commands_of_the_makefile():
     first = PAGES["README.md"][0]
     targets = [line.split()[1] for line in commands(first)]
     assert targets == ["demo", "test"]
@@ -121,7 +116,7 @@ def test_the_readme_begins_with_two_commands_of_the_makefile() -> None:
     assert all(re.search(rf"^{target}:", makefile, flags=re.MULTILINE) for target in targets)
 
 
-def test_a_page_is_read_block_by_block() -> None:
+def test_a_page_is_read_block_by_block():
     text = (
         "# A\n```python\nx = 1\n```\n- item\n\n  ```console\n  $ fastlstm info \\\n      --json\n"
         "  out\n  ```\n<!-- not run: needs a server -->\n```sh\ncurl x\n```\n```text\nno\n```\n"
@@ -132,7 +127,7 @@ def test_a_page_is_read_block_by_block() -> None:
     assert (shell.why_not, console.why_not) == ("needs a server", None)
 
 
-def test_a_command_that_fails_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_that_fails_is_seen(monkeypatch):
     for line in ("fastlstm info nowhere", "false", "fastlstm info nowhere | cat && false"):
         with pytest.raises((AssertionError, subprocess.CalledProcessError)):
             run_line(line, monkeypatch)

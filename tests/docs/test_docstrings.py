@@ -1,15 +1,11 @@
 """Every name of the reference says what goes in, what comes out, and which errors it raises."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect
 import re
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,18 +19,18 @@ KNOWN = {"self", "cls", "trainer", "T", "B"}
 """Parameters that a class or the list of sizes describes."""
 
 
-def named(page: Path) -> list[str]:
+def named(page):
     return re.findall(r"^::: (fastlstm[\w.]+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
 
 
-def resolved(path: str) -> Any:
+def resolved(path):
     module, _, name = path.rpartition(".")
     if path in ("fastlstm.keras", "fastlstm.errors"):
         return importlib.import_module(path)
     return getattr(importlib.import_module(module), name)
 
 
-def members(path: str) -> Iterator[tuple[str, Any]]:
+def members(path):
     """Yields a name of the reference, and the public methods and properties of a class."""
     value = resolved(path)
     yield path, value
@@ -54,14 +50,14 @@ PATHS = [path for page in sorted(REFERENCE.glob("*.md")) for path in named(page)
 NAMES = dict(pair for path in PATHS for pair in members(path))
 
 
-def told(path: str) -> str:
+def told(path):
     """Returns a docstring, with those of the methods of the class that it names."""
     doc, owner = inspect.getdoc(NAMES[path]) or "", path.rpartition(".")[0]
     named = [NAMES.get(f"{owner}.{name}") for name in re.findall(r"`(\w+)`", doc)]
     return "\n".join([doc, *(inspect.getdoc(value) or "" for value in named)])
 
 
-def raised(function: Any) -> set[str]:
+def raised(function):
     """Returns our errors that a function raises by itself."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     calls = [node.exc for node in ast.walk(tree) if isinstance(node, ast.Raise)]
@@ -69,14 +65,14 @@ def raised(function: Any) -> set[str]:
     return names & ERRORS
 
 
-def is_told(error: str, doc: str) -> bool:
+def is_told(error, doc):
     """Whether a docstring names an error or one that it derives from."""
     kinds = getattr(fastlstm.errors, error).__mro__
     return any(re.search(rf"\b{kind.__name__}\b", doc) for kind in kinds)
 
 
 @pytest.mark.parametrize("path", NAMES)
-def test_a_public_name_says_what_goes_in_and_out(path: str) -> None:
+def test_a_public_name_says_what_goes_in_and_out(path):
     value, doc = NAMES[path], told(path)
     assert doc.strip(), "no docstring"
     if not inspect.isfunction(value):

@@ -1,8 +1,6 @@
 """What README, CONTRIBUTING, docs/ and docstrings name exists: files, verbs, flags, names in code.
 Campaigns say how they are run."""
 
-from __future__ import annotations
-
 import ast
 import re
 from functools import cache
@@ -56,23 +54,23 @@ OF_OTHERS = """
 """Names of systems, of other libraries, of nginx, names put together by code, and notation."""
 
 
-def text_of(page: str) -> str:
+def text_of(page):
     return (REPOSITORY / page).read_text(encoding="utf-8")
 
 
-def flags_in(text: str) -> set[str]:
+def flags_in(text):
     found = [(no, name.replace("_", "-")) for no, name in FLAG.findall(text)]
     return {name for _, name in found} | {f"no-{name}" for no, name in found if no}
 
 
 @cache
-def flags_of(verb: str) -> set[str]:
+def flags_of(verb):
     options = [option for command in commands(verb) for option in command.options]
     return flags_in(" ".join(option.usage for option in options)) | {"help", "help-all"}
 
 
 @cache
-def known_flags() -> set[str]:
+def known_flags():
     """The flags of all verbs, of scripts of this repository, and of other programs."""
     known = {"version", "flag"}.union(*map(flags_of, VERBS))
     for folder in ("benchmarks", "campaigns", "tests"):
@@ -82,7 +80,7 @@ def known_flags() -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_files_and_links_exist(page: str) -> None:
+def test_files_and_links_exist(page):
     text, base = text_of(page), (REPOSITORY / page).parent
     for link in re.findall(r"\]\(([^)#:]+)[)#]", text):
         assert (base / link).exists(), link
@@ -94,7 +92,7 @@ def test_files_and_links_exist(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_verbs_and_their_flags_exist(page: str) -> None:
+def test_verbs_and_their_flags_exist(page):
     for code in CODE.findall(text_of(page)):
         for verb, rest in COMMAND.findall(code.replace("\\\n", " ")):
             assert verb in VERBS, f"fastlstm {verb}"
@@ -103,7 +101,7 @@ def test_verbs_and_their_flags_exist(page: str) -> None:
 
 
 @pytest.mark.parametrize("path", sorted((REPOSITORY / "campaigns").glob("*.py")), ids=str)
-def test_a_campaign_says_what_it_shows_and_how_it_is_run(path: Path) -> None:
+def test_a_campaign_says_what_it_shows_and_how_it_is_run(path):
     source = path.read_text(encoding="utf-8")
     said = ast.get_docstring(ast.parse(source)) or ""
     assert said.partition("\n")[0].endswith(".")
@@ -112,7 +110,7 @@ def test_a_campaign_says_what_it_shows_and_how_it_is_run(path: Path) -> None:
 
 
 @cache
-def words_of_code() -> set[str]:
+def words_of_code():
     """Returns the words of all sources that stand in code, not in docstrings or comments."""
     found = set[str]()
     for folder in ("src", "tests", "benchmarks", "examples"):
@@ -123,7 +121,7 @@ def words_of_code() -> set[str]:
     return found | {f"fastlstm_{word}" for word in found} | {f"fastlstm_{w}_total" for w in found}
 
 
-def unknown(text: str) -> set[str]:
+def unknown(text):
     """Returns the names in backticks, such as `sync_every` and `LayerNorm`, that no code has."""
     names = {name for code in INLINE.findall(text) for name in NAME.findall(code)}
     words = {word for name in names for word in name.split(".") if COMPOUND.search(word)}
@@ -131,14 +129,14 @@ def unknown(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_names_of_a_page_exist(page: str) -> None:
+def test_names_of_a_page_exist(page):
     text = re.sub("```.*?```", "", text_of(page), flags=re.DOTALL)
     if page == "docs/start/coming-from.md":  # its first column has the words of other libraries
         text = re.sub(r"^\|[^|]*", "", text, flags=re.MULTILINE)
     assert unknown(text) == set()
 
 
-def test_names_in_docstrings_exist() -> None:
+def test_names_in_docstrings_exist():
     for path in (REPOSITORY / "src").rglob("*.py"):
         docstrings = re.findall(r'""".*?"""', path.read_text(encoding="utf-8"), re.DOTALL)
         assert unknown("\n".join(docstrings)) == set(), path

@@ -1,11 +1,6 @@
 """The notebooks run, and their stored outputs are of this code; what a kernel shows and keeps."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import nbformat
 import pytest
@@ -25,7 +20,7 @@ size = open("fox.txt", "w").write("the quick brown fox jumps over the lazy dog\\
 """
 
 
-def shown(cell: Any) -> list[str]:
+def shown(cell):
     """Returns the kinds of a cell's outputs, each as the best that a notebook shows."""
     outputs = cell.get("outputs", [])
     return [str(next(iter(sorted(o.data))) if "data" in o else o.output_type) for o in outputs]
@@ -33,7 +28,7 @@ def shown(cell: Any) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
-def test_a_notebook_runs_and_shows_what_is_stored(path: Path, tmp_path: Path) -> None:
+def test_a_notebook_runs_and_shows_what_is_stored(path, tmp_path):
     stored, made = nbformat.read(path, as_version=4), executed(path, tmp_path)
     assert [shown(cell) for cell in made.cells] == [shown(cell) for cell in stored.cells], (
         "run `make notebooks` after a change"
@@ -47,14 +42,14 @@ def test_a_notebook_runs_and_shows_what_is_stored(path: Path, tmp_path: Path) ->
 class Kernel:
     """A kernel and the messages of the code that it runs."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.manager = KernelManager()
         self.manager.start_kernel(cwd=str(folder))
         self.client = self.manager.blocking_client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=60)
 
-    def messages(self, code: str) -> Iterator[dict[str, Any]]:
+    def messages(self, code):
         """Yields content and kind of each message until the kernel is idle."""
         asked = self.client.execute(code)
         while True:
@@ -66,7 +61,7 @@ class Kernel:
                 return
             yield content
 
-    def run(self, code: str) -> tuple[str, str]:
+    def run(self, code):
         """Returns what code printed, and the class and message of its error."""
         printed, error = "", ""
         for message in self.messages(code):
@@ -77,7 +72,7 @@ class Kernel:
 
 
 @pytest.fixture(scope="module")
-def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+def kernel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("kernel")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("IPYTHONDIR", str(folder / "ipython"))
@@ -89,7 +84,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     kernel.manager.shutdown_kernel(now=True)
 
 
-def test_training_shows_a_bar_that_changes_in_place(kernel: Kernel) -> None:
+def test_training_shows_a_bar_that_changes_in_place(kernel):
     code = "import numpy as np; model = fastlstm.Forecaster(2, steps=40, input_size=8, log_every=1)"
     for call in ("model.fit(np.sin(np.arange(400)))", "train(steps=3, out='shown')"):
         found = list(kernel.messages(f"{code}\n{call}"))
@@ -106,7 +101,7 @@ def test_training_shows_a_bar_that_changes_in_place(kernel: Kernel) -> None:
         assert not [m for m in found if m["kind"] == "error"]
 
 
-def test_an_interrupt_saves_the_run(kernel: Kernel) -> None:
+def test_an_interrupt_saves_the_run(kernel):
     printed, error, is_interrupted = "", "", False
     for message in kernel.messages("train(epochs=1000, observers=[step])"):
         printed += message.get("text", "")
@@ -127,7 +122,7 @@ def test_an_interrupt_saves_the_run(kernel: Kernel) -> None:
     assert (printed, error) == ("5\n", "")
 
 
-def test_a_second_interrupt_ends_the_cell_and_not_the_kernel(kernel: Kernel) -> None:
+def test_a_second_interrupt_ends_the_cell_and_not_the_kernel(kernel):
     code = """
 def interrupt(event):
     if event["event"] == "step":
@@ -140,9 +135,7 @@ train(epochs=1000, out="twice", observers=[interrupt])
     assert kernel.run("print(kept)") == ("7\n", "")
 
 
-def test_an_interrupt_of_a_fit_without_a_directory_leaves_the_forecaster_as_it_was(
-    kernel: Kernel,
-) -> None:
+def test_an_interrupt_of_a_fit_without_a_directory_leaves_the_forecaster_as_it_was(kernel):
     code = """
 def interrupt(event):
     if event["event"] == "step":

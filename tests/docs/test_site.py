@@ -1,7 +1,5 @@
 """The site: its pages are in the navigation, links and anchors resolve, the build is strict."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re
@@ -10,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -26,7 +23,7 @@ BLOCK = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s:#]*)(?:#([^)\s]+))?\)")
 
 
-def leaves(nav: Any) -> list[str]:
+def leaves(nav):
     if isinstance(nav, str):
         return [nav]
     return [
@@ -34,7 +31,7 @@ def leaves(nav: Any) -> list[str]:
     ]
 
 
-def anchors(path: Path) -> set[str]:
+def anchors(path):
     """Returns the anchors of a page's headings that the site and code hosts give alike."""
     text = BLOCK.sub("", path.read_text(encoding="utf-8"))
     found = set()
@@ -46,14 +43,14 @@ def anchors(path: Path) -> set[str]:
     return found
 
 
-def test_the_navigation_has_every_page_once() -> None:
+def test_the_navigation_has_every_page_once():
     site = yaml.safe_load((REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8"))
     notebooks = [path.relative_to(DOCS).with_suffix(".md") for path in DOCS.rglob("*.ipynb")]
     assert sorted(leaves(site["nav"])) == sorted([*PAGES, *(path.as_posix() for path in notebooks)])
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_and_anchors_of_a_page_resolve(page: str) -> None:
+def test_links_and_anchors_of_a_page_resolve(page):
     text = CODE.sub("", (DOCS / page).read_text(encoding="utf-8"))
     for link, anchor in LINK.findall(text):
         path = (DOCS / page).parent / link if link else DOCS / page
@@ -62,7 +59,7 @@ def test_links_and_anchors_of_a_page_resolve(page: str) -> None:
             assert anchor in anchors(path), f"{link}#{anchor}"
 
 
-def test_the_reference_has_every_public_name_once() -> None:
+def test_the_reference_has_every_public_name_once():
     named = [
         name
         for page in (DOCS / "reference").glob("*.md")
@@ -76,19 +73,15 @@ def test_the_reference_has_every_public_name_once() -> None:
     assert sorted(named) == sorted(public | modules)
 
 
-def of_docs(name: str) -> Any:
+def of_docs(name):
     """Returns a module of docs/, which is no package."""
     spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def test_links_are_checked_behind_a_symbolic_link(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_links_are_checked_behind_a_symbolic_link(tmp_path, caplog):
     pytest.importorskip("mkdocs")
     site = tmp_path / "disk"
     site.mkdir()
@@ -102,9 +95,7 @@ def test_links_are_checked_behind_a_symbolic_link(
     ]
 
 
-def test_an_interrupted_gallery_is_no_gallery(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_gallery_is_no_gallery(tmp_path, monkeypatch):
     gallery = of_docs("gallery")
     assert gallery.OUT == REPOSITORY / "build/gallery"
     monkeypatch.setattr(gallery, "OUT", tmp_path / "build/gallery")
@@ -112,7 +103,7 @@ def test_an_interrupted_gallery_is_no_gallery(
     monkeypatch.setattr(gallery, "_text", lambda _: gallery._write("text", "a chart\n"))
     monkeypatch.setattr(gallery, "_pages", lambda _: None)
 
-    def interrupted(_: Path) -> None:
+    def interrupted(_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(gallery, "_forecasts", interrupted)
@@ -133,9 +124,7 @@ with_mkdocs = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def built(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> tuple[Path, subprocess.CompletedProcess[str]]:
+def built(tmp_path_factory):
     """Returns the folder of the site, and the build."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
@@ -147,9 +136,7 @@ def built(
 
 @pytest.mark.slow
 @with_mkdocs
-def test_the_site_builds_without_a_warning(
-    built: tuple[Path, subprocess.CompletedProcess[str]],
-) -> None:
+def test_the_site_builds_without_a_warning(built):
     folder, done = built
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
@@ -183,9 +170,7 @@ ASKED = {
 
 @pytest.mark.slow
 @with_mkdocs
-def test_the_search_lists_the_answer_among_the_first_five(
-    built: tuple[Path, subprocess.CompletedProcess[str]],
-) -> None:
+def test_the_search_lists_the_answer_among_the_first_five(built):
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
     browser_path = shutil.which("chromium") or shutil.which("google-chrome")
     if browser_path is None:

@@ -1,11 +1,6 @@
 """A small text run to export."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,17 +17,14 @@ CHARACTERS = "\n ,.abcdefghijklmnopqrstuvwxyz"
 
 
 @pytest.fixture
-def text_run(tmp_path: Path) -> Callable[..., Path]:
+def text_run(tmp_path):
     """Stores a text model of random weights as a run; fields of its `ModelConfig` are given.
 
     `recurrent_gain` multiplies its recurrent matrices: from 6 on states diverge. `data` is what
     config.json says of its text.
     """
 
-    def store(
-        name: str = "run", recurrent_gain: float = 1, data: dict[str, Any] | None = None,
-        **fields: Any,
-    ) -> Path:  # fmt: skip
+    def store(name="run", recurrent_gain=1, data=None, **fields):
         torch.manual_seed(0)
         sizes = {"rnn_size": 24, "embed_size": 16, "vocab_size": len(CHARACTERS), **fields}
         model = LanguageModel(ModelConfig(**sizes))
@@ -50,11 +42,11 @@ def text_run(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def converts_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def converts_here(monkeypatch):
     """Has this process read what the converter's own would read; what that refuses, it says."""
     in_another = model_file._converted
 
-    def converted(kind: str, data: bytes, path: Path) -> Any:
+    def converted(kind, data, path):
         if kind == "onnx":  # sets its limit on memory while it reads
             return in_another(kind, data, path)
         try:
@@ -67,7 +59,7 @@ def converts_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def text(tmp_path: Path) -> Path:
+def text(tmp_path):
     """A text of characters that the model knows."""
     path = tmp_path / "text.txt"
     path.write_text("the quick brown fox jumps over the lazy dog. " * 40)

@@ -1,11 +1,8 @@
 """`staged_directory`: all of a directory, or nothing of it and of what was made for it."""
 
-from __future__ import annotations
-
 import os
 import signal
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +10,7 @@ from fastlstm.exchange.export import staged_directory
 from fastlstm.system import storage
 
 
-def test_the_directory_gets_its_name_after_the_block(tmp_path: Path) -> None:
+def test_the_directory_gets_its_name_after_the_block(tmp_path):
     out = tmp_path / "a" / "b" / "out"
     with staged_directory(out) as staged:
         assert not out.exists()
@@ -22,7 +19,7 @@ def test_the_directory_gets_its_name_after_the_block(tmp_path: Path) -> None:
     assert os.listdir(out) == ["model"]
 
 
-def write(out: Path, number: signal.Signals) -> None:
+def write(out, number):
     """Writes a file, and is stopped."""
     with staged_directory(out) as staged:
         (staged / "1").mkdir()
@@ -31,14 +28,14 @@ def write(out: Path, number: signal.Signals) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_leaves_nothing(tmp_path, number):
     with pytest.raises(SystemExit if number == signal.SIGTERM else KeyboardInterrupt):
         write(tmp_path / "a" / "b" / "out", number)
     assert not os.listdir(tmp_path)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_parents_that_others_use_stay(tmp_path: Path) -> None:
+def test_parents_that_others_use_stay(tmp_path):
     other = tmp_path / "a" / "b" / "other"
     with suppress(ValueError), staged_directory(other.with_name("out")):
         other.mkdir()
@@ -46,7 +43,7 @@ def test_parents_that_others_use_stay(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "a" / "b") == ["other"]
 
 
-def test_files_of_a_killed_process_are_removed(tmp_path: Path) -> None:
+def test_files_of_a_killed_process_are_removed(tmp_path):
     out = tmp_path / "out"
     for path in (out, tmp_path / "other"):
         left = storage.temporary_name(path)

@@ -10,18 +10,17 @@ import torch
 import fastlstm
 from fastlstm.cli.main import main
 from fastlstm.errors import ConfigError, DataError, FormatError, RunDirectoryError, ShapeError
-from keras_models import keras, outputs, saved, varied
+from keras_models import keras, outputs, saved, sequential, varied
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 layers = keras.layers
 CHARS = " abcdefgh"
-TEXT = "the bad face had a feed, a cab beg a fad\n"
 
 
 def letters(V=9, units=(12, 7), **options):
     middle = [layers.LSTM(n, return_sequences=True, **options) for n in units]
     ends = [layers.Embedding(V, 6), *middle, layers.Dense(V, activation="softmax")]
-    return varied(keras.Sequential([keras.Input((None,), dtype="int32"), *ends]))
+    return varied(sequential((None,), *ends))
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +108,7 @@ def test_the_vocabulary_is_required_and_checked(given, kind, said, text_model, t
 
 def test_windowed_one_hot_model(tmp_path):
     ends = [layers.LSTM(11), layers.Dense(9), layers.Activation("softmax")]
-    model = varied(keras.Sequential([keras.Input((7, 9)), *ends]))
+    model = varied(sequential((7, 9), *ends))
     path = saved(model, tmp_path / "m.h5")
     run = fastlstm.import_run(path, out=tmp_path / "run", chars=CHARS)
     assert "windows of 7 tokens" in " ".join(run.notes)
@@ -121,17 +120,9 @@ def test_windowed_one_hot_model(tmp_path):
 
 
 def test_low_rank_output_and_other_gates(tmp_path):
-    model = varied(
-        keras.Sequential(
-            [
-                keras.Input((None,), dtype="int32"),
-                layers.Embedding(9, 6),
-                layers.LSTM(12, return_sequences=True, recurrent_activation="hard_sigmoid"),
-                layers.Dense(4, use_bias=False),
-                layers.Dense(9),
-            ]
-        )
-    )
+    lstm = layers.LSTM(12, return_sequences=True, recurrent_activation="hard_sigmoid")
+    ends = [layers.Embedding(9, 6), lstm, layers.Dense(4, use_bias=False), layers.Dense(9)]
+    model = varied(sequential((None,), *ends))
     run = fastlstm.import_run(saved(model, tmp_path / "m.keras"), out=tmp_path / "r", chars=CHARS)
     lm = fastlstm.LM.load(run)
     assert lm.model.config.output_rank == 4
@@ -183,29 +174,13 @@ def test_imported_run_is_scored_trained_on_and_compressed(text_model, book, tmp_
     before = lm.evaluate(book.read_text()).bits_per_char
     trained = fastlstm.train(book, out=tmp_path / "on", start=run, steps=20, **SHORT)
     assert trained.bits_per_char < before
-    with pytest.raises(ConfigError, match="`rnn_size=5`: the run in `start` has 12"):
-        fastlstm.train(book, out=tmp_path / "no", start=run, rnn_size=5, **SHORT)
     report = fastlstm.compress(run, out=tmp_path / "small", to="int8", observers=())
     assert report.result.path == str(tmp_path / "small")
 
 
-def test_first_step_of_training_on_starts_with_the_weights(text_model, book, tmp_path):
-    run = fastlstm.import_run(text_model[1], out=tmp_path / "run", chars=CHARS)
-    fastlstm.train(
-        book, out=tmp_path / "on", start=run, steps=1, learning_rate=1e-12, dropout=0.0,
-        weight_decay=0.0, precision="fp32", **SHORT,
-    )  # fmt: skip
-    weights = [
-        safetensors.torch.load_file(tmp_path / n / "model.safetensors") for n in ("run", "on")
-    ]
-    assert all(torch.allclose(weights[0][n], weights[1][n], atol=1e-6) for n in weights[0])
-
-
 def test_training_on_is_resumed_with_and_without_the_first_run(text_model, book, tmp_path):
-    run, out = (
-        fastlstm.import_run(text_model[1], out=tmp_path / "run", chars=CHARS),
-        tmp_path / "on",
-    )
+    run = fastlstm.import_run(text_model[1], out=tmp_path / "run", chars=CHARS)
+    out = tmp_path / "on"
     book.write_text("a bad cab, had a beef? " * 200)  # two characters that the model lacks
     for steps in (1, 2):
         fastlstm.train(book, out=out, resume=True, start=run, steps=steps, **SHORT)
@@ -225,9 +200,7 @@ def test_a_text_without_a_known_character_is_refused(text_model, tmp_path):
 
 def test_more_layers_than_a_run_holds_are_refused(tmp_path):
     lstms = [layers.LSTM(2, return_sequences=True) for _ in range(65)]
-    model = keras.Sequential(
-        [keras.Input((None,), dtype="int32"), layers.Embedding(5, 2), *lstms, layers.Dense(5)]
-    )
+    model = sequential((None,), layers.Embedding(5, 2), *lstms, layers.Dense(5))
     path = saved(model, tmp_path / "m.keras")
     with pytest.raises(fastlstm.FormatError, match="num_layers"):
         fastlstm.import_run(path, out=tmp_path / "run", chars="abcde")
@@ -242,7 +215,7 @@ VALUES = np.random.default_rng(0).standard_normal((4, 10, 3)).astype(np.float32)
 def test_forecasts_of_several_rows_and_columns(target, tmp_path):
     """The usual model of a table in Keras: Dense(rows * columns), then Reshape."""
     ends = [layers.LSTM(5), layers.Dense(12), layers.Reshape(target)]
-    model = keras.Sequential([keras.Input((10, 3)), *ends])
+    model = sequential((10, 3), *ends)
     path = saved(varied(model), tmp_path / "m.keras")
     run = fastlstm.import_run(path, out=tmp_path / "run")
     assert "answers are flat: .reshape(-1, 4, 3) gives them the shape of the model's" in run.notes
@@ -260,7 +233,7 @@ def test_forecasts_of_several_rows_and_columns(target, tmp_path):
 def number_model(tmp_path_factory):
     """Two LSTM layers and two Dense layers in a file, and the model's answers to `VALUES`."""
     ends = [layers.LSTM(6), layers.Dense(4, activation="relu"), layers.Dense(2)]
-    model = keras.Sequential([keras.Input((10, 3)), layers.LSTM(5, return_sequences=True), *ends])
+    model = sequential((10, 3), layers.LSTM(5, return_sequences=True), *ends)
     path = saved(varied(model), tmp_path_factory.mktemp("numbers") / "m.keras")
     return path, outputs(model, VALUES)
 
@@ -344,7 +317,7 @@ def test_a_classifier_with_mask_zero_is_exported_by_lengths(tmp_path, to):
     tf = pytest.importorskip("tensorflow") if to == "saved-model" else None
     ends = [layers.LSTM(5), layers.Dense(3, activation="softmax")]
     table = layers.Embedding(9, 4, mask_zero=True)
-    model = varied(keras.Sequential([keras.Input((6,), dtype="int32"), table, *ends]))
+    model = varied(sequential((6,), table, *ends))
     run = fastlstm.import_run(saved(model, tmp_path / "m.keras"), out=tmp_path / "run")
     assert "behind `lengths`" in " ".join(run.notes)
     report = fastlstm.export(run, to=to, out=tmp_path / "out")

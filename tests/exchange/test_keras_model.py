@@ -9,7 +9,7 @@ import torch
 import fastlstm
 from fastlstm.errors import FormatError
 from fastlstm.exchange.import_run import read_layer_stack
-from keras_models import archive, keras, outputs, parts_of, saved, varied
+from keras_models import archive, keras, outputs, parts_of, saved, sequential, varied
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
@@ -30,52 +30,46 @@ def assert_same(path, x, expected):
 
 
 def text_model():
-    return keras.Sequential(
-        [
-            keras.Input((None,), dtype="int32"),
-            layers.Embedding(17, 8),
-            layers.LSTM(12, return_sequences=True, dropout=0.1),
-            layers.Dropout(0.2),
-            layers.LSTM(7, return_sequences=True, use_bias=False),
-            layers.TimeDistributed(layers.Dense(17, activation="softmax")),
-        ]
+    return sequential(
+        (None,),
+        layers.Embedding(17, 8),
+        layers.LSTM(12, return_sequences=True, dropout=0.1),
+        layers.Dropout(0.2),
+        layers.LSTM(7, return_sequences=True, use_bias=False),
+        layers.TimeDistributed(layers.Dense(17, activation="softmax")),
     )
 
 
 def both_ways():
-    return keras.Sequential(
-        [
-            keras.Input((11, 5)),
-            layers.Bidirectional(layers.LSTM(6, return_sequences=True)),
-            layers.SpatialDropout1D(0.2),
-            layers.Bidirectional(layers.LSTM(7, return_sequences=True), merge_mode="ave"),
-            layers.LayerNormalization(),
-            layers.Bidirectional(layers.LSTM(4), merge_mode="mul"),
-            layers.Dense(3, activation="relu"),
-            layers.Dense(1),
-        ]
+    return sequential(
+        (11, 5),
+        layers.Bidirectional(layers.LSTM(6, return_sequences=True)),
+        layers.SpatialDropout1D(0.2),
+        layers.Bidirectional(layers.LSTM(7, return_sequences=True), merge_mode="ave"),
+        layers.LayerNormalization(),
+        layers.Bidirectional(layers.LSTM(4), merge_mode="mul"),
+        layers.Dense(3, activation="relu"),
+        layers.Dense(1),
     )
 
 
 def backwards():
-    return keras.Sequential(
-        [
-            keras.Input((11, 5)),
-            layers.LSTM(6, return_sequences=True, go_backwards=True),
-            layers.Bidirectional(layers.LSTM(3, return_sequences=True), merge_mode="sum"),
-            layers.LSTM(
-                4, recurrent_activation="hard_sigmoid", activation="softsign", go_backwards=True
-            ),
-            layers.Activation("elu"),
-            layers.Softmax(),
-        ]
+    return sequential(
+        (11, 5),
+        layers.LSTM(6, return_sequences=True, go_backwards=True),
+        layers.Bidirectional(layers.LSTM(3, return_sequences=True), merge_mode="sum"),
+        layers.LSTM(
+            4, recurrent_activation="hard_sigmoid", activation="softsign", go_backwards=True
+        ),
+        layers.Activation("elu"),
+        layers.Softmax(),
     )
 
 
 def graph():
     x = keras.Input((None, 5))
     h, _, _ = layers.LSTM(6, return_sequences=True, return_state=True)(x)
-    inner = keras.Sequential([keras.Input((None, 6)), layers.LSTM(4), layers.Dense(3)])
+    inner = sequential((None, 6), layers.LSTM(4), layers.Dense(3))
     return keras.Model(x, layers.Dense(2, activation="sigmoid")(inner(h)))
 
 
@@ -137,12 +131,8 @@ def test_stateful_layers_have_states_that_are_no_weights(tmp_path):
 
 def test_token_zero_of_a_masking_embedding_is_refused(tmp_path):
     model = varied(
-        keras.Sequential(
-            [
-                keras.Input((None,), dtype="int32"),
-                layers.Embedding(17, 8, mask_zero=True),
-                layers.LSTM(5, return_sequences=True),
-            ]
+        sequential(
+            (None,), layers.Embedding(17, 8, mask_zero=True), layers.LSTM(5, return_sequences=True)
         )
     )
     path = saved(model, tmp_path / "m.keras")
@@ -162,7 +152,7 @@ def test_token_zero_of_a_masking_embedding_is_left_out_of_one_answer(tmp_path):
         [layers.LSTM(5, return_sequences=True), layers.GlobalAveragePooling1D()],
     ):
         table = layers.Embedding(17, 8, mask_zero=True)
-        model = keras.Sequential([keras.Input((None,), dtype="int32"), table, *ends])
+        model = sequential((None,), table, *ends)
         path = saved(varied(model), tmp_path / "m.keras")
         if isinstance(ends[-1], layers.GlobalAveragePooling1D):
             assert np.isnan(outputs(model, x)[2]).all()
@@ -202,12 +192,10 @@ def old_hard_sigmoid(x):
 
 
 def reference(**options):
-    model = keras.Sequential(
-        [
-            keras.Input((11, 5)),
-            layers.LSTM(6, return_sequences=True, **options),
-            layers.Dense(4, activation=old_hard_sigmoid),
-        ]
+    model = sequential(
+        (11, 5),
+        layers.LSTM(6, return_sequences=True, **options),
+        layers.Dense(4, activation=old_hard_sigmoid),
     )
     return varied(model)
 
@@ -279,12 +267,8 @@ def test_keras_2_keys_that_stop_keras_3(tmp_path):
 
 
 def test_names_of_layers_do_not_say_which_weights_are_theirs(tmp_path):
-    model = keras.Sequential(
-        [
-            keras.Input((11, 5)),
-            layers.LSTM(5, name="lstm_1", return_sequences=True),
-            layers.LSTM(5, name="lstm"),
-        ]
+    model = sequential(
+        (11, 5), layers.LSTM(5, name="lstm_1", return_sequences=True), layers.LSTM(5, name="lstm")
     )
     assert_same(saved(varied(model), tmp_path / "m.keras"), VALUES, outputs(model, VALUES))
 
@@ -320,7 +304,7 @@ def refusals():
         ([layers.LSTM(3), layers.Dense(10), flat, layers.Dense(2)], "behind a Reshape"),
         ([layers.Dense(10), flat], "a layer that writes every step"),
     ):
-        yield keras.Sequential([keras.Input((1, 5)), *ends]), said
+        yield sequential((1, 5), *ends), said
     for layer, said in (
         (layers.GRU(4), r"m.keras: the layer 'gru\w*' is a GRU, .*fastlstm.keras.accelerate"),
         (layers.Lambda(lambda v: 2 * v), r"'lambda\w*' is a Lambda"),
@@ -364,9 +348,7 @@ def test_dropout_of_keras_2_that_is_always_active_is_refused(tmp_path):
 def test_lambda_code_is_never_loaded(tmp_path, monkeypatch):
     import marshal
 
-    path = saved(
-        keras.Sequential([keras.Input((None, 5)), layers.Lambda(lambda v: v)]), tmp_path / "m.h5"
-    )
+    path = saved(sequential((None, 5), layers.Lambda(lambda v: v)), tmp_path / "m.h5")
     monkeypatch.setattr(marshal, "loads", lambda *_: pytest.fail("code of the file was loaded"))
     with pytest.raises(FormatError, match="Lambda"):
         fastlstm.import_module(path)
@@ -377,9 +359,7 @@ def test_weights_of_another_size_are_named(tmp_path):
     arrays = {layer: m.get_weights() for layer, m in zip("ld", model.layers, strict=True)}
     config = keras_2_lstm("LSTM", units=7)
     path = hdf5_file(tmp_path / "m.h5", config, arrays, "2.4.0")
-    with pytest.raises(
-        FormatError, match=r"kernel of the layer 'l' \(LSTM\) has the shape \(5, 24"
-    ):
+    with pytest.raises(FormatError, match=r"kernel of the layer 'l' \(LSTM\) has the shape \(5"):
         fastlstm.import_module(path)
     arrays["l"].append(arrays["l"][-1])
     path = hdf5_file(tmp_path / "n.h5", keras_2_lstm("LSTM"), arrays, "2.4.0")
@@ -396,13 +376,11 @@ def test_weights_without_a_model(tmp_path):
 
 def nested(**second):
     inner = [keras.Input((11, 5)), layers.LSTM(8, return_sequences=True, trainable=False)]
-    return keras.Sequential(
-        [keras.Input((11, 5)), keras.Sequential([*inner, layers.LSTM(8, **second)])]
-    )
+    return sequential((11, 5), keras.Sequential([*inner, layers.LSTM(8, **second)]))
 
 
 def one_way_frozen():
-    model = keras.Sequential([keras.Input((11, 5)), layers.Bidirectional(layers.LSTM(6))])
+    model = sequential((11, 5), layers.Bidirectional(layers.LSTM(6)))
     model.layers[0].forward_layer.trainable = False
     return model
 
@@ -421,13 +399,13 @@ def test_layers_that_are_all_frozen_are_read_from_h5(tmp_path):
 
 
 def test_a_model_of_a_softmax_alone_is_refused(tmp_path):
-    model = keras.Sequential([keras.Input((8,)), layers.Activation("softmax")])
+    model = sequential((8,), layers.Activation("softmax"))
     with pytest.raises(FormatError, match="no layer but a softmax"):
         fastlstm.import_module(saved(model, tmp_path / "m.keras"))
 
 
 def test_arrays_that_two_layers_name_are_refused(tmp_path):
-    model = keras.Sequential([keras.Input((11, 5)), layers.LSTM(5, return_sequences=True)])
+    model = sequential((11, 5), layers.LSTM(5, return_sequences=True))
     path = saved(model, tmp_path / "m.h5")
     with h5py.File(path, "r+") as file:
         config = json.loads(file.attrs["model_config"])
@@ -438,7 +416,7 @@ def test_arrays_that_two_layers_name_are_refused(tmp_path):
 
 
 def test_numbers_without_bound_are_refused(tmp_path):
-    model = keras.Sequential([keras.Input((11, 5)), layers.LSTM(5), layers.Dropout(0.5)])
+    model = sequential((11, 5), layers.LSTM(5), layers.Dropout(0.5))
     path = saved(model, tmp_path / "m.h5")
     with h5py.File(path, "r+") as file:
         text = file.attrs["model_config"].replace('"rate": 0.5', '"rate": 1' + 400 * "0")

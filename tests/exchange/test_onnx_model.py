@@ -72,12 +72,8 @@ class Net(nn.Module):
 @pytest.mark.parametrize(
     ("form", "both", "first", "opset"),
     [
-        ("tokens", False, True, 11),
-        ("tokens", True, False, 17),
-        ("last", False, True, 17),
-        ("last", True, True, 17),
-        ("state", True, True, 13),
-        ("flat", True, False, 9),
+        *(("tokens", False, True, 11), ("tokens", True, False, 17), ("last", False, True, 17)),
+        *(("last", True, True, 17), ("state", True, True, 13), ("flat", True, False, 9)),
     ],
 )
 def test_torchs_exporter(form, both, first, opset):
@@ -99,12 +95,7 @@ def test_state_as_inputs_is_carried():
 
 @pytest.mark.parametrize(
     ("direction", "merge"),
-    [
-        ("reverse", None),
-        ("bidirectional", None),
-        ("bidirectional", "sum"),
-        ("bidirectional", "mul"),
-    ],
+    [("reverse", None), *(("bidirectional", merge) for merge in (None, "sum", "mul"))],
 )
 def test_directions_and_merges(direction, merge):
     D = 2 if direction == "bidirectional" else 1

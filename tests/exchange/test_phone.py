@@ -1,10 +1,7 @@
 """examples/phone.py writes an exported model's text without fastlstm and without torch."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import fastlstm
@@ -18,14 +15,12 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def written_by(*arguments: str) -> subprocess.CompletedProcess[str]:
+def written_by(*arguments):
     code = f"import sys; sys.argv = {[str(PHONE), *arguments]}\n{WITHOUT}"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
-def test_the_likeliest_text_is_that_of_the_run(
-    text_run: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_the_likeliest_text_is_that_of_the_run(text_run, tmp_path):
     run, out = text_run(num_layers=2), tmp_path / "out"
     fastlstm.export(run, to="litert", out=out)
     done = written_by(str(out), "the quick", "50", "0")
@@ -35,9 +30,7 @@ def test_the_likeliest_text_is_that_of_the_run(
     assert "tokens/s on one thread" in done.stderr
 
 
-def test_unknown_layers_of_the_model_are_named(
-    text_run: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_unknown_layers_of_the_model_are_named(text_run, tmp_path):
     fastlstm.export(text_run(), to="litert", out=tmp_path / "out")
     done = written_by(str(tmp_path / "out"), "Zoé", "5")
     assert done.returncode == 1

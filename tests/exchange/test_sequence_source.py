@@ -95,9 +95,7 @@ def check(stored: StoredSequenceModel, weights: dict[str, Any], path: Path) -> N
 @pytest.mark.parametrize("pooling", ["last", "mean"])
 @pytest.mark.parametrize("has_missing", [False, True])
 @pytest.mark.parametrize("kind", [numbers, labels])
-def test_a_graph_gives_what_its_estimator_gives(
-    bidirectional: bool, pooling: str, has_missing: bool, kind: Any, tmp_path: Path
-) -> None:
+def test_a_graph_gives_what_an_estimator_gives(bidirectional, pooling, has_missing, kind, tmp_path):
     stored = stored_model(
         kind(), bidirectional=bidirectional, pooling=pooling, has_missing=has_missing,
         num_layers=1 + has_missing,
@@ -107,7 +105,7 @@ def test_a_graph_gives_what_its_estimator_gives(
 
 @pytest.mark.parametrize("to", ["torch", "litert"])
 @pytest.mark.parametrize("pooling", ["last", "mean"])
-def test_other_targets_give_the_same(pooling: str, to: str, tmp_path: Path) -> None:
+def test_other_targets_give_the_same(pooling, to, tmp_path):
     """Both ways and two layers; LiteRT with a fixed length."""
     stored = stored_model(
         numbers(), bidirectional=True, pooling=pooling, has_missing=True, num_layers=2
@@ -124,7 +122,7 @@ def test_other_targets_give_the_same(pooling: str, to: str, tmp_path: Path) -> N
             assert abs(results[name] - due).max() < 1e-5
 
 
-def test_int8_weights(tmp_path: Path) -> None:
+def test_int8_weights(tmp_path):
     stored = stored_model(numbers(), bidirectional=True, num_layers=2)
     weights = in_format(weights_of(stored), "int8")
     state = {name: torch.from_numpy(w) for name, w in as_floats(weights).items()}
@@ -132,7 +130,7 @@ def test_int8_weights(tmp_path: Path) -> None:
     check(stored, weights, tmp_path)
 
 
-def test_the_first_of_equal_scores_is_the_label(tmp_path: Path) -> None:
+def test_the_first_of_equal_scores_is_the_label(tmp_path):
     stored = stored_model(labels())
     with torch.no_grad():
         stored.network.head.weight.zero_()
@@ -142,7 +140,7 @@ def test_the_first_of_equal_scores_is_the_label(tmp_path: Path) -> None:
         assert results["label"].tolist() == [2, 2]
 
 
-def test_classes_are_in_the_metadata_and_axes_have_names() -> None:
+def test_classes_are_in_the_metadata_and_axes_have_names():
     graph = sequence_graph(stored_model(labels()), weights_of(stored_model(labels())))
     assert json.loads(graph.metadata["classes"]) == ["a", "b", "c", "d"]
     shapes = {value.name: value.shape for value in (*graph.inputs, *graph.outputs)}
@@ -151,7 +149,7 @@ def test_classes_are_in_the_metadata_and_axes_have_names() -> None:
     }  # fmt: skip
 
 
-def test_a_column_that_needs_float64_is_refused_by_name() -> None:
+def test_a_column_that_needs_float64_is_refused_by_name():
     stored = stored_model(numbers())
     stored.mean[1] = 1e9
     with pytest.raises(ConfigError, match="column 1 of the sequences is so large"):

@@ -11,7 +11,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -96,9 +96,7 @@ def client(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("is_step", [False, True])
-def test_the_likeliest_text_is_that_of_the_run(
-    is_step: bool, text_run: Callable[..., Path]
-) -> None:
+def test_the_likeliest_text_is_that_of_the_run(is_step, text_run):
     run = text_run(num_layers=2)
     with served(run, is_step) as models:
         done = client(f"{models}/book", str(run), "the quick", "30", "0")
@@ -107,7 +105,7 @@ def test_the_likeliest_text_is_that_of_the_run(
     assert done.stdout.removesuffix("\n") == f"the quick{expected}"
 
 
-def test_errors_are_one_line(text_run: Callable[..., Path]) -> None:
+def test_errors_are_one_line(text_run):
     run = text_run()
     with served(run, False) as models:
         done = client(f"{models}/other", str(run), "the")

@@ -66,6 +66,9 @@ def test_numbered_modules_are_taken_in_their_order(tmp_path):
     assert torch.allclose(module(x), y.transpose(0, 1), atol=1e-5)
 
 
+INF = torch.full((48,), torch.inf)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -75,14 +78,7 @@ def test_numbered_modules_are_taken_in_their_order(tmp_path):
         (lambda s: {**s, "fc2.weight": torch.zeros(5, 12)}, "both fit as the output layer"),
         (lambda s: {**s, "rnn.bias_ih_l1": torch.zeros(5)}, r"bias_ih_l1' has the shape \(5,\)"),
         (lambda s: {**s, "rnn.bias_ih_l1": torch.full((48,), torch.nan)}, "NaN or Inf"),
-        (
-            lambda s: {
-                **s,
-                "rnn.bias_ih_l1": torch.full((48,), torch.inf),
-                "rnn.bias_hh_l1": torch.full((48,), -torch.inf),
-            },
-            "NaN or Inf",
-        ),
+        (lambda s: {**s, "rnn.bias_ih_l1": INF, "rnn.bias_hh_l1": -INF}, "NaN or Inf"),
         (lambda s: {"a.weight": torch.zeros(3, 4)}, "no state_dict with an LSTM"),
     ],
 )  # fmt: skip

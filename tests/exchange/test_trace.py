@@ -1,9 +1,6 @@
 """Code of torch that runs on traced values becomes a graph."""
 
-from __future__ import annotations
-
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,15 +17,15 @@ from onnx_results import results_of
 from stored_forecasters import error_of, expected_of, stored_forecaster, weights_of
 
 
-def tracer() -> Tracer:
+def tracer():
     return Tracer("model", nn.Linear(1, 1), {})
 
 
-def kinds(g: Tracer) -> list[str]:
+def kinds(g):
     return [node.kind for node in g.finished().nodes]
 
 
-def test_an_operation_is_written_once_and_only_if_an_output_needs_it() -> None:
+def test_an_operation_is_written_once_and_only_if_an_output_needs_it():
     g = tracer()
     x = g.traced_input("x", ("B", 4, 2))
     torch.exp(x[:, :3])
@@ -39,7 +36,7 @@ def test_an_operation_is_written_once_and_only_if_an_output_needs_it() -> None:
     )
 
 
-def test_a_slice_of_joined_values_reads_the_values() -> None:
+def test_a_slice_of_joined_values_reads_the_values():
     g = tracer()
     x, y = (g.traced_input(name, ("B", 4, 2)) for name in "xy")
     part = torch.cat([x, y], 1)[:, 4:, 1:]
@@ -48,7 +45,7 @@ def test_a_slice_of_joined_values_reads_the_values() -> None:
     assert g.finished().nodes[0].inputs == (y.value,)
 
 
-def test_a_constant_in_float64_keeps_its_digits(tmp_path: Path) -> None:
+def test_a_constant_in_float64_keeps_its_digits(tmp_path):
     g = tracer()
     x = g.traced_input("x", ("B", 1))
     offset = torch.tensor([40_000.123], dtype=torch.float64)
@@ -58,7 +55,7 @@ def test_a_constant_in_float64_keeps_its_digits(tmp_path: Path) -> None:
         assert found["y"] == pytest.approx(0.002, rel=1e-5)
 
 
-def test_an_lstm_is_unchanged_after_a_recording() -> None:
+def test_an_lstm_is_unchanged_after_a_recording():
     module, x = LSTM(2, 3), torch.randn(4, 1, 2)
     before = module(x)[0]
     weights = {n: p.detach().numpy() for n, p in module.named_parameters()}
@@ -68,7 +65,7 @@ def test_an_lstm_is_unchanged_after_a_recording() -> None:
     assert torch.equal(module(x)[0], before)
 
 
-def test_a_window_of_an_unknown_series_is_scaled_by_itself(tmp_path: Path) -> None:
+def test_a_window_of_an_unknown_series_is_scaled_by_itself(tmp_path):
     plain = stored_forecaster(num_targets=2, num_past=1, has_missing=True, output="quantiles")
     own = SeriesScale(("a", "b"), np.zeros((2, 2)), np.ones((2, 2)))
     stored = dataclasses.replace(plain, series=own)

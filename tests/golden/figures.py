@@ -150,10 +150,7 @@ def _short(value: Any) -> str:
 
 def machine() -> dict[str, str]:
     """Returns what the inexact figures depend on beyond rounding: torch draws by them."""
-    return {
-        "torch": ".".join(torch.__version__.split(".")[:2]),
-        "machine": platform.machine(),
-    }
+    return {"torch": ".".join(torch.__version__.split(".")[:2]), "machine": platform.machine()}
 
 
 def read(path: Path) -> Any:

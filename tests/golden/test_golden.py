@@ -7,10 +7,6 @@ change of the computation exceeds, and no change of rounding. `golden.make` says
 figures may be made anew.
 """
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from golden import courses, figures
@@ -30,7 +26,7 @@ ON_EVERY_CPU = (
     "kind",
     [pytest.param(kind, marks=pytest.mark.isa) if kind in ON_EVERY_CPU else kind for kind in KINDS],
 )
-def test_a_run_is_as_it_was(kind: str, tmp_path: Path) -> None:
+def test_a_run_is_as_it_was(kind, tmp_path):
     if GOLDEN["about"] != figures.machine():
         pytest.skip(f"made on {GOLDEN['about']}, this is {figures.machine()}")
     found = figures.figures_of(kind, tmp_path)
@@ -39,13 +35,13 @@ def test_a_run_is_as_it_was(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", courses.COURSES)
-def test_a_run_says_what_it_said(kind: str, tmp_path: Path) -> None:
+def test_a_run_says_what_it_said(kind, tmp_path):
     found = courses.course_of(kind, tmp_path)
     assert found == COURSES[kind], (
         f"if meant: PYTHONPATH=tests python -m golden.make courses {kind!r}"
     )
 
 
-def test_every_golden_figure_has_its_run() -> None:
+def test_every_golden_figure_has_its_run():
     assert GOLDEN["kinds"].keys() == KINDS.keys()
     assert COURSES.keys() == courses.COURSES.keys()

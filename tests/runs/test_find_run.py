@@ -1,12 +1,8 @@
 """What was named as a run: said before torch is loaded, with what to do."""
 
-from __future__ import annotations
-
 import errno
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,12 +12,10 @@ from test_light_import import loaded_by
 
 
 @pytest.fixture(autouse=True)
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name, config in (
-        ("book", '{"format": "fastlstm-run"}'),
-        ("etth", '{"kind": "forecaster"}'),
-    ):
+    configs = {"book": '{"format": "fastlstm-run"}', "etth": '{"kind": "forecaster"}'}
+    for name, config in configs.items():
         Path("runs", name).mkdir(parents=True)
         Path("runs", name, "config.json").write_text(config)
         Path("runs", name, "manifest.json").write_text("{}")
@@ -46,16 +40,10 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("runs", "text", ["runs is not a run", "runs/book, runs/etth"]),
         ("empty", None, ["empty: has no model and no checkpoint", "fastlstm train SOURCE"]),
         ("runs/etth", "text", ["is a forecaster", "or `fastlstm forecast` opens it"]),
-        (
-            "runs/book",
-            "forecaster",
-            ["is a text model", "`fastlstm.LM.load` or `fastlstm generate` opens"],
-        ),
+        ("runs/book", "forecaster", ["is a text model", "LM.load` or `fastlstm generate` opens"]),
     ],
 )
-def test_another_path_than_a_run_is_refused_with_advice(
-    path: str, wanted: str, parts: list[str]
-) -> None:
+def test_another_path_than_a_run_is_refused_with_advice(path, wanted, parts):
     with pytest.raises(UsageError) as caught:
         require_run(path, wanted)  # type: ignore[arg-type]
     shown = str(caught.value)
@@ -70,14 +58,12 @@ def test_another_path_than_a_run_is_refused_with_advice(
         (5, "forecaster", "the run directory is an int, expected a path"),
     ],
 )
-def test_other_values_than_paths_and_kinds_without_a_command(
-    path: Any, wanted: Any, told: str
-) -> None:
+def test_other_values_than_paths_and_kinds_without_a_command(path, wanted, told):
     with pytest.raises(UsageError, match=re.escape(told)):
         require_run(path, wanted)
 
 
-def test_the_right_run_passes() -> None:
+def test_the_right_run_passes():
     require_run("runs/book", "text")
     require_run("runs/etth", "forecaster")
     require_run(Path("runs/book"))
@@ -85,7 +71,7 @@ def test_the_right_run_passes() -> None:
     require_run("killed")
 
 
-def test_the_library_raises_the_same_errors() -> None:
+def test_the_library_raises_the_same_errors():
     from fastlstm.forecast.files import read_forecaster
     from fastlstm.text.stored_model import load_stored_model
 
@@ -113,17 +99,17 @@ def test_the_library_raises_the_same_errors() -> None:
         ["train", "missing.csv", "--horizon", "4", "--out", "runs/etth"],
     ],
 )
-def test_the_command_line_needs_no_torch_to_say_so(argv: list[str]) -> None:
+def test_the_command_line_needs_no_torch_to_say_so(argv):
     code = f"from fastlstm.cli.main import main\nassert main({argv!r}) == 2"
     assert loaded_by(code) & {"torch"} == set()
 
 
-def test_an_unreadable_directory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_directory_is_named(tmp_path, monkeypatch):
     """It was an internal error of every verb that takes a run."""
     closed, listed = tmp_path / "closed", Path.iterdir
     closed.mkdir()
 
-    def refused(path: Path) -> Iterator[Path]:
+    def refused(path):
         if path == closed:
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return listed(path)

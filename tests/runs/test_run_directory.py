@@ -1,11 +1,11 @@
 import fcntl
+import json
 import multiprocessing
 import os
 import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -58,7 +58,6 @@ def test_lock_names_the_process_that_holds_it(run):
         [sys.executable, "-c", code, run.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert holder.stdin is not None
-    assert holder.stdout is not None
     with holder:
         assert holder.stdout.readline() == b"held\n"
         with pytest.raises(RunDirectoryError, match=f"is in use by process {holder.pid};"):
@@ -154,11 +153,8 @@ def test_sweep_puts_a_checkpoint_set_aside_back_unless_its_successor_is_whole(ru
     (add_checkpoint(run, "checkpoint-3") / "model.safetensors").write_bytes(b"broken")
     run.sweep()
     content = {p.name: (p / "model.safetensors").read_bytes() for p in run.checkpoints()}
-    assert content == {
-        "checkpoint-1": b"checkpoint-1.old-5",
-        "checkpoint-2": b"checkpoint-2",
-        "checkpoint-3": b"checkpoint-3.old-5",
-    }
+    kept = {"1": b"checkpoint-1.old-5", "2": b"checkpoint-2", "3": b"checkpoint-3.old-5"}
+    assert content == {f"checkpoint-{step}": data for step, data in kept.items()}
     assert names(run) == [".lock", *sorted(content)]
 
 
@@ -201,9 +197,7 @@ def test_a_model_without_its_manifest_is_damage(run):
     assert "manifest.json: is missing" in str(run.verify()[0])
 
 
-def test_sealed_metrics_show_damage_anywhere_and_unsealed_ones_may_grow(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path / "run")
-    run.create()
+def test_sealed_metrics_show_damage_anywhere_and_unsealed_ones_may_grow(run):
     run.publish({"config.json": b"{}"})
     run.metrics_path.write_bytes(b'{"event":"start"}\n{"event":"end"}\n')
     run.seal_metrics()
@@ -214,7 +208,7 @@ def test_sealed_metrics_show_damage_anywhere_and_unsealed_ones_may_grow(tmp_path
     assert run.verify() == []
 
 
-def test_a_pipe_in_a_run_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_in_a_run_is_not_waited_for(tmp_path):
     paths = []
     for name in ("config.json", "metrics.jsonl"):
         run = RunDirectory(tmp_path / name)
@@ -230,14 +224,14 @@ def test_a_pipe_in_a_run_is_not_waited_for(tmp_path: Path) -> None:
     assert "internal error" not in found.stderr
 
 
-def test_a_linked_configuration_is_not_read(tmp_path: Path) -> None:
+def test_a_linked_configuration_is_not_read(tmp_path):
     (tmp_path / "elsewhere").write_text('{"kind": "forecaster"}')
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").symlink_to(tmp_path / "elsewhere")
     assert kind_of_run(tmp_path / "run") != "forecaster"
 
 
-def test_a_configuration_nested_without_end_is_no_run(tmp_path: Path) -> None:
+def test_a_configuration_nested_without_end_is_no_run(tmp_path):
     (tmp_path / "config.json").write_text("[" * 1_000_000)
     assert kind_of_run(tmp_path) is None
 
@@ -273,8 +267,6 @@ def test_files_behind_a_link_are_not_published(run, tmp_path):
 
 @pytest.mark.parametrize("mark", ["5", "[1]", '"x"', '{"size": 3}'])
 def test_a_mark_that_makes_no_sense_is_damage(run, mark):
-    import json
-
     run.metrics_path.write_bytes(b"{}\n")
     run.publish({"config.json": b"{}"}, extra={"metrics": json.loads(mark)})
     assert "not a size and a SHA-256" in str(run.verify()[0])
@@ -285,9 +277,7 @@ def test_a_mark_that_makes_no_sense_is_damage(run, mark):
     run.verify()
 
 
-def test_a_locked_file_is_seen(tmp_path: Path):
-    run = RunDirectory(tmp_path / "run")
-    run.create()
+def test_a_locked_file_is_seen(run, tmp_path):
     assert is_locked(run.path / ".lock") is False
     nobody = held_locks()
     with run.lock():
@@ -298,18 +288,11 @@ def test_a_locked_file_is_seen(tmp_path: Path):
         assert is_locked(tmp_path / "none", held) is None
 
 
-def test_a_run_can_be_locked_while_is_locked_looks(tmp_path: Path):
+def test_a_run_can_be_locked_while_is_locked_looks(run):
     """Where /proc/locks does not tell, looking takes the lock for an instant."""
-    run = RunDirectory(tmp_path / "run")
-    run.create()
     descriptor = os.open(run.path / ".lock", os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
-
-    def release() -> None:
-        time.sleep(0.02)
-        os.close(descriptor)
-
-    thread = threading.Thread(target=release)
+    thread = threading.Timer(0.02, os.close, [descriptor])
     thread.start()
     with run.lock():
         pass

@@ -33,18 +33,18 @@ FILE, CONFIG = Path("model.safetensors"), Path("config.json")
         (OverflowError("big"), "config.json: big; put the right file back"),
     ],
 )
-def test_errors_of_values_name_the_file(error: Exception, text: str) -> None:
+def test_errors_of_values_name_the_file(error, text):
     with pytest.raises(CorruptFileError) as caught, checked_values(CONFIG):
         raise error
     assert str(caught.value) == text
 
 
-def test_other_errors_are_not_changed() -> None:
+def test_other_errors_are_not_changed():
     with pytest.raises(RuntimeError), checked_values(CONFIG):
         raise RuntimeError
 
 
-def test_a_json_object_of_bounded_size() -> None:
+def test_a_json_object_of_bounded_size():
     assert json_object(b'{"a": 1}', CONFIG) == {"a": 1}
     with pytest.raises(CorruptFileError, match="holds list, expected a JSON object"):
         json_object(b"[1]", CONFIG)
@@ -57,7 +57,7 @@ class Options:
     size: int = 1
 
 
-def test_options_are_resolved_and_as_given_beside_the_key() -> None:
+def test_options_are_resolved_and_as_given_beside_the_key():
     config: dict[str, Any] = {"train": {"size": 2}, "given": {}, "data": {"key": "k"}}
     assert stored_options(config, Options, CONFIG) == (Options(2), Options(), "k")
     for change in ({"train": {"sise": 2}}, {"given": None}, {"data": {}}, {"data": {"key": 5}}):
@@ -65,7 +65,7 @@ def test_options_are_resolved_and_as_given_beside_the_key() -> None:
             stored_options({**config, **change}, Options, CONFIG)
 
 
-def test_a_text_and_equal_fields() -> None:
+def test_a_text_and_equal_fields():
     assert stored_text("a", "data.key") == "a"
     with pytest.raises(TypeError, match=r"data\.key is 5, expected a text"):
         stored_text(5, "data.key")
@@ -79,7 +79,7 @@ def restored(weights: dict[str, torch.Tensor], num_parts: int = 1, **sizes: Any)
     return restored_network(lambda: nn.Linear(**size), weights, FILE, CONFIG, num_parts)
 
 
-def test_a_network_has_its_weights_and_draws_no_random_numbers() -> None:
+def test_a_network_has_its_weights_and_draws_no_random_numbers():
     state, before = nn.Linear(3, 2).state_dict(), torch.get_rng_state()
     network = restored(state)
     assert torch.equal(torch.get_rng_state(), before)
@@ -96,19 +96,19 @@ def test_a_network_has_its_weights_and_draws_no_random_numbers() -> None:
         ({"bias": torch.ones(2, dtype=torch.int64)}, r"bias is \(2,\) torch\.int64"),
     ],
 )
-def test_weights_of_another_network_are_refused(change: dict[str, Any], text: str) -> None:
+def test_weights_of_another_network_are_refused(change, text):
     weights = {**nn.Linear(3, 2).state_dict(), **change}
     with pytest.raises(CorruptFileError, match=rf"^model\.safetensors: {text}"):
         restored({name: t for name, t in weights.items() if t is not None})
 
 
-def test_weights_that_are_nan_are_refused() -> None:
+def test_weights_that_are_nan_are_refused():
     weights = {**nn.Linear(3, 2).state_dict(), "bias": torch.tensor([1.0, float("nan")])}
     with pytest.raises(NonFiniteError, match="bias is NaN or Inf"):
         restored(weights)
 
 
-def test_a_network_that_no_memory_has_is_refused() -> None:
+def test_a_network_that_no_memory_has_is_refused():
     weights = nn.Linear(3, 2).state_dict()
     with pytest.raises(CorruptFileError, match=r"config\.json: no such network \(99 parts\)"):
         restored(weights, num_parts=99)

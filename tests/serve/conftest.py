@@ -2,44 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from fastlstm.text.data.tokenizer import ByteTokenizer
-from fastlstm.text.loading import InferenceModel
 from running_server import SETTINGS, Running, make_lm
-from served_process import Process, processes_of
+from served_process import processes_of
 
 if TYPE_CHECKING:
-    from fastlstm import Forecaster
-    from fastlstm.forecast.window_forecaster import WindowForecaster
-    from forecast_server import HeldModel
+    pass
 
 
 @pytest.fixture(scope="session")
-def lm() -> InferenceModel:
+def lm():
     return make_lm()
 
 
 @pytest.fixture(scope="session")
-def byte_model() -> InferenceModel:
+def byte_model():
     return make_lm(ByteTokenizer(), seed=3)
 
 
 @pytest.fixture
-def serve(lm: InferenceModel) -> Iterator[Callable[..., Running]]:
+def serve(lm):
     """Starts servers; they end with the test."""
     started: list[Running] = []
 
-    def start(
-        *, model: Any = None, keys: tuple[str, ...] = (), session_key: Any = b"k" * 32,
-        **changes: Any,
-    ) -> Running:  # fmt: skip
+    def start(*, model=None, keys=(), session_key=b"k" * 32, **changes):
         server = Running(model or lm, replace(SETTINGS, **changes), keys, session_key)
         started.append(server)
         return server
@@ -50,7 +42,7 @@ def serve(lm: InferenceModel) -> Iterator[Callable[..., Running]]:
 
 
 @pytest.fixture(scope="session")
-def server(lm: InferenceModel) -> Iterator[Running]:
+def server(lm):
     """A server that tests share; they leave it as it was."""
     running = Running(lm, SETTINGS)
     yield running
@@ -60,7 +52,7 @@ def server(lm: InferenceModel) -> Iterator[Running]:
 
 
 @pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
+def pool():
     with ThreadPoolExecutor(20) as found:
         yield found
 
@@ -69,34 +61,34 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 @pytest.fixture(scope="session")
-def plain() -> Forecaster:
+def plain():
     from forecast_server import fit_plain
 
     return fit_plain()
 
 
 @pytest.fixture(scope="session")
-def plain_path(plain: Forecaster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def plain_path(plain, tmp_path_factory):
     from forecast_server import save
 
     return save(plain, tmp_path_factory.mktemp("plain"))
 
 
 @pytest.fixture
-def start(plain_path: Path) -> Iterator[Callable[..., Process]]:
+def start(plain_path):
     """Starts servers of the plain model as processes."""
     yield from processes_of(plain_path)
 
 
 @pytest.fixture(scope="session")
-def plain_model(plain_path: Path) -> WindowForecaster:
+def plain_model(plain_path):
     from fastlstm.forecast.window_forecaster import load_window_forecaster
 
     return load_window_forecaster(plain_path)
 
 
 @pytest.fixture
-def held(plain_model: WindowForecaster) -> Iterator[HeldModel]:
+def held(plain_model):
     """The plain model, whose passes can be held up."""
     from forecast_server import HeldModel
 
@@ -106,7 +98,7 @@ def held(plain_model: WindowForecaster) -> Iterator[HeldModel]:
 
 
 @pytest.fixture(scope="session")
-def forecasts(plain_model: WindowForecaster) -> Iterator[Running]:
+def forecasts(plain_model):
     """A server of the plain model that tests share; they leave it as it was."""
     running = Running(plain_model, SETTINGS)
     yield running
@@ -115,7 +107,7 @@ def forecasts(plain_model: WindowForecaster) -> Iterator[Running]:
 
 
 @pytest.fixture(scope="session")
-def whole() -> Forecaster:
+def whole():
     """A forecaster of columns of every role."""
     from forecast_server import fit_everything
 
@@ -123,9 +115,7 @@ def whole() -> Forecaster:
 
 
 @pytest.fixture(scope="session")
-def whole_forecasts(
-    whole: Forecaster, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Running]:
+def whole_forecasts(whole, tmp_path_factory):
     from fastlstm.forecast.window_forecaster import load_window_forecaster
     from forecast_server import save
 

@@ -1,7 +1,5 @@
 """Admission: places, shares of API keys, refusals."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import replace
 
@@ -12,7 +10,7 @@ from fastlstm.serve.http.errors import ApiError, Overloaded, Unavailable
 from running_server import SETTINGS, Idle
 
 
-def filled(places: Places, tenant: bytes) -> int:
+def filled(places, tenant):
     """How many places a key gets, one at a time."""
     count = 0
     while places.has_room(tenant, 1):
@@ -21,7 +19,7 @@ def filled(places: Places, tenant: bytes) -> int:
     return count
 
 
-def test_a_single_key_gets_all_places_and_several_share_them() -> None:
+def test_a_single_key_gets_all_places_and_several_share_them():
     assert filled(Places(12), b"") == 12
     places = Places(12, is_shared=True)
     assert [filled(places, tenant) for tenant in (b"a", b"b", b"c")] == [6, 3, 1]
@@ -33,14 +31,14 @@ def test_a_single_key_gets_all_places_and_several_share_them() -> None:
     assert filled(Places(0, is_shared=True), b"a") == 0
 
 
-def test_a_request_takes_at_most_half_of_what_is_shared() -> None:
+def test_a_request_takes_at_most_half_of_what_is_shared():
     for total in (8, 9):
         places = Places(total, is_shared=True)
         assert places.has_room(b"a", 4)
         assert not places.has_room(b"a", 5)
 
 
-def test_a_held_place_stays_whatever_others_take() -> None:
+def test_a_held_place_stays_whatever_others_take():
     places = Places(8, is_shared=True)
     assert filled(places, b"a") == 4
     assert filled(places, b"b") == 2
@@ -48,18 +46,18 @@ def test_a_held_place_stays_whatever_others_take() -> None:
     assert places.has_room(b"a", 0, held=1)
 
 
-def admission(num_places: int = 4, limit: int = 4, *, is_shared: bool = False) -> Idle:
+def admission(num_places=4, limit=4, *, is_shared=False):
     settings = replace(SETTINGS, max_streams=num_places, max_queue=0)
     return Idle(id, settings, limit, is_shared=is_shared)
 
 
-def admitted(to: Idle, count: int = 1, tenant: bytes = b"") -> Reservation:
+def admitted(to, count=1, tenant=b""):
     reservation = Reservation(tenant)
     to.reserve(reservation, count)
     return reservation
 
 
-def test_places_are_reserved_up_to_a_number_and_released() -> None:
+def test_places_are_reserved_up_to_a_number_and_released():
     places = admission()
     one, three = admitted(places), admitted(places, 3)
     assert places.num_held == 4
@@ -79,7 +77,7 @@ def test_places_are_reserved_up_to_a_number_and_released() -> None:
     assert places.num_held == 0
 
 
-def test_one_request_has_a_limit() -> None:
+def test_one_request_has_a_limit():
     with pytest.raises(ApiError, match="3 texts, at most 2") as caught:
         admitted(admission(limit=2), 3)
     assert (caught.value.status, caught.value.param) == (400, "n")
@@ -87,7 +85,7 @@ def test_one_request_has_a_limit() -> None:
     assert admission(8, limit=3, is_shared=True)._limit == 3
 
 
-def test_the_error_says_whether_the_key_or_the_server_is_full() -> None:
+def test_the_error_says_whether_the_key_or_the_server_is_full():
     places = admission(is_shared=True)
     for tenant in (b"ann", b"ann", b"bob"):
         admitted(places, tenant=tenant)
@@ -98,7 +96,7 @@ def test_the_error_says_whether_the_key_or_the_server_is_full() -> None:
         admitted(places, tenant=b"ann")
 
 
-def test_a_cancelled_request_gets_no_more() -> None:
+def test_a_cancelled_request_gets_no_more():
     places = admission()
     reservation = admitted(places)
     reservation.is_cancelled = True
@@ -107,10 +105,10 @@ def test_a_cancelled_request_gets_no_more() -> None:
     assert places.num_held == 1
 
 
-def test_threads_that_reserve_and_release_leave_nothing_behind() -> None:
+def test_threads_that_reserve_and_release_leave_nothing_behind():
     places = admission(1000)
 
-    def churn() -> None:
+    def churn():
         for _ in range(2000):
             places.release(admitted(places, 2))
 

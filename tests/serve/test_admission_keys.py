@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -20,8 +18,8 @@ from fastlstm.serve.text import completions, engine
 from fastlstm.serve.text.generation import GenerationRequest
 from fastlstm.serve.text.scheduler import Scheduler
 from fastlstm.text.sampling import Sampling
-from forecast_server import PAST, HeldModel, at, body, output, rows
-from running_server import SETTINGS, FaultyDecoder, Gate, Running, raw_request, wait_until
+from forecast_server import PAST, at, body, output, rows
+from running_server import SETTINGS, FaultyDecoder, Gate, raw_request, wait_until
 
 KEYS = ("ann-key", "bob-key")
 LONG = "the cat sat on the mat and " * 40
@@ -29,9 +27,7 @@ ANN, BOB = ({"authorization": f"Bearer {key}"} for key in KEYS)
 
 
 @pytest.mark.parametrize("is_text", [True, False])
-def test_a_request_with_a_late_body_keeps_its_place(
-    serve: Callable[..., Running], plain_model: Any, is_text: bool
-) -> None:
+def test_a_request_with_a_late_body_keeps_its_place(serve, plain_model, is_text):
     limits: dict[str, Any] = {"keys": KEYS, "max_streams": 4, "max_queue": 4}
     server = serve(**limits) if is_text else serve(model=plain_model, **limits)
     path = "/v1/completions" if is_text else PAST
@@ -50,14 +46,12 @@ def test_a_request_with_a_late_body_keeps_its_place(
         client.close()
 
 
-def sequence(
-    server: Running, who: dict[str, str], values: Any, **parameters: Any
-) -> httpx.Response:
+def sequence(server, who, values, **parameters):
     request = body(values, **{"sequence_id": "a", **parameters})
     return server.client.post(PAST, json=request, headers=who)
 
 
-def test_a_sequence_belongs_to_its_api_key(serve: Callable[..., Running], plain_model: Any) -> None:
+def test_a_sequence_belongs_to_its_api_key(serve, plain_model):
     server = serve(model=plain_model, keys=KEYS)
     server.client.headers.update(ANN)
     assert sequence(server, ANN, rows(0, 40), sequence_start=True).status_code == 200
@@ -71,7 +65,7 @@ def test_a_sequence_belongs_to_its_api_key(serve: Callable[..., Running], plain_
     assert found == pytest.approx(at(server, 41), rel=1e-4)
 
 
-def test_one_key_cannot_fill_the_sequences(serve: Callable[..., Running], plain_model: Any) -> None:
+def test_one_key_cannot_fill_the_sequences(serve, plain_model):
     server = serve(model=plain_model, keys=KEYS, max_sequences=8)
     started = [
         sequence(server, ANN, rows(0, 24), sequence_id=k, sequence_start=True) for k in range(1, 7)
@@ -84,12 +78,12 @@ def test_one_key_cannot_fill_the_sequences(serve: Callable[..., Running], plain_
     assert again.status_code == 503, "as many as it holds must stay free"
 
 
-def test_windows_of_one_key_leave_room(serve: Callable[..., Running], held: HeldModel) -> None:
+def test_windows_of_one_key_leave_room(serve, held):
     server = serve(model=held, keys=KEYS, max_streams=4, max_queue=4)
     held.holds.set()
     answers: list[int] = []
 
-    def send(who: dict[str, str]) -> None:
+    def send(who):
         with httpx.Client(base_url=server.url, timeout=20, headers=who) as client:
             answers.append(client.post(PAST, json=body(rows(0, 24))).status_code)
 
@@ -107,10 +101,10 @@ def test_windows_of_one_key_leave_room(serve: Callable[..., Running], held: Held
     assert sorted(answers) == [200] * 5 + [503] * 4
 
 
-def test_a_cached_prompt_is_known_only_to_its_key(serve: Callable[..., Running]) -> None:
+def test_a_cached_prompt_is_known_only_to_its_key(serve):
     server = serve(keys=KEYS)
 
-    def ask(who: dict[str, str]) -> float:
+    def ask(who):
         """Tokens of the prompt that need not be read."""
         server.client.headers.update(who)
         before = server.metric("tokens_known_total")
@@ -120,7 +114,7 @@ def test_a_cached_prompt_is_known_only_to_its_key(serve: Callable[..., Running])
     assert [ask(who) for who in (ANN, BOB, BOB, ANN)] == [0, 0, len(LONG), len(LONG)]
 
 
-def test_texts_of_one_key_leave_slots_and_places(serve: Callable[..., Running]) -> None:
+def test_texts_of_one_key_leave_slots_and_places(serve):
     server = serve(keys=KEYS, max_streams=4, max_queue=4, max_tokens=10**9)
     with httpx.Client(base_url=server.url, timeout=20, headers=ANN) as ann:
         streams = []
@@ -150,7 +144,7 @@ def test_texts_of_one_key_leave_slots_and_places(serve: Callable[..., Running]) 
 
 
 @pytest.fixture
-def shared(lm: Any) -> Iterator[tuple[Scheduler, list[Any]]]:
+def shared(lm):
     """Four slots and twelve more places that keys share, and the chunks so far."""
     chunks: list[Any] = []
     settings = replace(SETTINGS, max_streams=4, max_queue=12)
@@ -165,7 +159,7 @@ def shared(lm: Any) -> Iterator[tuple[Scheduler, list[Any]]]:
 ENDLESS = GenerationRequest(Reservation(), 0, [1], [0], None, (Sampling(seed=1),), (), 10**9)  # type: ignore[arg-type]
 
 
-def ask(scheduler: Scheduler, tenant: bytes, request: GenerationRequest = ENDLESS) -> Any:
+def ask(scheduler, tenant, request=ENDLESS):
     """Submits a generation; returns what stands for its channel."""
     channel: Any = Reservation(tenant)
     scheduler.reserve(channel, len(request.samplings))
@@ -173,7 +167,7 @@ def ask(scheduler: Scheduler, tenant: bytes, request: GenerationRequest = ENDLES
     return channel
 
 
-def test_waiting_texts_of_one_key_hold_up_no_other(shared: Any) -> None:
+def test_waiting_texts_of_one_key_hold_up_no_other(shared):
     scheduler, chunks = shared
     channels = [ask(scheduler, b"ann") for _ in range(6)]
     wait_until(lambda: scheduler.num_active == 2)
@@ -185,7 +179,7 @@ def test_waiting_texts_of_one_key_hold_up_no_other(shared: Any) -> None:
     wait_until(lambda: scheduler.num_held == 0)
 
 
-def test_a_waiting_request_of_a_key_with_its_full_share_blocks_no_other_key(shared: Any) -> None:
+def test_a_waiting_request_of_a_key_with_its_full_share_blocks_no_other_key(shared):
     scheduler, chunks = shared
     many = replace(ENDLESS, samplings=(Sampling(seed=1), Sampling(seed=2)))
     ask(scheduler, b"ann", many)
@@ -197,10 +191,10 @@ def test_a_waiting_request_of_a_key_with_its_full_share_blocks_no_other_key(shar
     assert scheduler.num_active == 3
 
 
-def test_a_small_request_does_not_overtake_a_large_one_of_its_key(shared: Any) -> None:
+def test_a_small_request_does_not_overtake_a_large_one_of_its_key(shared):
     scheduler, chunks = shared
 
-    def has_ended(channel: Any) -> bool:
+    def has_ended(channel):
         return any(one is channel and chunk.is_last for one, chunk in list(chunks))
 
     first = ask(scheduler, b"ann")
@@ -215,14 +209,12 @@ def test_a_small_request_does_not_overtake_a_large_one_of_its_key(shared: Any) -
     wait_until(lambda: has_ended(large) and has_ended(small))
 
 
-def test_one_key_leaves_room_for_scores(
-    serve: Callable[..., Running], pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_key_leaves_room_for_scores(serve, pool, monkeypatch):
     server = serve(keys=KEYS, max_scored=1000)
     gate = Gate(monkeypatch, completions, "choices_of")
     monkeypatch.setattr(engine, "_FEW_TOKENS", -1)  # not held up on the event loop
 
-    def scored(count: int, who: dict[str, str]) -> httpx.Response:
+    def scored(count, who):
         asked = {"prompt": "a", "max_tokens": count, "logprobs": 0}
         return httpx.post(f"{server.url}/v1/completions", json=asked, headers=who, timeout=60)
 
@@ -241,13 +233,10 @@ def test_one_key_leaves_room_for_scores(
     assert scored(500, ANN).status_code == 200
 
 
-def test_parsing_for_one_key_blocks_no_other_key(
-    serve: Callable[..., Running], pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch,
-    plain_model: Any,
-) -> None:  # fmt: skip
+def test_parsing_for_one_key_blocks_no_other_key(serve, pool, monkeypatch, plain_model):
     go, parse = threading.Event(), forecast_engine.parse_request
 
-    def slow(data: bytes, *more: Any) -> Any:
+    def slow(data, *more):
         assert len(data) <= 1 << 16 or go.wait(20)
         return parse(data, *more)
 

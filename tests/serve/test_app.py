@@ -49,7 +49,7 @@ def ask(method: str, path: str) -> httpx.Response:
         ("GET", "/health/live/", 404),
     ],
 )
-def test_every_path_answers_in_json_with_an_id(method: str, path: str, status: int) -> None:
+def test_every_path_answers_in_json_with_an_id(method, path, status):
     answer = ask(method, path)
     assert answer.status_code == status, answer.text
     assert len(answer.headers["x-request-id"]) == 32
@@ -62,7 +62,7 @@ def test_every_path_answers_in_json_with_an_id(method: str, path: str, status: i
         assert answer.headers["allow"]
 
 
-def test_the_metrics_count_the_answers_and_have_their_type() -> None:
+def test_the_metrics_count_the_answers_and_have_their_type():
     answer = ask("GET", "/metrics")
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     assert "fastlstm_slots 0.0" in answer.text
@@ -75,7 +75,7 @@ def test_the_metrics_count_the_answers_and_have_their_type() -> None:
         *[(name, False) for name in (b"mymachine.evil.example", b"my", b"notmymachine")],
     ],
 )
-def test_the_host_name_of_the_server_is_accepted(host: bytes, is_known: bool) -> None:
+def test_the_host_name_of_the_server_is_accepted(host, is_known):
     scope: Any = {
         "path": "/v1/models", "method": "GET", "headers": [(b"host", host)], "state": {}
     }  # fmt: skip

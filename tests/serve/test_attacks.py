@@ -6,10 +6,7 @@ import gc
 import json
 import signal
 import socket
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
@@ -24,18 +21,18 @@ from fastlstm.serve.http import transfer
 from fastlstm.serve.http.errors import ApiError
 from fastlstm.serve.settings import Settings
 from fastlstm.serve.text import completions, engine
-from forecast_server import PAST, QUICK, L, body, h, output, save, tensor, waves
-from running_server import Gate, Running, raw_request, wait_until
+from forecast_server import PAST, QUICK, L, body, h, output, refusal, save, tensor, waves
+from running_server import Gate, raw_request, wait_until
 
 JSON = {"content-type": "application/json"}
 RNG = np.random.default_rng(3)
 
 
-def windows(count: int) -> Any:
+def windows(count):
     return RNG.normal(size=(count, L, 2)).astype(np.float32)
 
 
-def many_keys(count: int) -> bytes:
+def many_keys(count):
     return ("{" + ",".join(f'"{k:x}":0' for k in (*range(count), count - 1)) + "}").encode()
 
 
@@ -43,31 +40,27 @@ def many_keys(count: int) -> bytes:
 
 
 @pytest.mark.parametrize("count", [100, 90_000])
-def test_many_keys_are_refused_at_the_first_one(forecasts: Running, count: int) -> None:
-    answer = forecasts.client.post(PAST, content=many_keys(count), headers=JSON)
-    assert answer.status_code == 400
-    assert "unknown field '0'" in answer.json()["error"]
+def test_many_keys_are_refused_at_the_first_one(forecasts, count):
+    assert "unknown field '0'" in refusal(
+        forecasts.client.post(PAST, content=many_keys(count), headers=JSON)
+    )
 
 
 @pytest.mark.parametrize("item", ["{}", "[]"])
-def test_many_objects_and_lists_are_refused_at_the_first_one(forecasts: Running, item: str) -> None:
+def test_many_objects_and_lists_are_refused_at_the_first_one(forecasts, item):
     content = b'{"inputs":[' + f"{item},".encode() * 100_000 + b"{}]}"
     answer = forecasts.client.post(PAST, content=content, headers=JSON)
     assert answer.status_code == 400
     assert answer.json()["error"].startswith("inputs[0]: ")
 
 
-def test_waiting_bodies_hold_places(
-    serve: Any, plain_model: Any, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_bodies_hold_places(serve, plain_model, pool, monkeypatch):
     server = serve(model=plain_model, max_streams=2, max_queue=2, watchdog=0.3)
     gate = Gate(monkeypatch, forecast_engine, "parse_request")
     large = json.dumps(body(windows(1))).encode().ljust(1 << 17)
     asked = [pool.submit(server.client.post, PAST, content=large, headers=JSON) for _ in range(4)]
     wait_until(lambda: server.scheduler.num_held == 4)
-    refused = server.client.post(PAST, content=large, headers=JSON)
-    assert refused.status_code == 503
-    assert "at its capacity" in refused.json()["error"]
+    assert "at its capacity" in refusal(server.client.post(PAST, content=large, headers=JSON), 503)
     assert server.metric("queue_depth") == 4
     # A reader that does not come on is no health.
     wait_until(lambda: server.client.get("/health/live").status_code == 503)
@@ -82,9 +75,7 @@ def test_waiting_bodies_hold_places(
     wait_until(lambda: server.scheduler.num_held == 0)
 
 
-def test_the_body_of_a_disconnected_client_is_not_parsed(
-    serve: Any, plain_model: Any, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_body_of_a_disconnected_client_is_not_parsed(serve, plain_model, pool, monkeypatch):
     server = serve(model=plain_model)
     num_read: list[int] = []
     gate = Gate(monkeypatch, forecast_engine, "parse_request")
@@ -108,9 +99,7 @@ def test_the_body_of_a_disconnected_client_is_not_parsed(
 
 
 @pytest.mark.parametrize("is_text", [True, False])
-def test_a_request_takes_a_place_before_its_body_arrives(
-    serve: Any, plain_model: Any, is_text: bool
-) -> None:
+def test_a_request_takes_a_place_before_its_body_arrives(serve, plain_model, is_text):
     limits = {"max_streams": 1, "max_queue": 1}
     server = serve(**limits) if is_text else serve(model=plain_model, **limits)
     path = "/v1/completions" if is_text else PAST
@@ -130,9 +119,8 @@ def test_a_request_takes_a_place_before_its_body_arrives(
     ids=["reader", "writer"],
 )
 def test_a_long_prompt_is_read_and_repeated_outside_the_event_loop(
-    serve: Any, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch,
-    module: Any, function: str, length: int, echo: bool,
-) -> None:  # fmt: skip
+    serve, pool, monkeypatch, module, function, length, echo
+):
     server = serve(watchdog=0.3)
     gate = Gate(monkeypatch, module, function)
     asked = pool.submit(server.post, prompt="a" * length, echo=echo, max_tokens=1)
@@ -145,9 +133,7 @@ def test_a_long_prompt_is_read_and_repeated_outside_the_event_loop(
 
 
 @pytest.mark.parametrize("is_text", [True, False])
-def test_nothing_is_kept_of_a_request_that_ended(
-    serve: Any, plain_model: Any, is_text: bool
-) -> None:
+def test_nothing_is_kept_of_a_request_that_ended(serve, plain_model, is_text):
     server = serve() if is_text else serve(model=plain_model)
     path = "/v1/completions" if is_text else PAST
     good = {"prompt": "a", "max_tokens": 1} if is_text else body(windows(1))
@@ -161,9 +147,7 @@ def test_nothing_is_kept_of_a_request_that_ended(
 
 @pytest.mark.parametrize("is_text", [True, False])
 @pytest.mark.parametrize("length", [100, 100_000])
-def test_nothing_is_kept_of_a_request_that_was_refused(
-    serve: Any, plain_model: Any, is_text: bool, length: int
-) -> None:
+def test_nothing_is_kept_of_a_request_that_was_refused(serve, plain_model, is_text, length):
     server = serve() if is_text else serve(model=plain_model)
     path = "/v1/completions" if is_text else PAST
     content = b'{"prompt":"' + b"x" * length
@@ -189,7 +173,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_a_signal_ends_a_server_with_a_blocked_reader(start: Any) -> None:
+def test_a_signal_ends_a_server_with_a_blocked_reader(start):
     server = start("--grace", "0.5", code=READS_FOR_EVER)
     with ThreadPoolExecutor(1) as pool:
         large = json.dumps(body(windows(1))).encode().ljust(1 << 17)
@@ -205,7 +189,7 @@ def test_a_signal_ends_a_server_with_a_blocked_reader(start: Any) -> None:
 # Answers of forecasts
 
 
-def test_the_numbers_of_an_answer_are_bounded(serve: Any, plain_model: Any) -> None:
+def test_the_numbers_of_an_answer_are_bounded(serve, plain_model):
     server = serve(model=plain_model, max_numbers=2 * h * 3)
     two = body(windows(2), quantiles=[0.25, 0.5])
     assert server.client.post(PAST, json=two).status_code == 200
@@ -220,24 +204,22 @@ def test_the_numbers_of_an_answer_are_bounded(serve: Any, plain_model: Any) -> N
     assert Settings().max_numbers == 1 << 20
 
 
-def test_every_target_counts_among_the_numbers_of_an_answer(serve: Any, tmp_path: Path) -> None:
+def test_every_target_counts_among_the_numbers_of_an_answer(serve, tmp_path):
     path = save(Forecaster(**QUICK, target=["y", "temp"]).fit(waves()), tmp_path)
     server = serve(model=load_window_forecaster(path), max_numbers=2 * h * 2)
     assert server.client.post(PAST, json=body(windows(2))).status_code == 200
-    answer = server.client.post(PAST, json=body(windows(3)))
-    assert answer.status_code == 400
-    assert f"{3 * h * 2:,} numbers (3 windows x {h:,} steps x 2 targets" in answer.json()["error"]
+    assert f"{3 * h * 2:,} numbers (3 windows x {h:,} steps x 2 targets" in refusal(
+        server.client.post(PAST, json=body(windows(3)))
+    )
 
 
-def test_a_large_answer_is_encoded_in_slices_with_the_same_values(
-    forecasts: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_answer_is_encoded_in_slices_with_the_same_values(forecasts, monkeypatch):
     levels = [round(0.2 + 0.003 * k, 3) for k in range(199)]
     values = windows(20)
     parts: list[int] = []
     body_of = transfer.Sender.body
 
-    async def noted(self: Any, *given: bytes, is_last: bool = False) -> None:
+    async def noted(self, *given, is_last=False):
         parts.append(sum(map(len, given)))
         await body_of(self, *given, is_last=is_last)
 
@@ -255,9 +237,7 @@ def test_a_large_answer_is_encoded_in_slices_with_the_same_values(
         np.testing.assert_allclose(found[..., :3] if name == "quantiles" else found, own, rtol=1e-5)
 
 
-def test_others_are_answered_while_a_large_answer_is_made(
-    serve: Any, plain_model: Any, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_others_are_answered_while_a_large_answer_is_made(serve, plain_model, pool, monkeypatch):
     server = serve(model=plain_model, watchdog=0.3)
     gate = Gate(monkeypatch, ForecastEngine, "_outputs")
     asked = pool.submit(server.client.post, PAST, json=body(windows(200), quantiles=[0.5]))
@@ -268,15 +248,13 @@ def test_others_are_answered_while_a_large_answer_is_made(
     assert asked.result().status_code == 200
 
 
-def test_an_unread_answer_is_not_encoded_to_its_end(
-    serve: Any, plain_model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unread_answer_is_not_encoded_to_its_end(serve, plain_model, monkeypatch):
     server = serve(model=plain_model, stall=1.0)
     monkeypatch.setattr(inference, "_SLICE", 64)
     made: list[int] = []
     parts_of = inference.answer_parts
 
-    def noted(*given: Any) -> Iterator[bytes]:
+    def noted(*given):
         for part in parts_of(*given):
             made.append(1)
             yield part
@@ -300,16 +278,14 @@ def test_an_unread_answer_is_not_encoded_to_its_end(
 # Echo and scores
 
 
-def text_request(n: int, length: int, **more: Any) -> dict[str, Any]:
+def text_request(n, length, **more):
     prompt = ("the cat " * length)[:length]
     return {"prompt": prompt, "n": n, "echo": True, "seed": 5, "max_tokens": 3, **more}
 
 
 @pytest.mark.parametrize("logprobs", [None, 0, 2])
 @pytest.mark.parametrize("streams", [False, True])
-def test_choices_share_a_prompt_and_each_repeats_it(
-    server: Running, logprobs: int | None, streams: bool
-) -> None:
+def test_choices_share_a_prompt_and_each_repeats_it(server, logprobs, streams):
     alone = [
         server.post(**text_request(1, 700, logprobs=logprobs, seed=5 + k)).json()["choices"][0]
         for k in range(3)
@@ -330,7 +306,7 @@ def test_choices_share_a_prompt_and_each_repeats_it(
         assert len(found[2]["logprobs"]["tokens"]) == 703
 
 
-def grow(found: list[dict[str, Any]], chunk: dict[str, Any]) -> None:
+def grow(found, chunk):
     whole = found[chunk["index"]]
     whole["text"] += chunk["text"]
     if chunk["logprobs"] is None or whole["logprobs"] is None:
@@ -341,13 +317,11 @@ def grow(found: list[dict[str, Any]], chunk: dict[str, Any]) -> None:
             whole["logprobs"][name] += values
 
 
-def test_a_prompt_is_scored_once_for_all_choices(
-    server: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prompt_is_scored_once_for_all_choices(server, monkeypatch):
     num_scored: list[int] = []
     add = completions.Logprobs.add
 
-    def counted(self: Any, scores: Any, base: int) -> None:
+    def counted(self, scores, base):
         num_scored.append(len(scores))
         add(self, scores, base)
 
@@ -356,9 +330,7 @@ def test_a_prompt_is_scored_once_for_all_choices(
     assert sum(num_scored) == 2000 + 8 * 3
 
 
-def test_repeated_and_scored_tokens_are_bounded(
-    serve: Any, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_repeated_and_scored_tokens_are_bounded(serve, pool, monkeypatch):
     server = serve(max_scored=1000)
     assert server.post(**text_request(4, 250)).status_code == 200
     refused = server.post(**text_request(5, 250))
@@ -381,7 +353,7 @@ def test_repeated_and_scored_tokens_are_bounded(
     assert server.post(**scored).status_code == 200
 
 
-def test_a_body_is_sent_in_slices(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_is_sent_in_slices(server, monkeypatch):
     monkeypatch.setattr(transfer, "_SLICE", 100)
     parts = [b"a" * 250, bytearray(b"b" * 30), b"", b"c" * 500]
     found = list(transfer._slices(parts))

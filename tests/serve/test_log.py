@@ -1,11 +1,8 @@
 """Log lines that cannot be written are counted and reported."""
 
-from __future__ import annotations
-
 import errno
 import threading
 
-import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from fastlstm.serve import log
@@ -13,7 +10,7 @@ from fastlstm.serve.log import Log
 from running_server import wait_until
 
 
-def test_a_surrogate_is_written_escaped(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_surrogate_is_written_escaped(capfd):
     dropped = Counter("dropped", "lines", registry=CollectorRegistry())
     lines = Log(dropped)
     lines.write("a file called \ud800 é")
@@ -22,10 +19,10 @@ def test_a_surrogate_is_written_escaped(capfd: pytest.CaptureFixture[str]) -> No
     assert dropped._value.get() == 0
 
 
-def test_lines_that_could_not_be_written_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_that_could_not_be_written_are_counted(monkeypatch):
     opens, fails, written = threading.Event(), [True], list[str]()
 
-    def write(text: str) -> None:
+    def write(text):
         assert opens.wait(20)
         if fails[0]:
             raise OSError(errno.ENOSPC, "planted")

@@ -1,13 +1,10 @@
 """Memory of requests stays within the bounds of docs/serving.md."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket
 import time
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -15,7 +12,6 @@ import pytest
 from fastlstm.serve.settings import Settings
 from forecast_server import PAST, L
 from running_server import raw_request, wait_until
-from served_process import Process
 
 MIB = 1 << 20
 CONNECTION = MIB // 2
@@ -27,14 +23,13 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def peak(server: Process) -> int:
+def peak(server):
     status = Path(f"/proc/{server.process.pid}/status").read_text()
     found = re.search(r"VmHWM:\s+(\d+)", status)
-    assert found is not None
     return int(found[1]) << 10
 
 
-def send(server: Process, content: bytes) -> socket.socket:
+def send(server, content):
     host, port = server.url.removeprefix("http://").split(":")
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -44,14 +39,14 @@ def send(server: Process, content: bytes) -> socket.socket:
     return client
 
 
-def request(windows: int, levels: int) -> bytes:
+def request(windows, levels):
     tensor = {"name": "past", "datatype": "FP32", "shape": [windows, L, 2]}
     data = {"inputs": [{**tensor, "data": [0] * (windows * L * 2)}]}
     quantiles = [round(0.2 + 0.003 * k, 3) for k in range(levels)]
     return json.dumps({**data, "parameters": {"quantiles": quantiles}}).encode()
 
 
-def test_memory_of_unread_answers_is_bounded(start: Any) -> None:
+def test_memory_of_unread_answers_is_bounded(start):
     server = start("--max-streams", "600", "--max-queue", "9000", "--stall", "60")
     with send(server, request(1, 1)) as client:
         client.recv(100)
@@ -68,7 +63,7 @@ def test_memory_of_unread_answers_is_bounded(start: Any) -> None:
         client.close()
 
 
-def test_memory_of_a_table_is_bounded(start: Any) -> None:
+def test_memory_of_a_table_is_bounded(start):
     """Rows of as many series as fit into a table, and rows of JSON."""
     settings = Settings()
     server = start()
@@ -88,7 +83,7 @@ def test_memory_of_a_table_is_bounded(start: Any) -> None:
     assert peak(server) - before < 400 * settings.max_body + SPARE
 
 
-def test_memory_of_waiting_bodies_is_bounded(start: Any) -> None:
+def test_memory_of_waiting_bodies_is_bounded(start):
     settings = Settings()
     server = start("--max-streams", "8", "--max-queue", "8")
     with send(server, request(1, 1)) as client:

@@ -28,7 +28,7 @@ def families(metrics: Metrics) -> dict[str, dict[str, float]]:
     }
 
 
-def test_every_metric_is_there_under_its_name_and_kind() -> None:
+def test_every_metric_is_there_under_its_name_and_kind():
     text = Metrics().text().decode("utf-8")
     kinds: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(text):
@@ -38,7 +38,7 @@ def test_every_metric_is_there_under_its_name_and_kind() -> None:
     assert kinds == KINDS
 
 
-def test_counts_carry_their_labels_and_belong_to_one_server() -> None:
+def test_counts_carry_their_labels_and_belong_to_one_server():
     metrics, other = Metrics(), Metrics()
     metrics.requests.labels("200").inc()
     metrics.outcomes.labels("ok").inc(2)
@@ -48,7 +48,7 @@ def test_counts_carry_their_labels_and_belong_to_one_server() -> None:
     assert "fastlstm_requests_total['200']" not in families(other)["fastlstm_requests"]
 
 
-def test_durations_and_batches_have_buckets_of_their_own() -> None:
+def test_durations_and_batches_have_buckets_of_their_own():
     metrics = Metrics()
     metrics.tick.observe(0.003)
     metrics.batch.observe(3)

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +54,7 @@ def odd_table(num_rows: int = 120) -> pa.Table:
 
 
 @pytest.fixture(scope="module")
-def odd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def odd(tmp_path_factory):
     from fastlstm.forecast.window_forecaster import load_window_forecaster
 
     table = odd_table()
@@ -75,9 +74,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 @pytest.mark.parametrize("which", ["forecasts", "whole_forecasts", "odd"])
-def test_the_examples_of_a_forecaster_are_answered(
-    which: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
+def test_the_examples_of_a_forecaster_are_answered(which, request, tmp_path):
     running: Running = request.getfixturevalue(which)
     engine = running.runner.service.forecast_engine
     answer = running.client.get("/")
@@ -93,7 +90,7 @@ def test_the_examples_of_a_forecaster_are_answered(
     assert list(tmp_path.iterdir()) == [], "nothing else ran"
 
 
-def test_the_page_of_a_forecaster_lists_inputs_and_outputs(whole_forecasts: Running) -> None:
+def test_the_page_of_a_forecaster_lists_inputs_and_outputs(whole_forecasts):
     answer = whole_forecasts.client.get("/")
     assert answer.status_code == 200
     text = html.unescape(re.sub(r"<[^>]+>", " ", answer.text))
@@ -105,7 +102,7 @@ def test_the_page_of_a_forecaster_lists_inputs_and_outputs(whole_forecasts: Runn
         assert whole_forecasts.client.get(link).status_code == 200
 
 
-def test_names_of_columns_are_text_on_the_page(odd: Running) -> None:
+def test_names_of_columns_are_text_on_the_page(odd):
     page = odd.client.get("/").text
     assert page.count("<script>") == 1
     assert "<img" not in page
@@ -115,7 +112,7 @@ def test_names_of_columns_are_text_on_the_page(odd: Running) -> None:
 
 
 @pytest.mark.parametrize("host", ["<script>alert(1)</script>", "a'b", "$(x)", "a b", ""])
-def test_an_invalid_host_is_not_shown(host: str, forecasts: Running) -> None:
+def test_an_invalid_host_is_not_shown(host, forecasts):
     engine = forecasts.runner.service.forecast_engine
     page = html.unescape(forecaster_html(engine, host, None))
     assert page.count("http://localhost/v2/models/waves/infer") == 2
@@ -123,9 +120,7 @@ def test_an_invalid_host_is_not_shown(host: str, forecasts: Running) -> None:
     assert known.count("http://[::1]:8000/v2/models/waves/infer") == 2
 
 
-def test_with_keys_the_page_shows_the_model_only_to_a_key(
-    serve: Callable[..., Running], plain_model: Any
-) -> None:
+def test_with_keys_the_page_shows_the_model_only_to_a_key(serve, plain_model):
     running = serve(model=plain_model, keys=("secret-key",))
     closed = running.client.get("/")
     assert closed.status_code == 200
@@ -141,7 +136,7 @@ def test_with_keys_the_page_shows_the_model_only_to_a_key(
 
 
 @pytest.mark.parametrize("name", ["page.html", "forecast.html"])
-def test_the_policy_allows_only_the_script_and_style_of_the_page(name: str) -> None:
+def test_the_policy_allows_only_the_script_and_style_of_the_page(name):
     policy = Page(name).headers["content-security-policy"]
     assert "unsafe" not in policy
     assert re.search(
@@ -149,9 +144,7 @@ def test_the_policy_allows_only_the_script_and_style_of_the_page(name: str) -> N
     )
 
 
-def test_pages_have_labels_and_no_scripts_or_styles_in_tags(
-    server: Running, whole_forecasts: Running
-) -> None:
+def test_pages_have_labels_and_no_scripts_or_styles_in_tags(server, whole_forecasts):
     for running in (server, whole_forecasts):
         page = running.client.get("/").text
         html = page.partition("<main>")[2].partition("<script>")[0]
@@ -163,9 +156,7 @@ def test_pages_have_labels_and_no_scripts_or_styles_in_tags(
         assert 'role="alert"' in html
 
 
-def test_the_page_of_a_forecaster_names_the_columns_of_a_table(
-    forecasts: Running, whole_forecasts: Running
-) -> None:
+def test_the_page_of_a_forecaster_names_the_columns_of_a_table(forecasts, whole_forecasts):
     plain, whole = (one.client.get("/").text for one in (forecasts, whole_forecasts))
     assert "A CSV with the columns y, temp, unique_id, and one of times" in plain
     assert 'id="future"' not in plain
@@ -173,12 +164,11 @@ def test_the_page_of_a_forecaster_names_the_columns_of_a_table(
     assert "The columns price, kind of every step ahead" in whole
     assert f'data-limit="{1 << 20}"' in whole
     url = re.search(r"curl -sS &#x27;(\S+)&#x27;|curl -sS '(\S+)'", plain)
-    assert url is not None
     assert (url[1] or url[2]) == f"{forecasts.url}/forecast"
 
 
 @pytest.mark.parametrize("name", ["page.html", "forecast.html"])
-def test_no_other_page_can_frame_or_redirect_this_one(name: str) -> None:
+def test_no_other_page_can_frame_or_redirect_this_one(name):
     headers = Page(name).headers
     rules = [rule.strip() for rule in headers["content-security-policy"].split(";")]
     assert {"frame-ancestors 'none'", "base-uri 'none'", "form-action 'none'"} <= set(rules)
@@ -186,14 +176,14 @@ def test_no_other_page_can_frame_or_redirect_this_one(name: str) -> None:
     assert headers["vary"] == "authorization", "what a key opens is no answer to another request"
 
 
-def test_one_step_is_called_one_step(forecasts: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_step_is_called_one_step(forecasts, monkeypatch):
     engine = forecasts.runner.service.forecast_engine
     assert f"the next {engine.model.horizon} steps of y" in forecaster_html(engine, "", None)
     monkeypatch.setattr(engine.model, "horizon", 1)
     assert "and forecasts the next step of y" in forecaster_html(engine, "", None)
 
 
-def test_the_page_of_a_text_model_has_a_valid_prompt(server: Running) -> None:
+def test_the_page_of_a_text_model_has_a_valid_prompt(server):
     page = server.client.get("/").text
     found = re.findall(r"<textarea[^>]*>(.*?)</textarea>", page, re.DOTALL)
     (prompt,) = map(html.unescape, found)
@@ -205,6 +195,6 @@ def test_the_page_of_a_text_model_has_a_valid_prompt(server: Running) -> None:
     ("letters", "prompt"),
     [("ACGT\n", "ACGT"), ("\n .,", ""), ("".join(map(chr, range(32, 127))), "Once upon a time")],
 )
-def test_an_example_prompt_is_in_the_vocabulary(letters: str, prompt: str) -> None:
+def test_an_example_prompt_is_in_the_vocabulary(letters, prompt):
     assert example_prompt(CharTokenizer("".join(sorted(letters)))) == prompt
     assert example_prompt(ByteTokenizer()) == "Once upon a time"

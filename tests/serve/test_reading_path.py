@@ -1,7 +1,5 @@
 """The files from a completion request to its tokens; docs/serving.md lists them."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path
@@ -13,7 +11,7 @@ MIDDLEWARE = {"service", "settings", "metrics", "times", "log"}
 """What every route has, besides serve/http: the server's state, options, counters and log."""
 
 
-def imported(path: Path) -> set[Path]:
+def imported(path):
     """The files of fastlstm that a file imports, also those only for types."""
     source = SERVE.parent
     names = set()
@@ -26,11 +24,11 @@ def imported(path: Path) -> set[Path]:
     return {file for file in files if file.is_file()}
 
 
-def is_middleware(path: Path) -> bool:
+def is_middleware(path):
     return path.parent.name == "http" or (path.parent == SERVE and path.stem in MIDDLEWARE)
 
 
-def reading_path() -> set[str]:
+def reading_path():
     """Files of serve that can be reached from the route without middleware, and the decoder."""
     reached, todo = set(), [SERVE.parent / START]
     decoder = SERVE.parent / "text" / "decoder.py"
@@ -45,13 +43,13 @@ def reading_path() -> set[str]:
     return {path.relative_to(SERVE.parent).as_posix() for path in reached}
 
 
-def test_a_request_reaches_its_tokens_in_few_files() -> None:
+def test_a_request_reaches_its_tokens_in_few_files():
     assert START in reading_path()
     assert "text/decoder.py" in reading_path()
     assert len(reading_path()) <= MAX_FILES, sorted(reading_path())
 
 
-def test_the_documentation_lists_these_files(repository: Path) -> None:
+def test_the_documentation_lists_these_files(repository):
     text = (repository / "docs" / "serving.md").read_text(encoding="utf-8")
     section = text.partition("## How it works")[2].partition("\n## ")[0]
     listed = re.findall(r"^\d+\. `([\w/]+\.py)`", section, re.MULTILINE)

@@ -9,9 +9,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -25,7 +23,6 @@ pytestmark = pytest.mark.skipif(NGINX is None, reason="needs nginx (apt-get inst
 
 def documented(replicas: list[Running], port: int) -> str:
     found = re.search(r"```nginx\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
-    assert found is not None
     text = found[1].replace("listen 127.0.0.1:8000;", f"listen 127.0.0.1:{port};")
     for place, server in zip(("8001", "8002"), replicas, strict=True):
         assert f"server 127.0.0.1:{place} " in text
@@ -34,12 +31,12 @@ def documented(replicas: list[Running], port: int) -> str:
 
 
 @pytest.fixture
-def replicas(serve: Any) -> list[Running]:
+def replicas(serve):
     return [serve(max_streams=2, max_queue=0, max_tokens=10**9) for _ in range(2)]
 
 
 @pytest.fixture
-def proxy(replicas: list[Running], tmp_path: Path) -> Iterator[httpx.Client]:
+def proxy(replicas, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -66,7 +63,7 @@ def proxy(replicas: list[Running], tmp_path: Path) -> Iterator[httpx.Client]:
     process.wait(10)
 
 
-def test_a_text_continues_on_any_replica(replicas: list[Running], proxy: httpx.Client) -> None:
+def test_a_text_continues_on_any_replica(replicas, proxy):
     text, session = "", None
     for _ in range(12):
         prompt = "a cat" if session is None else ""
@@ -79,12 +76,12 @@ def test_a_text_continues_on_any_replica(replicas: list[Running], proxy: httpx.C
     assert all(replica.metric("tokens_written_total") >= 10 for replica in replicas)
 
 
-def test_the_proxy_passes_the_host_name_on(proxy: httpx.Client) -> None:
+def test_the_proxy_passes_the_host_name_on(proxy):
     assert proxy.get("/v1/models", headers={"host": "evil.example"}).status_code == 421
     assert proxy.get("/v1/models", headers={"host": "localhost"}).status_code == 200
 
 
-def test_chunks_of_a_stream_come_as_they_are_written(proxy: httpx.Client) -> None:
+def test_chunks_of_a_stream_come_as_they_are_written(proxy):
     body = {"prompt": "a", "max_tokens": 10**9, "stream": True}
     with proxy.stream("POST", "/v1/completions", json=body) as answer:
         lines = answer.iter_lines()
@@ -92,9 +89,7 @@ def test_chunks_of_a_stream_come_as_they_are_written(proxy: httpx.Client) -> Non
         assert sum(line.startswith("data: {") for line in first) > 10
 
 
-def test_a_full_replica_passes_requests_on_and_full_replicas_answer_429(
-    replicas: list[Running], proxy: httpx.Client
-) -> None:
+def test_a_full_replica_passes_requests_on_and_full_replicas_answer_429(replicas, proxy):
     endless = {"prompt": "a", "max_tokens": 10**9, "stream": True, "n": 2}
     with replicas[0].client.stream("POST", "/v1/completions", json=endless) as first:
         kept = first.iter_lines()
@@ -116,9 +111,7 @@ def test_a_full_replica_passes_requests_on_and_full_replicas_answer_429(
         pytest.fail("refused for ever")
 
 
-def test_a_replica_that_ends_completes_its_texts(
-    replicas: list[Running], proxy: httpx.Client
-) -> None:
+def test_a_replica_that_ends_completes_its_texts(replicas, proxy):
     wanted = solo(replicas[0].model, "the", 20_000, seed=9)
     found: list[str] = []
 

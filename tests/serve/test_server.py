@@ -1,15 +1,10 @@
 """`fastlstm serve` as a process: start, signals, end, imports."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import signal
 import socket
 import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -20,31 +15,20 @@ from served_process import Process, processes_of
 
 
 @pytest.fixture(scope="module")
-def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_path(tmp_path_factory):
     """A published run."""
-    import torch
+    from stored_run import publish  # which needs torch
 
-    from fastlstm.runs.run_directory import RunDirectory
-    from fastlstm.text.config import ModelConfig
-    from fastlstm.text.data.tokenizer import CharTokenizer
-    from fastlstm.text.files import save_language_model
-    from fastlstm.text.model import LanguageModel
-
-    torch.manual_seed(0)
-    model = LanguageModel(ModelConfig(vocab_size=4, embed_size=8, rnn_size=16))
-    run = RunDirectory(tmp_path_factory.mktemp("served") / "book")
-    run.create()
-    run.publish(save_language_model(model, CharTokenizer("\n abc"[1:]), train={}))
-    return run.path
+    return publish(tmp_path_factory.mktemp("served") / "book")
 
 
 @pytest.fixture
-def start(run_path: Path) -> Iterator[Any]:
+def start(run_path):
     yield from processes_of(run_path)
 
 
 @pytest.mark.parametrize("blocks", [True, False])
-def test_an_unread_log_blocks_no_answer(start: Any, blocks: bool) -> None:
+def test_an_unread_log_blocks_no_answer(start, blocks):
     code = f"""
 import os, sys
 from fastlstm.cli.main import main
@@ -61,16 +45,13 @@ sys.exit(main(sys.argv[1:]))
         dropped = server.metric("log_dropped_total")
     assert dropped > 200
     assert server.end() == 0
-    said = [
-        int(line.split()[1].replace(",", ""))
-        for line in server.lines
-        if "log lines dropped" in line
-    ]
+    told = [line.split()[1] for line in server.lines if "log lines dropped" in line]
+    said = [int(number.replace(",", "")) for number in told]
     num_lines = sum(line.startswith("{") for line in server.lines)
     assert num_lines + sum(said) == 501, "every request is logged or counted"
 
 
-def test_a_request_is_answered_without_torch(start: Any) -> None:
+def test_a_request_is_answered_without_torch(start):
     code = """
 import sys
 from fastlstm.cli.main import main
@@ -90,7 +71,7 @@ print([thread.name for thread in threading.enumerate() if thread is not threadin
 
 @pytest.mark.usefixtures("hang_up_at_default")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_lets_texts_end_and_refuses_new_ones(start: Any, number: int) -> None:
+def test_a_signal_lets_texts_end_and_refuses_new_ones(start, number):
     server = start("--grace", "60", "--max-tokens", "100000000")
     with httpx.Client(base_url=server.url, timeout=60) as client:
         body = {"prompt": "a", "max_tokens": 1_500_000, "stream": True}
@@ -110,7 +91,7 @@ def test_a_signal_lets_texts_end_and_refuses_new_ones(start: Any, number: int) -
     assert server.end(0) == 0
 
 
-def test_after_the_grace_texts_get_a_last_event(start: Any) -> None:
+def test_after_the_grace_texts_get_a_last_event(start):
     server = start("--grace", "0.3", "--max-tokens", "1000000000")
     body = {"prompt": "a", "max_tokens": 1_000_000_000, "stream": True}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
@@ -134,7 +115,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_a_signal_while_a_body_arrives(start: Any) -> None:
+def test_a_signal_while_a_body_arrives(start):
     server = start("--grace", "0.3")
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), 30) as client:
@@ -150,7 +131,7 @@ def test_a_signal_while_a_body_arrives(start: Any) -> None:
     assert not any("Traceback" in line or "running task" in line for line in server.lines)
 
 
-def test_a_signal_while_a_client_does_not_read(start: Any) -> None:
+def test_a_signal_while_a_client_does_not_read(start):
     server = start("--grace", "0.1", "--max-tokens", "1000000000", code=QUICK_FLUSH)
     host, port = server.url.removeprefix("http://").split(":")
     body = json.dumps({"prompt": "a", "max_tokens": 1_000_000_000, "stream": True})
@@ -169,7 +150,7 @@ def test_a_signal_while_a_client_does_not_read(start: Any) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_signal_ends_the_grace_and_more_change_nothing(start: Any, number: int) -> None:
+def test_a_second_signal_ends_the_grace_and_more_change_nothing(start, number):
     server = start("--grace", "1000", "--max-tokens", "1000000000", code=QUICK_FLUSH)
     body = {"prompt": "a", "max_tokens": 1_000_000_000, "stream": True}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
@@ -182,7 +163,7 @@ def test_a_second_signal_ends_the_grace_and_more_change_nothing(start: Any, numb
     assert server.end(0) == 0
 
 
-def test_a_public_address_without_a_key_gives_a_warning(start: Any) -> None:
+def test_a_public_address_without_a_key_gives_a_warning(start):
     server = start("--host", "0.0.0.0")
     assert any("WARNING" in line and "no API key" in line for line in server.lines)
     assert server.end() == 0
@@ -190,7 +171,7 @@ def test_a_public_address_without_a_key_gives_a_warning(start: Any) -> None:
     assert not any("WARNING" in line for line in quiet.lines)
 
 
-def test_the_error_of_a_failed_start_is_one_line(run_path: Path, tmp_path: Path) -> None:
+def test_the_error_of_a_failed_start_is_one_line(run_path, tmp_path):
     missing = Process(tmp_path / "nothing")
     assert missing.end(0) == 2
     assert len(missing.lines) == 1
@@ -202,7 +183,7 @@ def test_the_error_of_a_failed_start_is_one_line(run_path: Path, tmp_path: Path)
     assert first.end() == 0
 
 
-def test_connections_closed_by_their_clients_are_dropped_at_accept() -> None:
+def test_connections_closed_by_their_clients_are_dropped_at_accept():
     """One that has sent its request is answered, even if it sends nothing more."""
     with Listener() as listener:
         listener.bind(("127.0.0.1", 0))

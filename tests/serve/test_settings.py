@@ -18,7 +18,7 @@ BOUNDS = {
 
 
 @pytest.mark.parametrize("name", BOUNDS)
-def test_both_bounds_are_accepted_and_nothing_beyond(name: str) -> None:
+def test_both_bounds_are_accepted_and_nothing_beyond(name):
     low, high = BOUNDS[name]
     flag = "--" + name.replace("_", "-")
     for value in (low, high):
@@ -28,7 +28,7 @@ def test_both_bounds_are_accepted_and_nothing_beyond(name: str) -> None:
             Settings(**{name: value})
 
 
-def test_numbers_have_bounds_and_every_option_is_in_one_group() -> None:
+def test_numbers_have_bounds_and_every_option_is_in_one_group():
     options: dict[str, Any] = {option.name: option.default for option in fields(Settings)}
     numbers = {name for name, value in options.items() if type(value) in (int, float)}
     assert numbers == set(BOUNDS)

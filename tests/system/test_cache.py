@@ -1,5 +1,6 @@
 """Entries are whole or not there; work of the dead is swept, work of the living is not."""
 
+import json
 import os
 import shutil
 import stat
@@ -32,12 +33,11 @@ def work_directories(root: Path) -> list[str]:
     return [path.name for path in (root / "text").glob("work-*")]
 
 
-def test_an_entry_is_stored_and_found(tmp_path: Path) -> None:
+def test_an_entry_is_stored_and_found(tmp_path):
     assert TextCache(tmp_path).find(KEY) is None
     stored = store(TextCache(tmp_path))
     again = store(TextCache(tmp_path))  # as another process may meanwhile
     found = TextCache(tmp_path).find(KEY)
-    assert found is not None
     assert found.ids.tolist() == stored.ids.tolist() == again.ids.tolist() == [0, 1, 2]
     assert found.ids.dtype == np.uint8
     assert found.tokenizer.fingerprint == TOKENIZER.fingerprint
@@ -56,9 +56,7 @@ def test_an_entry_is_stored_and_found(tmp_path: Path) -> None:
         ("tokenizer.json", b"\xff"),
     ],
 )
-def test_a_damaged_entry_is_not_taken_and_is_replaced(
-    tmp_path: Path, name: str, data: bytes | None
-) -> None:
+def test_a_damaged_entry_is_not_taken_and_is_replaced(tmp_path, name, data):
     store(TextCache(tmp_path))
     path = tmp_path / "text" / "entries" / KEY / name
     path.unlink() if data is None else path.write_bytes(data)
@@ -67,7 +65,21 @@ def test_a_damaged_entry_is_not_taken_and_is_replaced(
     assert TextCache(tmp_path).find(KEY) is not None
 
 
-def test_work_of_dead_processes_is_swept_and_of_living_ones_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("num_tokens", 2), ("num_tokens", "3"), ("num_chars", 5.0), ("fingerprint", "f")),
+        *(("more", 1), ("unknown", [["x"]]), ("unknown", None)),
+    ],
+)
+def test_an_entry_with_other_fields_is_not_taken(tmp_path, field, value):
+    store(TextCache(tmp_path))
+    path = tmp_path / "text" / "entries" / KEY / "meta.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
+    assert TextCache(tmp_path).find(KEY) is None
+
+
+def test_work_of_dead_processes_is_swept_and_of_living_ones_kept(tmp_path):
     code = (
         "import sys, os, signal\n"
         "from pathlib import Path\n"
@@ -84,7 +96,6 @@ def test_work_of_dead_processes_is_swept_and_of_living_ones_kept(tmp_path: Path)
         stdout=subprocess.PIPE,
         env=environment,
     ) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         (theirs,) = work_directories(tmp_path)
         with TextCache(tmp_path).work_directory() as mine:
@@ -96,7 +107,7 @@ def test_work_of_dead_processes_is_swept_and_of_living_ones_kept(tmp_path: Path)
         assert work_directories(tmp_path) == [mine.name]
 
 
-def test_a_failed_encoding_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failed_encoding_leaves_nothing(tmp_path):
     cache = TextCache(tmp_path)
 
     def fail() -> None:
@@ -110,7 +121,7 @@ def test_a_failed_encoding_leaves_nothing(tmp_path: Path) -> None:
     assert cache.find(KEY) is None
 
 
-def test_memos_come_back_and_damaged_ones_do_not_count(tmp_path: Path) -> None:
+def test_memos_come_back_and_damaged_ones_do_not_count(tmp_path):
     cache = TextCache(tmp_path)
     assert cache.recall(KEY) is None
     cache.remember(KEY, ["x", 1])
@@ -119,18 +130,18 @@ def test_memos_come_back_and_damaged_ones_do_not_count(tmp_path: Path) -> None:
     assert cache.recall(KEY) is None
 
 
-def test_keys_differ_with_every_part() -> None:
+def test_keys_differ_with_every_part():
     assert make_key("a", {"b": 1, "c": 2}) == make_key("a", {"c": 2, "b": 1})
     assert len({make_key("a", "b"), make_key("ab"), make_key("a", ["b"]), make_key("b", "a")}) == 4
 
 
-def test_a_cache_that_cannot_be_written_names_the_switch(tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_names_the_switch(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"cannot be written .*`cache_dir` or FASTLSTM_CACHE"):
         TextCache(tmp_path / "file" / "below")
 
 
-def test_released_pages_read_the_same(tmp_path: Path) -> None:
+def test_released_pages_read_the_same(tmp_path):
     path = tmp_path / "ids.bin"
     np.arange(1 << 20, dtype=np.uint16).tofile(path)
     ids = np.memmap(path, np.uint16, "r")
@@ -142,7 +153,7 @@ def test_released_pages_read_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux")
-def test_releasing_lowers_resident_memory(tmp_path: Path) -> None:
+def test_releasing_lowers_resident_memory(tmp_path):
     path = tmp_path / "ids.bin"
     num_bytes = 64 << 20
     with path.open("wb") as file:
@@ -195,7 +206,7 @@ def test_a_cache_of_another_user_is_refused_and_keeps_its_mode(tmp_path, monkeyp
         assert stat.S_IMODE(path.stat().st_mode) == 0o755
 
 
-def test_a_changed_byte_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_byte_is_found(tmp_path, monkeypatch):
     """The size stayed: such ids were trained on, to 0.0006 bits a character."""
     monkeypatch.setattr("fastlstm.system.cache._CHUNK_BYTES", 4)
     data = bytes(n % 3 for n in range(11))
@@ -229,7 +240,7 @@ def test_files_that_others_may_write_are_not_used(tmp_path, monkeypatch, change)
     assert cache.recall(KEY) is None
 
 
-def test_a_link_among_work_directories_leads_to_no_loss(tmp_path: Path) -> None:
+def test_a_link_among_work_directories_leads_to_no_loss(tmp_path):
     kept = tmp_path / "kept"
     kept.mkdir()
     (kept / "file").write_bytes(b"precious")

@@ -1,15 +1,11 @@
 """Ceilings: measured once, again on a busy machine, and stored."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json
 import os
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +17,7 @@ from fastlstm.system.ceilings import Ceilings, doubt_ceilings, measured_ceilings
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def quick(monkeypatch, tmp_path):
     """Measurements that take no time, and a cache of their own; returns where they are kept."""
     monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(ceilings, "_MEASURE_S", 0.0)
@@ -35,7 +31,7 @@ SMALL = (32, 16, 24)
 
 @pytest.mark.isa
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "tf32"])
-def test_ceilings_are_measured_and_leave_threads_alone(quick: Path, dtype: str) -> None:
+def test_ceilings_are_measured_and_leave_threads_alone(quick, dtype):
     before = torch.get_num_threads()
     measured = measured_ceilings(dtype, before + 1, shape=SMALL)
     assert measured.gemm_gflops > 0
@@ -45,7 +41,7 @@ def test_ceilings_are_measured_and_leave_threads_alone(quick: Path, dtype: str) 
 
 
 @pytest.mark.isa
-def test_every_product_is_right() -> None:
+def test_every_product_is_right():
     x, weight = torch.randn(5, 7), torch.randn(3, 7)
     expected = x.double() @ weight.double().t()
     products = ceilings._cpu_products(x, weight)
@@ -57,17 +53,17 @@ def test_every_product_is_right() -> None:
         assert torch.allclose(result.double(), expected, atol=1e-5)
 
 
-def measuring(monkeypatch: pytest.MonkeyPatch, *results: tuple[float, bool]) -> None:
+def measuring(monkeypatch, *results):
     """Lets the next measurements find these GFLOP/s on a machine that is busy or not."""
     found = iter([Ceilings(gflops, "oneDNN", 9.0, is_busy) for gflops, is_busy in results])
     monkeypatch.setattr(ceilings, "_measure", lambda *_: next(found))
 
 
-def _never(*_: Any) -> Ceilings:
+def _never(*_):
     raise AssertionError("measured although the result was stored")
 
 
-def test_ceilings_are_measured_once(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ceilings_are_measured_once(quick, monkeypatch):
     monkeypatch.setattr(ceilings.hardware, "bf16_instructions", lambda: "AMX")
     first = measured_ceilings("fp32", 1, shape=SMALL)
     monkeypatch.setattr(ceilings, "_measure", _never)
@@ -82,9 +78,7 @@ def test_ceilings_are_measured_once(quick: Path, monkeypatch: pytest.MonkeyPatch
         measured_ceilings("fp32", 1, shape=SMALL)
 
 
-def test_without_bf16_instructions_the_fp32_ceiling_counts(
-    quick: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_bf16_instructions_the_fp32_ceiling_counts(quick, monkeypatch):
     """oneDNN could not create a primitive descriptor, and torch.mm took minutes."""
     monkeypatch.setattr(ceilings.hardware, "bf16_instructions", lambda: None)
     monkeypatch.setattr(ceilings, "_cpu_products", lambda x, _: {"torch.mm": lambda: _only_fp32(x)})
@@ -95,7 +89,7 @@ def test_without_bf16_instructions_the_fp32_ceiling_counts(
 
 
 @pytest.mark.skipif("avx2" not in recorded_cpus.narrower(), reason="no wider CPU than AVX2")
-def test_a_cpu_with_avx2_only_is_described() -> None:
+def test_a_cpu_with_avx2_only_is_described():
     """There oneDNN has no product in bf16: "could not create a primitive descriptor"."""
     environment = {**os.environ, **recorded_cpus.CPUS["avx2"].variables()}
     command = [sys.executable, "-m", "fastlstm", "doctor", "--measure"]
@@ -105,27 +99,23 @@ def test_a_cpu_with_avx2_only_is_described() -> None:
     assert "bf16 (gemm" not in done.stdout
 
 
-def _only_fp32(x: torch.Tensor) -> None:
+def _only_fp32(x):
     assert x.dtype == torch.float32
 
 
-def test_without_onednn_it_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_onednn_it_is_not_asked(monkeypatch):
     monkeypatch.setattr(ceilings.hardware, "has_onednn", lambda: False)
     assert list(ceilings._cpu_products(torch.ones(2, 3), torch.ones(4, 3))) == ["torch.mm"]
 
 
-def test_fresh_measurement_keeps_the_better_one(
-    quick: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fresh_measurement_keeps_the_better_one(quick, monkeypatch):
     measuring(monkeypatch, (100.0, False), (60.0, False), (120.0, False))
     seen = [measured_ceilings("fp32", 1, fresh=fresh).gemm_gflops for fresh in (False, True, True)]
     assert seen == [100.0, 100.0, 120.0]
     assert measured_ceilings("fp32", 1).gemm_gflops == 120.0
 
 
-def test_a_measurement_on_a_busy_machine_is_made_again(
-    quick: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_measurement_on_a_busy_machine_is_made_again(quick, monkeypatch):
     measuring(monkeypatch, (40.0, True), (30.0, True), (50.0, False))
     seen = [measured_ceilings("fp32", 1) for _ in range(4)]
     expected = [(40.0, True), (40.0, True), (50.0, False), (50.0, False)]
@@ -133,9 +123,7 @@ def test_a_measurement_on_a_busy_machine_is_made_again(
 
 
 @pytest.mark.parametrize(("cpu_rate", "is_busy"), [(0.0, True), (1.7, True), (1.9, False)])
-def test_busy_means_that_the_threads_lacked_cpu_time(
-    quick: Path, monkeypatch: pytest.MonkeyPatch, cpu_rate: float, is_busy: bool
-) -> None:
+def test_busy_means_that_the_threads_lacked_cpu_time(quick, monkeypatch, cpu_rate, is_busy):
     clock = itertools.count(step=1.0)
     monkeypatch.setattr(ceilings, "_QUIET_SHARE", 0.9)
     monkeypatch.setattr(ceilings, "_best_seconds", lambda call: 1.0)
@@ -145,9 +133,7 @@ def test_busy_means_that_the_threads_lacked_cpu_time(
     assert measured_ceilings("fp32", 2, shape=SMALL).is_busy is is_busy
 
 
-def test_an_always_busy_machine_is_measured_three_times(
-    quick: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_always_busy_machine_is_measured_three_times(quick, monkeypatch):
     measuring(monkeypatch, (40.0, True), (30.0, True), (50.0, True), (99.0, True))
     seen = [measured_ceilings("fp32", 1) for _ in range(5)]
     assert [c.gemm_gflops for c in seen] == [40.0, 40.0, 50.0, 50.0, 50.0]
@@ -164,7 +150,7 @@ def test_an_always_busy_machine_is_measured_three_times(
         *({"gemm_by": "<script>"}, {"gemm_by": ["oneDNN"]}, {"tries": [1]}, {"measured_at": "x"}),
     ],
 )
-def test_ceilings_that_are_invalid_are_measured_again(quick: Path, value: dict[str, Any]) -> None:
+def test_ceilings_that_are_invalid_are_measured_again(quick, value):
     measured_ceilings("fp32", 1, shape=SMALL)
     (path,) = quick.iterdir()
     content = json.loads(path.read_text())
@@ -174,7 +160,7 @@ def test_ceilings_that_are_invalid_are_measured_again(quick: Path, value: dict[s
     assert measured_ceilings("fp32", 1, shape=SMALL).is_recalled
 
 
-def test_unknown_dtype_names_the_known_ones(quick: Path) -> None:
+def test_unknown_dtype_names_the_known_ones(quick):
     with pytest.raises(ConfigError) as caught:
         measured_ceilings("int4", 1)
     assert str(caught.value) == "dtype is 'int4', expected one of fp32, bf16, fp16, tf32"
@@ -182,13 +168,11 @@ def test_unknown_dtype_names_the_known_ones(quick: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
-def test_a_gpu_is_measured(quick: Path) -> None:
+def test_a_gpu_is_measured(quick):
     assert measured_ceilings("bf16", 1, device="cuda", shape=(512, 512, 512)).gemm_gflops > 0
 
 
-def test_a_doubted_ceiling_is_measured_again_and_the_best_is_kept(
-    quick: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_doubted_ceiling_is_measured_again_and_the_best_is_kept(quick, monkeypatch):
     measuring(monkeypatch, (40.0, False), (90.0, False))
     doubt_ceilings("fp32", 1)  # of nothing
     assert measured_ceilings("fp32", 1).gemm_gflops == 40.0
@@ -197,10 +181,8 @@ def test_a_doubted_ceiling_is_measured_again_and_the_best_is_kept(
     assert [(c.gemm_gflops, c.is_recalled) for c in seen] == [(90.0, False), (90.0, True)]
 
 
-def test_a_measurement_of_another_process_meanwhile_is_kept(
-    quick: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def beside(*_: Any) -> Ceilings:
+def test_a_measurement_of_another_process_meanwhile_is_kept(quick, monkeypatch):
+    def beside(*_):
         monkeypatch.setattr(ceilings, "_measure", lambda *_: Ceilings(100.0, "oneDNN", 9.0))
         measured_ceilings("fp32", 1)
         return Ceilings(40.0, "oneDNN", 9.0, is_busy=True)
@@ -211,19 +193,17 @@ def test_a_measurement_of_another_process_meanwhile_is_kept(
 
 
 @pytest.mark.parametrize("changed", ["cores", "_build_of_kernels"])
-def test_other_cores_and_other_kernels_are_measured_again(
-    quick: Path, monkeypatch: pytest.MonkeyPatch, changed: str
-) -> None:
+def test_other_cores_and_other_kernels_are_measured_again(quick, monkeypatch, changed):
     measured_ceilings("fp32", 1, shape=SMALL)
     assert measured_ceilings("fp32", 1, shape=SMALL).is_recalled
     monkeypatch.setattr(ceilings.hardware, changed, lambda: 999)
     assert not measured_ceilings("fp32", 1, shape=SMALL).is_recalled
 
 
-def test_a_copy_on_a_gpu_is_as_large_as_its_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_on_a_gpu_is_as_large_as_its_memory_allows(monkeypatch):
     asked, ones = list[int](), torch.ones
 
-    def small(count: int, **options: Any) -> torch.Tensor:
+    def small(count, **options):
         asked.append(count * 4)
         if count * 4 > 20 << 20:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")

@@ -1,7 +1,3 @@
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from fastlstm.system.cgroup import cpu_quota
@@ -11,7 +7,7 @@ V1_MOUNT = "36 23 0:30 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cp
 V1 = "cpu,cpuacct"
 
 
-def quota_of(root: Path, groups: str, mounts: str, limits: dict[str, str]) -> float | None:
+def quota_of(root, groups, mounts, limits):
     files = {"proc/self/cgroup": groups, "proc/self/mountinfo": mounts}
     files |= {f"sys/fs/cgroup/{name}": text + "\n" for name, text in limits.items()}
     for name, text in files.items():
@@ -41,9 +37,7 @@ def quota_of(root: Path, groups: str, mounts: str, limits: dict[str, str]) -> fl
         ),
     ],
 )
-def test_quota_of_version_2(
-    tmp_path: Path, groups: str, limits: dict[str, str], quota: float
-) -> None:
+def test_quota_of_version_2(tmp_path, groups, limits, quota):
     assert quota_of(tmp_path, groups, V2_MOUNT, limits) == quota
 
 
@@ -56,16 +50,14 @@ def test_quota_of_version_2(
         (V1_MOUNT.replace("0:30 / ", "0:30 /docker/abc "), V1, "400000", 4.0),
     ],
 )
-def test_quota_of_version_1(
-    tmp_path: Path, mount: str, directory: str, text: str, quota: float | None
-) -> None:
+def test_quota_of_version_1(tmp_path, mount, directory, text, quota):
     groups = "3:cpu,cpuacct:/docker/abc\n2:memory:/other\n"
     period = {f"{directory}/cpu.cfs_period_us": "100000"}
     limits = {f"{directory}/cpu.cfs_quota_us": text, **period}
     assert quota_of(tmp_path, groups, mount, limits) == quota
 
 
-def test_the_smaller_quota_of_both_versions_holds(tmp_path: Path) -> None:
+def test_the_smaller_quota_of_both_versions_holds(tmp_path):
     v1 = {f"{V1}/cpu.cfs_quota_us": "400000", f"{V1}/cpu.cfs_period_us": "100000"}
     groups = "3:cpu,cpuacct:/\n0::/\n"
     limits = {**v1, "cpu.max": "300000 100000"}
@@ -73,7 +65,7 @@ def test_the_smaller_quota_of_both_versions_holds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "max 100000", "0 100000", "x y", "100000 0", "100000"])
-def test_an_unusable_quota_is_none(tmp_path: Path, text: str) -> None:
+def test_an_unusable_quota_is_none(tmp_path, text):
     limits = {"cpu.max": text}
     assert quota_of(tmp_path, "0::/\nbroken\n", V2_MOUNT + "broken line\n", limits) is None
     assert cpu_quota(tmp_path / "without proc") is None

@@ -1,7 +1,5 @@
 """What csrc/cpu/crowding.h does, in processes of their own: it holds for a whole process."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -64,6 +62,6 @@ assert native.is_crowded(), "two threads on one core were not seen to wait"
     reason="libgomp spins by the cores it has, and waits are those of Linux' schedstat",
 )
 @pytest.mark.parametrize("script", [_SPINNING, _ONE_CORE], ids=["spinning", "measured"])
-def test_threads_that_wait_for_cores_do_not_spin(script: str) -> None:
+def test_threads_that_wait_for_cores_do_not_spin(script):
     kept = {n: v for n, v in os.environ.items() if not n.startswith(("GOMP_", "OMP_"))}
     subprocess.run([sys.executable, "-c", _SETUP + script], env=kept, check=True, timeout=120)

@@ -1,10 +1,7 @@
 """Whether a GPU is here, and why not."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +11,7 @@ from fastlstm.system import hardware
 from recorded_gpu import use_gpu
 
 
-def test_without_a_driver_torch_is_not_imported() -> None:
+def test_without_a_driver_torch_is_not_imported():
     code = """
 import sys
 from fastlstm.errors import ConfigError
@@ -35,9 +32,7 @@ except ConfigError as error:
     )
 
 
-def test_a_gpu_that_torch_is_not_built_for_is_none(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_gpu_that_torch_is_not_built_for_is_none(monkeypatch, tmp_path):
     """It was taken by `auto`, and failed in its first kernel."""
     monkeypatch.setattr(hardware, "_DRIVER", (str(tmp_path),))
     use_gpu(monkeypatch)
@@ -49,7 +44,7 @@ def test_a_gpu_that_torch_is_not_built_for_is_none(
         hardware.check_device("cuda")
 
 
-def test_a_driver_without_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_driver_without_a_gpu(monkeypatch, tmp_path):
     monkeypatch.setattr(hardware, "_DRIVER", (str(tmp_path),))
     use_gpu(monkeypatch)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -1,7 +1,5 @@
 """Amounts as they are written, and texts of which some are valid."""
 
-from __future__ import annotations
-
 import pytest
 
 from fastlstm.errors import ConfigError
@@ -13,19 +11,19 @@ from fastlstm.system.fields import parse_amount
     ("text", "amount"),
     [("200000/s", 2e5), ("200000", 2e5), ("500k/s", 5e5), ("1.5M", 1.5e6), (" 2 G ", 2e9)],
 )
-def test_amounts(text: str, amount: float) -> None:
+def test_amounts(text, amount):
     assert parse_amount(text, "target", "/s") == amount
 
 
 @pytest.mark.parametrize(
     "text", ["", "k", "-1", "1m", "1e3", "nan", "0/s", "1//s", "1 /h", "9" * 16]
 )
-def test_bad_amounts(text: str) -> None:
+def test_bad_amounts(text):
     with pytest.raises(ConfigError, match="expected a number above 0 such as 200000/s, 500k/s or"):
         parse_amount(text, "target", "/s")
 
 
-def test_a_text_of_a_few_or_none() -> None:
+def test_a_text_of_a_few_or_none():
     assert ForecastConfig(gaps=None).gaps is None
     assert ForecastConfig(gaps="fill").gaps == "fill"
     with pytest.raises(ConfigError, match=r"expected one of split, fill$"):

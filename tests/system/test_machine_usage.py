@@ -1,14 +1,10 @@
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from fastlstm.system.machine_usage import MachineUsage
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(tmp_path):
     _write(
         tmp_path,
         {
@@ -25,27 +21,25 @@ def root(tmp_path: Path) -> Path:
 class Clock:
     now = 0.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr("time.monotonic", clock)
     return clock
 
 
-def _write(root: Path, files: dict[str, str]) -> None:
+def _write(root, files):
     for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="ascii")
 
 
-def test_shares_of_the_process_and_of_others(
-    root: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shares_of_the_process_and_of_others(root, clock, monkeypatch):
     monkeypatch.setattr("os.sysconf", {"SC_CLK_TCK": 100, "SC_PAGE_SIZE": 4096}.__getitem__)
     usage = MachineUsage(root, root=root)
     clock.now = 5.0
@@ -65,11 +59,11 @@ def test_shares_of_the_process_and_of_others(
     assert found["disk_free_bytes"] > 0
 
 
-def test_figures_that_the_system_lacks_are_left_out(tmp_path: Path) -> None:
+def test_figures_that_the_system_lacks_are_left_out(tmp_path):
     assert MachineUsage(root=tmp_path).read().keys() == {"seconds", "cores"}
 
 
-def test_a_limit_of_the_container_bounds_the_memory(root: Path) -> None:
+def test_a_limit_of_the_container_bounds_the_memory(root):
     mount = "36 23 0:30 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
     group = "sys/fs/cgroup/memory/job/memory."
     _write(
@@ -85,7 +79,7 @@ def test_a_limit_of_the_container_bounds_the_memory(root: Path) -> None:
     assert MachineUsage(root=root).read()["available_bytes"] == 13_000
 
 
-def test_the_throttled_share(root: Path, clock: Clock) -> None:
+def test_the_throttled_share(root, clock):
     mount = "35 23 0:29 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
     stat = "sys/fs/cgroup/job/cpu.stat"
     _write(root, {"proc/self/cgroup": "0::/job\n", "proc/self/mountinfo": mount})
@@ -96,7 +90,7 @@ def test_the_throttled_share(root: Path, clock: Clock) -> None:
     assert usage.read()["throttled_share"] == 1.0
 
 
-def test_threads_without_a_core_are_counted(root: Path, clock: Clock) -> None:
+def test_threads_without_a_core_are_counted(root, clock):
     _write(root, {f"proc/self/task/{n}/schedstat": "7000000000 1000000000 5\n" for n in (1, 2)})
     usage = MachineUsage(root=root)
     _write(root, {"proc/self/task/1/schedstat": "9000000000 5000000000 6\n"})
@@ -108,7 +102,7 @@ def test_threads_without_a_core_are_counted(root: Path, clock: Clock) -> None:
     assert usage.read()["waiting_threads"] == 0.0
 
 
-def test_no_share_is_known_after_a_moment(root: Path, clock: Clock) -> None:
+def test_no_share_is_known_after_a_moment(root, clock):
     usage = MachineUsage(root, root=root)
     clock.now = 0.001
     found = usage.read()

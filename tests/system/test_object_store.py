@@ -1,10 +1,5 @@
 """Files of object stores, on fsspec's store in memory."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 
 from fastlstm.errors import DataError, StorageError
@@ -17,7 +12,7 @@ CSV = (".csv",)
 
 
 @pytest.fixture
-def store() -> Iterator[Any]:
+def store():
     """The store in memory, empty."""
     memory = fsspec.filesystem("memory")
     memory.store.clear()
@@ -33,7 +28,7 @@ def store() -> Iterator[Any]:
         ("C:/a.csv", False), ("/s3://a", False), (3, False), ("s3:/b", False),
     ],
 )  # fmt: skip
-def test_urls_and_paths_are_told_apart(source: object, expected: bool) -> None:
+def test_urls_and_paths_are_told_apart(source, expected):
     assert is_url(source) is expected
 
 
@@ -48,7 +43,7 @@ def test_urls_and_paths_are_told_apart(source: object, expected: bool) -> None:
         ("memory://shop/**/*.csv", ["a.csv", "b/c.csv", "b/d e.csv"]),
     ],
 )
-def test_files_directories_and_patterns(store: Any, url: str, names: list[str]) -> None:
+def test_files_directories_and_patterns(store, url, names):
     files = remote_files(url, CSV)
     assert [str(file) for file in files] == [f"memory://shop/{name}" for name in names]
     for file in files:
@@ -56,7 +51,7 @@ def test_files_directories_and_patterns(store: Any, url: str, names: list[str]) 
         assert (file.suffix, file.name.rpartition(".")[2]) == (".csv", "csv")
 
 
-def test_a_signature_changes_with_the_file(store: Any) -> None:
+def test_a_signature_changes_with_the_file(store):
     [file] = remote_files("memory://shop/a.csv", CSV)
     before = file.signature()
     assert before == file.signature()
@@ -80,7 +75,7 @@ def test_a_signature_changes_with_the_file(store: Any) -> None:
         ("s3://a b/c.csv", "is not the URL of a store"),
     ],
 )
-def test_an_unreadable_url_is_an_error_with_its_cure(store: Any, url: str, told: str) -> None:
+def test_an_unreadable_url_is_an_error_with_its_cure(store, url, told):
     with pytest.raises(DataError, match=told) as error:
         remote_files(url, CSV)
     assert "hidden" not in str(error.value)
@@ -97,19 +92,19 @@ def test_an_unreadable_url_is_an_error_with_its_cure(store: Any, url: str, told:
         ("AWS Error NETWORK_CONNECTION: curlCode: 7", "read", DataError, "check the address"),
     ],
 )  # fmt: skip
-def test_refusals_of_a_store_have_a_cure(text: str, doing: str, kind: type, told: str) -> None:
+def test_refusals_of_a_store_have_a_cure(text, doing, kind, told):
     error = store_error("s3://b/k", doing, OSError(text))
     assert isinstance(error, kind)
     assert told in str(error)
 
 
-def test_a_pyarrow_without_s3_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pyarrow_without_s3_is_named(monkeypatch):
     import pyarrow as pa
     from pyarrow import fs
 
     class Without(fs.FileSystem):  # type: ignore[misc]
         @staticmethod
-        def from_uri(uri: str) -> Any:
+        def from_uri(uri):
             raise pa.ArrowNotImplementedError("Got S3 URI but Arrow compiled without S3 support")
 
     monkeypatch.setattr(fs, "FileSystem", Without)
@@ -119,7 +114,7 @@ def test_a_pyarrow_without_s3_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     object_store._store.cache_clear()
 
 
-def test_a_file_is_written_to_a_disk_and_to_a_store(store: Any, tmp_path: Any) -> None:
+def test_a_file_is_written_to_a_disk_and_to_a_store(store, tmp_path):
     for place in ("memory://new/b.csv", str(tmp_path / "new" / "b.csv")):
         write_whole(place, lambda file: [file.write(b"one"), file.write(b"two")])
     assert store.cat("/new/b.csv") == (tmp_path / "new" / "b.csv").read_bytes() == b"onetwo"

@@ -36,7 +36,7 @@ def blank(index: int) -> Batch:
     return Batch(zero, zero, torch.zeros(1, dtype=torch.bool), zero[0], 0, index)
 
 
-def test_batches_come_in_order_and_the_position_follows_them() -> None:
+def test_batches_come_in_order_and_the_position_follows_them():
     plain = lanes()
     with closing(TextLoader(lanes())) as loader:
         for _ in range(60):
@@ -47,7 +47,7 @@ def test_batches_come_in_order_and_the_position_follows_them() -> None:
         assert loader.state_dict() == plain.state_dict()
 
 
-def test_a_loader_resumes_from_its_position() -> None:
+def test_a_loader_resumes_from_its_position():
     with closing(TextLoader(lanes())) as loader:
         for _ in range(25):
             loader.next()
@@ -58,7 +58,7 @@ def test_a_loader_resumes_from_its_position() -> None:
         assert torch.equal(loader.next().x, wanted.x)
 
 
-def test_exceptions_pass_through_and_stay() -> None:
+def test_exceptions_pass_through_and_stay():
     def broken(index: int) -> Batch:
         if index == 2:
             raise RuntimeError("disk gone")
@@ -71,7 +71,7 @@ def test_exceptions_pass_through_and_stay() -> None:
                 loader.next()
 
 
-def test_waiting_is_measured_and_should_stop_ends_it() -> None:
+def test_waiting_is_measured_and_should_stop_ends_it():
     gate = threading.Event()
 
     def slow(index: int) -> Batch:
@@ -91,7 +91,7 @@ def test_waiting_is_measured_and_should_stop_ends_it() -> None:
     loader.close()
 
 
-def test_close_ends_a_waiting_thread_and_may_be_repeated() -> None:
+def test_close_ends_a_waiting_thread_and_may_be_repeated():
     loader = Prefetcher(Made(blank), depth=1)
     while not loader._queue.full():
         time.sleep(0.001)
@@ -102,7 +102,7 @@ def test_close_ends_a_waiting_thread_and_may_be_repeated() -> None:
         loader.next()
 
 
-def test_depth_limits_the_batches_made_ahead() -> None:
+def test_depth_limits_the_batches_made_ahead():
     made = Made(blank)
     with closing(Prefetcher(made, depth=3)) as loader:
         for _ in range(10):

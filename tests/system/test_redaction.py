@@ -1,7 +1,5 @@
 """Secrets are hidden, and nothing else is."""
 
-from __future__ import annotations
-
 import pytest
 
 from fastlstm.system import redaction

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ ORIGIN = Path("model.safetensors")
 HEADER = b'{"a":{"dtype":"%s","shape":[%s],"data_offsets":[0,%d]}}'
 
 
-def test_tensors_are_read_back() -> None:
+def test_tensors_are_read_back():
     tensors = {
         "a": torch.arange(6.0).view(2, 3),
         "b": torch.tensor([1, -2], dtype=torch.int16),
@@ -26,14 +24,14 @@ def test_tensors_are_read_back() -> None:
         assert torch.equal(found[name], tensor)
 
 
-def test_views_and_shared_memory_are_stored_as_copies() -> None:
+def test_views_and_shared_memory_are_stored_as_copies():
     whole = torch.arange(6.0).view(2, 3)
     tensors = {"transposed": whole.t(), "row": whole[1], "same": whole, "again": whole}
     found = decode_tensors(encode_tensors(tensors), ORIGIN)
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
 
 
-def test_a_parameter_is_stored_without_its_graph() -> None:
+def test_a_parameter_is_stored_without_its_graph():
     found = decode_tensors(encode_tensors({"w": torch.nn.Parameter(torch.ones(2))}), ORIGIN)
     assert not found["w"].requires_grad
 
@@ -61,6 +59,6 @@ def test_a_parameter_is_stored_without_its_graph() -> None:
         ],
     ],
 )
-def test_a_damaged_file_is_named(data: bytes) -> None:
+def test_a_damaged_file_is_named(data):
     with pytest.raises(CorruptFileError, match=r"model\.safetensors: not a valid safetensors file"):
         decode_tensors(data, ORIGIN)

@@ -1,15 +1,12 @@
 """Small models and tokenizers for the tests of texts."""
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 
 from decoding import KERNELS
+from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import hardware
 from fastlstm.text.config import ModelConfig
 from fastlstm.text.decoder import BYTE_PRODUCTS
@@ -17,7 +14,7 @@ from fastlstm.text.model import LanguageModel, initialize
 
 
 @pytest.fixture(params=KERNELS)
-def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def isa(request, monkeypatch):
     """Kernels of one instruction set; a CPU without VNNI multiplies by other means."""
     name, features = request.param, hardware.cpu().features
     if name.endswith(" without vnni"):
@@ -31,10 +28,18 @@ def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture
-def make_model() -> Callable[..., LanguageModel]:
+def run(tmp_path):
+    """An empty run directory."""
+    found = RunDirectory(tmp_path / "run")
+    found.create()
+    return found
+
+
+@pytest.fixture
+def make_model():
     """Builds an initialised model, V=20 E=8 H=16 L=2 unless told otherwise."""
 
-    def make(seed: int = 0, **changes: Any) -> LanguageModel:
+    def make(seed=0, **changes):
         fields = {"vocab_size": 20, "embed_size": 8, "rnn_size": 16, "num_layers": 2, **changes}
         model = LanguageModel(ModelConfig(**fields))
         initialize(model, None, seed)
@@ -44,10 +49,10 @@ def make_model() -> Callable[..., LanguageModel]:
 
 
 @pytest.fixture
-def random_model() -> Callable[..., LanguageModel]:
+def random_model():
     """Builds an initialised model in evaluation mode, every parameter random."""
 
-    def make(**changes: Any) -> LanguageModel:
+    def make(**changes):
         fields = {"vocab_size": 20, "embed_size": 8, "rnn_size": 16, "num_layers": 1, **changes}
         model = LanguageModel(ModelConfig(**fields))
         initialize(model, None, 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from fastlstm.errors import ConfigError, Stopped
 from fastlstm.text.config import TrainConfig
 from fastlstm.text.files import load_language_model
 from fastlstm.text.loading import load_decoder
-from fastlstm.text.train import Run
 from golden import material
 from golden.courses import Stop
 
@@ -39,15 +37,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(autouse=True)
-def _quiet() -> Any:
+def _quiet():
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*text is written on torch")
         yield
 
 
-def train(
-    folder: Path, stop: Stop | None = None, **fields: Any
-) -> tuple[Run, list[dict[str, Any]]]:
+def train(folder, stop=None, **fields):
     source, events = folder / "text.txt", []
     source.write_text(material.text(700), encoding="utf-8")
     observers = [events.append, *([] if stop is None else [stop.observe])]
@@ -58,7 +54,7 @@ def train(
 
 @pytest.mark.isa
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_model_is_trained_natively_stored_and_written_with(name: str, tmp_path: Path) -> None:
+def test_a_model_is_trained_natively_stored_and_written_with(name, tmp_path):
     options = OPTIONS[name]
     run, events = train(tmp_path, **options)
     start = next(e for e in events if e["event"] == "start")
@@ -79,7 +75,7 @@ def test_a_model_is_trained_natively_stored_and_written_with(name: str, tmp_path
     assert lm.evaluate(text).bits_per_char < 6
 
 
-def test_every_option_changes_what_is_trained(tmp_path: Path) -> None:
+def test_every_option_changes_what_is_trained(tmp_path):
     found = {}
     for name, options in {"torch's": {}, **OPTIONS}.items():
         folder = tmp_path / name.replace("'", "")
@@ -89,7 +85,7 @@ def test_every_option_changes_what_is_trained(tmp_path: Path) -> None:
     assert len(set(found.values())) == len(found), found
 
 
-def test_a_resumed_run_keeps_them(tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_them(tmp_path):
     whole = tmp_path / "whole"
     whole.mkdir()
     run, _ = train(whole, **OPTIONS["all"])
@@ -101,7 +97,7 @@ def test_a_resumed_run_keeps_them(tmp_path: Path) -> None:
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_strict_kernels_refuse_samples_on_torch() -> None:
+def test_strict_kernels_refuse_samples_on_torch():
     with pytest.raises(ConfigError, match="has no zoneout: samples would be written on torch"):
         TrainConfig(zoneout=0.1, strict_kernels=True)
     TrainConfig(zoneout=0.1, strict_kernels=True, sample_every=0)
@@ -111,7 +107,7 @@ def test_strict_kernels_refuse_samples_on_torch() -> None:
         TrainConfig(activation="relu", strict_kernels=True)
 
 
-def test_both_directions_are_refused_with_the_reason(tmp_path: Path) -> None:
+def test_both_directions_are_refused_with_the_reason(tmp_path):
     with pytest.raises(ConfigError, match="a language model reads forward only"):
         train(tmp_path, bidirectional=True)
 
@@ -126,6 +122,6 @@ def test_both_directions_are_refused_with_the_reason(tmp_path: Path) -> None:
         ({"weight_drop": 1.0}, r"`weight_drop` is 1\.0, expected a number from 0\.0 to 0\.95"),
     ],
 )
-def test_bad_values_are_named(fields: dict[str, Any], text: str) -> None:
+def test_bad_values_are_named(fields, text):
     with pytest.raises(ConfigError, match=text):
         TrainConfig(**fields)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,7 +36,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def weights_of(model: LanguageModel) -> dict[str, np.ndarray]:
+def weights_of(model):
     return {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
 
 
@@ -47,14 +46,7 @@ RECORD: dict[str, Any] = {
 }  # fmt: skip
 
 
-def publish(
-    path: Path,
-    model: LanguageModel,
-    stored: str,
-    *,
-    sparse: tuple[str, ...] = (),
-    **changes: Any,
-) -> Path:
+def publish(path, model, stored, *, sparse=(), **changes):
     """A run of these weights in a format; `changes` go into config.json's compression."""
     run = RunDirectory(path)
     run.create()
@@ -65,7 +57,7 @@ def publish(
     return path
 
 
-def text_of(decoder: Decoder) -> tuple[list[int], bytes]:
+def text_of(decoder):
     stream = started(decoder, [1, 2, 3], 60, seed=3)
     while stream.is_running:
         decoder.run([stream], 7)
@@ -74,9 +66,7 @@ def text_of(decoder: Decoder) -> tuple[list[int], bytes]:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("stored", FORMATS_IN_FILES)
-def test_a_stored_run_writes_what_its_source_writes_in_that_format(
-    tmp_path: Path, random_model: Make, stored: str, variant: str
-) -> None:
+def test_a_stored_run_writes_what_its_source_writes(tmp_path, random_model, stored, variant):
     model = random_model(**VARIANTS[variant])
     path = publish(tmp_path / "run", model, stored)
     decoding = "fp32" if stored == "fp16" else stored
@@ -92,7 +82,7 @@ def test_a_stored_run_writes_what_its_source_writes_in_that_format(
         assert (p.detach().numpy() == rounded(weights_of(model), stored)[name]).all()
 
 
-def test_a_changed_model_is_decoded_as_it_is(tmp_path: Path, random_model: Make) -> None:
+def test_a_changed_model_is_decoded_as_it_is(tmp_path, random_model):
     lm = LM.load(publish(tmp_path / "run", random_model(), "int8"))
     before = text_of(lm.decoder)
     lm.model.output.weight.data *= -1
@@ -101,7 +91,7 @@ def test_a_changed_model_is_decoded_as_it_is(tmp_path: Path, random_model: Make)
     assert text_of(changed.decoder) != before
 
 
-def test_block_sparse_files_give_the_same(tmp_path: Path, random_model: Make) -> None:
+def test_block_sparse_files_give_the_same(tmp_path, random_model):
     model = random_model(rnn_size=64)
     model.layers[0].weight_hh_l0.data[:, 4:60] = 0
     names = ("layers.0.weight_hh_l0", "output.weight")
@@ -122,14 +112,7 @@ def test_block_sparse_files_give_the_same(tmp_path: Path, random_model: Make) ->
         ("int4", "int4", None),
     ],
 )
-def test_another_format_is_said(
-    tmp_path: Path,
-    random_model: Make,
-    capsys: pytest.CaptureFixture[str],
-    stored: str,
-    weights: str,
-    note: str | None,
-) -> None:
+def test_another_format_is_said(tmp_path, random_model, capsys, stored, weights, note):
     model = random_model()
     path = publish(tmp_path / "run", model, stored)
     assert load_decoder(path, weights).note == note
@@ -141,24 +124,18 @@ def test_another_format_is_said(
     assert (f"note: {note}" in capsys.readouterr().err) == (note is not None)
 
 
-def test_serving_takes_the_runs_format_or_int8(tmp_path: Path, random_model: Make) -> None:
-    def served(path: Path) -> str:
+def test_serving_takes_the_runs_format_or_int8(tmp_path, random_model, run):
+    def served(path):
         return load_decoder(path, None, otherwise="int8").decoder.weight_format
 
     model = random_model()
     assert served(publish(tmp_path / "int4", model, "int4")) == "int4"
     assert served(publish(tmp_path / "fp16", model, "fp16")) == "fp32"
-    run = RunDirectory(tmp_path / "run")
-    run.create()
     run.publish(save_language_model(model, CHARS))
     assert served(run.path) == "int8"
 
 
-def test_evaluation_says_what_it_computes_with(
-    tmp_path: Path,
-    random_model: Make,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_evaluation_says_what_it_computes_with(tmp_path, random_model, capsys):
     path = publish(tmp_path / "run", random_model(), "int4")
     text = tmp_path / "text.txt"
     text.write_text("a bad cab\n" * 30)
@@ -167,7 +144,7 @@ def test_evaluation_says_what_it_computes_with(
     assert note in capsys.readouterr().err
 
 
-def test_sessions_of_the_source_are_refused(tmp_path: Path, random_model: Make) -> None:
+def test_sessions_of_the_source_are_refused(tmp_path, random_model):
     model = random_model()
     source = LM(model, CHARS, weights="int8").session()
     source.read("abc")
@@ -175,7 +152,7 @@ def test_sessions_of_the_source_are_refused(tmp_path: Path, random_model: Make) 
         LM.load(publish(tmp_path / "run", model, "int8")).session().restore(source.save())
 
 
-def test_one_flipped_bit_is_found(tmp_path: Path, random_model: Make) -> None:
+def test_one_flipped_bit_is_found(tmp_path, random_model):
     path = publish(tmp_path / "run", random_model(), "int4")
     file = path / "model.safetensors"
     good = file.read_bytes()
@@ -189,7 +166,7 @@ def test_one_flipped_bit_is_found(tmp_path: Path, random_model: Make) -> None:
     load_stored_model(path)
 
 
-def forge(path: Path, **files: bytes) -> None:
+def forge(path, **files):
     """Replaces files, with a manifest that fits."""
     run = RunDirectory(path)
     names = [name for name in json.loads((path / MANIFEST).read_text())["files"]]
@@ -197,7 +174,7 @@ def forge(path: Path, **files: bytes) -> None:
     run.publish({**contents, **{name.replace("__", "."): data for name, data in files.items()}})
 
 
-def config_with(path: Path, **changes: Any) -> bytes:
+def config_with(path, **changes):
     config = json.loads((path / "config.json").read_bytes())
     config.update(changes)
     return json.dumps(config).encode()
@@ -210,20 +187,12 @@ def config_with(path: Path, **changes: Any) -> bytes:
         ({"compression": {}}, r"compression\.weights is None"),
         ({"compression": [1]}, r"compression is \[1\], expected a JSON object"),
         ({"compression": {"weights": ["int8"]}}, r"compression\.weights is \['int8'\]"),
-        (
-            {"compression": RECORD | {"weights": "int4"}},
-            r"'embedding\.weight' is \(20, 8\) I8, expected",
-        ),
-        (
-            {"compression": RECORD | {"weights": "fp32"}},
-            r"'embedding\.weight' is \(20, 8\) I8, expected",
-        ),
+        ({"compression": RECORD | {"weights": "int4"}}, r"'embedding\.weight' is \(20, 8\) I8"),
+        ({"compression": RECORD | {"weights": "fp32"}}, r"'embedding\.weight' is \(20, 8\) I8"),
         ({"format_version": 4}, "has format version 4, this fastlstm reads 3;"),
     ],
 )
-def test_forged_configs_are_named(
-    tmp_path: Path, random_model: Make, changes: Any, match: str
-) -> None:
+def test_forged_configs_are_named(tmp_path, random_model, changes, match):
     path = publish(tmp_path / "run", random_model(), "int8")
     forge(path, config__json=config_with(path, **changes))
     with pytest.raises(FormatError, match=match) as caught:
@@ -231,7 +200,7 @@ def test_forged_configs_are_named(
     assert str(path) in str(caught.value)
 
 
-def test_forged_weights_are_named(tmp_path: Path, random_model: Make) -> None:
+def test_forged_weights_are_named(tmp_path, random_model):
     model = random_model()
     path = publish(tmp_path / "run", model, "int8")
     weights = weights_of(model)
@@ -245,16 +214,14 @@ def test_forged_weights_are_named(tmp_path: Path, random_model: Make) -> None:
         load_decoder(path)
 
 
-def test_a_compressed_run_has_a_format_version_of_its_own(
-    tmp_path: Path, random_model: Make
-) -> None:
+def test_a_compressed_run_has_a_format_version_of_its_own(tmp_path, random_model):
     path = publish(tmp_path / "run", random_model(), "int8")
     assert json.loads((path / "config.json").read_bytes())["format_version"] == 3
     files = save_language_model(random_model(), CHARS)
     assert json.loads(files["config.json"])["format_version"] == 2
 
 
-def test_int8_and_int4_of_a_run_score_as_their_source(tmp_path: Path, random_model: Make) -> None:
+def test_int8_and_int4_of_a_run_score_as_their_source(tmp_path, random_model):
     model, ids = random_model(rnn_size=70), np.random.default_rng(0).integers(0, 20, 500)
     for stored in ("int8", "int4"):
         decoder = load_decoder(publish(tmp_path / stored, model, stored)).decoder

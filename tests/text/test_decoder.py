@@ -415,7 +415,7 @@ def test_wrong_use_is_refused(random_model):
     with pytest.raises(ValueError, match="of other sizes"):
         Decoder.of(random_model(rnn_size=8)).run([stream], 1)
     with pytest.raises(
-        ConfigError, match=r"weights are 'int5'.*, expected one of fp32, bf16, int8, int4"
+        ConfigError, match=r"weights are 'int5'.*, expected one of fp32, bf16, int8"
     ):
         Decoder.of(random_model(), "int5")
 

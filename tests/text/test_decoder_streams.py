@@ -45,13 +45,10 @@ def test_reading_in_parts_and_in_turns(random_model):
 
 def test_writing_goes_on_where_it_stopped(random_model):
     decoder = Decoder.of(random_model())
-    once, twice = decoder.stream(), decoder.stream()
-    for stream in (once, twice):
-        stream.set(Sampling(seed=5, repetition_penalty=1.3, frequency_penalty=0.2))
-        stream.feed([1, 2])
-    once.begin(60)
-    decoder.run([once], 1000)
-    for _ in range(3):
+    settings = {"repetition_penalty": 1.3, "frequency_penalty": 0.2}
+    once, twice = (started(decoder, [1, 2], room, **settings) for room in (60, 20))
+    decoder.run([once, twice], 1000)
+    for _ in range(2):
         twice.begin(20)
         decoder.run([twice], 1000)
     assert once.take().tolist() == twice.take().tolist()
@@ -61,16 +58,13 @@ def test_writing_goes_on_where_it_stopped(random_model):
 @pytest.mark.parametrize("weights", FORMATS)
 def test_a_saved_stream_goes_on_exactly(random_model, weights):
     decoder = Decoder.of(random_model(num_layers=2), weights)
-    settings = Sampling(seed=5, repetition_penalty=1.3, presence_penalty=0.2)
-    stream = decoder.stream()
-    stream.set(settings)
-    stream.feed(tokens_of(10))
-    stream.begin(30)
+    settings = {"seed": 5, "repetition_penalty": 1.3, "presence_penalty": 0.2}
+    stream = started(decoder, tokens_of(10), 30, **settings)
     decoder.run([stream], 1000)
     stream.take()
     other = decoder.stream()
     other.restore(stream.save())
-    other.set(settings)
+    other.set(Sampling(**settings))
     for s in (stream, other):
         s.begin(50)
         decoder.run([s], 1000)
@@ -181,11 +175,8 @@ def test_a_length_that_wraps_around_is_refused(random_model):
 
 def test_a_restored_stream_has_nothing_of_before(random_model):
     decoder = Decoder.of(random_model())
-    stream = decoder.stream()
-    stream.set(Sampling(seed=1), num_top=2)
-    stream.feed([1, 2, 3])
+    stream = started(decoder, [1, 2, 3], 10**6, num_top=2)
     blob = stream.save()
-    stream.begin(10**6)
     decoder.run([stream], 100)
     assert stream.is_running
     stream.restore(blob)
@@ -212,21 +203,11 @@ def test_a_state_refused_at_its_end_leaves_the_one_that_was_there(random_model):
 
 def test_a_stream_that_is_being_run_is_left_alone(random_model):
     decoder = Decoder.of(random_model(rnn_size=200))
-    streams = [decoder.stream() for _ in range(2)]
-    for s in streams:
-        s.set(Sampling(seed=3))
-        s.feed([1])
-        s.begin(10**9)
-    stream, undisturbed = streams
+    stream, undisturbed = (started(decoder, [1], 10**9) for _ in range(2))
     blob = stream.save()
     methods = (
-        lambda: stream.set(Sampling(seed=7)),
-        lambda: stream.feed([2]),
-        lambda: stream.begin(5),
-        stream.take,
-        stream.take_scores,
-        stream.save,
-        lambda: stream.restore(blob),
+        *(lambda: stream.set(Sampling(seed=7)), lambda: stream.feed([2]), lambda: stream.begin(5)),
+        *(stream.take, stream.take_scores, stream.save, lambda: stream.restore(blob)),
         lambda: stream.native.num_waiting,
     )
 

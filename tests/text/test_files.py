@@ -6,19 +6,11 @@ import json
 import pytest
 import torch
 
-from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system.tensors import decode_tensors
 from fastlstm.text.files import load_language_model, save_language_model, weights_file
 from small_language_model import CONFIG, TOKENIZER, assert_same, build
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
-
-
-@pytest.fixture
-def run(tmp_path):
-    run = RunDirectory(tmp_path / "run")
-    run.create()
-    return run
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+def gpu(monkeypatch):
     return gpu_on_cpu.use_the_cpu(monkeypatch)
 
 
@@ -66,9 +66,7 @@ def prompts(num: int, V: int = 20) -> list[list[int]]:
 
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("variant", ["plain", "wide"])
-def test_texts_are_the_cpu_decoders(
-    random_model: Any, gpu: Any, variant: str, settings: str
-) -> None:
+def test_texts_are_the_cpu_decoders(random_model, gpu, variant, settings):
     model = random_model(**VARIANTS[variant])
     found = []
     for decoder in (Decoder.of(model), gpu(model)):
@@ -82,9 +80,7 @@ def test_texts_are_the_cpu_decoders(
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_every_architecture_writes_the_cpu_decoders_text(
-    random_model: Any, gpu: Any, variant: str
-) -> None:
+def test_every_architecture_writes_the_cpu_decoders_text(random_model, gpu, variant):
     model = random_model(**VARIANTS[variant])
     decoders = Decoder.of(model), gpu(model)
     cpu, own = (
@@ -93,7 +89,7 @@ def test_every_architecture_writes_the_cpu_decoders_text(
     assert cpu == own
 
 
-def test_a_text_does_not_depend_on_neighbours_or_calls(random_model: Any, gpu: Any) -> None:
+def test_a_text_does_not_depend_on_neighbours_or_calls(random_model, gpu):
     model = random_model(num_layers=2)
     alone = [
         finish(decoder := gpu(model), [started(decoder, prompt, 70, seed=k)])[0]
@@ -105,7 +101,7 @@ def test_a_text_does_not_depend_on_neighbours_or_calls(random_model: Any, gpu: A
         assert finish(decoder, streams, steps) == alone
 
 
-def test_streams_join_and_leave(random_model: Any, gpu: Any) -> None:
+def test_streams_join_and_leave(random_model, gpu):
     model = random_model()
     decoder = gpu(model)
     want = finish(
@@ -126,7 +122,7 @@ def test_streams_join_and_leave(random_model: Any, gpu: Any) -> None:
     assert [found[k] for k in range(20)] == want
 
 
-def test_stops_end_a_text_where_they_do_on_the_cpu(random_model: Any, gpu: Any) -> None:
+def test_stops_end_a_text_where_they_do_on_the_cpu(random_model, gpu):
     model = random_model()
     plain = finish(d := Decoder.of(model), [started(d, [1], 200)])[0]
     stops = [plain[50:53], [19, 19, 19, 19], plain[80:81]]
@@ -140,7 +136,7 @@ def test_stops_end_a_text_where_they_do_on_the_cpu(random_model: Any, gpu: Any) 
     assert found[0] == found[1]
 
 
-def test_saved_restored_and_forked_as_on_the_cpu(random_model: Any, gpu: Any) -> None:
+def test_saved_restored_and_forked_as_on_the_cpu(random_model, gpu):
     model = random_model(num_layers=2)
     settings = {"frequency_penalty": 0.3, "repetition_penalty": 1.2}
     found = []
@@ -165,7 +161,7 @@ def test_saved_restored_and_forked_as_on_the_cpu(random_model: Any, gpu: Any) ->
         require_same(one, other, L=2)
 
 
-def test_cpu_and_gpu_continue_each_others_streams(random_model: Any, gpu: Any) -> None:
+def test_cpu_and_gpu_continue_each_others_streams(random_model, gpu):
     model = random_model()
     decoders = Decoder.of(model), gpu(model)
     whole = finish(decoders[0], [started(decoders[0], [1, 2], 60)])[0]
@@ -179,7 +175,7 @@ def test_cpu_and_gpu_continue_each_others_streams(random_model: Any, gpu: Any) -
         assert written + finish(second, [other])[0] == whole
 
 
-def test_a_stream_that_only_reads_keeps_its_last_token(random_model: Any, gpu: Any) -> None:
+def test_a_stream_that_only_reads_keeps_its_last_token(random_model, gpu):
     model = random_model()
     found = []
     for decoder in (Decoder.of(model), gpu(model)):
@@ -196,7 +192,7 @@ def test_a_stream_that_only_reads_keeps_its_last_token(random_model: Any, gpu: A
     assert found[0][1] == found[1][1]
 
 
-def test_a_mark_is_the_place_before_the_next_run(random_model: Any, gpu: Any) -> None:
+def test_a_mark_is_the_place_before_the_next_run(random_model, gpu):
     model = random_model()
     decoder = gpu(model)
     stream, other = started(decoder, [1, 2], 50), started(decoder, [3], 50)
@@ -219,7 +215,7 @@ def test_a_mark_is_the_place_before_the_next_run(random_model: Any, gpu: Any) ->
     )
 
 
-def test_damaged_weights_end_a_text_alone(random_model: Any, gpu: Any) -> None:
+def test_damaged_weights_end_a_text_alone(random_model, gpu):
     model = random_model()
     with torch.no_grad():
         model.embedding.weight[3] = torch.nan
@@ -233,7 +229,7 @@ def test_damaged_weights_end_a_text_alone(random_model: Any, gpu: Any) -> None:
         bad.take()
 
 
-def test_what_needs_the_cpu_says_so(random_model: Any, gpu: Any) -> None:
+def test_what_needs_the_cpu_says_so(random_model, gpu):
     model = random_model()
     found = []
     for decoder in (Decoder.of(model), gpu(model)):
@@ -251,7 +247,7 @@ def test_what_needs_the_cpu_says_so(random_model: Any, gpu: Any) -> None:
     assert "9" in stream.refusal
 
 
-def test_formats_and_options_that_a_gpu_lacks(random_model: Any, gpu: Any) -> None:
+def test_formats_and_options_that_a_gpu_lacks(random_model, gpu):
     model = random_model()
     weights = {n: p.detach().numpy() for n, p in model.named_parameters()}
     with pytest.raises(ConfigError, match="int8"):
@@ -261,16 +257,14 @@ def test_formats_and_options_that_a_gpu_lacks(random_model: Any, gpu: Any) -> No
         gpu_decoder.GpuDecoder(weights, config, "fp32", "cpu")
 
 
-def test_a_stream_given_twice_is_refused(random_model: Any, gpu: Any) -> None:
+def test_a_stream_given_twice_is_refused(random_model, gpu):
     decoder = gpu(random_model())
     stream = started(decoder, [1], 5)
     with pytest.raises(RuntimeError, match="given twice"):
         decoder.run([stream, stream], 5)
 
 
-def test_out_of_memory_writes_fewer_at_a_time(
-    random_model: Any, gpu: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_out_of_memory_writes_fewer_at_a_time(random_model, gpu, monkeypatch):
     model = random_model()
     rows = gpu_decoder.Rows
 
@@ -306,7 +300,7 @@ def texts(decoder: Any, num: int, room: int, steps: int = 500, **settings: Any) 
 @on_gpu
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_fp32_writes_the_cpus_texts(random_model: Any, variant: str, settings: str) -> None:
+def test_fp32_writes_the_cpus_texts(random_model, variant, settings):
     """Rounding may turn a draw in rare cases; most texts are equal whole."""
     model = random_model(**VARIANTS[variant])
     gpu = GpuDecoder(float_weights(model), model.config, "fp32")
@@ -317,7 +311,7 @@ def test_fp32_writes_the_cpus_texts(random_model: Any, variant: str, settings: s
 
 @on_gpu
 @pytest.mark.parametrize("weights", ["fp32", "fp16", "bf16"])
-def test_the_same_again_whatever_the_neighbours(random_model: Any, weights: str) -> None:
+def test_the_same_again_whatever_the_neighbours(random_model, weights):
     model = random_model(rnn_size=128, num_layers=2, vocab_size=1500)
     decoders = [GpuDecoder(float_weights(model), model.config, weights) for _ in range(2)]
     first = texts(decoders[0], 50, 200)
@@ -327,7 +321,7 @@ def test_the_same_again_whatever_the_neighbours(random_model: Any, weights: str)
 
 
 @on_gpu
-def test_many_streams_and_sizes(random_model: Any) -> None:
+def test_many_streams_and_sizes(random_model):
     model = random_model(rnn_size=64)
     decoder = GpuDecoder(float_weights(model), model.config, "fp32")
     want = texts(Decoder.of(model), 300, 40, temperature=0.0)
@@ -337,7 +331,7 @@ def test_many_streams_and_sizes(random_model: Any) -> None:
 
 
 @on_gpu
-def test_scores_are_the_cpus(random_model: Any) -> None:
+def test_scores_are_the_cpus(random_model):
     class Tokens:
         token_chars = token_bytes = np.ones(20)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,15 +23,13 @@ OPTIONS: dict[str, Any] = {
 
 
 @pytest.fixture
-def text(tmp_path: Path) -> Path:
+def text(tmp_path):
     path = tmp_path / "book.txt"
     path.write_text("the cat sat on the mat, and so it did.\n" * 400)
     return path
 
 
-def test_strict_kernels_are_refused_before_the_text_is_read(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_strict_kernels_are_refused_before_the_text_is_read(text, tmp_path, monkeypatch):
     asked = list[Any]()
 
     def refuse(call: Any, *, strict: bool) -> None:
@@ -51,9 +48,7 @@ def test_strict_kernels_are_refused_before_the_text_is_read(
     assert not out.exists()
 
 
-def test_a_run_that_finds_too_little_memory_ends_with_one_line(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_finds_too_little_memory_ends_with_one_line(text, tmp_path, monkeypatch):
     def losses(*_: Any) -> Iterator[torch.Tensor]:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
         yield torch.zeros(1)
@@ -70,7 +65,7 @@ def test_a_run_that_finds_too_little_memory_ends_with_one_line(
     assert "out of GPU memory: a batch now runs in 4 parts, with the same result" in said
 
 
-def test_processes_that_would_share_a_gpu_are_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_would_share_a_gpu_are_not_started(monkeypatch):
     use_gpu(monkeypatch)
     with pytest.raises(ConfigError) as caught:
         cli_train._require_gpus(2, "auto")

@@ -44,7 +44,7 @@ def words(count: int, seed: int) -> str:
 
 
 @pytest.fixture
-def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def texts(tmp_path, monkeypatch):
     """A directory with book.txt, valid.txt and test.txt, which is the current one."""
     for seed, (name, count) in enumerate((("book", 600), ("valid", 80), ("test", 90))):
         (tmp_path / f"{name}.txt").write_text(words(count, seed))
@@ -81,10 +81,7 @@ def ids_of(name: str) -> list[int]:
         (("valid", "test"), 1.0, "valid.txt", "100% training; validation on valid.txt, test on"),
     ],
 )
-def test_the_share_of_a_file_is_trained_on(
-    texts: Path, monkeypatch: pytest.MonkeyPatch,
-    files: tuple[str, ...], trained: float, valid: Any, note: str,
-) -> None:  # fmt: skip
+def test_the_share_of_a_file_is_trained_on(texts, monkeypatch, files, trained, valid, note):
     seen: dict[str, list[int]] = {}
     open_batches, initialize = train_module.open_batches, train_module.initialize
 
@@ -144,7 +141,7 @@ class Spoil(fastlstm.Callback):
 
 
 @pytest.mark.parametrize("vocab", ["char", "byte", "bpe"])
-def test_shares_and_files_give_the_same_figure(texts: Path, vocab: str) -> None:
+def test_shares_and_files_give_the_same_figure(texts, vocab):
     if vocab == "bpe":
         pytest.importorskip("tokenizers")
     pick = random.Random(1)
@@ -160,7 +157,7 @@ def test_shares_and_files_give_the_same_figure(texts: Path, vocab: str) -> None:
     assert both[0] == both[1]
 
 
-def test_the_test_text_is_scored_with_the_best_weights(texts: Path) -> None:
+def test_the_test_text_is_scored_with_the_best_weights(texts):
     run, events = train(test="test.txt", callbacks=[Spoil(after=4)])
     (end,) = kinds(events, "end")
     assert end["best_step"] == 4 < end["step"]
@@ -173,7 +170,6 @@ def test_the_test_text_is_scored_with_the_best_weights(texts: Path) -> None:
         "num_units": len(ids_of("test.txt")) - 1,
         "of_units": len(ids_of("test.txt")) - 1,
     }
-    assert run.test is not None
     assert run.test.bits_per_char == found.bits_per_char < run.bits_per_char
     assert end["spent_s"]["test"] > 0
     # A resumed run has the best weights only in its run directory.
@@ -183,7 +179,7 @@ def test_the_test_text_is_scored_with_the_best_weights(texts: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["step", "checkpoint"])
-def test_a_stopped_run_ends_bit_equal(texts: Path, kind: str) -> None:
+def test_a_stopped_run_ends_bit_equal(texts, kind):
     """The last checkpoint is written before the test text is scored: the stop comes while it is."""
     files = {"valid": "valid.txt", "test": "test.txt"}
     wanted, _ = train("whole", **files)
@@ -202,9 +198,7 @@ def test_a_stopped_run_ends_bit_equal(texts: Path, kind: str) -> None:
         assert found.nats_per_token == whole.nats_per_token
 
 
-def test_within_a_budget_a_part_is_scored_and_said(
-    texts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_within_a_budget_a_part_is_scored_and_said(texts, monkeypatch):
     class Ends(fastlstm.Callback):
         def on_update(self, trainer: Any) -> None:
             trainer.end("enough")
@@ -224,7 +218,7 @@ def test_within_a_budget_a_part_is_scored_and_said(
     assert f"1,000 of {total:,} tokens" in dict(end_rows(kinds(events, "end")[0], {}))["test"]
 
 
-def test_of_a_budget_a_tenth_is_kept() -> None:
+def test_of_a_budget_a_tenth_is_kept():
     ids = np.zeros(1_000_001, np.uint8)
     none: Any = None
     test = task_module.FinalTest("test.txt", ids, 100.0, none, none)
@@ -240,7 +234,7 @@ def test_of_a_budget_a_tenth_is_kept() -> None:
 
 
 @pytest.mark.parametrize("part", ["valid", "test"])
-def test_unknown_characters_are_left_out_and_said(texts: Path, part: str) -> None:
+def test_unknown_characters_are_left_out_and_said(texts, part):
     path = Path(f"{part}.txt")
     known = path.read_text()
     _, events = train("known", **{part: path.name})
@@ -255,7 +249,7 @@ def test_unknown_characters_are_left_out_and_said(texts: Path, part: str) -> Non
     assert ends[0] == ends[1]
 
 
-def test_a_text_is_read_as_the_source_is(texts: Path) -> None:
+def test_a_text_is_read_as_the_source_is(texts):
     with gzip.open("valid.jsonl.gz", "wt", newline="") as file:
         for line in Path("valid.txt").read_text().splitlines(keepends=True):
             file.write(json.dumps({"body": line.replace("\n", "\r\n")}) + "\n")
@@ -268,7 +262,7 @@ def test_a_text_is_read_as_the_source_is(texts: Path) -> None:
 
 
 @pytest.mark.parametrize("vocab", ["byte", "char"])
-def test_bytes_hold_every_character(texts: Path, vocab: Any) -> None:
+def test_bytes_hold_every_character(texts, vocab):
     Path("valid.txt").write_text("ß☃ only" * 9, encoding="utf-8")
     _, events = train(valid="valid.txt", vocab=vocab)
     assert ("left out" in notes(events)) == (vocab == "char")
@@ -280,17 +274,11 @@ def test_bytes_hold_every_character(texts: Path, vocab: Any) -> None:
         ("", DataError, r"mine\.txt is empty"),
         ("a", DataError, r"mine\.txt has 1 token, expected at least 2; give a longer .* `valid`"),
         ("aßßßß", DataError, r"mine\.txt has 1 token"),
-        (
-            "ß☃",
-            UnknownCharacterError,
-            r"mine\.txt: characters that are not in the vocabulary: 'ß' at 0",
-        ),
+        ("ß☃", UnknownCharacterError, r"mine\.txt: characters that are not in the vocabulary: 'ß'"),
         (None, DataError, r"no such file or directory: mine\.txt"),
     ],
 )
-def test_what_cannot_be_scored_is_refused_at_the_start(
-    texts: Path, content: str | None, error: type[Exception], message: str
-) -> None:
+def test_what_cannot_be_scored_is_refused_at_the_start(texts, content, error, message):
     if content is not None:
         Path("mine.txt").write_text(content, encoding="utf-8")
     with pytest.raises(error, match=message):
@@ -301,25 +289,16 @@ def test_what_cannot_be_scored_is_refused_at_the_start(
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        (
-            {"valid": "book.txt"},
-            r"book\.txt is given both as the source and as `valid`; each needs",
-        ),
+        ({"valid": "book.txt"}, r"book\.txt is given both as the source and as `valid`; each"),
         ({"test": "./sub/../book.txt"}, r"book\.txt is given both as the source and as `test`"),
         ({"valid": "link.txt"}, r"book\.txt is given both as the source and as `valid`"),
         ({"source": ".", "test": "valid.txt"}, r"valid\.txt is given both as the source and as"),
-        (
-            {"valid": "test.txt", "test": "test.txt"},
-            r"test\.txt is .* both as `valid` and as `test`",
-        ),
-        (
-            {"valid": "copy.txt"},
-            r"the text of copy\.txt is given both as the source and as `valid`",
-        ),
+        ({"valid": "test.txt", "test": "test.txt"}, r"test\.txt is .* both as `valid` and as"),
+        ({"valid": "copy.txt"}, r"text of copy\.txt is given both as the source and as `valid`"),
         ({"source": "-", "valid": "-"}, "stdin is given both as the source and as `valid`"),
     ],
 )
-def test_a_text_has_one_part(texts: Path, fields: dict[str, Any], message: str) -> None:
+def test_a_text_has_one_part(texts, fields, message):
     (texts / "sub").mkdir()
     (texts / "link.txt").symlink_to("book.txt")
     if fields.get("valid") == "copy.txt":
@@ -329,7 +308,7 @@ def test_a_text_has_one_part(texts: Path, fields: dict[str, Any], message: str) 
     assert not Path("run").exists()
 
 
-def test_resume_sees_that_the_texts_are_the_same(texts: Path) -> None:
+def test_resume_sees_that_the_texts_are_the_same(texts):
     train(valid="valid.txt", test="test.txt")
     with pytest.raises(RunDirectoryError, match="already contains a run"):
         train(valid="valid.txt")
@@ -353,7 +332,7 @@ def test_resume_sees_that_the_texts_are_the_same(texts: Path) -> None:
         train(resume=True, steps=10)
 
 
-def test_a_run_without_files_is_resumed_without(texts: Path) -> None:
+def test_a_run_without_files_is_resumed_without(texts):
     train()
     assert set(json.loads(Path("run/config.json").read_bytes())["data"]) == {
         "source", "key", "num_bytes", "num_chars",
@@ -363,7 +342,7 @@ def test_a_run_without_files_is_resumed_without(texts: Path) -> None:
     train(resume=True, steps=8)
 
 
-def test_the_command_line_and_yaml(texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_and_yaml(texts, capsys):
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in TINY.items() if value]
     flags = [flag for flag in flags if "tensorboard" not in flag]
     Path("run.yaml").write_text("valid: valid.txt\ntensorboard: false\n")
@@ -382,7 +361,7 @@ def test_the_command_line_and_yaml(texts: Path, capsys: pytest.CaptureFixture[st
     assert "run is a run, expected a text" in capsys.readouterr().err
 
 
-def test_evaluate_names_the_file_of_a_part(texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_names_the_file_of_a_part(texts, capsys):
     train(valid=Path("valid.txt"))
     assert main(["evaluate", "run", "book.txt", "--split", "valid"]) == 2
     told = "the validation split of this run is valid.txt, not a share of its text;"
@@ -404,13 +383,13 @@ def test_evaluate_names_the_file_of_a_part(texts: Path, capsys: pytest.CaptureFi
         validation_ids(lm.config, lm.tokenizer)
 
 
-def test_the_options_take_paths() -> None:
+def test_the_options_take_paths():
     assert TrainConfig(valid=Path("a/b.txt")).valid == "a/b.txt"  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="`test` is 5, expected a text"):
         TrainConfig(test=5)  # type: ignore[arg-type]
 
 
-def test_tables_are_refused(texts: Path) -> None:
+def test_tables_are_refused(texts):
     Path("table.csv").write_text("a,b\n" + "1,2\n" * 99)
     with pytest.raises(DataError, match=r"table\.csv holds a table"):
         train(valid="table.csv")

@@ -12,6 +12,7 @@ from fastlstm.errors import ConfigError, CorruptFileError, PromptError, UnknownC
 from fastlstm.text.data.tokenizer import ByteTokenizer, CharTokenizer
 from fastlstm.text.decoder import Decoder
 from fastlstm.text.evaluation import evaluate
+from fastlstm.text.files import save_language_model
 from fastlstm.text.lm import LM, sample_text
 from fastlstm.text.session import Seal
 
@@ -115,6 +116,7 @@ def test_unseen_characters_in_the_prompt_are_named(lm):
         ({"top_p": 2}, "`top_p` is 2"),
         ({"max_tokens": -1}, "max_tokens is -1, expected a whole number, 0 or more"),
         ({"max_tokens": 1.5}, "max_tokens is 1.5"),
+        ({"max_tokens": True}, "max_tokens is True"),
         ({"prompt": b"ab"}, "the prompt is a bytes, expected a str"),
     ],
 )
@@ -183,11 +185,15 @@ def test_sessions_belong_to_a_model_and_a_key(lm, random_model):
         (blob, LM(other, lm.tokenizer), None), (blob, lm, b"key"), (signed, lm, None),
         (signed, lm, b"other"), (blob[:-1], lm, None), (b"", lm, None), (blob + b"x", lm, None),
     ):  # fmt: skip
-        with pytest.raises(CorruptFileError, match="the session cannot be used: it "):
+        told = "another model" if model is not lm else "another key" if key == b"other" else "it "
+        with pytest.raises(CorruptFileError, match=f"the session cannot be used: .*{told}"):
             model.session().restore(made, key)
     for use in (session.save, lambda key: session.restore(blob, key)):
-        with pytest.raises(PromptError, match="the key is empty"):
-            use(b"")
+        for key, told in ((b"", "the key is empty"), ("key", "the key is a str, expected bytes")):
+            with pytest.raises(PromptError, match=told):
+                use(key)
+    with pytest.raises(CorruptFileError, match=r"it is a str, expected the bytes of save\(\)"):
+        session.restore("text")
 
 
 def test_a_forged_session_is_refused_and_changes_nothing(byte_lm):
@@ -274,20 +280,14 @@ def test_sample_text_keeps_the_mode_and_the_global_generator(lm):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_load(random_model, tmp_path):
-    from fastlstm.runs.run_directory import RunDirectory
-    from fastlstm.text.files import save_language_model
-
+def test_load(random_model, run):
     model, tokenizer = random_model(), CharTokenizer("".join(sorted(CHARS)))
-    run = RunDirectory(tmp_path / "run")
-    run.create()
     run.publish(save_language_model(model, tokenizer, generation={"temperature": 0.0}))
-    lm = LM.load(tmp_path / "run")
+    lm = LM.load(run.path)
     assert lm.generate("ab", 20) == greedy(LM(model, tokenizer), "ab", 20)
     assert lm.config["model"]["rnn_size"] == 16
-    assert repr(lm) == (
-        f"LM(char vocabulary of 20, H=16, L=1, {model.num_parameters:,} parameters)"
-    )
+    told = f"LM(char vocabulary of 20, H=16, L=1, {model.num_parameters:,} parameters)"
+    assert repr(lm) == told
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,6 @@
 """Where text is written: as asked for, else by the number of texts."""
 
-from __future__ import annotations
-
 import warnings
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +8,6 @@ import torch
 import gpu_on_cpu
 from fastlstm import LM
 from fastlstm.errors import ConfigError, KernelError
-from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import hardware
 from fastlstm.text import evaluation, gpu_decoder
 from fastlstm.text.data.tokenizer import CharTokenizer
@@ -23,12 +18,12 @@ TOKENIZER = CharTokenizer("abcdefghijklmnopqrst")
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def gpu(monkeypatch):
     """There is a GPU, which is the CPU in float32."""
     gpu_on_cpu.use_the_cpu(monkeypatch)
     whole = gpu_decoder.GpuDecoder
 
-    def on_cpu(weights: Any, config: Any, weight_format: str) -> Any:
+    def on_cpu(weights, config, weight_format):
         made = whole(weights, config, "fp32", "cpu")
         made.weight_format = weight_format
         return made
@@ -37,7 +32,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "_refusal", lambda: None)
 
 
-def test_auto_takes_the_gpu_for_many_texts(gpu: None, random_model: Any) -> None:
+def test_auto_takes_the_gpu_for_many_texts(gpu, random_model):
     config = random_model().config
     assert device_for("auto", config, None, FEWEST_STREAMS - 1) == "cpu"
     assert device_for("auto", config, None, FEWEST_STREAMS) == "cuda"
@@ -45,7 +40,7 @@ def test_auto_takes_the_gpu_for_many_texts(gpu: None, random_model: Any) -> None
     assert device_for("cuda", config, None, 1) == "cuda"
 
 
-def test_an_lm_writes_where_it_is_told(gpu: None, random_model: Any) -> None:
+def test_an_lm_writes_where_it_is_told(gpu, random_model):
     model = random_model()
     models = {name: LM(model, TOKENIZER, device=name) for name in ("cpu", "cuda", "auto")}
     texts = {n: m.generate_batch(["a", "bc", "d"], 50, seed=3) for n, m in models.items()}
@@ -64,7 +59,7 @@ def test_an_lm_writes_where_it_is_told(gpu: None, random_model: Any) -> None:
     assert own.write(20, seed=1) == first
 
 
-def test_weights_that_a_gpu_lacks_are_written_on_the_cpu(gpu: None, random_model: Any) -> None:
+def test_weights_that_a_gpu_lacks_are_written_on_the_cpu(gpu, random_model):
     model = random_model()
     with pytest.warns(UserWarning, match="no int8 weights, only fp32, bf16, fp16: text is written"):
         assert LM(model, TOKENIZER, weights="int8", device="cuda").decoder.weight_format == "int8"
@@ -75,10 +70,8 @@ def test_weights_that_a_gpu_lacks_are_written_on_the_cpu(gpu: None, random_model
 
 
 @pytest.mark.parametrize("error", [KernelError("no NVRTC"), torch.OutOfMemoryError("CUDA")])
-def test_a_gpu_that_fails(
-    gpu: None, random_model: Any, monkeypatch: pytest.MonkeyPatch, error: Exception, tmp_path: Path
-) -> None:
-    def refuse(*args: Any) -> None:
+def test_a_gpu_that_fails(gpu, random_model, monkeypatch, error, run):
+    def refuse(*args):
         raise error
 
     monkeypatch.setattr(gpu_decoder, "GpuDecoder", refuse)
@@ -88,8 +81,6 @@ def test_a_gpu_that_fails(
     assert decoder.isa != "CUDA"
     with pytest.raises(ConfigError, match="device"):
         LM(model, TOKENIZER, device="cuda").decoder_for(100)
-    run = RunDirectory(tmp_path / "run")
-    run.create()
     run.publish(save_language_model(model, TOKENIZER))
     with pytest.warns(UserWarning, match="text is written on the CPU"):
         assert load_decoder(run.path, device="auto", num_streams=100).decoder.isa != "CUDA"
@@ -97,7 +88,7 @@ def test_a_gpu_that_fails(
         load_decoder(run.path, device="cuda")
 
 
-def test_a_device_that_is_not_there(random_model: Any, tmp_path: Any) -> None:
+def test_a_device_that_is_not_there(random_model, tmp_path):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     with pytest.raises(ConfigError, match="no usable NVIDIA GPU"):
@@ -108,14 +99,12 @@ def test_a_device_that_is_not_there(random_model: Any, tmp_path: Any) -> None:
         load_decoder(tmp_path, device="cuda")
 
 
-def test_scoring_takes_shorter_passes_where_memory_ends(
-    gpu: None, random_model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scoring_takes_shorter_passes_where_memory_ends(gpu, random_model, monkeypatch):
     model, chunks = random_model(), list[int]()
     monkeypatch.setattr(torch.nn.Module, "to", lambda module, device: module)
     whole = evaluation.evaluate
 
-    def bounded(*args: Any, chunk: int, **settings: Any) -> Any:
+    def bounded(*args, chunk, **settings):
         chunks.append(chunk)
         if chunk > 64:
             raise torch.OutOfMemoryError("CUDA")

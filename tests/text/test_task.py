@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,15 +16,10 @@ from fastlstm.report.lines import outlook_text
 from fastlstm.text.config import ModelConfig
 from fastlstm.text.data.tokenizer import CharTokenizer
 from fastlstm.text.model import LanguageModel
-from fastlstm.text.task import (
-    expected_end,
-    has_outlook,
-    tokens_per_char,
-    training_flop_per_token,
-)
+from fastlstm.text.task import expected_end, has_outlook, tokens_per_char, training_flop_per_token
 
 
-def test_a_token_that_the_vocabulary_lacks_is_named() -> None:
+def test_a_token_that_the_vocabulary_lacks_is_named():
     tokenizer = CharTokenizer("abc")
     assert tokens_per_char(np.array([0, 1, 2, 2], np.uint8), tokenizer) == 1.0
     with pytest.raises(CorruptFileError, match="holds token 200, its vocabulary has 3; delete"):
@@ -33,9 +27,7 @@ def test_a_token_that_the_vocabulary_lacks_is_named() -> None:
 
 
 @pytest.mark.parametrize("output_rank", [0, 7])
-def test_the_flop_per_token_agree_with_the_counter_of_torch(
-    monkeypatch: pytest.MonkeyPatch, output_rank: int
-) -> None:
+def test_the_flop_per_token_agree_with_the_counter_of_torch(monkeypatch, output_rank):
     monkeypatch.setattr(loss, "is_native", lambda *_: False)  # torch counts its own products only
     config = ModelConfig(11, embed_size=8, rnn_size=16, num_layers=3, output_rank=output_rank)
     model = LanguageModel(config)
@@ -51,20 +43,18 @@ def test_the_flop_per_token_agree_with_the_counter_of_torch(
 
 @pytest.mark.parametrize("drop", [0.12, 0.21, 0.3])
 @pytest.mark.parametrize("share", [0.15, 0.4, 0.6, 0.9])
-def test_the_end_of_a_run_like_those_measured_is_within_the_interval(
-    drop: float, share: float
-) -> None:
+def test_the_end_of_a_run_like_those_measured_is_within_the_interval(drop, share):
     bits, error = expected_end(share, 1.6 * math.exp(drop * (1 - share) ** 1.5))
     assert abs(bits - 1.6) < error
 
 
-def test_the_interval_shrinks_as_the_run_goes_on() -> None:
+def test_the_interval_shrinks_as_the_run_goes_on():
     errors = [expected_end(share, 1.6)[1] for share in (0.2, 0.5, 0.9)]
     assert errors[0] > 2 * errors[2]
     assert errors == sorted(errors, reverse=True)
 
 
-def test_a_run_predicts_its_end(tmp_path: Path) -> None:
+def test_a_run_predicts_its_end(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("It was the best of times, it was the worst of times. " * 400)
     events: list[dict[str, object]] = []
@@ -80,7 +70,7 @@ def test_a_run_predicts_its_end(tmp_path: Path) -> None:
     assert outlook_text(said[0]).startswith("predicted final validation: ")
 
 
-def test_runs_unlike_the_measured_ones_have_no_outlook() -> None:
+def test_runs_unlike_the_measured_ones_have_no_outlook():
     assert has_outlook(0.7, 0, "char")
     assert not has_outlook(0.2, 0, "char")
     assert not has_outlook(0.7, 3, "char")

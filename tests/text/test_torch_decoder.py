@@ -1,14 +1,12 @@
 """Writing with models whose cells the native decoder has not got."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np
 import pytest
 import torch
 
-from decoding import started
+from decoding import finish, started
 from fastlstm.errors import ConfigError, CorruptFileError, KernelError
 from fastlstm.text.data.tokenizer import CharTokenizer
 from fastlstm.text.decoder import Decoder
@@ -47,9 +45,7 @@ def test_what_is_likeliest_is_written(options, random_model):
     assert isinstance(decoder, TorchDecoder)
     text = [3, 1, 4]
     stream = started(decoder, text, 12, num_top=0, scores_given=True, temperature=0.0)
-    while stream.is_running:
-        decoder.run([stream], 5)
-    text += stream.take().tolist()
+    text += finish(decoder, [stream], 5)[0]
     assert len(text) == 15
     logits = logits_of(model, text[:-1])
     assert logits.argmax(-1)[2:].tolist() == text[3:]
@@ -62,14 +58,11 @@ def test_it_writes_what_the_native_decoder_writes(random_model):
     weights = {n: p.detach().numpy() for n, p in model.named_parameters()}
     found = []
     for decoder in (Decoder(weights, model.config), TorchDecoder(weights, model.config)):
-        streams = [decoder.stream() for _ in range(2)]
-        for seed, stream in enumerate(streams):
-            stream.set(Sampling(seed=seed, repetition_penalty=1.3), stops=[[7]])
-            stream.feed([1, 2, 3])
-            stream.begin(30)
-        while any(stream.is_running for stream in streams):
-            decoder.run(streams, 7)
-        found.append([(stream.take().tolist(), stream.status) for stream in streams])
+        streams = [
+            started(decoder, [1, 2, 3], 30, [[7]], seed=seed, repetition_penalty=1.3)
+            for seed in range(2)
+        ]
+        found.append((finish(decoder, streams, 7), [stream.status for stream in streams]))
     assert found[0] == found[1]
 
 

@@ -1,18 +1,13 @@
 """A run directory, and stores of states to go back to."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from fastlstm.runs.run_directory import RunDirectory
-from fastlstm.training.checkpoint import MemorySnapshots, RunSnapshots, Snapshots
+from fastlstm.training.checkpoint import MemorySnapshots, RunSnapshots
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[RunDirectory]:
+def run(tmp_path):
     """A locked run directory with an empty metrics.jsonl."""
     found = RunDirectory(tmp_path / "run")
     found.create()
@@ -22,5 +17,5 @@ def run(tmp_path: Path) -> Iterator[RunDirectory]:
 
 
 @pytest.fixture(params=["memory", "disk"])
-def snapshots(request: pytest.FixtureRequest, run: RunDirectory) -> Snapshots:
+def snapshots(request, run):
     return MemorySnapshots() if request.param == "memory" else RunSnapshots(run, 2)

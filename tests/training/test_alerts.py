@@ -44,12 +44,12 @@ def found_by(rule: str, events: Events) -> list[str]:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_healthy_run_raises_nothing(rule: str) -> None:
+def test_a_healthy_run_raises_nothing(rule):
     assert set(found_by(rule, stream())) <= {""}
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_planted_trouble_is_found_and_over(rule: str) -> None:
+def test_planted_trouble_is_found_and_over(rule):
     for other in RULES:
         texts = found_by(other, stream(rule, 300))
         assert any(texts) == (other == rule)
@@ -59,7 +59,7 @@ def test_planted_trouble_is_found_and_over(rule: str) -> None:
     assert texts[-1] == ""
 
 
-def test_values_of_the_wrong_kind_raise_nothing() -> None:
+def test_values_of_the_wrong_kind_raise_nothing():
     kinds = ("start", "step", "eval", "machine", "end", 7, None)
     keys = ("step", "loss", "elapsed_s", "eta_s")
     for value in (None, "x", [], {}, -1, 10**400, float("nan"), True):
@@ -90,7 +90,7 @@ def told(command: str | None, events: Events, then: Callable[[], object] = lambd
     return [event for event in of_kind(found, "message") if event["level"] == "warning"]
 
 
-def test_an_alert_is_told_once_until_it_is_over() -> None:
+def test_an_alert_is_told_once_until_it_is_over():
     good = [{"event": "step", "step": at, "loss": 1.0} for at in range(30)]
     (warning,) = told(None, [SKIP, SKIP])
     assert warning["text"].startswith("alert (nan): step 7: non-finite in a'; touch")
@@ -99,9 +99,7 @@ def test_an_alert_is_told_once_until_it_is_over() -> None:
     assert sum(text.startswith("alert (nan)") for text in again) == 2
 
 
-def test_the_command_gets_the_alert_and_no_text_is_executed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_gets_the_alert_and_no_text_is_executed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MY_API_KEY", "hush-hush-0123456789")
     event = {**SKIP, "action": "hush-hush-0123456789"}
@@ -116,15 +114,13 @@ def test_the_command_gets_the_alert_and_no_text_is_executed(
     assert os.listdir() == ["told"]
 
 
-def test_a_command_that_fails_is_told() -> None:
+def test_a_command_that_fails_is_told():
     assert told("exit 7", [SKIP])[-1]["text"] == (
         "the command of an alert ended with exit status 7"
     )
 
 
-def test_a_command_that_takes_too_long_is_ended_with_what_it_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_that_takes_too_long_is_ended_with_what_it_started(tmp_path, monkeypatch):
     monkeypatch.setattr(alerts, "_COMMAND_S", 0.3)
     monkeypatch.chdir(tmp_path)
     told("sh -c 'echo $$ > pid.new; mv pid.new pid; sleep 9; touch lived' & wait", [SKIP])
@@ -140,9 +136,7 @@ def test_a_command_that_takes_too_long_is_ended_with_what_it_started(
     pytest.fail("the command goes on")
 
 
-def test_a_stall_runs_the_command_while_it_lasts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stall_runs_the_command_while_it_lasts(tmp_path, monkeypatch):
     monkeypatch.setattr(alerts, "_STALL_S", 0.02)
     monkeypatch.setattr(alerts, "_STALL_TIMES", 2.0)
     monkeypatch.setattr(alerts, "_LOOK_S", 0.01)
@@ -158,7 +152,7 @@ def test_a_stall_runs_the_command_while_it_lasts(
     assert Path("told").read_text().startswith("no event for ")
 
 
-def test_alerts_leave_the_steps_alone() -> None:
+def test_alerts_leave_the_steps_alone():
     """A hook inside of a step would keep a GPU from running it as one graph."""
     for kind in (fastlstm.Alerts, *LOGGERS.values()):
         assert not [h for h in _SEEING if getattr(kind, h) != getattr(fastlstm.Callback, h)]

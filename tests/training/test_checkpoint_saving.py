@@ -29,15 +29,13 @@ class Recording(MemorySnapshots):
         super().save(state)
 
 
-def test_states_are_saved_before_the_first_step_when_due_and_at_the_end() -> None:
+def test_states_are_saved_before_the_first_step_when_due_and_at_the_end():
     snapshots = Recording()
     trainer_of(LinearTask(), snapshots=snapshots, checkpoint_every=4).fit()
     assert snapshots.saved == [(step, True) for step in (0, 4, 8, 10)]
 
 
-def test_the_first_checkpoint_comes_after_fifteen_seconds_and_later_ones_once_a_minute(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_first_checkpoint_comes_after_fifteen_seconds_and_later_ones_once_a_minute(monkeypatch):
     now_s, saved = [100.0], list[int]()
     monkeypatch.setattr(checkpoint.time, "perf_counter", lambda: now_s[0])
     trainer = trainer_of(LinearTask())
@@ -50,7 +48,7 @@ def test_the_first_checkpoint_comes_after_fifteen_seconds_and_later_ones_once_a_
     assert saved == [16, 77, 138, 199]
 
 
-def test_a_state_has_all_parts_and_empty_ones_are_left_out() -> None:
+def test_a_state_has_all_parts_and_empty_ones_are_left_out():
     trainer = trainer_of(LinearTask(), ema=0.5, optimizer="adamw")
     before, _ = trainer.saver.capture()
     assert before.keys() == {"model", "optimizer", "state", "average", "carried"}
@@ -61,7 +59,7 @@ def test_a_state_has_all_parts_and_empty_ones_are_left_out() -> None:
     assert meta["progress"]["elapsed_s"] > 0
 
 
-def test_a_failed_save_is_a_warning_except_at_the_end() -> None:
+def test_a_failed_save_is_a_warning_except_at_the_end():
     events: list[Any] = []
     snapshots = Recording(0, 4)
     trainer_of(LinearTask(), events, snapshots=snapshots, checkpoint_every=4).fit()
@@ -70,9 +68,12 @@ def test_a_failed_save_is_a_warning_except_at_the_end() -> None:
     assert warnings == ["checkpoint not written, training continues: the disk is full"] * 2
     with pytest.raises(StorageError, match="the disk is full"):
         trainer_of(LinearTask(), snapshots=Recording(10)).fit()
+    refused = trainer_of(LinearTask(), snapshots=Recording(0)).saver
+    refused.save_if_possible()
+    assert not refused.is_due(), "tried again later, not at every step"
 
 
-def test_a_state_with_nan_is_marked() -> None:
+def test_a_state_with_nan_is_marked():
     task, snapshots = LinearTask(), Recording()
     trainer = trainer_of(task, snapshots=snapshots)
     with torch.no_grad():
@@ -82,7 +83,7 @@ def test_a_state_with_nan_is_marked() -> None:
     assert snapshots.last_good() is None
 
 
-def test_a_step_is_saved_once_unless_a_roll_back_returns_to_it() -> None:
+def test_a_step_is_saved_once_unless_a_roll_back_returns_to_it():
     snapshots = Recording()
     trainer = trainer_of(LinearTask(), snapshots=snapshots)
     for _ in range(2):
@@ -98,7 +99,7 @@ def test_a_step_is_saved_once_unless_a_roll_back_returns_to_it() -> None:
     assert len(snapshots.saved) == 2, "with its new learning rate"
 
 
-def test_a_state_rolled_back_to_before_the_first_save_is_saved_again() -> None:
+def test_a_state_rolled_back_to_before_the_first_save_is_saved_again():
     snapshots = Recording()
     trainer = trainer_of(LinearTask(), snapshots=snapshots, checkpoint_every=4)
     trainer.saver.save_if_possible()
@@ -122,12 +123,11 @@ def test_a_state_rolled_back_to_before_the_first_save_is_saved_again() -> None:
         ({"progress": {"step": "x"}}, "it holds invalid values .step is 'x'"),
     ],
 )
-def test_impossible_values_name_the_checkpoint(change: dict[str, Any], message: str) -> None:
+def test_impossible_values_name_the_checkpoint(change, message):
     snapshots = Recording()
     trainer = trainer_of(LinearTask(), snapshots=snapshots)
     trainer.saver.save()
     state = snapshots.last_good()
-    assert state is not None
     state.meta.update(change)
     with pytest.raises(CorruptFileError, match=f"^the state of step 0: {message}"):
         trainer.restore(state)
@@ -137,7 +137,7 @@ def test_impossible_values_name_the_checkpoint(change: dict[str, Any], message: 
         trainer.restore(state)
 
 
-def test_the_time_since_the_last_step_is_saved() -> None:
+def test_the_time_since_the_last_step_is_saved():
     trainer = trainer_of(LinearTask(), started=time.perf_counter() - 5)
     _, meta = trainer.saver.capture()
     assert meta["progress"]["elapsed_s"] >= 5

@@ -1,47 +1,39 @@
 """States to go back to, in memory and on disk."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from fastlstm.runs.run_directory import RunDirectory
-from fastlstm.training.checkpoint import Checkpoint, MemorySnapshots, RunSnapshots, Snapshots
+from fastlstm.training.checkpoint import Checkpoint, MemorySnapshots, RunSnapshots
 
 
-def state(
-    step: int, weight: torch.Tensor, meta: dict[str, Any], is_finite: bool = True, **files: bytes
-) -> Checkpoint:
+def state(step, weight, meta, is_finite=True, **files):
     return Checkpoint(Path("now"), step, {"model": {"w": weight}}, meta, files, is_finite)
 
 
-def test_the_newest_finite_state_is_the_last_good_one(snapshots: Snapshots) -> None:
+def test_the_newest_finite_state_is_the_last_good_one(snapshots):
     assert snapshots.last_good() is None
     for step, is_finite in ((0, True), (3, True), (6, False)):
         value = torch.full((2,), float(step) if is_finite else float("nan"))
         snapshots.save(state(step, value, {"step": step}, is_finite))
     found = snapshots.last_good()
-    assert found is not None
     assert (found.step, found.meta["step"]) == (3, 3)
     assert found.tensors["model"]["w"].tolist() == [3.0, 3.0]
 
 
-def test_a_state_is_a_copy_on_the_way_in_and_on_the_way_out(snapshots: Snapshots) -> None:
+def test_a_state_is_a_copy_on_the_way_in_and_on_the_way_out(snapshots):
     weight, meta = torch.ones(2), {"seen": [1]}
     snapshots.save(state(1, weight, meta))
     for _ in range(2):
         weight += 1
         meta["seen"].append(2)
         found = snapshots.last_good()
-        assert found is not None
         assert found.tensors["model"]["w"].tolist() == [1.0, 1.0]
         assert found.meta["seen"] == [1]
         weight, meta = found.tensors["model"]["w"], found.meta
 
 
-def test_the_event_of_a_checkpoint_has_its_name_and_size(run: RunDirectory) -> None:
+def test_the_event_of_a_checkpoint_has_its_name_and_size(run):
     about = RunSnapshots(run, 2).save(state(5, torch.ones(2), {}, **{"a.json": b"1"}))
     files = list((run.path / "checkpoint-5").iterdir())
     size = sum(file.stat().st_size for file in files)

@@ -1,10 +1,7 @@
 """Where a run computes."""
 
-from __future__ import annotations
-
 import os
 import warnings
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -25,35 +22,33 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 @pytest.fixture(autouse=True)
-def _looks_anew() -> Iterator[None]:
+def _looks_anew():
     hardware._cuda_warning.cache_clear()
     yield
     hardware._cuda_warning.cache_clear()
 
 
-def test_no_gpu_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_gpu_is_a_clear_error(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert set_up_device(TrainConfig(device="auto")).type == "cpu"
     with pytest.raises(ConfigError, match="no usable NVIDIA GPU here"):
         set_up_device(TrainConfig(device="cuda"))
 
 
-def test_a_memory_limit_is_for_a_gpu() -> None:
+def test_a_memory_limit_is_for_a_gpu():
     with pytest.raises(ConfigError, match="`memory_limit_gb` bounds GPU memory and this run is on"):
         set_up_device(TrainConfig(device="cpu", memory_limit_gb=1.0))
     assert set_up_device(TrainConfig(device="cpu")).type == "cpu"
 
 
-def test_a_memory_limit_is_a_share_of_the_gpu_of_this_process(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_memory_limit_is_a_share_of_the_gpu_of_this_process(monkeypatch):
     seen = use_gpu(monkeypatch, total_gb=4.0)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     assert set_up_device(TrainConfig(device="cuda", memory_limit_gb=1.0)).type == "cuda"
     assert seen == [(0.25, 1)]
 
 
-def test_a_memory_limit_above_the_gpus_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_memory_limit_above_the_gpus_is_refused(monkeypatch):
     seen = use_gpu(monkeypatch)
     with pytest.raises(ConfigError) as caught:
         set_up_device(TrainConfig(memory_limit_gb=500))
@@ -63,16 +58,14 @@ def test_a_memory_limit_above_the_gpus_is_refused(monkeypatch: pytest.MonkeyPatc
     assert seen == []
 
 
-def test_memory_of_other_processes_is_noted_from_one_gb_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memory_of_other_processes_is_noted_from_one_gb_on(monkeypatch):
     for free_gb, said in ((79.3, []), (48.0, ["31.0 of the 80.0 GB"])):
         use_gpu(monkeypatch, free_gb=free_gb)
         notes = notes_on_device(TrainConfig(), GPU)
         assert notes == [f"other processes hold {text} of this GPU" for text in said]
 
 
-def test_too_little_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_one_line(monkeypatch):
     use_gpu(monkeypatch, free_gb=48.0)
     with (
         pytest.raises(DeviceMemoryError) as caught,
@@ -86,7 +79,7 @@ def test_too_little_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_an_old_gpu_is_left_alone_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_gpu_is_left_alone_with_one_line(monkeypatch):
     use_gpu(monkeypatch, capability=(7, 0))
     why = "its compute capability is 7.0, this torch is for sm_75, sm_80, sm_90, compute_120"
     assert set_up_device(TrainConfig()).type == "cpu"
@@ -97,21 +90,19 @@ def test_an_old_gpu_is_left_alone_with_one_line(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("capability", [(7, 5), (8, 6), (9, 0), (12, 0), (12, 1)])
-def test_gpus_that_torch_is_built_for_are_used(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]
-) -> None:
+def test_gpus_that_torch_is_built_for_are_used(monkeypatch, capability):
     use_gpu(monkeypatch, capability=capability)
     assert set_up_device(TrainConfig()).type == "cuda"
 
 
-def test_a_driver_that_is_too_old_is_named_in_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_is_too_old_is_named_in_every_call(monkeypatch):
     use_gpu(monkeypatch)
     said = [
         "CUDA initialization: The NVIDIA driver on your system is too old (found version 11040)."
         " Please update your GPU driver by downloading and installing a new version."
     ]
 
-    def is_available() -> bool:  # torch warns once in a process
+    def is_available():  # torch warns once in a process
         if said:
             warnings.warn(said.pop(), stacklevel=2)
         return False
@@ -122,7 +113,7 @@ def test_a_driver_that_is_too_old_is_named_in_every_call(monkeypatch: pytest.Mon
     assert note.endswith("The NVIDIA driver on your system is too old (found version 11040)")
 
 
-def test_a_machine_without_a_gpu_gets_no_note(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_a_gpu_gets_no_note(monkeypatch):
     use_gpu(monkeypatch)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert notes_on_device(TrainConfig(), CPU) == []
@@ -155,7 +146,6 @@ def test_one_and_two_threads_are_timed_within_one_and_a_half_cores(
     limit(1.5)
     for _ in range(2):
         found = threads_within_quota()
-        assert found is not None
         assert found[0] == threads
         assert found[1].startswith("the CPU quota is 1.5 cores of 4: ")
         assert f"2 threads compute {gain:.2f} times as much as 1, measured" in found[1]

@@ -17,7 +17,7 @@ from fastlstm.training.events import ThroughputMeter, end_event, start_event, st
 from linear_task import ROWS, STEPS_PER_EPOCH, LinearTask, of_kind, trainer_of
 
 
-def test_the_start_of_a_run_and_of_a_resumed_one() -> None:
+def test_the_start_of_a_run_and_of_a_resumed_one():
     trainer = trainer_of(LinearTask(), seed=3, accumulate=2)
     event = start_event(trainer.task, trainer.plan, "run", None)
     assert {key: event[key] for key in ("task", "unit", "run", "device", "end", "seed")} == {
@@ -34,7 +34,7 @@ def test_the_start_of_a_run_and_of_a_resumed_one() -> None:
         start_event(trainer.task, trainer.plan, None, bad)
 
 
-def test_the_start_event_describes_several_processes() -> None:
+def test_the_start_event_describes_several_processes():
     trainer = trainer_of(LinearTask())
     assert "processes" not in start_event(trainer.task, trainer.plan, None, None)
     world = World(0, 4)
@@ -46,7 +46,7 @@ def test_the_start_event_describes_several_processes() -> None:
     assert about["threads"] is None  # each process has those of its own machine
 
 
-def test_a_step_counts_units_epochs_and_the_time_that_is_left() -> None:
+def test_a_step_counts_units_epochs_and_the_time_that_is_left():
     trainer = trainer_of(LinearTask())
     trainer.progress.step, trainer.progress.tokens = 5, 40
     trainer.meter.add_step(loss=2.0, norm=1.0, units=ROWS, seconds=0.5)
@@ -58,14 +58,14 @@ def test_a_step_counts_units_epochs_and_the_time_that_is_left() -> None:
     assert event["eta_s"] == pytest.approx(0.5 * 5 + 3.0 * 2)
 
 
-def test_the_time_left_of_a_budget_is_never_negative() -> None:
+def test_the_time_left_of_a_budget_is_never_negative():
     started = time.perf_counter()
     for age_s, left_s in ((10.0, 50.0), (100.0, 0.0)):
         trainer = trainer_of(LinearTask(), budget="1m", started=started - age_s)
         assert step_event(trainer, 0.0, 1)["eta_s"] == pytest.approx(left_s, abs=1.0)
 
 
-def test_the_end_has_the_totals_and_its_best_evaluation() -> None:
+def test_the_end_has_the_totals_and_its_best_evaluation():
     events: list[Any] = []
     trainer = trainer_of(LinearTask(), events)
     trainer.fit()
@@ -78,7 +78,7 @@ def test_the_end_has_the_totals_and_its_best_evaluation() -> None:
     assert event["peak_memory_bytes"] > 1 << 20
 
 
-def test_the_seconds_of_a_unit_come_from_steps_until_an_evaluation_is_timed() -> None:
+def test_the_seconds_of_a_unit_come_from_steps_until_an_evaluation_is_timed():
     task: Any = SimpleNamespace(forward_share=1 / 3, step_units=2, flop_per_unit=0)
     meter = ThroughputMeter(task, 0.0)
     assert meter.unit_s == 0.0
@@ -94,7 +94,7 @@ def meter_of(gflops: float) -> ThroughputMeter:
     return ThroughputMeter(task, gflops)
 
 
-def test_a_ceiling_below_the_speed_of_steps_is_ignored() -> None:
+def test_a_ceiling_below_the_speed_of_steps_is_ignored():
     meter = meter_of(100.0)
     found = list[float | None]()
     for seconds in (2.0, 0.98, 0.5, 2.0):  # 50, 102, 200 and 50 GFLOP/s
@@ -104,7 +104,7 @@ def test_a_ceiling_below_the_speed_of_steps_is_ignored() -> None:
     assert meter.is_ceiling_wrong
 
 
-def test_the_wait_of_skipped_steps_is_no_more_than_all() -> None:
+def test_the_wait_of_skipped_steps_is_no_more_than_all():
     meter = meter_of(0.0)
     meter.add_step(loss=1.0, norm=1.0, units=2, seconds=0.1)
     assert meter.take(wait_s=3.0)["input_wait_share"] == 1.0

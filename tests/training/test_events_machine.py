@@ -1,7 +1,4 @@
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +13,7 @@ OPTIONS = {
 }
 
 
-def test_events_come_when_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_come_when_due(tmp_path, monkeypatch):
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 100)
     kinds = []
@@ -36,21 +33,13 @@ def test_events_come_when_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("waiting", "others", "is_told"),
     [
-        (0.6, 0.5, True),
-        (0.6, None, True),
-        (19.7, 0.5, True),
-        (0.6, 0.0, False),
-        (0.1, 0.5, False),
-        (None, 0.5, False),
+        *((0.6, 0.5, True), (0.6, None, True), (19.7, 0.5, True), (0.6, 0.0, False)),
+        *((0.1, 0.5, False), (None, 0.5, False)),
     ],
 )
 def test_a_run_that_waits_for_the_cores_of_others_warns_once(
-    waiting: float | None,
-    others: float | None,
-    is_told: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    waiting, others, is_told, tmp_path, monkeypatch
+):
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 100)
     known = {"waiting_threads": waiting, "others_share": others}

@@ -1,7 +1,5 @@
 """Where the time of a run goes."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 
@@ -13,7 +11,7 @@ from fastlstm.training.events import PhaseTimes
 from linear_task import LinearTask, trainer_of
 
 
-def test_the_phases_add_up_to_the_time_and_a_slow_one_is_seen() -> None:
+def test_the_phases_add_up_to_the_time_and_a_slow_one_is_seen():
     trainer = trainer_of(LinearTask())
     times = PhaseTimes(trainer)
     started = time.perf_counter()
@@ -27,11 +25,11 @@ def test_the_phases_add_up_to_the_time_and_a_slow_one_is_seen() -> None:
     assert times.take()["checkpoint"] == 0.0
 
 
-def test_the_phases_of_a_run_reach_to_its_end() -> None:
+def test_the_phases_of_a_run_reach_to_its_end():
     task, events = LinearTask(), list[dict[str, Any]]()
     slow = task.evaluate_blocks
 
-    def evaluate(*args: Any) -> Any:
+    def evaluate(*args):
         time.sleep(0.1)
         return slow(*args)
 
@@ -45,7 +43,7 @@ def test_the_phases_of_a_run_reach_to_its_end() -> None:
     assert sum(seconds["checkpoint"] for seconds in found) == pytest.approx(spent["saving"])
 
 
-def test_the_phases_of_a_stopped_run_reach_to_the_stop() -> None:
+def test_the_phases_of_a_stopped_run_reach_to_the_stop():
     events, trainer = list[dict[str, Any]](), None
     trainer = trainer_of(
         LinearTask(), events, stop=lambda: trainer.progress.step >= 3, run_path="run"
@@ -58,7 +56,7 @@ def test_the_phases_of_a_stopped_run_reach_to_the_stop() -> None:
 
 
 @pytest.mark.parametrize("interval_s", [0.0, 1e9])
-def test_events_come_at_intervals(monkeypatch: pytest.MonkeyPatch, interval_s: float) -> None:
+def test_events_come_at_intervals(monkeypatch, interval_s):
     monkeypatch.setattr(run_events, "INTERVAL_S", interval_s)
     events = list[dict[str, object]]()
     trainer = trainer_of(LinearTask(), events)

@@ -42,7 +42,7 @@ def trained(path: Path, stop_at: int = 0, **options: Any) -> dict[str, torch.Ten
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_a_run_has_the_same_bits_again_and_after_a_stop(tmp_path: Path, precision: str) -> None:
+def test_a_run_has_the_same_bits_again_and_after_a_stop(tmp_path, precision):
     found = []
     for name, stop_at in (("first", 0), ("again", 0), ("stopped", 5)):
         (tmp_path / name).mkdir()
@@ -53,7 +53,7 @@ def test_a_run_has_the_same_bits_again_and_after_a_stop(tmp_path: Path, precisio
 
 
 @pytest.mark.parametrize("kind", ["copied", "hooked", "projected"])
-def test_weights_in_several_buffers_cost_a_copy_and_no_warning(kind: str) -> None:
+def test_weights_in_several_buffers_cost_a_copy_and_no_warning(kind):
     options: dict[str, Any] = {"proj_size": 4} if kind == "projected" else {}
     layer = fastlstm.LSTM(5, 8, num_layers=2, bidirectional=True, **options).cuda()
     torchs = nn.LSTM(5, 8, num_layers=2, bidirectional=True, **options).cuda()
@@ -73,11 +73,11 @@ def test_weights_in_several_buffers_cost_a_copy_and_no_warning(kind: str) -> Non
         torch.testing.assert_close(mine.grad, other.grad)
 
 
-def test_averages_of_weights_and_a_memory_limit(tmp_path: Path) -> None:
+def test_averages_of_weights_and_a_memory_limit(tmp_path):
     assert trained(tmp_path, precision="fp32", ema=0.9, memory_limit_gb=1.0)
 
 
-def test_a_budget_chooses_size_precision_and_dropout(tmp_path: Path) -> None:
+def test_a_budget_chooses_size_precision_and_dropout(tmp_path):
     text, events = tmp_path / "book.txt", list[Any]()
     text.write_text("the cat sat on the mat, and so it did.\n" * 20_000)
     fastlstm.train(
@@ -95,7 +95,7 @@ def test_a_budget_chooses_size_precision_and_dropout(tmp_path: Path) -> None:
     assert "GPU" in start["ceiling_how"]
 
 
-def test_too_little_memory_splits_or_is_one_line(tmp_path: Path) -> None:
+def test_too_little_memory_splits_or_is_one_line(tmp_path):
     with pytest.raises(fastlstm.FastLSTMError, match="memory_limit_gb=500"):
         trained(tmp_path, memory_limit_gb=500)
     big = {"rnn_size": 1024, "embed_size": 256, "num_layers": 1, "seq_length": 64, "steps": 2}

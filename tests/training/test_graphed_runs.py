@@ -37,7 +37,7 @@ NO_GRAPH = "a step is not one CUDA graph"
 
 
 @pytest.fixture(autouse=True)
-def loss_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def loss_as_on_a_gpu(monkeypatch):
     """On the CPU the loss looks at its targets, and has kernels that take a factor as a number."""
     monkeypatch.setattr(loss, "_check", lambda *_: None)
     monkeypatch.setattr(loss, "is_native", lambda *_: False)
@@ -56,7 +56,6 @@ class StopAt:
 
 def state_of(run: Path) -> dict[str, torch.Tensor]:
     found, damage = find_checkpoint(RunDirectory(run))
-    assert found is not None
     assert not damage
     kept = {stem: group for stem, group in found.tensors.items() if stem != "optimizer"}
     tensors = {f"{s} {n}": t for s, group in kept.items() for n, t in group.items()}
@@ -87,9 +86,7 @@ def assert_close(own: dict[str, torch.Tensor], other: dict[str, torch.Tensor], a
     ],
     ids=str,
 )
-def test_a_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], atol: float
-) -> None:
+def test_a_text(tmp_path, monkeypatch, options, atol):
     eager = train_text(tmp_path, "eager", **options)
     use_graphs_on_the_cpu(monkeypatch)
     graphed = train_text(tmp_path, "graphed", **options)
@@ -98,9 +95,7 @@ def test_a_text(
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_a_stopped_run_of_a_text_resumes_bit_equal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str
-) -> None:
+def test_a_stopped_run_of_a_text_resumes_bit_equal(tmp_path, monkeypatch, optimizer):
     use_graphs_on_the_cpu(monkeypatch)
     options = {"optimizer": optimizer, "ema": 0.9, "log_every": 1, "num_layers": 2}
     whole = train_text(tmp_path, "whole", **options)
@@ -113,7 +108,7 @@ def test_a_stopped_run_of_a_text_resumes_bit_equal(
 
 
 @pytest.mark.parametrize("options", [{}, {"optimizer": "muon", "ema": 0.9}], ids=str)
-def test_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+def test_a_table(tmp_path, monkeypatch, options):
     """The last batch of an epoch is smaller, and has a graph of its own."""
     table = tmp_path / "table.parquet"
     pq.write_table(long_table(60), table)
@@ -126,9 +121,7 @@ def test_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[
     assert_close(own, other, 1e-5 if not options else 1e-3)
 
 
-def test_a_table_read_in_chunks_is_eager_and_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_read_in_chunks_is_eager_and_says_so(tmp_path, monkeypatch):
     table = tmp_path / "table.parquet"
     pq.write_table(long_table(60), table)
     use_graphs_on_the_cpu(monkeypatch)
@@ -141,7 +134,7 @@ def test_a_table_read_in_chunks_is_eager_and_says_so(
     assert len(told) == 1
 
 
-def test_sequences_have_the_same_results(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sequences_have_the_same_results(monkeypatch):
     rng = np.random.default_rng(0)
     X = [rng.normal(size=(n, 2)) for n in rng.integers(3, 9, 50)]
     y = np.array([x[:, 0].sum() for x in X])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -32,16 +32,14 @@ class Graphable(LinearTask):
         rows: of the batches in turn.
     """
 
-    def __init__(
-        self, bad: dict[int, str] | None = None, rows: Sequence[int] = (ROWS,), **options: Any
-    ) -> None:
+    def __init__(self, bad=None, rows=(ROWS,), **options):
         super().__init__(**options)
         self._bad, self._batches, self._rows = bad or {}, 0, rows
         self._gradient_of = torch.ones(())
         self.weight.register_hook(lambda gradient: gradient * self._gradient_of)
         take = self.loader.next
 
-        def next_batch() -> Tensor:
+        def next_batch():
             self._batches += 1
             batch = take()[: self._rows[(self.loader.at - 1) % len(self._rows)]]
             kind = self._bad.get(self._batches)
@@ -49,22 +47,22 @@ class Graphable(LinearTask):
 
         self.loader.next = next_batch  # type: ignore[method-assign]
 
-    def losses(self, batch: Tensor, parts: Sequence[slice], count: Any = None) -> Any:
+    def losses(self, batch, parts, count=None):
         # An infinite gradient beside a finite loss, as fp16 has it.
         is_bad = batch[0, 3] > 1e15
         self._gradient_of.copy_(torch.where(is_bad, INF, 1.0))
         yield from super().losses(batch.where(~is_bad, 0.5), parts, count)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name, value):
         if name == "level" and hasattr(self, "level"):
             self.level.copy_(value)
         else:
             super().__setattr__(name, value)
 
-    def graph_inputs(self, batch: Tensor) -> list[Tensor]:
+    def graph_inputs(self, batch):
         return [batch]
 
-    def graph_batch(self, batch: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+    def graph_batch(self, batch, inputs):
         return inputs[0]
 
 
@@ -79,25 +77,26 @@ class Run:
         weights: at the end, with carried state, averages and state of the optimizers.
     """
 
-    def __init__(self, task: Graphable, **options: Any) -> None:
+    def __init__(self, task, **options):
         self.task, self.events = task, list[Any]()
         self.trainer = trainer_of(task, self.events, **{**ADAMW, **options})
         self.result = self.trainer.fit()
+        self.events = [e for e in self.events if e["event"] != "phase"]  # as time goes
         tensors, _ = self.trainer.saver.capture()
         del tensors["state"]
         self.weights = {f"{s} {n}": t.clone() for s, ts in tensors.items() for n, t in ts.items()}
 
-    def steps(self) -> list[tuple[int, float]]:
+    def steps(self):
         return [(e["step"], round(e["lr"], 7)) for e in of_kind(self.events, "step")]
 
-    def messages(self) -> list[str]:
+    def messages(self):
         return [event["text"] for event in of_kind(self.events, "message")]
 
-    def skips(self) -> list[tuple[Any, ...]]:
+    def skips(self):
         return [(e["step"], e["tensor"], e["action"]) for e in of_kind(self.events, "skip")]
 
 
-def assert_close(own: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+def assert_close(own, other):
     assert own.keys() == other.keys()
     for name, tensor in own.items():
         torch.testing.assert_close(tensor, other[name], rtol=1e-5, atol=1e-6, msg=name)
@@ -107,11 +106,11 @@ Pair = Callable[..., tuple[Run, Run]]
 
 
 @pytest.fixture
-def pair(monkeypatch: pytest.MonkeyPatch) -> Pair:
+def pair(monkeypatch):
     """Returns a function that takes the options of a task and a run: both without and with
     recorded steps."""
 
-    def run(task: dict[str, Any] | None = None, **options: Any) -> tuple[Run, Run]:
+    def run(task=None, **options):
         eager = Run(Graphable(**(task or {})), **options)
         with monkeypatch.context() as patch:
             use_graphs_on_the_cpu(patch)
@@ -133,9 +132,7 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Pair:
     ],
     ids=str,
 )
-def test_a_run_has_the_same_weights_events_and_random_numbers(
-    pair: Pair, options: dict[str, Any]
-) -> None:
+def test_a_run_has_the_same_weights_events_and_random_numbers(pair, options):
     eager, graphed = pair(**options)
     assert_close(graphed.weights, eager.weights)
     assert graphed.trainer.progress.step == eager.trainer.progress.step
@@ -147,7 +144,7 @@ def test_a_run_has_the_same_weights_events_and_random_numbers(
                 assert own[name] == pytest.approx(other[name], rel=1e-4), name
 
 
-def test_nothing_is_recorded_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_recorded_twice(monkeypatch):
     use_graphs_on_the_cpu(monkeypatch)
     Run(Graphable(), ema=0.9, eval_every=2, checkpoint_every=3)
     assert EagerRecorder.num_recorded == 1
@@ -155,7 +152,7 @@ def test_nothing_is_recorded_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("log_every", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["batch", "gradient"])
-def test_bad_steps_change_nothing_and_do_not_count(pair: Pair, kind: str, log_every: int) -> None:
+def test_bad_steps_change_nothing_and_do_not_count(pair, kind, log_every):
     """The rate, the average's weight and the steps that are told of follow from the good steps."""
     bad = dict.fromkeys((2, 3, 6, 9, 10), kind)
     eager, graphed = pair({"bad": bad, "dropout": 0.0}, ema=0.9, log_every=log_every)
@@ -165,8 +162,6 @@ def test_bad_steps_change_nothing_and_do_not_count(pair: Pair, kind: str, log_ev
     assert [skip[::2] for skip in graphed.skips()] == [skip[::2] for skip in eager.skips()]
     assert len(graphed.skips()) == 5
     average, other = graphed.trainer.state.average, eager.trainer.state.average
-    assert average is not None
-    assert other is not None
     assert average.updates == other.updates == 10
     if kind == "gradient":
         assert {skip[1] for skip in graphed.skips()} == {"gradient of 1.weight"}
@@ -174,7 +169,7 @@ def test_bad_steps_change_nothing_and_do_not_count(pair: Pair, kind: str, log_ev
 
 @pytest.mark.parametrize("log_every", [1, 4])
 @pytest.mark.parametrize("numbers", [range(6, 11), range(6, 13)])
-def test_five_bad_steps_in_a_row_roll_back(pair: Pair, numbers: range, log_every: int) -> None:
+def test_five_bad_steps_in_a_row_roll_back(pair, numbers, log_every):
     """A sixth may be running already; it counts for nothing."""
     eager, graphed = pair(
         {"bad": dict.fromkeys(numbers, "batch"), "dropout": 0.0},
@@ -191,9 +186,7 @@ def test_five_bad_steps_in_a_row_roll_back(pair: Pair, numbers: range, log_every
     assert graphed.trainer.progress.lr_scale == 0.5
 
 
-def test_a_lasting_bad_gradient_ends_the_run_with_its_name(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_lasting_bad_gradient_ends_the_run_with_its_name(monkeypatch):
     use_graphs_on_the_cpu(monkeypatch)
     with pytest.raises(NonFiniteError, match=r"gradient of 1\.weight is NaN or Inf and came back"):
         Run(Graphable(dict.fromkeys(range(6, 99), "gradient")))
@@ -201,9 +194,7 @@ def test_a_lasting_bad_gradient_ends_the_run_with_its_name(
 
 @pytest.mark.parametrize("stop_at", [1, 4, 7])
 @pytest.mark.parametrize("optimizer", ["adamw", "adam"])
-def test_a_stopped_run_resumes_bit_equal(
-    monkeypatch: pytest.MonkeyPatch, stop_at: int, optimizer: str
-) -> None:
+def test_a_stopped_run_resumes_bit_equal(monkeypatch, stop_at, optimizer):
     use_graphs_on_the_cpu(monkeypatch)
     options: dict[str, Any] = {"ema": 0.9, "optimizer": optimizer, "log_every": 4}
     whole = Run(Graphable(), **options)
@@ -215,7 +206,6 @@ def test_a_stopped_run_resumes_bit_equal(
     with pytest.raises(Stopped):
         stopped.fit()
     state = snapshots.last_good()
-    assert state is not None
     assert 0 < state.step < 10
     torch.manual_seed(99)  # of a new process
     task = Graphable()
@@ -226,7 +216,7 @@ def test_a_stopped_run_resumes_bit_equal(
     assert torch.equal(task.level, whole.task.level)
 
 
-def test_a_loaded_optimizer_state_is_recorded_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loaded_optimizer_state_is_recorded_anew(monkeypatch):
     use_graphs_on_the_cpu(monkeypatch)
     task, found = Graphable(dropout=0.0), list[Tensor]()
     trainer = trainer_of(task, **ADAMW)
@@ -247,9 +237,7 @@ def test_a_loaded_optimizer_state_is_recorded_anew(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("memory", [4, 1])
-def test_out_of_memory_while_recording_doubles_the_parts(
-    monkeypatch: pytest.MonkeyPatch, memory: int
-) -> None:
+def test_out_of_memory_while_recording_doubles_the_parts(monkeypatch, memory):
     whole = Run(Graphable(dropout=0.0))
     use_graphs_on_the_cpu(monkeypatch)
     small = Graphable(dropout=0.0)
@@ -262,7 +250,7 @@ def test_out_of_memory_while_recording_doubles_the_parts(
     assert_close(cut.weights, whole.weights)
 
 
-def test_out_of_memory_in_the_recording_itself_leaves_no_trace(pair: Pair) -> None:
+def test_out_of_memory_in_the_recording_itself_leaves_no_trace(pair):
     eager = Run(Graphable(), accumulate=2)
     with pytest.MonkeyPatch.context() as patch:
         use_graphs_on_the_cpu(patch, torch.cuda.OutOfMemoryError("out of memory"))
@@ -271,7 +259,7 @@ def test_out_of_memory_in_the_recording_itself_leaves_no_trace(pair: Pair) -> No
     assert_close(cut.weights, eager.weights)
 
 
-def test_out_of_memory_of_a_single_row_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_of_a_single_row_is_raised(monkeypatch):
     use_graphs_on_the_cpu(monkeypatch)
     task = Graphable()
     task.memory = 0
@@ -279,9 +267,7 @@ def test_out_of_memory_of_a_single_row_is_raised(monkeypatch: pytest.MonkeyPatch
         trainer_of(task, **ADAMW).fit()
 
 
-def test_a_failed_recording_warns_once_and_steps_go_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_failed_recording_warns_once_and_steps_go_on(monkeypatch):
     eager = Run(Graphable(), ema=0.9)
     error = RuntimeError("CUDA error: operation not permitted when stream is capturing\nmore")
     use_graphs_on_the_cpu(monkeypatch, error)
@@ -293,16 +279,14 @@ def test_a_failed_recording_warns_once_and_steps_go_on(
 
 
 @pytest.mark.parametrize("log_every", [1, None])
-def test_a_shape_that_cannot_be_recorded_ends_graphs_after_the_launched_steps(
-    monkeypatch: pytest.MonkeyPatch, log_every: int | None
-) -> None:
+def test_a_shape_that_cannot_be_recorded_ends_graphs_after_launched_steps(monkeypatch, log_every):
     """The step before is still running, and may be bad."""
     options: dict[str, Any] = {"rows": (8, 8, 3), "bad": {2: "gradient"}, "dropout": 0.0}
     eager = Run(Graphable(**options), log_every=log_every, ema=0.9)
     use_graphs_on_the_cpu(monkeypatch)
     record = EagerRecorder.record
 
-    def only_one(self: EagerRecorder, work: Any) -> Any:
+    def only_one(self, work):
         if EagerRecorder.num_recorded:
             raise RuntimeError("no more")
         return record(self, work)
@@ -314,7 +298,7 @@ def test_a_shape_that_cannot_be_recorded_ends_graphs_after_the_launched_steps(
 
 
 @pytest.mark.parametrize("numbers", [(), (3,), range(4, 9)])
-def test_a_fourth_shape_steps_eagerly_between_graphs(pair: Pair, numbers: Sequence[int]) -> None:
+def test_a_fourth_shape_steps_eagerly_between_graphs(pair, numbers):
     bad = dict.fromkeys(numbers, "batch")
     eager, graphed = pair(
         {"rows": (8, 7, 6, 5, 4, 8), "bad": bad, "dropout": 0.0},
@@ -327,9 +311,7 @@ def test_a_fourth_shape_steps_eagerly_between_graphs(pair: Pair, numbers: Sequen
 
 
 @pytest.mark.parametrize("hook", ["on_gradients", "on_update", "weights_in_use"])
-def test_a_callback_with_a_hook_within_steps_keeps_them_eager(
-    monkeypatch: pytest.MonkeyPatch, hook: str
-) -> None:
+def test_a_callback_with_a_hook_within_steps_keeps_them_eager(monkeypatch, hook):
     use_graphs_on_the_cpu(monkeypatch)
     kind = type(
         "Mine", (Callback,), {hook: lambda self, trainer: Callback.__dict__[hook](self, trainer)}
@@ -341,7 +323,7 @@ def test_a_callback_with_a_hook_within_steps_keeps_them_eager(
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "nadam"])
-def test_other_optimizers_stay_eager(monkeypatch: pytest.MonkeyPatch, optimizer: str) -> None:
+def test_other_optimizers_stay_eager(monkeypatch, optimizer):
     use_graphs_on_the_cpu(monkeypatch)
     run = Run(Graphable(), optimizer=optimizer)
     assert EagerRecorder.num_recorded == 0
@@ -349,19 +331,17 @@ def test_other_optimizers_stay_eager(monkeypatch: pytest.MonkeyPatch, optimizer:
     assert told == [f"{NO_GRAPH} (the optimizer {optimizer} is not recorded)"]
 
 
-def test_a_run_on_the_cpu_says_nothing_of_graphs() -> None:
+def test_a_run_on_the_cpu_says_nothing_of_graphs():
     assert not any("graph" in text for text in Run(Graphable()).messages())
 
 
-def fp16(monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+def fp16(monkeypatch, **options):
     """Has runs of precision fp16 scale their losses on the CPU."""
     monkeypatch.setattr(trainer_module, "LossScaler", lambda device: LossScaler("cpu", **options))
 
 
 @pytest.mark.parametrize("log_every", [1, 3])
-def test_the_loss_scale_of_fp16_follows_the_steps(
-    monkeypatch: pytest.MonkeyPatch, pair: Pair, log_every: int
-) -> None:
+def test_the_loss_scale_of_fp16_follows_the_steps(monkeypatch, pair, log_every):
     fp16(monkeypatch, init_scale=1024.0, growth_interval=3)
     bad = dict.fromkeys((2, 7, 8), "gradient")
     eager, graphed = pair(
@@ -371,14 +351,16 @@ def test_the_loss_scale_of_fp16_follows_the_steps(
     scalers = graphed.trainer.state.scaler, eager.trainer.state.scaler
     own, other = (scaler.state_dict() for scaler in scalers if scaler is not None)
     assert own == other
-    assert own["scale"] != 1024.0
-    assert not graphed.skips(), "an overflow of fp16 is no trouble"
+    assert own["scale"] == 512.0, "halved three times, doubled after three good steps"
+    assert not graphed.skips() + eager.skips(), "an overflow of fp16 is no trouble"
     assert_close(graphed.weights, eager.weights)
     assert graphed.steps() == eager.steps()
 
 
-def test_endless_overflow_of_fp16_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    use_graphs_on_the_cpu(monkeypatch)
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_endless_overflow_of_fp16_ends_the_run(monkeypatch, is_recorded):
+    if is_recorded:
+        use_graphs_on_the_cpu(monkeypatch)
     fp16(monkeypatch, init_scale=4.0)
     with pytest.raises(NonFiniteError, match=r"gradient of 1\.weight"):
         Run(Graphable(dict.fromkeys(range(3, 99), "gradient")), precision="fp16")

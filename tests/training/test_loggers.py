@@ -18,7 +18,6 @@ import pytest
 import fastlstm
 from fastlstm.cli.main import main
 from fastlstm.errors import CorruptFileError, MissingExtraError
-from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import ceilings
 from fastlstm.training import loggers
 from fastlstm.training.callbacks import Callback
@@ -69,7 +68,7 @@ class Says(Callback):
 
 
 @pytest.fixture(autouse=True)
-def _secret(monkeypatch: pytest.MonkeyPatch) -> None:
+def _secret(monkeypatch):
     monkeypatch.setenv("MY_API_KEY", SECRET)
     monkeypatch.delenv("WANDB_PROJECT", raising=False)
 
@@ -78,7 +77,7 @@ def warnings_of(events: Events) -> list[str]:
     return [e["text"] for e in of_kind(events, "message") if e["level"] == "warning"]
 
 
-def test_a_tracker_gets_every_figure_and_no_secret() -> None:
+def test_a_tracker_gets_every_figure_and_no_secret():
     kept, events = Kept(name="mine"), Events()
     trainer_of(LinearTask(), events, callbacks=[kept, Says()], run_path="runs/book").fit()
     ((identity, is_resumed, project, name, configuration),) = kept.opened
@@ -99,7 +98,7 @@ def test_a_tracker_gets_every_figure_and_no_secret() -> None:
 
 
 @pytest.mark.parametrize("method", ["open", "log", "close"])
-def test_a_failing_tracker_warns_once_and_the_run_goes_on(method: str) -> None:
+def test_a_failing_tracker_warns_once_and_the_run_goes_on(method):
     kept, events = Kept(method), Events()
     result = trainer_of(LinearTask(), events, callbacks=[kept]).fit()
     assert result.steps == 10
@@ -108,7 +107,7 @@ def test_a_failing_tracker_warns_once_and_the_run_goes_on(method: str) -> None:
     ]
 
 
-def test_a_tracker_that_hangs_does_not_hold_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_that_hangs_does_not_hold_the_run(monkeypatch):
     monkeypatch.setattr(loggers, "_CLOSE_S", 0.05)
     may_go_on, events = threading.Event(), Events()
 
@@ -126,7 +125,7 @@ def test_a_tracker_that_hangs_does_not_hold_the_run(monkeypatch: pytest.MonkeyPa
     may_go_on.set()
 
 
-def test_a_resumed_run_has_the_same_id_and_a_new_one_another(run: RunDirectory) -> None:
+def test_a_resumed_run_has_the_same_id_and_a_new_one_another(run):
     kept, store = Kept(), RunSnapshots(run, 2)
     trainer_of(LinearTask(), callbacks=[kept], snapshots=store).fit()
     checkpoint, _ = find_checkpoint(run)
@@ -143,7 +142,7 @@ def test_a_resumed_run_has_the_same_id_and_a_new_one_another(run: RunDirectory) 
         Kept().load_state_dict({"id": "' OR 1=1"})
 
 
-def test_a_run_that_fails_is_not_reported_as_done() -> None:
+def test_a_run_that_fails_is_not_reported_as_done():
     class Failing(Callback):
         def on_evaluate(self, trainer: Any, metrics: Any) -> None:
             raise ValueError("mine")
@@ -154,15 +153,9 @@ def test_a_run_that_fails_is_not_reported_as_done() -> None:
     assert kept.ends == [""]
 
 
-def test_tables_and_sequences_are_logged_too(tmp_path: Path) -> None:
+def test_tables_and_sequences_are_logged_too(tmp_path):
     table, sequences = Kept(), Kept()
-    fast: dict[str, Any] = {
-        "device": "cpu",
-        "precision": "fp32",
-        "threads": 1,
-        "steps": 4,
-        "log_every": 1,
-    }
+    fast = {"device": "cpu", "precision": "fp32", "threads": 1, "steps": 4, "log_every": 1}
     columns = {"target": "y", "time": "ds", "series": "unique_id"}
     model = fastlstm.Forecaster(
         horizon=4, input_size=16, hidden_size=8, callbacks=[table], **columns, **fast
@@ -180,15 +173,13 @@ def test_tables_and_sequences_are_logged_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", LOGGERS)
-def test_a_missing_package_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(name, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingExtraError, match=rf"pip install 'fastlstm\[{name}\]'"):
         LOGGERS[name]()
 
 
-def test_a_folder_named_like_a_tracker_is_not_its_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_named_like_a_tracker_is_not_its_package(tmp_path, monkeypatch):
     (tmp_path / "wandb_").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(Kept, "package", "wandb_")
@@ -196,9 +187,7 @@ def test_a_folder_named_like_a_tracker_is_not_its_package(
         Kept()
 
 
-def test_the_flag_takes_several_trackers(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_flag_takes_several_trackers(monkeypatch, tmp_path, capsys):
     given: list[Any] = []
     monkeypatch.setattr("fastlstm.text.train.train", lambda *_, **more: given.append(more))
     monkeypatch.setattr(loggers, "LOGGERS", dict.fromkeys(LOGGERS, Kept))
@@ -216,7 +205,7 @@ def test_the_flag_takes_several_trackers(
 
 
 @pytest.fixture(scope="module")
-def logged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Events]]:
+def logged(tmp_path_factory):
     """Trains six steps and, resumed, six more, logged to every tracker that is installed; yields
     the directory of the trackers' files, and the events."""
     folder, events = tmp_path_factory.mktemp("logged"), Events()
@@ -271,7 +260,7 @@ def wandb_records(path: Path) -> Iterator[Any]:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_wandb_reads_the_run_back(logged: tuple[Path, Events]) -> None:
+def test_wandb_reads_the_run_back(logged):
     pytest.importorskip("wandb")
     folder, events = logged
     files = sorted(folder.glob("wandb/offline-run-*/run-*.wandb"))
@@ -300,7 +289,7 @@ def test_wandb_reads_the_run_back(logged: tuple[Path, Events]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_mlflow_reads_the_run_back(logged: tuple[Path, Events]) -> None:
+def test_mlflow_reads_the_run_back(logged):
     mlflow = pytest.importorskip("mlflow")
     _, events = logged
     client = mlflow.MlflowClient()
@@ -318,7 +307,7 @@ def test_mlflow_reads_the_run_back(logged: tuple[Path, Events]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_trackio_reads_the_run_back(logged: tuple[Path, Events]) -> None:
+def test_trackio_reads_the_run_back(logged):
     trackio = pytest.importorskip("trackio")
     _, events = logged
     (run,) = trackio.Api().runs("books")

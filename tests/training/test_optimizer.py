@@ -1,11 +1,9 @@
 """Optimizers and their state by name."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 import torch
@@ -26,17 +24,17 @@ from linear_task import LinearTask, trainer_of
 NAMES = get_args(OptimizerName)
 
 
-def model_of() -> nn.Module:
+def model_of():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return nn.ModuleDict({"lstm": nn.LSTM(3, 4), "head": nn.Linear(4, 2)})
 
 
-def set_of(model: nn.Module, name: Any, **options: Any) -> OptimizerSet:
+def set_of(model, name, **options):
     return OptimizerSet(model, TrainingOptions(optimizer=name, learning_rate=0.1, **options))
 
 
-def take_steps(model: nn.Module, optimizers: OptimizerSet, first: int, last: int) -> None:
+def take_steps(model, optimizers, first, last):
     for step in range(first, last):
         x = torch.randn(5, 2, 3, generator=torch.Generator().manual_seed(step))
         model["head"](model["lstm"](x)[0]).square().mean().backward()  # type: ignore[index]
@@ -45,7 +43,7 @@ def take_steps(model: nn.Module, optimizers: OptimizerSet, first: int, last: int
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_steps_after_a_restored_state_are_bit_equal(name: str) -> None:
+def test_steps_after_a_restored_state_are_bit_equal(name):
     whole, first, second = model_of(), model_of(), model_of()
     take_steps(whole, set_of(whole, name), 0, 6)
     optimizers = set_of(first, name)
@@ -62,7 +60,7 @@ def test_steps_after_a_restored_state_are_bit_equal(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "device"), [("adamw", "meta"), ("muon", "meta"), ("nadam", "cpu")]
 )
-def test_a_fused_update_finds_its_counters_beside_the_parameters(name: str, device: str) -> None:
+def test_a_fused_update_finds_its_counters_beside_the_parameters(name, device):
     model = model_of()
     optimizers = set_of(model, name)
     take_steps(model, optimizers, 0, 1)
@@ -74,7 +72,7 @@ def test_a_fused_update_finds_its_counters_beside_the_parameters(name: str, devi
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_step_moves_every_weight_by_the_factor_of_the_rate(name: str) -> None:
+def test_a_step_moves_every_weight_by_the_factor_of_the_rate(name):
     model = model_of()
     before = {key: weight.clone() for key, weight in model.state_dict().items()}
     optimizers = set_of(model, name)
@@ -87,7 +85,7 @@ def test_a_step_moves_every_weight_by_the_factor_of_the_rate(name: str) -> None:
     assert name in DEFAULT_LEARNING_RATE
 
 
-def test_muon_takes_the_matrices_of_the_lstm_and_adam_the_rest() -> None:
+def test_muon_takes_the_matrices_of_the_lstm_and_adam_the_rest():
     model = model_of()
     muon, adam = set_of(model, "muon").members
     assert isinstance(muon, Muon)
@@ -101,7 +99,7 @@ def test_muon_takes_the_matrices_of_the_lstm_and_adam_the_rest() -> None:
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon", "nadam"])
-def test_weight_decay_is_decoupled(name: str) -> None:
+def test_weight_decay_is_decoupled(name):
     model = model_of()
     optimizers = set_of(model, name, weight_decay=0.5)
     before = {key: weight.clone() for key, weight in model.state_dict().items()}
@@ -113,7 +111,7 @@ def test_weight_decay_is_decoupled(name: str) -> None:
         torch.testing.assert_close(weight, before[key] * (1 - rate * 0.5))
 
 
-def test_frozen_weights_are_left_out() -> None:
+def test_frozen_weights_are_left_out():
     model = model_of()
     model.get_parameter("head.bias").requires_grad_(False)
     optimizers = set_of(model, "adamw")
@@ -133,7 +131,7 @@ def test_frozen_weights_are_left_out() -> None:
         ("sgd", {"head.bias:exp_avg": torch.ones(2)}, "'head.bias' holds .*momentum_buffer"),
     ],
 )
-def test_a_state_of_another_model_is_refused(name: str, change: Any, message: str) -> None:
+def test_a_state_of_another_model_is_refused(name, change, message):
     model = model_of()
     optimizers = set_of(model, name)
     take_steps(model, optimizers, 0, 1)
@@ -142,7 +140,7 @@ def test_a_state_of_another_model_is_refused(name: str, change: Any, message: st
         optimizers.load({key: value for key, value in tensors.items() if value is not None})
 
 
-def test_training_does_not_load_torchs_compiler() -> None:
+def test_training_does_not_load_torchs_compiler():
     """It takes seconds of every start; torch's own optimizers load it when they are made."""
     code = """
 import sys
@@ -169,7 +167,7 @@ print("done")
 
 
 @pytest.mark.parametrize("is_global", [False, True])
-def test_hooks_of_optimizers_are_called(is_global: bool) -> None:
+def test_hooks_of_optimizers_are_called(is_global):
     task, seen = LinearTask(), list[int]()
     trainer = trainer_of(task)
     of_one = trainer.optimizers.members[0].register_step_post_hook

@@ -1,7 +1,5 @@
 """Options of training that all jobs share."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -11,12 +9,11 @@ from fastlstm.forecast.config import ForecastConfig
 from fastlstm.sequence.config import SequenceConfig
 from fastlstm.text.config import TrainConfig
 from fastlstm.training.options import BOUNDS, MAY_CHANGE, TrainingOptions
-from fastlstm.training.schedule import StopCriterion
 
 FIELDS = {field.name: field for field in dataclasses.fields(TrainingOptions)}
 
 
-def test_every_number_has_bounds_that_hold_its_default() -> None:
+def test_every_number_has_bounds_that_hold_its_default():
     numbers = {name for name, f in FIELDS.items() if "int" in str(f.type) or "float" in str(f.type)}
     assert numbers == BOUNDS.keys()
     for name, (low, high) in BOUNDS.items():
@@ -38,12 +35,6 @@ def test_every_number_has_bounds_that_hold_its_default() -> None:
         ({"strict_kernels": 1}, "`strict_kernels` is 1, expected True or False"),
     ],
 )
-def test_every_job_checks_the_options(kind: type, given: dict[str, object], told: str) -> None:
+def test_every_job_checks_the_options(kind, given, told):
     with pytest.raises(ConfigError, match=told):
         kind(**given)
-
-
-def test_the_stop_criterion_is_read_from_the_options() -> None:
-    assert StopCriterion.of(TrainingOptions(steps=7), 5).total_steps == 7
-    assert StopCriterion.of(TrainingOptions(epochs=1.5), 5).total_steps == 8, "the next whole step"
-    assert StopCriterion.of(TrainingOptions(), 5).text == "budget 5m (default)"

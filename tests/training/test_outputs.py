@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fastlstm.errors import BudgetError, RunDirectoryError
+from fastlstm.errors import RunDirectoryError
 from fastlstm.report.history import read_history
 from fastlstm.runs.events import SPELLING
 from fastlstm.runs.manifest import metrics_mark
-from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.training.checkpoint import Checkpoint
 from fastlstm.training.outputs import EventHub, is_still_improving
 
@@ -20,7 +18,7 @@ def message(text: str) -> dict[str, str]:
     return {"event": "message", "level": "info", "text": text}
 
 
-def test_an_observer_with_an_os_error_is_removed_with_a_warning() -> None:
+def test_an_observer_with_an_os_error_is_removed_with_a_warning():
     events: list[Any] = []
     calls: list[Any] = []
 
@@ -36,7 +34,7 @@ def test_an_observer_with_an_os_error_is_removed_with_a_warning() -> None:
     assert [event["text"] for event in events] == [text, "a", "b"]
 
 
-def test_messages_are_spelled_as_the_caller_says() -> None:
+def test_messages_are_spelled_as_the_caller_says():
     events: list[Any] = []
     before = SPELLING.set(str.upper)
     EventHub(None, [events.append]).say("info", "give `gaps='fill'`")
@@ -45,13 +43,13 @@ def test_messages_are_spelled_as_the_caller_says() -> None:
     assert [event["text"] for event in events] == ["GIVE `GAPS='FILL'`", "give `gaps='fill'`"]
 
 
-def test_another_error_of_an_observer_ends_the_run() -> None:
+def test_another_error_of_an_observer_ends_the_run():
     hub = EventHub(None, [{}.__getitem__])
     with pytest.raises(TypeError):
         hub.emit(message("a"))
 
 
-def test_without_a_directory_nothing_is_written() -> None:
+def test_without_a_directory_nothing_is_written():
     events: list[Any] = []
     hub = EventHub(None, [events.append])
     with hub.files(None, tensorboard=True):
@@ -59,7 +57,7 @@ def test_without_a_directory_nothing_is_written() -> None:
     assert [event["reason"] for event in events] == ["1 step"]
 
 
-def test_a_linked_directory_of_tensorboard_is_refused(run: RunDirectory, tmp_path: Path) -> None:
+def test_a_linked_directory_of_tensorboard_is_refused(run, tmp_path):
     run.tensorboard_dir.symlink_to(tmp_path)
     with (
         pytest.raises(RunDirectoryError) as caught,
@@ -72,18 +70,7 @@ def test_a_linked_directory_of_tensorboard_is_refused(run: RunDirectory, tmp_pat
         pass
 
 
-def test_a_run_without_steps_in_its_budget_has_an_end_and_no_report(run: RunDirectory) -> None:
-    with (
-        pytest.raises(BudgetError),
-        EventHub(run, []).files(None, tensorboard=False),
-    ):
-        raise BudgetError("trained 0 steps")
-    end = read_history(run.metrics_path).end
-    assert end == {"event": "end", "reason": "trained 0 steps", "step": 0}
-    assert not run.report_path.exists()
-
-
-def test_a_run_that_another_process_took_over_gets_no_report(run: RunDirectory) -> None:
+def test_a_run_that_another_process_took_over_gets_no_report(run):
     run.publish({"model.txt": b"ours"})
     events: list[Any] = []
 
@@ -97,9 +84,7 @@ def test_a_run_that_another_process_took_over_gets_no_report(run: RunDirectory) 
     assert events == [], "the error says it"
 
 
-def test_lines_after_the_checkpoint_are_cut_and_a_damaged_file_is_set_aside(
-    run: RunDirectory,
-) -> None:
+def test_lines_after_the_checkpoint_are_cut_and_a_damaged_file_is_set_aside(run):
     events: list[Any] = []
     hub = EventHub(run, [events.append])
     with hub.files(None, tensorboard=False):
@@ -130,9 +115,7 @@ def test_lines_after_the_checkpoint_are_cut_and_a_damaged_file_is_set_aside(
         ([(10, -1.0), (20, -1.5)], True),
     ],
 )
-def test_a_run_on_a_plateau_is_not_still_improving(
-    losses: list[tuple[float, float]], is_so: bool
-) -> None:
+def test_a_run_on_a_plateau_is_not_still_improving(losses, is_so):
     assert is_still_improving(losses) is is_so
 
 

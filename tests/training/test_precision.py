@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,18 +29,13 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(measurements.CpuTimer, "was_busy", lambda *_: False)
     return tmp_path / "cache" / "measured"
 
 
-def time_precision(
-    asked: Any,
-    rnn_size: int = 16,
-    batch: tuple[int, int] = (4, 2),
-    seconds: Callable[[str], float] = lambda _: 0.3,
-) -> PrecisionChoice:
+def time_precision(asked, rnn_size=16, batch=(4, 2), seconds=lambda _: 0.3):
     about = {"model": {"rnn_size": rnn_size}, "batch": list(batch)}
     return choose_precision(asked, torch.device("cpu"), about, seconds)
 
@@ -50,9 +43,7 @@ def time_precision(
 @pytest.mark.parametrize(
     ("half_s", "name"), [(0.2, "bf16"), (0.27, "bf16"), (0.28, "fp32"), (0.6, "fp32")]
 )
-def test_bf16_must_be_a_tenth_faster(
-    monkeypatch: pytest.MonkeyPatch, half_s: float, name: str
-) -> None:
+def test_bf16_must_be_a_tenth_faster(monkeypatch, half_s, name):
     monkeypatch.setattr(precision_module.hardware, "may_gain_by_bf16", lambda: True)
     choice = time_precision("auto", seconds=lambda n: {"fp32": 0.3, "bf16": half_s}[n])
     step_s = STEP_OVER_PASS * (half_s if name == "bf16" else 0.3)
@@ -60,34 +51,32 @@ def test_bf16_must_be_a_tenth_faster(
     assert f"{half_s * 1e3:.0f} ms a pass in bf16, 300 ms in fp32" in choice.why
 
 
-def test_a_cpu_without_bf16_instructions_trains_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_without_bf16_instructions_trains_in_fp32(monkeypatch):
     monkeypatch.setattr(precision_module.hardware, "may_gain_by_bf16", lambda: False)
     choice = time_precision("auto")
     assert (choice.name, choice.why) == ("fp32", "this CPU has no bf16 instructions")
 
 
-def test_a_given_precision_needs_no_timing() -> None:
+def test_a_given_precision_needs_no_timing():
     assert choose_precision("bf16", CPU, {}, None) == PrecisionChoice("bf16", "as asked")
 
 
 @pytest.mark.parametrize("name", ["fp16", "tf32"])
-def test_precisions_of_gpus_are_refused_on_a_cpu(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_precisions_of_gpus_are_refused_on_a_cpu(monkeypatch, name):
     with pytest.raises(ConfigError, match=f"{name}.* needs an NVIDIA GPU; on the CPU use bf16"):
         choose_precision(name, CPU, {}, None)
     monkeypatch.setattr(precision_module, "allow_tf32", lambda _: None)
     assert choose_precision(name, torch.device("cuda"), {}, None).name == name
 
 
-def test_bf16_runs_in_autocast_and_fp32_does_not() -> None:
+def test_bf16_runs_in_autocast_and_fp32_does_not():
     layer, x = torch.nn.Linear(2, 2), torch.ones(1, 2)
     for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
         with autocast(name, CPU):
             assert layer(x).dtype == dtype
 
 
-def test_a_timed_pass_leaves_weights_gradients_and_random_numbers_alone() -> None:
+def test_a_timed_pass_leaves_weights_gradients_and_random_numbers_alone():
     layer = torch.nn.Linear(2, 2)
     before, state = layer.weight.detach().clone(), torch.get_rng_state()
     assert pass_seconds(layer, lambda: layer(torch.rand(3, 2)).sum(), "fp32", CPU) > 0.0
@@ -96,10 +85,10 @@ def test_a_timed_pass_leaves_weights_gradients_and_random_numbers_alone() -> Non
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_the_passes_of_a_model_are_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_passes_of_a_model_are_timed_once(monkeypatch):
     timed: list[Any] = []
 
-    def seconds(name: str) -> float:
+    def seconds(name):
         timed.append(name)
         return {"fp32": 0.3, "bf16": 0.1}[name]
 
@@ -122,7 +111,7 @@ def test_the_passes_of_a_model_are_timed_once(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("seconds", [0, -1.0, "fast", None, True])
-def test_times_that_make_no_sense_are_measured_again(cache: Path, seconds: Any) -> None:
+def test_times_that_make_no_sense_are_measured_again(cache, seconds):
     time_precision("fp32")
     (path,) = cache.iterdir()
     content = json.loads(path.read_text())
@@ -130,7 +119,7 @@ def test_times_that_make_no_sense_are_measured_again(cache: Path, seconds: Any) 
     assert not time_precision("fp32").is_recalled
 
 
-def test_tf32_is_switched_without_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tf32_is_switched_without_timing(monkeypatch):
     switched: list[str] = []
     monkeypatch.setattr(precision_module, "allow_tf32", switched.append)
     for _ in range(2):
@@ -138,25 +127,25 @@ def test_tf32_is_switched_without_timing(monkeypatch: pytest.MonkeyPatch) -> Non
     assert switched == ["fp32", "fp32"]
 
 
-def test_passes_with_other_threads_are_timed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_with_other_threads_are_timed_anew(monkeypatch):
     assert not time_precision("fp32").is_recalled
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
     assert not time_precision("fp32").is_recalled
     assert time_precision("fp32").is_recalled
 
 
-def test_a_pass_on_a_busy_machine_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_on_a_busy_machine_is_not_remembered(monkeypatch):
     """Six times too slow, it made the plan of a run that reads little: no dropout."""
     monkeypatch.setattr(measurements.CpuTimer, "was_busy", lambda *_: True)
     for _ in range(2):
         assert not time_precision("fp32").is_recalled
 
 
-def test_bf16_of_our_own_kernels_is_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bf16_of_our_own_kernels_is_bf16(monkeypatch):
     call, asked = LSTMCall(8, 4, 16, 16, torch.float32, "cuda", True), list[torch.dtype]()
     for refusal in (None, "cluster: this GPU has 8.0"):
 
-        def refuse(own: LSTMCall, refusal: str | None = refusal) -> str | None:
+        def refuse(own, refusal=refusal):
             asked.append(own.dtype)
             return refusal
 
@@ -165,7 +154,7 @@ def test_bf16_of_our_own_kernels_is_bf16(monkeypatch: pytest.MonkeyPatch) -> Non
     assert asked == [torch.bfloat16] * 2
 
 
-def test_bf16_of_a_torch_layer_on_a_gpu_is_noted_as_fp16() -> None:
+def test_bf16_of_a_torch_layer_on_a_gpu_is_noted_as_fp16():
     (note,) = notes_on("bf16", torch.device("cuda"))
     assert str(note).endswith("`precision='tf32'` has the range of fp32")
     assert notes_on("tf32", torch.device("cuda")) == notes_on("bf16", CPU) == []
@@ -180,13 +169,11 @@ def test_bf16_of_a_torch_layer_on_a_gpu_is_noted_as_fp16() -> None:
         ((math.inf, math.inf, 1e-3), "fp16", "alone fits here: 1 ms a step in fp16"),
     ],
 )
-def test_a_gpu_times_three_precisions_by_whole_steps(
-    monkeypatch: pytest.MonkeyPatch, seconds: tuple[float, ...], name: str, why: str
-) -> None:
+def test_a_gpu_times_three_precisions_by_whole_steps(monkeypatch, seconds, name, why):
     use_gpu(monkeypatch)
     of = dict(zip(("tf32", "bf16", "fp16"), seconds, strict=True))
 
-    def time_step(precision: str) -> float:
+    def time_step(precision):
         if math.isinf(of[precision]):
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
         return of[precision]
@@ -200,13 +187,11 @@ def test_a_gpu_times_three_precisions_by_whole_steps(
 @pytest.mark.parametrize(
     ("capability", "names"), [((7, 0), ["fp32", "fp16"]), ((6, 1), ["fp32"]), ((8, 0), None)]
 )
-def test_an_old_gpu_is_not_timed_in_emulated_precisions(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], names: list[str] | None
-) -> None:
+def test_an_old_gpu_is_not_timed_in_emulated_precisions(monkeypatch, capability, names):
     use_gpu(monkeypatch, capability=capability)
     timed: list[str] = []
 
-    def seconds(name: str) -> float:
+    def seconds(name):
         timed.append(name)
         return 1.0
 
@@ -214,12 +199,10 @@ def test_an_old_gpu_is_not_timed_in_emulated_precisions(
     assert timed == (names or ["tf32", "bf16", "fp16"])
 
 
-def test_auto_takes_the_most_exact_precision_if_no_step_fits_into_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_auto_takes_the_most_exact_precision_if_no_step_fits_into_memory(monkeypatch):
     use_gpu(monkeypatch)
 
-    def seconds(_: str) -> float:
+    def seconds(_):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
     choice = choose_precision("auto", GPU, {}, seconds, "step")
@@ -227,7 +210,7 @@ def test_auto_takes_the_most_exact_precision_if_no_step_fits_into_memory(
     assert "inf" not in choice.why
 
 
-def test_strict_kernels_are_refused_before_anything_is_read() -> None:
+def test_strict_kernels_are_refused_before_anything_is_read():
     call = LSTMCall(8, 4, 16, 16, torch.float32, "cpu", True)
     require_fast_kernels(TrainConfig(strict_kernels=True), call)
     slow = call._replace(device="meta")

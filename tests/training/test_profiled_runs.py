@@ -43,13 +43,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "bf16": {**TEXT, "precision": "bf16"},
     "zoneout": {**TEXT, "zoneout": 0.1, "sample_every": 0},
     "dropout": {**TEXT, "dropout": 0.3, "weight_drop": 0.2, "weight_decay": 0.1},
-    "layer norm": {
-        **TEXT,
-        "layer_norm": True,
-        "output_norm": True,
-        "num_layers": 2,
-        "sample_every": 0,
-    },
+    "norms": {**TEXT, "layer_norm": True, "output_norm": True, "num_layers": 2, "sample_every": 0},
     "accumulation": {**TEXT, "accumulate": 2, "dropout": 0.2},
     "two threads": {**TEXT, "threads": 2, "rnn_size": 64, "batch_size": 16},
     "average": {**TEXT, "ema": 0.9, "order": "windows"},
@@ -60,7 +54,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def source(tmp_path_factory):
     """A directory with a text and a table."""
     folder = tmp_path_factory.mktemp("source")
     (folder / "book.txt").write_text("the quick brown fox jumps over the lazy dog; why?\n" * 80)
@@ -69,7 +63,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _instant_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+def _instant_ceilings(monkeypatch):
     """What the machine reaches takes a second to measure."""
     found = ceilings.Ceilings(1e6, "torch.mm", 1e6)
     monkeypatch.setattr(ceilings, "_measure", lambda *_: found)
@@ -106,7 +100,6 @@ def state_after(kind: str, source: Path, out: Path, **look: Any) -> dict[str, to
     train(kind, source, out, {**look, "observers": [*look.get("observers", ()), keep]})
     assert random_numbers() == before
     found, damage = find_checkpoint(RunDirectory(out))
-    assert found is not None
     assert not damage
     assert found.step == SHARED["steps"]
     return numbers | {f"{s} {n}": t for s, group in found.tensors.items() for n, t in group.items()}
@@ -203,7 +196,7 @@ LOOKS = ("events", "recording", "callback", "watching")
 
 
 @pytest.fixture(scope="module")
-def bare(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Train:
+def bare(source, tmp_path_factory):
     """Returns a function for the state after a run that nobody looks at, trained once."""
     folder, known = tmp_path_factory.mktemp("bare"), dict[str, dict[str, torch.Tensor]]()
 
@@ -219,10 +212,7 @@ def bare(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Train:
     ("kind", "looks"), [*((kind, LOOKS) for kind in RUNS), *(("dropout", (n,)) for n in LOOKS)],
     ids=str,
 )  # fmt: skip
-def test_a_look_at_a_run_changes_no_bit(
-    kind: str, looks: tuple[str, ...], source: Path, tmp_path: Path, bare: Train,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+def test_a_look_at_a_run_changes_no_bit(kind, looks, source, tmp_path, bare, monkeypatch):
     expected, out = bare(kind), tmp_path / "run"
     given = looks_at(out, monkeypatch, *looks)
     found = state_after(kind, source, out, **given)
@@ -232,9 +222,7 @@ def test_a_look_at_a_run_changes_no_bit(
 
 
 @pytest.mark.parametrize("kind", ["dropout", "two threads", "table"])
-def test_a_profile_changes_neither_the_run_nor_the_next_one(
-    kind: str, source: Path, tmp_path: Path, bare: Train, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_profile_changes_neither_the_run_nor_the_next(kind, source, tmp_path, bare, monkeypatch):
     monkeypatch.setattr(profile, "TURN_S", 0.001)
     expected, run = bare(kind), tmp_path / "run"
     train(kind, source, run, {"observers": []})

@@ -1,7 +1,5 @@
 import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,30 +15,27 @@ PLAN = ChosenPlan({"rnn_size": 96}, "96 units", PrecisionChoice("bf16", "faster"
 
 
 @pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _cache(tmp_path, monkeypatch):
     monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path))
     load(monkeypatch, is_busy=False)
 
 
-def load(monkeypatch: pytest.MonkeyPatch, is_busy: bool) -> None:
+def load(monkeypatch, is_busy):
     monkeypatch.setattr(measurements, "is_machine_busy", lambda _: is_busy)
 
 
-def planned(
-    config: TrainConfig = CONFIG, size: int = 96, left_s: float = 25.0, device: Any = CPU,
-    **data: Any,
-) -> tuple[ChosenPlan, bool]:  # fmt: skip
+def planned(config=CONFIG, size=96, left_s=25.0, device=CPU, **data):
     """Returns a plan, and whether it was made now."""
     made = list[bool]()
 
-    def make() -> ChosenPlan:
+    def make():
         made.append(True)
         return replace(PLAN, changes={"rnn_size": size})
 
     return remembered_plan(config, data, device, left_s, make), bool(made)
 
 
-def test_a_plan_is_made_once() -> None:
+def test_a_plan_is_made_once():
     assert planned() == (PLAN, True)
     again, is_made = planned(size=128)
     assert not is_made
@@ -56,24 +51,22 @@ def test_a_plan_is_made_once() -> None:
         (CONFIG, {"tokens": 7}),
     ],
 )
-def test_other_options_or_data_have_another_plan(config: TrainConfig, data: Any) -> None:
+def test_other_options_or_data_have_another_plan(config, data):
     planned()
     assert planned(config, **data)[1]
 
 
-def test_another_seed_has_the_same_plan() -> None:
+def test_another_seed_has_the_same_plan():
     planned()
     assert not planned(replace(CONFIG, seed=3))[1]
 
 
-def test_a_run_without_a_budget_keeps_no_plan() -> None:
+def test_a_run_without_a_budget_keeps_no_plan():
     config = replace(CONFIG, budget=None, steps=5)
     assert [planned(config)[1] for _ in range(2)] == [True, True]
 
 
-def test_a_plan_of_a_busy_machine_holds_until_the_machine_is_quiet(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_plan_of_a_busy_machine_holds_until_the_machine_is_quiet(monkeypatch):
     load(monkeypatch, is_busy=True)
     assert [planned()[1] for _ in range(3)] == [True, False, False]
     load(monkeypatch, is_busy=False)
@@ -82,7 +75,7 @@ def test_a_plan_of_a_busy_machine_holds_until_the_machine_is_quiet(
     assert not planned()[1]
 
 
-def test_a_plan_is_made_anew_if_clearly_more_time_is_left() -> None:
+def test_a_plan_is_made_anew_if_clearly_more_time_is_left():
     """The first run of a text may spend most of its budget on encoding it."""
     planned(left_s=5.0)
     assert not planned(left_s=6.0)[1]
@@ -90,7 +83,7 @@ def test_a_plan_is_made_anew_if_clearly_more_time_is_left() -> None:
     assert not planned(left_s=30.0)[1]
 
 
-def test_a_plan_for_a_gpu_is_not_kept() -> None:
+def test_a_plan_for_a_gpu_is_not_kept():
     assert [planned(device=torch.device("cuda"))[1] for _ in range(2)] == [True, True]
 
 
@@ -105,7 +98,7 @@ def test_a_plan_for_a_gpu_is_not_kept() -> None:
         {"precision": 7}, {"precision": {}}, {"why": 3}, {"is_busy": None}, {"left_s": "long"},
     ],
 )  # fmt: skip
-def test_a_damaged_plan_is_made_again(damage: dict[str, Any]) -> None:
+def test_a_damaged_plan_is_made_again(damage):
     planned()
     (path,) = measurements.directory().iterdir()
     content = json.loads(path.read_text())
@@ -113,5 +106,5 @@ def test_a_damaged_plan_is_made_again(damage: dict[str, Any]) -> None:
     assert planned()[1]
 
 
-def test_changes_are_the_options_that_differ() -> None:
+def test_changes_are_the_options_that_differ():
     assert changes(CONFIG, replace(CONFIG, rnn_size=64, seed=0)) == {"rnn_size": 64}

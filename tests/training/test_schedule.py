@@ -25,15 +25,12 @@ def test_rate_goes_up_stays_and_ends_at_zero():
     assert factors[80] == pytest.approx(0.5)
     assert factors[100] == 0.0
     assert factors[0] > 0
-
-
-def test_no_warmup_and_no_cooldown_is_constant():
     assert {learning_rate_factor(p / 10, 0.0, 0.0) for p in range(11)} == {1.0}
 
 
 def test_steps_and_epochs_count_steps():
     assert StopCriterion.of(TrainConfig(steps=7), 100).total_steps == 7
-    assert StopCriterion.of(TrainConfig(epochs=1.5), 100).total_steps == 150
+    assert StopCriterion.of(TrainConfig(epochs=1.5), 5).total_steps == 8, "the next whole step"
     assert StopCriterion.of(TrainConfig(steps=10), 1).progress(5, 10**6) == 0.5
 
 
@@ -67,18 +64,10 @@ def test_without_an_end_the_default_budget_holds():
 BUDGET = StopCriterion("budget", None, 100.0, "budget 100s")
 
 
-def test_the_time_of_set_up_does_not_count_for_evaluations() -> None:
-    progress = Progress(step=5, spent={"setup": 50.0, "evaluations": 1.0})
-    schedule = EvaluationSchedule(None, 5, BUDGET)
-    assert not schedule.is_due(progress, 0.5, 60.0)
-    assert not schedule.is_due(progress, 0.5, 75.0)
-    assert schedule.is_due(progress, 0.5, 84.0)
-
-
 STEPS = StopCriterion("steps", 100, None, "100 steps")
 
 
-def test_an_evaluation_is_due_once_every_so_many_steps() -> None:
+def test_an_evaluation_is_due_once_every_so_many_steps():
     schedule = EvaluationSchedule(10, 16, STEPS)
     due = [step for step in range(41) if schedule.is_due(Progress(step=step), step / 100, 0.0)]
     assert due == [10, 20, 30, 40]
@@ -86,7 +75,7 @@ def test_an_evaluation_is_due_once_every_so_many_steps() -> None:
     assert schedule.left(Progress(step=35)) == 6
 
 
-def test_no_evaluation_is_beside_another() -> None:
+def test_no_evaluation_is_beside_another():
     schedule, progress = EvaluationSchedule(100, 16, BUDGET), Progress(step=154)
     assert schedule.is_due(progress, 0.5, 50.0), "the first of a budget, half-way through"
     progress.evaluated_step, progress.evaluations = 194, 1
@@ -97,7 +86,7 @@ def test_no_evaluation_is_beside_another() -> None:
     assert schedule.is_due(progress, 0.8, 80.0)
 
 
-def test_slots_are_spread_evenly_over_the_run() -> None:
+def test_slots_are_spread_evenly_over_the_run():
     schedule, progress, due = EvaluationSchedule(None, 4, STEPS), Progress(), []
     for progress.step in range(101):
         done = progress.step / 100
@@ -108,13 +97,13 @@ def test_slots_are_spread_evenly_over_the_run() -> None:
     assert schedule.left(Progress(slot=1)) == 3
 
 
-def test_a_missed_evaluation_is_not_made_up_for() -> None:
+def test_a_missed_evaluation_is_not_made_up_for():
     schedule = EvaluationSchedule(None, 4, STEPS)
     assert schedule.slot(0.8) == 3
     assert not schedule.is_due(Progress(step=80, slot=3), 0.8, 0.0)
 
 
-def test_half_way_through_a_budget_the_first_evaluation_is_due() -> None:
+def test_half_way_through_a_budget_the_first_evaluation_is_due():
     schedule = EvaluationSchedule(10**6, 16, BUDGET)
     assert not schedule.is_due(Progress(step=5), 0.49, 49.0)
     assert schedule.is_due(Progress(step=5), 0.5, 50.0)
@@ -122,18 +111,21 @@ def test_half_way_through_a_budget_the_first_evaluation_is_due() -> None:
     assert not EvaluationSchedule(10**6, 16, STEPS).is_due(Progress(step=50), 0.5, 50.0)
 
 
-def test_spread_evaluations_take_a_share_of_a_budget() -> None:
+def test_spread_evaluations_take_a_share_of_a_budget_after_set_up():
     schedule = EvaluationSchedule(None, 5, BUDGET)
-    for spent_s, is_due in ((1.5, True), (1.6, False)):
-        assert (
-            schedule.is_due(Progress(step=5, spent={"evaluations": spent_s}), 0.5, 50.0) is is_due
-        )
+    cases = [(0, 1.5, 50, True), (0, 1.6, 50, False), (50, 1, 75, False), (50, 1, 84, True)]
+    for setup_s, spent_s, elapsed_s, is_due in cases:
+        progress = Progress(step=5, spent={"setup": setup_s, "evaluations": spent_s})
+        assert schedule.is_due(progress, 0.5, elapsed_s) is is_due
 
 
-def test_the_units_that_an_evaluation_scores() -> None:
-    task: Any = SimpleNamespace(
-        num_valid=10**6, min_scored=10, max_scored=None, step_units=8.0, forward_share=0.5
-    )
+def task_of(**fields: Any) -> Any:
+    sizes = {"num_valid": 10**6, "min_scored": 256, "max_scored": None, "forward_share": 0.5}
+    return SimpleNamespace(**{**sizes, **fields})
+
+
+def test_the_units_that_an_evaluation_scores():
+    task = task_of(min_scored=10, step_units=8.0)
     limit = EvaluationSchedule(10, 16, STEPS).limit
     assert limit(task, Progress(), 1e-3) == 10**6, "every so many steps: all"
     # 100 steps of 8 are worth the time of 1600 scored, of which 3 % are 48.
@@ -154,24 +146,18 @@ def steps_of(total: int) -> StopCriterion:
 
 
 @pytest.mark.parametrize(("steps", "count"), [(1, 1), (100, 2), (240, 5), (2000, 16), (10**6, 16)])
-def test_as_many_evaluations_as_the_steps_have_time_for(steps: int, count: int) -> None:
-    task: Any = SimpleNamespace(
-        num_valid=10**6, min_scored=256, max_scored=None, step_units=64.0, forward_share=1 / 3
-    )
+def test_as_many_evaluations_as_the_steps_have_time_for(steps, count):
+    task = task_of(step_units=64.0, forward_share=1 / 3)
     end = steps_of(steps)
     assert default_evaluations(task, end, 0) == count
     scored = count * EvaluationSchedule(None, count, end).limit(task, Progress(), 0.0)
     assert scored / 3 <= max(256 / 3, 0.03 * 64 * steps), "the time of 3 % of the steps, or of one"
 
 
-def test_patience_has_all_evaluations() -> None:
-    task: Any = SimpleNamespace(num_valid=500, min_scored=256, step_units=1.0, forward_share=0.5)
+def test_patience_and_a_small_validation_part_have_more_evaluations():
+    task = task_of(num_valid=500, step_units=1.0)
     assert default_evaluations(task, steps_of(10), 3) == 16
     assert default_evaluations(task, BUDGET, 0) == 16, "of a budget their time is measured"
-
-
-def test_a_small_validation_part_is_evaluated_more_often() -> None:
-    task: Any = SimpleNamespace(num_valid=10, min_scored=256, step_units=32.0, forward_share=0.5)
-    assert default_evaluations(task, steps_of(100), 0) == 16
-    task.num_valid = 100
-    assert default_evaluations(task, steps_of(100), 0) == 1
+    for num_valid, count in ((10, 16), (100, 1)):
+        task = task_of(num_valid=num_valid, step_units=32.0)
+        assert default_evaluations(task, steps_of(100), 0) == count

@@ -38,7 +38,7 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch):
     found = Clock()
     for module in (outputs, run_session):
         monkeypatch.setattr(module, "time", found)
@@ -52,9 +52,7 @@ def session_in(path: Path, events: list[dict[str, Any]]) -> RunSession:
 
 
 @pytest.mark.parametrize(("budget_s", "is_said"), [(60.0, True), (100.0, False), (None, False)])
-def test_a_set_up_of_more_than_a_tenth_of_a_budget_is_noted(
-    clock: Clock, budget_s: float | None, is_said: bool
-) -> None:
+def test_a_set_up_of_more_than_a_tenth_of_a_budget_is_noted(clock, budget_s, is_said):
     session = RunSession(None, [])
     with session.part_of_setup("the plan"):
         clock.wall_s, clock.own_s = clock.wall_s + 7, clock.own_s + 6
@@ -67,7 +65,7 @@ def test_a_set_up_of_more_than_a_tenth_of_a_budget_is_noted(
     assert session._notes_on_setup(plan) == ([text] if is_said else [])
 
 
-def test_the_end_is_shown_when_the_report_is_written(tmp_path: Path, clock: Clock) -> None:
+def test_the_end_is_shown_when_the_report_is_written(tmp_path, clock):
     events: list[dict[str, Any]] = []
     session = session_in(tmp_path, events)
     with session.files(None, tensorboard=True):
@@ -87,8 +85,8 @@ def test_the_end_is_shown_when_the_report_is_written(tmp_path: Path, clock: Cloc
     ("first", "last", "is_so"), [(2.0, 1.9, False), (2.0, 1.2, True), (None, 1.4, True)]
 )
 def test_a_resumed_run_is_still_improving_beside_accepted_evaluations_before_it(
-    tmp_path: Path, first: float | None, last: float, is_so: bool
-) -> None:
+    tmp_path, first, last, is_so
+):
     events: list[dict[str, Any]] = []
     session = session_in(tmp_path, events)
     best = {"loss": 1.0, "bits_per_char": 1.0, "is_accepted": False}
@@ -107,9 +105,7 @@ def test_a_resumed_run_is_still_improving_beside_accepted_evaluations_before_it(
 
 
 @pytest.mark.parametrize(("wall_s", "factor"), [(1.0, 1.0), (2.0, 2.0), (50.0, 3.0), (0.5, 1.0)])
-def test_a_busy_machine_gets_more_time_for_its_report(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, wall_s: float, factor: float
-) -> None:
+def test_a_busy_machine_gets_more_time_for_its_report(tmp_path, clock, monkeypatch, wall_s, factor):
     monkeypatch.setattr("fastlstm.training.session._SCHEDSTAT", tmp_path / "nothing")
     session = session_in(tmp_path, [])
     assert RunSession(None, []).report_s() == 0.0, "without a directory there is no report"
@@ -119,9 +115,7 @@ def test_a_busy_machine_gets_more_time_for_its_report(
         assert session.report_s() == pytest.approx(2.5 * factor)
 
 
-def test_a_machine_is_not_busy_because_the_run_waits_for_its_own_threads(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_is_not_busy_because_the_run_waits_for_its_threads(tmp_path, clock, monkeypatch):
     counters = tmp_path / "schedstat"
     monkeypatch.setattr("fastlstm.training.session._SCHEDSTAT", counters)
     counters.write_text("1000000000 500000000 7\n")
@@ -134,7 +128,7 @@ def test_a_machine_is_not_busy_because_the_run_waits_for_its_own_threads(
             assert session.report_s() == pytest.approx(2.5 * factor)
 
 
-def test_long_work_shows_its_progress(tmp_path: Path, clock: Clock) -> None:
+def test_long_work_shows_its_progress(tmp_path, clock):
     events: list[dict[str, Any]] = []
     show = session_in(tmp_path, events).watch("evaluating", "windows")
     for done in range(1, 11):
@@ -149,9 +143,7 @@ def test_long_work_shows_its_progress(tmp_path: Path, clock: Clock) -> None:
 
 
 @pytest.mark.parametrize(("threads", "is_noted"), [(3, True), (2, False)])
-def test_more_threads_than_cores_are_noted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int, is_noted: bool
-) -> None:
+def test_more_threads_than_cores_are_noted(tmp_path, monkeypatch, threads, is_noted):
     monkeypatch.setattr(run_session.hardware, "cores", lambda: 2)
     monkeypatch.setattr(run_session.torch, "set_num_threads", lambda _: None)
     events: list[dict[str, Any]] = []
@@ -167,9 +159,7 @@ def test_more_threads_than_cores_are_noted(
 
 
 @pytest.mark.parametrize(("forced", "is_said"), [("scalar", True), ("avx2", False), ("", False)])
-def test_a_ceiling_is_marked_as_not_limited_by_the_instruction_set(
-    forced: str, is_said: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ceiling_is_marked_as_not_limited_by_the_instruction_set(forced, is_said, monkeypatch):
     """It is measured by torch, which does not know FASTLSTM_ISA."""
     monkeypatch.setenv("FASTLSTM_ISA", forced)
     monkeypatch.setattr(run_session.hardware, "widest_isa", lambda: "avx2")
@@ -181,9 +171,7 @@ def test_a_ceiling_is_marked_as_not_limited_by_the_instruction_set(
 
 
 @pytest.mark.parametrize(("size", "is_recalled"), [(1, True), (4, False)])
-def test_the_ceiling_is_the_sum_of_all_processes(
-    size: int, is_recalled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_ceiling_is_the_sum_of_all_processes(size, is_recalled, monkeypatch):
     found = Ceilings(120.0, "torch.mm", 20.0, is_recalled=is_recalled)
     monkeypatch.setattr(run_session, "measured_ceilings", lambda *_, **__: found)
     session = RunSession(None, [])
@@ -223,9 +211,7 @@ def test_local_steps_have_a_higher_learning_rate_by_default(options, size, rate)
         ("2.0x faster here", False, True, "2.0x faster here"),
     ],
 )
-def test_the_reason_of_a_precision_is_asked_only_if_this_start_asks(
-    why: str, is_given: bool, is_resumed: bool, told: str
-) -> None:
+def test_the_reason_of_a_precision_is_asked_if_this_start_asks(why, is_given, is_resumed, told):
     checkpoint: Any = object() if is_resumed else None
     given = {"precision"} if is_given else set[str]()
     start = Start(TrainingOptions(), TrainingOptions(), torch.device("cpu"), checkpoint, given)

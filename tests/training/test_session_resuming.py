@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import pytest
 import torch
 
-from fastlstm.errors import (
-    BudgetError,
-    ConfigError,
-    CorruptFileError,
-    RunDirectoryError,
-)
+from fastlstm.errors import BudgetError, ConfigError, CorruptFileError, RunDirectoryError
 from fastlstm.runs.events import MetricsFile
-from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.text.config import TrainConfig
 from fastlstm.training.checkpoint import Checkpoint, save_checkpoint
 from fastlstm.training.options import MAY_CHANGE, TrainingOptions
@@ -28,25 +21,25 @@ from fastlstm.training.session import (
 )
 
 
-def resume(run: RunDirectory, resume: bool = True) -> tuple[int | None, list[str]]:
+def resume(run, resume=True):
     """Returns the step of the checkpoint to resume, and the messages."""
     messages: list[str] = []
     checkpoint = checkpoint_to_resume(run, resume, lambda _, text: messages.append(text))
     return (None if checkpoint is None else checkpoint.step), messages
 
 
-def saved(run: RunDirectory, *steps: int) -> None:
+def saved(run, *steps):
     for step in steps:
         group = {"model": {"w": torch.ones(2)}}
         state = Checkpoint(run.path, step, group, {}, {"config.json": b"{}"}, True)
         save_checkpoint(run, state, 9)
 
 
-def test_a_new_directory_has_nothing_to_resume(run: RunDirectory) -> None:
+def test_a_new_directory_has_nothing_to_resume(run):
     assert resume(run) == resume(run, False) == (None, [])
 
 
-def test_a_run_is_continued_only_on_request(run: RunDirectory) -> None:
+def test_a_run_is_continued_only_on_request(run):
     saved(run, 3, 7)
     assert resume(run) == (7, [])
     with pytest.raises(RunDirectoryError) as caught:
@@ -55,7 +48,7 @@ def test_a_run_is_continued_only_on_request(run: RunDirectory) -> None:
     assert str(caught.value).startswith(text)
 
 
-def test_a_damaged_checkpoint_is_skipped_with_a_warning(run: RunDirectory) -> None:
+def test_a_damaged_checkpoint_is_skipped_with_a_warning(run):
     saved(run, 3, 7)
     (run.path / "checkpoint-7" / "config.json").write_bytes(b"")
     step, (message,) = resume(run)
@@ -67,17 +60,17 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(run: RunDirectory) -> No
         resume(run)
 
 
-def test_a_model_without_a_checkpoint_is_not_overwritten(run: RunDirectory) -> None:
+def test_a_model_without_a_checkpoint_is_not_overwritten(run):
     run.publish({"model.safetensors": b"1"})
     with pytest.raises(RunDirectoryError, match="already contains a model, without a checkpoint"):
         resume(run)
 
 
-def test_a_resumed_run_takes_only_what_may_change() -> None:
+def test_a_resumed_run_takes_only_what_may_change():
     first = TrainingOptions(seed=24, steps=20, batch_size=64)
     resolved = dataclasses.replace(first, threads=1, batch_size=4)
 
-    def continued(**fields: Any) -> TrainingOptions:
+    def continued(**fields):
         return resumed_config(TrainingOptions(**fields), fields, resolved, first, MAY_CHANGE)
 
     resumed = continued(budget="3m", threads=2)
@@ -89,7 +82,7 @@ def test_a_resumed_run_takes_only_what_may_change() -> None:
         continued(batch_size=TrainingOptions().batch_size)
 
 
-def ended(run: RunDirectory, reason: str) -> Checkpoint:
+def ended(run, reason):
     """The checkpoint of a run's end after 20 steps."""
     metrics = MetricsFile(run.metrics_path)
     metrics({"event": "end", "reason": reason, "step": 20, "elapsed_s": 1.0})
@@ -97,15 +90,13 @@ def ended(run: RunDirectory, reason: str) -> Checkpoint:
     return Checkpoint(run.path, 20, {}, {}, {}, finite=True)
 
 
-def budget(seconds: float) -> StopCriterion:
+def budget(seconds):
     return StopCriterion("budget", None, seconds, f"budget {seconds:.0f}s")
 
 
 @pytest.mark.parametrize("kind", ["steps", "epochs"])
 @pytest.mark.parametrize(("total", "is_said"), [(20, True), (10, True), (30, False)])
-def test_a_complete_run_that_is_resumed_says_so(
-    run: RunDirectory, kind: Any, total: int, is_said: bool
-) -> None:
+def test_a_complete_run_that_is_resumed_says_so(run, kind, total, is_said):
     checkpoint = ended(run, "20 steps")
     ending = StopCriterion(kind, total, None, f"{total} steps")
     assert remaining(run, checkpoint, ending, notes := list[str]()) is ending
@@ -116,7 +107,7 @@ def test_a_complete_run_that_is_resumed_says_so(
     assert notes == ([text] if is_said else [])
 
 
-def test_a_used_budget_cannot_end_another_start(run: RunDirectory) -> None:
+def test_a_used_budget_cannot_end_another_start(run):
     checkpoint = ended(run, "budget 30s")
     with pytest.raises(BudgetError) as caught:
         remaining(run, checkpoint, budget(30.0), [])
@@ -129,7 +120,7 @@ def test_a_used_budget_cannot_end_another_start(run: RunDirectory) -> None:
     larger.require_steps(21, 5.0)
 
 
-def test_the_work_after_training_is_repeated_after_a_used_budget(run: RunDirectory) -> None:
+def test_the_work_after_training_is_repeated_after_a_used_budget(run):
     checkpoint, notes = ended(run, "budget 30s"), list[str]()
     same = remaining(run, checkpoint, budget(30.0), notes, needs_steps=False)
     same.require_steps(20, 5.0)
@@ -142,9 +133,7 @@ def test_the_work_after_training_is_repeated_after_a_used_budget(run: RunDirecto
 
 
 @pytest.mark.parametrize("reason", ["stopped by SIGTERM", "no gain in 3 evaluations"])
-def test_a_run_that_has_not_used_its_budget_may_end_without_a_step(
-    run: RunDirectory, reason: str
-) -> None:
+def test_a_run_that_has_not_used_its_budget_may_end_without_a_step(run, reason):
     checkpoint = ended(run, reason)
     remaining(run, checkpoint, budget(30.0), []).require_steps(20, 5.0)
 
@@ -161,9 +150,7 @@ def test_a_run_that_has_not_used_its_budget_may_end_without_a_step(
         ({}, {"steps": 9}, "resumed with `steps=9`; the start before had `budget='5m'`"),
     ],
 )
-def test_a_resumed_run_notes_options_that_change_its_end_or_weights(
-    before: dict[str, Any], now: dict[str, Any], told: str
-) -> None:
+def test_a_resumed_run_notes_options_that_change_its_end_or_weights(before, now, told):
     notes = notes_of_changes(TrainConfig(**before), TrainConfig(**now))
     assert len(notes) == bool(told)
     assert all(told in note for note in notes)

@@ -16,18 +16,15 @@ from fastlstm.training import state
 from fastlstm.training.optimizer import OptimizerSet
 from fastlstm.training.options import TrainingOptions
 from fastlstm.training.state import (
-    NonFiniteGuard,
     Progress,
     Tensors,
     TrainingState,
     WeightAverage,
-    bad_gradient,
-    bad_weight,
     first_non_finite,
 )
 
 
-def test_a_stopped_block_is_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_block_is_counted_too(monkeypatch):
     now_s = [100.0]
     monkeypatch.setattr(state.time, "perf_counter", lambda: now_s[0])
     progress = Progress()
@@ -44,7 +41,7 @@ def test_a_stopped_block_is_counted_too(monkeypatch: pytest.MonkeyPatch) -> None
     assert progress.spent == {"evaluations": 5.0}
 
 
-def test_buffers_of_a_model_are_stored_and_restored() -> None:
+def test_buffers_of_a_model_are_stored_and_restored():
     """Without it a resumed forecaster took the categories it had read for unknown ones."""
 
     def made(*codes: int) -> TrainingState:
@@ -66,7 +63,6 @@ def state_of(decay: float = 0.5) -> TrainingState:
 
 
 def taken(state: TrainingState, steps: int) -> None:
-    assert state.average is not None
     for _ in range(steps):
         state.model(torch.rand(4, 3)).sum().backward()
         state.optimizers.step(1.0)
@@ -81,7 +77,7 @@ def captured(state: TrainingState) -> tuple[Tensors, dict[str, Any]]:
     return copy.deepcopy(tensors), json.loads(json.dumps(meta, allow_nan=False))
 
 
-def test_a_restored_state_continues_bit_equal() -> None:
+def test_a_restored_state_continues_bit_equal():
     state = state_of()
     taken(state, 3)
     state.guard.bad_step(2, "loss")
@@ -90,7 +86,6 @@ def test_a_restored_state_continues_bit_equal() -> None:
     fresh = state_of()
     assert fresh.restore(tensors, meta) == {"epoch": 1, "index": 2}
     assert (fresh.progress, fresh.guard) == (state.progress, state.guard)
-    assert fresh.average is not None
     assert fresh.average.updates == 3
     after, again = captured(state)[0], captured(fresh)[0]
     taken(state, 2)
@@ -102,7 +97,7 @@ def test_a_restored_state_continues_bit_equal() -> None:
     assert all(torch.equal(after[s][n], again[s][n]) for s in after for n in after[s])
 
 
-def test_a_roll_back_keeps_the_guard() -> None:
+def test_a_roll_back_keeps_the_guard():
     state = state_of()
     taken(state, 1)
     tensors, meta = captured(state)
@@ -126,7 +121,7 @@ def test_a_roll_back_keeps_the_guard() -> None:
         (("guard", "culprits", "abc"), "culprits is 'abc'"),
     ],
 )
-def test_a_counter_of_another_type_is_refused(change: tuple[str, str, Any], error: str) -> None:
+def test_a_counter_of_another_type_is_refused(change, error):
     state = state_of()
     tensors, meta = captured(state)
     meta[change[0]][change[1]] = change[2]
@@ -134,53 +129,13 @@ def test_a_counter_of_another_type_is_refused(change: tuple[str, str, Any], erro
         state.restore(tensors, meta)
 
 
-@pytest.mark.parametrize(
-    ("stem", "value", "error"),
-    [
-        ("model", None, r"'weight' of model.safetensors is missing, expected \(2, 3\)"),
-        ("model", torch.ones(3), r"is \(3,\) torch.float32, expected \(2, 3\)"),
-        ("model", torch.ones(2, 3, dtype=torch.int64), "is .* torch.int64, expected"),
-        ("average", torch.ones(1, 3), r"of average.safetensors is \(1, 3\)"),
-    ],
-)
-def test_tensors_of_another_model_are_refused(
-    stem: str, value: torch.Tensor | None, error: str
-) -> None:
-    state = state_of()
-    tensors, meta = captured(state)
-    del tensors[stem]["weight"]
-    if value is not None:
-        tensors[stem]["weight"] = value
-    with pytest.raises(ValueError, match=error):
-        state.restore(tensors, meta)
-
-
-def test_the_first_bad_tensor_is_named() -> None:
+def test_the_first_bad_tensor_is_named():
     good, bad = torch.ones(3), torch.tensor([1.0, float("nan")])
     assert first_non_finite([("a", good), ("b", bad), ("c", bad)]) == "b"
     assert first_non_finite([("a", good), ("n", torch.tensor([1, 2]))]) is None
 
 
-def test_weights_and_gradients_by_name() -> None:
-    layer = torch.nn.Linear(2, 2)
-    assert bad_weight(layer) is None
-    layer.bias.grad = torch.tensor([float("inf"), 0.0])
-    assert bad_gradient(layer) == "bias"
-    with torch.no_grad():
-        layer.weight[0, 0] = float("nan")
-    assert bad_weight(layer) == "weight"
-
-
-def test_five_bad_steps_in_a_row_roll_back_and_a_fourth_roll_back_stops() -> None:
-    guard = NonFiniteGuard()
-    assert [guard.bad_step(n, "loss") for n in range(5)] == [False] * 4 + [True]
-    guard.good_step()
-    assert not guard.bad_step(9, "loss")
-    assert [guard.roll_back() for _ in range(4)] == [False, False, False, True]
-    assert guard.culprits[-1] == "step 9: loss"
-
-
-def test_the_average_follows_the_formula_and_swaps_in_and_out() -> None:
+def test_the_average_follows_the_formula_and_swaps_in_and_out():
     layer = torch.nn.Linear(1, 1, bias=False)
     with torch.no_grad():
         layer.weight.fill_(0.0)
@@ -198,7 +153,7 @@ def test_the_average_follows_the_formula_and_swaps_in_and_out() -> None:
     assert layer.weight.item() == 3.0
 
 
-def test_weights_stay_where_they_are_while_averages_are_in_use() -> None:
+def test_weights_stay_where_they_are_while_averages_are_in_use():
     layer = torch.nn.Linear(1, 1)
     average = WeightAverage(layer, decay=0.9)
     place = layer.weight.data_ptr()  # cuDNN has the weights of a layer in one buffer

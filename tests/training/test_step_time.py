@@ -14,11 +14,7 @@ from torch import Tensor
 
 from fastlstm.system.prefetch import Prefetcher
 from fastlstm.training import step_time
-from fastlstm.training.step_time import (
-    fastest_step_s,
-    steps_in_turn_s,
-    use_up_batches,
-)
+from fastlstm.training.step_time import fastest_step_s, steps_in_turn_s, use_up_batches
 from fastlstm.tuning.variants import EXACT, Variant, steps_of
 from linear_task import LinearTask, RowLoader, trainer_of
 
@@ -41,7 +37,7 @@ class SlowRows:
 
 
 @pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def _patient(monkeypatch):
     """All five batches are taken, however busy the machine is."""
     monkeypatch.setattr(step_time, "_WAITED_S", math.inf)
 
@@ -55,20 +51,20 @@ def slow_task() -> Any:
     return task
 
 
-def test_a_turn_of_a_variant_waits_for_the_loader() -> None:
+def test_a_turn_of_a_variant_waits_for_the_loader():
     task = slow_task()
     variant = Variant("", EXACT, {}, trainer_of(task), 1, steps_of(trainer_of(task)))
     with closing(task.loader):
         assert variant.turn(0.03) * task.step_units > BATCH_S / 2
 
 
-def test_a_loader_that_never_waits_gives_a_few_batches() -> None:
+def test_a_loader_that_never_waits_gives_a_few_batches():
     task = LinearTask()
     use_up_batches(task.loader)
     assert task.loader.at == 5
 
 
-def test_steps_of_a_gpu_are_timed_as_a_run_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_of_a_gpu_are_timed_as_a_run_takes_them(monkeypatch):
     """One is launched while the one before runs; all are waited for within the time."""
     task = LinearTask()
     trainer = trainer_of(task)
@@ -91,7 +87,7 @@ def test_steps_of_a_gpu_are_timed_as_a_run_takes_them(monkeypatch: pytest.Monkey
     assert calls == ["launch", "launch", "result", "launch", "result", "result"]
 
 
-def test_turns_of_a_gpu_give_the_seconds_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_turns_of_a_gpu_give_the_seconds_of_a_step(monkeypatch):
     trainer = trainer_of(LinearTask())
     trainer.plan = replace(trainer.plan, device=torch.device("cuda"))
     monkeypatch.setattr(step_time, "steps_in_turn_s", lambda _, num: 0.002 * num)
@@ -100,7 +96,7 @@ def test_turns_of_a_gpu_give_the_seconds_of_a_step(monkeypatch: pytest.MonkeyPat
     assert trainer.task.loader.is_closed  # type: ignore[attr-defined]
 
 
-def test_steps_that_are_no_graph_are_timed_one_by_one() -> None:
+def test_steps_that_are_no_graph_are_timed_one_by_one():
     task = LinearTask()
     trainer = trainer_of(task)
     before = task.weight.detach().clone()
@@ -109,7 +105,7 @@ def test_steps_that_are_no_graph_are_timed_one_by_one() -> None:
     assert task.loader.at == 3
 
 
-def test_other_processes_do_not_lengthen_a_timed_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_processes_do_not_lengthen_a_timed_step(monkeypatch):
     """Beside two busy ones a first step took a second, so a budget chose 64 units not 256."""
     trainer = trainer_of(LinearTask())
     steps = iter([(0.985, 0.061), (0.15, 0.02), (0.24, 0.022)])  # wall clock, this thread
@@ -121,7 +117,7 @@ def test_other_processes_do_not_lengthen_a_timed_step(monkeypatch: pytest.Monkey
     assert trainer.task.loader.at == 4, "the first step, which loads libraries, is not timed"
 
 
-def test_a_long_step_is_the_last_one_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_step_is_the_last_one_timed(monkeypatch):
     trainer = trainer_of(LinearTask())
     monkeypatch.setattr(step_time, "_seconds", lambda call: (call(), (2.0, 1.9))[1])
     monkeypatch.setattr(step_time, "TIMED_S", 0.0)

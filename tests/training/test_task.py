@@ -1,7 +1,5 @@
 """What a task need not say."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -17,7 +15,7 @@ class Plain(LinearTask):
     reset_state, finish = Task.reset_state, Task.finish  # type: ignore[assignment]
 
 
-def test_a_task_may_carry_nothing_and_do_nothing_at_its_end() -> None:
+def test_a_task_may_carry_nothing_and_do_nothing_at_its_end():
     task = Plain()
     assert task.carried() == {}
     assert task.step_metrics(1.0) == task.totals(Progress()) == {}
@@ -29,13 +27,13 @@ def test_a_task_may_carry_nothing_and_do_nothing_at_its_end() -> None:
     task.restore_carried({})
 
 
-def test_a_task_must_define_its_abstract_methods() -> None:
+def test_a_task_must_define_its_abstract_methods():
     with pytest.raises(TypeError, match="abstract"):
         Task()  # type: ignore[abstract]
     assert Score(1.0, 2).metrics == {}
 
 
-def test_the_sum_of_the_parts_is_the_mean_of_the_whole() -> None:
+def test_the_sum_of_the_parts_is_the_mean_of_the_whole():
     task = LinearTask(dropout=0.0)
     batch = task.loader.next()
     (whole,) = task.losses(batch, even_parts(len(batch), 1))

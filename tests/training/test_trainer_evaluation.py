@@ -53,7 +53,7 @@ def evaluated(task: LinearTask, world: World, stop: Any = None) -> float:
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 6])
-def test_each_block_is_computed_once_and_the_loss_is_that_of_one_process(size: int) -> None:
+def test_each_block_is_computed_once_and_the_loss_is_that_of_one_process(size):
     alone = evaluated(Blocks(), World())
     asked, worlds = list[int](), [Waiting(rank, size) for rank in range(size)]
     for world in worlds:
@@ -65,7 +65,7 @@ def test_each_block_is_computed_once_and_the_loss_is_that_of_one_process(size: i
     assert evaluated(Blocks(), Waiting(0, size, others)) == alone
 
 
-def test_a_stop_of_one_rank_stops_all() -> None:
+def test_a_stop_of_one_rank_stops_all():
     stopping = Waiting(1, 2)
     with pytest.raises(Stopped):
         evaluated(Blocks(), stopping, lambda: True)
@@ -73,7 +73,7 @@ def test_a_stop_of_one_rank_stops_all() -> None:
         evaluated(Blocks(), Waiting(0, 2, stopping.own))
 
 
-def test_a_callback_with_weights_in_use_is_refused_in_several_processes() -> None:
+def test_a_callback_with_weights_in_use_is_refused_in_several_processes():
     class Own(Callback):
         def weights_in_use(self, trainer: Any) -> Any:
             return torch.no_grad()
@@ -83,9 +83,7 @@ def test_a_callback_with_weights_in_use_is_refused_in_several_processes() -> Non
         CallbackList(several, [Callback(), Own()])
 
 
-def test_an_evaluation_without_memory_for_all_blocks_runs_in_halves(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_evaluation_without_memory_for_all_blocks_runs_in_halves(monkeypatch):
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     task, whole = LinearTask(), LinearTask()
     want = trainer_of(whole).score(whole.num_valid)

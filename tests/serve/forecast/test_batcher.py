@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
-from forecast_server import PAST, HeldModel, L, body, h, output, submitted
+from forecast_server import PAST, L, body, h, output, refusal, submitted
 from running_server import Running, raw_request, wait_until
 
 RNG = np.random.default_rng(7)
@@ -23,7 +23,7 @@ def windows(count: int) -> Any:
 
 
 @pytest.fixture
-def busy(serve: Any, held: HeldModel) -> Any:
+def busy(serve, held):
     """Starts a server whose first pass is held up; returns it and the answer to come."""
     pool = ThreadPoolExecutor(40)
 
@@ -34,15 +34,20 @@ def busy(serve: Any, held: HeldModel) -> Any:
         wait_until(lambda: held.sizes == [1])
         return server, first
 
-    start.pool = pool  # type: ignore[attr-defined]
+    def ask(server: Running, values: Any) -> Any:
+        """Returns the answer to come to a request that has been read."""
+        before = submitted(server)
+        answer = pool.submit(server.client.post, PAST, json=body(values))
+        wait_until(lambda: submitted(server) > before)
+        return answer
+
+    start.ask = ask  # type: ignore[attr-defined]
     yield start
     held.holds.clear()
     pool.shutdown()
 
 
-def test_200_clients_share_a_pass_with_the_same_results_as_alone(
-    busy: Any, held: HeldModel, forecasts: Running
-) -> None:
+def test_200_clients_share_a_pass_with_the_same_results_as_alone(busy, held, forecasts):
     server, first = busy()
     values = windows(200)
 
@@ -68,7 +73,7 @@ def test_200_clients_share_a_pass_with_the_same_results_as_alone(
     assert server.metric("windows_total") == 201
 
 
-def test_passes_run_on_a_thread_of_their_own(busy: Any, held: HeldModel) -> None:
+def test_passes_run_on_a_thread_of_their_own(busy, held):
     server, first = busy(watchdog=0.2)
     assert server.client.get("/health/ready").status_code == 200  # the event loop is free
     assert server.metric("streams_active") == 1
@@ -80,28 +85,21 @@ def test_passes_run_on_a_thread_of_their_own(busy: Any, held: HeldModel) -> None
     assert held.threads == {"fastlstm-engine"}
 
 
-def test_a_batch_is_bounded_and_keeps_the_order(busy: Any, held: HeldModel) -> None:
+def test_a_batch_is_bounded_and_keeps_the_order(busy, held):
     server, first = busy(max_streams=8, max_queue=100)
-    asked = []
-    for count in (3, 4, 2, 8, 1):
-        before = submitted(server)
-        asked.append(busy.pool.submit(server.client.post, PAST, json=body(windows(count))))
-        wait_until(lambda before=before: submitted(server) > before)  # type: ignore[misc]
+    counts = (3, 4, 2, 8, 1)
+    asked = [busy.ask(server, windows(count)) for count in counts]
     held.holds.clear()
-    assert [output(one.result()).shape for one in asked] == [
-        (count, h, 1) for count in (3, 4, 2, 8, 1)
-    ]
+    assert [output(one.result()).shape for one in asked] == [(count, h, 1) for count in counts]
     assert held.sizes == [1, 7, 2, 8, 1]
     assert first.result().status_code == 200
 
 
-def test_beyond_the_queue_is_503(busy: Any, held: HeldModel) -> None:
+def test_beyond_the_queue_is_503(busy, held):
     server, first = busy(max_streams=2, max_queue=2)
-    second = busy.pool.submit(server.client.post, PAST, json=body(windows(2)))
-    wait_until(lambda: submitted(server) == 3)
+    second = busy.ask(server, windows(2))
     refused = [server.client.post(PAST, json=body(windows(2)))]
-    third = busy.pool.submit(server.client.post, PAST, json=body(windows(1)))
-    wait_until(lambda: submitted(server) == 4)
+    third = busy.ask(server, windows(1))
     # Without a place left nothing is read: what is no request is refused just so.
     kind = {"content-type": "application/json"}
     refused.append(server.client.post(PAST, content=b"{", headers=kind))
@@ -116,11 +114,11 @@ def test_beyond_the_queue_is_503(busy: Any, held: HeldModel) -> None:
     wait_until(lambda: server.scheduler.num_held == 0)
 
 
-def test_a_timeout_is_504_and_its_windows_are_not_computed(busy: Any, held: HeldModel) -> None:
+def test_a_timeout_is_504_and_its_windows_are_not_computed(busy, held):
     server, first = busy()
-    late = server.client.post(PAST, json=body(windows(5), timeout=50_000))
-    assert late.status_code == 504
-    assert "within the request's timeout" in late.json()["error"]
+    assert "within the request's timeout" in refusal(
+        server.client.post(PAST, json=body(windows(5), timeout=50_000)), 504
+    )
     wait_until(lambda: server.scheduler.num_held == 1)
     held.holds.clear()
     assert first.result().status_code == 200
@@ -128,7 +126,7 @@ def test_a_timeout_is_504_and_its_windows_are_not_computed(busy: Any, held: Held
     assert held.sizes == [1, 2]
 
 
-def test_windows_of_a_disconnected_client_are_not_computed(busy: Any, held: HeldModel) -> None:
+def test_windows_of_a_disconnected_client_are_not_computed(busy, held):
     server, first = busy()
     with socket.create_connection(server.address, 10) as client:
         client.sendall(raw_request(PAST, json.dumps(body(windows(5).tolist())).encode()))
@@ -142,11 +140,10 @@ def test_windows_of_a_disconnected_client_are_not_computed(busy: Any, held: Held
     assert server.metric('outcomes_total{outcome="disconnected"}') == 1
 
 
-def test_a_pass_that_fails_is_500_for_its_requests_only(busy: Any, held: HeldModel) -> None:
+def test_a_pass_that_fails_is_500_for_its_requests_only(busy, held):
     server, first = busy()
     held.fails.set()
-    second = busy.pool.submit(server.client.post, PAST, json=body(windows(2)))
-    wait_until(lambda: submitted(server) == 3)
+    second = busy.ask(server, windows(2))
     held.holds.clear()
     assert first.result().status_code == 500
     assert "planted" not in first.result().text
@@ -154,9 +151,7 @@ def test_a_pass_that_fails_is_500_for_its_requests_only(busy: Any, held: HeldMod
     assert server.metric("failed_texts_total") == 1
 
 
-def test_a_request_that_breaks_a_pass_fails_alone(
-    busy: Any, held: HeldModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_that_breaks_a_pass_fails_alone(busy, held, monkeypatch):
     server, _ = busy()
     run = held.run
 
@@ -165,27 +160,18 @@ def test_a_request_that_breaks_a_pass_fails_alone(
             raise RuntimeError("planted")
         return run(past, *more)
 
-    asked = []
-    for one in (windows(1), np.full((1, L, 2), 77.0), windows(2)):
-        before = submitted(server)
-        asked.append(busy.pool.submit(server.client.post, PAST, json=body(one)))
-        wait_until(lambda before=before: submitted(server) > before)  # type: ignore[misc]
+    values = (windows(1), np.full((1, L, 2), 77.0), windows(2))
+    asked = [busy.ask(server, one) for one in values]
     monkeypatch.setattr(held, "run", failing)
     held.holds.clear()
     assert [one.result().status_code for one in asked] == [200, 500, 200]
     assert "planted" not in asked[1].result().text
 
 
-def test_extreme_values_do_not_affect_others(
-    busy: Any, held: HeldModel, forecasts: Running
-) -> None:
+def test_extreme_values_do_not_affect_others(busy, held, forecasts):
     server, _ = busy()
     good, bad = windows(1), np.full((1, L, 2), 3e38) * ((-1.0) ** np.arange(L))[:, None]
-    asked = []
-    for one in (bad, good, bad):
-        before = submitted(server)
-        asked.append(busy.pool.submit(server.client.post, PAST, json=body(one)))
-        wait_until(lambda before=before: submitted(server) > before)  # type: ignore[misc]
+    asked = [busy.ask(server, one) for one in (bad, good, bad)]
     held.holds.clear()
     assert [one.result().status_code for one in asked] == [400, 200, 400]
     assert "not finite" in asked[0].result().json()["error"]
@@ -194,17 +180,12 @@ def test_extreme_values_do_not_affect_others(
     np.testing.assert_allclose(output(asked[1].result()), alone, atol=1e-5)
 
 
-def test_at_shutdown_admitted_requests_are_answered_and_new_ones_refused(
-    busy: Any, held: HeldModel
-) -> None:
+def test_at_shutdown_admitted_requests_are_answered_and_new_ones_refused(busy, held):
     server, first = busy(grace=30.0)
-    second = busy.pool.submit(server.client.post, PAST, json=body(windows(2)))
-    wait_until(lambda: submitted(server) == 3)
+    second = busy.ask(server, windows(2))
     server.loop.call_soon_threadsafe(server.runner.end)
     wait_until(lambda: server.client.get("/v2/health/ready").status_code == 503)
-    refused = server.client.post(PAST, json=body(windows(1)))
-    assert refused.status_code == 503
-    assert "shutting down" in refused.json()["error"]
+    assert "shutting down" in refusal(server.client.post(PAST, json=body(windows(1))), 503)
     held.holds.clear()
     assert first.result().status_code == 200
     assert second.result().status_code == 200
@@ -212,10 +193,9 @@ def test_at_shutdown_admitted_requests_are_answered_and_new_ones_refused(
     assert not server.thread.is_alive()
 
 
-def test_after_the_grace_waiting_requests_get_503(busy: Any, held: HeldModel) -> None:
+def test_after_the_grace_waiting_requests_get_503(busy, held):
     server, first = busy(grace=0.0)
-    second = busy.pool.submit(server.client.post, PAST, json=body(windows(2)))
-    wait_until(lambda: submitted(server) == 3)
+    second = busy.ask(server, windows(2))
     server.loop.call_soon_threadsafe(server.runner.end)
     wait_until(lambda: server.scheduler.is_stopping)
     held.holds.clear()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import time
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -25,10 +24,11 @@ from forecast_server import (
     h,
     output,
     past_of,
+    refusal,
     save,
     tensor,
     waves,
-)  # fmt: skip
+)
 from running_server import SETTINGS, Running, raw_request
 
 COLUMNS = ("y", "temp")
@@ -48,7 +48,7 @@ def last_windows() -> Any:
     return np.stack([past_of(waves(), series, 120, COLUMNS) for series in range(3)])
 
 
-def test_metadata(forecasts: Running) -> None:
+def test_metadata(forecasts):
     get = forecasts.client.get
     server = get("/v2").json()
     assert server["name"] == "fastlstm"
@@ -69,7 +69,7 @@ def test_metadata(forecasts: Running) -> None:
         assert [one["shape"] for one in found["outputs"]] == [[-1, h, 1], [-1, h, 1, -1]]
 
 
-def test_metadata_of_columns_of_every_role(whole_forecasts: Running) -> None:
+def test_metadata_of_columns_of_every_role(whole_forecasts):
     found = whole_forecasts.client.get("/v2/models/waves").json()
     listed = {
         one["name"]: (one["datatype"], one["shape"], one["parameters"]["columns"])
@@ -88,9 +88,7 @@ def test_metadata_of_columns_of_every_role(whole_forecasts: Running) -> None:
 
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("path", [PAST, "/v2/models/waves/versions/1/infer"])
-def test_forecasts_are_the_forecasters(
-    forecasts: Running, plain: Forecaster, path: str, nested: bool
-) -> None:
+def test_forecasts_are_the_forecasters(forecasts, plain, path, nested):
     request = {"id": "abc", "inputs": [tensor("past", last_windows(), nested=nested), names()]}
     answer = forecasts.client.post(path, json=request)
     own = plain.predict()["y"].to_numpy().reshape(3, h, 1)
@@ -100,7 +98,7 @@ def test_forecasts_are_the_forecasters(
     assert [one["name"] for one in found["outputs"]] == ["forecast"]
 
 
-def test_levels_far_from_zero_are_float64(serve: Any, tmp_path: Path) -> None:
+def test_levels_far_from_zero_are_float64(serve, tmp_path):
     table = waves().append_column("high", pc.add(pc.cast(waves()["y"], "float64"), 1e9))
     model = Forecaster(**QUICK, target="high", past=["y"]).fit(table)
     server = serve(model=load_window_forecaster(save(model, tmp_path)))
@@ -114,14 +112,12 @@ def test_levels_far_from_zero_are_float64(serve: Any, tmp_path: Path) -> None:
     (found,) = infer(server, request).json()["outputs"]
     assert found["datatype"] == "FP64"
     np.testing.assert_allclose(np.reshape(found["data"], found["shape"]), own, rtol=0, atol=1e-4)
-    refused = infer(server, body(past))
-    assert refused.status_code == 400
-    assert "inputs[0].datatype: invalid enum value 'FP32'" in refused.json()["error"]
+    assert "inputs[0].datatype: invalid enum value 'FP32'" in refusal(infer(server, body(past)))
     asked = {"name": "past", "shape": [1, L, 2], "datatype": "FP64", "data": [1e300] * 2 * L}
     assert "beyond the range of float32" in infer(server, {"inputs": [asked]}).json()["error"]
 
 
-def test_a_static_number_far_from_zero_is_float64(tmp_path: Path) -> None:
+def test_a_static_number_far_from_zero_is_float64(tmp_path):
     table = waves()
     size = pc.add(
         pc.cast(table["unique_id"].combine_chunks().dictionary_encode().indices, "float64"), 1e9
@@ -131,7 +127,7 @@ def test_a_static_number_far_from_zero_is_float64(tmp_path: Path) -> None:
     assert load_window_forecaster(save(model, tmp_path)).dtype == np.float64
 
 
-def test_quantiles_are_the_forecasters(forecasts: Running, plain: Forecaster) -> None:
+def test_quantiles_are_the_forecasters(forecasts, plain):
     levels = [0.05, 0.5, 0.975]
     request = body(last_windows(), quantiles=levels)
     request["inputs"].append(names())
@@ -146,7 +142,7 @@ def test_quantiles_are_the_forecasters(forecasts: Running, plain: Forecaster) ->
     np.testing.assert_array_equal(output(answer, "quantiles").shape, (3, h, 1, 3))
 
 
-def test_a_quantile_beyond_the_validation_data_is_refused(forecasts: Running) -> None:
+def test_a_quantile_beyond_the_validation_data_is_refused(forecasts):
     answer = infer(forecasts, body(last_windows(), quantiles=[0.5, 0.995]))
     assert answer.status_code == 400
     assert "quantiles 0.995 are infinite: validation has too few values" in answer.text
@@ -172,9 +168,7 @@ def everything_request(series: int, end: int) -> list[Any]:
 
 @pytest.mark.parametrize("series", [0, 1, 2])
 @pytest.mark.parametrize("end", [L, 70, 114])
-def test_columns_of_every_role(
-    whole_forecasts: Running, whole: Forecaster, series: int, end: int
-) -> None:
+def test_columns_of_every_role(whole_forecasts, whole, series, end):
     inputs = everything_request(series, end)
     assert any(value is None for value in inputs[0]["data"])  # some are missing
     found = output(infer(whole_forecasts, {"inputs": inputs}))
@@ -188,7 +182,7 @@ def test_columns_of_every_role(
     np.testing.assert_allclose(found, own, rtol=1e-5, atol=1e-5)
 
 
-def test_every_role_matters(whole_forecasts: Running) -> None:
+def test_every_role_matters(whole_forecasts):
     """Changed one by one, every input changes the forecast: none is dropped on the way."""
     plain = output(infer(whole_forecasts, {"inputs": everything_request(0, 70)}))
     for place in range(6):
@@ -199,11 +193,11 @@ def test_every_role_matters(whole_forecasts: Running) -> None:
         assert np.abs(output(infer(whole_forecasts, {"inputs": inputs})) - plain).max() > 1e-6
 
 
-def test_binary_tensors_are_refused_in_words(forecasts: Running) -> None:
+def test_binary_tensors_are_refused_in_words(forecasts):
     headers = {"inference-header-content-length": "10"}
-    answer = forecasts.client.post(PAST, content=b"{}", headers=headers)
-    assert answer.status_code == 400
-    assert "send JSON (tritonclient: binary_data=False)" in answer.json()["error"]
+    assert "send JSON (tritonclient: binary_data=False)" in refusal(
+        forecasts.client.post(PAST, content=b"{}", headers=headers)
+    )
     named = {"outputs": [{"name": "forecast", "parameters": {"binary_data": False}}]}
     assert infer(forecasts, {**past(), **named}).status_code == 200
     assert infer(forecasts, past(parameters={"binary_data_size": 3})).status_code == 400
@@ -274,7 +268,7 @@ BAD: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("request_", "why"), BAD, ids=[why[:40] for _, why in BAD])
-def test_wrong_fields_are_named(forecasts: Running, request_: Any, why: str) -> None:
+def test_wrong_fields_are_named(forecasts, request_, why):
     answer = infer(forecasts, request_)
     assert answer.status_code == 400, answer.text
     assert set(answer.json()) == {"error"}
@@ -301,11 +295,9 @@ def test_wrong_fields_are_named(forecasts: Running, request_: Any, why: str) -> 
     ],
     ids=lambda value: None if isinstance(value, bytes) else value,
 )
-def test_invalid_json_is_refused(forecasts: Running, text: bytes, why: str) -> None:
+def test_invalid_json_is_refused(forecasts, text, why):
     kind = {"content-type": "application/json"}
-    answer = forecasts.client.post(PAST, content=text, headers=kind)
-    assert answer.status_code == 400, answer.text
-    assert why in answer.json()["error"]
+    assert why in refusal(forecasts.client.post(PAST, content=text, headers=kind))
 
 
 @pytest.mark.parametrize(
@@ -319,15 +311,13 @@ def test_invalid_json_is_refused(forecasts: Running, text: bytes, why: str) -> N
         (5, "", "column 'place' knows no ''"),
     ],
 )
-def test_names_that_are_unknown(
-    whole_forecasts: Running, place: int, change: Any, why: str
-) -> None:
+def test_names_that_are_unknown(whole_forecasts, place, change, why):
     inputs = everything_request(0, 70)
     inputs[place]["data"][0] = change
     kind = {"content-type": "application/json"}
-    answer = whole_forecasts.client.post(PAST, content=json.dumps({"inputs": inputs}), headers=kind)
-    assert answer.status_code == 400
-    assert why in answer.json()["error"]
+    assert why in refusal(
+        whole_forecasts.client.post(PAST, content=json.dumps({"inputs": inputs}), headers=kind)
+    )
 
 
 @pytest.mark.parametrize(
@@ -340,22 +330,18 @@ def test_names_that_are_unknown(
         ({0, 1}, "the input 'past' is missing"),
     ],
 )
-def test_inputs_that_are_missing(whole_forecasts: Running, without: set[int], why: str) -> None:
+def test_inputs_that_are_missing(whole_forecasts, without, why):
     inputs = [one for k, one in enumerate(everything_request(0, 70)) if k not in without]
-    answer = infer(whole_forecasts, {"inputs": inputs})
-    assert answer.status_code == 400
-    assert why in answer.json()["error"]
+    assert why in refusal(infer(whole_forecasts, {"inputs": inputs}))
 
 
-def test_inputs_that_do_not_fit_each_other(whole_forecasts: Running) -> None:
+def test_inputs_that_do_not_fit_each_other(whole_forecasts):
     inputs = everything_request(0, 70)
     for place, why in ((0, "all axes but the last must agree"), (2, "all axes but the last")):
         changed = [dict(one) for one in inputs]
         changed[place]["shape"] = [2, *inputs[place]["shape"][1:]]
         changed[place]["data"] = inputs[place]["data"] * 2
-        answer = infer(whole_forecasts, {"inputs": changed})
-        assert answer.status_code == 400
-        assert why in answer.json()["error"]
+        assert why in refusal(infer(whole_forecasts, {"inputs": changed}))
     for place in (2, 3):
         inputs[place]["shape"][0] = 2
         inputs[place]["data"] *= 2
@@ -363,7 +349,7 @@ def test_inputs_that_do_not_fit_each_other(whole_forecasts: Running) -> None:
     assert answer.json()["error"] == "'future' has 2 windows, 'past' has 1; send as many"
 
 
-def test_errors_have_the_protocols_shape(serve: Any, plain_model: Any) -> None:
+def test_errors_have_the_protocols_shape(serve, plain_model):
     server = serve(model=plain_model, keys=("k",), max_body=2000)
     client, good = server.client, json.dumps(past())
     kind = {"content-type": "application/json"}
@@ -389,9 +375,7 @@ def test_errors_have_the_protocols_shape(serve: Any, plain_model: Any) -> None:
     assert client.post(PAST, json=past()).status_code == 200
 
 
-def test_each_protocol_answers_only_for_its_kind_of_model(
-    forecasts: Running, server: Running
-) -> None:
+def test_each_protocol_answers_only_for_its_kind_of_model(forecasts, server):
     for path in ("/v1/models", "/v1/models/waves"):
         answer = forecasts.client.get(path)
         assert answer.status_code == 404
@@ -400,15 +384,13 @@ def test_each_protocol_answers_only_for_its_kind_of_model(
     for path in ("/v1/completions", "/v1/chat/completions"):
         assert forecasts.client.post(path, json={"prompt": "a"}).status_code == 404
     for path in ("/v2/models/tiny", "/v2/models/tiny/ready"):
-        answer = server.client.get(path)
-        assert answer.status_code == 404
-        assert "/v1/completions" in answer.json()["error"]
+        assert "/v1/completions" in refusal(server.client.get(path), 404)
     assert server.client.post("/v2/models/tiny/infer", json=past()).status_code == 404
     assert server.client.get("/v2/health/ready").json() == {"ready": True}
     assert server.client.get("/v2").status_code == 200
 
 
-def test_the_timeout_counts_from_the_headers(forecasts: Running) -> None:
+def test_the_timeout_counts_from_the_headers(forecasts):
     content = json.dumps({**past(), "parameters": {"timeout": 1_000_000}}).encode()
     with socket.create_connection(forecasts.address, 20) as client:
         client.sendall(raw_request(PAST, content).removesuffix(content))
@@ -417,16 +399,16 @@ def test_the_timeout_counts_from_the_headers(forecasts: Running) -> None:
         assert client.recv(65536).startswith(b"HTTP/1.1 504 ")
 
 
-def test_more_windows_than_a_batch_takes(serve: Any, plain_model: Any) -> None:
+def test_more_windows_than_a_batch_takes(serve, plain_model):
     server = serve(model=plain_model, max_streams=2, max_queue=10)
     assert infer(server, body(np.zeros((2, L, 2)))).status_code == 200
-    answer = infer(server, body(np.zeros((3, L, 2))))
-    assert answer.status_code == 400
-    assert "3 windows, this server forecasts at most 2" in answer.json()["error"]
+    assert "3 windows, this server forecasts at" in refusal(
+        infer(server, body(np.zeros((3, L, 2))))
+    )
     assert server.scheduler.num_held == 0
 
 
-def test_log_and_metrics(serve: Any, plain_model: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_log_and_metrics(serve, plain_model, capfd):
     server = serve(model=plain_model, log=True)
     assert infer(server, body(last_windows())).status_code == 200
     assert infer(server, {}).status_code == 400

@@ -1,25 +1,20 @@
 """`fastlstm serve` of a saved forecaster as a process."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
 
-from fastlstm import Forecaster
 from fastlstm.runs.run_directory import kind_of_run
 from forecast_server import PAST, body, h, output, past_of, waves
 from served_process import Process
 
 
-def window(series: int = 0) -> Any:
+def window(series=0):
     return past_of(waves(), series, 120, ("y", "temp"))[None]
 
 
-def test_a_saved_forecaster_is_served(start: Any, plain: Forecaster) -> None:
+def test_a_saved_forecaster_is_served(start, plain):
     server = start("--api-key", "k")
     assert "Open Inference Protocol; reads 24 rows of 2 columns" in server.lines[-1]
     assert httpx.post(f"{server.url}{PAST}", json=body(window())).status_code == 401
@@ -36,7 +31,7 @@ def test_a_saved_forecaster_is_served(start: Any, plain: Forecaster) -> None:
     assert [(line["status"], line["windows"]) for line in lines[:2]] == [(401, 0), (200, 1)]
 
 
-def test_the_kind_of_a_run_is_read_from_its_config(plain_path: Path, tmp_path: Path) -> None:
+def test_the_kind_of_a_run_is_read_from_its_config(plain_path, tmp_path):
     assert kind_of_run(plain_path) == "forecaster"
     assert kind_of_run(tmp_path) != "forecaster"
     assert kind_of_run(tmp_path / "nothing") != "forecaster"
@@ -45,7 +40,7 @@ def test_the_kind_of_a_run_is_read_from_its_config(plain_path: Path, tmp_path: P
         assert kind_of_run(tmp_path) != "forecaster"
 
 
-def test_the_error_of_a_damaged_forecaster_is_one_line(plain: Forecaster, tmp_path: Path) -> None:
+def test_the_error_of_a_damaged_forecaster_is_one_line(plain, tmp_path):
     plain.save(tmp_path / "waves")
     weights = tmp_path / "waves" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")

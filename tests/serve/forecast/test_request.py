@@ -1,16 +1,12 @@
 """An inference request: its fields, parameters and errors."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import numpy as np
 import pytest
 
-from fastlstm.forecast.window_forecaster import InputColumns, WindowForecaster
+from fastlstm.forecast.window_forecaster import InputColumns
 from fastlstm.serve.forecast.request import (
-    InferRequest,
     SequenceStep,
     _missing,
     input_specs,
@@ -23,19 +19,19 @@ from forecast_server import L, body
 VALUES = np.arange(2 * L * 2, dtype=np.float32).reshape(2, L, 2)
 
 
-def parsed(model: WindowForecaster, request: Any) -> InferRequest:
+def parsed(model, request):
     decoder = request_decoder(input_specs(model).values())
     return parse_request(json.dumps(request).encode(), model, decoder)
 
 
-def refused(model: WindowForecaster, request: Any) -> str:
+def refused(model, request):
     with pytest.raises(ApiError) as caught:
         parsed(model, request)
     assert caught.value.status == 400
     return caught.value.message
 
 
-def test_a_plain_request_has_its_rows_and_the_forecast(plain_model: WindowForecaster) -> None:
+def test_a_plain_request_has_its_rows_and_the_forecast(plain_model):
     request = parsed(plain_model, body(VALUES))
     np.testing.assert_array_equal(request.past, VALUES)
     assert request.outputs == ("forecast",)
@@ -45,12 +41,12 @@ def test_a_plain_request_has_its_rows_and_the_forecast(plain_model: WindowForeca
     assert request.rows_note == ""
 
 
-def test_older_rows_are_left_out(plain_model: WindowForecaster) -> None:
+def test_older_rows_are_left_out(plain_model):
     longer = np.concatenate([VALUES, VALUES], axis=1)
     np.testing.assert_array_equal(parsed(plain_model, body(longer)).past, VALUES)
 
 
-def test_parameters_choose_the_outputs(plain_model: WindowForecaster) -> None:
+def test_parameters_choose_the_outputs(plain_model):
     parameters = {"quantiles": [0.25, 0.5], "timeout": 2_500_000, "binary_data_output": False}
     request = parsed(plain_model, {**body(VALUES, **parameters), "id": "mine"})
     assert request.outputs == ("forecast", "quantiles")
@@ -60,7 +56,7 @@ def test_parameters_choose_the_outputs(plain_model: WindowForecaster) -> None:
     assert request.outputs == ("quantiles",)
 
 
-def test_a_sequence_may_begin_with_few_rows(plain_model: WindowForecaster) -> None:
+def test_a_sequence_may_begin_with_few_rows(plain_model):
     few = VALUES[:1, :3]
     request = parsed(plain_model, body(few, sequence_id=7, sequence_start=True))
     assert request.step == SequenceStep(7, starts=True)
@@ -88,9 +84,7 @@ def test_a_sequence_may_begin_with_few_rows(plain_model: WindowForecaster) -> No
         ({"quantile": [0.5]}, "unknown field 'quantile' of parameters (did you mean 'quantiles'?)"),
     ],
 )
-def test_wrong_parameters_are_named(
-    plain_model: WindowForecaster, parameters: dict[str, Any], message: str
-) -> None:
+def test_wrong_parameters_are_named(plain_model, parameters, message):
     assert message in refused(plain_model, body(VALUES, **parameters))
 
 
@@ -105,7 +99,7 @@ def test_wrong_parameters_are_named(
         ([{"name": "forecast", "shape": []}], "unknown field 'shape' of outputs[0]"),
     ],
 )
-def test_wrong_outputs_are_named(plain_model: WindowForecaster, outputs: Any, message: str) -> None:
+def test_wrong_outputs_are_named(plain_model, outputs, message):
     assert message in refused(plain_model, {**body(VALUES), "outputs": outputs})
 
 
@@ -120,5 +114,5 @@ def test_wrong_outputs_are_named(plain_model: WindowForecaster, outputs: Any, me
         ),
     ],
 )  # fmt: skip
-def test_a_missing_input_is_named_as_in_the_request(names, codes, shown) -> None:
+def test_a_missing_input_is_named_as_in_the_request(names, codes, shown):
     assert _missing(InputColumns(names, codes), "static") == shown

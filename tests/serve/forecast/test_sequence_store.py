@@ -15,18 +15,7 @@ from fastlstm.serve.forecast import engine as forecast_engine
 from fastlstm.serve.forecast.engine import SequenceStore
 from fastlstm.serve.forecast.request import SequenceStep
 from fastlstm.serve.http.errors import ApiError
-from forecast_server import (
-    PAST,
-    HeldModel,
-    L,
-    at,
-    body,
-    output,
-    past_of,
-    rows,
-    submitted,
-    tensor,
-)
+from forecast_server import PAST, L, at, body, output, past_of, refusal, rows, submitted, tensor
 from running_server import Running, wait_until
 
 
@@ -35,70 +24,58 @@ def send(server: Running, values: Any, name: Any = "a", **parameters: Any) -> ht
     return server.client.post(PAST, json=request)
 
 
-def test_one_row_after_the_other(forecasts: Running) -> None:
+def assert_at(answer: httpx.Response, server: Running, last: int) -> None:
+    """The forecast is that of the window that ends before row `last`."""
+    np.testing.assert_allclose(output(answer), at(server, last), rtol=1e-5, atol=1e-5)
+
+
+def test_one_row_after_the_other(forecasts):
     name = "one-row"
-    found = output(send(forecasts, rows(0, 40), name, sequence_start=True))
-    np.testing.assert_allclose(found, at(forecasts, 40), rtol=1e-5, atol=1e-5)
+    assert_at(send(forecasts, rows(0, 40), name, sequence_start=True), forecasts, 40)
     for last in range(41, 50):
-        found = output(send(forecasts, rows(last - 1, last), name))
-        np.testing.assert_allclose(found, at(forecasts, last), rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(
-        output(send(forecasts, rows(49, 80), name)), at(forecasts, 80), rtol=1e-5, atol=1e-5
-    )
-    np.testing.assert_allclose(
-        output(send(forecasts, rows(0, 0), name)), at(forecasts, 80), rtol=1e-5, atol=1e-5
-    )
-    found = output(send(forecasts, rows(80, 81), name, sequence_end=True))
-    np.testing.assert_allclose(found, at(forecasts, 81), rtol=1e-5, atol=1e-5)
-    gone = send(forecasts, rows(81, 82), name)
-    assert gone.status_code == 404
-    assert f"there is no sequence '{name}'" in gone.json()["error"]
+        assert_at(send(forecasts, rows(last - 1, last), name), forecasts, last)
+    assert_at(send(forecasts, rows(49, 80), name), forecasts, 80)
+    assert_at(send(forecasts, rows(0, 0), name), forecasts, 80)
+    assert_at(send(forecasts, rows(80, 81), name, sequence_end=True), forecasts, 81)
+    assert f"there is no sequence '{name}'" in refusal(send(forecasts, rows(81, 82), name), 404)
 
 
-def test_rows_are_kept_until_there_are_enough(forecasts: Running) -> None:
+def test_rows_are_kept_until_there_are_enough(forecasts):
     first = send(forecasts, rows(0, 10), 7, sequence_start=True)
     assert first.status_code == 409
     assert first.json()["error"] == (
         "sequence 7 has 10 rows so far, a forecast needs 24; they are kept, send 14 more"
     )
     assert send(forecasts, rows(10, 23), 7).status_code == 409
-    found = output(send(forecasts, rows(23, 24), 7, sequence_end=True))
-    np.testing.assert_allclose(found, at(forecasts, 24), rtol=1e-5, atol=1e-5)
-    short = send(forecasts, rows(0, 3), 7, sequence_start=True, sequence_end=True)
-    assert short.status_code == 409
-    assert "it has ended" in short.json()["error"]
+    assert_at(send(forecasts, rows(23, 24), 7, sequence_end=True), forecasts, 24)
+    assert "it has ended" in refusal(
+        send(forecasts, rows(0, 3), 7, sequence_start=True, sequence_end=True), 409
+    )
     assert send(forecasts, rows(3, 30), 7).status_code == 404
 
 
-def test_sequences_do_not_mix(forecasts: Running) -> None:
+def test_sequences_do_not_mix(forecasts):
     output(send(forecasts, rows(0, 24), "5", sequence_start=True))
     output(send(forecasts, rows(30, 54), 5, sequence_start=True))
-    np.testing.assert_allclose(
-        output(send(forecasts, rows(24, 25), "5")), at(forecasts, 25), rtol=1e-5, atol=1e-5
-    )
-    np.testing.assert_allclose(
-        output(send(forecasts, rows(54, 55), 5)), at(forecasts, 55), rtol=1e-5, atol=1e-5
-    )
+    assert_at(send(forecasts, rows(24, 25), "5"), forecasts, 25)
+    assert_at(send(forecasts, rows(54, 55), 5), forecasts, 55)
     assert send(forecasts, rows(60, 70), 5, sequence_start=True).status_code == 409
-    again = output(send(forecasts, rows(70, 84), 5))
-    np.testing.assert_allclose(again, at(forecasts, 84), rtol=1e-5, atol=1e-5)
+    assert_at(send(forecasts, rows(70, 84), 5), forecasts, 84)
     for name in ("5", 5):
         output(send(forecasts, rows(0, 30), name, sequence_end=True))
 
 
-def test_a_refused_request_leaves_its_sequence_unchanged(forecasts: Running) -> None:
+def test_a_refused_request_leaves_its_sequence_unchanged(forecasts):
     output(send(forecasts, rows(0, 30), sequence_start=True))
     bad = rows(30, 31).copy()
     bad[0, 0, 0] = np.nan
     assert send(forecasts, bad).status_code == 400
     assert send(forecasts, rows(30, 31), quantiles=[2]).status_code == 400
     assert send(forecasts, np.zeros((2, 24, 2))).status_code == 400
-    np.testing.assert_allclose(
-        output(send(forecasts, rows(30, 31), sequence_end=True)), at(forecasts, 31), rtol=1e-6
-    )
+    assert_at(send(forecasts, rows(30, 31), sequence_end=True), forecasts, 31)
 
 
-def test_waiting_requests_keep_their_own_rows(serve: Any, held: HeldModel) -> None:
+def test_waiting_requests_keep_their_own_rows(serve, held):
     """Requests of one sequence that wait together: each is forecast from where it stood."""
     server: Running = serve(model=held)
     held.holds.set()
@@ -116,9 +93,7 @@ def test_waiting_requests_keep_their_own_rows(serve: Any, held: HeldModel) -> No
         np.testing.assert_allclose(one, at(server, last), rtol=1e-5, atol=1e-5)
 
 
-def test_a_long_request_is_not_overtaken(
-    serve: Any, plain_model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_request_is_not_overtaken(serve, plain_model, monkeypatch):
     """Long bodies are read on another thread; what comes after one waits for its turn."""
     go, parse = threading.Event(), forecast_engine.parse_request
 
@@ -138,36 +113,29 @@ def test_a_long_request_is_not_overtaken(
         wait_until(lambda: engine._num_reading.total() == 2)
         assert server.client.get("/health/ready").status_code == 200
         go.set()
-        np.testing.assert_allclose(output(first.result()), at(server, 30), rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(output(second.result()), at(server, 31), rtol=1e-5, atol=1e-5)
+        assert_at(first.result(), server, 30)
+        assert_at(second.result(), server, 31)
 
 
-def test_the_error_of_a_timeout_says_that_the_rows_were_added(serve: Any, held: HeldModel) -> None:
+def test_the_error_of_a_timeout_says_that_the_rows_were_added(serve, held):
     server: Running = serve(model=held)
     output(send(server, rows(0, 24), sequence_start=True))
     held.holds.set()
-    late = send(server, rows(24, 25), timeout=20_000)
-    assert late.status_code == 504
-    assert "its rows were added to the sequence" in late.json()["error"]
+    assert "its rows were added to" in refusal(send(server, rows(24, 25), timeout=20_000), 504)
     held.holds.clear()
-    np.testing.assert_allclose(
-        output(send(server, rows(0, 0))), at(server, 25), rtol=1e-5, atol=1e-5
-    )
+    assert_at(send(server, rows(0, 0)), server, 25)
 
 
-def test_the_error_of_a_refused_quantile_says_that_the_rows_were_added(forecasts: Running) -> None:
+def test_the_error_of_a_refused_quantile_says_that_the_rows_were_added(forecasts):
     output(send(forecasts, rows(0, 24), "unknown", sequence_start=True))
     refused = send(forecasts, rows(24, 25), "unknown", quantiles=[0.995])
     assert refused.status_code == 400
     assert "validation has too few values" in refused.json()["error"]
     assert refused.json()["error"].endswith("; its rows were added to the sequence")
-    np.testing.assert_allclose(
-        output(send(forecasts, rows(0, 0), "unknown", sequence_end=True)), at(forecasts, 25),
-        rtol=1e-5, atol=1e-5,
-    )  # fmt: skip
+    assert_at(send(forecasts, rows(0, 0), "unknown", sequence_end=True), forecasts, 25)
 
 
-def test_without_a_free_place_no_rows_are_added(serve: Any, held: HeldModel) -> None:
+def test_without_a_free_place_no_rows_are_added(serve, held):
     server: Running = serve(model=held, max_streams=1, max_queue=0)
     output(send(server, rows(0, 24), sequence_start=True))
     held.holds.set()
@@ -178,14 +146,10 @@ def test_without_a_free_place_no_rows_are_added(serve: Any, held: HeldModel) -> 
         held.holds.clear()
         assert other.result().status_code == 200
     wait_until(lambda: server.scheduler.num_held == 0)
-    np.testing.assert_allclose(
-        output(send(server, rows(0, 0))), at(server, 24), rtol=1e-5, atol=1e-5
-    )
+    assert_at(send(server, rows(0, 0)), server, 24)
 
 
-def test_the_number_of_sequences_is_bounded_and_idle_ones_are_forgotten(
-    serve: Any, plain_model: Any
-) -> None:
+def test_the_number_of_sequences_is_bounded_and_idle_ones_are_forgotten(serve, plain_model):
     server: Running = serve(model=plain_model, max_sequences=2, sequence_idle=60.0)
     now = [0.0]
     server.runner.service.forecast_engine._sequences._clock = lambda: now[0]
@@ -198,13 +162,11 @@ def test_the_number_of_sequences_is_bounded_and_idle_ones_are_forgotten(
     assert "keeps 2 sequences" in refused.json()["error"]
     now[0] = 61.0
     assert server.metric("sequences") == 0
-    gone = send(server, rows(24, 25), "a")
-    assert gone.status_code == 404
-    assert "idle for 60 s" in gone.json()["error"]
+    assert "idle for 60 s" in refusal(send(server, rows(24, 25), "a"), 404)
     output(send(server, rows(0, 24), "c", sequence_start=True))
 
 
-def test_static_values_of_a_sequence_are_kept(whole_forecasts: Running) -> None:
+def test_static_values_of_a_sequence_are_kept(whole_forecasts):
     from forecast_server import everything, h
 
     table = everything()
@@ -227,9 +189,9 @@ def test_static_values_of_a_sequence_are_kept(whole_forecasts: Running) -> None:
         return [tensor("static", [[size]]), tensor("static_names", [[place]], "BYTES")]
 
     sequence = {"sequence_id": "static"}
-    missing = request(20, 44, **sequence, sequence_start=True)
-    assert missing.status_code == 400
-    assert "the inputs 'static' and 'static_names' are missing" in missing.json()["error"]
+    assert "the inputs 'static' and 'static_names' are missing" in refusal(
+        request(20, 44, **sequence, sequence_start=True)
+    )
     output(request(20, 44, *static(5, "s"), **sequence, sequence_start=True))
     found = output(request(44, 45, **sequence))
     np.testing.assert_allclose(
@@ -244,7 +206,7 @@ def test_static_values_of_a_sequence_are_kept(whole_forecasts: Running) -> None:
 # Without a server -------------------------------------------------------------------------------
 
 
-def test_the_longest_idle_sequence_is_forgotten_first() -> None:
+def test_the_longest_idle_sequence_is_forgotten_first():
     now = [0.0]
     kept = SequenceStore(2, Places(10), 5.0, clock=lambda: now[0])
     one = np.zeros((2, 1), dtype=np.float32)
@@ -260,7 +222,7 @@ def test_the_longest_idle_sequence_is_forgotten_first() -> None:
         kept.add(SequenceStep("b"), one, None)
 
 
-def test_a_returned_window_does_not_change() -> None:
+def test_a_returned_window_does_not_change():
     kept = SequenceStore(3, Places(1), 5.0)
     values = np.arange(8, dtype=np.float32)[:, None]
     first, _ = kept.add(SequenceStep(1, starts=True), values[:3], None)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,13 +20,13 @@ from fastlstm.forecast.window_forecaster import load_window_forecaster
 from fastlstm.serve.forecast import tables
 from fastlstm.serve.forecast.tables import as_query
 from fastlstm.system import environment
-from forecast_server import QUICK, L, everything, h, save, waves
-from running_server import Running, wait_until
+from forecast_server import QUICK, L, everything, h, refusal, save, waves
+from running_server import wait_until
 
 CSV = {"content-type": "text/csv"}
 
 
-def as_csv(table: pa.Table) -> bytes:
+def as_csv(table):
     sink = io.BytesIO()
     place = table.column_names.index("ds")
     seconds = table["ds"].cast(pa.timestamp("s"))
@@ -36,7 +34,7 @@ def as_csv(table: pa.Table) -> bytes:
     return sink.getvalue()
 
 
-def as_rows(table: pa.Table) -> list[dict[str, Any]]:
+def as_rows(table):
     """The rows as JSON has them: NaN is null, a time is a text."""
     rows: list[dict[str, Any]] = table.to_pylist()
     for row in rows:
@@ -47,7 +45,7 @@ def as_rows(table: pa.Table) -> list[dict[str, Any]]:
     return rows
 
 
-def post(server: Running, body: Any, query: str = "", accept: str = "*/*") -> httpx.Response:
+def post(server, body, query="", accept="*/*"):
     """Sends bytes as CSV, anything else as JSON."""
     path, headers = f"/forecast{query}", {"accept": accept}
     if isinstance(body, bytes):
@@ -55,12 +53,7 @@ def post(server: Running, body: Any, query: str = "", accept: str = "*/*") -> ht
     return server.client.post(path, json=body, headers=headers)
 
 
-def refusal(answer: httpx.Response, status: int = 400) -> str:
-    assert answer.status_code == status, answer.text
-    return str(answer.json()["error"])
-
-
-def by_command(path: Path, data: bytes, folder: Path, *more: str) -> bytes:
+def by_command(path, data, folder, *more):
     """What `fastlstm forecast` writes."""
     table, out = folder / "table.csv", folder / "out.csv"
     table.write_bytes(data)
@@ -68,16 +61,14 @@ def by_command(path: Path, data: bytes, folder: Path, *more: str) -> bytes:
     return out.read_bytes()
 
 
-def cached() -> list[Path]:
+def cached():
     """What the cache of tables holds."""
     root = environment.cache_dir() / "series"
     return [*root.glob("work-*"), *root.glob("entries/*")]
 
 
 @pytest.mark.parametrize("levels", ["", "0.1,0.5,0.9"])
-def test_a_csv_is_answered_as_by_the_command(
-    forecasts: Running, plain_path: Path, tmp_path: Path, levels: str
-) -> None:
+def test_a_csv_is_answered_as_by_the_command(forecasts, plain_path, tmp_path, levels):
     before, data = cached(), as_csv(waves())
     more, query = (["--quantiles", levels], f"?quantiles={levels}") if levels else ([], "")
     answer = post(forecasts, data, query, "text/csv")
@@ -93,7 +84,7 @@ def test_a_csv_is_answered_as_by_the_command(
     wait_until(lambda: forecasts.scheduler.num_held == 0)
 
 
-def test_rows_as_json_are_the_same_table(forecasts: Running, plain: Forecaster) -> None:
+def test_rows_as_json_are_the_same_table(forecasts, plain):
     rows = as_rows(waves())
     own = plain.predict()["y"].to_numpy()
     for body in (rows, {"rows": rows}, {"rows": as_csv(waves()).decode(), "future": None}):
@@ -113,12 +104,12 @@ def test_rows_as_json_are_the_same_table(forecasts: Running, plain: Forecaster) 
         ("", "application/json"),
     ],
 )
-def test_accept_chooses_the_form(forecasts: Running, accept: str, kind: str) -> None:
+def test_accept_chooses_the_form(forecasts, accept, kind):
     answer = post(forecasts, as_csv(waves()), accept=accept)
     assert answer.headers["content-type"] == kind
 
 
-def test_charts_have_the_past_and_intervals(forecasts: Running) -> None:
+def test_charts_have_the_past_and_intervals(forecasts):
     answer = post(forecasts, as_csv(waves()), "?charts=2").json()
     assert [chart["series"] for chart in answer["charts"]] == ["s0", "s2"], "evenly spread"
     chart = answer["charts"][0]
@@ -130,11 +121,16 @@ def test_charts_have_the_past_and_intervals(forecasts: Running) -> None:
     assert "charts" not in post(forecasts, as_csv(waves())).json()
 
 
-def test_columns_of_every_role(whole_forecasts: Running, whole: Forecaster, tmp_path: Path) -> None:
-    table = everything()
-    last = pc.max(table["ds"]).as_py()
-    ahead = everything(120 + h).filter(pc.greater(everything(120 + h)["ds"], pa.scalar(last)))
-    ahead = ahead.select(["unique_id", "ds", "price", "kind"])
+def rows_ahead():
+    """What is known of the steps after `everything`."""
+    longer = everything(120 + h)
+    last = pa.scalar(pc.max(everything()["ds"]).as_py())
+    names = ["unique_id", "ds", "price", "kind"]
+    return longer.filter(pc.greater(longer["ds"], last)).select(names)
+
+
+def test_columns_of_every_role(whole_forecasts, whole, tmp_path):
+    table, ahead = everything(), rows_ahead()
     own = whole.predict(table, future=ahead)["y"].to_numpy()
     future = as_csv(ahead).decode()
     for body in (
@@ -152,7 +148,7 @@ def test_columns_of_every_role(whole_forecasts: Running, whole: Forecaster, tmp_
     assert "the future table" in refusal(post(whole_forecasts, short))
 
 
-def test_the_server_computes_the_calendar(serve: Any, tmp_path: Path) -> None:
+def test_the_server_computes_the_calendar(serve, tmp_path):
     table = waves(240, 1).drop_columns(["unique_id"])
     model = Forecaster(**{**QUICK, "calendar": ["hour"], "target": "y", "past": []}).fit(table)
     path = save(model, tmp_path)
@@ -162,7 +158,7 @@ def test_the_server_computes_the_calendar(serve: Any, tmp_path: Path) -> None:
     assert answer.content == by_command(path, as_csv(table), tmp_path)
 
 
-def test_the_options_of_reading_are_parameters(forecasts: Running) -> None:
+def test_the_options_of_reading_are_parameters(forecasts):
     comma = as_csv(waves()).replace(b",", b";").replace(b".", b",")
     told = refusal(post(forecasts, comma))
     assert told.startswith("the table looks like numbers with a decimal comma")
@@ -178,7 +174,7 @@ def test_the_options_of_reading_are_parameters(forecasts: Running) -> None:
     assert any("duplicate" in note for note in noted["notes"])
 
 
-def test_options_of_reading_are_spelled_as_parameters() -> None:
+def test_options_of_reading_are_spelled_as_parameters():
     text = "add `delimiter='\t'`, `wide=True`; or train with `gaps='fill'`, `horizon=3`"
     assert respelled(text, as_query) == (
         "add `delimiter=%09&wide=true`; or train with `--gaps fill --horizon 3`"
@@ -211,14 +207,14 @@ def test_options_of_reading_are_spelled_as_parameters() -> None:
         ("?time_format=%25Q", "time_format"),
     ],
 )
-def test_wrong_parameters_are_named(forecasts: Running, query: str, why: str) -> None:
+def test_wrong_parameters_are_named(forecasts, query, why):
     assert why in refusal(post(forecasts, as_csv(waves()), query))
 
 
 HEAD = b"unique_id,ds,y,temp\n"
 
 
-def rows_of(count: int, value: str = "1.5") -> bytes:
+def rows_of(count, value="1.5"):
     lines = (f"a,2024-01-{1 + k // 24:02} {k % 24:02}:00,{value},2\n" for k in range(count))
     return HEAD + "".join(lines).encode()
 
@@ -250,10 +246,7 @@ def rows_of(count: int, value: str = "1.5") -> bytes:
         ([{}], "the table has no rows"),
         ([{"y": 1.0}, {}], "row 2 of the table lacks 'y'"),
         ([{"y": 1.0}, {"y": 2.0, "x": 1}], "row 2 of the table has 'x'"),
-        (
-            [{"y": 1.0}, {"y": "a"}],
-            "the table mixes kinds of values in a column (Could not convert 'a'",
-        ),
+        ([{"y": 1.0}, {"y": "a"}], "mixes kinds of values in a column (Could not convert 'a'"),
         ([{"y": 1 << 63}, {"y": 1}], "y"),
         ([{"y": True}], "[0][...]: expected"),
         ([1, 2], "[0]: expected"),
@@ -266,7 +259,7 @@ def rows_of(count: int, value: str = "1.5") -> bytes:
     ],
     ids=lambda value: None if isinstance(value, str) else repr(value)[:30],
 )
-def test_forged_bodies_get_one_clear_error(forecasts: Running, body: Any, why: str) -> None:
+def test_forged_bodies_get_one_clear_error(forecasts, body, why):
     before = cached()
     told = refusal(post(forecasts, body))
     assert why in told
@@ -275,7 +268,7 @@ def test_forged_bodies_get_one_clear_error(forecasts: Running, body: Any, why: s
     wait_until(lambda: forecasts.scheduler.num_held == 0)
 
 
-def test_numbers_that_json_lacks_are_refused(forecasts: Running) -> None:
+def test_numbers_that_json_lacks_are_refused(forecasts):
     headers = {"content-type": "application/json"}
     for body in (b'[{"y": NaN}]', b'[{"y": 1', b"", b'[{"y": "\xff"}]'):
         answer = forecasts.client.post("/forecast", content=body, headers=headers)
@@ -285,7 +278,7 @@ def test_numbers_that_json_lacks_are_refused(forecasts: Running) -> None:
 
 
 @pytest.mark.parametrize("kind", ["", "text/plain", "multipart/form-data; boundary=x"])
-def test_other_types_are_refused(forecasts: Running, kind: str) -> None:
+def test_other_types_are_refused(forecasts, kind):
     answer = forecasts.client.post("/forecast", content=b"y\n1\n", headers={"content-type": kind})
     assert "expected application/json or text/csv" in refusal(answer, 415)
     packed = {**CSV, "content-encoding": "gzip"}
@@ -294,7 +287,7 @@ def test_other_types_are_refused(forecasts: Running, kind: str) -> None:
     assert forecasts.client.get("/forecast").status_code == 405
 
 
-def test_a_csv_may_have_eight_times_max_body(serve: Any, plain_model: Any) -> None:
+def test_a_csv_may_have_eight_times_max_body(serve, plain_model):
     data, rows = as_csv(waves()), as_rows(waves())
     assert 2100 < len(data) <= 8 * 2100 < len(json.dumps(rows))
     server = serve(model=plain_model, max_body=2100)
@@ -303,7 +296,7 @@ def test_a_csv_may_have_eight_times_max_body(serve: Any, plain_model: Any) -> No
     assert "more than 16800 bytes" in refusal(post(server, data * 3), 413)
 
 
-def test_too_many_series_and_numbers_are_refused(serve: Any, plain_model: Any) -> None:
+def test_too_many_series_and_numbers_are_refused(serve, plain_model):
     data = as_csv(waves())
     server = serve(model=plain_model, max_streams=2)
     told = refusal(post(server, data))
@@ -315,7 +308,7 @@ def test_too_many_series_and_numbers_are_refused(serve: Any, plain_model: Any) -
         assert "send fewer windows or quantiles" in refusal(post(server, data, query))
 
 
-def test_a_hundred_thousand_rows(forecasts: Running, plain: Forecaster) -> None:
+def test_a_hundred_thousand_rows(forecasts, plain):
     rows = 33_334
     table = waves(rows)
     data = as_csv(table)
@@ -326,31 +319,25 @@ def test_a_hundred_thousand_rows(forecasts: Running, plain: Forecaster) -> None:
     assert refusal(post(forecasts, as_rows(table)), 413)
 
 
-def test_a_series_that_is_too_short_is_left_out_and_noted(forecasts: Running) -> None:
+def test_a_series_that_is_too_short_is_left_out_and_noted(forecasts):
     answer = post(forecasts, as_csv(waves().slice(0, 120 + L - 1))).json()
     assert {row["unique_id"] for row in answer["rows"]} == {"s0"}
     (note,) = answer["notes"]
     assert note.startswith(f"not forecast: series 's1' ends in {L - 1} rows without gaps, a")
 
 
-def test_a_series_without_values_is_null_and_noted(whole_forecasts: Running) -> None:
+def test_a_series_without_values_is_null_and_noted(whole_forecasts):
     table = everything()
-    ahead = everything(120 + h).filter(
-        pc.greater(everything(120 + h)["ds"], pa.scalar(pc.max(table["ds"]).as_py()))
-    )
     empty = pc.if_else(pc.equal(table["unique_id"], "s1"), None, table["y"])
     table = table.set_column(2, "y", empty)
-    body = {
-        "rows": as_rows(table),
-        "future": as_rows(ahead.select(["unique_id", "ds", "price", "kind"])),
-    }
+    body = {"rows": as_rows(table), "future": as_rows(rows_ahead())}
     answer = post(whole_forecasts, body, "?charts=9").json()
     assert [row["y"] is None for row in answer["rows"]] == [False] * h + [True] * h + [False] * h
     assert answer["notes"] == ["series 's1' has no value of 'y': such forecasts are NaN"]
     assert answer["charts"][1]["center"] == [None] * h
 
 
-def test_keys_and_kinds_of_models(serve: Any, plain_model: Any) -> None:
+def test_keys_and_kinds_of_models(serve, plain_model):
     server = serve(model=plain_model, keys=("secret-key", "other-key"))
     data = as_csv(waves())
     assert post(server, data).status_code == 401
@@ -360,10 +347,8 @@ def test_keys_and_kinds_of_models(serve: Any, plain_model: Any) -> None:
     assert "is a language model, not a forecaster" in refusal(post(text, data), 404)
 
 
-def test_a_failure_of_the_reader_is_no_fault_of_the_client(
-    forecasts: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*args: Any) -> None:
+def test_a_failure_of_the_reader_is_no_fault_of_the_client(forecasts, monkeypatch):
+    def fail(*args):
         raise RuntimeError("planted")
 
     monkeypatch.setattr(tables, "parse_query", fail)
@@ -373,9 +358,7 @@ def test_a_failure_of_the_reader_is_no_fault_of_the_client(
     assert post(forecasts, as_csv(waves())).status_code == 200
 
 
-def test_a_cache_that_cannot_be_written_is_no_fault_of_the_client(
-    forecasts: Running, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_cache_that_cannot_be_written_is_no_fault_of_the_client(forecasts, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "file"))
     told = refusal(post(forecasts, as_csv(waves())), 500)
@@ -383,7 +366,7 @@ def test_a_cache_that_cannot_be_written_is_no_fault_of_the_client(
     assert str(tmp_path) not in told
 
 
-def test_every_parameter_is_in_the_document(forecasts: Running) -> None:
+def test_every_parameter_is_in_the_document(forecasts):
     document = forecasts.client.get("/openapi.json").json()
     listed = document["paths"]["/forecast"]["post"]["parameters"]
     assert {one["name"] for one in listed} == {"quantiles", "charts", *READING}

@@ -10,7 +10,6 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,10 +19,9 @@ from fastlstm.serve.http.access import Access, Record, _duration, count, json_li
 from fastlstm.serve.http.errors import Disconnected
 from fastlstm.serve.log import Log
 from fastlstm.serve.metrics import Metrics
-from running_server import Running
 
 
-def test_a_disconnect_before_the_status_counts_as_499() -> None:
+def test_a_disconnect_before_the_status_counts_as_499():
     metrics = Metrics()
     count(metrics, Record("one", failure="disconnected"))
     count(metrics, Record("two", status=200))
@@ -34,7 +32,7 @@ def test_a_disconnect_before_the_status_counts_as_499() -> None:
     assert (counted("499"), counted("200"), counted("0")) == (1, 1, None)
 
 
-def test_a_line_is_short_whatever_the_request(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_line_is_short_whatever_the_request(capfd):
     async def app(scope: Any, receive: Any, send: Any) -> None:
         raise Disconnected
 
@@ -50,9 +48,7 @@ def test_a_line_is_short_whatever_the_request(capfd: pytest.CaptureFixture[str])
     assert (line["method"], len(line["path"]), len(line["id"])) == ("M" * 16, 200, 32)
 
 
-def test_the_log_looks_for_a_terminal_once(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_log_looks_for_a_terminal_once(monkeypatch, capfd):
     num_asked: list[object] = []
     monkeypatch.setattr(log_module, "is_terminal", lambda stream: not num_asked.append(stream))
 
@@ -85,7 +81,7 @@ def line(path: str = "/v1/completions", method: str = "POST", **about: Any) -> s
     return terminal_line(record, "127.0.0.1", method, path)
 
 
-def test_a_terminal_line_is_short() -> None:
+def test_a_terminal_line_is_short():
     text = line(status=200, completion_tokens=34, key="a1b2")
     assert re.fullmatch(
         r"\d\d:\d\d:\d\d  POST /v1/completions  200  34 tokens  \d\d ms  key a1b2", text
@@ -104,11 +100,11 @@ def test_a_terminal_line_is_short() -> None:
         ({"status": 200, "failure": "failed"}, "  failed  id an-id"),
     ],
 )
-def test_a_terminal_line_shows_counts_failures_and_ids(about: dict[str, Any], words: str) -> None:
+def test_a_terminal_line_shows_counts_failures_and_ids(about, words):
     assert words in line(**about)
 
 
-def test_a_json_line_has_seconds() -> None:
+def test_a_json_line_has_seconds():
     record = Record("an-id", key="a1b2", status=200, first_chunk_s=0.01234567)
     record.start_s = time.monotonic() - 3.5
     found = json.loads(json_line(record, "::1", "GET", "/"))
@@ -120,29 +116,22 @@ def test_a_json_line_has_seconds() -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (0.0, "<1 ms"),
-        (0.0006, "1 ms"),
-        (0.9994, "999 ms"),
-        (0.9996, "1.0 s"),
-        (59.94, "59.9 s"),
-        (60.0, "1:00"),
+        *((0.0, "<1 ms"), (0.0006, "1 ms"), (0.9994, "999 ms"), (0.9996, "1.0 s")),
+        *((59.94, "59.9 s"), (60.0, "1:00")),
     ],
 )
-def test_a_duration_is_short(seconds: float, text: str) -> None:
+def test_a_duration_is_short(seconds, text):
     assert _duration(seconds) == text
 
 
 @pytest.mark.parametrize(
     "path",
     [
-        "/\r\n12:03:07  GET /admin  200  1 ms",
-        "/\x1b[2J\x1b]0;title\x07",
-        "/\u202e\u2028\x9b31m\x7f\x00",
-        "/\ud800é",
-        "/  200  5 tokens",
+        *("/\r\n12:03:07  GET /admin  200  1 ms", "/\x1b[2J\x1b]0;title\x07"),
+        *("/\u202e\u2028\x9b31m\x7f\x00", "/\ud800é", "/  200  5 tokens"),
     ],
 )
-def test_a_path_cannot_look_like_anything_else(path: str) -> None:
+def test_a_path_cannot_look_like_anything_else(path):
     text = line(path, status=404)
     assert text.isascii()
     assert text.isprintable()
@@ -150,9 +139,7 @@ def test_a_path_cannot_look_like_anything_else(path: str) -> None:
     assert json.loads(json_line(Record("an-id", status=404), "::1", "GET", path))["path"] == path
 
 
-def test_a_server_writes_lines_to_a_terminal(
-    serve: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_writes_lines_to_a_terminal(serve, monkeypatch):
     screen = Terminal()
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setattr(sys, "stderr", screen)

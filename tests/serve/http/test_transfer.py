@@ -1,9 +1,6 @@
 """Receiving bodies and sending chunks: turns of the event loop and measured times."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import Any
 
 from fastlstm.serve.http.access import Record
 from fastlstm.serve.http.transfer import Bodies, Sender
@@ -12,13 +9,13 @@ from fastlstm.serve.metrics import Metrics
 SCOPE = {"headers": [(b"content-type", b"application/json")]}
 
 
-def test_a_turn_of_the_event_loop_reads_a_few_parts_of_long_bodies() -> None:
+def test_a_turn_of_the_event_loop_reads_a_few_parts_of_long_bodies():
     turn, taken = 0, dict[int, int]()
 
-    def client(num_parts: int) -> Any:
+    def client(num_parts):
         left = num_parts
 
-        async def receive() -> dict[str, Any]:
+        async def receive():
             nonlocal left
             left -= 1
             taken[turn] = taken.get(turn, 0) + 1
@@ -26,7 +23,7 @@ def test_a_turn_of_the_event_loop_reads_a_few_parts_of_long_bodies() -> None:
 
         return receive
 
-    async def main() -> list[bytes]:
+    async def main():
         nonlocal turn
         bodies = Bodies(1 << 20, 30)
         tasks = [asyncio.create_task(bodies.read(SCOPE, client(9))) for _ in range(40)]
@@ -41,12 +38,12 @@ def test_a_turn_of_the_event_loop_reads_a_few_parts_of_long_bodies() -> None:
     assert max(later) <= 4
 
 
-def test_a_cancelled_body_releases_its_turn() -> None:
-    async def receive() -> dict[str, Any]:
+def test_a_cancelled_body_releases_its_turn():
+    async def receive():
         await asyncio.sleep(0)
         return {"type": "http.request", "body": b" " * 70_000, "more_body": True}
 
-    async def main() -> None:
+    async def main():
         bodies = Bodies(1 << 40, 30)
         left = [asyncio.create_task(bodies.read(SCOPE, receive)) for _ in range(40)]
         for _ in range(3):
@@ -60,18 +57,18 @@ def test_a_cancelled_body_releases_its_turn() -> None:
     asyncio.run(main())
 
 
-def sender_of(send: Any, metrics: Metrics) -> Sender:
+def sender_of(send, metrics):
     scope = {"state": {"record": Record("one")}}
     return Sender(scope, None, send, lambda: None, metrics)  # type: ignore[arg-type]
 
 
-def test_the_time_between_chunks_is_measured_between_chunks_only() -> None:
+def test_the_time_between_chunks_is_measured_between_chunks_only():
     metrics = Metrics()
 
-    async def send(message: Any) -> None:
+    async def send(message):
         pass
 
-    async def main() -> None:
+    async def main():
         for _ in range(2):  # two answers, of four chunks and of one
             one = sender_of(send, metrics)
             await one.start(b"text/plain")

@@ -24,7 +24,7 @@ def run(check: Callable[[Worker], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
-def test_calls_run_in_order_on_one_daemon_thread() -> None:
+def test_calls_run_in_order_on_one_daemon_thread():
     seen: list[tuple[int, str, bool]] = []
 
     def note(number: int) -> int:
@@ -39,7 +39,7 @@ def test_calls_run_in_order_on_one_daemon_thread() -> None:
     run(check)
 
 
-def test_keys_take_turns() -> None:
+def test_keys_take_turns():
     gate, made = threading.Event(), list[str]()
 
     async def check(worker: Worker) -> None:
@@ -58,7 +58,7 @@ def test_keys_take_turns() -> None:
     run(check)
 
 
-def test_an_error_is_raised_in_the_awaiting_task() -> None:
+def test_an_error_is_raised_in_the_awaiting_task():
     def fail() -> None:
         raise KeyError("planted")
 
@@ -70,7 +70,7 @@ def test_an_error_is_raised_in_the_awaiting_task() -> None:
     run(check)
 
 
-def test_a_disconnected_client_cancels_its_waiting_call() -> None:
+def test_a_disconnected_client_cancels_its_waiting_call():
     gate, made = threading.Event(), list[int]()
 
     async def check(worker: Worker) -> None:
@@ -93,7 +93,7 @@ def test_a_disconnected_client_cancels_its_waiting_call() -> None:
     run(check)
 
 
-def test_a_long_call_counts_as_busy() -> None:
+def test_a_long_call_counts_as_busy():
     gate = threading.Event()
 
     async def check(worker: Worker) -> None:
@@ -109,7 +109,7 @@ def test_a_long_call_counts_as_busy() -> None:
     run(check)
 
 
-def test_a_busy_event_loop_runs_one_call_per_turn() -> None:
+def test_a_busy_event_loop_runs_one_call_per_turn():
     async def check(worker: Worker) -> None:
         turn, made = 0, list[int]()
         calls = [worker.call(lambda: made.append(turn)) for _ in range(5)]
@@ -122,7 +122,7 @@ def test_a_busy_event_loop_runs_one_call_per_turn() -> None:
     run(check)
 
 
-def test_the_share_of_the_event_loop_starts_at_the_end_of_the_last_call() -> None:
+def test_the_share_of_the_event_loop_starts_at_the_end_of_the_last_call():
     async def check(worker: Worker) -> None:
         worker._taken_s, worker._ended_s = 9.0, time.monotonic() - 2.0
         made: list[float] = []
@@ -137,7 +137,7 @@ def test_the_share_of_the_event_loop_starts_at_the_end_of_the_last_call() -> Non
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), StopIteration("planted"), KeyboardInterrupt()])
-def test_system_exits_do_not_end_the_thread(error: BaseException) -> None:
+def test_system_exits_do_not_end_the_thread(error):
     def fail() -> None:
         raise error
 
@@ -150,7 +150,7 @@ def test_system_exits_do_not_end_the_thread(error: BaseException) -> None:
     run(check)
 
 
-def test_another_thread_may_stop_a_worker() -> None:
+def test_another_thread_may_stop_a_worker():
     gate = threading.Event()
 
     async def main() -> None:
@@ -167,9 +167,7 @@ def test_another_thread_may_stop_a_worker() -> None:
 
 
 @pytest.mark.parametrize(("taken_s", "num_rests"), [(0.0, 0), (1.0, 1)])
-def test_a_quiet_event_loop_rests_after_a_long_call(
-    monkeypatch: pytest.MonkeyPatch, taken_s: float, num_rests: int
-) -> None:
+def test_a_quiet_event_loop_rests_after_a_long_call(monkeypatch, taken_s, num_rests):
     async def check(worker: Worker) -> None:
         rests: list[float] = []
         later = worker._loop.call_later

@@ -1,10 +1,5 @@
 """Chats as transcripts: OpenAI's Python client against a real server."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import openai
 import pytest
 
@@ -19,7 +14,7 @@ TEMPLATE = "{role} {content}\\n"  # the vocabulary of these tests has no colon
 
 
 @pytest.fixture(scope="module")
-def chats(lm: Any) -> Any:
+def chats(lm):
     server = Running(lm, Settings(port=0, log=False, threads=1, chat_template=TEMPLATE))
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         yield server, client.chat.completions.create
@@ -28,14 +23,14 @@ def chats(lm: Any) -> Any:
 
 
 @pytest.fixture
-def chat(chats: Any) -> Callable[..., Any]:
+def chat(chats):
     return lambda messages=TURNS, **options: chats[1](
         model="tiny", messages=messages, **{"max_tokens": 60, "seed": 7, **options}
     )
 
 
-def test_an_answer_continues_the_transcript(chat: Any, lm: Any) -> None:
-    def text(seed: int) -> str:
+def test_an_answer_continues_the_transcript(chat, lm):
+    def text(seed):
         return solo(lm, PROMPT, 60, seed=seed, stop=ENDS)
 
     seed = next(each for each in range(99) if text(each)[0].isspace())
@@ -51,7 +46,7 @@ def test_an_answer_continues_the_transcript(chat: Any, lm: Any) -> None:
     assert chat(n=2).choices[1].message.content == chat(seed=8).choices[0].message.content
 
 
-def test_a_stream_has_the_same_text_and_one_role(chat: Any) -> None:
+def test_a_stream_has_the_same_text_and_one_role(chat):
     whole = chat(max_tokens=20_000, temperature=0.7)
     usage = {"include_usage": True}
     chunks = list(chat(max_tokens=20_000, temperature=0.7, stream=True, stream_options=usage))
@@ -65,11 +60,11 @@ def test_a_stream_has_the_same_text_and_one_role(chat: Any) -> None:
     assert written[-1].choices[0].finish_reason == "length"
 
 
-def test_an_answer_ends_at_the_next_label_and_can_be_sent_back(chat: Any, lm: Any) -> None:
+def test_an_answer_ends_at_the_next_label_and_can_be_sent_back(chat, lm):
     answer = chat([{"role": "user", "content": "a"}], max_tokens=3000)
     chat([{"role": "user", "content": "a"}, answer.choices[0].message], max_tokens=1)
 
-    def text(label: str) -> str:
+    def text(label):
         return solo(lm, f"{label} \n{PROMPT}", 3000, seed=7)
 
     # A name that the model writes at the beginning of a line.
@@ -82,7 +77,7 @@ def test_an_answer_ends_at_the_next_label_and_can_be_sent_back(chat: Any, lm: An
     assert ended.message.content == wanted[: min(at for at in ends if at >= 0)].lstrip()
 
 
-def test_the_template_is_a_setting(serve: Any, lm: Any) -> None:
+def test_the_template_is_a_setting(serve, lm):
     options = {"chat_template": "{role}\\n{content}.\\n", "chat_user": "romeo"}
     server = serve(**options, chat_assistant="juliet")
     parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "cat"}]
@@ -111,9 +106,7 @@ def test_the_template_is_a_setting(serve: Any, lm: Any) -> None:
         (TURNS, {"max_completion_tokens": 10**6}, "max_completion_tokens: expected `int` <="),
     ],
 )
-def test_wrong_chats_are_refused_by_field(
-    serve: Any, messages: Any, options: dict[str, Any], told: str
-) -> None:
+def test_wrong_chats_are_refused_by_field(serve, messages, options, told):
     server = serve(chat_template=TEMPLATE, max_prompt_tokens=200)
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         create = client.chat.completions.create
@@ -126,15 +119,11 @@ def test_wrong_chats_are_refused_by_field(
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("template", "{content}\\n"),
-        ("template", "{role}"),
-        ("template", "{role}: {content}"),
-        ("template", "{content} {role}"),
-        ("template", "{role}{content}{content}"),
-        ("user", " "),
-        ("assistant", ""),
+        *(("template", "{content}\\n"), ("template", "{role}"), ("template", "{role}: {content}")),
+        *(("template", "{content} {role}"), ("template", "{role}{content}{content}")),
+        *(("user", " "), ("assistant", "")),
     ],
 )
-def test_wrong_templates_are_refused(name: str, value: str) -> None:
+def test_wrong_templates_are_refused(name, value):
     with pytest.raises(ConfigError, match=f"--chat-{name} is "):
         Settings(**{f"chat_{name}": value})  # type: ignore[arg-type]

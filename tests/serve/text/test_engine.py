@@ -1,7 +1,5 @@
 """Output that waits for a client, and when its texts pause."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest
@@ -21,8 +19,8 @@ SCORES = [ScoredToken(0, -1.0, [], 0)] * (MAX_WAITING_CHARS // 64)
     ],
     ids=["text", "scores", "scores of the prompt"],
 )
-def test_a_slow_client_is_congested_until_it_reads(chunk: OutputChunk) -> None:
-    async def main() -> None:
+def test_a_slow_client_is_congested_until_it_reads(chunk):
+    async def main():
         relieved = list[Channel]()
         channel = Channel(b"", relieved.append)
         channel.put(chunk)

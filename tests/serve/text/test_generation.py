@@ -7,11 +7,7 @@ from typing import Any
 
 import pytest
 
-from fastlstm.serve.text.generation import (
-    GenerationRequest,
-    Prefix,
-    first_sequences,
-)
+from fastlstm.serve.text.generation import GenerationRequest, Prefix, first_sequences
 from fastlstm.text.loading import InferenceModel
 from fastlstm.text.sampling import Sampling
 from fastlstm.text.writing import prompt_ids, token_stops
@@ -42,9 +38,7 @@ def request_of(lm: InferenceModel, prompt: str, count: int = 1, **more: Any) -> 
     ],
     ids=["one", "several share the reading", "scores of the prompt", "to be cached"],
 )
-def test_a_prompt_is_read_once_for_all_choices_if_possible(
-    lm: InferenceModel, count: int, more: dict[str, Any], choices: list[int | None]
-) -> None:
+def test_a_prompt_is_read_once_for_all_choices_if_possible(lm, count, more, choices):
     request = request_of(lm, "a cat", count, **more)
     sequences = first_sequences(request, lm.decoder, lm.tokenizer)
     assert [sequence.choice for sequence in sequences] == choices

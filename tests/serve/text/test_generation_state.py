@@ -1,24 +1,21 @@
 """Sessions: continued exactly, and accepted only if this server signed them."""
 
-from __future__ import annotations
-
 import base64
 import random
-from typing import Any
 
 import pytest
 
 from fastlstm.serve.http.errors import ApiError
 from fastlstm.serve.text.generation import State
 from fastlstm.text.session import Seal
-from running_server import Running, make_lm, solo
+from running_server import make_lm, solo
 
 
-def blob_of(answer: Any) -> str:
+def blob_of(answer):
     return str(answer.json()["choices"][0]["session"])
 
 
-def test_a_text_in_parts_is_the_text_in_one(server: Running) -> None:
+def test_a_text_in_parts_is_the_text_in_one(server):
     asked = {"seed": 11, "return_session": True}
     first = server.post(prompt="a cat", max_tokens=40, **asked)
     second = server.post(prompt="", max_tokens=60, session=blob_of(first), **asked)
@@ -26,7 +23,7 @@ def test_a_text_in_parts_is_the_text_in_one(server: Running) -> None:
     assert "".join(texts) == solo(server.model, "a cat", 100, seed=11)
 
 
-def test_a_streams_last_chunk_carries_the_state(server: Running) -> None:
+def test_a_streams_last_chunk_carries_the_state(server):
     whole = server.post(prompt="a", max_tokens=30, seed=1, return_session=True)
     body = {"prompt": "a", "max_tokens": 30, "seed": 1, "return_session": True, "stream": True}
     with server.client.stream("POST", "/v1/completions", json=body) as answer:
@@ -35,14 +32,14 @@ def test_a_streams_last_chunk_carries_the_state(server: Running) -> None:
     assert f'"session":"{blob_of(whole)}"' in text
 
 
-def test_a_prompt_continues_a_state(server: Running) -> None:
+def test_a_prompt_continues_a_state(server):
     first = server.post(prompt="the cat ", max_tokens=0, return_session=True)
     got = server.text(prompt="sat", max_tokens=30, seed=2, session=blob_of(first))
     assert got == solo(server.model, "the cat sat", 30, seed=2)
 
 
 @pytest.mark.parametrize("penalty", ["frequency_penalty", "presence_penalty"])
-def test_penalties_may_begin_with_a_later_part(server: Running, penalty: str) -> None:
+def test_penalties_may_begin_with_a_later_part(server, penalty):
     first = server.post(prompt="the cat ", max_tokens=0, return_session=True)
     asked = {"seed": 2, penalty: 1.9}
     got = server.text(prompt="", max_tokens=60, session=blob_of(first), **asked)
@@ -50,7 +47,7 @@ def test_penalties_may_begin_with_a_later_part(server: Running, penalty: str) ->
 
 
 @pytest.mark.parametrize("penalty", ["frequency_penalty", "presence_penalty"])
-def test_penalties_of_a_new_request_ignore_earlier_text(server: Running, penalty: str) -> None:
+def test_penalties_of_a_new_request_ignore_earlier_text(server, penalty):
     asked = {"temperature": 0, penalty: 1.9}
     first = server.post(prompt="the cat ", max_tokens=40, return_session=True, **asked)
     plain = server.post(
@@ -63,14 +60,14 @@ def test_penalties_of_a_new_request_ignore_earlier_text(server: Running, penalty
     assert turns[0] == turns[1]
 
 
-def test_every_choice_has_a_state_of_its_own(server: Running) -> None:
+def test_every_choice_has_a_state_of_its_own(server):
     answer = server.post(prompt="a", max_tokens=10, n=2, seed=1, return_session=True).json()
     for k, choice in enumerate(answer["choices"]):
         more = server.text(prompt="", max_tokens=10, session=choice["session"], seed=1 + k)
         assert choice["text"] + more == solo(server.model, "a", 20, seed=1 + k)
 
 
-def test_a_character_split_between_two_requests_is_complete(serve: Any, byte_model: Any) -> None:
+def test_a_character_split_between_two_requests_is_complete(serve, byte_model):
     server = serve(model=byte_model)
     wanted = byte_model.tokenizer.encode("é")
     bias = {str(int(wanted[0])): 100}
@@ -81,7 +78,7 @@ def test_a_character_split_between_two_requests_is_complete(serve: Any, byte_mod
     assert text == "é"
 
 
-def test_a_prompt_drops_half_a_character_of_the_state(serve: Any, byte_model: Any) -> None:
+def test_a_prompt_drops_half_a_character_of_the_state(serve, byte_model):
     server = serve(model=byte_model)
     bias = {str(int(byte_model.tokenizer.encode("é")[0])): 100}
     first = server.post(prompt="a", max_tokens=1, logit_bias=bias, return_session=True)
@@ -91,7 +88,7 @@ def test_a_prompt_drops_half_a_character_of_the_state(serve: Any, byte_model: An
 
 
 @pytest.mark.parametrize("held", [b"text", b"\xff", b"\xc3" * 200])
-def test_a_signed_state_with_an_invalid_character_is_refused(server: Running, held: bytes) -> None:
+def test_a_signed_state_with_an_invalid_character_is_refused(server, held):
     stream = server.model.decoder.stream()
     stream.feed([1, 2])
     seal = Seal(b"k" * 32, server.model.decoder.model_hash)
@@ -103,7 +100,7 @@ def test_a_signed_state_with_an_invalid_character_is_refused(server: Running, he
 
 
 @pytest.mark.parametrize("length", [3, 80])
-def test_the_state_after_a_stop_is_where_it_was_found(server: Running, length: int) -> None:
+def test_the_state_after_a_stop_is_where_it_was_found(server, length):
     """Longer stops are not known to the engine: what it wrote beyond them is taken back."""
     whole = solo(server.model, "a", 900, seed=6)
     stop = whole[200 : 200 + length]
@@ -114,7 +111,7 @@ def test_the_state_after_a_stop_is_where_it_was_found(server: Running, length: i
     assert more == whole[end : end + 50]
 
 
-def test_ten_thousand_mutated_states_are_refused() -> None:
+def test_ten_thousand_mutated_states_are_refused():
     lm = make_lm()
     seal = Seal(b"key" * 8, lm.decoder.model_hash)
     stream = lm.decoder.stream()
@@ -141,7 +138,7 @@ def test_ten_thousand_mutated_states_are_refused() -> None:
             State.from_blob(text, seal)
 
 
-def test_sessions_of_another_key_or_model_are_refused(serve: Any, server: Running) -> None:
+def test_sessions_of_another_key_or_model_are_refused(serve, server):
     blob = blob_of(server.post(prompt="a", max_tokens=1, return_session=True))
     other_key = serve(session_key=b"other" * 8)
     answer = other_key.post(prompt="a", session=blob)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import subprocess
@@ -14,13 +15,18 @@ from running_server import solo
 
 
 @pytest.fixture
-def client(server: Any) -> Any:
+def client(server):
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
-def test_a_text_equals_the_text_of_the_engine_alone(client: Any, server: Any) -> None:
-    done = client.completions.create(model="tiny", prompt="a cat", max_tokens=50, seed=7)
+@pytest.fixture
+def create(client):
+    return functools.partial(client.completions.create, model="tiny")
+
+
+def test_a_text_equals_the_text_of_the_engine_alone(create, server):
+    done = create(prompt="a cat", max_tokens=50, seed=7)
     assert done.choices[0].text == solo(server.model, "a cat", 50, seed=7)
     assert done.choices[0].finish_reason == "length"
     assert done.usage.model_dump(exclude_none=True) == {
@@ -30,14 +36,9 @@ def test_a_text_equals_the_text_of_the_engine_alone(client: Any, server: Any) ->
     }
 
 
-def test_a_stream_brings_the_same_text(client: Any, server: Any) -> None:
-    stream = client.completions.create(
-        model="tiny",
-        prompt="a cat",
-        max_tokens=3000,
-        seed=7,
-        stream=True,
-        stream_options={"include_usage": True},
+def test_a_stream_brings_the_same_text(create, server):
+    stream = create(
+        prompt="a cat", max_tokens=3000, seed=7, stream=True, stream_options={"include_usage": True}
     )
     chunks = list(stream)
     text = "".join(chunk.choices[0].text for chunk in chunks if chunk.choices)
@@ -50,27 +51,25 @@ def test_a_stream_brings_the_same_text(client: Any, server: Any) -> None:
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
-def test_several_prompts_by_text_and_by_tokens(client: Any, server: Any) -> None:
+def test_several_prompts_by_text_and_by_tokens(create, server):
     lm = server.model
-    done = client.completions.create(model="tiny", prompt=["a", "cat"], max_tokens=9, seed=2, n=2)
+    done = create(prompt=["a", "cat"], max_tokens=9, seed=2, n=2)
     wanted = [solo(lm, prompt, 9, seed=2 + k) for prompt in ("a", "cat") for k in range(2)]
     assert [choice.text for choice in done.choices] == wanted
     assert [choice.index for choice in done.choices] == [0, 1, 2, 3]
     assert done.usage.prompt_tokens == 4
     tokens = [lm.tokenizer.encode(text).tolist() for text in ("a", "cat")]
-    again = client.completions.create(model="tiny", prompt=tokens, max_tokens=9, seed=2, n=2)
+    again = create(prompt=tokens, max_tokens=9, seed=2, n=2)
     assert [choice.text for choice in again.choices] == wanted
-    one = client.completions.create(model="tiny", prompt=tokens[1], max_tokens=9, seed=2)
+    one = create(prompt=tokens[1], max_tokens=9, seed=2)
     assert one.choices[0].text == wanted[2]
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_stop_ends_before_the_string(client: Any, server: Any, streams: bool) -> None:
+def test_stop_ends_before_the_string(create, server, streams):
     whole = solo(server.model, "a", 2000, seed=1)
     stop = whole[40:43]
-    made = client.completions.create(
-        model="tiny", prompt="a", max_tokens=2000, seed=1, stop=["\n\n\n\n\n", stop], stream=streams
-    )
+    made = create(prompt="a", max_tokens=2000, seed=1, stop=["\n\n\n\n\n", stop], stream=streams)
     chunks = list(made) if streams else [made]
     assert "".join(chunk.choices[0].text for chunk in chunks) == whole[: whole.index(stop)]
     assert chunks[-1].choices[0].finish_reason == "stop"
@@ -78,10 +77,8 @@ def test_stop_ends_before_the_string(client: Any, server: Any, streams: bool) ->
         assert made.usage.completion_tokens == whole.index(stop) + 3
 
 
-def test_logprobs_and_echo(client: Any, server: Any) -> None:
-    done = client.completions.create(
-        model="tiny", prompt="cat", max_tokens=4, seed=1, logprobs=2, echo=True, temperature=0
-    )
+def test_logprobs_and_echo(create):
+    done = create(prompt="cat", max_tokens=4, seed=1, logprobs=2, echo=True, temperature=0)
     choice = done.choices[0]
     scores = choice.logprobs
     assert choice.text.startswith("cat")
@@ -97,32 +94,28 @@ def test_logprobs_and_echo(client: Any, server: Any) -> None:
         assert len(top) == 2
 
 
-def test_scores_of_a_prompt_alone(client: Any, server: Any) -> None:
+def test_scores_of_a_prompt_alone(create):
     long = "the cat sat on the mat. " * 40
-    whole = client.completions.create(
-        model="tiny", prompt=long, max_tokens=0, logprobs=0, echo=True
-    )
+    whole = create(prompt=long, max_tokens=0, logprobs=0, echo=True)
     scores = whole.choices[0].logprobs
     assert whole.choices[0].text == long
     assert len(scores.token_logprobs) == len(long)
     assert scores.top_logprobs is None
     assert whole.usage.completion_tokens == 0
-    part = client.completions.create(
-        model="tiny", prompt=long[:30], max_tokens=0, logprobs=0, echo=True
-    )
+    part = create(prompt=long[:30], max_tokens=0, logprobs=0, echo=True)
     assert part.choices[0].logprobs.token_logprobs == scores.token_logprobs[:30]
 
 
-def test_streamed_logprobs_equal_whole_logprobs(client: Any) -> None:
-    body = {"model": "tiny", "prompt": "a mat", "max_tokens": 300, "seed": 3, "logprobs": 1}
-    whole = client.completions.create(**body, echo=True, stop=".").choices[0].logprobs
-    chunks = list(client.completions.create(**body, echo=True, stop=".", stream=True))
+def test_streamed_logprobs_equal_whole_logprobs(create):
+    body = {"prompt": "a mat", "max_tokens": 300, "seed": 3, "logprobs": 1}
+    whole = create(**body, echo=True, stop=".").choices[0].logprobs
+    chunks = list(create(**body, echo=True, stop=".", stream=True))
     for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
         parts = [getattr(chunk.choices[0].logprobs, name) for chunk in chunks]
         assert [value for part in parts for value in part] == getattr(whole, name)
 
 
-def test_penalties_bias_and_the_extras_reach_the_engine(client: Any, server: Any) -> None:
+def test_penalties_bias_and_the_extras_reach_the_engine(create, server):
     settings: dict[str, Any] = {
         "temperature": 0.8,
         "top_p": 0.9,
@@ -130,8 +123,7 @@ def test_penalties_bias_and_the_extras_reach_the_engine(client: Any, server: Any
         "presence_penalty": -0.25,
     }
     extras = {"top_k": 12, "min_p": 0.01, "repetition_penalty": 1.2}
-    done = client.completions.create(
-        model="tiny",
+    done = create(
         prompt="a",
         max_tokens=60,
         seed=9,
@@ -146,26 +138,25 @@ def test_penalties_bias_and_the_extras_reach_the_engine(client: Any, server: Any
     assert server.model.tokenizer.decode([3]) not in wanted
 
 
-def test_models_and_errors(client: Any) -> None:
+def test_models_and_errors(create, client):
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").owned_by == "fastlstm"
     with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-4' here"):
-        client.completions.create(model="gpt-4", prompt="a")
+        create(model="gpt-4", prompt="a")
     with pytest.raises(openai.BadRequestError, match="expected `float` <= 2"):
-        client.completions.create(model="tiny", prompt="a", temperature=9)
+        create(prompt="a", temperature=9)
     told = "not in the vocabulary: 'Q' at 2; remove them, or train with `--vocab byte` or bpe,"
     with pytest.raises(openai.BadRequestError, match=told):
-        client.completions.create(model="tiny", prompt="a Q")
+        create(prompt="a Q")
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
-def test_curl_shows_a_stream_as_it_is_written(server: Any) -> None:
+def test_curl_shows_a_stream_as_it_is_written(server):
     """The README's command: chunks come while the text is still being written."""
     body = json.dumps({"prompt": "a", "max_tokens": 100_000, "stream": True, "seed": 3})
     headers = ["-H", "Content-Type: application/json"]
     command = ["curl", "-sN", f"{server.url}/v1/completions", *headers, "-d", body]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         first = process.stdout.readline()
         assert first.startswith("data: {")
         assert server.scheduler.num_held == 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from fastlstm.serve.text.generation import MIN_TOKENS, NOTHING, PrefixCache
@@ -12,7 +10,7 @@ from running_server import Running, solo
 LONG = "the cat sat on the mat and " * 40
 
 
-def test_the_longest_known_beginning_is_found() -> None:
+def test_the_longest_known_beginning_is_found():
     cache = PrefixCache(8)
     tokens = list(range(1000))
     for length in (300, 500, 700):
@@ -26,7 +24,7 @@ def test_the_longest_known_beginning_is_found() -> None:
     assert cache.find(tokens[: MIN_TOKENS - 1]) == NOTHING
 
 
-def test_the_least_recently_used_state_is_evicted() -> None:
+def test_the_least_recently_used_state_is_evicted():
     cache = PrefixCache(2)
     prompts = [[k] * 300 for k in range(3)]
     for prompt in prompts[:2]:
@@ -36,7 +34,7 @@ def test_the_least_recently_used_state_is_evicted() -> None:
     assert [cache.find(prompt).state for prompt in prompts] == [b"x", None, b"x"]
 
 
-def test_each_api_key_has_its_own_cache_size() -> None:
+def test_each_api_key_has_its_own_cache_size():
     cache = PrefixCache(2)
     prompts = [[k] * 300 for k in range(2)]
     for tenant in (b"ann", b"bob"):
@@ -48,12 +46,12 @@ def test_each_api_key_has_its_own_cache_size() -> None:
         assert [cache.find(prompt, tenant).state for prompt in prompts] == [tenant] * 2
 
 
-def test_a_cache_of_size_0_keeps_nothing() -> None:
+def test_a_cache_of_size_0_keeps_nothing():
     assert PrefixCache(0).find(list(range(1000))) == NOTHING
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_a_prompt_is_read_once(serve: Any, n: int) -> None:
+def test_a_prompt_is_read_once(serve, n):
     server: Running = serve()
     wanted = [solo(server.model, LONG, 30, seed=5 + k) for k in range(n)]
     for _ in range(3):
@@ -63,7 +61,7 @@ def test_a_prompt_is_read_once(serve: Any, n: int) -> None:
     assert server.metric("tokens_known_total") == 2 * len(LONG)
 
 
-def test_tokens_after_a_known_beginning_are_read(serve: Any) -> None:
+def test_tokens_after_a_known_beginning_are_read(serve):
     server: Running = serve()
     server.text(prompt=LONG, max_tokens=0)
     more = LONG + "then a dog"
@@ -73,14 +71,14 @@ def test_tokens_after_a_known_beginning_are_read(serve: Any) -> None:
     assert server.text(prompt=other, max_tokens=9, seed=2) == solo(server.model, other, 9, seed=2)
 
 
-def test_a_cached_prompt_keeps_no_settings_of_the_first_request(serve: Any) -> None:
+def test_a_cached_prompt_keeps_no_settings_of_the_first_request(serve):
     server: Running = serve()
     server.text(prompt=LONG, max_tokens=5, temperature=0, repetition_penalty=1.3)
     asked = {"seed": 3, "repetition_penalty": 2.0, "frequency_penalty": 0.5, "top_k": 7}
     assert server.text(prompt=LONG, max_tokens=40, **asked) == solo(server.model, LONG, 40, **asked)
 
 
-def test_the_first_reader_of_a_cached_prompt_makes_no_difference(serve: Any) -> None:
+def test_the_first_reader_of_a_cached_prompt_makes_no_difference(serve):
     """Not even to what a state counts for penalties that come with a later part."""
     texts = []
     for first in ({}, {"frequency_penalty": 1.0, "presence_penalty": 0.5}):
@@ -93,7 +91,7 @@ def test_the_first_reader_of_a_cached_prompt_makes_no_difference(serve: Any) -> 
     assert texts[0] == texts[1]
 
 
-def test_echo_and_sessions_use_no_cached_prompt(serve: Any) -> None:
+def test_echo_and_sessions_use_no_cached_prompt(serve):
     server: Running = serve()
     server.text(prompt=LONG, max_tokens=0)
     server.post(prompt=LONG, max_tokens=1, logprobs=1, echo=True)
@@ -104,7 +102,7 @@ def test_echo_and_sessions_use_no_cached_prompt(serve: Any) -> None:
     assert server.metric("tokens_known_total") == 0
 
 
-def test_the_prefix_cache_can_be_turned_off(serve: Any) -> None:
+def test_the_prefix_cache_can_be_turned_off(serve):
     server: Running = serve(prefix_cache=0)
     for _ in range(2):
         server.text(prompt=LONG, max_tokens=1)

@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -29,7 +28,7 @@ KEY = "sk-Test_1.ä"
 
 
 @pytest.fixture
-def guarded(serve: Any) -> Running:
+def guarded(serve):
     running: Running = serve(keys=("other", KEY))
     return running
 
@@ -45,7 +44,7 @@ def with_key(key: str, scheme: str = "Bearer") -> dict[str, bytes]:
     return {"authorization": f"{scheme} {key}".encode()}
 
 
-def test_without_a_key_only_health_and_the_page_answer(guarded: Running) -> None:
+def test_without_a_key_only_health_and_the_page_answer(guarded):
     paths = every_path(guarded)
     assert {"/v1/completions", "/metrics", "/v1/models/tiny", "/"} <= set(paths)
     assert {"/v2", "/v2/models/tiny", "/v2/models/tiny/infer"} <= set(paths)
@@ -80,11 +79,11 @@ def test_without_a_key_only_health_and_the_page_answer(guarded: Running) -> None
         {"x-forwarded-for": b"127.0.0.1", "x-original-url": b"/health/live"},
     ],
 )
-def test_a_key_is_exact(guarded: Running, headers: dict[str, bytes]) -> None:
+def test_a_key_is_exact(guarded, headers):
     assert guarded.client.get("/v1/models", headers=headers).status_code == 401
 
 
-def test_each_key_is_accepted_and_two_headers_are_not(guarded: Running) -> None:
+def test_each_key_is_accepted_and_two_headers_are_not(guarded):
     for key in ("other", KEY):
         assert guarded.client.get("/v1/models", headers=with_key(key)).status_code == 200
     assert guarded.client.get("/v1/models", headers=with_key(KEY, "bearer")).status_code == 200
@@ -93,7 +92,7 @@ def test_each_key_is_accepted_and_two_headers_are_not(guarded: Running) -> None:
     assert not Keys(())
 
 
-def test_errors_have_one_shape(server: Running) -> None:
+def test_errors_have_one_shape(server):
     cases: list[tuple[int, httpx.Response]] = [
         (404, server.client.get("/nope")),
         (404, server.client.get("/v1/models/other")),
@@ -117,7 +116,7 @@ def test_errors_have_one_shape(server: Running) -> None:
     assert cases[3][1].headers["allow"] == "POST"
 
 
-def test_compressed_and_oversized_bodies(serve: Any) -> None:
+def test_compressed_and_oversized_bodies(serve):
     server = serve(max_body=2000, max_prompt_tokens=100)
     post = server.client.post
     kind = {"content-type": "application/json"}
@@ -136,7 +135,7 @@ def test_compressed_and_oversized_bodies(serve: Any) -> None:
     assert server.post(prompt="a" * 100).status_code == 200
 
 
-def test_request_ids(server: Running) -> None:
+def test_request_ids(server):
     get = server.client.get
     good = "A-b_c.9" * 9
     assert get("/health/live", headers={"x-request-id": good}).headers["x-request-id"] == good
@@ -145,9 +144,7 @@ def test_request_ids(server: Running) -> None:
         assert re.fullmatch("[0-9a-f]{32}", answer.headers["x-request-id"])
 
 
-def test_one_log_line_per_request_whatever_is_in_it(
-    serve: Any, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_one_log_line_per_request_whatever_is_in_it(serve, capfd):
     server = serve(log=True)
     server.post(prompt="a cat", max_tokens=3)
     server.client.get("/a%0d%0a%1b[31m%e2%80%a8" + "x" * 1000)
@@ -163,16 +160,10 @@ def test_one_log_line_per_request_whatever_is_in_it(
     assert len(lines[1]["path"]) <= 200
 
 
-def test_log_and_metrics_say_how_a_request_ended(
-    serve: Any, lm: Any, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_log_and_metrics_say_how_a_request_ended(serve, lm, capfd):
     decoder = FaultyDecoder(lm.decoder)
     server = serve(
-        model=replace(lm, decoder=decoder),
-        log=True,
-        max_streams=1,
-        max_queue=0,
-        max_tokens=10**9,
+        model=replace(lm, decoder=decoder), log=True, max_streams=1, max_queue=0, max_tokens=10**9
     )
     assert server.post(prompt="a", max_tokens=3).status_code == 200
     assert server.post(prompt=1).status_code == 400
@@ -206,7 +197,7 @@ def test_log_and_metrics_say_how_a_request_ended(
         (504, "", "timed_out"), (500, "", "failed"), (503, "cancelled", "cancelled"),
     ],
 )  # fmt: skip
-def test_the_outcome_of_a_status(status: int, failure: str, outcome: str) -> None:
+def test_the_outcome_of_a_status(status, failure, outcome):
     assert Record("one", status=status, failure=failure).outcome == outcome
 
 
@@ -219,13 +210,7 @@ def test_the_outcome_of_a_status(status: int, failure: str, outcome: str) -> Non
         ("stalled", asyncio.CancelledError(), 503, "stalled"),
     ],
 )
-def test_the_first_failure_is_logged(
-    capfd: pytest.CaptureFixture[str],
-    failure: str,
-    error: BaseException,
-    status: int,
-    outcome: str,
-) -> None:
+def test_the_first_failure_is_logged(capfd, failure, error, status, outcome):
     async def app(scope: Any, receive: Any, send: Any) -> None:
         scope["state"]["record"].failure = failure
         raise error
@@ -251,7 +236,7 @@ def test_the_first_failure_is_logged(
         (RuntimeError("planted"), "failed"),
     ],
 )
-def test_half_an_answer_ends_with_its_connection(error: BaseException, outcome: str) -> None:
+def test_half_an_answer_ends_with_its_connection(error, outcome):
     sent: list[str] = []
 
     class Connection:
@@ -274,7 +259,7 @@ def test_half_an_answer_ends_with_its_connection(error: BaseException, outcome: 
 
 
 @pytest.mark.parametrize("name", ["content-type", "content-encoding"])
-def test_a_header_with_two_meanings_is_refused(server: Running, name: str) -> None:
+def test_a_header_with_two_meanings_is_refused(server, name):
     given = [(name, "5"), (name, "identity"), ("content-type", "application/json")]
     answer = server.client.post("/v1/completions", content=b'{"prompt":"a"}', headers=given)
     assert answer.status_code == 400
@@ -282,9 +267,7 @@ def test_a_header_with_two_meanings_is_refused(server: Running, name: str) -> No
 
 
 @pytest.mark.parametrize("streams", [True, False])
-def test_a_text_cut_off_at_shutdown_counts_as_cancelled(
-    serve: Any, capfd: pytest.CaptureFixture[str], streams: bool
-) -> None:
+def test_a_text_cut_off_at_shutdown_counts_as_cancelled(serve, capfd, streams):
     server = serve(log=True, max_tokens=10**9, grace=0.1)
     endless = {"prompt": "a", "max_tokens": 10**9, "stream": streams}
     with ThreadPoolExecutor(1) as pool:
@@ -299,7 +282,7 @@ def test_a_text_cut_off_at_shutdown_counts_as_cancelled(
     assert [(one["status"], one["outcome"]) for one in lines] == [(answer.status_code, "cancelled")]
 
 
-def test_metrics_count(serve: Any) -> None:
+def test_metrics_count(serve):
     server = serve()
     server.text(prompt="a cat", max_tokens=30)
     server.post(prompt=1)
@@ -314,7 +297,7 @@ def test_metrics_count(serve: Any) -> None:
     assert server.metric("first_token_seconds_count") == 1
 
 
-def test_the_page_is_one_file_that_loads_nothing(server: Running) -> None:
+def test_the_page_is_one_file_that_loads_nothing(server):
     answer = server.client.get("/")
     assert answer.headers["content-type"].startswith("text/html")
     policy = answer.headers["content-security-policy"]
@@ -327,7 +310,7 @@ def test_the_page_is_one_file_that_loads_nothing(server: Running) -> None:
         assert needed in answer.text
 
 
-def test_a_model_says_what_it_is(serve: Any, lm: Any, tmp_path: Path) -> None:
+def test_a_model_says_what_it_is(serve, lm, tmp_path):
     data = {"data": {"source": "/home/me/books/book.txt"}}
     server = serve(model=replace(lm, config=data, bits_per_char=1.5))
     (model,) = server.client.get("/v1/models").json()["data"]
@@ -342,7 +325,7 @@ def test_a_model_says_what_it_is(serve: Any, lm: Any, tmp_path: Path) -> None:
         assert not {"text", "bits_per_char"} & model["about"].keys()
 
 
-def test_bits_per_character_are_of_the_best_validation(tmp_path: Path) -> None:
+def test_bits_per_character_are_of_the_best_validation(tmp_path):
     assert bits_per_char(str(tmp_path), {}) is None
     events = [{"event": "eval", "step": k, "bits_per_char": 2 + abs(k - 2)} for k in (1, 2, 3)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
@@ -351,7 +334,7 @@ def test_bits_per_character_are_of_the_best_validation(tmp_path: Path) -> None:
     assert bits_per_char(str(tmp_path), rounded) is None
 
 
-def test_while_the_model_loads_nothing_is_ready(lm: Any) -> None:
+def test_while_the_model_loads_nothing_is_ready(lm):
     import socket
 
     with socket.socket() as probe:
@@ -386,7 +369,7 @@ def test_while_the_model_loads_nothing_is_ready(lm: Any) -> None:
     starting[0].end()
 
 
-def test_a_signal_ends_the_server_while_the_model_loads(lm: Any) -> None:
+def test_a_signal_ends_the_server_while_the_model_loads(lm):
     loads, loaded = threading.Event(), threading.Event()
     said: list[str] = []
 
@@ -421,7 +404,7 @@ def test_a_signal_ends_the_server_while_the_model_loads(lm: Any) -> None:
         *[(name, 421) for name in ("x", "a@localhost:1:2", "127.0.0.1,evil.example")],
     ],
 )
-def test_a_foreign_host_name_is_refused(server: Running, host: str, status: int) -> None:
+def test_a_foreign_host_name_is_refused(server, host, status):
     answer = server.client.get("/v1/models", headers={"host": host})
     assert answer.status_code == status
     assert server.client.get("/health/live", headers={"host": host}).status_code == 200
@@ -429,7 +412,7 @@ def test_a_foreign_host_name_is_refused(server: Running, host: str, status: int)
         assert f"'{host}'" in answer.json()["error"]["message"]
 
 
-def test_with_keys_any_host_name_is_accepted(guarded: Running) -> None:
+def test_with_keys_any_host_name_is_accepted(guarded):
     headers = {"host": b"evil.example", **with_key(KEY)}
     assert guarded.client.get("/v1/models", headers=headers).status_code == 200
 
@@ -437,20 +420,14 @@ def test_with_keys_any_host_name_is_accepted(guarded: Running) -> None:
 @pytest.mark.parametrize(
     ("address", "local"),
     [
-        ("127.0.0.1", True),
-        ("127.0.1.1", True),
-        ("::1", True),
-        ("::ffff:127.0.0.1", True),
-        ("0.0.0.0", False),
-        ("::", False),
-        ("fe80::1%eth0", False),
-        ("10.0.0.7", False),
+        *(("127.0.0.1", True), ("127.0.1.1", True), ("::1", True), ("::ffff:127.0.0.1", True)),
+        *(("0.0.0.0", False), ("::", False), ("fe80::1%eth0", False), ("10.0.0.7", False)),
     ],
 )
-def test_an_address_is_local_only_if_it_is_loopback(address: str, local: bool) -> None:
+def test_an_address_is_local_only_if_it_is_loopback(address, local):
     assert is_local(address) is local
 
 
-def test_a_key_that_is_given_twice_is_one() -> None:
+def test_a_key_that_is_given_twice_is_one():
     assert not Keys(["one", "one"]).are_several
     assert Keys(["one", "two", "one"]).are_several

@@ -5,7 +5,6 @@ from __future__ import annotations
 import queue
 import random
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +16,7 @@ from fastlstm.serve.admission import Reservation
 from fastlstm.serve.http.errors import ENDING, Overloaded, Unavailable
 from fastlstm.serve.text import scheduler as scheduler_module
 from fastlstm.serve.text.generation import ActiveSequence, GenerationRequest, OutputChunk
-from fastlstm.serve.text.scheduler import Advanced, Scheduler
-from fastlstm.text.loading import InferenceModel
+from fastlstm.serve.text.scheduler import Scheduler
 from fastlstm.text.sampling import Sampling
 from fastlstm.text.writing import token_stops
 from running_server import SETTINGS, FaultyDecoder, make_lm, solo, spoil, wait_until
@@ -27,11 +25,11 @@ from running_server import SETTINGS, FaultyDecoder, make_lm, solo, spoil, wait_u
 class Sink(Reservation):
     """Stands for a channel."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.chunks: queue.Queue[OutputChunk] = queue.Queue()
 
-    def texts(self, count: int = 1, timeout_s: float = 10) -> list[str]:
+    def texts(self, count=1, timeout_s=10):
         """Waits for the ends of so many texts."""
         texts, ended = [""] * count, 0
         while ended < count:
@@ -42,21 +40,21 @@ class Sink(Reservation):
 
 
 @pytest.fixture
-def decoder(lm: InferenceModel) -> FaultyDecoder:
+def decoder(lm):
     return FaultyDecoder(lm.decoder)
 
 
 @pytest.fixture
-def make(lm: InferenceModel, decoder: FaultyDecoder) -> Iterator[Callable[..., Scheduler]]:
+def make(lm, decoder):
     made: list[Scheduler] = []
 
-    def spread(step: Advanced) -> None:
+    def spread(step):
         for sink, chunk in step.chunks:
             sink.chunks.put(chunk)  # type: ignore[attr-defined]
 
-    def build(max_streams: int = 8, max_queue: int = 8) -> Scheduler:
+    def build(max_streams=8, max_queue=8, own=decoder):
         settings = replace(SETTINGS, max_streams=max_streams, max_queue=max_queue)
-        model = replace(lm, decoder=decoder)  # type: ignore[arg-type]
+        model = replace(lm, decoder=own)
         scheduler = Scheduler(model, settings, 1, spread)
         made.append(scheduler)
         return scheduler
@@ -68,9 +66,7 @@ def make(lm: InferenceModel, decoder: FaultyDecoder) -> Iterator[Callable[..., S
         assert (scheduler.num_held, scheduler.num_active) == (0, 0)
 
 
-def generation(
-    lm: InferenceModel, prompt: str = "a", max_tokens: int = 20, n: int = 1, **sampling: Any
-) -> GenerationRequest:
+def generation(lm, prompt="a", max_tokens=20, n=1, **sampling):
     seed = sampling.pop("seed", 0)
     samplings = tuple(Sampling(seed=seed + k, **sampling) for k in range(n))
     return GenerationRequest(
@@ -85,14 +81,14 @@ def generation(
     )
 
 
-def start(scheduler: Scheduler, request: GenerationRequest) -> Sink:
+def start(scheduler, request):
     sink: Any = request.channel
     scheduler.reserve(sink, len(request.samplings))
     scheduler.submit(request)
     return sink  # type: ignore[no-any-return]
 
 
-def test_a_thousand_concurrent_texts_equal_their_solo_runs(make: Any, lm: InferenceModel) -> None:
+def test_a_thousand_concurrent_texts_equal_their_solo_runs(make, lm):
     scheduler = make(max_streams=48, max_queue=1200)  # all of them, should none be done yet
     rng = random.Random(1)
     asked = []
@@ -102,16 +98,19 @@ def test_a_thousand_concurrent_texts_equal_their_solo_runs(make: Any, lm: Infere
         n = 2 if seed % 7 == 0 else 1
         limit = rng.randint(0, 400)
         asked.append((prompt, limit, n, {"seed": seed, "stop": stop}))
-    sinks = [start(scheduler, generation(lm, p, limit, n, **s)) for p, limit, n, s in asked]
-    for (prompt, limit, n, sampling), sink in zip(asked, sinks, strict=True):
-        wanted = [
-            solo(lm, prompt, limit, **{**sampling, "seed": sampling["seed"] + k}) for k in range(n)
-        ]
-        assert sink.texts(n) == wanted
+    assert_solo(scheduler, lm, asked)
     wait_until(lambda: scheduler.num_held == 0 and scheduler.num_active == 0)
 
 
-def test_a_request_for_many_texts_is_not_starved(make: Any, lm: InferenceModel) -> None:
+def assert_solo(scheduler, lm, asked):
+    """Texts of (prompt, limit, number, sampling) are those of the engine alone."""
+    sinks = [start(scheduler, generation(lm, p, limit, n, **s)) for p, limit, n, s in asked]
+    for (prompt, limit, n, sampling), sink in zip(asked, sinks, strict=True):
+        seeds = range(sampling["seed"], sampling["seed"] + n)
+        assert sink.texts(n) == [solo(lm, prompt, limit, **{**sampling, "seed": k}) for k in seeds]
+
+
+def test_a_request_for_many_texts_is_not_starved(make, lm):
     scheduler = make(max_streams=4, max_queue=20)
     first = start(scheduler, generation(lm, max_tokens=10**9))
     many = start(scheduler, generation(lm, n=4))
@@ -124,9 +123,7 @@ def test_a_request_for_many_texts_is_not_starved(make: Any, lm: InferenceModel) 
     last.texts()
 
 
-def test_a_text_with_a_nan_state_harms_no_other(
-    make: Any, lm: InferenceModel, decoder: FaultyDecoder
-) -> None:
+def test_a_text_with_a_nan_state_harms_no_other(make, lm, decoder):
     scheduler = make()
     decoder.spoils = 2
     sinks = [start(scheduler, generation(lm, max_tokens=2000, seed=k)) for k in range(8)]
@@ -140,12 +137,10 @@ def test_a_text_with_a_nan_state_harms_no_other(
 
 
 @pytest.mark.parametrize("method", ["prepare", "take"])
-def test_an_exception_for_one_text_ends_only_this_text(
-    make: Any, lm: InferenceModel, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
+def test_an_exception_for_one_text_ends_only_this_text(make, lm, monkeypatch, method):
     own = getattr(ActiveSequence, method)
 
-    def failing(sequence: ActiveSequence) -> OutputChunk | None:
+    def failing(sequence):
         if sequence.request.samplings[0].seed == 3:
             raise ValueError("planted")
         return own(sequence)  # type: ignore[no-any-return]
@@ -158,9 +153,7 @@ def test_an_exception_for_one_text_ends_only_this_text(
         assert ("failed" in text) if k == 3 else (text == solo(lm, "a", 500, seed=k))
 
 
-def test_a_text_that_breaks_every_call_ends_alone(
-    make: Any, lm: InferenceModel, decoder: FaultyDecoder
-) -> None:
+def test_a_text_that_breaks_every_call_ends_alone(make, lm, decoder):
     decoder.breaks = 3
     scheduler = make()
     sinks = [start(scheduler, generation(lm, max_tokens=20_000, seed=k)) for k in range(8)]
@@ -175,14 +168,12 @@ def test_a_text_that_breaks_every_call_ends_alone(
     wait_until(lambda: scheduler.num_held == 0)
 
 
-def test_texts_continue_exactly_after_a_failed_call(
-    make: Any, lm: InferenceModel, decoder: FaultyDecoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_texts_continue_exactly_after_a_failed_call(make, lm, decoder, monkeypatch):
     run, num_failed = decoder.run, 0
 
-    def failing(streams: Any, steps: int, threads: int | None = None) -> float:
+    def failing(streams, steps, threads=None):
         nonlocal num_failed
-        seconds: float = run(streams, steps, threads)
+        seconds = run(streams, steps, threads)
         if len(streams) > 1 and num_failed < 5:
             num_failed += 1
             for stream in streams:
@@ -204,17 +195,13 @@ def test_texts_continue_exactly_after_a_failed_call(
     assert num_failed > 0
 
 
-def test_the_error_of_a_single_text_does_not_speak_of_all_texts(
-    make: Any, lm: InferenceModel, decoder: FaultyDecoder
-) -> None:
+def test_the_error_of_a_single_text_does_not_speak_of_all_texts(make, lm, decoder):
     decoder.fails.set()
     sink = start(make(), generation(lm))
     assert "writing this text failed" in sink.texts()[0]
 
 
-def test_a_shared_prompt_that_fails_ends_all_its_texts(
-    make: Any, lm: InferenceModel, decoder: FaultyDecoder
-) -> None:
+def test_a_shared_prompt_that_fails_ends_all_its_texts(make, lm, decoder):
     decoder.spoils = 0
     scheduler = make()
     many = start(scheduler, generation(lm, "ab" * 500, n=3))
@@ -223,10 +210,8 @@ def test_a_shared_prompt_that_fails_ends_all_its_texts(
 
 
 @pytest.mark.parametrize("function", ["first_sequences", "forked"])
-def test_texts_that_fail_to_start_free_their_slots(
-    make: Any, lm: InferenceModel, monkeypatch: pytest.MonkeyPatch, function: str
-) -> None:
-    def failing(*_: Any) -> list[ActiveSequence]:
+def test_texts_that_fail_to_start_free_their_slots(make, lm, monkeypatch, function):
+    def failing(*_):
         raise RuntimeError("planted")
 
     scheduler = make(max_streams=3)
@@ -238,16 +223,14 @@ def test_texts_that_fail_to_start_free_their_slots(
     assert start(scheduler, generation(lm, n=3)).texts(3)
 
 
-def test_an_engine_that_fails_for_every_text_says_so_and_goes_on(
-    make: Any, lm: InferenceModel, decoder: FaultyDecoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_that_fails_for_every_text_says_so_and_goes_on(make, lm, decoder, monkeypatch):
     scheduler = make(max_streams=4)
     run, is_broken = decoder.run, False
 
-    def failing(streams: Any, steps: int, threads: int | None = None) -> float:
+    def failing(streams, steps, threads=None):
         if is_broken:
             raise RuntimeError("planted")
-        return run(streams, steps, threads)  # type: ignore[no-any-return]
+        return run(streams, steps, threads)
 
     monkeypatch.setattr(decoder, "run", failing)
     sinks = [start(scheduler, generation(lm, max_tokens=10**9, seed=k)) for k in range(4)]
@@ -264,7 +247,7 @@ def test_an_engine_that_fails_for_every_text_says_so_and_goes_on(
     wait_until(lambda: scheduler.num_held == 0)
 
 
-def test_a_congested_client_waits_and_the_others_do_not(make: Any, lm: InferenceModel) -> None:
+def test_a_congested_client_waits_and_the_others_do_not(make, lm):
     scheduler = make()
     slow = start(scheduler, generation(lm, max_tokens=20_000, seed=1))
     slow.is_congested = True
@@ -280,7 +263,7 @@ def test_a_congested_client_waits_and_the_others_do_not(make: Any, lm: Inference
     assert slow.chunks.get(timeout=1).text
 
 
-def test_closing_refuses_and_stopping_ends(make: Any, lm: InferenceModel) -> None:
+def test_closing_refuses_and_stopping_ends(make, lm):
     scheduler = make(max_streams=1)
     running = start(scheduler, generation(lm, max_tokens=10**9))
     waiting = start(scheduler, generation(lm))
@@ -298,7 +281,7 @@ def test_closing_refuses_and_stopping_ends(make: Any, lm: InferenceModel) -> Non
     assert scheduler.num_held == 0
 
 
-def test_random_joins_and_cancels_leave_the_counts_right(make: Any, lm: InferenceModel) -> None:
+def test_random_joins_and_cancels_leave_the_counts_right(make, lm):
     """Random joins, cancels, ends and failures: what is held is what is there."""
     scheduler = make(max_streams=16, max_queue=32)
     rng = random.Random(0)
@@ -330,32 +313,15 @@ def test_random_joins_and_cancels_leave_the_counts_right(make: Any, lm: Inferenc
     assert start(scheduler, generation(lm)).texts() == [solo(lm, "a", 20, seed=0)]
 
 
-def test_a_gpu_decoder_serves_the_same_texts(
-    lm: InferenceModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_decoder_serves_the_same_texts(make, lm, monkeypatch):
     gpu_on_cpu.use_the_cpu(monkeypatch)
     with monkeypatch.context() as patched:
         patched.setattr(running_server, "Decoder", lambda w, c, *_: gpu_on_cpu.on_the_cpu(w, c))
         decoder = make_lm().decoder
     assert decoder.isa == "CUDA"
-
-    def spread(step: Advanced) -> None:
-        for sink, chunk in step.chunks:
-            sink.chunks.put(chunk)  # type: ignore[attr-defined]
-
-    settings = replace(SETTINGS, max_streams=8, max_queue=99)
-    scheduler = Scheduler(replace(lm, decoder=decoder), settings, 1, spread)
-    try:
-        asked: list[tuple[str, int, int, dict[str, Any]]] = [
-            ("abc"[: 1 + seed % 3], 5 + 11 * seed % 90, 1 + seed % 2, {"seed": seed, "stop": stop})
-            for seed, stop in enumerate([(), ("a",), ("bc", "xy"), ()] * 6)
-        ]
-        sinks = [start(scheduler, generation(lm, p, limit, n, **s)) for p, limit, n, s in asked]
-        for (prompt, limit, n, settings), sink in zip(asked, sinks, strict=True):
-            wanted = [
-                solo(lm, prompt, limit, **{**settings, "seed": settings["seed"] + k})
-                for k in range(n)
-            ]
-            assert sink.texts(n) == wanted
-    finally:
-        scheduler.stop()
+    scheduler = make(max_queue=99, own=decoder)
+    asked: list[tuple[str, int, int, dict[str, Any]]] = [
+        ("abc"[: 1 + seed % 3], 5 + 11 * seed % 90, 1 + seed % 2, {"seed": seed, "stop": stop})
+        for seed, stop in enumerate([(), ("a",), ("bc", "xy"), ()] * 6)
+    ]
+    assert_solo(scheduler, lm, asked)

@@ -53,9 +53,7 @@ def definition(texts: list[bytes], rules: TextRules) -> bytes:
     st.booleans(),
     st.sampled_from(["character", "token", "anywhere"]),
 )
-def test_blocks_are_the_definition_cut_between_characters(
-    texts: list[str], block_bytes: int, keep_crlf: bool, cut: str
-) -> None:
+def test_blocks_are_the_definition_cut_between_characters(texts, block_bytes, keep_crlf, cut):
     raw = [text.encode() for text in texts]
     rules = TextRules(cut=cut, keep_crlf=keep_crlf)  # type: ignore[arg-type]
     blocks = list(BlockReader(in_memory(*raw), rules, block_bytes))
@@ -68,7 +66,7 @@ def test_blocks_are_the_definition_cut_between_characters(
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.binary(max_size=12), min_size=1, max_size=3), st.integers(1, 5))
-def test_bad_bytes_are_replaced_as_if_the_text_were_whole(texts: list[bytes], size: int) -> None:
+def test_bad_bytes_are_replaced_as_if_the_text_were_whole(texts, size):
     texts = [bytes(b for b in text if b in b"\r\n" or b >= 32) for text in texts]
     texts = [b"some words to make it text " + text for text in texts]
     rules = TextRules(invalid_utf8="replace")
@@ -77,12 +75,12 @@ def test_bad_bytes_are_replaced_as_if_the_text_were_whole(texts: list[bytes], si
 
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=40), st.integers(1, 5))
-def test_byte_rules_take_anything(text: bytes, size: int) -> None:
+def test_byte_rules_take_anything(text, size):
     rules = TextRules(is_text=False, cut="anywhere")
     assert read(in_memory(text), rules, size) == definition([text], rules)
 
 
-def test_blocks_do_not_depend_on_how_reads_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_do_not_depend_on_how_reads_arrive(monkeypatch):
     documents = in_memory("Häuser\r\n".encode() * 30, b"x" * 50)
     rules = TextRules()
     whole = list(BlockReader(documents, rules, 16))
@@ -90,7 +88,7 @@ def test_blocks_do_not_depend_on_how_reads_arrive(monkeypatch: pytest.MonkeyPatc
     assert list(BlockReader(documents, rules, 16)) == whole
 
 
-def test_consumed_ends_at_the_size_on_disk(tmp_path: Path) -> None:
+def test_consumed_ends_at_the_size_on_disk(tmp_path):
     path = tmp_path / "a.txt.gz"
     path.write_bytes(gzip.compress(b"hello\r\n" * 1000))
     source = open_source(path)
@@ -99,13 +97,13 @@ def test_consumed_ends_at_the_size_on_disk(tmp_path: Path) -> None:
     assert reader.consumed == source.total_bytes == path.stat().st_size
 
 
-def test_gzip_of_several_members_and_gzip_without_the_suffix(tmp_path: Path) -> None:
+def test_gzip_of_several_members_and_gzip_without_the_suffix(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(gzip.compress(b"one ") + gzip.compress(b"two"))
     assert read(open_source(path).documents, TextRules()) == b"one two"
 
 
-def test_zstd(tmp_path: Path) -> None:
+def test_zstd(tmp_path):
     zstandard = pytest.importorskip("zstandard")
     path = tmp_path / "a.txt.zst"
     pack = zstandard.ZstdCompressor().compress
@@ -116,7 +114,7 @@ def test_zstd(tmp_path: Path) -> None:
         read(open_source(path).documents, TextRules())
 
 
-def test_zstd_without_the_extra_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zstd_without_the_extra_names_it(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
     path = tmp_path / "a.zst"
     path.write_bytes(b"\x28\xb5\x2f\xfd....")
@@ -125,7 +123,7 @@ def test_zstd_without_the_extra_names_it(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "plain"])
-def test_broken_gzip_is_named(tmp_path: Path, damage: str) -> None:
+def test_broken_gzip_is_named(tmp_path, damage):
     data = bytearray(gzip.compress(bytes(range(32, 127)) * 99))
     if damage == "flip":
         data[len(data) // 2] ^= 0xFF
@@ -142,7 +140,7 @@ def jsonl(tmp_path: Path, *lines: str | bytes) -> tuple[Document, ...]:
     return open_source(path).documents
 
 
-def test_json_lines_join_their_texts(tmp_path: Path) -> None:
+def test_json_lines_join_their_texts(tmp_path):
     lines = [json.dumps({"text": text, "n": 1}) for text in ("a\r\nb", "é\n", "", "c")]
     documents = jsonl(tmp_path, "\ufeff" + lines[0], "", *lines[1:])
     for block_bytes in (1, 2, 100):
@@ -164,18 +162,18 @@ def test_json_lines_join_their_texts(tmp_path: Path) -> None:
         ("[" * 100_000, "line 2: invalid JSON"),
     ],
 )
-def test_a_broken_json_line_is_named(tmp_path: Path, line: str | bytes, message: str) -> None:
+def test_a_broken_json_line_is_named(tmp_path, line, message):
     with pytest.raises(DataError, match=message):
         read(jsonl(tmp_path, '{"text": "good"}', line), TextRules())
 
 
-def test_json_lines_replace_what_is_no_character(tmp_path: Path) -> None:
+def test_json_lines_replace_what_is_no_character(tmp_path):
     documents = jsonl(tmp_path, r'{"text": "a\ud800b"}', b'{"text": "c\xff"}')
     text = read(documents, TextRules(invalid_utf8="replace")).decode()
     assert text == "a\ufffdb\nc\ufffd"
 
 
-def test_lines_without_a_text_can_be_left_out(tmp_path: Path) -> None:
+def test_lines_without_a_text_can_be_left_out(tmp_path):
     documents = jsonl(tmp_path, '{"text": "a"}', '{"id": 9}', '{"text": null}', '{"text": ""}')
     reader = BlockReader(documents, TextRules(missing_text="skip"))
     assert b"".join(reader) == b"a"
@@ -183,13 +181,13 @@ def test_lines_without_a_text_can_be_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("block_bytes", [3, 1 << 18])
-def test_utf_16_is_read_in_blocks(tmp_path: Path, block_bytes: int) -> None:
+def test_utf_16_is_read_in_blocks(tmp_path, block_bytes):
     text = "a naïve — 他走进了\n" * 9
     documents = in_memory(text.encode("utf-16"))
     assert read(documents, TextRules(encoding="utf-16"), block_bytes).decode() == text
 
 
-def test_another_text_field(tmp_path: Path) -> None:
+def test_another_text_field(tmp_path):
     assert read(jsonl(tmp_path, '{"body": "x"}'), TextRules(text_field="body")) == b"x"
 
 
@@ -207,14 +205,14 @@ def test_another_text_field(tmp_path: Path) -> None:
         (b"PK\3\4" + bytes(26) + b"book.txt", "is a zip archive"),
     ],
 )
-def test_binary_is_refused(head: bytes, message: str) -> None:
+def test_binary_is_refused(head, message):
     with pytest.raises(DataError, match=message):
         refuse_binary(head, "x.bin")
     assert read(in_memory(head), TextRules(is_text=False, cut="anywhere")) == head
 
 
 @given(st.text(alphabet="aé€😀", max_size=5), st.integers(0, 20))
-def test_character_cut_leaves_whole_characters(text: str, end: int) -> None:
+def test_character_cut_leaves_whole_characters(text, end):
     data = text.encode()[:end]
     cut = character_cut(data)
     data[:cut].decode("utf-8")
@@ -231,11 +229,11 @@ def test_character_cut_leaves_whole_characters(text: str, end: int) -> None:
         ("a\u0560", 0), ("\u0560a", 0), ("\u0560(", 0), ("a\u0301", 1), ("\u0301(", 0),
     ],
 )  # fmt: skip
-def test_token_cut_is_where_a_word_surely_ends(text: str, cut: int) -> None:
+def test_token_cut_is_where_a_word_surely_ends(text, cut):
     assert token_cut(text.encode()) == cut
 
 
-def test_a_run_without_a_safe_cut_is_held_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_a_safe_cut_is_held_to_its_end(monkeypatch):
     rules = TextRules(cut="token")
     run = b"a" * 5000 + b" b" * 5000
     blocks = list(BlockReader(in_memory(run), rules, 16))
@@ -249,7 +247,7 @@ def test_a_run_without_a_safe_cut_is_held_to_its_end(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("bad", [b"\xff", b"\xc3(", b"\xe2\x82", b"\xed\xa0\x80", b"\xc0\xaf"])
 @pytest.mark.parametrize("at", [0, 5, blocks_module.BLOCK_BYTES - 1, blocks_module.BLOCK_BYTES + 3])
-def test_the_first_bad_byte_is_found(bad: bytes, at: int) -> None:
+def test_the_first_bad_byte_is_found(bad, at):
     good = BOM + b"x\r\n" * (at // 3) + b"x" * (at % 3)
     documents = in_memory("fein ä".encode(), good + bad, b"\xff")
     assert find_invalid_byte(documents) == (documents[1], len(good))

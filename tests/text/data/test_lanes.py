@@ -1,7 +1,5 @@
 """Lanes: every target once, state goes on, any position can be gone to."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -15,18 +13,18 @@ SIZES = st.tuples(st.integers(1, 5), st.integers(1, 7), st.integers(0, 40))
 ORDERS = ["lanes", "windows"]
 
 
-def make(order: Any, sizes: tuple[int, int, int], seed: int = 3) -> TextBatches:
+def make(order, sizes, seed=3):
     """Ids are their own positions, so a token says where it came from."""
     B, T, extra = sizes
     return TextBatches(np.arange(2 * B * T + extra, dtype=np.uint16), B, T, seed, order)
 
 
-def epoch_of(batches: TextBatches) -> list[torch.Tensor]:
+def epoch_of(batches):
     return [next(batches).y for _ in range(batches.steps_per_epoch)]
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_batch_says_where_its_tokens_are_in_the_text(order: Any) -> None:
+def test_a_batch_says_where_its_tokens_are_in_the_text(order):
     batches = make(order, (3, 4, 13))
     for batch in (next(batches) for _ in range(3 * batches.steps_per_epoch)):
         assert torch.equal(batch.positions(), batch.x)
@@ -38,9 +36,7 @@ def test_a_batch_says_where_its_tokens_are_in_the_text(order: Any) -> None:
 @pytest.mark.parametrize("order", ORDERS)
 @settings(max_examples=100, deadline=None)
 @given(sizes=SIZES)
-def test_an_epoch_has_every_target_of_one_stretch_exactly_once(
-    order: Any, sizes: tuple[int, int, int]
-) -> None:
+def test_an_epoch_has_every_target_of_one_stretch_exactly_once(order, sizes):
     B, T, extra = sizes
     batches = make(order, sizes)
     for _ in range(3):
@@ -56,9 +52,7 @@ def test_an_epoch_has_every_target_of_one_stretch_exactly_once(
 @pytest.mark.parametrize("order", ORDERS)
 @settings(max_examples=50, deadline=None)
 @given(sizes=SIZES)
-def test_shapes_types_and_the_target_is_the_next_token(
-    order: Any, sizes: tuple[int, int, int]
-) -> None:
+def test_shapes_types_and_the_target_is_the_next_token(order, sizes):
     B, T, _ = sizes
     batches = make(order, sizes)
     for index in range(batches.steps_per_epoch):
@@ -72,7 +66,7 @@ def test_shapes_types_and_the_target_is_the_next_token(
     assert next(batches).epoch == 1
 
 
-def test_lanes_go_on_where_they_ended_and_reset_at_an_epoch() -> None:
+def test_lanes_go_on_where_they_ended_and_reset_at_an_epoch():
     batches = TextBatches(np.arange(1000, dtype=np.uint16), 4, 10, seed=1)
     last = None
     for _ in range(3 * batches.steps_per_epoch):
@@ -84,7 +78,7 @@ def test_lanes_go_on_where_they_ended_and_reset_at_an_epoch() -> None:
         last = batch.y[-1]
 
 
-def test_offsets_differ_between_epochs_and_reach_the_end() -> None:
+def test_offsets_differ_between_epochs_and_reach_the_end():
     batches = TextBatches(np.arange(1000, dtype=np.uint16), 2, 16, seed=0)
     starts, ends = set(), set()
     for _ in range(200):
@@ -96,7 +90,7 @@ def test_offsets_differ_between_epochs_and_reach_the_end() -> None:
     assert max(ends) == 999
 
 
-def test_windows_are_shuffled_and_always_reset() -> None:
+def test_windows_are_shuffled_and_always_reset():
     batches = TextBatches(np.arange(4000, dtype=np.uint16), 4, 10, seed=5, order="windows")
     orders = []
     for _ in range(2):
@@ -113,9 +107,7 @@ def test_windows_are_shuffled_and_always_reset() -> None:
 @pytest.mark.parametrize("order", ORDERS)
 @settings(max_examples=50, deadline=None)
 @given(sizes=SIZES, steps=st.integers(0, 30), seed=st.integers(0, 2**63 - 1))
-def test_resume_anywhere_gives_the_same_batches(
-    order: Any, sizes: tuple[int, int, int], steps: int, seed: int
-) -> None:
+def test_resume_anywhere_gives_the_same_batches(order, sizes, steps, seed):
     straight, resumed = make(order, sizes, seed), make(order, sizes, seed)
     for _ in range(steps):
         next(straight)
@@ -128,8 +120,8 @@ def test_resume_anywhere_gives_the_same_batches(
         assert (one.epoch, one.index) == (two.epoch, two.index)
 
 
-def test_lane_resets_come_at_the_given_rate_and_only_from_the_position() -> None:
-    def resets(seed: int, start: int = 0) -> torch.Tensor:
+def test_lane_resets_come_at_the_given_rate_and_only_from_the_position():
+    def resets(seed, start=0):
         batches = TextBatches(np.zeros(100_000, np.uint8), 20, 5, seed, lane_reset=0.1)
         batches.load_state_dict({"epoch": 0, "index": start})
         return torch.stack([next(batches).reset for _ in range(500)])
@@ -150,7 +142,7 @@ def test_lane_resets_come_at_the_given_rate_and_only_from_the_position() -> None
         (63, "give more text"),
     ],
 )
-def test_a_text_that_is_too_short_is_refused(order: Any, num: int, advice: str) -> None:
+def test_a_text_that_is_too_short_is_refused(order, num, advice):
     with pytest.raises(DataError) as caught:
         TextBatches(np.zeros(num, np.uint8), 32, 128, 0, order)
     assert str(caught.value) == (
@@ -163,17 +155,16 @@ def test_a_text_that_is_too_short_is_refused(order: Any, num: int, advice: str) 
 
 
 @pytest.mark.parametrize(
-    "state",
-    [{}, {"epoch": -1, "index": 0}, {"epoch": 0, "index": 24}, {"epoch": 0, "index": 1.0}],
+    "state", [{}, {"epoch": -1, "index": 0}, {"epoch": 0, "index": 24}, {"epoch": 0, "index": 1.0}]
 )
-def test_an_impossible_position_is_refused(state: dict[str, int]) -> None:
+def test_an_impossible_position_is_refused(state):
     batches = TextBatches(np.zeros(1000, np.uint8), 4, 10, 0)
     assert batches.steps_per_epoch == 24
     with pytest.raises(CorruptFileError, match="was the text or the batch size changed"):
         batches.load_state_dict(state)
 
 
-def test_mapped_pages_are_released(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mapped_pages_are_released(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr("fastlstm.text.data.lanes._RELEASE_EVERY", 3)
     monkeypatch.setattr("fastlstm.text.data.lanes.release_pages", calls.append)

@@ -14,7 +14,7 @@ PROSE = "One day, 1 of 3, it rained.\nThe next 2 days, too.\nThen, on the 4th, i
 
 
 @pytest.fixture(autouse=True)
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("mixed", "texts", "tables"):
         Path(name).mkdir()
@@ -28,11 +28,11 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("source", "kind"),
     [("book.txt", "text"), ("numbers.txt", "csv"), ("nothing.md", "unknown"), ("mixed", "mixed")],
 )
-def test_what_a_source_holds(source: str, kind: str) -> None:
+def test_what_a_source_holds(source, kind):
     assert kind_of_source(source) == kind
 
 
-def test_a_field_in_quotes_may_hold_delimiters() -> None:
+def test_a_field_in_quotes_may_hold_delimiters():
     rows = [f'"{", ".join("abc"[: n % 3 + 1])}",{n}' for n in range(9)]
     Path("quoted.txt").write_text("\n".join(["name,y", *rows]))
     assert kind_of_source("quoted.txt") == "csv"
@@ -50,7 +50,7 @@ def test_a_field_in_quotes_may_hold_delimiters() -> None:
     ],
     ids=["a comma in every line", "headings", "quotations", "no digits"],
 )
-def test_prose_with_equally_many_delimiters_is_a_text(lines: list[str]) -> None:
+def test_prose_with_equally_many_delimiters_is_a_text(lines):
     Path("prose.txt").write_text("\n".join(lines))
     assert kind_of_source("prose.txt") == "text"
 
@@ -68,19 +68,19 @@ def test_prose_with_equally_many_delimiters_is_a_text(lines: list[str]) -> None:
     ],
     ids=["decimal commas", "times", "missing", "names", "one column", "no header", "comments"],
 )
-def test_rows_with_a_number_or_a_time_are_a_table(lines: list[str]) -> None:
+def test_rows_with_a_number_or_a_time_are_a_table(lines):
     Path("rows.txt").write_text("\n".join(lines))
     assert kind_of_source("rows.txt") == "csv"
 
 
-def test_hidden_files_do_not_count() -> None:
+def test_hidden_files_do_not_count():
     for path in ("texts/.a.csv", "texts/.cache/a.csv"):
         Path(path).parent.mkdir(exist_ok=True)
         Path(path).write_text(CSV)
     assert kind_of_source("texts") == "text"
 
 
-def test_what_many_files_are_is_looked_up_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_many_files_are_is_looked_up_once_each(monkeypatch):
     hashed: list[Path] = []
 
     class Counted(type(Path())):  # type: ignore[misc]
@@ -94,16 +94,9 @@ def test_what_many_files_are_is_looked_up_once_each(monkeypatch: pytest.MonkeyPa
     assert len(hashed) <= len(paths)
 
 
-def test_a_logger_file_with_lines_of_names_and_units_is_a_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_logger_file_with_lines_of_names_and_units_is_a_table(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    lines = [
-        '"TOA5","Station","33456"',
-        '"TIMESTAMP","n","a","b"',
-        '"TS","RN","C","%"',
-        '"","","",""',
-    ]
+    lines = ['"TOA5","Station","33"', '"TIMESTAMP","n","a","b"', '"TS","RN","C","%"', '"","","",""']
     rows = [f'"2024-03-01 00:{n}:00",{n},1.5,2' for n in range(10, 40)]
     Path("table10min.dat").write_text("\n".join(lines + rows))
     assert kind_of_source("table10min.dat") == "csv"
