@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fastlstm.text.data.tokenizer import ByteTokenizer, CharTokenizer
-from fastlstm.text.decoder import Decoder
+from fastlstm.text.decoder import Decoder, ThreadTuner
 from fastlstm.text.sampling import Sampling
 from fastlstm.text.writing import (
     LONGEST_S,
@@ -58,10 +58,32 @@ def test_a_call_has_between_1_and_4096_tokens():
     sizer = StepSizer()
     sizer.record(1, 1, 10.0)
     assert sizer.num_tokens(1) == 1
-    sizer.record(1, 1000, 0.0)
+    for _ in range(50):
+        sizer.record(1, 1000, 1e-9)
     assert sizer.num_tokens(1) == 4096
     sizer.record(1, 0, 5.0)  # nothing was read or written: nothing is learnt
     assert sizer.num_tokens(1) == 4096
+
+
+def test_one_short_call_does_not_make_the_next_one_long():
+    sizer = StepSizer()
+    sizer.record(1, 10, 0.01)
+    before = sizer.num_tokens(1)
+    sizer.record(1, 10, 0.0)  # no text was running
+    assert sizer.num_tokens(1) == before
+    sizer.record(1, 10, 1e-6)
+    assert sizer.num_tokens(1) <= 2 * before + 1
+
+
+@pytest.mark.parametrize("threads", [None, 1])
+def test_a_call_for_texts_that_have_ended_changes_nothing(decoder, threads, monkeypatch):
+    monkeypatch.setattr(decoder, "num_threads", lambda _: 2)
+    monkeypatch.setattr(ThreadTuner, "TRY_S", 0.0)
+    ended = text(decoder).stream
+    decoder.run([ended], 1000)
+    for _ in range(8):
+        assert decoder.run([ended], 5, threads) == 0.0
+    assert len("".join(p for (p,) in write_all(decoder, [text(decoder)]))) == 60
 
 
 def test_work_around_calls_does_not_shorten_them(decoder):

@@ -182,7 +182,8 @@ class Decoder:
         tuner = self._tuners.setdefault(num.bit_length(), ThreadTuner(self.num_threads(num)))
         threads = tuner.choose()
         seconds = float(self._native.run(native, steps, threads))
-        tuner.record(threads, seconds / steps / max(1, num))
+        if seconds > 0.0:  # a stream was running
+            tuner.record(threads, seconds / steps / num)
         return seconds
 
     def _pack(self, w: Weight, *, is_gates: bool) -> Any:

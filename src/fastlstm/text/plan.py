@@ -26,14 +26,14 @@ first million characters SHORT learns more (benchmarks/log)."""
 SHORT_RUN_TOKENS = 1_500_000
 _MIN_STEPS_PER_EPOCH = 8
 _SMALL_MODEL = 500_000
-"""Number of parameters up to which a model counts half of the epochs beyond `_FEW`; measured at
-214,000 to 430,000 and 1.0 to 1.4 million."""
+"""Number of parameters up to which a model counts half of its epochs times parameters per token,
+but at least `_FEW`; measured at 214,000 to 430,000 and 1.0 to 1.4 million."""
 _FEW = 17.0
 _DROPOUTS = ((3.5, 0.0), (5.5, 0.1), (7.0, 0.2), (_FEW, 0.3), (40.0, 0.4), (80.0, 0.5),
     (math.inf, 0.6))  # fmt: skip
 """Limits of epochs times parameters per token, and the dropout of one-layer models below each
-limit. At 38, a model with dropout 0.4 was best at two thirds of its steps; values beyond 46 are
-provisional."""
+limit. At 38, a model with dropout 0.4 was best at two thirds of its steps; values beyond 38, and
+of small models beyond 34, are provisional."""
 _DEEP_DROPOUTS = ((3.5, 0.0), (5.5, 0.033), (7.0, 0.067), (_FEW, 0.1), (40.0, 0.2), (80.0, 0.25),
     (120.0, 0.33), (math.inf, 0.4))  # fmt: skip
 """The same of models with more layers, in which dropout acts on the output of each layer. Measured

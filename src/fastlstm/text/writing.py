@@ -33,7 +33,7 @@ class StepSizer:
     """
 
     def __init__(self) -> None:
-        self._token_s = 1e-3
+        self._token_s = 2e-4
         self._num_texts = 0
 
     def num_tokens(self, num_texts: int) -> int:
@@ -44,13 +44,16 @@ class StepSizer:
 
     def record(self, num_texts: int, num_tokens: int, seconds: float) -> None:
         """Takes the seconds of a call that read and wrote `num_tokens` for all texts together."""
-        if num_tokens <= 0:
+        if num_tokens <= 0 or seconds <= 0.0:
             return
-        token_s = max(seconds, 1e-9) * num_texts / num_tokens
-        if num_texts != self._num_texts or token_s < self._token_s:
-            self._num_texts, self._token_s = num_texts, token_s
+        token_s = seconds * num_texts / num_tokens
+        if token_s < self._token_s:  # at most half: a short call tells little
+            self._token_s = max(token_s, self._token_s / 2)
+        elif num_texts != self._num_texts:
+            self._token_s = token_s
         else:
             self._token_s += _SHARE * (token_s - self._token_s)
+        self._num_texts = num_texts
 
 
 class Text:

@@ -313,6 +313,25 @@ def test_random_joins_and_cancels_leave_the_counts_right(make, lm):
     assert start(scheduler, generation(lm)).texts() == [solo(lm, "a", 20, seed=0)]
 
 
+def test_a_prompt_that_is_only_read_does_not_lengthen_calls(make, lm, decoder, monkeypatch):
+    run, asked = decoder.run, []
+
+    def slow(streams, steps, threads=None):
+        asked.append(steps)
+        writes = any(stream.native.room > 0 for stream in streams)
+        run(streams, steps, threads)
+        return 0.01 * steps if writes else 7e-6
+
+    monkeypatch.setattr(decoder, "run", slow)
+    scheduler = make()
+    start(scheduler, generation(lm, max_tokens=30)).texts()
+    for _ in range(12):
+        start(scheduler, generation(lm, max_tokens=0)).texts()
+    asked.clear()
+    start(scheduler, generation(lm, max_tokens=30)).texts()
+    assert max(asked) <= 2
+
+
 def test_a_gpu_decoder_serves_the_same_texts(make, lm, monkeypatch):
     gpu_on_cpu.use_the_cpu(monkeypatch)
     with monkeypatch.context() as patched:

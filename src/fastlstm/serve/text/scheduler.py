@@ -163,10 +163,11 @@ class Scheduler(ModelThread):
         chunks: list[tuple[Channel, OutputChunk]] = []
         ended: list[ActiveSequence] = []
         prompts: list[ActiveSequence] = []  # have read the prompt for all choices
-        num_read = num_written = 0
+        num_read = num_written = num_readers = 0
         for sequence in ready:
             chunk = sequence.failed(why) if id(sequence) in failed else self._take(sequence)
-            num_read += sequence.count_read()
+            newly_read = sequence.count_read()
+            num_read, num_readers = num_read + newly_read, num_readers + (newly_read > 0)
             if chunk is None:
                 continue
             num_written += chunk.num_tokens
@@ -181,7 +182,9 @@ class Scheduler(ModelThread):
                     ended.append(sequence)
         if ended or prompts:
             chunks += self._replace(ended, prompts)
-        self._step_sizer.record(len(ready), num_read + num_written, computed_s)
+        # The last token of a prompt is read when the first one is written.
+        num_steps = num_read - num_readers + num_written
+        self._step_sizer.record(len(ready), num_steps, computed_s)
         return Advanced(seconds, num_read, num_written, chunks)
 
     def _call(self, sequences: list[ActiveSequence], num_tokens: int) -> tuple[set[int], float]:

@@ -119,9 +119,8 @@ class Tokenizer(ABC):
 
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of `ids`; invalid bytes become U+FFFD."""
-        return self.bytes_of(np.array([int(token) for token in ids], np.int64)).decode(
-            "utf-8", "replace"
-        )
+        pieces = self.pieces
+        return b"".join([pieces[int(token)] for token in ids]).decode("utf-8", "replace")
 
     def stream_decoder(self, held: bytes = b"") -> StreamDecoder:
         """Returns a decoder for ids that arrive one by one; it never splits a character."""
