@@ -60,7 +60,7 @@ def test_facts_and_kernels_of_this_machine(monkeypatch, tmp_path, printed):
     monkeypatch.setenv("FASTLSTM_API_KEY", "open-sesame")
     shown = printed("doctor")
     for part in (
-        "torch ", "threads of torch ", "huge pages ", "fp32, H=512, native", "int8 ", "serve (",
+        "torch ", "threads of torch ", "fp32, H=512, native", "int8 ", "serve (",
         "path ~/cache, size 0 B", "FASTLSTM_API_KEY ***", "FASTLSTM_CACHE ~/cache", "advice ",
     ):  # fmt: skip
         assert part in shown
