@@ -378,12 +378,12 @@ def test_no_two_keys_of_two_columns_have_one_name(read: Any) -> None:
 
 @pytest.mark.parametrize("freq", ["h", "15min"])
 @pytest.mark.parametrize("zone", ["Europe/London", "Europe/Berlin", "America/New_York"])
-def test_an_hour_that_comes_twice_asks_for_the_zone(zone: str, freq: str, read: Any) -> None:
+def test_an_hour_that_comes_twice_tells_the_zone(zone: str, freq: str, cured: Any) -> None:
     utc = pandas.date_range("2023-10-20", periods=3000, freq=freq, tz="UTC")
-    lines = ["ds,y", *(f"{t:%Y-%m-%d %H:%M},{n}" for n, t in enumerate(utc.tz_convert(zone)))]
-    with pytest.raises(DataError, match=r"give `tz='Europe/Berlin'`"):
-        read(lines)
-    dataset = read(lines, f"--tz {zone}")
+    found, dataset = cured(
+        ["ds,y", *(f"{t:%Y-%m-%d %H:%M},{n}" for n, t in enumerate(utc.tz_convert(zone)))]
+    )
+    assert found == f"--tz {zone}"
     assert (dataset.table.num_rows, len(dataset.table.segments)) == (3000, 1)
 
 
@@ -561,7 +561,9 @@ def test_years_without_a_time_column_are_warned_of(read: Any) -> None:
 
 
 @pytest.mark.parametrize("step", [15, 60])
-def test_hours_that_end_at_24_are_read_across_the_change_of_clocks(step: int, read: Any) -> None:
+def test_hours_that_end_at_24_are_read_across_the_change_of_clocks(
+    step: int, read: Any, cured: Any
+) -> None:
     begin, end = (pandas.Timestamp(day, tz="America/Chicago") for day in ("20240301", "20241120"))
     ends = pandas.date_range(begin, end, freq=f"{step}min", inclusive="right")
     starts = ends - pandas.Timedelta(minutes=step)
@@ -571,12 +573,10 @@ def test_hours_that_end_at_24_are_read_across_the_change_of_clocks(step: int, re
         f"{day},{'24:00' if clock == '00:00' else clock},{n % 97}.5"
         for n, (day, clock) in enumerate(zip(starts.strftime("%m/%d/%Y"), late, strict=True))
     ]
-    with pytest.raises(DataError) as caught:
-        read(lines)
-    found = told(str(caught.value))
+    found, _ = cured(lines)
     assert "--time DeliveryDate,HourEnding --time-format '%m/%d/%Y %H:%M'" in found
-    assert found.endswith("--tz Europe/Berlin")
-    table = read(lines, found.replace("Europe/Berlin", "America/Chicago")).table
+    assert found.endswith("--tz America/New_York")
+    table = read(lines, found.replace("New_York", "Chicago")).table
     assert (table.num_rows, len(table.segments)) == (len(ends), 1)
     assert table.segments.start_times[0] == ends[0].value // 1000
 
@@ -591,7 +591,31 @@ def test_24_o_clock_is_midnight(tmp_path: Path) -> None:
     assert read_times(texts, "%d.%m.%Y %H:%M").to_pylist() == hours
 
 
-def test_a_gauge_needs_one_command(read: Any, cured: Any) -> None:
+@pytest.mark.parametrize(
+    ("zone", "plain"),
+    [
+        ("America/Chicago", "America/New_York"),
+        ("Europe/Berlin", "Europe/Berlin"),
+        ("Europe/London", "Europe/London"),
+        ("Australia/Sydney", "Australia/Sydney"),
+    ],
+)
+@pytest.mark.parametrize("month", [2, 3, 9])
+@pytest.mark.parametrize("form", ["%Z", "local"])
+def test_the_zone_of_clocks_is_proposed(
+    zone: str, plain: str, form: str, month: int, read: Any
+) -> None:
+    times = pandas.date_range(f"2024-{month:02}-25", periods=1200, freq="h", tz=zone)
+    lines = [f"{t:%Y-%m-%d %H:%M},{t:{form}},{n % 97}" for n, t in enumerate(times)]
+    try:
+        text = " ".join(read(["ds,tz_cd,y", *lines]).notes)
+    except DataError as error:
+        text = str(error)
+    is_changed = times[0].utcoffset() != times[-1].utcoffset()
+    assert re.findall(r"tz='(.+?)'", text) == [plain if form == "local" else zone] * is_changed
+
+
+def test_a_gauge_with_local_clock_times_needs_one_command(read: Any, cured: Any) -> None:
     """As of the USGS: comments, widths below the names, a constant number, names of the clocks."""
     times = pandas.date_range("2024-03-01", periods=2000, freq="15min", tz="America/Chicago")
     lines = ["# a gauge", "#", "agency_cd\tsite_no\tdatetime\ttz_cd\t1_00060\t1_00060_cd"]
@@ -599,11 +623,12 @@ def test_a_gauge_needs_one_command(read: Any, cured: Any) -> None:
     lines += [
         f"USGS\t05331000\t{t:%Y-%m-%d %H:%M}\t{t:%Z}\t{n % 97}\tP" for n, t in enumerate(times)
     ]
-    found, _ = cured(lines, "--target 1_00060")
-    assert found == "--skip-rows 2 --skip-below 1"
-    data = read(lines, f"{found} --target 1_00060 --tz America/Chicago")
+    found, data = cured(lines, "--target 1_00060")
+    assert found == "--skip-rows 2 --skip-below 1 --tz America/Chicago"
     assert (data.table.num_rows, data.roles.past) == (2000, ())
     assert not data.has_missing
+    plain = "--skip-rows 2 --skip-below 1 --target 1_00060 --gaps fill"
+    assert read(lines, plain).table.num_rows == 2004
 
 
 def test_months_without_values_are_cut_at_the_end_of_each_series(tmp_path: Path) -> None:

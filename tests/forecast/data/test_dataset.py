@@ -17,6 +17,7 @@ from pyarrow import csv, feather
 from pyarrow import parquet as pq
 
 from fastlstm.errors import DataError
+from fastlstm.forecast.config import ReadOptions
 from fastlstm.forecast.data.dataset import SeriesDataset, prepare_table
 from fastlstm.forecast.data.roles import RoleRequest
 from fastlstm.forecast.data.timeline import Frequency, show_time
@@ -495,3 +496,32 @@ def test_a_claimed_number_of_segments_is_read_anew(entry: Any, shape: tuple[int,
     head = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
     (folder / "segments.npy").write_bytes(head)
     assert not read().from_cache
+
+
+def clock_rows(*lost: int, zone: str | None = None) -> Any:
+    """Hours from 2024-03-29 on, of which some are not there; 02:00 on the 31st is the 50th."""
+    hours = [h for h in range(100) if h not in lost]
+    days = np.datetime64("2024-03-29", "us") + np.array(hours).astype("timedelta64[h]")
+    times = pa.array(days, pa.timestamp("us", zone))
+    return pa.table({"ds": times, "y": np.sin(np.array(hours, dtype=np.float64))})
+
+
+@pytest.mark.parametrize(
+    ("table", "is_hinted"),
+    [
+        (clock_rows(50), True), (clock_rows(49), True), (clock_rows(50, 70), False),
+        (clock_rows(50, 51), False), (clock_rows(26), False), (clock_rows(55), False),
+        (clock_rows(50, zone="UTC"), False),
+    ],
+)  # fmt: skip
+def test_an_hour_that_clocks_skip_in_spring_hints_at_the_zone(table: Any, is_hinted: bool) -> None:
+    notes = [note for note in prepared(table).notes if "in time: filled" in note]
+    assert len(notes) == 1
+    hint = "an hour is missing at night on a Sunday, as where clocks are put forward: for local"
+    assert (hint in notes[0]) == is_hinted
+    if is_hinted:
+        zone = "Europe/London" if table["ds"][49].as_py().hour == 2 else "Europe/Berlin"
+        assert f"tz={zone!r}" in notes[0]
+        options = ReadOptions(tz=zone)
+        repaired = prepare_table(table, options)
+        assert not [note for note in repaired.notes if "in time: filled" in note]

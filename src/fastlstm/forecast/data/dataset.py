@@ -44,6 +44,7 @@ from fastlstm.forecast.data.roles import (
     is_year,
     listed,
     series_key,
+    zone_shown,
 )
 from fastlstm.forecast.data.table import DTYPES, MISSING_INT16, Segments, Table, row_blocks
 from fastlstm.forecast.data.timeline import ROWS, Frequency, Timeline
@@ -248,7 +249,8 @@ def _prepare(
     if (origins or left_out) and not problems:  # far from 0: read again, minus the origin
         ingested = read(origins)
     notes = [*roles.notes, *_column_notes(ingested, records, problems), *ingested.notes]
-    arrangement = Arrangement(ingested, records.name, like, find_key)
+    find_zone = partial(zone_shown, records)
+    arrangement = Arrangement(ingested, records.name, like, find_key, find_zone)
     segments = arrangement.run()
     problems.raise_all()
     columns = [ingested.columns[name] for name in roles.values]
@@ -483,7 +485,8 @@ def _time_notes(arrangement: Arrangement, ingested: TableIngest) -> list[str]:
         rows = counted(counts["ends"], "row")
         notes.append(f"{rows} behind the last target of a series: dropped, forecasts begin there")
     if counts["gaps"] and not counts["filled"]:
-        notes.append(f"{counted(counts['gaps'], 'gap')} in time: windows do not cross them")
+        gaps = f"{counted(counts['gaps'], 'gap')} in time: windows do not cross them"
+        notes.append(gaps + arrangement.spring_hint)
     return notes
 
 
@@ -500,8 +503,8 @@ def _repairs(
     if counts["filled"]:
         rows = counted(counts["filled"], "empty row")
         more = "" if ingested.options.gaps else "; `gaps='split'` cuts there"
-        gaps = counted(counts["gaps"], "gap")
-        repairs.append(f"{gaps} in time: filled with {rows}{more}")
+        gaps = f"{counted(counts['gaps'], 'gap')} in time: filled with {rows}{more}"
+        repairs.append(gaps + arrangement.spring_hint)
     left_out |= dict.fromkeys(roles.dropped, "not numbers and without a role")
     for why in dict.fromkeys(left_out.values()):
         names = listed([name for name in left_out if left_out[name] == why])

@@ -12,10 +12,6 @@ _SHOWN = 20
 
 Finding = tuple[str, dict[str, Any]]
 """What a table looks like, and the options that read it so."""
-TWICE: Finding = (
-    "an hour that comes twice where clocks are put back (give the zone of the place)",
-    {"tz": "Europe/Berlin"},
-)
 
 
 class CurableError(DataError):

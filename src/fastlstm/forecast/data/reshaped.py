@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from fastlstm.errors import DataError
 from fastlstm.forecast.config import ReadOptions
 from fastlstm.forecast.data.csv_look import LOOK_HINT, are_dates, is_date, numbered
-from fastlstm.forecast.data.problems import TWICE, CurableError, looks_like, settings
+from fastlstm.forecast.data.problems import CurableError, looks_like, settings
 from fastlstm.forecast.data.records import Records, is_text, numbers_of, with_nulls
 from fastlstm.forecast.data.roles import (
     RoleRequest,
@@ -152,8 +152,9 @@ class _Joined(_Reshaped):
         if (is_beyond := (steps < 0) | (steps >= most)).any():
             place = int(is_beyond.argmax())
             what = f"row {row + place + 1} has {name!r} {numbers[place]}, expected 1 to {most}"
-            more = f"; where clocks are put back, give their zone, such as {settings(TWICE[1])}"
-            raise CurableError(f"{self.name}: {what}{'' if zone else more}", *[TWICE][: not zone])
+            cure = ("days of 25 hours", {"tz": "Europe/London" if num == 48 else "Europe/Berlin"})
+            more = f"; where clocks are put back, give their zone, such as {settings(cure[1])}"
+            raise CurableError(f"{self.name}: {what}{'' if zone else more}", *[cure][: not zone])
         times = (steps * (86_400_000_000 // num)).astype(np.int64)
         if is_there.any():
             reader = TimeReader(date, self.name, replace(self._options, snap=None))
