@@ -59,7 +59,7 @@ class Recorder:
     def apart(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def event(self) -> Event:
+    def event(self, *, is_timed: bool) -> Event:
         return Event()
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -57,7 +57,7 @@ class EagerRecorder:
     def apart(self) -> AbstractContextManager[object]:
         return nullcontext()
 
-    def event(self) -> Any:
+    def event(self, *, is_timed=False) -> Any:
         class Event:
             def record(self) -> None: ...
             def synchronize(self) -> None: ...

@@ -314,7 +314,7 @@ class GpuDecoder(Decoder):
     ) -> tuple[Any, Any]:
         """Starts `steps` steps, whose tokens and status are copied to host memory `turn`; returns
         events before and after them."""
-        begin, end = self._recorder.event(), self._recorder.event()
+        begin, end = (self._recorder.event(is_timed=True) for _ in range(2))
         begin.record()
         k = STEPS if steps >= STEPS else 1
         tokens, status = self._host[turn], self._host[2 + turn]

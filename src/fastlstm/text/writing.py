@@ -27,9 +27,9 @@ _SHARE = 0.3
 
 
 class StepSizer:
-    """Chooses the tokens per text with which a call computes for the time it should.
+    """Chooses the tokens per text of a call from the seconds that earlier calls computed.
 
-    Work around the calls does not count: it would make calls shorter, and so the work more.
+    Time around a call is left out: counted, it would shorten calls, and more calls take more of it.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class StepSizer:
         if num_tokens <= 0 or seconds <= 0.0:
             return
         token_s = seconds * num_texts / num_tokens
-        if token_s < self._token_s:  # at most half: a short call tells little
+        if token_s < self._token_s:  # falls by half at most: one short call proves little
             self._token_s = max(token_s, self._token_s / 2)
         elif num_texts != self._num_texts:
             self._token_s = token_s

@@ -97,8 +97,8 @@ class Recorder:
             yield
         current.wait_stream(own)
 
-    def event(self) -> torch.cuda.Event:
-        return torch.cuda.Event(enable_timing=True)
+    def event(self, *, is_timed: bool = False) -> torch.cuda.Event:
+        return torch.cuda.Event(enable_timing=is_timed)
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Returns host memory that the GPU can read and write."""

@@ -163,11 +163,12 @@ class Scheduler(ModelThread):
         chunks: list[tuple[Channel, OutputChunk]] = []
         ended: list[ActiveSequence] = []
         prompts: list[ActiveSequence] = []  # have read the prompt for all choices
-        num_read = num_written = num_readers = 0
+        num_read = num_written = num_steps = 0
         for sequence in ready:
             chunk = sequence.failed(why) if id(sequence) in failed else self._take(sequence)
             newly_read = sequence.count_read()
-            num_read, num_readers = num_read + newly_read, num_readers + (newly_read > 0)
+            num_read += newly_read
+            num_steps += max(0, newly_read - 1)  # the last is read when the first token is written
             if chunk is None:
                 continue
             num_written += chunk.num_tokens
@@ -182,9 +183,7 @@ class Scheduler(ModelThread):
                     ended.append(sequence)
         if ended or prompts:
             chunks += self._replace(ended, prompts)
-        # The last token of a prompt is read when the first one is written.
-        num_steps = num_read - num_readers + num_written
-        self._step_sizer.record(len(ready), num_steps, computed_s)
+        self._step_sizer.record(len(ready), num_steps + num_written, computed_s)
         return Advanced(seconds, num_read, num_written, chunks)
 
     def _call(self, sequences: list[ActiveSequence], num_tokens: int) -> tuple[set[int], float]:
