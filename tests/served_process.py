@@ -59,6 +59,5 @@ def processes_of(path: Path) -> Iterator[Callable[..., Process]]:
 
     yield begin
     for one in started:
-        if one.process.poll() is None:
+        with one.process:  # which closes the pipes, also of a server that has ended by itself
             one.process.kill()
-            one.process.communicate()
