@@ -98,15 +98,20 @@ class ReadOptions:
             mark = getattr(self, name)
             if mark == "\\t":
                 object.__setattr__(self, name, "\t")
+            elif mark == "" and name in ("delimiter", "escape"):
+                object.__setattr__(self, name, None)
             elif mark and len(mark) != 1:
                 raise ConfigError(f"`{name}` is {mark!r:.40}, expected one character")
-            elif name in ("delimiter", "escape") and mark and not "\0" < mark <= "~":
-                raise ConfigError(f"`{name}` is {mark!r}, expected a character of ASCII")
-        marks = [mark for mark in (self.delimiter, self.decimal, self.thousands) if mark]
+            elif mark and name != "thousands" and (not "\0" < mark <= "~" or mark in '\r\n"'):
+                raise ConfigError(
+                    f"`{name}` is {mark!r}, expected a character of ASCII that is no quote and ends"
+                    " no line"
+                )
+        marks = [m for m in (self.delimiter, self.decimal, self.thousands, self.escape) if m]
         if len(set(marks)) < len(marks) or not self.decimal:
             raise ConfigError(
-                f"`delimiter`, `decimal` and `thousands` are {', '.join(map(repr, marks))},"
-                " expected different characters"
+                "`delimiter`, `decimal`, `thousands` and `escape` are"
+                f" {', '.join(map(repr, marks))}, expected different characters"
             )
         try:
             "".encode(self.encoding)

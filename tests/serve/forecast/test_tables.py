@@ -165,6 +165,8 @@ def test_the_options_of_reading_are_parameters(forecasts):
     assert "`decimal=,`" in told
     found = post(forecasts, comma, "?decimal=,").json()["rows"]
     assert found == post(forecasts, as_csv(waves())).json()["rows"]
+    empty = post(forecasts, as_csv(waves()), "?escape=&delimiter=&thousands=").json()["rows"]
+    assert empty == found, "an empty mark is none"
     latin = as_csv(waves()).replace(b"s0", "sé".encode("cp1252"))
     assert "add `encoding=cp125" in refusal(post(forecasts, latin))
     assert post(forecasts, latin, "?encoding=cp1252").json()["rows"][0]["unique_id"] == "sé"
@@ -202,6 +204,10 @@ def test_options_of_reading_are_spelled_as_parameters():
         ("?encoding=utf-16", "`encoding=utf-16`: UTF-16 stream does not start with BOM"),
         ("?delimiter=%C3%A9", "`delimiter` is 'é', expected a character of ASCII"),
         ("?escape=%00", "`escape` is '\\x00', expected a character of ASCII"),
+        ("?escape=%22", "`escape` is '\"', expected a character of ASCII that is no quote"),
+        ("?delimiter=%0A", "`delimiter` is '\\n', expected a character of ASCII"),
+        ("?decimal=%D9%AB", "`decimal` is '٫', expected a character of ASCII"),
+        ("?delimiter=;&escape=;", "are ';', '.', ';', expected different characters"),
         ("?encoding=a%00b", "`encoding` is"),
         ("?tz=../../etc/passwd", "is a time zone that this system does not know"),
         ("?time_format=%25Q", "time_format"),
