@@ -2,6 +2,9 @@
 # Paths are relative throughout, so that the checkout may lie below a directory with a space in its name.
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
+# For the environment; what a recipe starts does not inherit it.
+MAKEFLAGS += --jobs=2
+unexport MAKEFLAGS MFLAGS
 
 # The Python to build the environment with.
 runs = $(foreach p,$(1),$(shell $(p) -c '' 2>/dev/null && echo $(p)))
@@ -21,7 +24,8 @@ XDIST := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
-EXTRA := import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]])
+PACKAGES := import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	print(*(p for extra in sys.argv[1:] for p in (project | project["optional-dependencies"])[extra]))
 WHEEL_LIST := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["wheels"])
 NARROWER := import recorded_cpus; print(*recorded_cpus.narrower())
 # The files with tests marked isa: collecting all the others takes longer than these tests. Each CPU has one process:
@@ -34,8 +38,9 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc 2>/dev/null || echo 2)
 # The processes of the tests share what Python has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
+MARKS := $(addprefix .venv/.,place native packages dev-packages made dev docs)
 # An environment that was moved or copied points to its old place: make it again.
-$(shell test "$$(cat .venv/.place 2>/dev/null)" = "$$(pwd -P)" || rm -f .venv/.place .venv/.made .venv/.dev .venv/.docs build/tools/.made)
+$(shell test "$$(cat .venv/.place 2>/dev/null)" = "$$(pwd -P)" || rm -f $(MARKS) build/tools/.made)
 
 .PHONY: help demo install test test-isa test-wheel test-arm test-arm-python gpu check format sanitize bench notebooks docs wheels clean
 
@@ -141,15 +146,25 @@ build/tools/.made: .venv/.place pyproject.toml
 	ln -s "$$PWD"/build/tools/lib/python3.*/site-packages/ziglang/zig build/tools/bin/zig
 	@touch $@
 
-.venv/.made: .venv/.place $(NATIVE)
-	$(PIP) install --quiet --no-compile "$(TORCH)"
-	$(PIP) install --quiet --no-compile --editable ".[bpe,zst,serve]"
+# The kernels are compiled while pip downloads: neither needs the other.
+.venv/.native: .venv/.place $(NATIVE)
+	$(PIP) install --quiet --no-compile --no-deps --editable .
 	@touch $@
 
-.venv/.dev: .venv/.made
-	$(PIP) install --quiet --no-compile $$($(PY) -c '$(EXTRA)' dev)
+.venv/.packages: .venv/.place pyproject.toml
+	$(PIP) install --quiet --no-compile "$(TORCH)" $$($(PY) -c '$(PACKAGES)' dependencies bpe zst serve)
+	@touch $@
+
+.venv/.dev-packages: .venv/.packages
+	$(PIP) install --quiet --no-compile $$($(PY) -c '$(PACKAGES)' dev)
+	@touch $@
+
+.venv/.made: .venv/.native .venv/.packages
+	@touch $@
+
+.venv/.dev: .venv/.made .venv/.dev-packages
 	@touch $@
 
 .venv/.docs: .venv/.made
-	$(PIP) install --quiet --no-compile $$($(PY) -c '$(EXTRA)' docs)
+	$(PIP) install --quiet --no-compile $$($(PY) -c '$(PACKAGES)' docs)
 	@touch $@

@@ -91,13 +91,14 @@ def test_make_with_an_old_python_names_it(checkout, bare_path):
 @needs_make
 def test_make_forgets_an_environment_that_was_moved(checkout, bare_path):
     (checkout / ".venv").mkdir()
-    for name in (".place", ".made", ".dev"):
+    marks = (".place", ".native", ".packages", ".dev-packages", ".made", ".dev")
+    for name in marks:
         (checkout / ".venv" / name).write_text(f"{checkout}\n", encoding="utf-8")
     run(["make", "help"], checkout, bare_path)
     assert (checkout / ".venv/.made").exists()
     moved = checkout.rename(checkout.with_name("moved here"))
     run(["make", "help"], moved, bare_path)
-    assert not (moved / ".venv/.made").exists()
+    assert not [name for name in marks if (moved / ".venv" / name).exists()]
 
 
 @needs_make

@@ -321,7 +321,6 @@ def test_the_profile_of_a_run_is_stored_in_it(text, tmp_path, capsys, monkeypatc
         assert not verdict["command"] or "--config run/config.json" in verdict["command"]
 
 
-@pytest.mark.isa
 def test_profiles_the_training_of_a_forecaster(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(profile, "TURN_S", 0.01)
     table = tmp_path / "table.csv"
