@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -211,6 +212,8 @@ class DataParallel:
         self._scale = 2.0 ** rows.bit_length()
         self._passes: Any = _Passes(task.model)
         if not self._is_local:
+            # DDP compares strides of dimensions of size 1 too; it copies such a gradient.
+            warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
             # With `find_unused_parameters` DDP does not rebuild its buckets: the sums of a resumed
             # run keep their order.
             self._passes = nn.parallel.DistributedDataParallel(
