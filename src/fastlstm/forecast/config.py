@@ -46,7 +46,7 @@ class ReadOptions:
         time_format: format of times, such as %Y%m%d; or s, ms, us, ns since 1970; or excel: days
             since 1900.
         tz: time zone of times without one, such as Europe/Berlin; the hour that comes twice in
-            autumn is read in order.
+            autumn is read in order. Times with an offset are shown by its clocks.
         snap: round times to multiples of a duration, such as 1h.
         delimiter: sign between the columns of a CSV; default is the most frequent of , ; tab | in
             its header.

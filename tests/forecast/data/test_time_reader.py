@@ -50,6 +50,23 @@ def test_hours_are_no_days_though_every_batch_shows_one_hour_of_the_day(tmp_path
     assert len(found.table.segments) == 1
 
 
+@pytest.mark.parametrize(("freq", "shown"), [("D", "1 day"), ("MS", "1 month")])
+def test_times_with_offsets_are_regular_by_the_clocks_of_tz(
+    freq: str, shown: str, tmp_path: Path
+) -> None:
+    times = pandas.date_range("2020-01-01", periods=100, freq=freq, tz="Europe/Berlin")
+    frame(times).to_csv(path := tmp_path / "a.csv", index=False)
+    with pytest.raises(
+        DataError, match=r"; .*give the zone of the clocks, as `tz='Europe/Berlin'`, r"
+    ):
+        prepared(path)
+    found = prepared(path, tz="Europe/Berlin")
+    assert (found.is_wall, found.time_zone, str(found.frequency)) == (True, "Europe/Berlin", shown)
+    assert len(found.table.segments) == 1
+    with pytest.raises(DataError, match="have the time zone 'Moon/Base', which this system does"):
+        prepared(path, tz="Moon/Base")
+
+
 def test_midnight_that_the_clocks_leave_out_is_still_the_day() -> None:
     days = pandas.date_range("2022-03-20", periods=14).tz_localize(
         "Asia/Beirut", nonexistent="shift_forward"

@@ -133,7 +133,7 @@ class TimeReader:
             self._date_formats = [form for form in forms if _are_dates(column, values, form)]
         else:
             self._require_kind("times" if zone is None else "times with a time zone", first_row)
-            self.time_zone = self.time_zone or zone
+            self.time_zone = self.time_zone or (zone and (self._zone or zone))
             values = self._micro(column, zone, first_row)
             if self._snap:
                 near = (values + self._snap // 2) // self._snap * self._snap
