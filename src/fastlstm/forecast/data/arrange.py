@@ -369,8 +369,9 @@ class Arrangement:
             if len(off):
                 raise DataError(
                     f"{self._row(first + int(off[0]))} is not a whole number of steps"
-                    f" ({self.frequency}) after the row before; correct it,{self._zone_cure} round"
-                    " times with `snap`, or give `ignore` with the time column to count rows instead"
+                    f" ({self.frequency}) after the row before; correct it,{self._zone_cure}"
+                    " round times with `snap`, or give `ignore` with the time column to count rows"
+                    " instead"
                 )
             gap = same & (np.diff(self.frequency.ticks(times)) != 1)
             self.counts["gaps"] += int(gap.sum())

@@ -218,8 +218,8 @@ def find_frequency(
         )
         rounded = "round them with `snap`, such as `snap='1h'`, " if has_clock else ""
         raise DataError(
-            f"{origin}: the times have no regular frequency (most often {shown});{cure} {rounded}resample"
-            " them, or count rows by leaving the time column out (`ignore`)"
+            f"{origin}: the times have no regular frequency (most often {shown});{cure}"
+            f" {rounded}resample them, or count rows by leaving the time column out (`ignore`)"
         )
     if not has_clock:
         return Frequency(usual, "rows")
