@@ -107,6 +107,19 @@ def test_one_row_of_what_is_known_ahead_is_enough(freq: str, zone: str | None) -
     assert found["ds"].tolist() == [times[40]]
 
 
+def test_numbers_in_place_of_the_times_of_fit_are_named_with_their_format() -> None:
+    times = pandas.date_range("2020-03-01", periods=40, freq="h")
+    model = Forecaster(**TINY).fit(table := frame(times))
+    numbers = table.assign(ds=times.astype("datetime64[ms]").astype("int64"))
+    with pytest.raises(
+        DataError, match=r"'ds' are whole numbers \(1583.*; give `time_format='ms'`"
+    ):
+        model.predict(numbers)
+    assert len(Forecaster(**TINY, time_format="ms").fit(numbers).predict(numbers)) > 0
+    with pytest.raises(DataError, match=r"whole numbers \(0\), and the table .*; convert them"):
+        model.predict(table.assign(ds=range(40)))
+
+
 def test_what_is_known_ahead_may_be_in_another_zone() -> None:
     times = pandas.date_range("2020-03-01", periods=44, tz="Europe/Berlin")
     table = frame(times, plan=np.arange(44.0))

@@ -153,6 +153,8 @@ class TimeReader:
         """
         if not self.has_clock:
             self._refuse_dates()
+            if like is not None and like.frequency.unit != "rows":
+                self._refuse_numbers()
         if self.time_zone is None:
             return False
         is_wall = None
@@ -327,6 +329,16 @@ class TimeReader:
                 f" {hint}",
                 *found,
             ) from error
+
+    def _refuse_numbers(self) -> None:
+        """Refuses whole numbers in place of the times of another table."""
+        unit = unit_since_1970(self._low, self._high)
+        cure = f"give `time_format={unit!r}`" if unit else "convert them"
+        raise CurableError(
+            f"{self._where} are whole numbers ({self._low}), and the table before has dates and"
+            f" times; {cure}",
+            *finding_of_format([unit] if unit else []),
+        )
 
     def _refuse_dates(self) -> None:
         unit = unit_since_1970(self._low, self._high)
