@@ -215,6 +215,10 @@ def test_the_time_that_cannot_be_read_is_named_with_its_row(
     numbers = np.append(1_480_000_000 + 3600 * np.arange(20), 10**18)
     with pytest.raises(DataError, match=r"cannot be read: row 21 has 10{18}; expected the years"):
         prepared(frame(numbers), time_format="s")
+    for number, form in ((2**60 + 1, "excel"), (2**63, "ns")):
+        days = np.append(np.arange(43_000, 43_020, dtype=np.uint64), np.uint64(number))
+        with pytest.raises(DataError, match=rf"row 21 has {number}; .* `time_format='{form}'`"):
+            prepared(frame(days), time_format=form)
 
 
 @pytest.mark.parametrize("unit", ["s", "ms"])
