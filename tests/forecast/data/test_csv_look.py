@@ -662,6 +662,14 @@ def test_columns_that_are_missing_or_double_are_named(
         read([head, *rows(DAY + ",{n},{k}")], flags)
 
 
+@pytest.mark.parametrize("flags", ["", " --time 1,2"])
+def test_a_column_that_is_not_utf_8_is_named(flags: str, tmp_path: Path) -> None:
+    path, options = tmp_path / "a.csv", dict[str, Any](look=False, header=False)
+    path.write_bytes(b"".join(b"2024-01-%02d,\xe9,%d\n" % (k, k) for k in range(1, 29)))
+    with pytest.raises(DataError, match="column '2' is not UTF-8; give the `encoding` of the CSV"):
+        prepare(str(path), ForecastConfig(**options, time=flags[8:] or None))
+
+
 def test_a_wide_table_has_large_numbers_and_its_time_by_number(read: Any) -> None:
     lines = ["ds,a,b", *rows(DAY + ",115292150460{n}46977,{k}")]
     first = read(lines, "--wide --time 1").table.whole_rows(0, 1)[0, 0]
