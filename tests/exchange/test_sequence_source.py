@@ -14,7 +14,7 @@ from fastlstm import SequenceClassifier, SequenceRegressor
 from fastlstm.errors import ConfigError
 from fastlstm.exchange.litert_format import LitertRunner, write_litert
 from fastlstm.exchange.onnx_format import write_onnx
-from fastlstm.exchange.sequence_source import sequence_graph
+from fastlstm.exchange.sequence_source import SequenceSource, sequence_graph
 from fastlstm.exchange.torch_format import TorchRunner, write_torch
 from fastlstm.runs.weight_formats import as_floats, in_format
 from fastlstm.sequence.answers import Answers, Labels, Numbers
@@ -149,8 +149,17 @@ def test_classes_are_in_the_metadata_and_axes_have_names():
     }  # fmt: skip
 
 
-def test_a_column_that_needs_float64_is_refused_by_name():
-    stored = stored_model(numbers())
-    stored.mean[1] = 1e9
-    with pytest.raises(ConfigError, match="column 1 of the sequences is so large"):
+@pytest.mark.parametrize("named", ["column 1 of the sequences", "answer 1 of each sequence"])
+def test_a_scale_that_needs_float64_is_refused_by_name(named):
+    stored = stored_model(answers := numbers())
+    answers.mean[3] = 1e9  # a constant
+    (stored.mean if "column" in named else answers.mean)[1] = 1e9
+    with pytest.raises(ConfigError, match=f"{named} is so large beside its range"):
         sequence_graph(stored, weights_of(stored))
+
+
+def test_the_inputs_of_the_check_stay_within_float32():
+    stored = stored_model(numbers())
+    stored.std[:] = 2e38
+    for case in SequenceSource(stored, "fp32").cases():
+        assert np.isfinite(case["values"]).all()

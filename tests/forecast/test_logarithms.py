@@ -49,6 +49,7 @@ def test_logarithms_are_taken_where_they_lower_the_validation_error(model: Forec
     sums = sales(is_product=False)
     assert Forecaster(**QUICK).fit(sums).stored_.config.normalize == "last"
     assert Forecaster(**QUICK, output="student_t").fit(sales()).stored_.config.normalize == "last"
+    assert Forecaster(**QUICK, tbptt=14).fit(sales()).stored_.config.normalize == "last"
     for value in (-1.0, 0.0):  # a single 0 may be a mistake
         below = sales().assign(y=lambda frame, v=value: frame["y"].where(frame.index != 3, v))
         assert Forecaster(**QUICK).fit(below).stored_.config.normalize == "last"

@@ -85,6 +85,19 @@ def test_onnx_export_holds_onnx_lstms(tagger, x, dynamo, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_the_older_onnx_exporter_takes_a_layer_alone(x, tmp_path):
+    """It passes the default of every argument by position."""
+    onnx = pytest.importorskip("onnx")
+    from onnx.reference import ReferenceEvaluator
+
+    layer, given = fastlstm.LSTM(I, H).eval(), x.transpose(0, 1).contiguous()
+    path = tmp_path / "layer.onnx"
+    torch.onnx.export(layer, (given,), path, dynamo=False, input_names=["x"])
+    found = ReferenceEvaluator(onnx.load(path)).run(None, {"x": given.numpy()})
+    torch.testing.assert_close(torch.tensor(found[0]), layer(given)[0].detach())
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_every_onnx_export_may_have_dynamic_shapes(x):
     pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")

@@ -82,8 +82,9 @@ def test_each_class_has_its_share_held_out() -> None:
         (["a", "b"], r"dtype <U1, expected numbers of shape \(N,\) or \(N, K\); labels are for"),
         (np.zeros((2, 2, 2)), r"shape \(2, 2, 2\)"),
         ([], r"shape \(0,\)"),
-        ([1.0, float("nan")], "the answer of sequence 1 is NaN or infinite"),
-        ([[1.0, 2.0], [float("inf"), 0.0]], "the answer of sequence 1 is NaN or infinite"),
+        ([1.0, float("nan")], "the answer of sequence 1 is NaN, infinite or beyond float32"),
+        ([[1.0, 2.0], [float("inf"), 0.0]], "the answer of sequence 1 is NaN, infinite or"),
+        ([1.0, -1e300], "the answer of sequence 1 is NaN, infinite or beyond float32"),
     ],
 )
 def test_answers_that_are_not_numbers_are_refused(y: Any, message: str) -> None:

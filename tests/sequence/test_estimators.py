@@ -266,6 +266,7 @@ def test_a_constant_answer_is_predicted(answer: float) -> None:
     np.testing.assert_array_equal(model.predict(x), y)
     assert model.score(x, y) == 1.0
     assert model.score(x, y + 1) == 0.0
+    assert model.score(x, 1e-300 * np.arange(len(y))) == 0.0  # its squares underflow
     y[np.random.default_rng(0).permutation(60)[:12]] += 1  # held out: teaches nothing
     model = SequenceRegressor(hidden_size=4, embed_size=4, epochs=1, held_out=0.2).fit(x, y)
     np.testing.assert_array_equal(model.predict(x), np.full(60, answer))

@@ -26,6 +26,8 @@ from fastlstm.sequence.estimators import model_of
 from fastlstm.sequence.files import StoredSequenceModel
 from fastlstm.sequence.stack_module import StackNetwork
 
+_LARGEST = float(np.finfo(np.float32).max)
+
 
 class SequenceSource(ExportSource):
     """A sequence model."""
@@ -63,6 +65,7 @@ class SequenceSource(ExportSource):
             T = self.length or steps
             rng = np.random.default_rng(steps)
             values = mean + std * rng.normal(size=(B, T, config.num_columns))
+            values = values.clip(-_LARGEST, _LARGEST)
             if config.has_missing:
                 values[rng.random(values.shape) < 0.1] = np.nan
             named: dict[str, NDArray[Any]] = {"values": values.astype(np.float32)}
@@ -108,13 +111,17 @@ def sequence_graph(
     have the names of the network; T is `length`, or any number for None.
     """
     network = stored.network
-    mean, std = stored.mean.numpy(), stored.std.numpy()
-    if len(large := np.flatnonzero(needs_float64(mean, std))):
-        raise ConfigError(
-            f"column {large[0]} of the sequences is so large beside its range that float32 loses"
-            " its digits, and an exported model computes in float32: subtract a constant from it"
-            " before training"
-        )
+    answers = stored.answers
+    scales = {"column {} of the sequences": (stored.mean.numpy(), stored.std.numpy())}
+    if not isinstance(answers, Labels):
+        scales["answer {} of each sequence"] = (answers.mean, answers.std)
+    for name, (mean, std) in scales.items():
+        if len(large := np.flatnonzero(needs_float64(mean, std) & (std > 0))):
+            raise ConfigError(
+                f"{name.format(large[0])} is so large beside its range that float32 loses its"
+                " digits, and an exported model computes in float32: subtract a constant from it"
+                " before training"
+            )
     g = Tracer("fastlstm_sequence", network, weights)
     T = length or "T"
     values: Any = (
@@ -131,7 +138,6 @@ def sequence_graph(
         with g.recording():
             answered: Any = network(columns, lengths)
         outputs = answered.value
-    answers = stored.answers
     if isinstance(answers, Labels):
         g.output("probabilities", g.softmax(outputs))
         g.output("label", _first_largest(g, outputs))

@@ -46,7 +46,7 @@ class ReadOptions:
         time_format: format of times, such as %Y%m%d; or s, ms, us, ns since 1970; or excel: days
             since 1900.
         tz: time zone of times without one, such as Europe/Berlin; the hour that comes twice in
-            autumn is read in order.
+            autumn is read in order. Times with an offset are shown by its clocks.
         snap: round times to multiples of a duration, such as 1h.
         delimiter: sign between the columns of a CSV; default is the most frequent of , ; tab | in
             its header.
@@ -100,7 +100,7 @@ class ReadOptions:
                 object.__setattr__(self, name, "\t")
             elif mark == "" and name in ("delimiter", "escape"):
                 object.__setattr__(self, name, None)
-            elif mark and len(mark) != 1:
+            elif (mark or name == "decimal") and len(mark) != 1:
                 raise ConfigError(f"`{name}` is {mark!r:.40}, expected one character")
             elif mark and name != "thousands" and (not "\0" < mark <= "~" or mark in '\r\n"'):
                 raise ConfigError(
@@ -108,7 +108,7 @@ class ReadOptions:
                     " no line"
                 )
         marks = [m for m in (self.delimiter, self.decimal, self.thousands, self.escape) if m]
-        if len(set(marks)) < len(marks) or not self.decimal:
+        if len(set(marks)) < len(marks):
             raise ConfigError(
                 "`delimiter`, `decimal`, `thousands` and `escape` are"
                 f" {', '.join(map(repr, marks))}, expected different characters"

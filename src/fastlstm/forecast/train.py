@@ -492,7 +492,7 @@ def _logarithms(
     """Returns the options with logarithms, if they may be chosen: every value of a single target is
     above 0, or often 0 and never below, and no series is so far from 0, in deviations, that float32
     loses digits."""
-    is_open = config.normalize is None and config.linear is not False
+    is_open = config.normalize is None and config.linear is not False and config.tbptt is None
     is_open &= config.output in ("point", "quantiles") and len(dataset.roles.target) == 1
     if not is_open or dataset.table.num_rows > MAX_ROWS:
         return []

@@ -234,7 +234,6 @@ class LSTM(nn.LSTM):
         self,
         input: Tensor | PackedSequence | Proxy,
         hx: State | None = None,
-        *,
         lengths: Tensor | list[int] | tuple[int, ...] | None = None,
         padding: Padding = "right",
     ) -> tuple[Any, State]:

@@ -117,7 +117,7 @@ def require_one_each(num_sequences: int, y: Any) -> None:
 
 def answers_of(y: Any) -> NDArray[np.float64]:
     """Returns numbers of shape ``(N,)`` or ``(N, K)``. Raises DataError: another shape, no numbers,
-    NaN or infinities."""
+    NaN, infinities or numbers beyond float32."""
     answers = np.asarray(y)
     if answers.dtype == object:
         with suppress(TypeError, ValueError):
@@ -128,8 +128,11 @@ def answers_of(y: Any) -> NDArray[np.float64]:
             " (N,) or (N, K); labels are for SequenceClassifier"
         )
     answers = answers.astype(np.float64)
-    if len(bad := np.argwhere(~np.isfinite(answers))):
-        raise DataError(f"the answer of sequence {bad[0][0]} is NaN or infinite; leave it out")
+    if len(bad := np.argwhere(~(np.abs(answers) <= np.finfo(np.float32).max))):
+        raise DataError(
+            f"the answer of sequence {bad[0][0]} is NaN, infinite or beyond float32; correct it or"
+            " leave the sequence out"
+        )
     return answers
 
 

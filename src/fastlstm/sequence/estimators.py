@@ -249,7 +249,7 @@ class SequenceRegressor(SequenceModel):
         weights = weights_of(sample_weight, len(actual))
         squares = weights @ (actual - np.average(actual, 0, weights)) ** 2
         unexplained = weights @ (actual - predicted) ** 2
-        is_varied = varied(actual[weights > 0])
+        is_varied = varied(actual[weights > 0]) & (squares > 0)  # squares may underflow
         explained = 1 - unexplained / np.where(is_varied, squares, 1)
         return float(np.mean(np.where(is_varied, explained, unexplained == 0)))
 

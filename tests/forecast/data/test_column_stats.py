@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastlstm.forecast.data.column_stats import ColumnStats
+from fastlstm.forecast.data.column_stats import ColumnStats, best_origins
 
 
 def stats(*batches: list[float], **given: Any) -> ColumnStats:
@@ -73,3 +73,8 @@ def test_levels_and_values_without_others_are_no_codes(values: list[float]) -> N
 )
 def test_the_origin_keeps_digits_of_large_values(values: list[float], origin: float) -> None:
     assert stats(values).best_origin() == origin
+
+
+def test_origins_of_numbers_beyond_float32_are_found_without_a_warning() -> None:
+    low, high = np.array([1e300, -1e39, 5.0]), np.array([1e300, 1e307, 5.0])
+    assert np.isfinite(best_origins(low, high)).all()

@@ -644,6 +644,38 @@ def test_months_without_values_are_cut_at_the_end_of_each_series(tmp_path: Path)
     np.testing.assert_array_equal(data.table.whole_rows(12, 16)[:, 0], [9, 2, np.nan, 4])
 
 
+@pytest.mark.parametrize(
+    ("head", "flags", "message"),
+    [
+        ("ds,y,y", "", "has two columns called 'y'; rename one"),
+        ("ds,y,y", "--units", "has two columns called 'y'"),
+        ("ds,y,y", "--wide", "has two columns called 'y'"),
+        ("ds,Year,Year", "", "has two columns called 'Year'"),
+        ("ds,a,b", "--wide --time day", "has no column 'day'; its columns: ds, a, b"),
+        ("ds,a,b", "--wide --ignore a,b", "neither columns named by times, nor a column of times"),
+    ],
+)
+def test_columns_that_are_missing_or_double_are_named(
+    head: str, flags: str, message: str, read: Any
+) -> None:
+    with pytest.raises(DataError, match=message):
+        read([head, *rows(DAY + ",{n},{k}")], flags)
+
+
+@pytest.mark.parametrize("flags", ["", " --time 1,2"])
+def test_a_column_that_is_not_utf_8_is_named(flags: str, tmp_path: Path) -> None:
+    path, options = tmp_path / "a.csv", dict[str, Any](look=False, header=False)
+    path.write_bytes(b"".join(b"2024-01-%02d,\xe9,%d\n" % (k, k) for k in range(1, 29)))
+    with pytest.raises(DataError, match="column '2' is not UTF-8; give the `encoding` of the CSV"):
+        prepare(str(path), ForecastConfig(**options, time=flags[8:] or None))
+
+
+def test_a_wide_table_has_large_numbers_and_its_time_by_number(read: Any) -> None:
+    lines = ["ds,a,b", *rows(DAY + ",115292150460{n}46977,{k}")]
+    first = read(lines, "--wide --time 1").table.whole_rows(0, 1)[0, 0]
+    assert first == pytest.approx(115292150460e6, rel=1e-4)
+
+
 @pytest.mark.parametrize("counter", [None, "id", "", "No."])
 def test_every_column_of_a_wide_table_but_a_counter_is_a_series(
     counter: str | None, read: Any

@@ -70,7 +70,6 @@ def test_roles_that_contradict_each_other_are_refused(asked: dict[str, Any], mes
 @pytest.mark.parametrize(
     ("names", "numbers", "message"),
     [
-        (["y", "y"], ["y"], "two columns called 'y'"),
         (["step"], ["step"], "target name 'step' is reserved"),
     ],
 )

@@ -50,6 +50,23 @@ def test_hours_are_no_days_though_every_batch_shows_one_hour_of_the_day(tmp_path
     assert len(found.table.segments) == 1
 
 
+@pytest.mark.parametrize(("freq", "shown"), [("D", "1 day"), ("MS", "1 month")])
+def test_times_with_offsets_are_regular_by_the_clocks_of_tz(
+    freq: str, shown: str, tmp_path: Path
+) -> None:
+    times = pandas.date_range("2020-01-01", periods=100, freq=freq, tz="Europe/Berlin")
+    frame(times).to_csv(path := tmp_path / "a.csv", index=False)
+    with pytest.raises(
+        DataError, match=r"; .*give the zone of the clocks, as `tz='Europe/Berlin'`, r"
+    ):
+        prepared(path)
+    found = prepared(path, tz="Europe/Berlin")
+    assert (found.is_wall, found.time_zone, str(found.frequency)) == (True, "Europe/Berlin", shown)
+    assert len(found.table.segments) == 1
+    with pytest.raises(DataError, match="have the time zone 'Moon/Base', which this system does"):
+        prepared(path, tz="Moon/Base")
+
+
 def test_midnight_that_the_clocks_leave_out_is_still_the_day() -> None:
     days = pandas.date_range("2022-03-20", periods=14).tz_localize(
         "Asia/Beirut", nonexistent="shift_forward"
@@ -88,6 +105,19 @@ def test_one_row_of_what_is_known_ahead_is_enough(freq: str, zone: str | None) -
     model = Forecaster(**{**TINY, "horizon": 1, "patch": 1}, future=["plan"]).fit(table[:40])
     found = model.predict(future=table[40:].drop(columns="y"))
     assert found["ds"].tolist() == [times[40]]
+
+
+def test_numbers_in_place_of_the_times_of_fit_are_named_with_their_format() -> None:
+    times = pandas.date_range("2020-03-01", periods=40, freq="h")
+    model = Forecaster(**TINY).fit(table := frame(times))
+    numbers = table.assign(ds=times.astype("datetime64[ms]").astype("int64"))
+    with pytest.raises(
+        DataError, match=r"'ds' are whole numbers \(1583.*; give `time_format='ms'`"
+    ):
+        model.predict(numbers)
+    assert len(Forecaster(**TINY, time_format="ms").fit(numbers).predict(numbers)) > 0
+    with pytest.raises(DataError, match=r"whole numbers \(0\), and the table .*; convert them"):
+        model.predict(table.assign(ds=range(40)))
 
 
 def test_what_is_known_ahead_may_be_in_another_zone() -> None:
@@ -185,6 +215,10 @@ def test_the_time_that_cannot_be_read_is_named_with_its_row(
     numbers = np.append(1_480_000_000 + 3600 * np.arange(20), 10**18)
     with pytest.raises(DataError, match=r"cannot be read: row 21 has 10{18}; expected the years"):
         prepared(frame(numbers), time_format="s")
+    for number, form in ((2**60 + 1, "excel"), (2**63, "ns")):
+        days = np.append(np.arange(43_000, 43_020, dtype=np.uint64), np.uint64(number))
+        with pytest.raises(DataError, match=rf"row 21 has {number}; .* `time_format='{form}'`"):
+            prepared(frame(days), time_format=form)
 
 
 @pytest.mark.parametrize("unit", ["s", "ms"])

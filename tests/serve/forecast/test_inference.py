@@ -224,6 +224,7 @@ BAD: list[tuple[Any, str]] = [
     ({"inputs": [7]}, "inputs[0]: expected `object`, got `int`"),
     ({"inputs": past()["inputs"] * 2}, "'past' comes twice"),
     ({**past(), "input": []}, "unknown field 'input' (did you mean 'inputs'?)"),
+    ({**past(), "parameters": {"shape": 1}}, "unknown field 'shape' of parameters; leave it out"),
     (past(name="pas"), "inputs[0].name: invalid value 'pas'; GET /v2/models/waves lists"),
     (past(name=None), "inputs[0].name: expected `str`"),
     (past(extra=1), "unknown field 'extra' of inputs[0]"),

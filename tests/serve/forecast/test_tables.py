@@ -198,6 +198,7 @@ def test_options_of_reading_are_spelled_as_parameters():
         ("?skip_rows=9999999999", "skip_rows: expected `int` <= 1000000"),
         ("?header=maybe", "header: expected `bool`"),
         ("?decimal=abc", "`decimal` is 'abc', expected one character"),
+        ("?decimal=", "`decimal` is '', expected one character"),
         ("?gaps=no", "`gaps` is 'no', expected one of split, fill"),
         ("?encoding=zip", "`encoding` is 'zip'"),
         ("?encoding=punycode", "`encoding` is 'punycode'"),

@@ -310,6 +310,12 @@ class Arrangement:
             f" times give their zone: `tz={zone!r}`"
         )
 
+    @property
+    def _zone_cure(self) -> str:
+        """Advice on times with offsets: days and months of a zone are irregular in UTC."""
+        is_by_offset = self._in.time_zone == "UTC" and self._options.tz is None
+        return " give the zone of the clocks, as `tz='Europe/Berlin'`," if is_by_offset else ""
+
     def _row(self, row: int) -> str:
         code, time = int(self._series_of(np.array([row]))[0]), int(self._map("times")[row])
         series = f"series '{self._in.series[code]}': " if len(self._in.series) > 1 else ""
@@ -348,7 +354,7 @@ class Arrangement:
         is_alike = like is not None and (like.frequency.unit == "rows") != self._in.has_clock
         if like is not None and is_alike and like.frequency.fits(sample, same):
             return like.frequency
-        frequency = find_frequency(sample, same, self._origin, self._in.has_clock)
+        frequency = find_frequency(sample, same, self._origin, self._in.has_clock, self._zone_cure)
         if frequency == BUSINESS_DAYS and not all(
             are_business_days(times[first:last]) for first, last in self._blocks()
         ):
@@ -363,8 +369,9 @@ class Arrangement:
             if len(off):
                 raise DataError(
                     f"{self._row(first + int(off[0]))} is not a whole number of steps"
-                    f" ({self.frequency}) after the row before; correct it, round times with"
-                    " `snap`, or give `ignore` with the time column to count rows instead"
+                    f" ({self.frequency}) after the row before; correct it,{self._zone_cure}"
+                    " round times with `snap`, or give `ignore` with the time column to count rows"
+                    " instead"
                 )
             gap = same & (np.diff(self.frequency.ticks(times)) != 1)
             self.counts["gaps"] += int(gap.sum())

@@ -228,7 +228,7 @@ class SeriesRanges:
 
 def best_origins(low: NDArray[np.float64], high: NDArray[np.float64]) -> NDArray[np.float64]:
     """Returns origins that keep the digits of values in float32, by their ranges; usually 0."""
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):  # numbers beyond float32 are refused later
         spread = high - low
         is_exact = (spread == 0) & (low.astype(np.float32) == low)
         is_near_zero = np.maximum(abs(low), abs(high)) <= _MAX_RATIO * spread

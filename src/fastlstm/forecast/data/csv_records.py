@@ -26,6 +26,7 @@ from fastlstm.forecast.data.records import (
     is_text,
     numbers_of,
     open_input,
+    require_distinct,
     require_few,
     with_nulls,
 )
@@ -132,6 +133,7 @@ class CsvRecords(FileRecords):
         """Returns the schema; texts of numbers with a mark of thousands or units are numbers."""
         kept = [f for f in reader.schema if not _is_unnamed(f) or not pa.types.is_null(f.type)]
         schema = pa.schema(kept)
+        require_distinct(schema.names, self.name)
         texts = [field.name for field in schema if is_text(field.type)]
         if not (self.form.thousands or self.form.units) or not texts:
             return schema

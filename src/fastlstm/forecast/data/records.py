@@ -150,14 +150,24 @@ class Records(ABC):
         its column's type."""
 
     def first_texts(self, names: Sequence[str], count: int = _FIRST_TEXTS) -> dict[str, pa.Array]:
-        """Returns the first values of some columns of text, without missing ones."""
+        """Returns the first values of some columns as texts, without missing ones. Raises
+        DataError: bytes that are no UTF-8."""
         if not names:
             return {}
         kinds = {name: self.schema.field(name).type for name in names}
         batch = next((batch for batch in self.batches(kinds) if len(batch)), None)
         columns = [] if batch is None else batch.slice(0, count).columns
-        texts = (with_nulls(column.cast(pa.string()), self.null_words) for column in columns)
-        return {name: column.drop_null() for name, column in zip(names, texts, strict=False)}
+        texts = dict[str, pa.Array]()
+        for name, column in zip(names, columns, strict=False):
+            try:
+                text = column.cast(pa.string())
+            except pa.ArrowInvalid:
+                raise DataError(
+                    f"{self.name}: column '{name}' is not UTF-8; give the `encoding` of the CSV,"
+                    f" such as cp1252, or leave the column out with `ignore={name!r}`"
+                ) from None
+            texts[name] = with_nulls(text, self.null_words).drop_null()
+        return texts
 
     def require_unchanged(self) -> None:
         """Raises DataError if a file changed since it was opened."""

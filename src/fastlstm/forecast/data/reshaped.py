@@ -23,7 +23,13 @@ from fastlstm.errors import DataError
 from fastlstm.forecast.config import ReadOptions
 from fastlstm.forecast.data.csv_look import LOOK_HINT, are_dates, is_date, numbered
 from fastlstm.forecast.data.problems import CurableError, looks_like, settings
-from fastlstm.forecast.data.records import Records, is_text, numbers_of, with_nulls
+from fastlstm.forecast.data.records import (
+    Records,
+    is_text,
+    numbers_of,
+    require_distinct,
+    with_nulls,
+)
 from fastlstm.forecast.data.roles import (
     RoleRequest,
     are_month_names,
@@ -49,6 +55,7 @@ def reshaped(
     """Returns a table with one column of times and one of targets, and the roles of its columns.
     Raises DataError: a wide table without such columns, or one that looks wide without `wide`."""
     wide = options.wide
+    require_distinct(records.schema.names, records.name)
     for label, mark in ((request.time, " "), (request.series, "/")):
         names = records.schema.names
         parts = [] if label is None or label in names else parts_of(label)
@@ -178,14 +185,12 @@ def _by_time(
     taken = {*times, *months}
     others = [name for name in columns if name not in taken]
     texts = [name for name in others if is_text(records.schema.field(name).type)]
-    names = parts_of(request.series) if request.series else texts or others[: not months]
+    names = texts or others[: not months]
+    if request.series:
+        names = [_named(records, part, columns) for part in parts_of(request.series)]
     if months and not names and _repeats(records, months[0]):  # such as the number of a station
         counters = counters_of(records, others, None)
         names = [name for name in others if name not in counters][:1]
-    if missing := [name for name in names if name not in columns]:
-        raise DataError(
-            f"{records.name} has no column '{missing[0]}'; its columns: {listed(columns)}"
-        )
     roles = replace(
         request, series=_SERIES if names else None, time=_TIME, target=(_TARGET,), past=(),
         static=(), ignore=(),
@@ -250,11 +255,20 @@ def _months(records: Records, columns: Sequence[str]) -> list[str]:
     return [year, *months] if all(months) and is_year else []
 
 
+def _named(records: Records, name: str, columns: list[str]) -> str:
+    """Returns the column of this name or number; raises DataError without one."""
+    if found := named_columns(name, columns):
+        return found[0]
+    raise DataError(f"{records.name} has no column '{name}'; its columns: {listed(columns)}")
+
+
 def _by_series(
     records: Records, request: RoleRequest, columns: list[str]
 ) -> tuple[Records, RoleRequest]:
     """A row per time and a column per series."""
-    time = request.time or find_time(records, columns)
+    time = find_time(records, columns)
+    if request.time:
+        time = _named(records, request.time, columns)
     others = {*columns} - {time} - counters_of(records, [n for n in columns if n != time], None)
     series = [n for n in columns if n in others and is_number(records.schema.field(n).type)]
     if time is None or len(series) < 2:
@@ -299,7 +313,7 @@ def _numbers(records: Records, batch: pa.RecordBatch, names: Sequence[str], row:
         if is_text(column.type):
             column = with_nulls(column, records.null_words)
             column = numbers_of(column, records.name, name, row, records.is_parsed)
-        matrix[:, place] = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        matrix[:, place] = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     return matrix
 
 

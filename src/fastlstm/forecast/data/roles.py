@@ -22,7 +22,6 @@ from fastlstm.forecast.data.records import (
     NUMBER,
     Records,
     is_text,
-    require_distinct,
     require_few,
     with_nulls,
 )
@@ -528,7 +527,6 @@ def _existing(
     names: Sequence[str], request: RoleRequest, origin: str, problems: Problems
 ) -> RoleRequest:
     """Returns the request without missing columns, which are reported to `problems`."""
-    require_distinct(names, origin)
     missing: dict[str, list[str]] = {}
     present: dict[str, Any] = {}
     for role in ("target", "time", "series", *LISTS[1:]):

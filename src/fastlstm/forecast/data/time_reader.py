@@ -133,7 +133,7 @@ class TimeReader:
             self._date_formats = [form for form in forms if _are_dates(column, values, form)]
         else:
             self._require_kind("times" if zone is None else "times with a time zone", first_row)
-            self.time_zone = self.time_zone or zone
+            self.time_zone = self.time_zone or (zone and (self._zone or zone))
             values = self._micro(column, zone, first_row)
             if self._snap:
                 near = (values + self._snap // 2) // self._snap * self._snap
@@ -153,6 +153,8 @@ class TimeReader:
         """
         if not self.has_clock:
             self._refuse_dates()
+            if like is not None and like.frequency.unit != "rows":
+                self._refuse_numbers()
         if self.time_zone is None:
             return False
         is_wall = None
@@ -202,10 +204,13 @@ class TimeReader:
             if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
                 what = f"{self._origin}: column '{self.name}' is {kind}, expected numbers for "
                 raise DataError(f"{what}`time_format={self._format!r}`")
+            given = column
             if self._format == EXCEL:
-                column = pc.multiply(pc.subtract(column.cast(pa.float64()), _EXCEL_1970), 86_400.0)
+                column = pc.multiply(
+                    pc.subtract(column.cast(pa.float64(), safe=False), _EXCEL_1970), 86_400.0
+                )
             unit = "s" if self._format == EXCEL else self._format
-            self._require_years(column, unit, first_row)
+            self._require_years(column, given, unit, first_row)
             if pa.types.is_floating(column.type):
                 return micro_of_floats(column, 10**6 / EPOCH_UNITS[unit])
             return column.cast(pa.int64()).cast(pa.timestamp(unit))
@@ -284,18 +289,19 @@ class TimeReader:
             ) from None
         return np.asarray(micro.cast(pa.int64()).to_numpy(zero_copy_only=False), dtype=np.int64)
 
-    def _require_years(self, column: pa.Array, unit: str, first_row: int) -> None:
+    def _require_years(self, column: pa.Array, given: pa.Array, unit: str, first_row: int) -> None:
         """Refuses numbers since 1970 beyond the years 1 to 9999."""
         values = column.to_numpy(zero_copy_only=False)
         first, last = (bound * EPOCH_UNITS[unit] for bound in _CALENDAR)
         is_beyond = ~np.isfinite(values)
+        first, last = max(first, _INT64.min), min(last, _INT64.max)
         if not is_beyond.any() and (int(values.min()) < first or int(values.max()) > last):
-            is_beyond = (values < max(first, _INT64.min)) | (values > min(last, _INT64.max))
+            is_beyond = (values < first) | (values > last)
         if is_beyond.any():
             row = int(is_beyond.argmax())
             raise DataError(
-                f"{self._where} cannot be read: row {first_row + row + 1} has {values[row]};"
-                f" expected the years 1 to 9999 with `time_format={unit!r}`"
+                f"{self._where} cannot be read: row {first_row + row + 1} has {given[row]};"
+                f" expected the years 1 to 9999 with `time_format={self._format!r}`"
             )
 
     def _require_kind(self, kind: str, first_row: int) -> None:
@@ -327,6 +333,16 @@ class TimeReader:
                 f" {hint}",
                 *found,
             ) from error
+
+    def _refuse_numbers(self) -> None:
+        """Refuses whole numbers in place of the times of another table."""
+        unit = unit_since_1970(self._low, self._high)
+        cure = f"give `time_format={unit!r}`" if unit else "convert them"
+        raise CurableError(
+            f"{self._where} are whole numbers ({self._low}), and the table before has dates and"
+            f" times; {cure}",
+            *finding_of_format([unit] if unit else []),
+        )
 
     def _refuse_dates(self) -> None:
         unit = unit_since_1970(self._low, self._high)

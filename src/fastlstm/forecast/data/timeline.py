@@ -188,13 +188,17 @@ def show_time(time: int) -> str:
 
 
 def find_frequency(
-    times: NDArray[np.int64], is_same: NDArray[np.bool_], origin: str, has_clock: bool = True
+    times: NDArray[np.int64],
+    is_same: NDArray[np.bool_],
+    origin: str,
+    has_clock: bool = True,
+    cure: str = "",
 ) -> Frequency:
     """Finds the most frequent time between consecutive rows.
 
     The times of some rows, ``(N,)``, int64, increase within a series; `is_same` says whether a row
     has the series of the row before, ``(N - 1,)``. Without `has_clock` they are whole numbers.
-    Raises DataError: the times are irregular.
+    Raises DataError: the times are irregular; the message has `cure`.
     """
     steps = np.diff(times)[is_same]
     if len(steps) == 0:
@@ -214,8 +218,8 @@ def find_frequency(
         )
         rounded = "round them with `snap`, such as `snap='1h'`, " if has_clock else ""
         raise DataError(
-            f"{origin}: the times have no regular frequency (most often {shown}); {rounded}resample"
-            " them, or count rows by leaving the time column out (`ignore`)"
+            f"{origin}: the times have no regular frequency (most often {shown});{cure}"
+            f" {rounded}resample them, or count rows by leaving the time column out (`ignore`)"
         )
     if not has_clock:
         return Frequency(usual, "rows")

@@ -140,7 +140,8 @@ def invalid(text: str, names: Collection[str], within: str, notes: Mapping[str, 
     what = text[: place.start()] if place else text
     field = within + (place[1] if place else "")
     if unknown := _UNKNOWN.fullmatch(what):
-        hint = nearest_hint(unknown[1][:64], names) or "; leave it out"
+        others = [name for name in names if name != unknown[1]]  # it is a field of another part
+        hint = nearest_hint(unknown[1][:64], others) or "; leave it out"
         where = f" of {field}" if field else ""
         message = f"unknown field '{clipped(unknown[1], MAX_SHOWN)}'{where}{hint}"
         return ApiError(400, message, _root(field) or unknown[1][:64])
