@@ -52,7 +52,7 @@ from fastlstm.system import environment
 from fastlstm.system.cache import Cache, is_intact, make_key
 from fastlstm.system.storage import append, fsync_file, read_json, write_file, write_json
 
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 DROPPED, COUNTED = "duplicate timestamps", "rows are counted as steps in time"
 """How repairs begin that training warns of."""
 _EXACT = 1 << 24
