@@ -50,16 +50,6 @@ import sys
     assert loaded_by(code) & HEAVY == set()
 
 
-def test_the_command_line_answers_help_without_torch():
-    code = """
-import contextlib, io
-from fastlstm.cli.main import main
-with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
-    main(["--help"])
-"""
-    assert loaded_by(code) & {"torch", "matplotlib", "tensorboardX", "tokenizers"} == set()
-
-
 def test_public_names_are_the_same_in_every_list():
     assert sorted(fastlstm.__all__) == fastlstm.__dir__()
     errors = {name for name in vars(fastlstm) if name.endswith(("Error", "Stopped"))}

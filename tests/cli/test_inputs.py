@@ -14,11 +14,6 @@ from fastlstm.cli.forecast import COMMAND
 from fastlstm.errors import DataError, FormatError
 
 
-def test_one_source_is_a_text_and_several_a_list():
-    assert inputs.one_or_many(["a"]) == "a"
-    assert inputs.one_or_many(["a", "b"]) == ["a", "b"]
-
-
 def test_a_model_is_opened_with_the_note_of_its_files(tiny_run, monkeypatch, capsys):
     assert inputs.open_model(str(tiny_run)).tokenizer.vocab_size == 29
     assert capsys.readouterr().err == ""
@@ -29,17 +24,6 @@ def test_a_model_is_opened_with_the_note_of_its_files(tiny_run, monkeypatch, cap
     model = inputs.open_model(str(tiny_run), "int8", "cpu")
     assert (model.note, model.weights, model.device) == ("an older\nfile", "int8", "cpu")
     assert capsys.readouterr() == ("", "fastlstm: note: an older\\nfile\n")
-
-
-def test_require_tables_refuses_missing_files_and_texts(tmp_path):
-    table, text = tmp_path / "a.csv", tmp_path / "a.txt"
-    table.write_text("ds,y\n1,2\n")
-    text.write_text("words\n" * 9)
-    inputs.require_tables([str(table), str(tmp_path / "*.csv")])
-    with pytest.raises(DataError, match=r"there is no file .*b\.csv"):
-        inputs.require_tables([str(table), str(tmp_path / "b.csv")])
-    with pytest.raises(DataError, match=r"a\.txt is a text, expected a table: CSV"):
-        inputs.require_tables([str(text)])
 
 
 def test_a_forecaster_reads_tables_as_its_options_say(tiny_run, tmp_path, monkeypatch, capsys):

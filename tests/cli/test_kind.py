@@ -222,6 +222,8 @@ def test_tables_are_named_by_a_pattern_too():
     assert require_files("mix*/*") == [Path("mixed/a.csv")]  # as of the directory
     with pytest.raises(DataError, match="there is no file"):
         require_tables(["tabl*/*.pq"])
+    with pytest.raises(DataError, match=r"book\.txt is a text, expected a table: CSV"):
+        require_tables(["book.txt"])
 
 
 def test_an_empty_name_is_not_the_current_directory(monkeypatch, refused):

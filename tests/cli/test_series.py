@@ -110,10 +110,6 @@ def test_bad_usage_is_one_line_and_exit_code_2(run, tmp_path, argv, message, ref
     assert not (tmp_path / "new").exists()
 
 
-def test_generate_refuses_a_forecaster(run, refused):
-    assert "is a forecaster, which `fastlstm generate` does not take" in refused("generate", run[1])
-
-
 def test_a_path_with_equals_signs_is_shown_unchanged(tmp_path, refused):
     path = tmp_path / "series=7" / "horizon=3.csv"
     path.parent.mkdir()

@@ -116,12 +116,6 @@ def test_columns_are_sines_of_local_time() -> None:
     assert len(found.columns) == 4 + 6
 
 
-def test_a_year_of_365_and_a_quarter_days() -> None:
-    found = columns_of(daily(0.0), "year")
-    days = np.arange(500) + (pandas.Timestamp("2021-03-01") - pandas.Timestamp("1970-01-05")).days
-    np.testing.assert_allclose(found["year_cos2"], np.cos(4 * np.pi * days / 365.25), atol=1e-5)
-
-
 @pytest.mark.parametrize("freq", ["h", "MS", "B"])
 def test_every_row_has_the_calendar_of_its_own_time(freq: str) -> None:
     times = pandas.date_range("2021-03-01", periods=60, freq=freq)

@@ -254,16 +254,6 @@ def test_intervals_allow_for_an_offset_of_the_other_sign() -> None:
     assert shares[400] < 0.5
 
 
-def test_missing_values_do_not_count_in_calibration() -> None:
-    y = noisy(600)
-    y[::7] = np.nan
-    model = Forecaster(**{**QUICK, "steps": 2}, output="quantiles").fit(y)
-    residuals = model.stored_.calibration.residuals
-    assert residuals[2:-2].isfinite().all()  # some 98 values say nothing of 0.01 and 0.99
-    assert residuals[2:-2].abs().sum() > 0
-    assert model.coverage((0.8,), part="valid")[0.8] == pytest.approx(0.8, abs=0.03)
-
-
 def test_calibration_reads_evenly_spread_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Forecaster(**{**QUICK, "steps": 1}, output="quantiles").fit(noisy(1200))
     monkeypatch.setattr("fastlstm.forecast.calibration._MAX_VALUES", 100 * HORIZON * 7)
@@ -332,13 +322,6 @@ def test_quantiles_of_counts_are_counts_and_cover(counting: Forecaster) -> None:
     found = counting.coverage((0.8, 0.95))
     assert found[0.8] == pytest.approx(0.8, abs=0.08)  # whole numbers: a bit more
     assert found[0.95] == pytest.approx(0.95, abs=0.04)
-
-
-def test_files_keep_the_distribution_of_counts(counting: Forecaster, tmp_path: Path) -> None:
-    counting.save(tmp_path)
-    again, table = Forecaster.load(tmp_path), counts()
-    assert again.predict_quantiles(table).equals(counting.predict_quantiles())
-    assert again.predict(table).equals(counting.predict())
 
 
 @pytest.mark.parametrize(("value", "said"), [(-1.0, "-1"), (2.5, "2.5")])

@@ -21,7 +21,6 @@ from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.preparation import prepare, prepare_future
 from fastlstm.forecast.forecast_table import (
-    FILE_SUFFIXES,
     CsvForm,
     Forecasts,
     as_kind,
@@ -217,7 +216,7 @@ def written(
     return file.getvalue()
 
 
-@pytest.mark.parametrize("suffix", FILE_SUFFIXES)
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".arrow"])
 def test_the_size_of_blocks_changes_no_row(suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forecast_table, "_GROUP_ROWS", 7)
     read = {

@@ -17,8 +17,6 @@ from fastlstm.forecast.train import train_forecaster
 from fastlstm.system import measurements
 from recorded_gpu import use_gpu
 
-CPU = torch.device("cpu")
-
 
 @pytest.fixture(autouse=True)
 def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,12 +81,6 @@ def test_a_budget_chooses_the_size(
         said = [event["text"] for event in events if event["event"] == "message"]
         why = next(text for text in said if text.startswith(f"the budget chooses {units} units"))
         assert told in why
-
-
-def test_a_given_size_is_kept(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(size_plan, "step_seconds", step_of({}))  # would fail
-    given = {"horizon", "budget", "hidden_size"}
-    assert units_of(trained(table, tmp_path / "run", given, hidden_size=24)) == 24
 
 
 def test_only_a_budget_chooses():

@@ -112,15 +112,6 @@ def test_fit_in_a_run_directory_writes_the_files_of_train(tmp_path: Path) -> Non
         Forecaster(**QUICK).fit(waves(), resume=True)
 
 
-def test_a_signal_saves_the_state_of_a_run_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(signals.StopFlag, "__call__", lambda flag: True)
-    with pytest.raises(Stopped, match="start the run again with `resume=True` to continue"):
-        Forecaster(**QUICK).fit(waves(), out=tmp_path / "run")
-    Forecaster(**QUICK).fit(waves())  # without a directory there is nothing to save to
-
-
 def test_partial_fit_uses_the_rate_of_a_new_optimizer() -> None:
     model = Forecaster(**QUICK).fit(waves())
     rates = []
@@ -133,3 +124,12 @@ def test_partial_fit_uses_the_rate_of_a_new_optimizer() -> None:
     model.set_params(learning_rate=0.01).partial_fit(waves())
     model.set_params(learning_rate=None, optimizer="adamw").partial_fit(waves())
     assert rates == [LEARNING_RATES["sgd"], 0.01, LEARNING_RATES["adamw"]]
+
+
+def test_a_signal_saves_the_state_of_a_run_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signals.StopFlag, "__call__", lambda flag: True)
+    with pytest.raises(Stopped, match="start the run again with `resume=True` to continue"):
+        Forecaster(**QUICK).fit(waves(), out=tmp_path / "run")
+    Forecaster(**QUICK).fit(waves())  # without a directory there is nothing to save to

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,9 @@ import torch
 from fastlstm import Forecaster
 from fastlstm.errors import ConfigError
 from fastlstm.forecast import forecaster
-from fastlstm.forecast.data.splits import Scaler
 from fastlstm.forecast.model.network import ForecastNetwork
 from fastlstm.forecast.window_forecaster import WindowForecaster, load_window_forecaster
-from forecast_server import L, everything, fit_everything, fit_plain, h, past_of, save, waves
+from forecast_server import fit_plain, h, past_of, save, waves
 
 
 @pytest.fixture(scope="module")
@@ -46,47 +44,9 @@ def test_windows_are_forecast_as_their_table_is(
     for n, name in enumerate(("y-q0.1", "y-q0.9")):
         due = table[name].to_numpy().reshape(3, h, 1)
         np.testing.assert_allclose(quantiles[..., n], due, rtol=1e-4)
+    assert windows.typical("y") == pytest.approx(np.mean(waves()["y"]), rel=0.1)
     with pytest.raises(ConfigError, match="outside"):
         forecasts.quantiles((0.0001,))
-
-
-def test_a_part_of_forecasts_has_the_values_of_its_windows(windows: WindowForecaster) -> None:
-    forecasts = windows.run(ends_of(windows).astype(np.float32))
-    part = forecasts.part(1, 2)
-    assert np.array_equal(part.values(), forecasts.values()[1:])
-    assert np.array_equal(part.quantiles((0.5,)), forecasts.quantiles((0.5,))[1:])
-
-
-def test_the_input_columns_have_names(tmp_path: Path) -> None:
-    fitted = fit_everything()
-    windows = load_window_forecaster(save(fitted, tmp_path))
-    assert (windows.name, windows.input_size, windows.horizon) == ("waves", L, h)
-    assert (windows.targets, windows.frequency, windows.may_miss) == (("y",), "1 hour", True)
-    assert windows.past.names == ("y", "temp", "sky", "price", "kind")
-    assert windows.past.numbers == ("y", "temp", "price")
-    assert windows.past.categorical == ("sky", "kind")
-    assert windows.future.names == ("price", "kind")
-    assert windows.static.codes == {"place": {"n": 0, "s": 1}}
-    sizes = everything()["size"].to_numpy()[::120]
-    assert windows.typical("size") == pytest.approx(sizes.mean())
-    assert windows.typical("price") == pytest.approx(7, abs=0.2)
-    assert windows.typical("unknown") == 0.0
-
-
-def test_large_numbers_of_a_narrow_range_are_float64(model: Forecaster) -> None:
-    assert WindowForecaster(model.stored_, "a").dtype == np.float32
-    shift = np.array([1e9, 0.0])  # of one column only
-    scaler = Scaler(model.stored_.scaler.mean + shift, model.stored_.scaler.std)
-    series = model.stored_.series
-    assert series is not None
-    series = dataclasses.replace(series, mean=series.mean + 1e9)
-    stored = dataclasses.replace(model.stored_, scaler=scaler, series=series)
-    large = WindowForecaster(stored, "b")
-    assert large.dtype == np.float64
-    forecasts = large.run(ends_of(large).astype(np.float64) + shift).values()
-    assert forecasts.dtype == np.float64
-    plain = WindowForecaster(model.stored_, "a").run(ends_of(large).astype(np.float32)).values()
-    np.testing.assert_allclose(forecasts - 1e9, plain, atol=1e-3)
 
 
 def test_windows_beyond_the_memory_are_forecast_in_halves(

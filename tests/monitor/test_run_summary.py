@@ -74,6 +74,11 @@ def test_the_steps_that_a_resumed_run_repeats_are_dropped(write_run: Any) -> Non
     add_event(path, event="start", resumed_from=300)
     run.update()
     assert list(run.validation.steps) == [100, 200, 300]
+    add_event(path, event="eval", split="valid", step=400, elapsed_s=41.0, bits_per_char=2.65)
+    run.update()
+    assert list(run.validation.steps) == [100, 200, 300, 400]
+    assert run.best_until(40.0, "seconds") == pytest.approx(2.7)
+    assert run.best_until(-1.0, "seconds") is None
 
 
 def test_a_cut_file_is_summarised_again(write_run: Any) -> None:
@@ -182,15 +187,6 @@ def test_points_are_as_dense_at_the_beginning_as_at_the_end() -> None:
     curve = curve_of([1.0] * 5000)
     gaps = [after - before for before, after in pairwise(curve.steps)]
     assert max(gaps) <= 2 * 5000 / MAX_POINTS
-
-
-def test_steps_that_a_resumed_run_repeats_are_cut() -> None:
-    curve = curve_of([5.0, 4.0, 3.0, 2.0])
-    curve.cut_after(1)
-    curve.add(2, 9.0, 9.0, 3.5)
-    assert list(curve.steps) == [0, 1, 2]
-    assert curve.lowest_until(8.0, curve.seconds) == 4.0
-    assert curve.lowest_until(-1.0, curve.seconds) is None
 
 
 def machine_event(at: float, others: float = 0.0, own: float = 1.0) -> Event:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fastlstm.report.markup import MAX_NAME, clipped, failure_text, name_text, to_html, visible
+from fastlstm.report.markup import MAX_NAME, failure_text, name_text, visible
 
 
 @pytest.mark.parametrize(
@@ -21,24 +21,11 @@ def test_control_characters_can_be_seen(text: str, shown: str) -> None:
     assert visible(text) == shown
 
 
-def test_line_ends_of_a_text_stay() -> None:
-    assert visible("a\n\tb\x1b", keep="\n\t") == "a\n\tb\\x1b"
-
-
-def test_nothing_ends_a_tag_or_an_attribute() -> None:
-    assert to_html("\"'<>&") == "&quot;&#x27;&lt;&gt;&amp;"
-
-
 def test_names_are_short_and_never_empty() -> None:
     assert name_text("") == '""'
     assert name_text("y") == "y"
     assert name_text("x" * 10_000) == "x" * MAX_NAME + "… (10,000 characters)"
     assert len(name_text("\x1b" * 10_000)) == len(name_text("x" * 40_000))  # as it is shown
-
-
-def test_a_cut_text_ends_with_its_length() -> None:
-    assert clipped("abc", 3) == "abc"
-    assert clipped("abcd", 3) == "abc… (4 characters)"
 
 
 def test_an_error_is_one_line() -> None:

@@ -16,7 +16,6 @@ from fastlstm.sequence.answers import (
     class_weights,
     classes_of,
     labels_of,
-    require_one_each,
     storable_class_weight,
     stratified,
     weights_of,
@@ -119,25 +118,6 @@ def test_labels_come_from_lists_arrays_and_series() -> None:
 def test_one_class_is_too_few() -> None:
     with pytest.raises(DataError, match="every label is 'a', expected two or more classes"):
         classes_of(["a", "a"])
-
-
-@pytest.mark.parametrize(
-    ("y", "message"),
-    [
-        (None, "y to be passed, but the target y is None: give 3 answers"),
-        (5, "y is an int, expected 3 answers"),
-        ([1, 2], "got 3 sequences and 2 answers; give one answer per sequence"),
-    ],
-)
-def test_there_is_one_answer_per_sequence(y: Any, message: str) -> None:
-    require_one_each(3, [1, 2, 3])
-    with pytest.raises(DataError, match=message):
-        require_one_each(3, y)
-
-
-def test_weights_are_ones_by_default() -> None:
-    assert weights_of(None, 3).tolist() == [1.0, 1.0, 1.0]
-    assert weights_of([0, 2], 2).tolist() == [0.0, 2.0]
 
 
 @pytest.mark.parametrize(

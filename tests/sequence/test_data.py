@@ -17,16 +17,6 @@ PARTS = [np.arange(2.0 * n).reshape(n, 2) + 10 * n for n in (3, 1, 2)]
 ZERO, ONE = torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
 
 
-def test_a_list_and_an_array_are_read() -> None:
-    ragged = Sequences.of(PARTS)
-    assert (len(ragged), ragged.num_columns, ragged.mean_length) == (3, 2, 2.0)
-    assert ragged.lengths.tolist() == [3, 1, 2]
-    even = Sequences.of(np.arange(12, dtype=np.int8).reshape(2, 3, 2))
-    assert even.lengths.tolist() == [3, 3]
-    assert (even.values.dtype, even.values.shape) == (np.float64, (6, 2))
-    assert Sequences.of(np.zeros((2, 3, 2), np.float16)).values.dtype == np.float32
-
-
 def test_a_batch_is_padded_at_the_ends_to_its_longest() -> None:
     batch = Sequences.of(PARTS).batch(np.array([2, 1]), ZERO, ONE)
     assert batch.values.shape == (2, 2, 2)
@@ -35,11 +25,6 @@ def test_a_batch_is_padded_at_the_ends_to_its_longest() -> None:
     assert batch.values[1, 0].tolist() == PARTS[1][0].tolist()
     assert batch.lengths is not None
     assert batch.lengths.tolist() == [2, 1]
-
-
-def test_a_batch_of_one_length_has_no_lengths() -> None:
-    assert Sequences.of(PARTS).batch(np.array([0]), ZERO, ONE).lengths is None
-    assert Sequences.of([PARTS[0], PARTS[0] + 1]).batch(np.array([0, 1]), ZERO, ONE).lengths is None
 
 
 def test_the_scale_is_measured_on_the_given_sequences() -> None:

@@ -36,6 +36,7 @@ def fitted(y: Any, **given: Any) -> Any:
     return kind(**SMALL, **given).fit(X, y)
 
 
+@pytest.mark.usefixtures("same_random_numbers")
 @pytest.mark.parametrize("y", [NUMBERS, np.stack([NUMBERS, NUMBERS * 0 + 1 / 3], 1)])
 def test_a_saved_regressor_predicts_the_same(tmp_path: Path, y: Any) -> None:
     model = SequenceRegressor(**SMALL, pooling="mean", num_layers=2, seed=5).fit(X, y)

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from fastlstm.text.data.tokenizer import ByteTokenizer
 from running_server import SETTINGS, Running, make_lm
 from served_process import processes_of
-
-if TYPE_CHECKING:
-    pass
 
 
 @pytest.fixture(scope="session")

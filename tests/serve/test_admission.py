@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from fastlstm.serve.admission import Places, Reservation
-from fastlstm.serve.http.errors import ApiError, Overloaded, Unavailable
+from fastlstm.serve.http.errors import Overloaded, Unavailable
 from running_server import SETTINGS, Idle
 
 
@@ -75,14 +75,6 @@ def test_places_are_reserved_up_to_a_number_and_released():
         places.release(reservation)
         places.release(reservation)  # once more does nothing
     assert places.num_held == 0
-
-
-def test_one_request_has_a_limit():
-    with pytest.raises(ApiError, match="3 texts, at most 2") as caught:
-        admitted(admission(limit=2), 3)
-    assert (caught.value.status, caught.value.param) == (400, "n")
-    assert admission(limit=4, is_shared=True)._limit == 2, "half of what keys share"
-    assert admission(8, limit=3, is_shared=True)._limit == 3
 
 
 def test_the_error_says_whether_the_key_or_the_server_is_full():

@@ -62,12 +62,6 @@ def test_every_path_answers_in_json_with_an_id(method, path, status):
         assert answer.headers["allow"]
 
 
-def test_the_metrics_count_the_answers_and_have_their_type():
-    answer = ask("GET", "/metrics")
-    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
-    assert "fastlstm_slots 0.0" in answer.text
-
-
 @pytest.mark.parametrize(
     ("host", "is_known"),
     [

@@ -47,17 +47,6 @@ def test_batches_come_in_order_and_the_position_follows_them():
         assert loader.state_dict() == plain.state_dict()
 
 
-def test_a_loader_resumes_from_its_position():
-    with closing(TextLoader(lanes())) as loader:
-        for _ in range(25):
-            loader.next()
-        position = loader.state_dict()
-        wanted = loader.next()
-        assert not torch.equal(loader.next().x, wanted.x)
-        loader.load_state_dict(position)
-        assert torch.equal(loader.next().x, wanted.x)
-
-
 def test_exceptions_pass_through_and_stay():
     def broken(index: int) -> Batch:
         if index == 2:

@@ -10,14 +10,6 @@ from fastlstm.system import storage
 from simulated_disk import FailingOs, RecordingOs, crash_states, snapshot
 
 
-def test_write_file_replaces_and_leaves_nothing_else(tmp_path):
-    path = tmp_path / "a.bin"
-    storage.write_file(path, b"old")
-    storage.write_file(path, b"new" * 1000)
-    assert path.read_bytes() == b"new" * 1000
-    assert os.listdir(tmp_path) == ["a.bin"]
-
-
 def test_write_file_survives_power_loss_at_every_call(tmp_path, monkeypatch):
     home = tmp_path / "home"
     home.mkdir()

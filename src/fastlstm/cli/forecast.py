@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fastlstm.runs.run_directory import Kind
 
 _SUFFIXES = (".parquet", ".csv", ".arrow")
-"""The suffixes of forecast files, as `forecast_table.FILE_SUFFIXES`, without loading pyarrow."""
+"""The suffixes of forecast files, as `forecast_table` writes them, without loading pyarrow."""
 _OUT = "a .parquet, .csv or .arrow file; default is CSV on standard output"
 _FUTURE = (
     "a table with the future covariates of the steps to forecast, read with the same options of"

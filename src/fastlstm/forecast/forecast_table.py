@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 _WRITERS: dict[str, Any] = {
     ".parquet": pq.ParquetWriter, ".csv": csv.CSVWriter, ".arrow": ipc.new_file
 }  # fmt: skip
-FILE_SUFFIXES = tuple(_WRITERS)
 _GROUP_ROWS = 1 << 19
 """Rows of a group, which is held in memory; fewer in wide tables."""
 DIGITS = 7
@@ -196,8 +195,8 @@ def csv_schema(schema: pa.Schema, form: CsvForm) -> pa.Schema:
 def write_rows(
     file: Any, suffix: str, schema: pa.Schema, tables: Iterable[pa.Table], form: CsvForm
 ) -> None:
-    """Writes tables one after the other into an open file; `suffix` is one of `FILE_SUFFIXES`, and
-    `form` the form of a CSV."""
+    """Writes tables one after the other into an open file; `suffix` is .parquet, .csv or .arrow,
+    and `form` the form of a CSV."""
     is_csv = suffix == ".csv"
     schema = csv_schema(schema, form) if is_csv else schema
     size, waiting = rows_at_once(len(schema), _GROUP_ROWS), list[pa.Table]()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import DataError, counted, nearest_hint
+from fastlstm.errors import DataError, counted
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.names import canonical
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
@@ -42,11 +42,6 @@ def apply_schema(dataset: SeriesDataset, stored: StoredForecaster) -> ScaledWind
     """
     name, columns, schema = dataset.name, dataset.table.columns, stored.schema
     at_fit = schema.timeline
-    if missing := [column for column in schema.columns if column not in columns]:
-        raise DataError(
-            f"{name} has no column '{missing[0]}', which this forecaster was fitted on"
-            f" ({', '.join(schema.columns)}){nearest_hint(missing[0], columns)}"
-        )
     if columns != schema.columns:
         raise DataError(
             f"{name} has the columns {', '.join(columns)}, this forecaster was fitted on"

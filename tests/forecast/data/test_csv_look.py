@@ -221,11 +221,6 @@ CASES: dict[str, tuple[list[str], str, int]] = {
          *rows(DAY + ",{x},0", 60)[34:]],
         "--categorical holiday", 60,
     ),
-    "an hour that comes twice": (
-        ["ds,y", *rows("{t:%Y-%m-%d %H:%M},{n}", 7203, 1)[7000:], "2024-10-27 02:00,1",
-         *rows("{t:%Y-%m-%d %H:%M},{n}", 7300, 1)[7203:]],
-        "--tz Europe/Berlin", 301,
-    ),
 }  # fmt: skip
 
 
@@ -306,11 +301,6 @@ def test_numbers_are_read_with_their_marks(
 ) -> None:
     table = read(lines, options).table
     assert table.whole_rows(0, 2)[:, 0].tolist() == values
-
-
-def test_a_file_can_be_read_as_it_is(read: Any) -> None:
-    dataset = read(["a,b,c", *(f"{n},{n * 2},{n * 3}" for n in range(40)), "9,9,"], "--no-look")
-    assert dataset.table.num_rows == 41
 
 
 def test_the_last_lines_of_a_long_file_are_looked_at(cured: Any, monkeypatch: Any) -> None:

@@ -77,48 +77,6 @@ def test_a_wide_table_forecasts_every_number() -> None:
     assert "target: all numbers, a, b" in found.notes
 
 
-def write_csv(table: pa.Table, path: Path) -> None:
-    csv.write_csv(table, path)
-
-
-def write_semicolons(table: pa.Table, path: Path) -> None:
-    csv.write_csv(table, path, csv.WriteOptions(delimiter=";"))
-
-
-def write_gz(table: pa.Table, path: Path) -> None:
-    plain = path.with_suffix("")
-    csv.write_csv(table, plain)
-    path.write_bytes(gzip.compress(plain.read_bytes()))
-
-
-def write_zst(table: pa.Table, path: Path) -> None:
-    with pa.CompressedOutputStream(str(path), "zstd") as stream:
-        csv.write_csv(table, stream)
-
-
-@pytest.mark.parametrize(
-    ("name", "write"),
-    [
-        ("a.csv", write_csv),
-        ("b.csv", write_semicolons),
-        ("c.csv.gz", write_gz),
-        ("d.csv.zst", write_zst),
-        ("e.parquet", pq.write_table),
-        ("f.feather", feather.write_feather),
-    ],
-)
-def test_every_kind_of_file_gives_the_same_rows(
-    name: str, write: Callable[[pa.Table, Path], None], tmp_path: Path
-) -> None:
-    table = full_table()
-    write(table, tmp_path / name)
-    found = prepared(tmp_path / name, roles=ASKED)
-    wanted = prepared(table, roles=ASKED)
-    np.testing.assert_array_equal(found.table.values, wanted.table.values)
-    assert (found.series, found.categories) == (wanted.series, wanted.categories)
-    assert found.frequency == wanted.frequency
-
-
 def test_directories_and_lists_are_one_table(tmp_path: Path) -> None:
     table = full_table()
     for number in range(3):
@@ -145,13 +103,6 @@ def test_frames_of_pandas_and_polars() -> None:
     categorical = frame.with_columns(polars.col("kind").cast(polars.Categorical))
     assert same_rows(wanted, prepared(frame, roles=ASKED))
     assert same_rows(wanted, prepared(categorical, roles=ASKED))
-
-
-def test_an_array_counts_its_rows() -> None:
-    values = np.random.default_rng(0).normal(size=(30, 2))
-    found = prepared(values)
-    np.testing.assert_array_equal(found.table.values, values.astype(np.float32))
-    assert not found.has_clock
 
 
 def test_rows_by_time_are_stored_by_series() -> None:
@@ -321,11 +272,19 @@ BAD: list[tuple[str, Callable[[], Any], dict[str, Any], str]] = [
     ("two roles", lambda: long_table(),
      {"roles": RoleRequest(target=("y",), past=("temp",), future=("temp",))},
      "'temp' cannot be both past and future"),
+    ("a target of names", lambda: long_table(),
+     {"roles": RoleRequest(target=("y",), categorical=("y",))}, "is categorical and target"),
+    ("names left out", lambda: long_table(sky=["a"] * 150),
+     {"roles": RoleRequest(past=(), categorical=("sky",), ignore=("sky",))}, "and left out"),
+    ("one name twice", lambda: pa.table([[1.5], [2.5]], ["y", "y"]), {}, "columns called 'y'"),
+    ("step", lambda: pa.table({"step": [0.5, 1.5]}), {}, "target name 'step' is reserved"),
     ("text", lambda: replaced(long_table(), "y", 60, "lots"),
      {"roles": RoleRequest(target=("y",))},
      r"column 'y' has the text 'lots' in row 61, expected numbers"),
     ("infinite", lambda: replaced(long_table(), "temp", 33, float("inf")), {},
      "column 'temp' is infinite, or beyond float32, in row 34"),
+    ("beyond float32", lambda: long_table(temp=np.full(150, 1e300)), {},
+     "column 'temp' is infinite, or beyond float32, in row 1"),
     ("empty column", lambda: long_table(temp=np.full(150, np.nan)), {},
      "column 'temp' has no values"),
     ("no series", lambda: replaced(long_table(), "unique_id", 9, None), {}, "row 10 has no series"),
@@ -370,7 +329,8 @@ def test_a_file_cut_in_half_is_named(name: str, tmp_path: Path) -> None:
     elif name.endswith(".feather"):
         feather.write_feather(table, path)
     elif name.endswith(".gz"):
-        write_gz(table, path)
+        csv.write_csv(table, tmp_path / "a.csv")
+        path.write_bytes(gzip.compress((tmp_path / "a.csv").read_bytes()))
     else:
         np.save(path, np.random.default_rng(0).normal(size=(5000, 2)))
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
@@ -411,6 +371,9 @@ def test_what_is_ignored_or_has_a_role_is_neither_time_nor_series() -> None:
     assert (found.roles.time, found.roles.series) == (None, None)
     table = long_table(num_series=1).rename_columns(["unique_id", "ds", "time", "temp"])
     assert prepared(table, roles=RoleRequest(target=("time",))).roles.time == "ds"
+    table = long_table(num_series=1, ds=None, t1=long_table(num_series=1)["ds"])
+    assert prepared(table).roles.time == "t1"
+    assert prepared(table.append_column("t2", table["t1"])).roles.time is None
 
 
 @pytest.mark.parametrize(

@@ -5,18 +5,7 @@ import statistics
 import numpy as np
 import pytest
 
-from fastlstm.forecast.data.error_measures import QuantileScores, Scores, StepErrors
-
-
-@pytest.mark.parametrize("scale", [0.0, np.nan])
-def test_values_without_a_scale_have_no_mase(scale: float) -> None:
-    scores = Scores()
-    scores.add(np.ones(2), np.zeros(2), np.ones(2), np.array([scale, 2.0]))
-    found = scores.result()
-    assert (found["mase"], found["num_without_scale"]) == (0.5, 1)
-    scores = Scores()
-    scores.add(np.ones(2), np.zeros(2), np.zeros(2), np.full(2, scale))
-    assert not {"mase", "rel_mae"} & scores.result().keys()
+from fastlstm.forecast.data.error_measures import QuantileScores, StepErrors
 
 
 def test_errors_by_steps_ahead() -> None:
@@ -30,14 +19,6 @@ def test_errors_by_steps_ahead() -> None:
     assert errors.result(0, 3) == {"num_values": 1, "mse": 9.0, "mae": 3.0}
     assert errors.result(1)["mae"] == 0.0
     assert StepErrors(1, 1).result(0) == {"num_values": 0}
-
-
-def test_the_crps_of_a_point_is_its_absolute_error() -> None:
-    """Up to the steps of 0.01 in which levels are summed."""
-    scores = QuantileScores((), ())
-    scores.add(np.full((4, 99), 3.0), np.array([1.0, 4.0, 3.0, np.nan]))
-    assert scores.num_values == 3
-    assert scores.result()["crps"] == pytest.approx(0.99 * (2 + 1 + 0) / 3)
 
 
 def test_an_infinite_quantile_counts_as_the_outermost_finite_one() -> None:

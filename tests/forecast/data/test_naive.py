@@ -71,24 +71,6 @@ def test_forecasts_come_in_parts_and_blocks_as_in_one(monkeypatch: pytest.Monkey
     assert error[0, 0] == pytest.approx(pd.Series(y[:150].astype(float)).diff(7).abs().mean())
 
 
-def test_series_are_apart_and_origins_in_any_order() -> None:
-    rows = np.arange(24, dtype=np.float32).reshape(-1, 2)
-    source = table(rows, [0, 1], [6, 6])
-    origins = np.array([9, 2, 12, 5, 8])
-    forecast = SeasonalNaive(source, 2, 2).forecast(origins, 3)
-    for origin, steps in zip(origins, forecast, strict=True):
-        np.testing.assert_array_equal(steps, rows[[origin - 2, origin - 1, origin - 2]])
-    only_first = SeasonalNaive(source, 1, 2).forecast(origins, 3)
-    np.testing.assert_array_equal(only_first, forecast[..., :1])
-
-
-def test_before_the_first_value_of_a_series_there_is_no_forecast() -> None:
-    y = np.array([1, 2, 3, np.nan, np.nan, 6], dtype=np.float32)[:, None]
-    source = table(y, [0, 1], [3, 3])
-    forecast = SeasonalNaive(source, 1, 1).forecast(np.array([3, 5, 6]), 2)
-    np.testing.assert_array_equal(forecast[..., 0], [[3, 3], [np.nan, np.nan], [6, 6]])
-
-
 def test_the_last_present_value_may_be_blocks_and_segments_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -13,7 +13,7 @@ from fastlstm import ForecastConfig
 from fastlstm.errors import DataError
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.preparation import prepare, prepare_future
-from series_frames import long_table, replaced
+from series_frames import long_table
 
 
 @pytest.fixture(autouse=True)
@@ -34,20 +34,6 @@ def test_roles_are_those_of_the_configuration() -> None:
     assert (roles.target, roles.past, roles.future) == (("temp",), ("sky",), ("y",))
     assert (roles.static, roles.categorical) == (("size",), ("sky",))
     assert (roles.time, roles.series) == ("ds", "unique_id")
-
-
-def test_a_table_is_read_as_the_configuration_says() -> None:
-    table = replaced(replaced(long_table(), "y", 7, -9.0), "y", 8, -9999.0)
-    order = [1, 0, *range(2, 150), 149]  # not in order of time, and the last row twice
-    config = ForecastConfig(
-        disorder="sort", duplicates="first", gaps="fill", missing_value=-9, keep_value=-9999
-    )
-    dataset = prepare(table.take(order), config)
-    assert dataset.table.num_rows == 150
-    assert np.isnan(dataset.table.rows(7, 8)[0, 0])
-    assert dataset.table.rows(8, 9)[0, 0] == -9999
-    with pytest.raises(DataError, match="is earlier than the row before"):
-        prepare(table.take(order), ForecastConfig(duplicates="first", keep_value=(-9, -9999)))
 
 
 def test_progress_is_reported(tmp_path: Path) -> None:

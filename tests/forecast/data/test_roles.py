@@ -11,73 +11,7 @@ from fastlstm.errors import DataError
 from fastlstm.forecast.data.dataset import prepare_table
 from fastlstm.forecast.data.problems import Problems
 from fastlstm.forecast.data.records import FrameRecords
-from fastlstm.forecast.data.roles import RoleRequest, Roles, find_roles, listed
-
-NAMES = ["unique_id", "ds", "y", "temp", "note"]
-NUMBERS = ["y", "temp"]
-
-
-def roles(
-    names: list[str] = NAMES,
-    numbers: list[str] = NUMBERS,
-    times: tuple[str, ...] = (),
-    **asked: Any,
-) -> Roles:
-    problems = Problems("t")
-    kinds = dict.fromkeys(numbers, pa.float64()) | dict.fromkeys(times, pa.timestamp("us"))
-    schema = pa.schema([pa.field(name, kinds.get(name, pa.string())) for name in names])
-    records = FrameRecords(schema.empty_table())
-    records.name = "t"
-    found = find_roles(records, RoleRequest(**asked), problems)
-    problems.raise_all()
-    return found
-
-
-def test_usual_names_have_their_usual_roles() -> None:
-    found = roles()
-    assert (found.target, found.time, found.series, found.past) == (
-        ("y",), "ds", "unique_id", ("temp",),
-    )  # fmt: skip
-    assert found.values == ("y", "temp")
-    assert found.notes == ("past covariates: temp",)
-    assert found.dropped == ("note",)
-
-
-def test_the_only_column_of_times_is_the_time() -> None:
-    assert roles(["t1", "y"], ["y"], ("t1",)).time == "t1"
-    assert roles(["t1", "t2", "y"], ["y"], ("t1", "t2")).time is None
-
-
-def test_given_roles_are_kept() -> None:
-    found = roles(target=("temp",), future=("y",), categorical=("note",), static=("note",))
-    assert (found.target, found.past, found.future, found.static) == (
-        ("temp",), (), ("y",), ("note",),
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        ({"target": ("y",), "categorical": ("y",)}, "is categorical and target"),
-        ({"categorical": ("note",), "ignore": ("note",), "past": ()}, "categorical and left out"),
-    ],
-)
-def test_roles_that_contradict_each_other_are_refused(asked: dict[str, Any], message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        roles(**asked)
-
-
-@pytest.mark.parametrize(
-    ("names", "numbers", "message"),
-    [
-        (["step"], ["step"], "target name 'step' is reserved"),
-    ],
-)
-def test_columns_without_a_role_are_refused(
-    names: list[str], numbers: list[str], message: str
-) -> None:
-    with pytest.raises(DataError, match=message):
-        roles(names, numbers)
+from fastlstm.forecast.data.roles import RoleRequest, find_roles, listed
 
 
 @pytest.mark.parametrize(

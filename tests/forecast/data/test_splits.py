@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fastlstm.errors import ConfigError, DataError
+from fastlstm.errors import DataError
 from fastlstm.forecast.data.splits import fit_scaler, split_table
 from fastlstm.forecast.data.table import Segments, Table
 from fastlstm.forecast.data.timeline import Frequency
@@ -75,12 +75,6 @@ def test_what_a_part_is_too_short_for_is_said() -> None:
         " a smaller `input_size` or another `split`$",
     ):
         split.windows(source, "test", 5, 4)
-
-
-@pytest.mark.parametrize("split", [(5,), (5, 0), (1, 2, 3, 4)])
-def test_no_split_is_refused(split: tuple[int, ...]) -> None:
-    with pytest.raises(ConfigError, match="or two or three counts"):
-        split_table(table((0,), (100,)), HOUR, split)
 
 
 def test_a_scaler_sees_training_rows_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,18 +1,9 @@
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
-from fastlstm.errors import DataError
-from fastlstm.forecast.data.table import (
-    Segments,
-    require_matrix,
-    row_blocks,
-    rows_at_once,
-    table_from_array,
-)
+from fastlstm.forecast.data.table import Segments, table_from_array
 
 
 def segments(series: list[int], first: list[int], num: list[int]) -> Segments:
@@ -44,20 +35,3 @@ def test_segments_must_cover_all_rows(
 def test_arrays_of_a_stored_dtype_are_not_copied(dtype: str) -> None:
     array = np.zeros((4, 2), dtype=dtype)
     assert np.shares_memory(table_from_array(array).values, array)
-
-
-@pytest.mark.parametrize("array", [np.zeros((2, 2, 2)), np.array("x"), np.array(["a"]), 3.0])
-def test_what_is_no_matrix_of_numbers_is_refused(array: Any) -> None:
-    with pytest.raises(DataError, match=r"expected numbers of shape \(rows, columns\)"):
-        require_matrix(np.asarray(array))
-
-
-@pytest.mark.parametrize(("columns", "rows"), [(1, 100), (1 << 23, 1), (1 << 24, 1), (1 << 18, 32)])
-def test_wide_tables_are_read_in_fewer_rows(columns: int, rows: int) -> None:
-    assert rows_at_once(columns, 100) == rows
-
-
-def test_blocks_are_consecutive_and_end_with_the_last_row() -> None:
-    assert list(row_blocks(3, 11, 1, 4)) == [(3, 7), (7, 11)]
-    assert list(row_blocks(0, 5, 1, 4)) == [(0, 4), (4, 5)]
-    assert list(row_blocks(5, 5, 1, 4)) == []

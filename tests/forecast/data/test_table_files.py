@@ -38,13 +38,13 @@ def packed(table: pa.Table, suffix: str) -> bytes:
         np.save(file, np.stack([table["y"], table["temp"]], 1))
     elif suffix == ".parquet":
         pq.write_table(table, file)
-    elif suffix == ".arrow":
+    elif suffix in (".arrow", ".feather"):
         with ipc.new_file(file, table.schema) as writer:
             writer.write_table(table)
     else:
         csv.write_csv(table, file)
-        if suffix == ".csv.gz":
-            return bytes(pa.compress(file.getvalue(), "gzip", asbytes=True))
+        if kind := {".csv.gz": "gzip", ".csv.zst": "zstd"}.get(suffix):
+            return bytes(pa.compress(file.getvalue(), kind, asbytes=True))
     return file.getvalue()
 
 
@@ -54,14 +54,20 @@ def content(dataset: Any) -> tuple[Any, ...]:
     return table.columns, dataset.series, dataset.frequency, [a.tobytes() for a in arrays]
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".csv.gz", ".parquet", ".arrow", ".npy"])
-def test_a_table_of_a_store_is_the_one_of_a_disk(store: Any, suffix: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "suffix", [".csv", ".csv.gz", ".csv.zst", ".parquet", ".arrow", ".feather", ".npy"]
+)
+def test_a_table_of_a_store_is_the_one_of_a_disk_and_of_a_frame(
+    store: Any, suffix: str, tmp_path: Path
+) -> None:
     data = packed(long_table(), suffix)
     (tmp_path / f"a{suffix}").write_bytes(data)
     store.pipe(f"/shop/a{suffix}", data)
     local = prepare_table(tmp_path / f"a{suffix}", cache_dir=tmp_path)
     remote = prepare_table(f"memory://shop/a{suffix}", cache_dir=tmp_path)
     assert content(remote) == content(local)
+    if suffix != ".npy":
+        assert content(local) == content(prepare_table(long_table(), cache_dir=tmp_path))
     assert prepare_table(f"memory://shop/a{suffix}", cache_dir=tmp_path).from_cache
     store.pipe(f"/shop/a{suffix}", packed(long_table(60), suffix))
     changed = prepare_table(f"memory://shop/a{suffix}", cache_dir=tmp_path)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from fastlstm import Forecaster
-from fastlstm.errors import ConfigError, DataError
+from fastlstm.errors import DataError
 from fastlstm.forecast.data.dataset import prepare_table
 from fastlstm.forecast.data.ingest import TableIngest
 from fastlstm.forecast.data.roles import RoleRequest
@@ -233,6 +233,7 @@ def test_times_of_more_microseconds_than_64_bits_hold_are_refused(unit: str) -> 
 def test_steps_of_whole_numbers_are_told_as_numbers() -> None:
     with pytest.raises(DataError, match=r"\(most often 4 \(15%\), .*\); resample them,"):
         prepared(frame(np.cumsum(np.arange(40) % 7 + 3)))
+    assert prepared(frame([3])).frequency.unit == "rows"
 
 
 @pytest.mark.parametrize("start", ["2020-01-01", "2020-01-03", "2020-01-06 16:00"])
@@ -248,17 +249,6 @@ def test_business_days_are_a_step(start: str, zone: str | None) -> None:
     for end in (96, 97, 98, 99):
         again = model.predict(frame(days[:end]))["ds"].tolist()
         assert again == list(days[end : end + 8])
-
-
-def test_a_holiday_is_a_missing_row() -> None:
-    days = pandas.bdate_range("2020-01-01", periods=60)
-    holidays = days[[10, 30, 31]]
-    table = frame(days.difference(holidays))
-    found = prepared(table, gaps="split")
-    assert found.frequency == BUSINESS_DAYS
-    assert found.table.segments.num_rows.tolist() == [10, 19, 28]
-    filled = prepared(table)
-    assert np.flatnonzero(np.isnan(filled.table.values[:, 0])).tolist() == [10, 30, 31]
 
 
 def test_a_weekend_in_any_row_makes_days_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,14 +379,6 @@ def test_local_times_get_their_zone_and_the_hour_that_comes_twice_its_order(tmp_
         start = np.datetime64("2024-10-26", "us").astype(np.int64)
         assert (found.table.segments.start_times == start).all()
         assert found.time_zone == "Europe/Berlin"
-
-
-def test_a_local_time_that_the_clocks_skip_is_refused(tmp_path: Path) -> None:
-    hours = pandas.date_range("2024-03-31", periods=6, freq="h")
-    with pytest.raises(DataError, match="row 3 has 2024-03-31 02:00:00, which the clocks of Eur"):
-        prepared(frame(hours), tz="Europe/Berlin")
-    with pytest.raises(ConfigError, match="`tz='Moon/Base'` is a time zone that this system does"):
-        prepared(frame(hours), tz="Moon/Base")
 
 
 @pytest.mark.parametrize("minutes", [60, 15])

@@ -17,6 +17,7 @@ from fastlstm import Forecaster
 from fastlstm.cli.main import main
 from fastlstm.errors import ConfigError, DataError
 from fastlstm.forecast.config import ForecastConfig, ReadOptions
+from fastlstm.forecast.data.column_stats import best_origins
 from fastlstm.forecast.data.dataset import SeriesDataset, prepare_table
 from fastlstm.forecast.data.preparation import prepare
 from fastlstm.forecast.data.roles import RoleRequest
@@ -34,8 +35,8 @@ def configured(source: Any, **options: Any) -> SeriesDataset:
 
 def with_codes(low: float, high: float, *codes: float) -> pa.Table:
     values = np.random.default_rng(0).uniform(low, high, 150)
-    values[: len(codes)] = codes
-    return long_table(y=values)
+    values[: 3 * len(codes) : 3] = codes
+    return long_table(y=values, temp=None)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +44,8 @@ def with_codes(low: float, high: float, *codes: float) -> pa.Table:
     [
         (-10, 40, [-9999]), (0, 1, [-99]), (0, 5, [-99.9]), (0, 300, [-999]), (0, 9, [9999, 9999]),
         (0, 9, [1e20]), (5, 6, [9.969209968386869e36]), (-400, 9000, [-32768]),
-        (0, 50, [-9999, -999, -999]),
+        (0, 50, [-9999, -999, -999]), (14, 26, [-200, -200]), (14, 26, [-3, -3, -3]), # whole, alone
+        (14, 26, [500, 500, 500]),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -60,9 +62,9 @@ def test_a_code_for_no_value_is_refused_until_it_is_said_what_it_is(
     assert advice in str(caught.value)
     missing = configured(table, missing_value=codes)
     rows = missing.table.rows(0, 150)[:, 0] + missing.table.origin[0, 0]
-    assert np.flatnonzero(np.isnan(rows)).tolist() == list(range(len(codes)))
+    assert np.flatnonzero(np.isnan(rows)).tolist() == list(range(0, 3 * len(codes), 3))
     kept = configured(table, keep_value=named)
-    np.testing.assert_allclose(kept.table.rows(0, len(codes))[:, 0], codes, rtol=1e-6)
+    np.testing.assert_allclose(kept.table.rows(0, 3 * len(codes))[::3, 0], codes, rtol=1e-6)
     assert not any("value=" in note for note in (*kept.notes, *missing.notes))
 
 
@@ -71,12 +73,18 @@ def test_a_code_for_no_value_is_refused_until_it_is_said_what_it_is(
     [
         (-200, 200, [-99]), (0, 20_000, [9999, 9999]), (-60, 80, [-99]), (9000, 9500, [9999, 9999]),
         (0, 5000, [9999]), (-9000, 9000, [-9999]), (0, 9, []), (0, 9, [-1, -1]), (5, 6, [0.0, 100]),
+        (14, 26, [-200]), (14, 26, [-0.5, -0.5]), (14, 26, [500, 500]), (14, 26, [0, 0, 0]),
     ],
 )  # fmt: skip
 def test_values_that_are_no_codes_are_not_refused(
     low: float, high: float, codes: list[float]
 ) -> None:
     assert not prepared(with_codes(low, high, *codes)).has_missing
+
+
+@pytest.mark.parametrize("levels", [[-1.0, 0.0, 1.0], [1.0, 2.0, 5.0]])
+def test_levels_are_no_codes(levels: list[float]) -> None:
+    assert not prepared(long_table(y=np.tile(levels, 50), temp=None)).has_missing
 
 
 def test_a_code_in_any_batch_and_in_a_static_column_is_seen(
@@ -108,8 +116,7 @@ def frost() -> pa.Table:
 
 
 @pytest.mark.parametrize("kind", ["arrow", "pandas", "polars", "csv", "parquet"])
-@pytest.mark.parametrize("given", [{"humidity": -1}, "humidity=-1", ["humidity=-1.0"]])
-def test_a_code_may_hold_for_one_column(kind: str, given: Any, tmp_path: Path) -> None:
+def test_a_code_may_hold_for_one_column(kind: str, tmp_path: Path) -> None:
     table: Any = frost()
     if kind == "pandas":
         table = table.to_pandas()
@@ -121,7 +128,7 @@ def test_a_code_may_hold_for_one_column(kind: str, given: Any, tmp_path: Path) -
         table = path
     with pytest.raises(DataError, match="give `missing_value='humidity=-1'` if it is one, or `k"):
         configured(table, target="temp")
-    found = configured(table, target="temp", missing_value=given)
+    found = configured(table, target="temp", missing_value={"humidity": -1})
     assert np.isnan(found.table.whole_rows(0, 150)).sum(0).tolist() == [0, 3]
     note = "missing values in 3 rows (2.00%), 3 of them given by `missing_value`"
     assert f"column 'humidity' has {note}" in found.notes
@@ -460,3 +467,8 @@ def test_a_column_that_is_empty_in_the_first_file_is_what_the_next_says(tmp_path
     found = prepared(tmp_path, roles=RoleRequest(categorical=("shop",)))
     assert found.categories == {"shop": ["x"]}
     assert prepared(tmp_path).roles.values == ("y",)
+
+
+def test_origins_of_numbers_beyond_float32_are_found_without_a_warning() -> None:
+    low, high = np.array([1e300, -1e39, 5.0]), np.array([1e300, 1e307, 5.0])
+    assert np.isfinite(best_origins(low, high)).all()

@@ -18,6 +18,7 @@ from series_frames import long_table
 
 pytestmark = [pytest.mark.usefixtures("poisoned_memory"), pytest.mark.isa]
 
+KINDS = ("point", "quantiles", "student_t", "negative_binomial")
 SIZES: dict[str, Any] = {
     "input_size": 12, "horizon": 7, "patch": 4, "hidden_size": 8, "embed_size": 6, "dropout": 0.0,
 }  # fmt: skip
@@ -49,22 +50,16 @@ def everything() -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.tensor([[0.5, 0.0], [1.5, 4.0], [-1.0, 2.0]])
 
 
-@pytest.mark.parametrize("channels", ["shared", "joint"])
-@pytest.mark.parametrize("output", ["point", "quantiles", "student_t", "negative_binomial"])
-@pytest.mark.parametrize("normalize", ["last", "standard", "none"])
-@pytest.mark.parametrize(
-    "given",
-    [
-        {},
-        {"num_layers": 2},
-        {"decoder": "autoregressive"},
-        {"decoder": "autoregressive", "num_layers": 2},
-        {"bidirectional": True},
-        {"bidirectional": True, "num_layers": 2},
-    ],
-)
-def test_shapes_and_gradients(channels: Any, output: Any, normalize: Any, given: Any) -> None:
-    model = network(**EVERYTHING, channels=channels, output=output, normalize=normalize, **given)
+@pytest.mark.parametrize("output", KINDS)
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("more", [{}, {"decoder": "autoregressive"}, {"bidirectional": True}])
+def test_shapes_and_gradients(output: Any, layers: int, more: dict[str, Any]) -> None:
+    """Of every pair of options."""
+    turn = KINDS.index(output) + layers + (1 if "decoder" in more else 2 * len(more))
+    channels: Any = ("shared", "joint")[turn % 2]
+    normalize: Any = ("last", "standard", "none")[turn % 3]
+    given = {**more, "num_layers": layers, "channels": channels, "normalize": normalize}
+    model = network(**EVERYTHING, output=output, **given)
     x, statics = everything()
     if output == "negative_binomial":
         x[..., :2] = (3 * x[..., :2]).abs().round()
@@ -168,7 +163,7 @@ def test_all_patches_equal_a_cell_step_each() -> None:
             )
 
 
-@pytest.mark.parametrize("output", ["point", "quantiles", "student_t", "negative_binomial"])
+@pytest.mark.parametrize("output", KINDS)
 def test_both_decoders_agree_on_one_patch(output: Any) -> None:
     given = {**EVERYTHING, "horizon": 3, "output": output}
     x, statics = everything()

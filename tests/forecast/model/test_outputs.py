@@ -76,17 +76,6 @@ def test_the_pinball_loss_is_least_at_the_quantiles() -> None:
         assert output.loss(at + change, target).mean() > best
 
 
-def test_counts_have_whole_quantiles_and_a_likelihood() -> None:
-    output = make_output("negative_binomial")
-    assert output.counts
-    assert not output.is_calibrated
-    found = torch.tensor([[4.0, 0.5]])
-    assert (output.quantiles(found, (0.1, 0.5, 0.9)) % 1 == 0).all()
-    chances = torch.exp(-output.loss(found.expand(200, -1), torch.arange(200.0)))
-    assert float(chances.sum()) == pytest.approx(1.0, abs=1e-4)
-    assert float((chances * torch.arange(200.0)).sum()) == pytest.approx(4.0, rel=1e-3)
-
-
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 stats = pytest.importorskip("scipy.stats")

@@ -124,6 +124,7 @@ def test_a_timeout_is_504_and_its_windows_are_not_computed(busy, held):
     assert first.result().status_code == 200
     assert output(server.client.post(PAST, json=body(windows(2), timeout=10**12))).shape[0] == 2
     assert held.sizes == [1, 2]
+    assert server.metric('outcomes_total{outcome="timed_out"}') == 1
 
 
 def test_windows_of_a_disconnected_client_are_not_computed(busy, held):

@@ -89,7 +89,9 @@ def test_metadata_of_columns_of_every_role(whole_forecasts):
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("path", [PAST, "/v2/models/waves/versions/1/infer"])
 def test_forecasts_are_the_forecasters(forecasts, plain, path, nested):
-    request = {"id": "abc", "inputs": [tensor("past", last_windows(), nested=nested), names()]}
+    older = np.zeros((3, 5 * nested, 2))  # left out
+    values = np.concatenate([older, last_windows()], 1)
+    request = {"id": "abc", "inputs": [tensor("past", values, nested=nested), names()]}
     answer = forecasts.client.post(path, json=request)
     own = plain.predict()["y"].to_numpy().reshape(3, h, 1)
     np.testing.assert_allclose(output(answer), own, rtol=1e-5, atol=1e-5)
@@ -166,8 +168,7 @@ def everything_request(series: int, end: int) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("series", [0, 1, 2])
-@pytest.mark.parametrize("end", [L, 70, 114])
+@pytest.mark.parametrize(("series", "end"), [(0, L), (1, 70), (2, 114)])
 def test_columns_of_every_role(whole_forecasts, whole, series, end):
     inputs = everything_request(series, end)
     assert any(value is None for value in inputs[0]["data"])  # some are missing
@@ -215,7 +216,16 @@ def with_value(place: int, value: Any) -> dict[str, Any]:
     return past(data=data)
 
 
+def asked(**parameters: Any) -> dict[str, Any]:
+    return {**past(), "parameters": parameters}
+
+
+def to_answer(*outputs: Any) -> dict[str, Any]:
+    return {**past(), "outputs": list(outputs)}
+
+
 ROW = [0.5, 0.5]
+TWO = past(shape=[2, L, 2], data=[0.5] * (4 * L))
 BAD: list[tuple[Any, str]] = [
     ([1], "the request: expected `object`, got `array`"),
     ({}, "the request: object missing required field `inputs`"),
@@ -257,14 +267,32 @@ BAD: list[tuple[Any, str]] = [
     (past(parameters=[]), "inputs[0].parameters: expected `object | null`, got `array`"),
     ({**past(), "parameters": 3}, "parameters: expected `object | null`, got `int`"),
     (past(parameters={"shared_memory_region": "x"}), "'shared_memory_region' of inputs[0].param"),
-    (
-        {**past(), "outputs": [{"name": "forecast", "parameters": {"binary_dat": True}}]},
-        "unknown field 'binary_dat' of outputs[0].parameters (did you mean 'binary_data'?)",
-    ),
+    (to_answer({"name": "forecast", "parameters": {"binary_dat": True}}),
+     "unknown field 'binary_dat' of outputs[0].parameters (did you mean 'binary_data'?)"),
     ({**past(), "id": 7}, "id: expected `str | null`, got `int`"),
-    ({**past(), "parameters": {"timeout": 1 << 53}}, "timeout: expected `int` <= 90071992547409"),
-    ({**past(), "parameters": {"timeout": 10**400}}, "timeout: expected `int` <= "),
-    ({**past(), "parameters": {"binary_data_output": 1}}, "expected `bool | null`, got `int`"),
+    (asked(timeout=1 << 53), "timeout: expected `int` <= 90071992547409"),
+    (asked(timeout=10**400), "timeout: expected `int` <= "),
+    (asked(timeout=-1), "parameters.timeout: expected `int` >= 0"),
+    (asked(binary_data_output=1), "expected `bool | null`, got `int`"),
+    (asked(binary_data_output=True), "binary_data_output: binary tensors are not supported"),
+    (asked(quantiles=[]), "parameters.quantiles: expected `array` of length >= 1"),
+    (asked(quantiles=[0.5] * 200), "parameters.quantiles: expected `array` of length <= 199"),
+    (asked(quantiles=[0.001]), "parameters.quantiles[0]: expected `float` >= 0.005"),
+    (asked(quantiles=[True]), "parameters.quantiles[0]: expected `float`, got `bool`"),
+    (asked(quantile=[0.5]), "unknown field 'quantile' of parameters (did you mean 'quantiles'?)"),
+    (asked(sequence_id=1 << 64), "sequence_id: expected `int` <= 18446744073709551615"),
+    (asked(sequence_id=True), "sequence_id: expected `int | str | null`, got `bool`"),
+    (asked(sequence_id="x" * 257), "parameters.sequence_id: expected `str` of length <= 256"),
+    (asked(sequence_start=True), "go with a sequence_id other than 0"),
+    (asked(sequence_id=0, sequence_end=True), "go with a sequence_id other than 0"),
+    (asked(sequence_id="", sequence_end=True), "go with a sequence_id other than 0"),
+    ({**TWO, "parameters": {"sequence_id": "a"}}, "'past' has 2 windows, a sequence has one"),
+    ({**past(), "outputs": "forecast"}, "outputs: expected `array | null`, got `str`"),
+    (to_answer({"name": "mean"}), "outputs[0].name: invalid enum value 'mean'"),
+    (to_answer({"name": "forecast", "parameters": {"binary_data": True}}), "binary_data: binary"),
+    (to_answer({"name": "quantiles"}), "needs the parameter quantiles"),
+    (to_answer(*[{"name": "forecast"}] * 2), "output 'forecast' appears twice; name it once"),
+    (to_answer({"name": "forecast", "shape": []}), "unknown field 'shape' of outputs[0]"),
 ]  # fmt: skip
 
 
@@ -337,6 +365,11 @@ def test_inputs_that_are_missing(whole_forecasts, without, why):
 
 
 def test_inputs_that_do_not_fit_each_other(whole_forecasts):
+    inputs = everything_request(0, 70)
+    inputs[0]["data"][::3] = [None] * L
+    assert "window 0 of 'past' has no value of 'y'" in refusal(
+        infer(whole_forecasts, {"inputs": inputs})
+    )
     inputs = everything_request(0, 70)
     for place, why in ((0, "all axes but the last must agree"), (2, "all axes but the last")):
         changed = [dict(one) for one in inputs]

@@ -15,47 +15,13 @@ from typing import Any
 import h11
 import httpx
 import pytest
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fastlstm.errors import ConfigError
 from fastlstm.serve.http import connections
-from fastlstm.serve.http.access import MAX_HEADER_BYTES
-from fastlstm.serve.http.connections import Connection, Parser, Watch, max_connections
+from fastlstm.serve.http.connections import Connection, Watch, max_connections
 from fastlstm.serve.metrics import Metrics
 from fastlstm.serve.server import _handle
 from running_server import SETTINGS, wait_until
-
-HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
-BODY = b"a" * 3000
-
-
-def read(data: bytes) -> bytes:
-    """The body of a request that comes byte after byte."""
-    parser, body = Parser(h11.SERVER, MAX_HEADER_BYTES), b""
-    for byte in data:
-        parser.receive_data(bytes([byte]))
-        while (event := parser.next_event()) is not h11.NEED_DATA:
-            if isinstance(event, h11.EndOfMessage):
-                return body
-            if isinstance(event, h11.Data):
-                body += event.data
-    raise AssertionError("it never ended")
-
-
-def test_a_body_that_comes_byte_by_byte_is_read():
-    assert read(HEAD + b"content-length: 3000\r\n\r\n" + BODY) == BODY
-    chunked = HEAD + b"transfer-encoding: chunked\r\n\r\n"
-    assert read(chunked + b"bb8\r\n" + BODY + b"\r\n0\r\n\r\n") == BODY
-
-
-def test_a_connection_is_read_in_small_parts(monkeypatch):
-    monkeypatch.setattr(H11Protocol, "connection_made", lambda self, transport: None)
-    connection: Any = Connection.__new__(Connection)
-    connection.limit_concurrency = None
-    transport: Any = SimpleNamespace(max_size=1 << 18)  # asyncio's
-    connection.connection_made(transport)
-    assert transport.max_size == 1 << 17
-
 
 FEW_FILES = """
 import resource, sys
@@ -195,50 +161,18 @@ def test_a_connection_under_way_is_not_closed_for_a_new_one(serve, lm, monkeypat
 class Fake:
     """A connection in one state."""
 
-    def __init__(self, *waits_for: Any, since_s: float = 0.0, is_answering: bool = False) -> None:
-        self.waits_for, self.since_s, self.has_stalled = waits_for, since_s, False
-        self.is_idle = waits_for[0] in ("head", "request", "body") and not is_answering
-        self.conn = SimpleNamespace(trailing_data=(b"GET", False))
+    def __init__(self, waits_for: str, since_s: float = 0.0, is_answering: bool = False) -> None:
+        self.waits_for, self.since_s = (waits_for,), since_s
+        self.is_idle = waits_for in ("head", "request", "body") and not is_answering
         self.transport = SimpleNamespace(close=lambda: self.ends.append("closed"))
         self.ends: list[Any] = []
 
     def look(self, now_s: float) -> None:
         pass
 
-    def abort(self) -> None:
-        self.ends.append("aborted")
-
-    def refuse(self, error: Any) -> None:
-        self.ends.append(error.status)
-
-
-def watch_of(limit: int) -> Watch:
-    return Watch(SETTINGS, limit, Metrics(), lambda text: None)
-
-
-def test_each_wait_has_its_limit():
-    fakes = {
-        "head": (Fake("head"), SETTINGS.header_timeout, [408]),
-        "body": (Fake("body"), SETTINGS.body_timeout + connections._BODY_SPARE_S, ["aborted"]),
-        "reader": (Fake("reader", 100), SETTINGS.stall, ["aborted"]),
-    }
-    watch, free = watch_of(1000), [Fake("request"), Fake("answer")]
-    for fake, limit_s, ends in fakes.values():
-        found: list[Any] = [fake, *free]
-        watch.look(found, limit_s - 0.01)
-        assert fake.ends == []
-        watch.look(found, limit_s)
-        assert fake.ends == ends
-        assert fake.has_stalled == (fake.waits_for[0] == "reader")
-    silent = Fake("head")
-    silent.conn.trailing_data = (b"", False)
-    watch.look([silent], 3600.0)  # type: ignore[list-item]
-    assert silent.ends == ["aborted"]
-    assert [one.ends for one in free] == [[], []]
-
 
 def test_the_connections_that_have_waited_longest_make_room():
-    watch = watch_of(16)  # keeps room for two
+    watch = Watch(SETTINGS, 16, Metrics(), lambda text: None)  # keeps room for two
     idle = [Fake("request", since_s=7.0 + k) for k in range(3)]
     busy = [Fake("answer") for _ in range(12)] + [Fake("body", is_answering=True)]
     watch.look([*busy, idle[2], idle[0], idle[1]], 9.0)  # type: ignore[list-item]
@@ -254,7 +188,6 @@ def test_only_progress_restarts_a_waiting_time():
     connection: Any = Connection.__new__(Connection)
     size, state = [0], [h11.IDLE]
     connection.transport = SimpleNamespace(get_write_buffer_size=lambda: size[0])
-    connection.conn = SimpleNamespace(trailing_data=(b"", False))
     connection.waits_for, connection.since_s, connection.cycle = ("head", None), 0.0, None
 
     def looked(now_s: float) -> tuple[str, float]:

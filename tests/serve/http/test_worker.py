@@ -6,7 +6,6 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 
@@ -54,57 +53,6 @@ def test_keys_take_turns():
         gate.set()
         await asyncio.gather(held, *calls)
         assert made == ["bob0", "cat0", "ann0", "bob1", "ann1", "ann2"]
-
-    run(check)
-
-
-def test_an_error_is_raised_in_the_awaiting_task():
-    def fail() -> None:
-        raise KeyError("planted")
-
-    async def check(worker: Worker) -> None:
-        with pytest.raises(KeyError, match="planted"):
-            await worker.call(fail)
-        assert await worker.call(len, "ab") == 2
-
-    run(check)
-
-
-def test_a_disconnected_client_cancels_its_waiting_call():
-    gate, made = threading.Event(), list[int]()
-
-    async def check(worker: Worker) -> None:
-        held = worker.call(gate.wait, 20)
-        client = Reservation()
-        waiting = asyncio.create_task(client.wait(worker.call(made.append, 1)))
-        await asyncio.sleep(0)
-        assert len(worker._waiting) >= 1
-        client.leave()
-        with pytest.raises(Disconnected):
-            await waiting
-        assert not [call for call in worker._waiting if call is not held]
-        with pytest.raises(Disconnected):  # who has left waits for nothing more
-            await client.wait(worker.call(made.append, 2))
-        gate.set()
-        await held
-        await worker.call(made.append, 3)
-        assert made == [3]
-
-    run(check)
-
-
-def test_a_long_call_counts_as_busy():
-    gate = threading.Event()
-
-    async def check(worker: Worker) -> None:
-        assert worker.busy_s == 0.0
-        held: Any = worker.call(gate.wait, 20)
-        while worker.busy_s < 0.05:
-            await asyncio.sleep(0.01)
-        gate.set()
-        await held
-        while worker.busy_s:
-            await asyncio.sleep(0.01)
 
     run(check)
 
@@ -177,5 +125,28 @@ def test_a_quiet_event_loop_rests_after_a_long_call(monkeypatch, taken_s, num_re
         worker._taken_s, worker._ended_s = taken_s, time.monotonic() + 0.1
         assert await worker.call(len, "abc") == 3
         assert len(rests) == num_rests
+
+    run(check)
+
+
+def test_a_disconnected_client_cancels_its_waiting_call():
+    gate, made = threading.Event(), list[int]()
+
+    async def check(worker: Worker) -> None:
+        held = worker.call(gate.wait, 20)
+        client = Reservation()
+        waiting = asyncio.create_task(client.wait(worker.call(made.append, 1)))
+        await asyncio.sleep(0)
+        assert len(worker._waiting) >= 1
+        client.leave()
+        with pytest.raises(Disconnected):
+            await waiting
+        assert not [call for call in worker._waiting if call is not held]
+        with pytest.raises(Disconnected):  # who has left waits for nothing more
+            await client.wait(worker.call(made.append, 2))
+        gate.set()
+        await held
+        await worker.call(made.append, 3)
+        assert made == [3]
 
     run(check)

@@ -65,20 +65,6 @@ def test_an_error_before_any_output_is_the_answer(is_closed, status, failure, st
     assert recorder.kinds == recorder.sent == []
 
 
-@pytest.mark.parametrize("is_amid", [False, True])
-def test_an_error_in_a_stream_is_its_last_event(is_amid):
-    good, bad = OutputChunk(0, "x", 1), OutputChunk(1, error="it broke")
-    recorder = Recorder([good, bad]) if is_amid else Recorder([good], [bad])
-    record = answered(recorder, 2, stream=True)
-    text = b"".join(data for data, _ in recorder.sent)
-    *_, last = [line for line in text.split(b"\n\n") if line]
-    assert json.loads(last.removeprefix(b"data: "))["error"]["message"] == "it broke"
-    assert b'"text":"x"' in text
-    assert b"[DONE]" not in text
-    assert recorder.sent[-1][1], "nothing follows"
-    assert (record.status, record.failure, record.completion_tokens) == (0, "failed", 1)
-
-
 VOCABULARY = [b"a", b"b", b"\xe2"]
 
 

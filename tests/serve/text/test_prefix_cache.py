@@ -46,10 +46,6 @@ def test_each_api_key_has_its_own_cache_size():
         assert [cache.find(prompt, tenant).state for prompt in prompts] == [tenant] * 2
 
 
-def test_a_cache_of_size_0_keeps_nothing():
-    assert PrefixCache(0).find(list(range(1000))) == NOTHING
-
-
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_prompt_is_read_once(serve, n):
     server: Running = serve()

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from fastlstm.serve.app import make_app
-from fastlstm.serve.http.access import Access, Record
+from fastlstm.serve.http.access import Access
 from fastlstm.serve.http.errors import ApiError, Disconnected, Unavailable
 from fastlstm.serve.http.keys import Keys, is_local
 from fastlstm.serve.log import Log
@@ -154,6 +154,7 @@ def test_one_log_line_per_request_whatever_is_in_it(serve, capfd):
     assert [line["status"] for line in lines] == [200, 404, 200]
     assert lines[0]["prompt_tokens"] == 5
     assert lines[0]["key"] is None
+    assert 0 < lines[0]["first_chunk_s"] <= lines[0]["seconds"]
     assert lines[0]["completion_tokens"] == 3
     assert "cat" not in json.dumps(lines[0])
     assert lines[1]["path"].startswith("/a\r\n\x1b")
@@ -191,17 +192,6 @@ def test_log_and_metrics_say_how_a_request_ended(serve, lm, capfd):
 
 
 @pytest.mark.parametrize(
-    ("status", "failure", "outcome"),
-    [
-        (200, "", "ok"), (404, "", "client_error"), (429, "", "rejected"), (503, "", "rejected"),
-        (504, "", "timed_out"), (500, "", "failed"), (503, "cancelled", "cancelled"),
-    ],
-)  # fmt: skip
-def test_the_outcome_of_a_status(status, failure, outcome):
-    assert Record("one", status=status, failure=failure).outcome == outcome
-
-
-@pytest.mark.parametrize(
     ("failure", "error", "status", "outcome"),
     [
         ("", asyncio.CancelledError(), 503, "cancelled"),
@@ -220,11 +210,13 @@ def test_the_first_failure_is_logged(capfd, failure, error, status, outcome):
 
     scope = {"type": "http", "headers": [], "method": "GET", "path": "/"}
     log = Log(Metrics().log_dropped)
-    access: Any = Access(app, Metrics(), log=log)
+    metrics = Metrics()
+    access: Any = Access(app, metrics, log=log)
     asyncio.run(access(scope, None, send))
     log.close()
     line = json.loads(capfd.readouterr().err)
     assert (line["status"], line["outcome"]) == (status, outcome)
+    assert metrics.requests.labels(str(status))._value.get() == 1
 
 
 @pytest.mark.parametrize(
@@ -295,6 +287,8 @@ def test_metrics_count(serve):
     assert server.metric("streams_active") == 0
     assert server.metric("slots") == server.settings.max_streams
     assert server.metric("first_token_seconds_count") == 1
+    kind = server.client.get("/metrics").headers["content-type"]
+    assert kind == "text/plain; version=0.0.4; charset=utf-8"
 
 
 def test_the_page_is_one_file_that_loads_nothing(server):
