@@ -59,7 +59,7 @@ def read_config_file(path: Path, options: Sequence[Option]) -> dict[str, Any]:
             values[name] = typed(value, known[name].type)
         except ValueError:
             raise ConfigError(
-                f"{path}: '{name}' is {value!r}, expected {expected(known[name].type)}"
+                f"{path}: '{name}' is {value!r:.60}, expected {expected(known[name].type)}"
             ) from None
     return values
 

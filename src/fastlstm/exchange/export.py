@@ -99,6 +99,7 @@ def _torch(graph: Graph) -> dict[str, bytes]:
     return files
 
 
+_MOST_STEPS = 65_536
 _EXACT = {"fp32": 1e-5, "fp16": 1e-5, "int8": 1e-5}
 _LITERT = {"fp32": 1e-4, "fp16": 1e-4, "int8": 0.1}
 """For int8 weights, LiteRT's kernels round the activations too."""
@@ -370,8 +371,10 @@ def _set_form(source: ExportSource, to: str, step: bool, length: int | None) -> 
             f"`length={length!r}` is for sequence models and modules that go to litert; leave it"
             " out"
         )
-    if length is not None and not (is_whole(length) and length > 0):
-        raise ConfigError(f"`length={length!r}` is no number of steps, expected 1 or more")
+    if length is not None and not (is_whole(length) and 1 <= length <= _MOST_STEPS):
+        raise ConfigError(
+            f"`length={length!r:.60}` is no number of steps, expected 1 to {_MOST_STEPS}"
+        )
     is_step = source.kind == "text" and (step or not target.has_loops)
     if step and not is_step:
         raise ConfigError(f"`step=True` is for text models; this is a {source.kind}")

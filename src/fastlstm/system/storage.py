@@ -37,6 +37,9 @@ _ADVICE = {
     errno.ELOOP: "it is a symbolic link, expected a regular file; remove it",
     errno.ENXIO: "it is a pipe, expected a regular file; remove it",
     errno.EISDIR: "it is a directory, expected a regular file; remove it",
+    errno.ENOENT: "there is no such directory; make it, or choose another place",
+    errno.ENOTDIR: "a part of the path is a file; choose another place",
+    errno.ENAMETOOLONG: "choose a shorter name",
     errno.EIO: "the disk reports an error; copy the run elsewhere",
 }
 

@@ -24,13 +24,19 @@ from fastlstm.text.evaluation import Evaluation, evaluate_on, with_unknown
 from fastlstm.text.files import language_model_rows, load_language_model
 from fastlstm.text.held_out import read_text
 from fastlstm.text.loading import device_for, gpu_decoder
-from fastlstm.text.sampling import MAX_SEED, Sampling, known_settings, sampling_of
+from fastlstm.text.sampling import (
+    MAX_SEED,
+    Sampling,
+    check_max_tokens,
+    known_settings,
+    sampling_of,
+)
 from fastlstm.text.session import Session
 from fastlstm.text.stored_model import format_of
-from fastlstm.text.writing import Text, begin, check_max_tokens, write_all
+from fastlstm.text.writing import Pieces, Text, begin, write_all
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from fastlstm.runs.weight_formats import QuantizedMatrix
     from fastlstm.text.data.tokenizer import Tokenizer
@@ -169,14 +175,13 @@ class LM(InNotebook):
         """
         return "".join(self.stream(prompt, max_tokens, **settings))
 
-    def stream(self, prompt: str = "", max_tokens: int = 500, **settings: Any) -> Iterator[str]:
+    def stream(self, prompt: str = "", max_tokens: int = 500, **settings: Any) -> Pieces:
         """Works like `generate`, but yields pieces as they are made; never splits a character.
 
         The arguments are checked now, not at the first piece.
         """
         decoder = self.decoder
-        texts = self._begin(decoder, [prompt], max_tokens, settings)
-        return (piece for (piece,) in write_all(decoder, texts) if piece)
+        return Pieces(decoder, self._begin(decoder, [prompt], max_tokens, settings))
 
     def generate_batch(
         self, prompts: Sequence[str], max_tokens: int = 500, **settings: Any

@@ -1,9 +1,11 @@
 """Clean blocks: the simple definition holds whatever the block size cuts through."""
 
 import codecs
+import errno
 import gzip
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -44,6 +46,15 @@ def definition(texts: list[bytes], rules: TextRules) -> bytes:
         joint = b"\n" if clean and text and not clean.endswith(b"\n") else b""
         clean += joint + text
     return clean
+
+
+def test_a_file_that_the_disk_cannot_read_is_named(monkeypatch, tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"text")
+    broken = Mock(read=Mock(side_effect=OSError(errno.EIO, "Input/output error")))
+    monkeypatch.setattr(Path, "open", lambda *_: broken)
+    documents = (Document("a.txt", tmp_path / "a.txt"),)
+    with pytest.raises(DataError, match=r"cannot read a.txt: Input/output error"):
+        read(documents, TextRules())
 
 
 @settings(max_examples=300, deadline=None)

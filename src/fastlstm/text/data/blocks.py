@@ -201,10 +201,10 @@ def open_document(document: Document) -> tuple[BufferedIOBase, Callable[[], int]
         return memory, memory.tell
     try:
         raw = document.path.open("rb")
+        magic = raw.read(4)
+        raw.seek(0)
     except OSError as error:
         raise DataError(f"cannot read {document.name}: {error.strerror}") from error
-    magic = raw.read(4)
-    raw.seek(0)
     suffix = document.path.suffix.lower()
     if magic.startswith(_GZIP_MAGIC):
         unzipped = gzip.GzipFile(fileobj=raw)
