@@ -301,7 +301,7 @@ def export(
         RunDirectoryError: no run, or `out` exists.
     """
     to = "litert" if to == "tflite" else to
-    if to not in TARGETS:
+    if not isinstance(to, str) or to not in TARGETS:
         raise ConfigError(
             f"`to={to!r}` is unknown{nearest_hint(to, TARGETS)}; expected one of"
             f" {', '.join(TARGETS)}"
@@ -384,6 +384,8 @@ def _set_form(source: ExportSource, to: str, step: bool, length: int | None) -> 
 
 
 def _checked_out(out: str | os.PathLike[str], target: Target) -> Path:
+    if not isinstance(out, str | os.PathLike):
+        raise ConfigError(f"`out` is {kind_of_value(out)}, expected the path of a directory")
     path = Path(out)
     if path.suffix and path.suffix == Path(target.model).suffix:
         raise ConfigError(
@@ -438,7 +440,7 @@ def _weight_format(asked: str | None, own: str, to: str) -> str:
     known = TARGETS[to].limits
     if asked is None:
         return own if own in known else "fp32"
-    if asked not in known:
+    if asked not in list(known):
         raise ConfigError(
             f"`weights={asked!r}` cannot be held by {to}, which holds {', '.join(known)}"
         )

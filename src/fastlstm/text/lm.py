@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 import torch
-from torch import nn
 
 from fastlstm.errors import ConfigError, DataError, PromptError, counted, kind_of_value
 from fastlstm.ops.packed_weights import Contents
@@ -17,6 +16,7 @@ from fastlstm.report.html import InNotebook
 from fastlstm.runs.weight_formats import check_format
 from fastlstm.system.fields import Device
 from fastlstm.system.hardware import check_device
+from fastlstm.text.config import ModelConfig
 from fastlstm.text.data.text import TextDataset, UnknownPolicy
 from fastlstm.text.data.tokenizer import CharTokenizer, KnownCharacters, shown_characters
 from fastlstm.text.decoder import FORMATS, Decoder, default_format, float_weights, format_note
@@ -75,10 +75,10 @@ class LM(InNotebook):
         stored: Mapping[str, QuantizedMatrix] | None = None,
         device: Device = "auto",
     ) -> None:
-        if not isinstance(model, nn.Module):
+        if not isinstance(getattr(model, "config", None), ModelConfig):
             raise ConfigError(
-                f"the model is {kind_of_value(model)}, expected a network; LM.load(path) opens a"
-                " run"
+                f"the model is {kind_of_value(model)}, expected a LanguageModel; LM.load(path)"
+                " opens a run"
             )
         self.config = {} if config is None else config
         check_device(device)
