@@ -386,6 +386,8 @@ def _set_form(source: ExportSource, to: str, step: bool, length: int | None) -> 
 def _checked_out(out: str | os.PathLike[str], target: Target) -> Path:
     if not isinstance(out, str | os.PathLike):
         raise ConfigError(f"`out` is {kind_of_value(out)}, expected the path of a directory")
+    if not storage.is_utf8(out):
+        raise ConfigError(f"`out` is {out}: the name is not UTF-8; give another")
     path = Path(out)
     if path.suffix and path.suffix == Path(target.model).suffix:
         raise ConfigError(

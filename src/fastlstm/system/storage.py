@@ -86,6 +86,15 @@ def temporary_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
 
 
+def is_utf8(path: str | os.PathLike[str]) -> bool:
+    """Returns whether a name is UTF-8, as libraries in C++ need it."""
+    try:
+        os.fspath(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def is_own(path: Path) -> bool:
     """Returns whether a file or directory belongs to this user and only this user may write it.
 
