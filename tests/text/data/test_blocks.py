@@ -195,7 +195,15 @@ def test_lines_without_a_text_can_be_left_out(tmp_path):
 def test_utf_16_is_read_in_blocks(tmp_path, block_bytes):
     text = "a naïve — 他走进了\n" * 9
     documents = in_memory(text.encode("utf-16"))
-    assert read(documents, TextRules(encoding="utf-16"), block_bytes).decode() == text
+    for is_text in (True, False):
+        rules = TextRules(is_text, encoding="utf-16")
+        assert read(documents, rules, block_bytes).decode() == text
+    with_one = in_memory("\ud800".encode("utf-16", "surrogatepass"), b"a+2AA-")
+    for document, encoding, shown in zip(
+        with_one, ("utf-16", "utf-7"), ("\ufffd", "a?"), strict=True
+    ):
+        rules = TextRules(False, encoding=encoding, invalid_utf8="replace")
+        assert read((document,), rules).decode() == shown
 
 
 def test_another_text_field(tmp_path):
