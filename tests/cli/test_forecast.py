@@ -80,7 +80,7 @@ def test_the_end_of_the_name_decides_the_kind_of_file(model, tmp_path, refused, 
     assert "--out is 'a.txt', expected a file name ending in" in refused(
         "forecast", "run", "a.csv", "--out", "a.txt"
     )
-    assert len(model.asked) == 3
+    assert len(model.asked) == 4
 
 
 def test_a_failed_write_leaves_the_old_file(model, tmp_path, monkeypatch, capsys):
