@@ -314,6 +314,8 @@ def test_stop_text_ends_before_the_first_stop():
     assert push_all(("END", "XX"), "abEXXcEND") == (["a", "b", "", "E", ""], True)
     assert push_all(("b",), ["abc"]) == (["a"], True)
     assert push_all(("cd", "b"), ["abcd"]) == (["a"], True)
+    assert push_all(("abc", "b"), ["abc"]) == (["a"], True)
+    assert push_all(("abc", "b"), "abc") == (["", "a"], True)
 
 
 def test_stop_text_holds_back_only_what_may_begin_a_stop():

@@ -165,10 +165,10 @@ class StopText:
         if not self._stops:
             return text
         self._held += text
-        ends = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
-        if ends:
+        found = [(at + len(s), at) for s in self._stops if (at := self._held.find(s)) >= 0]
+        if found:  # the first that is complete, however the text was cut into pieces
             self.is_done = True
-            ready, self._held = self._held[: min(ends)], ""
+            ready, self._held = self._held[: min(found)[1]], ""
             return ready
         first = max(0, len(self._held) + 1 - max(map(len, self._stops)))
         starts = range(first, len(self._held) + 1)  # places where a stop string may have begun
