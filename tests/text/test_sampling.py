@@ -257,7 +257,7 @@ def test_same_seed_same_tokens():
 def test_damaged_output_is_refused(bad):
     logits = LOGITS.copy()
     logits[2] = bad
-    with pytest.raises(NonFiniteError, match="output is not finite; its weights are damaged"):
+    with pytest.raises(NonFiniteError, match="output is not finite: its weights are damaged"):
         written(Sampling(), 1, [0], logits)
 
 
