@@ -7,7 +7,9 @@ from torch import nn
 
 import fastlstm
 from fastlstm import LM, LSTM, Forecaster, SequenceClassifier, SequenceRegressor, TrainConfig, train
+from fastlstm.compression.session import compress
 from fastlstm.errors import FastLSTMError
+from fastlstm.exchange.export import _weight_format, export
 from fastlstm.text.config import ModelConfig
 from fastlstm.text.data.tokenizer import CharTokenizer
 from fastlstm.text.model import LanguageModel
@@ -59,8 +61,9 @@ def test_train(call, told, book):
 @pytest.mark.parametrize(
     ("call", "told"),
     [
-        (lambda _: LM(5, None), r"the model is an int, expected a network; LM.load\(path\) opens"),
-        (lambda _: LM("run", None), r"the model is a str, expected a network; LM.load\(path\)"),
+        (lambda _: LM(5, None), r"the model is an int, expected a LanguageModel; LM.load\(path\)"),
+        (lambda _: LM("run", None), r"is a str, expected a LanguageModel; LM.load\(path\) opens"),
+        (lambda _: LM(nn.Linear(2, 2), None), "is a Linear, expected a LanguageModel"),
         (lambda lm: LM(lm.model, lm.tokenizer, weights=5), "weights are 5, expected one of fp32"),
         (lambda _: LM.load(None), "the run directory is None, expected a path"),
         (lambda _: LM.load(5), "the run directory is an int, expected a path"),
@@ -90,6 +93,22 @@ def test_train(call, told, book):
 def test_lm(call, told, lm):
     with pytest.raises(FastLSTMError, match=told):
         call(lm)
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda: compress("run", out=5), "the run directory is an int, expected a path"),
+        (lambda: compress(5, out="out"), "the run directory is an int, expected a path"),
+        (lambda: export("run", to="torch", out=5), "`out` is an int, expected the path of a dir"),
+        (lambda: export("run", to=[], out="out"), r"`to=\[\]` is unknown; expected one of"),
+        (lambda: export(5, to="torch", out="out"), "the model is an int, expected a run directory"),
+        (lambda: _weight_format([], "fp32", "torch"), r"`weights=\[\]` cannot be held by torch"),
+    ],
+)
+def test_compress_and_export(call, told):
+    with pytest.raises(FastLSTMError, match=told):
+        call()
 
 
 @pytest.mark.parametrize(

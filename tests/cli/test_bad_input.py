@@ -99,6 +99,10 @@ def test_a_checkpoint_of_another_tokenizer(tiny_run, refused):
         ("train", "{}", "--out", "run"),
         ("train", "{}", "--horizon", "4", "--out", "run"),
         ("train", "book.txt", "--out", "{}"),
+        ("import", "{}", "--out", "run"),
+        ("monitor", "{}", "--export", "runs.html"),
+        ("profile", "book.txt", "--trace", "{}/x"),
+        ("tune", "book.txt", "--out", "{}"),
     ],
 )
 def test_a_name_too_long_for_a_file_is_one_line(arguments, tmp_path, monkeypatch, refused):

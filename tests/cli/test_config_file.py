@@ -59,6 +59,9 @@ def test_the_saved_configuration_of_a_run_is_taken(tmp_path):
         ("a: !!python/object:os.system x", "could not determine a constructor"),
         (b"a: \xff\xfe", "not UTF-8 text (byte 3)"),
         (b"a: \x00", "not YAML"),
+        ("a: !!bool x", "not YAML"),
+        ("a: !!float ''", "not YAML"),
+        ("a: !!timestamp x", "not YAML"),
         ("[" * 20_000, "not YAML"),
     ],
 )

@@ -69,9 +69,9 @@ def test_the_table_recalibrates_before_it_is_forecast(model):
 
 
 def test_the_end_of_the_name_decides_the_kind_of_file(model, tmp_path, refused, printed):
-    for name in ("a.csv", "a.parquet", "a.arrow"):
+    for name in ("a.csv", "a.parquet", "a.arrow", "\x1b.csv"):
         shown = printed("forecast", "run", "a.csv", "--out", tmp_path / name)
-        assert shown == f"{tmp_path / name}: 2 rows of ds, y\n"
+        assert shown == f"{tmp_path / name}: 2 rows of ds, y\n".replace("\x1b", "\\x1b")
     assert csv.read_csv(tmp_path / "a.csv")["y"].to_pylist() == [1.0, 2.0]
     assert "1970-01-01 01:00:00," in (tmp_path / "a.csv").read_text()
     assert parquet.read_table(tmp_path / "a.parquet")["y"].to_pylist() == [1.0, 2.0]
@@ -80,7 +80,7 @@ def test_the_end_of_the_name_decides_the_kind_of_file(model, tmp_path, refused, 
     assert "--out is 'a.txt', expected a file name ending in" in refused(
         "forecast", "run", "a.csv", "--out", "a.txt"
     )
-    assert len(model.asked) == 3
+    assert len(model.asked) == 4
 
 
 def test_a_failed_write_leaves_the_old_file(model, tmp_path, monkeypatch, capsys):

@@ -4,32 +4,45 @@ import io
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from fastlstm.cli import generate
 from fastlstm.cli.main import main
 from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.text.config import ModelConfig
+from fastlstm.text.data.tokenizer import ByteTokenizer
 from fastlstm.text.files import save_language_model
 from fastlstm.text.lm import LM
+from fastlstm.text.model import LanguageModel
 
 
 class Model:
     """Stands for an LM: notes what it is asked and writes fixed pieces."""
 
-    tokenizer = SimpleNamespace(encode=list)
     format_note = None
     pieces = ("Pri", "\x1b[31mn", "ce\n", "é\x07\tend")
 
     def __init__(self) -> None:
         self.asked: dict[str, Any] = {}
 
-    def stream(self, prompt: str, **settings: Any) -> Iterator[str]:
+    def stream(self, prompt: str, **settings: Any) -> Pieces:
         self.asked = {"prompt": prompt, **settings}
-        return iter(self.pieces)
+        return Pieces(self.pieces)
+
+
+class Pieces(Iterator[str]):
+    num_tokens = 18
+
+    def __init__(self, pieces: Sequence[str]) -> None:
+        self._pieces = iter(pieces)
+
+    def __next__(self) -> str:
+        return next(self._pieces)
 
 
 @pytest.fixture
@@ -97,7 +110,12 @@ def test_prompt_from_stdin(model, monkeypatch):
     ("arguments", "message"),
     [
         (["--length", "many"], "--length is 'many', expected a whole number"),
-        (["--length", "-1"], "--length is -1, expected 0 or more"),
+        (
+            ["--length", "-1"],
+            "--length is -1, expected a whole number, from 0 to 9223372036854775807",
+        ),
+        (["--length", str(2**63)], "--length is 9223372036854775808, expected a whole number"),
+        (["--length", "x" * 999], f"--length is '{'x' * 59}, expected a whole number"),
         (["--temperature", "hot"], "--temperature is 'hot', expected a number"),
         (["--temperatur", "1"], "unknown flag '--temperatur' (did you mean '--temperature'?)"),
     ],
@@ -126,6 +144,18 @@ def test_a_real_model_writes_the_same_for_the_same_seed(tiny_run, capsys, printe
     assert printed(*arguments) == first
     assert first.startswith("the ")
     assert len(first.rstrip("\n")) <= 34
+    assert err.startswith("30 tokens in ")
+
+
+def test_tokens_that_are_no_whole_characters_are_counted(tmp_path, capsys):
+    torch.manual_seed(0)
+    model = LanguageModel(ModelConfig(vocab_size=256, embed_size=2, rnn_size=2))
+    run = RunDirectory(tmp_path / "run")
+    run.create()
+    run.publish(save_language_model(model, ByteTokenizer()))
+    assert main(["generate", str(run.path), "--length", "30", "--seed", "1"]) == 0
+    out, err = capsys.readouterr()
+    assert "\ufffd" in out
     assert err.startswith("30 tokens in ")
 
 

@@ -293,3 +293,9 @@ def test_control_characters_in_a_list_are_escaped(monkeypatch, capsys):
 def test_a_closed_standard_stream_is_no_error(closed):
     done = subprocess.run(f"{sys.executable} -m fastlstm --version {closed}", shell=True)
     assert done.returncode == 0
+
+
+def test_a_closed_standard_input_is_empty():
+    words = f"{sys.executable} -m fastlstm generate nothing --prompt - <&-"
+    done = subprocess.run(words, shell=True, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("nothing: no such run")) == (2, 1)

@@ -96,7 +96,8 @@ def test_a_message_to_a_closed_pipe_is_dropped(monkeypatch):
 def test_write_page_refuses_devices_and_keeps_links(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to(tmp_path / "page.html")
-    for place in (tmp_path, tmp_path / "pipe"):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for place in (tmp_path, tmp_path / "pipe", tmp_path / "loop"):
         with pytest.raises(UsageError, match=r"--html is .*expected a file"):
             write_page(str(place), b"x", "--html")
     write_page(str(tmp_path / "link"), b"x", "--html")

@@ -308,6 +308,7 @@ def test_too_many_bytes_are_refused(text_run, tmp_path, monkeypatch):
             "Keras has no layer for `residual`; export to another target",
         ),
         ({"to": "torch"}, {"activation": "relu"}, "torch's LSTM has no activation relu"),
+        ({"to": "onnx", "out": "caf\udce9"}, {}, "`out` is caf.*: the name is not UTF-8"),
         ({"to": "onnx", "out": "model.onnx"}, {}, r"names a file; .* give `out='model'`"),
     ],
 )

@@ -127,6 +127,7 @@ def test_a_sequence_model(sequence_runs, tmp_path, answers, to, options):
         ),
         ("numbers", {"to": "onnx", "length": 3}, "is for sequence models and modules that go"),
         ("numbers", {"to": "litert", "length": 0}, "`length=0` is no number of steps"),
+        ("numbers", {"to": "litert", "length": 10**9}, "no number of steps, expected 1 to 65536"),
         ("text", {"to": "litert", "length": 3}, "is for sequence models and modules that go"),
         ("numbers", {"to": "keras"}, "Keras files hold text models, and this is a sequence"),
     ],

@@ -55,9 +55,9 @@ def test_an_exported_page_needs_nothing(
 ) -> None:
     write_run("a")
     write_run("b")
-    out = tmp_path / "page.html"
+    out = tmp_path / "pa\x1bge.html"
     assert main(["monitor", str(tmp_path), "--export", str(out)]) == 0
-    assert "2 runs" in capsys.readouterr().out
+    assert "pa\\x1bge.html: 2 runs" in capsys.readouterr().out
     html = out.read_text("utf-8")
     assert "<script" not in html
     assert not re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?(?!data:)\w""", html)

@@ -9,7 +9,9 @@ import time
 import httpx
 import pytest
 
-from fastlstm.serve.server import Listener
+from fastlstm.errors import ConfigError
+from fastlstm.serve.server import Listener, _listen
+from fastlstm.serve.settings import Settings
 from running_server import raw_request, wait_until
 from served_process import Process, processes_of
 
@@ -181,6 +183,12 @@ def test_the_error_of_a_failed_start_is_one_line(run_path, tmp_path):
     assert second.end(0) == 2
     assert f"cannot listen on 127.0.0.1:{port}" in second.lines[0]
     assert first.end() == 0
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 64, "caf\udce9"])
+def test_a_host_that_is_no_name_is_refused(host):
+    with pytest.raises(ConfigError, match=r"cannot listen on .*; choose another --host"):
+        _listen(Settings(host=host))
 
 
 def test_connections_closed_by_their_clients_are_dropped_at_accept():

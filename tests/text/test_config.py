@@ -45,6 +45,12 @@ def test_splits():
         ({"batch_size": 2.5}, "`batch_size` is 2.5, expected a whole number"),
         ({"layer_norm": "yes"}, "`layer_norm` is 'yes', expected True or False"),
         ({"split": 90}, "`split` is 90, expected a text"),
+        (
+            {"encoding": "utf-9"},
+            "`encoding` is 'utf-9', expected the name of a codec, such as utf-8",
+        ),
+        ({"encoding": "hex"}, "`encoding` is 'hex', expected the name of a codec"),
+        ({"budget": "9999999999h"}, "`budget` is '9999999999h', expected 1s to 27777h"),
         ({"preset": "huge"}, "`preset` is 'huge', expected one of"),
     ],
 )

@@ -114,7 +114,7 @@ def test_unseen_characters_in_the_prompt_are_named(lm):
     [
         ({"temperature": -1}, "`temperature` is -1"),
         ({"top_p": 2}, "`top_p` is 2"),
-        ({"max_tokens": -1}, "max_tokens is -1, expected a whole number, 0 or more"),
+        ({"max_tokens": -1}, "max_tokens is -1, expected a whole number, from 0"),
         ({"max_tokens": 1.5}, "max_tokens is 1.5"),
         ({"max_tokens": True}, "max_tokens is True"),
         ({"prompt": b"ab"}, "the prompt is a bytes, expected a str"),

@@ -257,7 +257,7 @@ def test_same_seed_same_tokens():
 def test_damaged_output_is_refused(bad):
     logits = LOGITS.copy()
     logits[2] = bad
-    with pytest.raises(NonFiniteError, match="output is not finite; its weights are damaged"):
+    with pytest.raises(NonFiniteError, match="output is not finite: its weights are damaged"):
         written(Sampling(), 1, [0], logits)
 
 
@@ -270,7 +270,10 @@ def test_minus_infinity_is_a_token_that_never_comes():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"temperature": -1}, r"`temperature` is -1, expected a number 0 \(greedy\) or more"),
+        ({"temperature": -1}, r"`temperature` is -1, expected a number from 0 \(greedy\) to 1e6"),
+        ({"temperature": 1e7}, "`temperature` is 10000000.0, expected .* to 1e6"),
+        ({"temperature": 10**400}, "`temperature` is 10000"),
+        ({"frequency_penalty": 1e7}, "`frequency_penalty` is .*, expected .* from -1e6 to 1e6"),
         ({"temperature": math.nan}, "`temperature` is nan, expected a number"),
         ({"temperature": math.inf}, "`temperature` is inf, expected a number"),
         ({"temperature": "1"}, "`temperature` is '1', expected a number"),
@@ -285,8 +288,8 @@ def test_minus_infinity_is_a_token_that_never_comes():
         ({"presence_penalty": math.nan}, "`presence_penalty` is nan"),
         ({"logit_bias": {-1: 0.0}}, "a token of `logit_bias` is -1"),
         ({"logit_bias": {1: math.inf}}, "`logit_bias` of token 1 is inf"),
-        ({"seed": 1 << 64}, "`seed` is 18446744073709551616, expected at most"),
-        ({"seed": -3}, "`seed` is -3, expected a whole number, 0 or more"),
+        ({"seed": 1 << 64}, "`seed` is 18446744073709551616, expected a whole number, from 0 to"),
+        ({"seed": -3}, "`seed` is -3, expected a whole number, from 0"),
         ({"stop": ("",)}, "`stop` is '', expected a non-empty text"),
         ({"stop": (3,)}, "`stop` is 3, expected a non-empty text"),
     ],
@@ -311,6 +314,8 @@ def test_stop_text_ends_before_the_first_stop():
     assert push_all(("END", "XX"), "abEXXcEND") == (["a", "b", "", "E", ""], True)
     assert push_all(("b",), ["abc"]) == (["a"], True)
     assert push_all(("cd", "b"), ["abcd"]) == (["a"], True)
+    assert push_all(("abc", "b"), ["abc"]) == (["a"], True)
+    assert push_all(("abc", "b"), "abc") == (["", "a"], True)
 
 
 def test_stop_text_holds_back_only_what_may_begin_a_stop():

@@ -22,6 +22,7 @@ from fastlstm.errors import (
     ConfigError,
     DataError,
     FormatError,
+    NonFiniteError,
     RunDirectoryError,
     Stopped,
 )
@@ -404,6 +405,17 @@ def test_the_averaged_weights_are_published_and_write_the_samples(text, tmp_path
     assert torch.equal(written[0], published)
     assert torch.equal(keep.average, published)
     assert not torch.equal(keep.bias, published)
+
+
+def test_a_sample_that_outgrows_float32_does_not_end_the_run(text, tmp_path, monkeypatch):
+    def grown(*_: object) -> str:
+        raise NonFiniteError("not finite")
+
+    monkeypatch.setattr("fastlstm.text.task.sample_text", grown)
+    events: list[dict[str, object]] = []
+    train(text, tmp_path / "run", events.append, sample_every=1)
+    assert any(str(event.get("text")).startswith("no sample: ") for event in events)
+    assert events[-1]["event"] == "end"
 
 
 def test_refusals(text, tmp_path):

@@ -444,9 +444,11 @@ def test_the_run_of_a_sequence_model_is_refused(tmp_path, capsys):
 def test_a_file_other_than_a_trace_is_not_replaced(tmp_path, text, capsys):
     before = text.read_bytes()
     os.mkfifo(tmp_path / "pipe")
-    for name in ("text.txt", "pipe", ".", "none/trace.json"):
+    for name in ("text.txt", "pipe", ".", "none/trace.json", "caf\udce9"):
         assert main(["profile", str(text), "--trace", str(tmp_path / name)]) == 1
-    assert "exists and is no trace" in capsys.readouterr().err
+    errors = capsys.readouterr().err
+    assert "exists and is no trace" in errors
+    assert "the name is not UTF-8" in errors
     assert text.read_bytes() == before
     trace = tmp_path / "trace.json"
     trace.write_text('{\n  "schemaVersion": 1,')

@@ -317,7 +317,7 @@ def parse(command: Command, argv: Sequence[str]) -> Parsed:
         try:
             value = typed(text, option.type)
         except ValueError:
-            message = f"{option.flag} is {text!r}, expected {expected(option.type)}"
+            message = f"{option.flag} is {text!r:.60}, expected {expected(option.type)}"
             raise UsageError(message) from None
         if option.is_repeatable:
             value = [*values.get(option.name, ()), value]

@@ -59,7 +59,7 @@ def read_config_file(path: Path, options: Sequence[Option]) -> dict[str, Any]:
             values[name] = typed(value, known[name].type)
         except ValueError:
             raise ConfigError(
-                f"{path}: '{name}' is {value!r}, expected {expected(known[name].type)}"
+                f"{path}: '{name}' is {value!r:.60}, expected {expected(known[name].type)}"
             ) from None
     return values
 
@@ -126,7 +126,7 @@ def _yaml(text: str, path: Path) -> Any:
         mark = error.problem_mark or error.context_mark
         where = f" line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
         raise ConfigError(f"--config {path}:{where}: {error.problem or 'not YAML'}") from None
-    except (yaml.YAMLError, ValueError, RecursionError):
+    except Exception:  # a value that its tag does not fit raises a dozen kinds
         raise ConfigError(
             f"--config {path}: not YAML; write lines such as 'rnn_size: 512'"
         ) from None

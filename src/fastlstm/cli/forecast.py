@@ -11,6 +11,7 @@ from fastlstm.cli.options import READ_OPTIONS, device_option, levels_of
 from fastlstm.cli.training import parse_for_run
 from fastlstm.errors import EXIT_OK, ConfigError, counted
 from fastlstm.report.drawing import form_of
+from fastlstm.report.markup import visible
 from fastlstm.system.object_store import is_url, write_whole
 
 if TYPE_CHECKING:
@@ -146,4 +147,4 @@ def _write(
         produce(pa.PythonFile(sys.stdout.buffer, mode="w"))
         return
     write_whole(out, produce)
-    print(f"{out}: {counted(table.num_rows, 'row')} of {', '.join(table.schema.names)}")
+    print(visible(f"{out}: {counted(table.num_rows, 'row')} of {', '.join(table.schema.names)}"))

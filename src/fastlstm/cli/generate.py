@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from fastlstm.cli.command import Command, Option, Positional, parse, switch
 from fastlstm.cli.inputs import open_model
@@ -14,7 +14,7 @@ from fastlstm.cli.output import print_json, say
 from fastlstm.errors import EXIT_OK, DataError, PromptError, counted
 from fastlstm.report.markup import visible
 from fastlstm.report.terminal import is_terminal, short_count, style_for
-from fastlstm.text.sampling import Sampling
+from fastlstm.text.sampling import Sampling, check_max_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -71,8 +71,7 @@ def run(argv: list[str]) -> int:
     if "stop" in settings:
         settings["stop"] = tuple(settings["stop"])
     length, weights, use_json = parsed["length"], parsed["weights"], parsed["json"]
-    if length < 0:
-        raise PromptError(f"--length is {length}, expected 0 or more")
+    check_max_tokens(length, "--length")
     prompt = _prompt_text(parsed["prompt"])
 
     lm = open_model(parsed.positionals[0], weights, parsed["device"])
@@ -91,7 +90,8 @@ def run(argv: list[str]) -> int:
         text = _printed(pieces, lambda piece: print_json({"event": "text", "text": piece}))
     else:
         text = _print_text(prompt, pieces)
-    _print_totals(lm, prompt, text, time.perf_counter() - started, use_json=use_json)
+    seconds = time.perf_counter() - started
+    _print_totals(pieces.num_tokens, prompt, text, seconds, use_json=use_json)
     if weights not in (None, "fp32") and lm.decoder.isa != "CUDA":  # a GPU decoder has no scores
         _print_weights(lm, use_json=use_json)
     return EXIT_OK
@@ -137,8 +137,7 @@ def _printed(pieces: Iterable[str], show: Callable[[str], None]) -> str:
     return text + waiting
 
 
-def _print_totals(lm: Any, prompt: str, text: str, seconds: float, *, use_json: bool) -> None:
-    tokens = len(lm.tokenizer.encode(text))
+def _print_totals(tokens: int, prompt: str, text: str, seconds: float, *, use_json: bool) -> None:
     rate = tokens / seconds if seconds > 0 else None
     if use_json:
         about = {"prompt": prompt, "text": text, "tokens": tokens, "seconds": seconds}

@@ -26,6 +26,7 @@ from fastlstm.distributed.launch import end_if_over, end_process, is_started_by_
 from fastlstm.errors import (
     EXIT_FAILED,
     EXIT_OK,
+    EXIT_USAGE,
     Dismissed,
     FastLSTMError,
     Stopped,
@@ -85,9 +86,9 @@ def console() -> NoReturn:
     A signal while the interpreter exits must not replace the exit code. Ignored signals stay
     ignored until the end, Python's own handlers do not.
     """
-    for name in ("stdout", "stderr"):  # closed by `>&-`: so that no file gets their number
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - open to the end
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by `>&-`: so that no file gets its number
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - open to the end
     if (parent := environment.take_parent()) is not None:
         die_with_parent(parent)
     end_if_over()
@@ -131,6 +132,8 @@ def _run(arguments: list[str]) -> int:
     except Exception as error:  # the last line of defence: a bug becomes one line and a log
         if isinstance(error, OSError) and (output := _stdout_error(error)) is not None:
             return _refused(output, EXIT_OK)
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            return _fail(f"error: {error.filename!s:.60}: {error.strerror}", EXIT_USAGE)
         return _internal_error(error, arguments)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from fastlstm.cli.command import Command, Option, Positional, parse
 from fastlstm.cli.output import say, write_page
 from fastlstm.errors import EXIT_OK, counted
+from fastlstm.report.markup import visible
 from fastlstm.report.terminal import is_terminal
 
 COMMAND = Command(
@@ -39,7 +40,7 @@ def run(argv: list[str]) -> int:
     runs = list(index.runs.values())
     if parsed["export"] is not None:
         write_page(parsed["export"], page(body(runs, root), is_live=False), "--export")
-        print(f"{parsed['export']}: {counted(len(runs), 'run')}")
+        print(f"{visible(parsed['export'])}: {counted(len(runs), 'run')}")
         return EXIT_OK
     with MonitorServer(LivePage(index, root), parsed["port"]) as server:
         print(f"{counted(len(runs), 'run')} at {server.url} (Ctrl-C ends it)", flush=True)

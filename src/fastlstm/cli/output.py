@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -103,7 +104,7 @@ def write_page(path: str, data: bytes, flag: str) -> None:
         UsageError: a directory or a device is there.
         StorageError: the write failed; an old file is intact.
     """
-    place = Path(path)
-    if place.exists() and not place.is_file():
+    place = Path(os.path.realpath(path))
+    if os.path.lexists(place) and not os.path.isfile(place):
         raise UsageError(f"{flag} is {path}, expected a file such as runs.html")
-    write_file(place.resolve(), data)
+    write_file(place, data)

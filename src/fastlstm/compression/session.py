@@ -106,8 +106,9 @@ def compress(
     config = called_with(CompressConfig, config, fields, "compress()", stop)
     observers = None if observers is None else checked_observers(observers)
     callbacks = checked_callbacks(callbacks)
+    target = RunDirectory(out).path
     require_run(run, verb="compress")
-    path, target = Path(run), Path(out)
+    path = Path(run)
     inside = [path.absolute(), *path.absolute().parents[:1]]
     if any(target.exists() and os.path.samefile(target, place) for place in inside):
         raise RunDirectoryError(f"{target} holds the run to compress; give another `out`")

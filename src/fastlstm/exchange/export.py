@@ -99,6 +99,7 @@ def _torch(graph: Graph) -> dict[str, bytes]:
     return files
 
 
+_MOST_STEPS = 65_536
 _EXACT = {"fp32": 1e-5, "fp16": 1e-5, "int8": 1e-5}
 _LITERT = {"fp32": 1e-4, "fp16": 1e-4, "int8": 0.1}
 """For int8 weights, LiteRT's kernels round the activations too."""
@@ -300,7 +301,7 @@ def export(
         RunDirectoryError: no run, or `out` exists.
     """
     to = "litert" if to == "tflite" else to
-    if to not in TARGETS:
+    if not isinstance(to, str) or to not in TARGETS:
         raise ConfigError(
             f"`to={to!r}` is unknown{nearest_hint(to, TARGETS)}; expected one of"
             f" {', '.join(TARGETS)}"
@@ -370,8 +371,10 @@ def _set_form(source: ExportSource, to: str, step: bool, length: int | None) -> 
             f"`length={length!r}` is for sequence models and modules that go to litert; leave it"
             " out"
         )
-    if length is not None and not (is_whole(length) and length > 0):
-        raise ConfigError(f"`length={length!r}` is no number of steps, expected 1 or more")
+    if length is not None and not (is_whole(length) and 1 <= length <= _MOST_STEPS):
+        raise ConfigError(
+            f"`length={length!r:.60}` is no number of steps, expected 1 to {_MOST_STEPS}"
+        )
     is_step = source.kind == "text" and (step or not target.has_loops)
     if step and not is_step:
         raise ConfigError(f"`step=True` is for text models; this is a {source.kind}")
@@ -381,6 +384,10 @@ def _set_form(source: ExportSource, to: str, step: bool, length: int | None) -> 
 
 
 def _checked_out(out: str | os.PathLike[str], target: Target) -> Path:
+    if not isinstance(out, str | os.PathLike):
+        raise ConfigError(f"`out` is {kind_of_value(out)}, expected the path of a directory")
+    if not storage.is_utf8(out):
+        raise ConfigError(f"`out` is {out}: the name is not UTF-8; give another")
     path = Path(out)
     if path.suffix and path.suffix == Path(target.model).suffix:
         raise ConfigError(
@@ -435,7 +442,7 @@ def _weight_format(asked: str | None, own: str, to: str) -> str:
     known = TARGETS[to].limits
     if asked is None:
         return own if own in known else "fp32"
-    if asked not in known:
+    if asked not in list(known):
         raise ConfigError(
             f"`weights={asked!r}` cannot be held by {to}, which holds {', '.join(known)}"
         )

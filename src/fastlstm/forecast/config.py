@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import dataclasses
 import math
 import re
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from fastlstm.errors import ConfigError
-from fastlstm.system.fields import Precision, check_fields, parse_split
+from fastlstm.system.fields import Precision, check_encoding, check_fields, parse_split
 from fastlstm.training.options import BOUNDS, TrainingOptions
 
 Channels = Literal["shared", "joint"]
@@ -113,15 +112,7 @@ class ReadOptions:
                 "`delimiter`, `decimal`, `thousands` and `escape` are"
                 f" {', '.join(map(repr, marks))}, expected different characters"
             )
-        try:
-            "".encode(self.encoding)
-            if codecs.lookup(self.encoding).name in ("idna", "punycode"):  # of names of hosts
-                raise LookupError
-        except (LookupError, ValueError):
-            raise ConfigError(
-                f"`encoding` is {self.encoding!r:.40}, expected the name of a codec, such as"
-                " utf-8, cp1252 or gb18030"
-            ) from None
+        check_encoding(self.encoding)
 
 
 READING = tuple(field.name for field in dataclasses.fields(ReadOptions))

@@ -36,8 +36,12 @@ def checked_observers(observers: Any) -> list[Observer]:
 
 
 def event_line(event: Event) -> str:
-    """Returns an event as one line of strict JSON; NaN and Inf become null."""
-    return json.dumps(finite(event), ensure_ascii=False, separators=(",", ":")) + "\n"
+    """Returns an event as one line of strict JSON; NaN and Inf become null.
+
+    What UTF-8 cannot hold, such as bytes of the name of a file, is escaped.
+    """
+    line = json.dumps(finite(event), ensure_ascii=False, separators=(",", ":")) + "\n"
+    return line.encode("utf-8", "backslashreplace").decode()
 
 
 class MetricsFile:

@@ -319,9 +319,10 @@ def _listen(settings: Settings) -> socket.socket:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
         bound.bind(address)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the second for what can be no name of a host
+        why = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"cannot listen on {settings.host}:{settings.port} ({error.strerror or error});"
-            " choose another --host or --port"
+            f"cannot listen on {settings.host}:{settings.port} ({why}); choose another --host or"
+            " --port"
         ) from None
     return bound

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import functools
 import math
@@ -100,6 +101,19 @@ def is_whole(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
+def check_encoding(name: str) -> None:
+    """Raises ConfigError unless this is the name of a codec of texts."""
+    try:
+        "".encode(name)
+        if codecs.lookup(name).name in ("idna", "punycode"):  # of names of hosts
+            raise LookupError
+    except (LookupError, ValueError):
+        raise ConfigError(
+            f"`encoding` is {name!r:.40}, expected the name of a codec, such as utf-8, cp1252 or"
+            " gb18030"
+        ) from None
+
+
 def parse_duration(text: str, name: str = "budget") -> float:
     """Returns the seconds, at least 1, in ``"90s"``, ``"5m"``, ``"1h30m"`` or a plain number."""
     clean = text.strip().lower()
@@ -116,7 +130,7 @@ def parse_duration(text: str, name: str = "budget") -> float:
         hours, minutes, rest = (float(part or 0) for part in match.groups())
         seconds = hours * 3600 + minutes * 60 + rest
     if not 1 <= seconds <= 10**8:
-        raise ConfigError(f"`{name}` is {text!r}, expected at least 1s")
+        raise ConfigError(f"`{name}` is {text!r:.60}, expected 1s to 27777h")
     return seconds
 
 

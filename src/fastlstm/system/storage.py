@@ -37,6 +37,9 @@ _ADVICE = {
     errno.ELOOP: "it is a symbolic link, expected a regular file; remove it",
     errno.ENXIO: "it is a pipe, expected a regular file; remove it",
     errno.EISDIR: "it is a directory, expected a regular file; remove it",
+    errno.ENOENT: "there is no such directory; make it, or choose another place",
+    errno.ENOTDIR: "a part of the path is a file; choose another place",
+    errno.ENAMETOOLONG: "choose a shorter name",
     errno.EIO: "the disk reports an error; copy the run elsewhere",
 }
 
@@ -81,6 +84,15 @@ def _removed_on_error(path: Path) -> Iterator[None]:
 def temporary_name(path: Path) -> Path:
     """Returns a hidden name in the same directory; `RunDirectory.sweep` removes left-overs."""
     return path.with_name(f".{path.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
+
+
+def is_utf8(path: str | os.PathLike[str]) -> bool:
+    """Returns whether a name is UTF-8, as libraries in C++ need it."""
+    try:
+        os.fspath(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def is_own(path: Path) -> bool:

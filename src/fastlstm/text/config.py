@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from fastlstm.errors import ConfigError, FormatError
 from fastlstm.ops.cell_options import CellOptions
-from fastlstm.system.fields import BELOW_1, check_fields, parse_split
+from fastlstm.system.fields import BELOW_1, check_encoding, check_fields, parse_split
 from fastlstm.training.options import BOUNDS, OptimizerName, TrainingOptions
 
 Vocab = Literal["char", "byte", "bpe"]
@@ -201,6 +201,7 @@ class TrainConfig(TrainingOptions, CellOptions):
         super().__post_init__()
         check_fields(self, _BOUNDS)
         parse_split(self.split)
+        check_encoding(self.encoding)
         self.check_schedule()
         if self.strict_kernels and self.sample_every > 0:
             from fastlstm.text.decoder import native_refusal

@@ -54,7 +54,10 @@ _MIN_MACS_PER_THREAD = 1 << 16
 _UNBOUNDED = {"relu", "linear"}
 """Activations whose outputs leave [-1, 1], the range that int8 and int4 store."""
 
-NOT_FINITE = "the model's output is not finite; its weights are damaged"
+NOT_FINITE = (
+    "the model's output is not finite: its weights are damaged, or cells with `activation` relu or"
+    " linear outgrew float32; write less text"
+)
 _PANEL = 4
 """Rows of blocks that the kernels take at once."""
 

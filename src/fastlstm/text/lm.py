@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 import torch
-from torch import nn
 
 from fastlstm.errors import ConfigError, DataError, PromptError, counted, kind_of_value
 from fastlstm.ops.packed_weights import Contents
@@ -17,6 +16,7 @@ from fastlstm.report.html import InNotebook
 from fastlstm.runs.weight_formats import check_format
 from fastlstm.system.fields import Device
 from fastlstm.system.hardware import check_device
+from fastlstm.text.config import ModelConfig
 from fastlstm.text.data.text import TextDataset, UnknownPolicy
 from fastlstm.text.data.tokenizer import CharTokenizer, KnownCharacters, shown_characters
 from fastlstm.text.decoder import FORMATS, Decoder, default_format, float_weights, format_note
@@ -24,13 +24,19 @@ from fastlstm.text.evaluation import Evaluation, evaluate_on, with_unknown
 from fastlstm.text.files import language_model_rows, load_language_model
 from fastlstm.text.held_out import read_text
 from fastlstm.text.loading import device_for, gpu_decoder
-from fastlstm.text.sampling import MAX_SEED, Sampling, known_settings, sampling_of
+from fastlstm.text.sampling import (
+    MAX_SEED,
+    Sampling,
+    check_max_tokens,
+    known_settings,
+    sampling_of,
+)
 from fastlstm.text.session import Session
 from fastlstm.text.stored_model import format_of
-from fastlstm.text.writing import Text, begin, check_max_tokens, write_all
+from fastlstm.text.writing import Pieces, Text, begin, write_all
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from fastlstm.runs.weight_formats import QuantizedMatrix
     from fastlstm.text.data.tokenizer import Tokenizer
@@ -69,10 +75,10 @@ class LM(InNotebook):
         stored: Mapping[str, QuantizedMatrix] | None = None,
         device: Device = "auto",
     ) -> None:
-        if not isinstance(model, nn.Module):
+        if not isinstance(getattr(model, "config", None), ModelConfig):
             raise ConfigError(
-                f"the model is {kind_of_value(model)}, expected a network; LM.load(path) opens a"
-                " run"
+                f"the model is {kind_of_value(model)}, expected a LanguageModel; LM.load(path)"
+                " opens a run"
             )
         self.config = {} if config is None else config
         check_device(device)
@@ -169,14 +175,13 @@ class LM(InNotebook):
         """
         return "".join(self.stream(prompt, max_tokens, **settings))
 
-    def stream(self, prompt: str = "", max_tokens: int = 500, **settings: Any) -> Iterator[str]:
+    def stream(self, prompt: str = "", max_tokens: int = 500, **settings: Any) -> Pieces:
         """Works like `generate`, but yields pieces as they are made; never splits a character.
 
         The arguments are checked now, not at the first piece.
         """
         decoder = self.decoder
-        texts = self._begin(decoder, [prompt], max_tokens, settings)
-        return (piece for (piece,) in write_all(decoder, texts) if piece)
+        return Pieces(decoder, self._begin(decoder, [prompt], max_tokens, settings))
 
     def generate_batch(
         self, prompts: Sequence[str], max_tokens: int = 500, **settings: Any

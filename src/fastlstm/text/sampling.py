@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -17,15 +18,16 @@ if TYPE_CHECKING:
 PENALTY_WINDOW = 64
 """The repetition penalty looks at this many tokens back; no stop sequence is longer."""
 MAX_SEED = (1 << 64) - 1
+_MOST_TOKENS = (1 << 63) - 1
 SMALLEST = 1e-30
 """The kernels treat smaller values as zero."""
 _RANGES = {
-    "temperature": (0.0, 1e6, "0 (greedy) or more"),
+    "temperature": (0.0, 1e6, "from 0 (greedy) to 1e6"),
     "top_p": (SMALLEST, 1.0, "above 0 and at most 1"),
-    "repetition_penalty": (SMALLEST, 1e6, "above 0"),
+    "repetition_penalty": (SMALLEST, 1e6, "above 0 and at most 1e6"),
     "min_p": (0.0, 1.0, "from 0 (none left out) to 1"),
-    "frequency_penalty": (-1e6, 1e6, ""),
-    "presence_penalty": (-1e6, 1e6, ""),
+    "frequency_penalty": (-1e6, 1e6, "from -1e6 to 1e6"),
+    "presence_penalty": (-1e6, 1e6, "from -1e6 to 1e6"),
 }
 """Least and largest value that the kernels take, and the words for them in messages."""
 
@@ -71,9 +73,7 @@ class Sampling:
             _require_number(f"`{name}`", getattr(self, name), low, high, expected)
         _require_whole("`top_k`", self.top_k, "0 (all) or more")
         if self.seed is not None:
-            _require_whole("`seed`", self.seed, "0 or more")
-            if self.seed > MAX_SEED:
-                raise PromptError(f"`seed` is {self.seed}, expected at most {MAX_SEED}")
+            _require_whole("`seed`", self.seed, f"from 0 to {MAX_SEED}", MAX_SEED)
         for name, kind, expected in (
             ("logit_bias", Mapping | None, "a dict of token: number"),
             ("stop", str | list | tuple, "a text, or a list of texts"),
@@ -82,7 +82,7 @@ class Sampling:
                 raise PromptError(f"`{name}` is {kind_of_value(value)}, expected {expected}")
         for token, bias in (self.logit_bias or {}).items():
             _require_whole("a token of `logit_bias`", token, "0 or more")
-            _require_number(f"`logit_bias` of token {token}", bias, -1e6, 1e6, "")
+            _require_number(f"`logit_bias` of token {token}", bias, -1e6, 1e6, "from -1e6 to 1e6")
         for text in self.stops:
             if not isinstance(text, str) or not text:
                 raise PromptError(f"`stop` is {text!r}, expected a non-empty text")
@@ -138,13 +138,18 @@ def sampling_of(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Sampli
 
 
 def _require_number(name: object, value: object, low: float, high: float, expected: str) -> None:
-    if not is_number(value) or not low <= float(value) <= high:  # type: ignore[arg-type]
-        raise PromptError(f"{name}{f' is {value!r}, expected a number {expected}'.rstrip()}")
+    if not is_number(value) or not low <= value <= high:  # type: ignore[operator]
+        raise PromptError(f"{name} is {value!r:.60}, expected a number {expected}")
 
 
-def _require_whole(name: object, value: object, expected: str) -> None:
-    if not is_whole(value) or value < 0:  # type: ignore[operator]
-        raise PromptError(f"{name} is {value!r}, expected a whole number, {expected}")
+def check_max_tokens(value: object, name: str = "max_tokens") -> None:
+    """Raises PromptError unless this is a whole number that the kernels take."""
+    _require_whole(name, value, f"from 0 to {_MOST_TOKENS}", _MOST_TOKENS)
+
+
+def _require_whole(name: object, value: object, expected: str, most: float = math.inf) -> None:
+    if not is_whole(value) or not 0 <= value <= most:  # type: ignore[operator]
+        raise PromptError(f"{name} is {value!r:.60}, expected a whole number, {expected}")
 
 
 class StopText:
@@ -160,10 +165,10 @@ class StopText:
         if not self._stops:
             return text
         self._held += text
-        ends = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
-        if ends:
+        found = [(at + len(s), at) for s in self._stops if (at := self._held.find(s)) >= 0]
+        if found:  # the first that is complete, however the text was cut into pieces
             self.is_done = True
-            ready, self._held = self._held[: min(ends)], ""
+            ready, self._held = self._held[: min(found)[1]], ""
             return ready
         first = max(0, len(self._held) + 1 - max(map(len, self._stops)))
         starts = range(first, len(self._held) + 1)  # places where a stop string may have begun

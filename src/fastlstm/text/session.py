@@ -10,8 +10,8 @@ import hmac
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.errors import CorruptFileError, PromptError, kind_of_value
-from fastlstm.text.sampling import sampling_of
-from fastlstm.text.writing import Text, check_max_tokens, prompt_ids, token_stops, write_all
+from fastlstm.text.sampling import check_max_tokens, sampling_of
+from fastlstm.text.writing import Pieces, Text, prompt_ids, token_stops
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -81,7 +81,7 @@ class Session:
         text = Text(self._stream, self._text, sampling.stops)
         # If a stop string is no sequence of tokens, the text is checked after every token.
         limit = {} if len(stops) == len(sampling.stops) else {"max_steps": 1}
-        return (piece for (piece,) in write_all(self._decoder, [text], **limit) if piece)
+        return Pieces(self._decoder, [text], **limit)
 
     def fork(self) -> Session:
         """Returns an independent session at the same place."""

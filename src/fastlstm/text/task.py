@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastlstm.errors import CorruptFileError
+from fastlstm.errors import CorruptFileError, NonFiniteError
 from fastlstm.runs.events import Event
 from fastlstm.text.config import ModelConfig, TrainConfig
 from fastlstm.text.data.lanes import Batch, TextLoader
@@ -238,7 +238,11 @@ class Samples(Callback):
     def on_event(self, trainer: Trainer, event: Event) -> None:
         if event["event"] == "eval" and trainer.progress.evaluations % self._every == 0:
             assert isinstance(trainer.model, LanguageModel)
-            text = sample_text(trainer.model, self._tokenizer, _SAMPLE_LENGTH, 0.8, self._seed)
+            try:
+                text = sample_text(trainer.model, self._tokenizer, _SAMPLE_LENGTH, 0.8, self._seed)
+            except NonFiniteError:  # relu and linear cells may grow in a text longer than T
+                note = "no sample: the state of the model outgrows float32 in a longer text"
+                return trainer.say("warning", note)
             trainer.emit({"event": "sample", "step": trainer.progress.step, "text": text})
 
 

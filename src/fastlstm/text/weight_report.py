@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fastlstm.errors import DataError, NonFiniteError, counted
+from fastlstm.text.decoder import NOT_FINITE, Decoder
 from fastlstm.text.evaluation import lanes_of, num_lanes
 from fastlstm.text.sampling import Sampling
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fastlstm.text.data.tokenizer import Tokenizer
-    from fastlstm.text.decoder import Decoder
 
 _STEPS = 512
 _SPEED_S = 0.2
@@ -97,7 +97,7 @@ def score_tokens(decoder: Decoder, ids: NDArray[Any]) -> TokenScores:
     targets = np.asarray(ids[1:], np.int64)
     scores = TokenScores(targets, np.concatenate(nats), np.concatenate(likeliest))
     if not np.isfinite(scores.nats).all():
-        raise NonFiniteError("the model's output is not finite; its weights are damaged")
+        raise NonFiniteError(NOT_FINITE)
     return scores
 
 

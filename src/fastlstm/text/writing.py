@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fastlstm.errors import DataError, PromptError, kind_of_value
-from fastlstm.system.fields import is_whole
 from fastlstm.text.sampling import PENALTY_WINDOW, Sampling, StopText
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -62,11 +62,13 @@ class Text:
     def __init__(self, stream: Stream, decoder: StreamDecoder, stops: tuple[str, ...] = ()) -> None:
         self.stream = stream
         self._decoder, self._gate = decoder, StopText(stops)
-        self.is_done = False
+        self.is_done, self.num_tokens = False, 0
 
     def take(self) -> str:
         """Returns the text that became ready since the last call."""
-        ready = self._gate.push(self._decoder.push_all(self.stream.take()))
+        tokens = self.stream.take()
+        self.num_tokens += len(tokens)
+        ready = self._gate.push(self._decoder.push_all(tokens))
         if self._gate.is_done:
             self.is_done = True
         elif not self.stream.is_running:
@@ -84,6 +86,23 @@ def write_all(
         steps = min(max_steps, sizer.num_tokens(len(running)))
         sizer.record(len(running), steps * len(running), decoder.run(running, steps))
         yield ["" if text.is_done else text.take() for text in texts]
+
+
+class Pieces(Iterator[str]):
+    """The pieces of a text, or of none, as `write_all` makes them; `num_tokens` were written."""
+
+    def __init__(
+        self, decoder: Decoder, texts: Sequence[Text], max_steps: int = _MAX_STEPS
+    ) -> None:
+        self._texts = texts
+        self._pieces = (p for (p,) in write_all(decoder, texts, max_steps) if p)
+
+    def __next__(self) -> str:
+        return next(self._pieces)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(text.num_tokens for text in self._texts)
 
 
 def token_stops(tokenizer: Tokenizer, stops: tuple[str, ...]) -> list[list[int]]:
@@ -109,12 +128,6 @@ def begin(
     stream.feed(prompt_ids(tokenizer, prompt))
     stream.begin(max_tokens)
     return Text(stream, tokenizer.stream_decoder(), sampling.stops)
-
-
-def check_max_tokens(max_tokens: Any) -> None:
-    """Raises PromptError unless this is a whole number of at least 0."""
-    if not is_whole(max_tokens) or max_tokens < 0:
-        raise PromptError(f"max_tokens is {max_tokens!r}, expected a whole number, 0 or more")
 
 
 def prompt_ids(tokenizer: Tokenizer, prompt: str) -> NDArray[Any]:

@@ -15,7 +15,7 @@ import torch
 from fastlstm.errors import StorageError
 from fastlstm.ops.custom_op import lstm_flop
 from fastlstm.system import environment, hardware
-from fastlstm.system.storage import open_regular
+from fastlstm.system.storage import is_utf8, open_regular
 
 if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
@@ -80,6 +80,8 @@ def _recorded(trainer: Trainer, trace: Path | None) -> list[OpTime]:
 
 def check_trace(trace: Path) -> None:
     """Raises StorageError for a path that is not writable, or holds something else than a trace."""
+    if not is_utf8(trace):
+        raise StorageError(f"cannot write {trace}: the name is not UTF-8; give another")
     if not trace.parent.is_dir():
         raise StorageError(f"cannot write {trace}: there is no directory {trace.parent}")
     if not os.access(trace.parent, os.W_OK):

@@ -1,9 +1,11 @@
 """Clean blocks: the simple definition holds whatever the block size cuts through."""
 
 import codecs
+import errno
 import gzip
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -44,6 +46,15 @@ def definition(texts: list[bytes], rules: TextRules) -> bytes:
         joint = b"\n" if clean and text and not clean.endswith(b"\n") else b""
         clean += joint + text
     return clean
+
+
+def test_a_file_that_the_disk_cannot_read_is_named(monkeypatch, tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"text")
+    broken = Mock(read=Mock(side_effect=OSError(errno.EIO, "Input/output error")))
+    monkeypatch.setattr(Path, "open", lambda *_: broken)
+    documents = (Document("a.txt", tmp_path / "a.txt"),)
+    with pytest.raises(DataError, match=r"cannot read a.txt: Input/output error"):
+        read(documents, TextRules())
 
 
 @settings(max_examples=300, deadline=None)
@@ -184,7 +195,15 @@ def test_lines_without_a_text_can_be_left_out(tmp_path):
 def test_utf_16_is_read_in_blocks(tmp_path, block_bytes):
     text = "a naïve — 他走进了\n" * 9
     documents = in_memory(text.encode("utf-16"))
-    assert read(documents, TextRules(encoding="utf-16"), block_bytes).decode() == text
+    for is_text in (True, False):
+        rules = TextRules(is_text, encoding="utf-16")
+        assert read(documents, rules, block_bytes).decode() == text
+    with_one = in_memory("\ud800".encode("utf-16", "surrogatepass"), b"a+2AA-")
+    for document, encoding, shown in zip(
+        with_one, ("utf-16", "utf-7"), ("\ufffd", "a?"), strict=True
+    ):
+        rules = TextRules(False, encoding=encoding, invalid_utf8="replace")
+        assert read((document,), rules).decode() == shown
 
 
 def test_another_text_field(tmp_path):

@@ -187,6 +187,12 @@ def test_another_encoding_is_named_and_read(encoding, text, shown, book, cache):
     assert found.notes == ()
 
 
+def test_an_encoding_that_holds_surrogates_is_refused_in_one_line(book, cache):
+    book.write_bytes(b"text +2AA- " * 200)
+    with pytest.raises(DataError, match=r"invalid UTF-7 at byte 5; convert the file"):
+        prepare(book, cache, encoding="utf-7")
+
+
 def test_ten_characters_are_too_few_to_split(cache):
     data = prepare(InputText("text", (Document("text", data=b"ten chars."),)), cache)
     with pytest.raises(DataError, match=r"text has only 10 characters \(10 tokens\); training"):

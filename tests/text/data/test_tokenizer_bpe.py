@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastlstm.errors import CorruptFileError, MissingExtraError
+from fastlstm.errors import CorruptFileError, DataError, MissingExtraError
 from fastlstm.text.data.blocks import BlockReader, TextRules
 from fastlstm.text.data.sources import Document
 from fastlstm.text.data.text import prepare_text
@@ -35,6 +35,11 @@ def trained() -> BpeTokenizer:
 @pytest.fixture
 def tokenizer():
     return trained()
+
+
+def test_an_unpaired_surrogate_is_refused(tokenizer):
+    with pytest.raises(DataError, match="an unpaired surrogate, which is no character"):
+        tokenizer.encode("the caf\udce9")  # --prompt $'the caf\xe9'
 
 
 @settings(deadline=None)

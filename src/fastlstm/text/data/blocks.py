@@ -54,8 +54,8 @@ class TextRules:
 
     @property
     def is_recoded(self) -> bool:
-        """Whether the bytes are text that is not UTF-8."""
-        return self.is_text and codecs.lookup(self.encoding).name != "utf-8"
+        """Whether the bytes are not UTF-8 and become it, for a vocabulary of bytes too."""
+        return codecs.lookup(self.encoding).name != "utf-8"
 
 
 class BlockReader:
@@ -138,7 +138,7 @@ class BlockReader:
 
     def _plain_records(self, stream: BufferedIOBase, name: str) -> Iterator[tuple[bool, bytes]]:
         rules = self._rules
-        replaces = rules.is_text and rules.invalid_utf8 == "replace"
+        replaces = (rules.is_text or rules.is_recoded) and rules.invalid_utf8 == "replace"
         decoder = codecs.getincrementaldecoder(rules.encoding)("replace" if replaces else "strict")
         held = b""  # a CR whose LF may come in the next piece
         is_start = True
@@ -153,7 +153,7 @@ class BlockReader:
             if replaces or rules.is_recoded:
                 text = decoder.decode(chunk, final=not following)
                 self.repairs["replaced"] += text.count("\ufffd")
-                data = text.encode()
+                data = text.encode("utf-8", "replace" if replaces else "strict")
             if not rules.keep_crlf:
                 data = held + data
                 held = b"\r" if following and data.endswith(b"\r") else b""
@@ -201,10 +201,10 @@ def open_document(document: Document) -> tuple[BufferedIOBase, Callable[[], int]
         return memory, memory.tell
     try:
         raw = document.path.open("rb")
+        magic = raw.read(4)
+        raw.seek(0)
     except OSError as error:
         raise DataError(f"cannot read {document.name}: {error.strerror}") from error
-    magic = raw.read(4)
-    raw.seek(0)
     suffix = document.path.suffix.lower()
     if magic.startswith(_GZIP_MAGIC):
         unzipped = gzip.GzipFile(fileobj=raw)

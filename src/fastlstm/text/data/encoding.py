@@ -86,7 +86,7 @@ class Pass:
             if index == 0:
                 self.repairs.clear()
                 self.repairs.update(reader.repairs)
-        except UnicodeDecodeError as error:
+        except (UnicodeDecodeError, UnicodeEncodeError) as error:  # UTF-7 may hold surrogates
             raise self._invalid_utf8(error) from None
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
@@ -100,7 +100,7 @@ class Pass:
             done = consumed if total is None else (index * total + consumed) // self.num_passes
             self.on_progress(done, total)
 
-    def _invalid_utf8(self, error: UnicodeDecodeError) -> DataError:
+    def _invalid_utf8(self, error: UnicodeDecodeError | UnicodeEncodeError) -> DataError:
         encoding = self.rules.encoding
         place = find_invalid_byte(self.source.documents, encoding)
         name, offset = self.source.name, error.start

@@ -292,7 +292,10 @@ class BpeTokenizer(Tokenizer):
         known = self._known
         new = sorted(set(words).difference(known))
         if new:
-            parts = self._engine.encode_batch_fast(new, add_special_tokens=False)
+            try:
+                parts = self._engine.encode_batch_fast(new, add_special_tokens=False)
+            except TypeError:
+                raise DataError("an unpaired surrogate, which is no character") from None
             arrays = (np.array(part.ids, dtype=self.dtype) for part in parts)
             fresh = {word: ids.tobytes() for word, ids in zip(new, arrays, strict=True)}
             num_chars = sum(map(len, new))
