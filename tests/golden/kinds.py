@@ -50,12 +50,12 @@ class Outcome:
     evaluations: list[tuple[int, float]] = field(default_factory=list)
     kept: dict[str, torch.Tensor] = field(default_factory=dict)
 
-    def observe(self, event: dict[str, Any]) -> None:
+    def observe(self, event):
         if event["event"] == "eval":
             self.evaluations.append((event["step"], event["loss"]))
 
 
-def text(folder: Path, num_chars: int = 700, **fields: Any) -> Outcome:
+def text(folder, num_chars=700, **fields):
     """Trains a text model; the weights kept are the published ones."""
     source, found = folder / "text.txt", Outcome()
     source.write_text(material.text(num_chars), encoding="utf-8")
@@ -66,7 +66,7 @@ def text(folder: Path, num_chars: int = 700, **fields: Any) -> Outcome:
     return found
 
 
-def table(folder: Path, frame: Callable[[], pa.Table] = material.table, **fields: Any) -> Outcome:
+def table(folder, frame=material.table, **fields):
     """Trains a forecaster on a table in memory, without a run directory."""
     found = Outcome()
     ignored = [c for c in frame().column_names if c not in _used({**TABLE, **fields})]
@@ -76,7 +76,7 @@ def table(folder: Path, frame: Callable[[], pa.Table] = material.table, **fields
     return found
 
 
-def table_twice(folder: Path) -> Outcome:
+def table_twice(folder):
     """Trains a forecaster on, on another table."""
     found = Outcome()
     config = {**TABLE, "target": ("y",), "past": (), "ignore": _COLUMNS_BUT_Y}
@@ -88,7 +88,7 @@ def table_twice(folder: Path) -> Outcome:
     return found
 
 
-def sequences(folder: Path, even: bool, answers: str, **fields: Any) -> Outcome:
+def sequences(folder, even, answers, **fields):
     """Trains a regressor of one or two numbers or a classifier of three names."""
     found, X = Outcome(), material.sequences(44, even)
     X = np.stack(X) if even else X
@@ -104,7 +104,7 @@ def sequences(folder: Path, even: bool, answers: str, **fields: Any) -> Outcome:
     return found
 
 
-def layer(folder: Path, lengths: bool = False, **options: Any) -> Outcome:
+def layer(folder, lengths=False, **options):
     """Trains a `fastlstm.LSTM` in a loop of torch, as a user would."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
@@ -123,7 +123,7 @@ def layer(folder: Path, lengths: bool = False, **options: Any) -> Outcome:
     return Outcome(kept=model.state_dict())
 
 
-def _used(fields: dict[str, Any]) -> set[str]:
+def _used(fields):
     """Returns the columns that a configuration names, and those of series and time."""
     named: set[str] = {"unique_id", "ds"}
     for role in ("target", "past", "future", "static", "categorical"):
@@ -143,12 +143,12 @@ _OUTPUTS: dict[str, dict[str, Any]] = {
 }
 
 
-def _counted() -> pa.Table:
+def _counted():
     frame = material.table()
     return frame.append_column("count", pa.array(material.counts(len(frame)), pa.int64()))
 
 
-def _holed() -> pa.Table:
+def _holed():
     return material.holed(material.table(140))
 
 

@@ -1,7 +1,5 @@
 """`fastlstm.train` end to end on a tiny text: resume, accumulation, trouble, stop."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -51,7 +49,7 @@ TINY = {
 }
 
 
-def write_text(path: Path) -> Path:
+def write_text(path):
     path.write_text(
         "the quick brown fox jumps over the lazy dog; \nwhy does it always do that?\n" * 60
     )
@@ -70,20 +68,20 @@ def whole(tmp_path_factory):
     return train(write_text(folder / "book.txt"), folder / "whole").path
 
 
-def newest(run: Path) -> Path:
+def newest(run):
     return max(run.glob("checkpoint-*"), key=lambda p: int(p.name.split("-")[1]))
 
 
-def events_of(run: Path) -> list[dict]:
+def events_of(run):
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def logged(run: Path) -> list[tuple]:
+def logged(run):
     kinds = ("step", "eval")
     return [(e["event"], e["step"], e["loss"]) for e in events_of(run) if e["event"] in kinds]
 
 
-def assert_same_state(left: Path, right: Path) -> None:
+def assert_same_state(left, right):
     for file in sorted(left.glob("*.safetensors")):
         a, b = load_file(file), load_file(right / file.name)
         assert a.keys() == b.keys()
@@ -94,15 +92,15 @@ def assert_same_state(left: Path, right: Path) -> None:
 class StopAt:
     """Observer that sends this process a signal when an event of a kind comes at a step."""
 
-    def __init__(self, kind: str, step: int) -> None:
+    def __init__(self, kind, step):
         self.kind, self.step = kind, step
 
-    def __call__(self, event: dict) -> None:
+    def __call__(self, event):
         if event["event"] == self.kind and event["step"] == self.step:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def train(text: Path, out: Path, *observers, **fields):
+def train(text, out, *observers, **fields):
     ends = {"steps": 20} if "budget" not in fields else {}
     return fastlstm.train(
         text, out=out, observers=observers, **{**TINY, **ends, "log_every": 1, **fields}
@@ -211,7 +209,7 @@ def plant(monkeypatch, when, plant_in):
     monkeypatch.setattr(LanguageModel, "loss", planted)
 
 
-def skips(run: Path) -> list[dict]:
+def skips(run):
     return [e for e in events_of(run) if e["event"] == "skip"]
 
 
@@ -339,11 +337,11 @@ def test_a_resumed_run_that_took_all_its_steps_says_so(text, tmp_path):
 class Disk:
     """Observer that puts `disk` in the place of the true one from one event to another."""
 
-    def __init__(self, monkeypatch, disk, first, last) -> None:
+    def __init__(self, monkeypatch, disk, first, last):
         self.patch, self.disk, self.first, self.last = monkeypatch, disk, first, last
         self.warnings: list[str] = []
 
-    def __call__(self, event: dict) -> None:
+    def __call__(self, event):
         about = (event["event"], event.get("step"))
         if about == self.first:
             self.patch.setattr(storage, "os", self.disk)
@@ -369,7 +367,7 @@ def best_is_first(monkeypatch):
 WITH_DISK = {"steps": 9, "eval_every": 5, "checkpoint_every": 3}
 
 
-def same_model(left: Path, right: Path) -> bool:
+def same_model(left, right):
     a, b = (load_file(path / "model.safetensors") for path in (left, right))
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 

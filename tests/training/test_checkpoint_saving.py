@@ -1,7 +1,5 @@
 """What a checkpoint of a run holds, when it is saved, and what a refusal costs."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 
@@ -10,19 +8,19 @@ import torch
 
 from fastlstm.errors import CorruptFileError, StorageError
 from fastlstm.training import checkpoint
-from fastlstm.training.checkpoint import Checkpoint, MemorySnapshots
+from fastlstm.training.checkpoint import MemorySnapshots
 from linear_task import LinearTask, of_kind, trainer_of
 
 
 class Recording(MemorySnapshots):
     """Notes the steps that are saved; refuses those in `refused`."""
 
-    def __init__(self, *refused: int) -> None:
+    def __init__(self, *refused):
         super().__init__()
         self.saved: list[tuple[int, bool]] = []
         self._refused = refused
 
-    def save(self, state: Checkpoint) -> None:
+    def save(self, state):
         if state.step in self._refused:
             raise StorageError("the disk is full")
         self.saved.append((state.step, state.finite))

@@ -1,7 +1,5 @@
 """What a run counts, captured and put back."""
 
-from __future__ import annotations
-
 import copy
 import json
 from types import SimpleNamespace
@@ -17,7 +15,6 @@ from fastlstm.training.optimizer import OptimizerSet
 from fastlstm.training.options import TrainingOptions
 from fastlstm.training.state import (
     Progress,
-    Tensors,
     TrainingState,
     WeightAverage,
     first_non_finite,
@@ -32,7 +29,7 @@ def test_a_stopped_block_is_counted_too(monkeypatch):
         now_s[0] += 2.0
 
     @progress.counted("evaluations")
-    def stopped() -> None:
+    def stopped():
         now_s[0] += 3.0
         raise Stopped("stopped while evaluating")
 
@@ -44,7 +41,7 @@ def test_a_stopped_block_is_counted_too(monkeypatch):
 def test_buffers_of_a_model_are_stored_and_restored():
     """Without it a resumed forecaster took the categories it had read for unknown ones."""
 
-    def made(*codes: int) -> TrainingState:
+    def made(*codes):
         model = CategoryEmbedding(3, 2)
         model(torch.tensor(codes))
         optimizers: Any = SimpleNamespace(tensors=dict, load=lambda tensors: None)
@@ -56,13 +53,13 @@ def test_buffers_of_a_model_are_stored_and_restored():
     assert fresh.model.is_trained.tolist() == [True, False, True, False]
 
 
-def state_of(decay: float = 0.5) -> TrainingState:
+def state_of(decay=0.5):
     model = torch.nn.Linear(3, 2)
     options = TrainingOptions(optimizer="adamw", learning_rate=0.1)
     return TrainingState(model, OptimizerSet(model, options), WeightAverage(model, decay))
 
 
-def taken(state: TrainingState, steps: int) -> None:
+def taken(state, steps):
     for _ in range(steps):
         state.model(torch.rand(4, 3)).sum().backward()
         state.optimizers.step(1.0)
@@ -71,7 +68,7 @@ def taken(state: TrainingState, steps: int) -> None:
         state.progress.step += 1
 
 
-def captured(state: TrainingState) -> tuple[Tensors, dict[str, Any]]:
+def captured(state):
     """As it comes from a checkpoint: copies, and plain values that were JSON."""
     tensors, meta = state.capture({"epoch": 1, "index": 2})
     return copy.deepcopy(tensors), json.loads(json.dumps(meta, allow_nan=False))

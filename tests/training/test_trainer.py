@@ -1,7 +1,5 @@
 """The training loop: events, evaluations, patience, stops, and a resume that is bit-exact."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

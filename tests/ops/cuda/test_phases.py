@@ -8,7 +8,6 @@ where somebody still reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, product
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ class Barrier(NamedTuple):
     pending: int = 1
     bytes: int = 0
 
-    def changed(self, pending: int, num_bytes: int) -> Barrier:
+    def changed(self, pending, num_bytes):
         after = Barrier(self.phase, self.pending + pending, self.bytes + num_bytes)
         assert after.pending >= 0, "armed twice in a phase"
         return Barrier(self.phase + 1) if after.pending == after.bytes == 0 else after
@@ -73,7 +72,7 @@ class Model:
     is_overlapped: bool = False
     fault: str = ""
 
-    def program(self, warp: int) -> list[tuple[Any, ...]]:
+    def program(self, warp):
         """Returns the operations of a warp, as its kernel has them."""
         order = list(product(range(self.T), range(self.groups)))
         begun = [self._begun(warp, t, s) for t, s in order]
@@ -82,7 +81,7 @@ class Model:
             begun = [begun[0] + begun[1], *begun[2:], []]
         return list(chain.from_iterable(chain.from_iterable(zip(begun, ended, strict=True))))
 
-    def _begun(self, warp: int, t: int, s: int) -> list[tuple[Any, ...]]:
+    def _begun(self, warp, t, s):
         """Returns how a warp takes up a group: it waits for what it reads."""
         if t == 0:
             return []
@@ -93,7 +92,7 @@ class Model:
         found.append(("arm", s, buffer) if is_armed else ("go on", s, buffer))
         return found if self.fault == "read late" else [*found, ("read", s, buffer, t)]
 
-    def _ended(self, t: int, s: int) -> list[tuple[Any, ...]]:
+    def _ended(self, t, s):
         """Returns how a warp leaves a group: it sends."""
         found, backward = list[tuple[Any, ...]](), self.is_backward
         if backward:
@@ -108,13 +107,13 @@ class Model:
             found.append(("read", s, self._buffer(t - 1 if backward else t), t))
         return found
 
-    def _buffer(self, t: int) -> int:
+    def _buffer(self, t):
         return 0 if self.fault == "buffer" else t & 1
 
-    def place(self, block: int, group: int, buffer: int) -> int:
+    def place(self, block, group, buffer):
         return (block * self.groups + group) * 2 + buffer
 
-    def explore(self) -> int:
+    def explore(self):
         """Visits every state; returns how many there are."""
         num_warps = self.blocks * self.warps
         programs = [self.program(number % self.warps) for number in range(num_warps)]
@@ -138,7 +137,7 @@ class Model:
             left += new
         return len(seen)
 
-    def _delivered(self, state: State) -> Iterator[State]:
+    def _delivered(self, state):
         for message in state.messages:
             block, group, buffer, sender, step = message
             place = self.place(block, group, buffer)
@@ -150,7 +149,7 @@ class Model:
                 messages=state.messages - {message},
             )
 
-    def _moved(self, state: State, programs: list[list[tuple[Any, ...]]]) -> Iterator[State]:
+    def _moved(self, state, programs):
         for number, at in enumerate(state.at):
             if at == len(programs[number]):
                 continue
@@ -161,9 +160,7 @@ class Model:
                     after._replace(at=_with(after.at, number, at + 1)) if kind != "sync" else after
                 )
 
-    def _after(
-        self, state: State, number: int, programs: Any, kind: str, values: list[Any]
-    ) -> State | None:
+    def _after(self, state, number, programs, kind, values):
         """Returns the state behind an operation of a warp, or None while it waits."""
         block, warp = divmod(number, self.warps)
         if kind == "sync":  # the last one to come takes all of its block on
@@ -200,7 +197,7 @@ class Model:
         return state._replace(messages=state.messages | sent)
 
 
-def _with(values: tuple[Any, ...], place: int, value: Any) -> tuple[Any, ...]:
+def _with(values, place, value):
     return (*values[:place], value, *values[place + 1 :])
 
 
@@ -215,19 +212,19 @@ def _with(values: tuple[Any, ...], place: int, value: Any) -> tuple[Any, ...]:
     ],
     ids=str,
 )  # fmt: skip
-def test_all_orders_are_right(is_backward: bool, sizes: dict[str, int]) -> None:
+def test_all_orders_are_right(is_backward, sizes):
     num = Model(is_backward, **sizes).explore()
     assert num >= sizes["T"]
 
 
 @pytest.mark.parametrize("T", [2, 3, 4])
 @pytest.mark.parametrize("groups", [2, 3])
-def test_a_group_may_be_multiplied_before_another_sends(T: int, groups: int) -> None:
+def test_a_group_may_be_multiplied_before_another_sends(T, groups):
     if T * groups <= 9:
         assert Model(False, T, groups, is_overlapped=True).explore() >= T
 
 
-def test_one_group_cannot_overlap_with_itself() -> None:
+def test_one_group_cannot_overlap_with_itself():
     with pytest.raises(Fault, match="wait for ever"):
         Model(False, 3, is_overlapped=True).explore()
 
@@ -241,6 +238,6 @@ def test_one_group_cannot_overlap_with_itself() -> None:
         (False, "read late", 1), (True, "sync", 2),
     ],
 )  # fmt: skip
-def test_a_planted_fault_is_found(is_backward: bool, fault: str, warps: int) -> None:
+def test_a_planted_fault_is_found(is_backward, fault, warps):
     with pytest.raises((Fault, AssertionError)):
         Model(is_backward, T=5, warps=warps, fault=fault).explore()

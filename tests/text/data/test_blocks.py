@@ -3,7 +3,6 @@
 import codecs
 import gzip
 import json
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -25,15 +24,15 @@ BOM = codecs.BOM_UTF8
 HARD = st.text(alphabet="a \r\né€😀\ufeff", max_size=12)
 
 
-def in_memory(*texts: bytes) -> tuple[Document, ...]:
+def in_memory(*texts):
     return tuple(Document(name=f"doc{k}", data=text) for k, text in enumerate(texts))
 
 
-def read(documents: tuple[Document, ...], rules: TextRules, block_bytes: int = 1 << 20) -> bytes:
+def read(documents, rules, block_bytes=1 << 20):
     return b"".join(BlockReader(documents, rules, block_bytes))
 
 
-def definition(texts: list[bytes], rules: TextRules) -> bytes:
+def definition(texts, rules):
     clean = b""
     for text in texts:
         text = text.removeprefix(BOM)
@@ -134,7 +133,7 @@ def test_broken_gzip_is_named(tmp_path, damage):
         read(open_source(path).documents, TextRules())
 
 
-def jsonl(tmp_path: Path, *lines: str | bytes) -> tuple[Document, ...]:
+def jsonl(tmp_path, *lines):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"\n".join(x if isinstance(x, bytes) else x.encode() for x in lines))
     return open_source(path).documents

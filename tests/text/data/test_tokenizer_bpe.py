@@ -28,7 +28,7 @@ WORDS = st.lists(st.sampled_from([*SPACES, *NO_SPACES, *PARTS]), max_size=40)
 
 
 @functools.cache
-def trained() -> BpeTokenizer:
+def trained():
     return train_bpe([TEXT], 300)
 
 
