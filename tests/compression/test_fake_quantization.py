@@ -7,11 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fastlstm.compression.fake_quantization import (
-    FakeQuantization,
-    fake_quantized,
-    rounded_weights,
-)
+from fastlstm.compression.fake_quantization import FakeQuantization, fake_quantized, rounded_weights
 from fastlstm.compression.options import PruningSchedule
 from fastlstm.compression.pruning import Pruning, prunable
 from fastlstm.forecast.model.network import ForecasterConfig, ForecastNetwork

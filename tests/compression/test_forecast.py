@@ -20,13 +20,7 @@ from fastlstm.compression import forecast
 from fastlstm.compression.forecast import block_errors
 from fastlstm.compression.pruning import prunable
 from fastlstm.compression.report import bootstrap_interval
-from fastlstm.errors import (
-    ConfigError,
-    DataError,
-    QualityError,
-    RunDirectoryError,
-    Stopped,
-)
+from fastlstm.errors import ConfigError, DataError, QualityError, RunDirectoryError, Stopped
 from fastlstm.forecast.data.preparation import prepare
 from fastlstm.forecast.data.splits import split_table
 from fastlstm.forecast.files import read_forecaster
@@ -209,8 +203,7 @@ def test_intervals_are_not_scored_on_their_calibration_windows(folder, tmp_path,
 
 @pytest.mark.filterwarnings("ignore:80 % intervals cover")
 @pytest.mark.parametrize(
-    ("split", "part", "name"),
-    [("60/40/0", "valid", "validation"), ("60/10/30", "test", "test")],
+    ("split", "part", "name"), [("60/40/0", "valid", "validation"), ("60/10/30", "test", "test")]
 )
 def test_with_windows_in_one_part_the_intervals_stay(tmp_path, split, part, name):
     run, table, other = (tmp_path / n for n in ("run", "table.parquet", "other.parquet"))

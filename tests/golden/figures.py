@@ -89,12 +89,7 @@ def _rounded(value):
     return float(f"{value:.7g}")
 
 
-def differences(
-    found,
-    golden,
-    loss=LOSS,
-    weights=WEIGHTS,
-):
+def differences(found, golden, loss=LOSS, weights=WEIGHTS):
     """Returns a sentence for every figure that differs by more than the tolerances."""
     told = [
         f"{name}: {_short(found[name])}, golden {_short(golden[name])}"

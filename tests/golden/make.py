@@ -35,13 +35,7 @@ def main(arguments):
             _make(courses.FILE, {}, list(courses.COURSES), wanted, courses.course_of)
 
 
-def _make(
-    path,
-    about,
-    kinds,
-    wanted,
-    run,
-):
+def _make(path, about, kinds, wanted, run):
     old = figures.read(path)["kinds"] if wanted else {}
     found: dict[str, Any] = {}
     for kind in kinds:

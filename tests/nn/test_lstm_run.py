@@ -12,11 +12,7 @@ from fastlstm.nn.dropout import WeightDrop
 from native_run import ALL_OPTIONS
 
 T, B, I, H, V = 6, 3, 5, 7, 11  # noqa: E741
-OPTIONS = {
-    "torch's cell": {},
-    "layer norm": {"layer_norm": True},
-    "all": ALL_OPTIONS,
-}
+OPTIONS = {"torch's cell": {}, "layer norm": {"layer_norm": True}, "all": ALL_OPTIONS}
 
 
 def inputs():

@@ -89,10 +89,7 @@ def make_arguments(
         "b_hh": uniform(4 * H, scale=0.5) if bias else None,
     }
     return Arguments(
-        tensors,
-        uniform(T, B, H, scale=1.0),
-        uniform(B, H, scale=1.0),
-        uniform(B, H, scale=1.0),
+        tensors, uniform(T, B, H, scale=1.0), uniform(B, H, scale=1.0), uniform(B, H, scale=1.0)
     )
 
 

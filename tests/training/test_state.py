@@ -13,12 +13,7 @@ from fastlstm.forecast.model.network import CategoryEmbedding
 from fastlstm.training import state
 from fastlstm.training.optimizer import OptimizerSet
 from fastlstm.training.options import TrainingOptions
-from fastlstm.training.state import (
-    Progress,
-    TrainingState,
-    WeightAverage,
-    first_non_finite,
-)
+from fastlstm.training.state import Progress, TrainingState, WeightAverage, first_non_finite
 
 
 def test_a_stopped_block_is_counted_too(monkeypatch):

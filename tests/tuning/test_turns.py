@@ -173,12 +173,7 @@ def test_one_variant_is_timed_alone_until_its_gain_is_known(enough_at, pairs, lo
     assert (found.speed.ratio, min(asked), fast.is_closed) == (2.0, 6, True)
 
 
-def with_steps(
-    monkeypatch,
-    seconds,
-    waiting=None,
-    others=None,
-):
+def with_steps(monkeypatch, seconds, waiting=None, others=None):
     """Returns a variant whose steps take so long; so many of its threads wait for a core."""
     clock, steps = SimpleNamespace(now=0.0), iter(seconds)
 

@@ -218,9 +218,7 @@ class Launches:
 
 
 @pytest.mark.usefixtures("gpu")
-def test_strided_tokens_and_lengths_are_read_in_order(
-    monkeypatch,
-):
+def test_strided_tokens_and_lengths_are_read_in_order(monkeypatch):
     T, B, I, H, V = 5, 3, 4, 128, 7  # noqa: E741
     launches = Launches({"tokens": T * B, "begins": B, "ends": B})
     monkeypatch.setattr(cluster_lstm, "_kernel", lambda *_: launches)

@@ -61,13 +61,7 @@ class Driver:
 Kernel = namedtuple("Kernel", "driver kernel compiled")
 
 
-def kernel_on(
-    monkeypatch,
-    driver,
-    cluster=8,
-    capability=(9, 0),
-    is_cooperative=False,
-):
+def kernel_on(monkeypatch, driver, cluster=8, capability=(9, 0), is_cooperative=False):
     made: list[Any] = []
     monkeypatch.setattr(module, "bindings", lambda name: driver)
     monkeypatch.setattr(module, "compiled", lambda *args: made.append(args) or b"code")
