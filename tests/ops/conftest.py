@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from dataclasses import dataclass
 
@@ -9,8 +10,10 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from decoding import ISAS
 from fastlstm.ops.call import LSTMWeights
 from fastlstm.ops.reference import lstm_reference
+from fastlstm.system import hardware
 
 NAMES = ("x", "h0", "c0", "w_ih", "w_hh", "b_ih", "b_hh")
 
@@ -39,6 +42,14 @@ def _poisoned_memory():
     torch.utils.deterministic.fill_uninitialized_memory = True
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(params=ISAS)
+def isa(request, monkeypatch):
+    """The kernels of one instruction set; with it a test needs no mark `isa`."""
+    info = dataclasses.replace(hardware.cpu(), isa=request.param, bf16_isa=request.param)
+    monkeypatch.setattr(hardware, "cpu", lambda: info)
+    return request.param
 
 
 @dataclass

@@ -7,29 +7,8 @@ import sys
 from dataclasses import dataclass
 
 import numpy as np
-import pytest
 
-from fastlstm.errors import ConfigError
 from fastlstm.ops.cell_options import OPTION_NAMES, TORCHS_CELL, CellOptions
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"layer_norm": 1}, "`layer_norm` is 1, expected True or False"),
-        ({"recurrent_dropout": 1.0}, r"`recurrent_dropout` is 1\.0, expected a probability in \[0"),
-        ({"recurrent_dropout": True}, "`recurrent_dropout` is True"),
-        ({"recurrent_dropout": float("nan")}, "`recurrent_dropout` is nan"),
-        ({"zoneout": 1.5}, r"`zoneout` is 1\.5, expected a probability in \[0, 1\] or two of them"),
-        ({"zoneout": (0.1, 0.2, 0.3)}, "`zoneout` is"),
-        ({"zoneout": (0.1, None)}, "`zoneout` is"),
-        ({"activation": "tahn"}, r"`activation` is 'tahn' \(did you mean 'tanh'\?\)"),
-        ({"recurrent_activation": None}, "`recurrent_activation` is None"),
-    ],
-)
-def test_a_value_without_a_meaning_is_named(fields, message):
-    with pytest.raises(ConfigError, match=f"^{message}"):
-        CellOptions(**fields)
 
 
 def test_options_written_in_other_ways_are_equal():
@@ -53,13 +32,6 @@ def test_active_options_in_training_and_evaluation():
     assert options.in_evaluation().recurrent_dropout == 0.0
     assert CellOptions(recurrent_dropout=0.1).in_evaluation() == TORCHS_CELL
     assert TORCHS_CELL.in_evaluation() is TORCHS_CELL
-
-
-def test_parameters_are_those_of_the_layer_norm():
-    assert TORCHS_CELL.parameters == {}
-    parameters = CellOptions(layer_norm=True).parameters
-    assert parameters["gamma_ih"] == parameters["gamma_hh"] == (4, 1.0)
-    assert (parameters["gamma_c"], parameters["beta_c"]) == ((1, 1.0), (1, 0.0))
 
 
 def test_a_larger_configuration_gives_its_options():

@@ -1,6 +1,5 @@
 """The native projection and cross-entropy: every instruction set, against float64."""
 
-import dataclasses
 import random
 from functools import cache
 
@@ -8,13 +7,13 @@ import pytest
 import torch
 from torch.nn import functional
 
+from decoding import ISAS
 from fastlstm.errors import ShapeError
 from fastlstm.nn import loss
 from fastlstm.ops import projection
 from fastlstm.ops.projection import Projection
-from fastlstm.system import environment, hardware
+from fastlstm.system import hardware
 
-ISAS = environment.ISA_NAMES[: environment.ISA_NAMES.index(hardware.cpu().isa) + 1]
 DTYPES = (torch.float32, torch.bfloat16)
 ALL = (True, True, True)
 NAMES = ("nats", "df", "dw", "db")
@@ -38,13 +37,6 @@ SHAPES = (  # N, H, V
 )
 LARGE = (300, 32, 16400)
 """Chunks of fewer rows, and the weight's rows as an inner dimension in several parts."""
-
-
-@pytest.fixture(params=ISAS)
-def isa(request, monkeypatch):
-    info = dataclasses.replace(hardware.cpu(), isa=request.param, bf16_isa=request.param)
-    monkeypatch.setattr(hardware, "cpu", lambda: info)
-    return request.param
 
 
 @pytest.fixture(params=DTYPES, ids=str)

@@ -76,6 +76,7 @@ def test_the_last_backend_runs_everything():
     for dtype in (torch.float64, torch.bfloat16):
         for device in ("cpu", "cuda", "mps"):
             assert BACKENDS[-1].supports(make_call(dtype=dtype, device=device)) is None
+    assert AtenBackend().supports(make_call(device="cuda")) is None
 
 
 def test_calls_that_are_alike_are_one_key():

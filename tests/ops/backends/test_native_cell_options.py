@@ -1,6 +1,5 @@
 """Options of the cell on our kernels, against the float64 reference: every instruction set."""
 
-import dataclasses
 from functools import cache
 
 import pytest
@@ -11,10 +10,8 @@ from fastlstm.ops.call import LSTMArgs, LSTMWeights
 from fastlstm.ops.cell_call import CellCall, Norm
 from fastlstm.ops.cell_options import ACTIVATIONS, OPTION_NAMES, CellOptions
 from fastlstm.ops.reference import lstm_reference
-from fastlstm.system import environment, hardware
 from native_run import run_native, with_cell
 
-ISAS = environment.ISA_NAMES[: environment.ISA_NAMES.index(hardware.cpu().isa) + 1]
 SHAPES = {
     "small": (5, 3, 4, 6),
     "one step": (1, 2, 3, 17),
@@ -49,13 +46,6 @@ NAMES = (
     "gamma_c",
     "beta_c",
 )
-
-
-@pytest.fixture(params=ISAS)
-def isa(request, monkeypatch):
-    info = dataclasses.replace(hardware.cpu(), isa=request.param, bf16_isa=request.param)
-    monkeypatch.setattr(hardware, "cpu", lambda: info)
-    return request.param
 
 
 @pytest.fixture
