@@ -117,20 +117,6 @@ def test_a_stopped_run_ends_bit_equal(text, tmp_path, whole, step):
     assert logged(whole) == logged(tmp_path / "parts"), "no gap and no line twice"
 
 
-def test_a_model_with_an_output_of_low_rank_trains_and_resumes(text, tmp_path):
-    fields = {"output_rank": 5, "sample_every": 1}
-    whole = train(text, tmp_path / "whole", **fields)
-    losses = [loss for kind, _, loss in logged(whole.path) if kind == "step"]
-    assert losses[-1] < losses[0] - 0.1
-    with pytest.raises(Stopped):
-        train(text, tmp_path / "parts", StopAt("step", 9), **fields)
-    train(text, tmp_path / "parts", **fields, resume=True)
-    assert_same_state(newest(whole.path), newest(tmp_path / "parts"))
-    assert events_of(whole.path)[0]["model"]["output_rank"] == 5
-    lm = fastlstm.LM.load(whole.path)
-    assert len(lm.generate("a", max_tokens=5, seed=0)) > 0
-
-
 def test_what_torch_was_set_to_stays(text, tmp_path):
     switches = torch.backends.cuda.matmul, torch.backends.cudnn
     threads, before = torch.get_num_threads(), [switch.allow_tf32 for switch in switches]

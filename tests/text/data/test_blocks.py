@@ -13,7 +13,6 @@ from fastlstm.text.data import blocks as blocks_module
 from fastlstm.text.data.blocks import (
     BlockReader,
     TextRules,
-    character_cut,
     find_invalid_byte,
     refuse_binary,
     token_cut,
@@ -208,14 +207,6 @@ def test_binary_is_refused(head, message):
     with pytest.raises(DataError, match=message):
         refuse_binary(head, "x.bin")
     assert read(in_memory(head), TextRules(is_text=False, cut="anywhere")) == head
-
-
-@given(st.text(alphabet="aé€😀", max_size=5), st.integers(0, 20))
-def test_character_cut_leaves_whole_characters(text, end):
-    data = text.encode()[:end]
-    cut = character_cut(data)
-    data[:cut].decode("utf-8")
-    assert len(data) - cut < 4
 
 
 @pytest.mark.parametrize(
