@@ -1,12 +1,8 @@
 """A text, a table, and short runs and searches."""
 
 import math
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    pass
 
 
 @pytest.fixture

@@ -81,10 +81,7 @@ SMALL = Space(BASE, {"size": [96, 128]}, [{"size": 128}], [])
 SPACE_TO_TRY = Space(BASE, VALUES, [{"size": 192}, {"size": 128, "batch": 16}], [])
 
 
-def searched(
-    runs, space = SPACE_TO_TRY, rungs = (10.0, 30.0),
-    study = None, seeds = (0,),
-):  # fmt: skip
+def searched(runs, space=SPACE_TO_TRY, rungs=(10.0, 30.0), study=None, seeds=(0,)):
     """Returns a study that has ended: nothing new was suggested."""
     study = study or optuna.create_study(sampler=optuna.samplers.TPESampler(seed=1))
     objective = Objective(TextJob(), space, seeds, rungs, runs, Path("unused"), lambda *_: None)
@@ -403,10 +400,7 @@ def test_the_command_finds_settings_and_can_be_continued(
 
 @pytest.mark.usefixtures("hang_up_at_default")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_during_timing_ends_the_search(
-    text, tmp_path, monkeypatch,
-    capsys, number,
-):  # fmt: skip
+def test_a_signal_during_timing_ends_the_search(text, tmp_path, monkeypatch, capsys, number):
     prepare = TextJob.prepare
 
     def interrupted(*args):
