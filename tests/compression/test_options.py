@@ -91,21 +91,11 @@ def test_what_trains(options, trains):
     config.require_work()
 
 
-def test_nothing_to_do():
-    with pytest.raises(ConfigError, match="there is nothing to do; give `to` "):
-        CompressConfig(max_loss=0.1).require_work()
-
-
 def test_a_new_size_makes_run_the_teacher():
     assert CompressConfig(rnn_size=64).distils
     assert CompressConfig(rnn_size=64).is_new_student
     assert not CompressConfig(distil="teacher").is_new_student
     assert CompressConfig(distil=Path("a/b")).distil == "a/b"  # type: ignore[arg-type]
-
-
-def test_options_of_the_other_kind():
-    with pytest.raises(ConfigError, match=r"`hidden_size` is not an option for a text; .*`rnn_"):
-        CompressConfig(hidden_size=16).refuse(["hidden_size"], "a text")
 
 
 def test_training_options_exist_in_train():
