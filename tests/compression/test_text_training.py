@@ -198,11 +198,6 @@ def teaching(alpha=0.5):
     return Teaching(build(12, 2).eval().requires_grad_(False), temperature=2.0, alpha=alpha)
 
 
-@pytest.fixture
-def _reads_every_batch(monkeypatch):
-    monkeypatch.setattr(text_training, "MAX_KEPT_BYTES", 0)
-
-
 def gradients(task, batch, num_parts):
     task.model.zero_grad()
     total = 0.0
@@ -227,44 +222,6 @@ def test_a_split_batch_equals_the_whole_batch(num_parts, max_kept_bytes, monkeyp
             torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-7)
         for name, tensor in whole.carried().items():
             torch.testing.assert_close(cut.carried()[name], tensor)
-
-
-@pytest.mark.usefixtures("_reads_every_batch")
-def test_the_teacher_carries_its_state():
-    task = make_task(teaching())
-    assert task.teaching is not None
-    state = task.teaching.model.initial_state(6)
-    for _ in range(3):
-        batch = task.loader.next()
-        list(task.losses(batch, [slice(0, 6)]))
-        _, state = task.teaching.model.features(batch.x, state)
-    torch.testing.assert_close(task.carried()["teacher_h"], state[0])
-    torch.testing.assert_close(task.carried()["teacher_c"], state[1])
-    assert task.teacher_s > 0
-
-
-@pytest.mark.usefixtures("_reads_every_batch")
-def test_carried_state_is_restored():
-    task, other = make_task(teaching()), make_task(teaching())
-    list(task.losses(task.loader.next(), [slice(0, 6)]))
-    other.restore_carried(task.carried())
-    other.loader.load_state_dict(task.loader.state_dict())
-    want = gradients(task, task.loader.next(), 1)[0]
-    assert gradients(other, other.loader.next(), 1)[0] == want
-    task.reset_state()
-    assert all(not tensor.any() for tensor in task.carried().values())
-    with pytest.raises(ValueError, match="teacher_h"):
-        other.restore_carried({name: task.carried()[name] for name in "hc"})
-
-
-def test_without_a_share_of_the_teacher_the_loss_is_plain():
-    plain, student = make_task(None), make_task(teaching(alpha=0.0))
-    want = gradients(plain, plain.loader.next(), 1)
-    got = gradients(student, student.loader.next(), 1)
-    assert got[0] == pytest.approx(want[0], rel=1e-6)
-    for own, other in zip(got[1], want[1], strict=True):
-        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-7)
-    assert set(plain.carried()) == {"h", "c"}
 
 
 def test_bits_per_char_exclude_the_teacher():
