@@ -28,13 +28,10 @@ OPTIONS = CellOptions(
     recurrent_activation="hard_sigmoid",
 )
 CASES = {
-    "plain": (TORCHS_CELL, ()),
-    "no bias": (TORCHS_CELL, ("b_ih", "b_hh")),
-    "tokens": (TORCHS_CELL, ()),
-    "lengths": (TORCHS_CELL, ()),
-    "options": (OPTIONS, ()),
+    "plain": (TORCHS_CELL, ()), "no bias": (TORCHS_CELL, ("b_ih", "b_hh")),
+    "tokens": (TORCHS_CELL, ()), "lengths": (TORCHS_CELL, ()), "options": (OPTIONS, ()),
     "options, no bias, tokens, lengths": (OPTIONS, ("b_ih", "b_hh")),
-}
+}  # fmt: skip
 
 
 def make(case):

@@ -34,19 +34,10 @@ from fastlstm.training.state import Progress
 from simulated_disk import FailingOs
 
 TINY = {
-    "rnn_size": 24,
-    "embed_size": 12,
-    "batch_size": 4,
-    "seq_length": 16,
-    "precision": "fp32",
-    "threads": 1,
-    "tensorboard": False,
-    "sample_every": 0,
-    "device": "cpu",
-    "dropout": 0.2,
-    "ema": 0.9,
-    "eval_every": 7,
-}
+    "rnn_size": 24, "embed_size": 12, "batch_size": 4, "seq_length": 16, "precision": "fp32",
+    "threads": 1, "tensorboard": False, "sample_every": 0, "device": "cpu", "dropout": 0.2,
+    "ema": 0.9, "eval_every": 7,
+}  # fmt: skip
 
 
 def write_text(path):

@@ -15,17 +15,10 @@ from native_run import lstm, lstm_tokens, run_native
 
 DTYPES = (torch.float32, torch.bfloat16)
 SHAPES = {
-    "small": (5, 3, 4, 6),
-    "T=1": (1, 4, 8, 16),
-    "B=1": (9, 1, 8, 16),
-    "all 1": (1, 1, 1, 1),
-    "H=63": (7, 5, 33, 63),
-    "H=257": (3, 2, 129, 257),
-    "B=33": (4, 33, 16, 32),
-    "B=67": (3, 67, 40, 72),
-    "many rows": (41, 17, 5, 24),
-    "panels in parts": (2, 3, 6200, 5),
-}
+    "small": (5, 3, 4, 6), "T=1": (1, 4, 8, 16), "B=1": (9, 1, 8, 16), "all 1": (1, 1, 1, 1),
+    "H=63": (7, 5, 33, 63), "H=257": (3, 2, 129, 257), "B=33": (4, 33, 16, 32),
+    "B=67": (3, 67, 40, 72), "many rows": (41, 17, 5, 24), "panels in parts": (2, 3, 6200, 5),
+}  # fmt: skip
 
 
 @pytest.fixture(params=(1, 2, 4), ids=lambda n: f"{n} threads")

@@ -13,13 +13,9 @@ from fastlstm.ops.reference import lstm_reference
 from native_run import run_native, with_cell
 
 SHAPES = {
-    "small": (5, 3, 4, 6),
-    "one step": (1, 2, 3, 17),
-    "few units": (4, 2, 3, 5),
-    "groups": (6, 7, 33, 70),
-    "chunks": (40, 17, 5, 24),
-    "lanes": (6, 40, 9, 40),
-}
+    "small": (5, 3, 4, 6), "one step": (1, 2, 3, 17), "few units": (4, 2, 3, 5),
+    "groups": (6, 7, 33, 70), "chunks": (40, 17, 5, 24), "lanes": (6, 40, 9, 40),
+}  # fmt: skip
 CELLS = {
     "norm": {"norm": True},
     "mask": {"mask": True},
@@ -34,18 +30,8 @@ CELLS = {
 LIMITS = {torch.float32: 1e-5, torch.bfloat16: 1.5e-2}
 """Relative RMS error that is always allowed; else three times the reference's in this dtype."""
 NAMES = (
-    "x",
-    "h0",
-    "c0",
-    "w_ih",
-    "w_hh",
-    "b_ih",
-    "b_hh",
-    "gamma_ih",
-    "gamma_hh",
-    "gamma_c",
-    "beta_c",
-)
+    "x", "h0", "c0", "w_ih", "w_hh", "b_ih", "b_hh", "gamma_ih", "gamma_hh", "gamma_c", "beta_c",
+)  # fmt: skip
 
 
 @pytest.fixture

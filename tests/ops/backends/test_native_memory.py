@@ -36,14 +36,8 @@ SHAPES = (  # T, B, I, H
     (9, 14, 16, 48),
 )
 PROJECTIONS = (  # N, H, V
-    (1, 1, 1),
-    (5, 15, 2),
-    (47, 17, 16),
-    (48, 33, 15),
-    (49, 31, 17),
-    (513, 64, 33),
-    (70, 3, 5001),
-)
+    (1, 1, 1), (5, 15, 2), (47, 17, 16), (48, 33, 15), (49, 31, 17), (513, 64, 33), (70, 3, 5001),
+)  # fmt: skip
 OPTIONS = (
     *("tokens", "lengths", "mask", "initial", "last", "only states", "norm", "zoneout"),
     "packed",  # for backward, where it may read the weights as torch has them

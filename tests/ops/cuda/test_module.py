@@ -157,15 +157,8 @@ def test_blocks_without_clusters_run_at_a_time(monkeypatch):
 def test_structs_have_the_fields_of_the_source_in_its_order():
     source = module.compiled.__globals__["source_text"]("lstm_cluster")
     sizes = {
-        "const": 8,
-        "u8*": 8,
-        "u16*": 8,
-        "float*": 8,
-        "float4*": 8,
-        "int": 4,
-        "u32": 4,
-        "float": 4,
-    }
+        "const": 8, "u8*": 8, "u16*": 8, "float*": 8, "float4*": 8, "int": 4, "u32": 4, "float": 4,
+    }  # fmt: skip
     for name, struct in (("Forward", cluster_lstm._Forward), ("Backward", cluster_lstm._Backward)):
         body = source.split(f"struct {name} {{")[1].split("};")[0]
         fields, offset = list[tuple[str, int]](), 0
