@@ -251,6 +251,7 @@ def refused_models():
     module = "an object of .*Linear, which is not unpickled; if you trust it, save its state_dict"
     lstm = nn.LSTM(3, 6)
     return {
+        "SimpleRNN": (of_keras(layers.SimpleRNN(4), Dense(1)), {}, "is a SimpleRNN, which cannot"),
         "Conv1D": (of_keras(layers.Conv1D(4, 3), LSTM(4), Dense(1)), {}, "is a Conv1D, which"),
         "Flatten": (
             of_keras(LSTM(4, return_sequences=True), layers.Flatten(), Dense(1)), {},
