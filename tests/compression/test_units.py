@@ -224,12 +224,6 @@ def test_importance_is_the_norm_of_the_parameters_of_a_unit():
             assert float(scores[k][unit]) == pytest.approx(norm)
 
 
-@pytest.mark.parametrize("config", [text_config(**fields) for fields in TEXTS.values()])
-def test_every_weight_with_units_is_named_once(config):
-    parts = [part for group in unit_groups(config) for part in group]
-    assert len(set(parts)) == len(parts)
-
-
 def test_the_most_important_units_stay():
     scores = [torch.tensor([1.0, 5.0, 3.0, 3.0]), torch.tensor([2.0, 2.0, 2.0, 2.0])]
     assert [units.tolist() for units in most_important(scores, 2)] == [[1, 2], [0, 1]]

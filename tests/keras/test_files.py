@@ -1,7 +1,5 @@
-import json
 import subprocess
 import sys
-import zipfile
 
 import keras
 import numpy as np
@@ -51,15 +49,6 @@ assert not [name for name in sys.modules if name.startswith("fastlstm")]
     for suffix in ("keras", "h5"):
         found = torch.from_numpy(np.load(tmp_path / f"{suffix}.npy"))
         torch.testing.assert_close(found, want)
-
-
-def test_the_file_names_no_fastlstm(tmp_path):
-    model_of(LSTM).save(tmp_path / "model.keras")
-    with zipfile.ZipFile(tmp_path / "model.keras") as archive:
-        config = archive.read("config.json").decode()
-    assert "fastlstm" not in config
-    last = json.loads(config)["config"]["layers"][-1]
-    assert (last["module"], last["class_name"]) == ("keras.layers", "LSTM")
 
 
 def test_the_file_loads_with_our_layer(tmp_path):

@@ -54,50 +54,10 @@ def state_of(decay=0.5):
     return TrainingState(model, OptimizerSet(model, options), WeightAverage(model, decay))
 
 
-def taken(state, steps):
-    for _ in range(steps):
-        state.model(torch.rand(4, 3)).sum().backward()
-        state.optimizers.step(1.0)
-        state.optimizers.zero_grad()
-        state.average.update()
-        state.progress.step += 1
-
-
 def captured(state):
     """As it comes from a checkpoint: copies, and plain values that were JSON."""
     tensors, meta = state.capture({"epoch": 1, "index": 2})
     return copy.deepcopy(tensors), json.loads(json.dumps(meta, allow_nan=False))
-
-
-def test_a_restored_state_continues_bit_equal():
-    state = state_of()
-    taken(state, 3)
-    state.guard.bad_step(2, "loss")
-    state.progress.add("setup", 1.5)
-    tensors, meta = captured(state)
-    fresh = state_of()
-    assert fresh.restore(tensors, meta) == {"epoch": 1, "index": 2}
-    assert (fresh.progress, fresh.guard) == (state.progress, state.guard)
-    assert fresh.average.updates == 3
-    after, again = captured(state)[0], captured(fresh)[0]
-    taken(state, 2)
-    torch.set_rng_state(tensors["state"]["rng_cpu"])
-    taken(fresh, 2)
-    assert all(torch.equal(after[s][n], again[s][n]) for s in after for n in after[s])
-    after, again = captured(state)[0], captured(fresh)[0]
-    assert after.keys() == {"model", "optimizer", "average", "state"}
-    assert all(torch.equal(after[s][n], again[s][n]) for s in after for n in after[s])
-
-
-def test_a_roll_back_keeps_the_guard():
-    state = state_of()
-    taken(state, 1)
-    tensors, meta = captured(state)
-    state.guard.bad_step(2, "loss")
-    state.restore(tensors, meta, keep_guard=True)
-    assert state.guard.skipped == 1
-    state.restore(tensors, meta)
-    assert state.guard.skipped == 0
 
 
 @pytest.mark.parametrize(
