@@ -8,10 +8,7 @@ import fastlstm
 from fastlstm.ops.call import LSTMArgs, LSTMCall
 from fastlstm.ops.cell_options import TORCHS_CELL, CellOptions
 from fastlstm.ops.custom_op import (
-    all_tensors,
     lstm_flop,
-    parsed_options,
-    present_tensors,
     run_custom_op,
 )
 from fastlstm.ops.kernels import fastest_kernels
@@ -70,19 +67,6 @@ def test_values_and_gradients_equal_eager_calls(case, dtype):
     assert len(got) == len(want)
     for index, (a, b) in enumerate(zip(got, want, strict=True)):
         assert torch.equal(a, b), index
-
-
-def test_absent_tensors_stay_in_their_places():
-    _, args = make("options, no bias, tokens, lengths")
-    tensors, present = present_tensors(args)
-    assert len(tensors) == len(args) - 2
-    places = all_tensors(tensors, present, len(args))
-    assert [a is b for a, b in zip(places, args, strict=True)] == [True] * len(args)
-
-
-def test_options_are_read_as_they_were_written():
-    for options in (TORCHS_CELL, OPTIONS):
-        assert parsed_options(options.text) == options
 
 
 def test_open_sizes_are_those_of_the_kernels():

@@ -288,7 +288,7 @@ def test_law_and_speeds_choose_the_first_trials(text):
     assert space.units_per_s > 0
 
 
-@pytest.mark.parametrize("limit_us", range(10, 210, 10))
+@pytest.mark.parametrize("limit_us", [10, 20, 40, 80, 120, 200])
 def test_no_size_over_a_limit_of_latency_is_tried(text, monkeypatch, limit_us):
     """The upper end of what was measured counts: 20 % above the latency."""
 
