@@ -135,6 +135,15 @@ def _used(fields):
 _COLUMNS_BUT_Y = ("temp", "plan", "day", "shop", "size")
 _OF_RUNS = ("checkpoint_every", "evaluations", "tensorboard")
 _THREE = partial(material.table, 100, 3)
+_ALL_OF_TEXT: dict[str, Any] = {
+    "tie_weights": True, "embed_size": 8, "num_layers": 2, "output_norm": True, "residual": True,
+    "weight_drop": 0.2, "dropout": 0.2, "ema": 0.9, "accumulate": 2, "batch_size": 2,
+    "lane_reset": 0.2,
+}  # fmt: skip
+_ROLES = {"future": ("plan", "day"), "static": ("shop", "size"), "categorical": ("day", "shop")}
+_STREAMS: dict[str, Any] = {
+    "tbptt": 8, "batch_size": 3, "split": "40,15,15", "future": ("plan",), "static": ("size",),
+}  # fmt: skip
 _OUTPUTS: dict[str, dict[str, Any]] = {
     "mse": {"loss": "mse"},
     "huber": {"loss": "huber"},
@@ -185,20 +194,7 @@ KINDS: dict[str, Callable[[Path], Outcome]] = {
     "text, dropout per sequence": partial(text, dropout=0.3, num_layers=2),
     "text, dropout per step": partial(text, dropout=0.3, dropout_kind="plain", num_layers=2),
     "text, tied": partial(text, tie_weights=True, embed_size=8),
-    "text, all options": partial(
-        text,
-        tie_weights=True,
-        embed_size=8,
-        num_layers=2,
-        output_norm=True,
-        residual=True,
-        weight_drop=0.2,
-        dropout=0.2,
-        ema=0.9,
-        accumulate=2,
-        batch_size=2,
-        lane_reset=0.2,
-    ),
+    "text, all options": partial(text, **_ALL_OF_TEXT),
     # tables: what is read
     "table": table,
     "table, several series": partial(table, frame=_THREE),
@@ -207,23 +203,9 @@ KINDS: dict[str, Callable[[Path], Outcome]] = {
     "table, missing values and filled gaps": partial(
         table, frame=_holed, split="84,28,28", gaps="fill"
     ),
-    "table, known ahead, static, names": partial(
-        table,
-        frame=_THREE,
-        future=("plan", "day"),
-        static=("shop", "size"),
-        categorical=("day", "shop"),
-    ),
+    "table, known ahead, static, names": partial(table, frame=_THREE, **_ROLES),
     "table, streams": partial(table, tbptt=8, batch_size=2),
-    "table, streams of several series": partial(
-        table,
-        frame=_THREE,
-        tbptt=8,
-        batch_size=3,
-        split="40,15,15",
-        future=("plan",),
-        static=("size",),
-    ),
+    "table, streams of several series": partial(table, frame=_THREE, **_STREAMS),
     "table, streams with missing values": partial(
         table, frame=_holed, tbptt=8, batch_size=2, split="84,28,28", input_size=8, gaps="split"
     ),

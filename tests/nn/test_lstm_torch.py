@@ -185,27 +185,14 @@ CALLS = {
     "no bias, lanes": {"bias": False, "lanes": True},
     "nothing kept": {"keep": False},
     "tokens": {"tokens": True},
-    "options": {
-        "options": CellOptions(
-            layer_norm=True,
-            zoneout=(0.25, 0.5),
-            activation="softsign",
-            recurrent_activation="hard_sigmoid",
-        )
-    },
+    "options": {"options": CellOptions(**{**ALL, "recurrent_dropout": 0.0})},
 }
 
 
 def sequence_arguments(
-    *,
-    bias=True,
-    lanes=False,
-    tokens=False,
-    options=TORCHS_CELL,
-    is_bf16=False,
-    keep=True,
+    *, bias=True, lanes=False, tokens=False, options=TORCHS_CELL, is_bf16=False, keep=True,
     requires_grad=False,
-):
+):  # fmt: skip
     T, B, V = 4, 3, 6
     torch.manual_seed(0)
 

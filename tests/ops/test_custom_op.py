@@ -13,17 +13,12 @@ from fastlstm.ops.custom_op import (
 )
 from fastlstm.ops.kernels import fastest_kernels
 from fastlstm.ops.native_call import symbolic_gate_rows
-from native_run import lstm, run_native
+from native_run import ALL_OPTIONS, lstm, run_native
 
 pytestmark = pytest.mark.isa
 
 T, B, I, H, V = 7, 3, 5, 9, 6  # noqa: E741
-OPTIONS = CellOptions(
-    layer_norm=True,
-    zoneout=(0.25, 1 / 3),
-    activation="softsign",
-    recurrent_activation="hard_sigmoid",
-)
+OPTIONS = CellOptions(**{**ALL_OPTIONS, "zoneout": (0.25, 1 / 3), "recurrent_dropout": 0.0})
 CASES = {
     "plain": (TORCHS_CELL, ()), "no bias": (TORCHS_CELL, ("b_ih", "b_hh")),
     "tokens": (TORCHS_CELL, ()), "lengths": (TORCHS_CELL, ()), "options": (OPTIONS, ()),
