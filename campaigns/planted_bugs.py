@@ -27,7 +27,7 @@ PARTS = ("", "_packing", "_cell_options", "_random", "_memory")
 TESTS = [
     *(f"tests/ops/backends/test_native{part}.py" for part in PARTS),
     "tests/nn/test_prepared.py",
-    "tests/ops/test_autograd.py",
+    "tests/nn/test_lstm_derivatives.py",
     "tests/nn/test_lstm_lengths.py",
 ]
 TESTS_OF_DECODING = [

@@ -1,14 +1,11 @@
 """A text to compress models of."""
 
-from __future__ import annotations
-
 import random
-from typing import Any
 
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "saw", "that", "rat", "eat", "oats", "at")
 
 
-def text_of(num_words: int, seed: int = 0) -> str:
+def text_of(num_words, seed=0):
     """Random words in a line."""
     return " ".join(random.Random(seed).choices(WORDS, k=num_words)) + "\n"
 
@@ -16,11 +13,11 @@ def text_of(num_words: int, seed: int = 0) -> str:
 class StopAfter:
     """A stop flag that is set after so many steps; `observe` counts them."""
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps):
         self.left, self.name = steps, "test"
 
-    def __call__(self) -> bool:
+    def __call__(self):
         return self.left <= 0
 
-    def observe(self, event: dict[str, Any]) -> None:
+    def observe(self, event):
         self.left -= event["event"] == "step"

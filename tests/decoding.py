@@ -1,9 +1,5 @@
 """Streams of a decoder for tests: started in one line, and run to their ends."""
 
-from __future__ import annotations
-
-from typing import Any
-
 from fastlstm.system import environment, hardware
 from fastlstm.text.sampling import Sampling
 
@@ -12,16 +8,7 @@ ISAS = environment.ISA_NAMES[: environment.ISA_NAMES.index(hardware.cpu().isa) +
 KERNELS = [*ISAS, "avx512 without vnni", "avx2 without vnni"]
 
 
-def started(
-    decoder: Any,
-    prompt: Any,
-    room: int,
-    stops: Any = (),
-    *,
-    num_top: int | None = None,
-    scores_given: bool = False,
-    **settings: Any,
-) -> Any:
+def started(decoder, prompt, room, stops=(), *, num_top=None, scores_given=False, **settings):
     """Returns a stream that is to read a prompt and write `room` tokens; the default seed is 7."""
     stream = decoder.stream()
     sampling = Sampling(**{"seed": 7} | settings)
@@ -31,7 +18,7 @@ def started(
     return stream
 
 
-def finish(decoder: Any, streams: list[Any], steps: int = 50) -> list[list[int]]:
+def finish(decoder, streams, steps=50):
     """Runs streams to their ends; returns the tokens of each."""
     written: list[list[int]] = [[] for _ in streams]
     while any(stream.is_running for stream in streams):

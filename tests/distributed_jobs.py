@@ -44,11 +44,11 @@ TABLES: dict[str, dict[str, Any]] = {
 Results = dict[str, list[torch.Tensor]]
 
 
-def trained(place: Path, text: Path, size: int) -> Results:
+def trained(place, text, size):
     """Returns weights and losses by job."""
     results: Results = {}
 
-    def language_model(name: str, more: dict[str, Any]) -> None:
+    def language_model(name, more):
         out = place / f"{name}-{size}"
         options = {**TEXT, **OWN, "steps": 30, "tensorboard": False, "sample_every": 0, **more}
         run = fastlstm.train(text, out=out, observers=(), **options)
@@ -85,14 +85,14 @@ def trained(place: Path, text: Path, size: int) -> Results:
 class Steps(fastlstm.Callback):
     """Counts the steps of a run."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.taken = 0
 
-    def on_update(self, trainer: Any) -> None:
+    def on_update(self, trainer):
         self.taken = trainer.progress.step + 1
 
 
-def moved(place: Path, text: Path, name: str, end: int, last: int) -> list[torch.Tensor]:
+def moved(place, text, name, end, last):
     """Trains a text and a table to step `end` of `last`; returns the rows that were read."""
     rows = list[torch.Tensor]()
     kinds: list[tuple[Any, Callable[[Any], Any]]] = [
@@ -102,7 +102,7 @@ def moved(place: Path, text: Path, name: str, end: int, last: int) -> list[torch
     before = [kind.next for kind, _ in kinds]
     for (kind, rows_of), read in zip(kinds, before, strict=True):
 
-        def noted(self: Any, read: Any = read, rows_of: Any = rows_of) -> Any:
+        def noted(self, read=read, rows_of=rows_of):
             batch = read(self)
             rows.append(torch.as_tensor(rows_of(batch)).clone())
             return batch
@@ -134,11 +134,11 @@ def moved(place: Path, text: Path, name: str, end: int, last: int) -> list[torch
     return rows
 
 
-def stopped(place: Path) -> str:
+def stopped(place):
     """Returns how a run ends that is stopped while one rank waits for a batch."""
     flags, before = list[int](), ChunkLoader.next
 
-    def next_batch(self: ChunkLoader) -> Any:
+    def next_batch(self):
         flags.extend([1] * (self.state_dict()["index"] == 3 and rank() == 0))
         return before(self)
 
@@ -158,11 +158,11 @@ def stopped(place: Path) -> str:
 class OwnRows(RowLoader):
     """The rows of a rank of two; batches that are NaN once."""
 
-    def __init__(self, nan_at: set[int]) -> None:
+    def __init__(self, nan_at):
         super().__init__()
         self._nan_at = nan_at
 
-    def next(self) -> torch.Tensor:
+    def next(self):
         rows = super().next()[4 * rank() : 4 * rank() + 4]
         if self.at - 1 not in self._nan_at:
             return rows
@@ -173,11 +173,11 @@ class OwnRows(RowLoader):
 class OwnTask(LinearTask):
     num_lanes, row_axis = 2, {"level": 0}
 
-    def size(self, batch: torch.Tensor) -> int:
+    def size(self, batch):
         return 8
 
 
-def linear(nan_at: set[int], **options: Any) -> dict[str, Any]:
+def linear(nan_at, **options):
     """Returns how a small run goes in which batches of rank 1 are NaN."""
     own: dict[str, Any] = {"steps": 24, "optimizer": "adamw", "batch_size": 8, "precision": "fp32"}
     own |= {"learning_rate": 0.05, "device": "cpu", "checkpoint_every": 4, **options}
@@ -195,7 +195,7 @@ def linear(nan_at: set[int], **options: Any) -> dict[str, Any]:
     }
 
 
-def refused(text: Path) -> dict[str, str]:
+def refused(text):
     """Returns the errors of runs for which the ranks have other texts or options."""
     small = {**TEXT, "steps": 5, "threads": 1, "observers": (), "tensorboard": rank() == 0}
     other = text.with_name(f"other-{rank()}.txt")
@@ -218,7 +218,7 @@ KILLED = "--rnn-size 64 --num-layers 2 --log-every 1 --steps 100 --dropout 0.2 -
 KILLED += " --eval-every 30 --checkpoint-every 15 --optimizer adamw"
 
 
-def hang(place: Path) -> None:
+def hang(place):
     """Stops rank 0 while rank 1 waits for it, which writes the error down and ends both."""
     joining.DEADLINE = timedelta(seconds=2)
     try:
@@ -233,11 +233,11 @@ def hang(place: Path) -> None:
         os.kill(leader, signal.SIGCONT)
 
 
-def rank() -> int:
+def rank():
     return int(os.environ.get("RANK", "0"))
 
 
-def run() -> None:
+def run():
     place, text, end, last = Path(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:5])
     found = {
         "trained": trained(place, text, 2),

@@ -1,7 +1,5 @@
 """Runs a Python script, or a command of fastlstm, in several processes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -10,7 +8,7 @@ from pathlib import Path
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def run_script(script: str, num_processes: int, *arguments: object) -> str:
+def run_script(script, num_processes, *arguments):
     """Runs a script under torchrun, or alone; returns its output."""
     # Gloo's threads can outlive the interpreter and abort the process (pytorch#190489).
     ended = f"{script}\nimport os, sys\nsys.stdout.flush()\nos._exit(0)\n"
@@ -28,7 +26,7 @@ def run_script(script: str, num_processes: int, *arguments: object) -> str:
     return done.stdout
 
 
-def train_command(*arguments: object) -> list[str]:
+def train_command(*arguments):
     """Returns a command of a small text model, with further arguments of train."""
     words = "--rnn-size 24 --embed-size 12 --seq-length 16 --batch-size 16 --precision fp32"
     words += " --threads 1 --eval-every 1000 --no-tensorboard --device cpu"

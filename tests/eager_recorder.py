@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
 
-import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -18,7 +15,7 @@ _WAITS = {"_local_scalar_dense", "nonzero", "equal", "masked_select", "is_nonzer
 
 
 class _NoWaiting(TorchDispatchMode):
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.overloadpacket.__name__
         assert name not in _WAITS, f"{name} within a recorded step: the host would wait for a GPU"
         return func(*args, **(kwargs or {}))
@@ -36,9 +33,9 @@ class EagerRecorder:
     refusals: list[Exception]
     num_recorded: int
 
-    def __init__(self, device: torch.device) -> None: ...
+    def __init__(self, device): ...
 
-    def record(self, work: Callable[[], object]) -> Callable[[], None]:
+    def record(self, work):
         step = _step_of(work)
         for parameter in step._parameters:  # as recording leaves them, in memory of the graph
             parameter.grad = torch.full_like(parameter, 7.0)
@@ -46,7 +43,7 @@ class EagerRecorder:
             raise EagerRecorder.refusals.pop(0)
         EagerRecorder.num_recorded += 1
 
-        def replay() -> None:
+        def replay():
             before = step._tensors_in_use()
             with _hidden_gradients(step._parameters), _NoWaiting():
                 work()
@@ -54,36 +51,36 @@ class EagerRecorder:
 
         return replay
 
-    def apart(self) -> AbstractContextManager[object]:
+    def apart(self):
         return nullcontext()
 
-    def event(self, *, is_timed=False) -> Any:
+    def event(self, *, is_timed=False):
         class Event:
-            def record(self) -> None: ...
-            def synchronize(self) -> None: ...
-            def elapsed_time(self, end: Any) -> float:
+            def record(self): ...
+            def synchronize(self): ...
+            def elapsed_time(self, end):
                 return 0.0
 
         return Event()
 
-    def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    def pinned(self, shape, dtype):
         return torch.zeros(tuple(shape), dtype=dtype)
 
-    def random_state(self) -> torch.Tensor:
+    def random_state(self):
         return torch.get_rng_state()
 
-    def set_random_state(self, state: torch.Tensor) -> None:
+    def set_random_state(self, state):
         torch.set_rng_state(state)
 
 
-def _step_of(work: Any) -> graphed_step.GraphedStep:
+def _step_of(work):
     """Returns the step that `work`, a function within its `_record`, takes."""
     found = (cell.cell_contents for cell in work.__closure__)
     return next(each for each in found if isinstance(each, graphed_step.GraphedStep))
 
 
 @contextmanager
-def _hidden_gradients(parameters: Sequence[torch.nn.Parameter]) -> Iterator[None]:
+def _hidden_gradients(parameters):
     kept = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None
@@ -92,11 +89,11 @@ def _hidden_gradients(parameters: Sequence[torch.nn.Parameter]) -> Iterator[None
         parameter.grad = gradient
 
 
-def use_graphs_on_the_cpu(monkeypatch: pytest.MonkeyPatch, *refusals: Exception) -> None:
+def use_graphs_on_the_cpu(monkeypatch, *refusals):
     """Has runs on the CPU step as on a GPU; the first recordings raise `refusals`."""
     refusal = graphed_step.graph_refusal
 
-    def without_device(plan: Any, callbacks: Any) -> str | None:
+    def without_device(plan, callbacks):
         return refusal(replace(plan, device=torch.device("cuda")), callbacks)
 
     monkeypatch.setattr(stepper, "graph_refusal", without_device)

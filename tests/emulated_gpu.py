@@ -1,12 +1,8 @@
 """Kernels of ops/cuda on the CPU, by emulator.h: the source itself runs, thread by thread."""
 
-from __future__ import annotations
-
 import ctypes
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from fastlstm.ops.cuda.compiler import source_text
 
@@ -30,7 +26,7 @@ _OUTCOMES = {1: "all threads wait", 2: "a thread trapped"}
 class EmulatedLSTM:
     """Both kernels of lstm_cluster.cu, compiled with g++ in `folder` for a set of macros."""
 
-    def __init__(self, macros: Mapping[str, int], folder: Path, compiler: str = "g++") -> None:
+    def __init__(self, macros, folder, compiler="g++"):
         self._folder = folder
         (folder / "kernel.cu").write_text(source_text("lstm_cluster"), encoding="utf-8")
         (folder / "driver.cpp").write_text(_DRIVER, encoding="utf-8")
@@ -41,9 +37,7 @@ class EmulatedLSTM:
         subprocess.run(command, check=True, cwd=folder)
         self._functions = ctypes.CDLL(str(self._library))
 
-    def launch(
-        self, entry: str, clusters: int, shared_bytes: int, seed: int, arguments: Any
-    ) -> None:
+    def launch(self, entry, clusters, shared_bytes, seed, arguments):
         """Runs one of the kernels; the threads go on in an order drawn from `seed`."""
         function = getattr(self._functions, entry.replace("lstm_", "launch_"))
         outcome = function(ctypes.byref(arguments), clusters, shared_bytes, seed)

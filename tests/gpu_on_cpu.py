@@ -1,15 +1,11 @@
 """The GPU decoder without a GPU: its kernels compiled as C++, its graphs run step by step."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -41,7 +37,7 @@ LAUNCH(choose, Choose)
 
 
 @functools.cache
-def library() -> ctypes.CDLL:
+def library():
     """Returns decode.cu as a C++ library: float32 operands, blocks of one thread."""
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
@@ -58,25 +54,23 @@ def library() -> ctypes.CDLL:
 class HostKernel:
     """As `ops.cuda.module.CudaKernel`."""
 
-    def __init__(
-        self, name: str, entry: str, macros: Mapping[str, int], device: int, threads: int
-    ) -> None:
+    def __init__(self, name, entry, macros, device, threads):
         assert name == "decode"
         self._launch = getattr(library(), f"launch_{entry}")
         self._threads = 1 if entry == "choose" else threads
 
-    def launch(self, blocks: int, arguments: ctypes.Structure) -> None:
+    def launch(self, blocks, arguments):
         self._launch(ctypes.byref(arguments), blocks, self._threads)
 
 
 class Recorder(EagerRecorder):
     """What is recorded runs again."""
 
-    def record(self, work: Callable[[], object]) -> Callable[[], None]:
+    def record(self, work):
         return lambda: (work(), None)[1]
 
 
-def use_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def use_the_cpu(monkeypatch):
     """Returns a function that makes a `GpuDecoder` of a model, on the CPU in float32."""
     monkeypatch.setattr(gpu_decoder, "CudaKernel", HostKernel)
     monkeypatch.setattr(gpu_decoder, "Recorder", Recorder)
@@ -84,6 +78,6 @@ def use_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     return lambda model: on_the_cpu(float_weights(model), model.config)
 
 
-def on_the_cpu(weights: Any, config: Any) -> gpu_decoder.GpuDecoder:
+def on_the_cpu(weights, config):
     """Returns a GPU decoder of weights, on the CPU; after `use_the_cpu`."""
     return gpu_decoder.GpuDecoder(weights, config, "fp32", "cpu")

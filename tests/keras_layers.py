@@ -1,9 +1,5 @@
 """Pairs of a stock Keras LSTM and ours with the same weights, and what both compute."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import keras
 import numpy as np
 import torch
@@ -15,7 +11,7 @@ IGNORED = "ignore:__array__ implementation:DeprecationWarning"
 """Of Keras 3 itself, with NumPy 2, wherever a variable becomes an array."""
 
 
-def pair(features: int, units: int, **options: Any) -> tuple[keras.layers.LSTM, LSTM]:
+def pair(features, units, **options):
     """Returns Keras' layer and ours, `strict`, with the same random weights."""
     layers = keras.layers.LSTM(units, **options), LSTM(units, **options)
     for layer in layers:
@@ -28,7 +24,7 @@ def pair(features: int, units: int, **options: Any) -> tuple[keras.layers.LSTM, 
     return layers
 
 
-def results(layer: keras.layers.LSTM, x: Any, **call: Any) -> list[Tensor]:
+def results(layer, x, **call):
     """Returns outputs and states, then the gradients of x and of all weights that are trained."""
     x = torch.as_tensor(x).clone().requires_grad_()
     outputs = layer(x, **call)
@@ -39,7 +35,7 @@ def results(layer: keras.layers.LSTM, x: Any, **call: Any) -> list[Tensor]:
     return [*outputs, *torch.autograd.grad(loss, [x, *weights])]
 
 
-def assert_same(ours: list[Tensor], keras_own: list[Tensor], tolerance: float = 1e-5) -> None:
+def assert_same(ours, keras_own, tolerance=1e-5):
     """Compares the results of two layers."""
     assert len(ours) == len(keras_own)
     for a, b in zip(ours, keras_own, strict=True):

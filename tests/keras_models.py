@@ -1,13 +1,8 @@
 """Keras models for the tests of import and what they compute; Keras runs on torch here."""
 
-from __future__ import annotations
-
 import io
 import os
 import zipfile
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 os.environ["KERAS_BACKEND"] = "torch"
 
@@ -20,13 +15,13 @@ with warnings.catch_warnings():
     import keras
 
 
-def sequential(shape: tuple[int | None, ...], *layers: Any) -> Any:
+def sequential(shape, *layers):
     """Returns a model of layers behind an input of values, or of tokens if it has one axis."""
     dtype = "int32" if shape == (None,) else None
     return keras.Sequential([keras.Input(shape, dtype=dtype), *layers])
 
 
-def varied(model: Any, seed: int = 0) -> Any:
+def varied(model, seed=0):
     """Returns the model with weights that no initializer gives: all different, biases too."""
     rng = np.random.default_rng(seed)
     model.set_weights(
@@ -35,7 +30,7 @@ def varied(model: Any, seed: int = 0) -> Any:
     return model
 
 
-def saved(model: Any, path: Path) -> Path:
+def saved(model, path):
     """Saves a model, in the format of the suffix."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -43,18 +38,18 @@ def saved(model: Any, path: Path) -> Path:
     return path
 
 
-def outputs(model: Any, x: Any) -> np.ndarray:
+def outputs(model, x):
     """Returns what Keras computes."""
     return keras.ops.convert_to_numpy(model(x))
 
 
-def parts_of(path: Path) -> dict[str, bytes]:
+def parts_of(path):
     """Returns the files in a `.keras` archive."""
     with zipfile.ZipFile(path) as file:
         return {name: file.read(name) for name in file.namelist()}
 
 
-def archive(parts: Mapping[str, str | bytes], compression: int = zipfile.ZIP_STORED) -> bytes:
+def archive(parts, compression=zipfile.ZIP_STORED):
     """Returns an archive of files."""
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w", compression) as file:

@@ -5,12 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from fastlstm.ops.backends.native import NativeBackend
-from fastlstm.ops.call import LSTMArgs, LSTMOutput, describe_call
-from fastlstm.ops.cell_call import CellCall
-from fastlstm.ops.cell_options import CellOptions
+from fastlstm.ops.call import LSTMArgs, describe_call
 from fastlstm.ops.lstm import check_args, run
 
 ALL_OPTIONS: dict[str, Any] = {
@@ -24,22 +20,22 @@ ALL_OPTIONS: dict[str, Any] = {
 
 
 def lstm(
-    x: Any, h0: Any, c0: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None,
-    *, tokens: torch.Tensor | None = None, **call: Any,
-) -> LSTMOutput:  # fmt: skip
+    x, h0, c0, w_ih, w_hh, b_ih = None, b_hh = None,
+    *, tokens = None, **call,
+):  # fmt: skip
     """Checks the tensors of a call and runs it."""
     args = LSTMArgs(x, tokens, h0, c0, w_ih, w_hh, b_ih, b_hh)
     check_args(args)
     return run(args, **call)
 
 
-def run_native(args: LSTMArgs, dtype: torch.dtype, *, keep: bool = True, **call: Any) -> LSTMOutput:
+def run_native(args, dtype, *, keep=True, **call):
     """Runs `args` with products in `dtype`; `keep` is for a backward pass."""
     described = describe_call(args, **call)._replace(dtype=dtype, requires_grad=keep)
     return NativeBackend().run(described, args)
 
 
-def with_cell(args: LSTMArgs, cell: CellCall) -> tuple[LSTMArgs, CellOptions]:
+def with_cell(args, cell):
     """Returns the arguments with a cell's tensors, and its options."""
     norm = (None,) * 4 if cell.norm is None else cell.norm
     tensors = dict(zip(("gamma_ih", "gamma_hh", "gamma_c", "beta_c"), norm, strict=True))
@@ -47,8 +43,6 @@ def with_cell(args: LSTMArgs, cell: CellCall) -> tuple[LSTMArgs, CellOptions]:
     return args, replace(cell.options, layer_norm=cell.norm is not None)
 
 
-def lstm_tokens(
-    tokens: torch.Tensor, embedding: torch.Tensor, *args: torch.Tensor | None, **call: Any
-) -> LSTMOutput:
+def lstm_tokens(tokens, embedding, *args, **call):
     """`lstm` on tokens, in the order in which a model has them."""
     return lstm(embedding, *args, tokens=tokens, **call)

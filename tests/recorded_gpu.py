@@ -1,10 +1,7 @@
 """A GPU as torch tells of one, on a machine without: it answers, and computes nothing."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
-import pytest
 import torch
 
 from fastlstm.system import hardware
@@ -13,14 +10,14 @@ GB = 2**30
 
 
 def use_gpu(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch,
     *,
-    capability: tuple[int, int] = (9, 0),
-    total_gb: float = 80.0,
-    free_gb: float = 79.5,
-    built_for: tuple[str, ...] = ("sm_75", "sm_80", "sm_90", "compute_120"),
-    count: int = 1,
-) -> list[tuple[float, int]]:
+    capability=(9, 0),
+    total_gb=80.0,
+    free_gb=79.5,
+    built_for=("sm_75", "sm_80", "sm_90", "compute_120"),
+    count=1,
+):
     """Has torch tell of a GPU; returns the shares of memory that are set, with the GPU's number."""
     shares = list[tuple[float, int]]()
     about = SimpleNamespace(
@@ -28,7 +25,7 @@ def use_gpu(
         total_memory=int(total_gb * GB), multi_processor_count=132,
     )  # fmt: skip
 
-    def set_share(share: float, device: torch.device | int) -> None:
+    def set_share(share, device):
         shares.append((share, torch.cuda._utils._get_device_index(device)))  # as torch does
 
     answers = {

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import os
 import random
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,58 +23,58 @@ class RecordingOs:
     disk it is the whole cost of a test.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root):
         self.root = root
         self.log: list[Operation] = []
         self._open: dict[int, Path] = {}
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return getattr(os, name)
 
-    def _note(self, kind: str, *what: Any) -> None:
+    def _note(self, kind, *what):
         names = [w.relative_to(self.root) if isinstance(w, Path) else w for w in what]
         self.log.append((kind, *names))
 
-    def open(self, path: Path, flags: int, mode: int = 0o777) -> int:
+    def open(self, path, flags, mode=0o777):
         descriptor = os.open(path, flags, mode)
         self._open[descriptor] = Path(path)
         if flags & os.O_CREAT:
             self._note("create", Path(path))
         return descriptor
 
-    def close(self, descriptor: int) -> None:
+    def close(self, descriptor):
         self._open.pop(descriptor, None)
         os.close(descriptor)
 
-    def write(self, descriptor: int, data: bytes) -> int:
+    def write(self, descriptor, data):
         count = os.write(descriptor, data)
         self._note("write", self._open[descriptor], bytes(data[:count]))
         return count
 
-    def ftruncate(self, descriptor: int, size: int) -> None:
+    def ftruncate(self, descriptor, size):
         os.ftruncate(descriptor, size)
         self._note("truncate", self._open[descriptor], size)
 
-    def fsync(self, descriptor: int) -> None:
+    def fsync(self, descriptor):
         self._note("fsync", self._open[descriptor])
 
-    def replace(self, source: Path, target: Path) -> None:
+    def replace(self, source, target):
         os.replace(source, target)
         self._note("rename", Path(source), Path(target))
 
-    def link(self, source: Path, target: Path, **options: Any) -> None:
+    def link(self, source, target, **options):
         os.link(source, target, **options)
         self._note("link", Path(source), Path(target))
 
-    def unlink(self, path: Path) -> None:
+    def unlink(self, path):
         os.unlink(path)
         self._note("unlink", Path(path))
 
-    def mkdir(self, path: Path) -> None:
+    def mkdir(self, path):
         os.mkdir(path)
         self._note("mkdir", Path(path))
 
-    def rmdir(self, path: Path) -> None:
+    def rmdir(self, path):
         os.rmdir(path)
         self._note("unlink", Path(path))
 
@@ -83,17 +82,17 @@ class RecordingOs:
 class FailingOs(RecordingOs):
     """Fails at the n-th change with an errno; afterwards works again, or never does."""
 
-    def __init__(self, root: Path, at: int, code: int, lasting: bool) -> None:
+    def __init__(self, root, at, code, lasting):
         super().__init__(root)
         self.calls, self.at, self.code, self.lasting = 0, at, code, lasting
 
-    def __getattribute__(self, name: str) -> Any:
+    def __getattribute__(self, name):
         changes = ("write", "fsync", "replace", "link", "unlink", "mkdir", "rmdir", "open")
         found = super().__getattribute__(name)
         return self._failing(found) if name in changes else found
 
-    def _failing(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def checked(*args: Any, **options: Any) -> Any:
+    def _failing(self, call):
+        def checked(*args, **options):
             creates = call.__name__ != "open" or args[1] & os.O_CREAT
             if creates:
                 self.calls += 1
@@ -116,15 +115,15 @@ class Directory:
     durable: dict[str, File | Directory] = field(default_factory=dict)
     pending: list[dict[str, File | Directory | None]] = field(default_factory=list)
 
-    def change(self, changes: dict[str, File | Directory | None]) -> None:
+    def change(self, changes):
         _apply(self.entries, changes)
         self.pending.append(changes)
 
-    def sync(self) -> None:
+    def sync(self):
         self.durable, self.pending = dict(self.entries), []
 
 
-def _apply(entries: dict[str, Any], changes: dict[str, Any]) -> None:
+def _apply(entries, changes):
     for name, node in changes.items():
         if node is None:
             entries.pop(name, None)
@@ -132,7 +131,7 @@ def _apply(entries: dict[str, Any], changes: dict[str, Any]) -> None:
             entries[name] = node
 
 
-def snapshot(path: Path) -> Directory:
+def snapshot(path):
     """Reads a directory tree as a disk on which all of it is durable."""
     directory = Directory()
     for child in path.iterdir():
@@ -145,14 +144,14 @@ def snapshot(path: Path) -> Directory:
     return directory
 
 
-def _find(root: Directory, path: Path) -> Any:
+def _find(root, path):
     node: Any = root
     for part in path.parts:
         node = node.entries[part]
     return node
 
 
-def _replay(root: Directory, operation: Operation) -> None:
+def _replay(root, operation):
     kind, path, *rest = operation
     parent = _find(root, path.parent)
     if kind == "create":
@@ -183,7 +182,7 @@ def _replay(root: Directory, operation: Operation) -> None:
         raise AssertionError(kind)
 
 
-def _torn(file: File, chance: random.Random) -> bytes:
+def _torn(file, chance):
     if file.data == file.durable:
         return file.data
     cut = chance.randint(0, len(file.data))
@@ -191,7 +190,7 @@ def _torn(file: File, chance: random.Random) -> bytes:
     return chance.choice(choices)
 
 
-def _survivors(node: Directory, variant: str, chance: random.Random) -> dict[str, Any]:
+def _survivors(node, variant, chance):
     """Returns name -> bytes | dict: what is on the platter after the crash."""
     if variant in ("kill", "entries"):
         entries = node.entries
@@ -212,7 +211,7 @@ def _survivors(node: Directory, variant: str, chance: random.Random) -> dict[str
     return result
 
 
-def _write_tree(tree: dict[str, Any], path: Path) -> None:
+def _write_tree(tree, path):
     path.mkdir()
     for name, content in tree.items():
         if isinstance(content, dict):
@@ -221,9 +220,7 @@ def _write_tree(tree: dict[str, Any], path: Path) -> None:
             (path / name).write_bytes(content)
 
 
-def crash_states(
-    before: Directory, log: list[Operation], place: Path, num_random: int = 3
-) -> Iterator[tuple[str, bool, Path]]:
+def crash_states(before, log, place, num_random=3):
     """Yields (description, whether all calls were done, directory) of every crash.
 
     Variants: "kill" keeps everything done so far (kill -9); "durable" keeps only what was fsynced;

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ LEVELS_ASKED = (0.005, 0.007, 0.07, 0.5, 0.8, 0.95, 0.992, 0.995)
 """Calibrated ones and others between."""
 
 
-def stored_forecaster(seed: int = 0, scale: float = 3.0, **options: Any) -> StoredForecaster:
+def stored_forecaster(seed=0, scale=3.0, **options):
     """A forecaster with random weights, scales and residuals, some of them infinite."""
     config = ForecasterConfig(**{**SIZES, **options})
     torch.manual_seed(seed)
@@ -66,9 +65,7 @@ def stored_forecaster(seed: int = 0, scale: float = 3.0, **options: Any) -> Stor
     )
 
 
-def expected_of(
-    stored: StoredForecaster, inputs: Mapping[str, NDArray[Any]], levels: tuple[float, ...]
-) -> dict[str, NDArray[Any]]:
+def expected_of(stored, inputs, levels):
     """What the source gives."""
     model = WindowForecaster(stored, "model")
     forecasts = model.run(inputs["past"], inputs.get("future"), inputs.get("static"))
@@ -85,7 +82,7 @@ def expected_of(
     return expected
 
 
-def error_of(stored: StoredForecaster, result: NDArray[Any], expected: NDArray[Any]) -> float:
+def error_of(stored, result, expected):
     """Largest difference in deviations of the column."""
     assert result.shape == expected.shape
     std = stored.scaler.std[: stored.network.config.num_targets]
@@ -95,7 +92,7 @@ def error_of(stored: StoredForecaster, result: NDArray[Any], expected: NDArray[A
         return float(np.where(is_same, 0, abs(result - expected) / std).max())
 
 
-def weights_of(stored: StoredForecaster) -> dict[str, Any]:
+def weights_of(stored):
     """The weights of its network by name."""
     return {name: p.detach().numpy() for name, p in stored.network.named_parameters()}
 
@@ -119,7 +116,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 }
 
 
-def drawn(seed: int) -> dict[str, Any]:
+def drawn(seed):
     """A random configuration that exists."""
     rng = np.random.default_rng(seed)
     options = {name: values[rng.integers(len(values))] for name, values in CHOICES.items()}

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import fastlstm
@@ -19,96 +19,96 @@ import fastlstm
 Write = Callable[[nn.LSTM, str, slice, float], None]
 
 
-def flat(layer: nn.LSTM, name: str) -> Tensor:
+def flat(layer, name):
     """The values of a weight in a row, by `.data`; of a copy where they do not lie so."""
     return layer._parameters[name].data.view(-1)
 
 
-def by_data(layer: nn.LSTM, name: str, at: slice, value: float) -> None:
+def by_data(layer, name, at, value):
     flat(layer, name)[at] += value
 
 
-def by_index(layer: nn.LSTM, name: str, at: slice, value: float) -> None:
+def by_index(layer, name, at, value):
     places = torch.arange(at.start, at.stop)
     layer._parameters[name].data.view(-1).index_fill_(0, places, value)
 
 
-def by_scatter(layer: nn.LSTM, name: str, at: slice, value: float) -> None:
+def by_scatter(layer, name, at, value):
     flat(layer, name).scatter_(0, torch.arange(at.start, at.stop), value)
 
 
-def by_mask(layer: nn.LSTM, name: str, at: slice, value: float) -> None:
+def by_mask(layer, name, at, value):
     values = flat(layer, name)
     mask = torch.zeros_like(values, dtype=torch.bool)
     mask[at] = True
     values.masked_fill_(mask, value)
 
 
-def by_strided_view(layer: nn.LSTM, name: str, at: slice, value: float) -> None:
+def by_strided_view(layer, name, at, value):
     layer._parameters[name].data.as_strided((at.stop - at.start,), (1,), at.start).mul_(1 + value)
 
 
-def by_detached(layer: nn.LSTM, name: str, at: slice, value: float) -> None:
+def by_detached(layer, name, at, value):
     layer._parameters[name].detach().view(-1)[at].fill_(value)
 
 
-def by_numpy(layer: nn.LSTM, name: str, at: slice, value: float) -> None:
+def by_numpy(layer, name, at, value):
     layer._parameters[name].detach().numpy().reshape(-1)[at] -= value
 
 
-def by_numpy_copyto(layer: nn.LSTM, name: str, at: slice, value: float) -> None:
+def by_numpy_copyto(layer, name, at, value):
     np.copyto(np.asarray(flat(layer, name))[at], np.float32(value))
 
 
-def by_numpy_dlpack(layer: nn.LSTM, name: str, at: slice, value: float) -> None:
+def by_numpy_dlpack(layer, name, at, value):
     np.from_dlpack(layer._parameters[name].detach()).reshape(-1)[at] = value
 
 
-def by_torch_dlpack(layer: nn.LSTM, name: str, at: slice, value: float) -> None:
+def by_torch_dlpack(layer, name, at, value):
     torch.from_dlpack(layer._parameters[name].detach()).view(-1)[at] += value
 
 
-def by_from_numpy(layer: nn.LSTM, name: str, at: slice, value: float) -> None:
+def by_from_numpy(layer, name, at, value):
     torch.from_numpy(flat(layer, name).numpy())[at].copy_(torch.tensor(value))
 
 
-def by_buffer(layer: nn.LSTM, name: str, at: slice, value: float) -> None:
+def by_buffer(layer, name, at, value):
     torch.frombuffer(memoryview(flat(layer, name).numpy()), dtype=torch.float32)[at] += value
 
 
-def by_bytes(layer: nn.LSTM, name: str, at: slice, value: float) -> None:
+def by_bytes(layer, name, at, value):
     """The sign of a value."""
     flat(layer, name).view(torch.uint8)[4 * at.start + 3] ^= 0x80
 
 
-def by_storage(layer: nn.LSTM, name: str, at: slice, value: float) -> None:
+def by_storage(layer, name, at, value):
     parameter = layer._parameters[name]
     memory = parameter.untyped_storage()
     memory[4 * (parameter.storage_offset() + at.start) + 3] ^= 0x80
 
 
-def by_address(layer: nn.LSTM, name: str, at: slice, value: float) -> None:
+def by_address(layer, name, at, value):
     address = layer._parameters[name].data_ptr() + 4 * at.start
     ctypes.c_float.from_address(address).value = value
 
 
-def by_memmove(layer: nn.LSTM, name: str, at: slice, value: float) -> None:
+def by_memmove(layer, name, at, value):
     values = np.full(at.stop - at.start, value, np.float32)
     address = layer._parameters[name].data_ptr() + 4 * at.start
     ctypes.memmove(address, values.ctypes.data, values.nbytes)
 
 
-def by_no_grad(layer: nn.LSTM, name: str, at: slice, value: float) -> None:
+def by_no_grad(layer, name, at, value):
     with torch.no_grad():
         layer._parameters[name].view(-1)[at] += value
 
 
-def by_inference_mode(layer: nn.LSTM, name: str, at: slice, value: float) -> None:
+def by_inference_mode(layer, name, at, value):
     with torch.inference_mode():
         layer._parameters[name].view(-1)[at] += value
 
 
-def by_set(layer: nn.LSTM, name: str, at: slice, value: float) -> None:
+def by_set(layer, name, at, value):
     data = layer._parameters[name].data
     other = data.clone()
     other.view(-1)[at] += value
@@ -116,7 +116,7 @@ def by_set(layer: nn.LSTM, name: str, at: slice, value: float) -> None:
     layer._parameters[name].data = other
 
 
-def by_new_data(layer: nn.LSTM, name: str, at: slice, value: float) -> None:
+def by_new_data(layer, name, at, value):
     """What lay in the same memory before may be gone."""
     values = layer._parameters[name].detach().numpy().copy()
     layer._parameters[name].data = torch.empty(0)
@@ -124,29 +124,29 @@ def by_new_data(layer: nn.LSTM, name: str, at: slice, value: float) -> None:
     layer._parameters[name].data = torch.from_numpy(values).clone()
 
 
-def by_new_parameter(layer: nn.LSTM, name: str, at: slice, value: float) -> None:
+def by_new_parameter(layer, name, at, value):
     other = layer._parameters[name].detach().clone()
     other.view(-1)[at] += value
     setattr(layer, name, nn.Parameter(other))
 
 
-def by_state_dict(layer: nn.LSTM, name: str, at: slice, value: float) -> None:
+def by_state_dict(layer, name, at, value):
     layer.state_dict()[name].view(-1)[at] += value
 
 
-def by_load(layer: nn.LSTM, name: str, at: slice, value: float) -> None:
+def by_load(layer, name, at, value):
     state = {key: p.clone() for key, p in layer.state_dict().items()}
     state[name].view(-1)[at] += value
     layer.load_state_dict(state, assign=value > 0)
 
 
-def by_vector(layer: nn.LSTM, name: str, at: slice, value: float) -> None:
+def by_vector(layer, name, at, value):
     vector = parameters_to_vector(layer.parameters()).detach().clone()
     vector[at] += value
     vector_to_parameters(vector, layer.parameters())
 
 
-def by_optimizer(layer: nn.LSTM, name: str, at: slice, value: float) -> None:
+def by_optimizer(layer, name, at, value):
     parameter = layer._parameters[name]
     parameter.grad = torch.zeros_like(parameter)
     parameter.grad.view(-1)[at] = value
@@ -155,16 +155,16 @@ def by_optimizer(layer: nn.LSTM, name: str, at: slice, value: float) -> None:
     parameter.grad = None
 
 
-def by_flat_weights(layer: nn.LSTM, name: str, at: slice, value: float) -> None:
+def by_flat_weights(layer, name, at, value):
     layer._flat_weights[layer._flat_weights_names.index(name)].data.view(-1)[at] += value
 
 
-def by_swap(layer: nn.LSTM, name: str, at: slice, value: float) -> None:
+def by_swap(layer, name, at, value):
     values = flat(layer, name)
     values.copy_(values.roll(at.stop - at.start))
 
 
-def by_everything(layer: nn.LSTM, name: str, at: slice, value: float) -> None:
+def by_everything(layer, name, at, value):
     for parameter in layer.parameters():
         parameter.data.mul_(1 + 0.1 * value)
 
@@ -172,7 +172,7 @@ def by_everything(layer: nn.LSTM, name: str, at: slice, value: float) -> None:
 WRITES: list[Write] = [value for name, value in sorted(globals().items()) if name[:3] == "by_"]
 
 
-def same_layer(layer: nn.LSTM) -> nn.LSTM:
+def same_layer(layer):
     """Torch's own with the values that the weights have now."""
     sizes = layer.input_size, layer.hidden_size, layer.num_layers
     twin = nn.LSTM(*sizes, bidirectional=layer.bidirectional)
@@ -180,7 +180,7 @@ def same_layer(layer: nn.LSTM) -> nn.LSTM:
     return twin
 
 
-def random_layer(rng: random.Random) -> fastlstm.LSTM:
+def random_layer(rng):
     """A layer of any kind; every third one is large."""
     most = 150 if rng.random() < 1 / 3 else 24
     sizes = rng.randint(1, most), rng.randint(1, most)
@@ -188,7 +188,7 @@ def random_layer(rng: random.Random) -> fastlstm.LSTM:
     return fastlstm.LSTM(*sizes, num_layers, bidirectional=bidirectional)
 
 
-def random_write(layer: fastlstm.LSTM, rng: random.Random) -> str:
+def random_write(layer, rng):
     """Writes one value, some, or all of a weight; returns what was done."""
     name = rng.choice(layer._flat_weights_names)
     size = layer._parameters[name].numel()
@@ -200,7 +200,7 @@ def random_write(layer: fastlstm.LSTM, rng: random.Random) -> str:
     return f"{write.__name__} of {count} at {first} of {name} in {layer}"
 
 
-def call(layer: nn.LSTM, x: Tensor, hx: tuple[Tensor, Tensor], *, trains: bool) -> list[Tensor]:
+def call(layer, x, hx, *, trains):
     """Returns the outputs, and with `trains` the gradients."""
     with torch.set_grad_enabled(trains):
         y, (h, c) = layer(x, hx)
@@ -210,7 +210,7 @@ def call(layer: nn.LSTM, x: Tensor, hx: tuple[Tensor, Tensor], *, trains: bool) 
     return [t.detach() for t in found]
 
 
-def campaign(num_writes: int, seed: int) -> None:
+def campaign(num_writes, seed):
     """Raises AssertionError for a call that has not seen a write."""
     rng = random.Random(seed)
     torch.manual_seed(seed)

@@ -1,18 +1,9 @@
 """Zero weights, or blocks of zeros, of pruned matrices."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-
-from torch import Tensor
-
-from fastlstm.compression.pruning import Zeros
 from fastlstm.runs.weight_formats import block_grid, num_gates
 
 
-def zero_counts(
-    matrices: Mapping[str, Tensor], structured: Zeros = "none"
-) -> dict[str, tuple[int, int]]:
+def zero_counts(matrices, structured="none"):
     """Returns the number of zero weights, or blocks, of each matrix, and of all."""
     counts = {}
     for name, matrix in matrices.items():

@@ -1,28 +1,23 @@
 """A small trained text model to compress."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import fastlstm
 from compression_source import text_of
-from fastlstm.compression.report import CompressReport
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system.measurements import CpuTimer
 
 
 @pytest.fixture(autouse=True)
-def never_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+def never_busy(monkeypatch):
     monkeypatch.setattr(CpuTimer, "was_busy", lambda timer, share: False)
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
+def run(tmp_path):
     """A run directory without a checkpoint."""
     found = RunDirectory(tmp_path / "run")
     found.create()
@@ -31,7 +26,7 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory):
     """A folder with the text book.txt and the run `source` trained on it, H=32 E=16."""
     folder = tmp_path_factory.mktemp("source")
     (folder / "book.txt").write_text(text_of(1500))
@@ -44,16 +39,16 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def source(trained: Path, tmp_path: Path) -> Path:
+def source(trained, tmp_path):
     """A copy of the run."""
     return Path(shutil.copytree(trained / "source", tmp_path / "source"))
 
 
 @pytest.fixture
-def compressed(source: Path, tmp_path: Path) -> Callable[..., CompressReport]:
+def compressed(source, tmp_path):
     """Compresses the run into `out`, quietly, on one thread."""
 
-    def run(out: str = "out", **fields: Any) -> CompressReport:
+    def run(out="out", **fields):
         quiet = {"observers": (), "threads": 1, "tensorboard": False, "precision": "fp32"}
         return fastlstm.compress(source, out=tmp_path / out, **{**quiet, **fields})
 

@@ -1,10 +1,6 @@
 """`fastlstm.compress`: what it refuses before anything is read or written."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,13 +24,13 @@ from fastlstm.errors import ConfigError, FormatError, RunDirectoryError
         ({"hidden_size": 8}, "`hidden_size` is not an option for a text"),
     ],
 )
-def test_refusals(source: Path, tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
+def test_refusals(source, tmp_path, arguments, message):
     with pytest.raises(ConfigError, match=message):
         fastlstm.compress(source, out=tmp_path / "out", **{"observers": (), **arguments})
     assert not (tmp_path / "out").exists()
 
 
-def test_a_path_that_is_no_run_is_refused(tmp_path: Path, source: Path) -> None:
+def test_a_path_that_is_no_run_is_refused(tmp_path, source):
     with pytest.raises(RunDirectoryError, match="no such run"):
         fastlstm.compress(tmp_path / "gone", out=tmp_path / "out", to="int8")
     (tmp_path / "sequence").mkdir()

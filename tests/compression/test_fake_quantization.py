@@ -1,21 +1,13 @@
 """Quantization-aware training: the rounding of files, in torch, and where it is used."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from fastlstm.compression.fake_quantization import (
-    FakeQuantization,
-    fake_quantized,
-    rounded_weights,
-)
+from fastlstm.compression.fake_quantization import FakeQuantization, fake_quantized, rounded_weights
 from fastlstm.compression.options import PruningSchedule
 from fastlstm.compression.pruning import Pruning, prunable
 from fastlstm.forecast.model.network import ForecasterConfig, ForecastNetwork
@@ -29,7 +21,7 @@ from zero_counts import zero_counts
 FORMATS = ("fp16", "int8", "int4")
 
 
-def assert_rounded(weight: Tensor, weight_format: Any) -> None:
+def assert_rounded(weight, weight_format):
     expected = rounded({"w": weight.numpy()}, weight_format)["w"]
     got = fake_quantized(weight, weight_format)
     assert got.dtype == torch.float32
@@ -38,7 +30,7 @@ def assert_rounded(weight: Tensor, weight_format: Any) -> None:
 
 @pytest.mark.parametrize("weight_format", ["fp32", *FORMATS])
 @pytest.mark.parametrize("shape", [(7, 64), (16, 100), (3, 1), (5, 130), (1, 63)])
-def test_the_rounding_equals_files_bit_for_bit(weight_format: str, shape: tuple[int, int]) -> None:
+def test_the_rounding_equals_files_bit_for_bit(weight_format, shape):
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(shape, generator=generator)
     assert_rounded(weight, weight_format)
@@ -51,7 +43,7 @@ def test_the_rounding_equals_files_bit_for_bit(weight_format: str, shape: tuple[
 
 
 @pytest.mark.parametrize("weight_format", FORMATS)
-def test_tiny_weights_are_rounded_like_files(weight_format: str) -> None:
+def test_tiny_weights_are_rounded_like_files(weight_format):
     generator = torch.Generator().manual_seed(1)
     for exponent in range(-40, 0):
         weight = torch.randn((40, 64), generator=generator) * 2.0**exponent
@@ -64,18 +56,18 @@ def test_tiny_weights_are_rounded_like_files(weight_format: str) -> None:
 
 
 @pytest.mark.parametrize("weight_format", ["int8", "int4"])
-def test_nan_stays_nan(weight_format: Any) -> None:
+def test_nan_stays_nan(weight_format):
     weight = torch.ones(2, 64)
     weight[0, 3] = float("nan")
     assert fake_quantized(weight, weight_format)[0].isnan().any()
     assert fake_quantized(weight, weight_format)[1].isfinite().all()
 
 
-def is_rounded(weights: Mapping[str, Tensor], weight_format: Any) -> list[bool]:
+def is_rounded(weights, weight_format):
     return [torch.equal(fake_quantized(w, weight_format), w) for w in weights.values()]
 
 
-def test_the_weights_are_restored_after_an_error() -> None:
+def test_the_weights_are_restored_after_an_error():
     model = NextTokenTask().model
     before = {name: (p, p.data_ptr(), p.detach().clone()) for name, p in model.named_parameters()}
     inside = []
@@ -91,7 +83,7 @@ def test_the_weights_are_restored_after_an_error() -> None:
 
 @pytest.mark.parametrize("weight_format", FORMATS)
 @pytest.mark.parametrize("tie_weights", [False, True])
-def test_gradients_are_taken_at_the_rounded_weights(weight_format: Any, tie_weights: bool) -> None:
+def test_gradients_are_taken_at_the_rounded_weights(weight_format, tie_weights):
     task = NextTokenTask(tie_weights=tie_weights, embed_size=24)
     batch = task.loader.next()
     plain = NextTokenTask(tie_weights=tie_weights, embed_size=24)
@@ -108,7 +100,7 @@ def test_gradients_are_taken_at_the_rounded_weights(weight_format: Any, tie_weig
         assert torch.equal(a.grad, b.grad), name
 
 
-def test_a_forecaster_is_rounded_too() -> None:
+def test_a_forecaster_is_rounded_too():
     torch.manual_seed(0)
     config = ForecasterConfig(input_size=32, horizon=8, patch=8, hidden_size=24)
     network = ForecastNetwork(config).eval()
@@ -123,17 +115,17 @@ def test_a_forecaster_is_rounded_too() -> None:
 class Norms(Callback):
     """Notes which weights a step's gradients were taken at, and which the optimizer updates."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.masters: list[bool] = []
 
-    def on_gradients(self, trainer: Any) -> None:
+    def on_gradients(self, trainer):
         weights = dict(trainer.model.named_parameters())
         self.masters.append(all(is_rounded(weights, "int4")))
 
 
 @pytest.mark.parametrize("ema", [0.0, 0.9])
 @pytest.mark.parametrize("at_once", [False, True])
-def test_evaluations_and_the_best_weights_are_rounded(ema: float, at_once: bool) -> None:
+def test_evaluations_and_the_best_weights_are_rounded(ema, at_once):
     task, events, norms = NextTokenTask(at_once=at_once), list[Any](), Norms()
     task.scores = [0.1, 0.2, 0.5, 0.4, 0.6]
     result = trainer_of(
@@ -151,12 +143,12 @@ def test_evaluations_and_the_best_weights_are_rounded(ema: float, at_once: bool)
     assert all(is_rounded(dict(task.model.named_parameters()), "int4")) == (not at_once)
 
 
-def test_rounding_begins_at_a_share_of_the_run() -> None:
+def test_rounding_begins_at_a_share_of_the_run():
     for begin, steps in ((0.0, 0), (0.5, 5), (1.0, 10)):
         seen: list[bool] = []
 
         class Look(Callback):
-            def on_gradients(self, trainer: Any) -> None:
+            def on_gradients(self, trainer):
                 seen.append(quantization.is_on)  # noqa: B023
 
         quantization = FakeQuantization("int8", begin)
@@ -164,13 +156,13 @@ def test_rounding_begins_at_a_share_of_the_run() -> None:
         assert seen == [step >= steps for step in range(10)]
 
 
-def both(structured: Any = "none") -> list[Callback]:
+def both(structured="none"):
     schedule = PruningSchedule(final=0.75, begin=2, end=8, every=3)
     return [Pruning(schedule, structured), FakeQuantization("int8", 8)]
 
 
 @pytest.mark.parametrize("structured", ["none", "blocks"])
-def test_pruned_weights_stay_zero_when_they_are_rounded(structured: Any) -> None:
+def test_pruned_weights_stay_zero_when_they_are_rounded(structured):
     task = NextTokenTask()
     trainer_of(task, callbacks=both(structured), steps=16, optimizer="muon", ema=0.5).fit()
     for zeros, number in zero_counts(prunable(task.model), structured).values():

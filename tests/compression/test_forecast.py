@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,18 +20,12 @@ from fastlstm.compression import forecast
 from fastlstm.compression.forecast import block_errors
 from fastlstm.compression.pruning import prunable
 from fastlstm.compression.report import bootstrap_interval
-from fastlstm.errors import (
-    ConfigError,
-    DataError,
-    QualityError,
-    RunDirectoryError,
-    Stopped,
-)
+from fastlstm.errors import ConfigError, DataError, QualityError, RunDirectoryError, Stopped
 from fastlstm.forecast.data.preparation import prepare
 from fastlstm.forecast.data.splits import split_table
 from fastlstm.forecast.files import read_forecaster
 from fastlstm.forecast.table_schema import apply_schema
-from fastlstm.forecast.window_forecaster import WindowForecaster, load_window_forecaster
+from fastlstm.forecast.window_forecaster import load_window_forecaster
 from fastlstm.report.terminal import short_bytes
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system.measurements import CpuTimer
@@ -66,11 +59,11 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("sources")
 
 
-def source(folder: Path, kind: str = "point") -> Path:
+def source(folder, kind="point"):
     """Returns a run of a kind, trained once on the table `<kind>.parquet` beside it."""
     path, table = folder / kind, folder / f"{kind}.parquet"
     if not path.exists():
@@ -83,11 +76,11 @@ def source(folder: Path, kind: str = "point") -> Path:
     return path
 
 
-def compress(run: Path, out: Path, **options: Any) -> Any:
+def compress(run, out, **options):
     return fastlstm.compress(run, out=out, **{"observers": (), **options})
 
 
-def weights_of(run: Path) -> dict[str, torch.Tensor]:
+def weights_of(run):
     return {n: p.detach() for n, p in read_forecaster(run).network.named_parameters()}
 
 
@@ -99,9 +92,7 @@ def weights_of(run: Path) -> dict[str, torch.Tensor]:
         ("step_by_step", ("int4",)), ("streams", ("int8",)),
     ],
 )  # fmt: skip
-def test_a_rounded_forecaster_is_a_run_with_the_measured_weights(
-    folder: Path, tmp_path: Path, kind: str, formats: tuple[str, ...]
-) -> None:
+def test_a_rounded_forecaster_is_a_run_with_the_measured_weights(folder, tmp_path, kind, formats):
     run = source(folder, kind)
     before = read_forecaster(run)
     for to in formats:
@@ -136,8 +127,8 @@ def test_a_rounded_forecaster_is_a_run_with_the_measured_weights(
         assert abs(ratio) < {"fp16": 0.001, "int8": 0.02, "int4": 0.3}[to]
 
 
-def test_a_limit_on_a_table_without_targets_is_refused_before_training(tmp_path: Path) -> None:
-    def table(name: str, start: int, stop: int) -> str:
+def test_a_limit_on_a_table_without_targets_is_refused_before_training(tmp_path):
+    def table(name, start, stop):
         frame = waves(num_series=1)
         values = frame["y"].to_pylist()
         values[start:stop] = [None] * (stop - start)
@@ -155,7 +146,7 @@ def test_a_limit_on_a_table_without_targets_is_refused_before_training(tmp_path:
     assert not RunDirectory(tmp_path / "out").checkpoints()
 
 
-def test_without_its_table_a_forecaster_is_rounded_and_not_measured(tmp_path: Path) -> None:
+def test_without_its_table_a_forecaster_is_rounded_and_not_measured(tmp_path):
     Forecaster(**QUICK).fit(waves()).save(tmp_path / "saved")
     report = compress(tmp_path / "saved", tmp_path / "small", to="int8")
     assert report.change is None
@@ -178,7 +169,7 @@ def test_without_its_table_a_forecaster_is_rounded_and_not_measured(tmp_path: Pa
     assert set(report.scores["test"]["result"]) == {"mse", "mae", "coverage_80", "coverage_95"}
 
 
-def louder(num_rows: int = 120) -> pa.Table:
+def louder(num_rows=120):
     """Waves with errors that the intervals of the sources do not know."""
     table = waves(num_rows)
     y = table["y"].to_numpy() + np.random.default_rng(3).normal(0, 2, len(table))
@@ -186,9 +177,7 @@ def louder(num_rows: int = 120) -> pa.Table:
 
 
 @pytest.mark.parametrize("trains", [False, True])
-def test_intervals_are_not_scored_on_their_calibration_windows(
-    folder: Path, tmp_path: Path, trains: bool
-) -> None:
+def test_intervals_are_not_scored_on_their_calibration_windows(folder, tmp_path, trains):
     run, other = source(folder, "bands"), tmp_path / "other.parquet"
     pq.write_table(louder(), other)
     options: dict[str, Any] = {"to": "fp16", **(TRAIN if trains else {})}
@@ -214,12 +203,9 @@ def test_intervals_are_not_scored_on_their_calibration_windows(
 
 @pytest.mark.filterwarnings("ignore:80 % intervals cover")
 @pytest.mark.parametrize(
-    ("split", "part", "name"),
-    [("60/40/0", "valid", "validation"), ("60/10/30", "test", "test")],
+    ("split", "part", "name"), [("60/40/0", "valid", "validation"), ("60/10/30", "test", "test")]
 )
-def test_with_windows_in_one_part_the_intervals_stay(
-    tmp_path: Path, split: str, part: str, name: str
-) -> None:
+def test_with_windows_in_one_part_the_intervals_stay(tmp_path, split, part, name):
     run, table, other = (tmp_path / n for n in ("run", "table.parquet", "other.parquet"))
     pq.write_table(waves(), table)
     pq.write_table(louder(50), other)
@@ -241,10 +227,8 @@ def test_with_windows_in_one_part_the_intervals_stay(
     assert report.notes[0].startswith(f"{other} has no test part: the intervals of source and")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_half_of_the_units_leave_a_smaller_forecaster(
-    folder: Path, tmp_path: Path, kind: str
-) -> None:
+@pytest.mark.parametrize("kind", ["everything", "both_ways", "step_by_step", "streams"])
+def test_half_of_the_units_leave_a_smaller_forecaster(folder, tmp_path, kind):
     run, out = source(folder, kind), tmp_path / "small"
     report = compress(run, out, prune=0.4, structured="units", **TRAIN)
     assert report.training.steps == 10
@@ -262,7 +246,7 @@ def test_half_of_the_units_leave_a_smaller_forecaster(
     assert len(table) == 18
 
 
-def ahead(path: Path) -> pa.Table:
+def ahead(path):
     """Returns future covariates for the six steps after a table."""
     table = pq.read_table(path)
     last = table.take(np.r_[114:120, 234:240, 354:360])  # of each series of 120 rows
@@ -271,10 +255,8 @@ def ahead(path: Path) -> pa.Table:
     return pa.table(columns, ["unique_id", "ds", "price", "kind"])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_rounded_forecaster_of_every_kind_forecasts_evaluates_and_serves(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
-) -> None:
+@pytest.mark.parametrize("kind", ["everything", "quantiles", "counts", "step_by_step"])
+def test_a_rounded_forecaster_forecasts_evaluates_and_serves(folder, tmp_path, capsys, kind):
     out, path = tmp_path / "small", folder / f"{kind}.parquet"
     compress(source(folder, kind), out, to="int8")
     future = ahead(path) if KINDS[kind].get("future") else None
@@ -300,9 +282,7 @@ def test_a_rounded_forecaster_of_every_kind_forecasts_evaluates_and_serves(
     assert np.isfinite(scores["scores"]["forecaster"]["mae"])
 
 
-def inputs_of(
-    model: WindowForecaster, table: pa.Table, future: pa.Table | None
-) -> list[dict[str, Any]]:
+def inputs_of(model, table, future):
     """Returns the tensors of a request for the steps after one series."""
     names = table["unique_id"][0].as_py()
     first = table.slice(0, 1)
@@ -324,7 +304,7 @@ def inputs_of(
     return tensors
 
 
-def test_the_stored_weights_have_the_requested_zeros(folder: Path, tmp_path: Path) -> None:
+def test_the_stored_weights_have_the_requested_zeros(folder, tmp_path):
     for structured, to in (("none", "int8"), ("blocks", "int8"), ("blocks", "fp32")):
         out = tmp_path / f"{structured}-{to}"
         report = compress(
@@ -347,7 +327,7 @@ def test_the_stored_weights_have_the_requested_zeros(folder: Path, tmp_path: Pat
     assert blocks.stat().st_size < dense.stat().st_size
 
 
-def test_zeros_of_a_pruned_run_stay_in_a_second_compression(folder: Path, tmp_path: Path) -> None:
+def test_zeros_of_a_pruned_run_stay_in_a_second_compression(folder, tmp_path):
     schedule = {"schedule": "polynomial:0.1,0.5,3,2"}
     options: dict[str, Any] = {"prune": 0.75, "structured": "blocks", **schedule, **TRAIN}
     first = compress(source(folder), tmp_path / "blocks", to="int8", **options)
@@ -359,7 +339,7 @@ def test_zeros_of_a_pruned_run_stay_in_a_second_compression(folder: Path, tmp_pa
     for told in ("75 % of the weights are zero", "its rounded weights are the start"):
         assert any(told in note for note in report.notes)
 
-    def about(name: str) -> Any:
+    def about(name):
         return json.loads((tmp_path / name / "config.json").read_bytes())["compression"]
 
     assert (about("int4")["prune"], about("int4")["structured"]) == (0.75, "blocks")
@@ -370,9 +350,7 @@ def test_zeros_of_a_pruned_run_stay_in_a_second_compression(folder: Path, tmp_pa
     assert about("student")["structured"] is None
 
 
-def test_a_smaller_model_has_the_source_as_teacher_and_no_dropout(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_smaller_model_has_the_source_as_teacher_and_no_dropout(folder, tmp_path):
     run = source(folder)
     taught = compress(run, tmp_path / "taught", prune=0.5, structured="units", **TRAIN)
     assert taught.methods[-1] == f"distilled from {run}"
@@ -388,7 +366,7 @@ def test_a_smaller_model_has_the_source_as_teacher_and_no_dropout(
     assert read_forecaster(tmp_path / "student").network.config.dropout == 0.0
 
 
-def test_training_that_is_worse_than_rounding(folder: Path, tmp_path: Path) -> None:
+def test_training_that_is_worse_than_rounding(folder, tmp_path):
     run, names = source(folder, "bands"), ("out", "plain")
     report = compress(run, tmp_path / "out", to="int4", **{**TRAIN, "learning_rate": 10.0})
     assert report.methods == ["int4, rounded to the nearest, which lost less than training"]
@@ -406,7 +384,7 @@ def test_training_that_is_worse_than_rounding(folder: Path, tmp_path: Path) -> N
     assert events[-1]["compression"]["methods"] == report.methods
 
 
-def test_the_table_of_a_compressed_run_may_be_moved(folder: Path, tmp_path: Path) -> None:
+def test_the_table_of_a_compressed_run_may_be_moved(folder, tmp_path):
     run, moved, other = source(folder), tmp_path / "moved.parquet", tmp_path / "other.parquet"
     moved.write_bytes((folder / "point.parquet").read_bytes())
     pq.write_table(louder(), other)
@@ -427,9 +405,7 @@ def test_the_table_of_a_compressed_run_may_be_moved(folder: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(("kind", "polls"), [("everything", 9), ("streams", 0), ("streams", 9)])
-def test_a_stopped_compression_continues_bit_equal(
-    folder: Path, tmp_path: Path, kind: str, polls: int
-) -> None:
+def test_a_stopped_compression_continues_bit_equal(folder, tmp_path, kind, polls):
     run = source(folder, kind)
     options: dict[str, Any] = {
         **TRAIN, "prune": 0.5, "structured": "blocks", "to": "int8", "distil": str(run),
@@ -451,7 +427,7 @@ def test_a_stopped_compression_continues_bit_equal(
     assert files[0] == files[1]
 
 
-def test_a_used_budget_is_published_with_a_larger_limit(folder: Path, tmp_path: Path) -> None:
+def test_a_used_budget_is_published_with_a_larger_limit(folder, tmp_path):
     run, out = source(folder), tmp_path / "small"
     options: dict[str, Any] = {**TRAIN, "steps": None, "budget": "5s", "hidden_size": 16}
     events: list[dict[str, Any]] = []
@@ -466,7 +442,7 @@ def test_a_used_budget_is_published_with_a_larger_limit(folder: Path, tmp_path: 
     assert (report.training.steps, report.training.reason) == (steps, "budget 5s")
 
 
-def test_a_student_has_other_sizes_and_the_source_as_teacher(folder: Path, tmp_path: Path) -> None:
+def test_a_student_has_other_sizes_and_the_source_as_teacher(folder, tmp_path):
     report = compress(
         source(folder), tmp_path / "student", hidden_size=16, num_layers=2, alpha=0.7, **TRAIN
     )
@@ -479,7 +455,7 @@ def test_a_student_has_other_sizes_and_the_source_as_teacher(folder: Path, tmp_p
     assert report.methods == [f"distilled from {source(folder)}, {sizes}"]
 
 
-def test_a_student_has_the_linear_path_of_its_source(folder: Path, tmp_path: Path) -> None:
+def test_a_student_has_the_linear_path_of_its_source(folder, tmp_path):
     run = source(folder, "quantiles")
     compress(run, tmp_path / "student", hidden_size=16, **TRAIN)
     own, other = (read_forecaster(path).network for path in (tmp_path / "student", run))
@@ -487,7 +463,7 @@ def test_a_student_has_the_linear_path_of_its_source(folder: Path, tmp_path: Pat
     assert torch.equal(own.linear_weight, other.linear_weight)
 
 
-def test_learning_rates_of_a_chain_are_shares_of_the_first(folder: Path, tmp_path: Path) -> None:
+def test_learning_rates_of_a_chain_are_shares_of_the_first(folder, tmp_path):
     run = source(folder)  # trained at 0.01
     options: dict[str, Any] = {**TRAIN, "steps": 2}
     compress(run, tmp_path / "once", to="int8", **options)
@@ -514,9 +490,7 @@ def test_learning_rates_of_a_chain_are_shares_of_the_first(folder: Path, tmp_pat
         ({"tbptt": 12, "batch_size": 2}, "the teacher has stateful True and the student False"),
     ],
 )
-def test_a_teacher_with_another_task_is_refused(
-    folder: Path, tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_a_teacher_with_another_task_is_refused(folder, tmp_path, changes, message):
     run = source(folder)
     Forecaster(**{**QUICK, "steps": 1, **changes}).fit(waves()).save(tmp_path / "teacher")
     with pytest.raises(ConfigError, match=message):
@@ -534,25 +508,21 @@ def test_a_teacher_with_another_task_is_refused(
         ({"distil": "absent"}, RunDirectoryError, "no such run"),
     ],
 )
-def test_wrong_options_are_refused_in_one_line(
-    folder: Path, tmp_path: Path, options: dict[str, Any], error: type[Exception], message: str
-) -> None:
+def test_wrong_options_are_refused_in_one_line(folder, tmp_path, options, error, message):
     with pytest.raises(error, match=message) as caught:
         compress(source(folder), tmp_path / "small", **options)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "small").exists()
 
 
-def test_a_busy_machine_is_named(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_busy_machine_is_named(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(CpuTimer, "was_busy", lambda timer, share: True)
     report = compress(source(folder), tmp_path / "small", to="int8")
     text = "the machine was busy while speeds were measured: an idle machine is faster"
     assert text in report.notes
 
 
-def test_a_quantized_run_is_a_teacher(folder: Path, tmp_path: Path) -> None:
+def test_a_quantized_run_is_a_teacher(folder, tmp_path):
     compress(source(folder), tmp_path / "int8", to="int8")
     options: dict[str, Any] = {**TRAIN, "hidden_size": 16, "to": "int4"}
     report = compress(tmp_path / "int8", tmp_path / "student", **options)
@@ -569,7 +539,7 @@ def test_a_quantized_run_is_a_teacher(folder: Path, tmp_path: Path) -> None:
     assert not any("its rounded weights" in note for note in report.notes)
 
 
-def test_training_on_continues_in_fp32(folder: Path, tmp_path: Path) -> None:
+def test_training_on_continues_in_fp32(folder, tmp_path):
     compress(source(folder), tmp_path / "int8", to="int8")
     model = Forecaster.load(tmp_path / "int8")
     model.partial_fit(pq.read_table(folder / "point.parquet"))
@@ -579,7 +549,7 @@ def test_training_on_continues_in_fp32(folder: Path, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "again" / "config.json").read_bytes())["format"] == 3
 
 
-def test_errors_by_blocks_equal_a_backtest(folder: Path) -> None:
+def test_errors_by_blocks_equal_a_backtest(folder):
     for kind in ("everything", "quantiles"):
         stored = read_forecaster(source(folder, kind))
         model = Forecaster.load(source(folder, kind))
@@ -603,7 +573,7 @@ def test_errors_by_blocks_equal_a_backtest(folder: Path) -> None:
         assert (change.difference, change.low, change.high) == pytest.approx((1, 1, 1))
 
 
-def test_the_bootstrap_draws_neighbouring_blocks_of_a_horizon() -> None:
+def test_the_bootstrap_draws_neighbouring_blocks_of_a_horizon():
     firsts = np.concatenate([np.arange(32) * 50, 100_000 + np.arange(32) * 50])  # two series
     walk = np.random.default_rng(0).normal(size=64).cumsum()
     order = np.argsort(np.arange(64) * 0.618 % 1)  # as `blocks_of` lists them
@@ -622,9 +592,7 @@ def test_the_bootstrap_draws_neighbouring_blocks_of_a_horizon() -> None:
     assert change.difference == pytest.approx(walk @ counts / counts.sum())
 
 
-def test_the_command_line_names_the_format_in_use(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_names_the_format_in_use(folder, tmp_path, capsys):
     run, out, table = source(folder), tmp_path / "small", str(folder / "point.parquet")
     assert main(["compress", str(run), "--out", str(out), "--to", "int8", "--max-loss", "9"]) == 0
     shown = capsys.readouterr().out
@@ -646,9 +614,7 @@ def test_the_command_line_names_the_format_in_use(
     assert load_window_forecaster(run).note is None
 
 
-def test_a_goal_chooses_the_mildest_way_that_reaches_it(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_goal_chooses_the_mildest_way_that_reaches_it(folder, tmp_path, monkeypatch):
     run = source(folder)
     size = compress(run, tmp_path / "int4", to="int4").result.file_bytes
     report = compress(run, tmp_path / "small", max_bytes=str(size))
@@ -661,7 +627,7 @@ def test_a_goal_chooses_the_mildest_way_that_reaches_it(
 
     batches = set[int]()
 
-    def speed_of(stored: Any, batch: int) -> float:
+    def speed_of(stored, batch):
         batches.add(batch)
         return 1e5 / float(stored.network.config.hidden_size)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +22,7 @@ from fastlstm.training.task import even_parts
 KINDS: tuple[Any, ...] = ("point", "quantiles", "student_t", "negative_binomial")
 
 
-def parameters_of(kind: Any, rows: int = 20_000) -> torch.Tensor:
+def parameters_of(kind, rows=20_000):
     """Returns the same parameters of a kind in every row, ``(rows, num_parameters)``."""
     values = {
         "point": [0.3], "quantiles": [-2.0, -1.0, -0.5, 0.0, 0.6, 1.1, 2.0],
@@ -33,7 +32,7 @@ def parameters_of(kind: Any, rows: int = 20_000) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_forecast_of_the_teacher_has_the_least_distance(kind: Any) -> None:
+def test_the_forecast_of_the_teacher_has_the_least_distance(kind):
     output, answers = make_output(kind), parameters_of(kind)
     torch.manual_seed(0)
     own = distance(output, answers, answers)
@@ -47,7 +46,7 @@ def test_the_forecast_of_the_teacher_has_the_least_distance(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("loss", ["mae", "mse", "huber"])
-def test_the_distance_of_a_point_is_its_loss(loss: Any) -> None:
+def test_the_distance_of_a_point_is_its_loss(loss):
     output, teacher = make_output("point", loss), torch.tensor([[1.0]])
     for value in (1.0, 1.25, 3.0):
         point = torch.tensor([[value]])
@@ -55,7 +54,7 @@ def test_the_distance_of_a_point_is_its_loss(loss: Any) -> None:
         assert torch.equal(distance(output, point, teacher), expected)
 
 
-def test_the_distance_of_students_t_is_the_cross_entropy() -> None:
+def test_the_distance_of_students_t_is_the_cross_entropy():
     torch.manual_seed(0)
     output: Any = make_output("student_t")
     own, teacher = torch.tensor([[1.0, 0.0, 0.5]]), torch.tensor([[2.0, 0.5, 0.2]])
@@ -68,7 +67,7 @@ def test_the_distance_of_students_t_is_the_cross_entropy() -> None:
     assert many.mean().item() == pytest.approx(expected, rel=0.01)
 
 
-def test_random_counts_have_the_mean_and_variance_of_their_distribution() -> None:
+def test_random_counts_have_the_mean_and_variance_of_their_distribution():
     torch.manual_seed(0)
     output: Any = make_output("negative_binomial")
     for mean, dispersion in ((0.5, 0.1), (4.0, 0.5), (900.0, 2.0), (3.0, 1e-4)):
@@ -80,7 +79,7 @@ def test_random_counts_have_the_mean_and_variance_of_their_distribution() -> Non
         assert bool((counts == counts.round()).all())
 
 
-def task_of(alpha: float, *, streams: bool = False, **sizes: Any) -> CompressedForecastTask:
+def task_of(alpha, *, streams=False, **sizes):
     """Returns a task with a student and a teacher of other sizes, on windows as they are."""
     torch.manual_seed(1)
     shape: dict[str, Any] = {
@@ -102,25 +101,25 @@ def task_of(alpha: float, *, streams: bool = False, **sizes: Any) -> CompressedF
     return CompressedForecastTask(*args, teacher=teacher, alpha=alpha, **hooks)
 
 
-def windows(rows: int = 3, steps: int = 12) -> torch.Tensor:
+def windows(rows=3, steps=12):
     values = torch.randn(rows, steps, 2, generator=torch.Generator().manual_seed(2))
     values[0, steps - 2, 1] = math.nan
     return values
 
 
-def batch_of(values: torch.Tensor, continues: list[bool] | None = None) -> Any:
+def batch_of(values, continues=None):
     rows = np.arange(len(values))
     if continues is None:
         return WindowBatch(values, rows, rows, 0, 0, len(rows))
     return ChunkBatch(values, rows, np.array(continues), rows, len(rows))
 
 
-def total(losses: Iterator[torch.Tensor]) -> float:
+def total(losses):
     return math.fsum(loss.item() for loss in losses)
 
 
 @pytest.mark.parametrize("kind", KINDS[:2])
-def test_the_loss_mixes_teacher_and_table(kind: Any) -> None:
+def test_the_loss_mixes_teacher_and_table(kind):
     values = windows()
     own, learnt, both = (task_of(alpha, output=kind) for alpha in (0.0, 1.0, 0.3))
     sums = [
@@ -137,7 +136,7 @@ def test_the_loss_mixes_teacher_and_table(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_split_batch_has_the_loss_of_the_whole_batch(streams: bool) -> None:
+def test_a_split_batch_has_the_loss_of_the_whole_batch(streams):
     values = windows(steps=8) if streams else windows()
     continues = [True, False, True] if streams else None
     whole, parts = task_of(0.5, streams=streams), task_of(0.5, streams=streams)
@@ -153,7 +152,7 @@ def test_a_split_batch_has_the_loss_of_the_whole_batch(streams: bool) -> None:
         assert torch.allclose(tensor, parts.carried()[name], equal_nan=True), name
 
 
-def test_the_state_of_the_teacher_is_carried() -> None:
+def test_the_state_of_the_teacher_is_carried():
     task, values = task_of(0.5, streams=True), windows(steps=8)
     total(task.losses(batch_of(values, [False] * 3), [slice(0, len(values))]))
     carried = task.carried()

@@ -48,7 +48,7 @@ UNITS: dict[str, Any] = {"prune": 0.5, "structured": "units"}
         ({"steps": 3, "budget": "1m"}, "`steps` and `budget` exclude each other"),
     ],
 )  # fmt: skip
-def test_refusals(options: dict[str, Any], message: str) -> None:
+def test_refusals(options, message):
     with pytest.raises(ConfigError) as caught:
         CompressConfig(**options)
     assert re.search(message, str(caught.value)), caught.value
@@ -61,12 +61,12 @@ def test_refusals(options: dict[str, Any], message: str) -> None:
      "polynomial:-1,5,3,1",
      "polynomial:0,1,nan,1e999"],
 )  # fmt: skip
-def test_an_invalid_schedule_is_refused(schedule: str) -> None:
+def test_an_invalid_schedule_is_refused(schedule):
     with pytest.raises(ConfigError, match="expected polynomial:BEGIN,END,POWER,EVERY such as"):
         CompressConfig(prune=0.5, schedule=schedule)
 
 
-def test_schedules_in_shares_and_steps() -> None:
+def test_schedules_in_shares_and_steps():
     shares = CompressConfig(prune=0.9).pruning_schedule()
     assert shares == PruningSchedule(final=0.9, begin=0.02, end=0.4, power=3.0, every=10)
     steps = CompressConfig(prune=0.5, schedule="polynomial:0,1000,1,10").pruning_schedule()
@@ -85,36 +85,26 @@ def test_schedules_in_shares_and_steps() -> None:
      ({"hidden_size": 16}, True), ({"to": "fp16", "budget": "2m"}, True),
      ({"output_rank": 8}, False), ({"output_rank": 8, "steps": 3}, True)],
 )  # fmt: skip
-def test_what_trains(options: dict[str, Any], trains: bool) -> None:
+def test_what_trains(options, trains):
     config = CompressConfig(**options)
     assert config.trains == trains
     config.require_work()
 
 
-def test_nothing_to_do() -> None:
-    with pytest.raises(ConfigError, match="there is nothing to do; give `to` "):
-        CompressConfig(max_loss=0.1).require_work()
-
-
-def test_a_new_size_makes_run_the_teacher() -> None:
+def test_a_new_size_makes_run_the_teacher():
     assert CompressConfig(rnn_size=64).distils
     assert CompressConfig(rnn_size=64).is_new_student
     assert not CompressConfig(distil="teacher").is_new_student
     assert CompressConfig(distil=Path("a/b")).distil == "a/b"  # type: ignore[arg-type]
 
 
-def test_options_of_the_other_kind() -> None:
-    with pytest.raises(ConfigError, match=r"`hidden_size` is not an option for a text; .*`rnn_"):
-        CompressConfig(hidden_size=16).refuse(["hidden_size"], "a text")
-
-
-def test_training_options_exist_in_train() -> None:
+def test_training_options_exist_in_train():
     names = set(TRAINING)
     assert names <= set(TrainConfig.__dataclass_fields__)
     assert names <= set(CompressConfig.__dataclass_fields__)
 
 
-def test_pruning_to_no_more_zeros_is_refused() -> None:
+def test_pruning_to_no_more_zeros_is_refused():
     source = {"prune": 0.75, "structured": "blocks"}
     with pytest.raises(ConfigError, match=r"is no more than the 0\.75 that RUN was pruned by"):
         CompressConfig(prune=0.75, structured="blocks").require_change(source)
@@ -125,7 +115,7 @@ def test_pruning_to_no_more_zeros_is_refused() -> None:
     CompressConfig(prune=0.5).require_change({})
 
 
-def test_the_format_that_run_has_already_is_refused() -> None:
+def test_the_format_that_run_has_already_is_refused():
     source = {"weights": "int8", "prune": None}
     with pytest.raises(ConfigError, match="RUN is stored as int8 already, so `to='int8'` changes"):
         CompressConfig(to="int8").require_change(source)
@@ -134,9 +124,7 @@ def test_the_format_that_run_has_already_is_refused() -> None:
     CompressConfig(to="int8").require_change({"weights": "fp32"})
 
 
-def polynomial_decay(
-    step: int, final: float, begin: int, end: int, power: float, every: int
-) -> tuple[bool, float]:
+def polynomial_decay(step, final, begin, end, power, every):
     """`PolynomialDecay.__call__` of tensorflow-model-optimization 0.8.1, in plain numbers."""
     is_in_range = step >= begin and (step <= end or end < 0)
     is_turn = (step - begin) % every == 0
@@ -148,9 +136,7 @@ def polynomial_decay(
     ("final", "begin", "end", "power", "every"),
     [(0.9, 0, 100, 3, 10), (0.8, 7, 63, 3, 1), (0.75, 10, 95, 2.5, 20), (0.999, 1, 2, 3, 100)],
 )
-def test_the_schedule_equals_polynomial_decay(
-    final: float, begin: int, end: int, power: float, every: int
-) -> None:
+def test_the_schedule_equals_polynomial_decay(final, begin, end, power, every):
     schedule = PruningSchedule(final=final, begin=begin, end=end, power=power, every=every)
     for step in range(end + 50):
         is_due, sparsity = polynomial_decay(step, final, begin, end, power, every)
@@ -160,13 +146,13 @@ def test_the_schedule_equals_polynomial_decay(
     assert schedule.sparsity(end) == final
 
 
-def test_a_schedule_of_one_step_prunes_at_once() -> None:
+def test_a_schedule_of_one_step_prunes_at_once():
     schedule = PruningSchedule(final=0.5, begin=4, end=4)
     assert [schedule.sparsity(step) for step in (3, 4, 5)] == [0.0, 0.5, 0.5]
     assert [schedule.is_due(step, step) for step in (3, 4, 5)] == [False, True, False]
 
 
-def test_shares_become_steps_if_the_steps_are_known() -> None:
+def test_shares_become_steps_if_the_steps_are_known():
     shares = PruningSchedule(final=0.5, begin=0.05, end=0.6)
     steps = shares.resolved(1000)
     assert (steps.begin, steps.end, type(steps.begin), type(steps.end)) == (50, 600, int, int)
@@ -177,7 +163,7 @@ def test_shares_become_steps_if_the_steps_are_known() -> None:
     assert (in_steps(1, 1000), in_steps(1.0, 1000), in_steps(0.5, None)) == (1, 1000, 0.5)
 
 
-def test_a_budget_renews_masks_every_so_many_steps() -> None:
+def test_a_budget_renews_masks_every_so_many_steps():
     schedule = PruningSchedule(final=0.5, begin=0.25, end=0.75, power=1.0, every=5)
     assert [schedule.is_due(step, 0.3) for step in (9, 10, 11)] == [False, True, False]
     assert not schedule.is_due(10, 0.24)

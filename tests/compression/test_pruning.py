@@ -1,9 +1,6 @@
 """Pruning by magnitude: exact counts, masks that stay, and a resume that is bit-exact."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +13,6 @@ from fastlstm.compression.options import PruningSchedule
 from fastlstm.compression.pruning import Pruning, mask_of, prunable
 from fastlstm.errors import ConfigError, Stopped
 from fastlstm.forecast.model.network import ForecasterConfig, ForecastNetwork
-from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.runs.weight_formats import block_grid, encode_weights
 from fastlstm.text.config import ModelConfig
 from fastlstm.text.model import LanguageModel
@@ -27,7 +23,7 @@ from next_token_task import NextTokenTask
 from zero_counts import zero_counts
 
 
-def test_the_smallest_weights_are_pruned() -> None:
+def test_the_smallest_weights_are_pruned():
     matrix = torch.tensor([[3.0, -1.0, 0.5], [-0.5, 2.0, 0.5]])
     expected = {1: [2], 2: [2, 3], 3: [2, 3, 5], 4: [1, 2, 3, 5], 6: [0, 1, 2, 3, 4, 5], 0: []}
     for count, places in expected.items():
@@ -40,9 +36,7 @@ def test_the_smallest_weights_are_pruned() -> None:
 @pytest.mark.parametrize("shape", [(16, 16), (100, 50), (64, 4), (4, 3)])
 @pytest.mark.parametrize("structured", ["none", "blocks"])
 @pytest.mark.parametrize(("name", "gates"), [("output.weight", 1), ("lstm.weight_ih_l0", 4)])
-def test_the_number_of_zeros_is_exact_in_the_stored_file(
-    shape: tuple[int, int], sparsity: float, structured: Any, name: str, gates: int
-) -> None:
+def test_the_number_of_zeros_is_exact_in_the_stored_file(shape, sparsity, structured, name, gates):
     rows, columns = shape
     matrix = torch.randn(rows, columns, generator=torch.Generator().manual_seed(1))
     matrix = (4 * matrix).round() / 4 + 0.01  # many equal magnitudes
@@ -58,7 +52,7 @@ def test_the_number_of_zeros_is_exact_in_the_stored_file(
 
 
 @pytest.mark.parametrize("gates", [1, 4])
-def test_blocks_of_the_lowest_norm_are_pruned(gates: int) -> None:
+def test_blocks_of_the_lowest_norm_are_pruned(gates):
     matrix = torch.randn(80, 10, generator=torch.Generator().manual_seed(1))
     mask = mask_of(matrix, 0.5, "blocks", gates)
     is_pruned = block_grid(mask.numpy(), gates)
@@ -72,7 +66,7 @@ def test_blocks_of_the_lowest_norm_are_pruned(gates: int) -> None:
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(("vocab_size", "has_output"), [(40, False), (43, True)])
-def test_the_matrices_of_a_language_model(tied: bool, vocab_size: int, has_output: bool) -> None:
+def test_the_matrices_of_a_language_model(tied, vocab_size, has_output):
     config = ModelConfig(
         vocab_size, embed_size=24, rnn_size=24, num_layers=2, tie_weights=tied, layer_norm=True
     )
@@ -83,12 +77,12 @@ def test_the_matrices_of_a_language_model(tied: bool, vocab_size: int, has_outpu
     assert all(prunable(model)[name] is model.get_parameter(name) for name in names)
 
 
-def test_the_projection_before_an_output_of_low_rank_is_not_pruned() -> None:
+def test_the_projection_before_an_output_of_low_rank_is_not_pruned():
     model = LanguageModel(ModelConfig(1000, 24, 40, output_rank=20))
     assert [name for name in prunable(model) if "layers" not in name] == ["output.weight"]
 
 
-def test_the_matrices_of_a_forecaster() -> None:
+def test_the_matrices_of_a_forecaster():
     config = ForecasterConfig(
         input_size=96, horizon=48, patch=24, hidden_size=24, embed_size=20, bidirectional=True,
         num_static=1, num_targets=2,
@@ -99,7 +93,7 @@ def test_the_matrices_of_a_forecaster() -> None:
     assert set(prunable(ForecastNetwork(config))) == layers | others
 
 
-def test_a_model_without_matrices_to_prune_is_refused() -> None:
+def test_a_model_without_matrices_to_prune_is_refused():
     with pytest.raises(ConfigError, match="no matrix of 16 x 16 weights or more to prune"):
         trainer_of(LinearTask(), callbacks=[Pruning(PruningSchedule(final=0.5))]).fit()
 
@@ -107,12 +101,12 @@ def test_a_model_without_matrices_to_prune_is_refused() -> None:
 NAME = "layers.1.weight_hh_l0"
 
 
-def schedule(**changes: Any) -> PruningSchedule:
+def schedule(**changes):
     fields = {"final": 0.75, "begin": 2, "end": 12, "every": 3, **changes}
     return PruningSchedule(**fields)
 
 
-def assert_pruned(matrices: Mapping[str, torch.Tensor], share: float) -> None:
+def assert_pruned(matrices, share):
     for zeros, number in zero_counts(matrices).values():
         assert zeros == round(share * number)
 
@@ -120,10 +114,10 @@ def assert_pruned(matrices: Mapping[str, torch.Tensor], share: float) -> None:
 class Grow(Callback):
     """Does at some steps what a large step of the optimizer would, before masks are applied."""
 
-    def __init__(self, *steps: int) -> None:
+    def __init__(self, *steps):
         self.steps = steps
 
-    def on_update(self, trainer: Any) -> None:
+    def on_update(self, trainer):
         if trainer.progress.step + 1 in self.steps:
             (pruning,) = [c for c in trainer.callbacks.all if isinstance(c, Pruning)]
             trainer.model.get_parameter(NAME).data[pruning.masks[NAME]] = 5.0
@@ -132,11 +126,11 @@ class Grow(Callback):
 class Zeros(Callback):
     """Notes after every step how many weights are zero: in the model and in its averages."""
 
-    def __init__(self, structured: Any) -> None:
+    def __init__(self, structured):
         self.counts: dict[int, list[int]] = {}
         self.structured = structured
 
-    def on_event(self, trainer: Any, event: Any) -> None:
+    def on_event(self, trainer, event):
         if event["event"] == "step":
             average = trainer.state.average
             weights = {n: p.detach() for n, p in prunable(trainer.model).items()}
@@ -149,9 +143,7 @@ class Zeros(Callback):
 @pytest.mark.parametrize("structured", ["none", "blocks"])
 @pytest.mark.parametrize(("optimizer", "ema"), [("muon", 0.9), ("adamw", 0.0), ("sgd", 0.5)])
 @pytest.mark.parametrize("tie_weights", [False, True])
-def test_the_number_of_zeros_follows_the_schedule(
-    structured: Any, optimizer: str, ema: float, tie_weights: bool
-) -> None:
+def test_the_number_of_zeros_follows_the_schedule(structured, optimizer, ema, tie_weights):
     sizes_of_task: dict[str, Any] = {"tie_weights": tie_weights, "embed_size": 24, "vocab_size": 60}
     task, zeros = NextTokenTask(**sizes_of_task), Zeros(structured)
     sizes = [n for _, n in zero_counts(prunable(task.model), structured).values()]
@@ -168,7 +160,7 @@ def test_the_number_of_zeros_follows_the_schedule(
         assert zeros.counts[step] == 2 * expected, step
 
 
-def test_evaluations_see_the_pruned_average_and_none_counts_before_the_end() -> None:
+def test_evaluations_see_the_pruned_average_and_none_counts_before_the_end():
     task, events = NextTokenTask(), list[Any]()
     task.scores = [0.1, 0.2, 0.3, 9.0, 8.0]
     result = trainer_of(
@@ -186,9 +178,9 @@ def test_evaluations_see_the_pruned_average_and_none_counts_before_the_end() -> 
     assert_pruned(prunable(task.model), 0.75)
 
 
-def test_only_a_new_mask_restores_a_pruned_weight() -> None:
+def test_only_a_new_mask_restores_a_pruned_weight():
     class Masks(Callback):
-        def on_event(self, trainer: Any, event: Any) -> None:
+        def on_event(self, trainer, event):
             masks[trainer.progress.step] = pruning.masks.get(NAME)
 
     masks: dict[int, Any] = {}
@@ -199,7 +191,7 @@ def test_only_a_new_mask_restores_a_pruned_weight() -> None:
     assert torch.equal(masks[12], masks[14]), "after the end none comes back"
 
 
-def test_the_run_prints_its_pruning() -> None:
+def test_the_run_prints_its_pruning():
     events: list[Any] = []
     trainer_of(NextTokenTask(), events, callbacks=[Pruning(PruningSchedule(final=0.9))]).fit()
     number = sum(p.numel() for p in prunable(NextTokenTask().model).values())
@@ -210,7 +202,7 @@ def test_the_run_prints_its_pruning() -> None:
     ]
 
 
-def test_a_run_with_a_budget_prunes_by_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_with_a_budget_prunes_by_its_share(monkeypatch):
     task, events = NextTokenTask(), list[Any]()
     pruning = Pruning(PruningSchedule(final=0.5, begin=0.2, end=0.6, power=1.0, every=1))
     trainer = trainer_of(task, events, callbacks=[pruning], budget="1h", eval_every=1)
@@ -218,7 +210,7 @@ def test_a_run_with_a_budget_prunes_by_its_share(monkeypatch: pytest.MonkeyPatch
     found = []
 
     class Note(Callback):
-        def on_update(self, trainer: Any) -> None:
+        def on_update(self, trainer):
             found.append((pruning.sparsity, pruning.is_over))
 
     trainer.callbacks.all = (*trainer.callbacks.all, Note())
@@ -231,7 +223,7 @@ def test_a_run_with_a_budget_prunes_by_its_share(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("step", [1, 2, 7, 11, 12, 15])
 @pytest.mark.parametrize("structured", ["none", "blocks"])
-def test_a_resumed_run_is_bit_equal(run: RunDirectory, step: int, structured: Any) -> None:
+def test_a_resumed_run_is_bit_equal(run, step, structured):
     options: dict[str, Any] = {"ema": 0.9, "optimizer": "muon", "steps": 16, "learning_rate": 0.01}
     whole, pruned, grow = NextTokenTask(), Pruning(schedule(), structured), Grow(8, 14)
     expected = trainer_of(whole, callbacks=[grow, pruned], **options).fit()
@@ -254,7 +246,7 @@ def test_a_resumed_run_is_bit_equal(run: RunDirectory, step: int, structured: An
     assert pruning.is_over
 
 
-def test_a_longer_run_keeps_its_steps(run: RunDirectory) -> None:
+def test_a_longer_run_keeps_its_steps(run):
     for steps in (10, 20):
         pruning = Pruning(PruningSchedule(final=0.5, begin=0.1, end=0.8))
         trainer = trainer_of(
@@ -264,8 +256,8 @@ def test_a_longer_run_keeps_its_steps(run: RunDirectory) -> None:
         assert pruning.state_dict()["end"] == 8
 
 
-def test_a_schedule_that_ends_after_training_is_refused(run: RunDirectory) -> None:
-    def fit(steps: int, **changes: Any) -> Any:
+def test_a_schedule_that_ends_after_training_is_refused(run):
+    def fit(steps, **changes):
         snapshots, stops = RunSnapshots(run, 2), changes.pop("stops", None)
         trainer = trainer_of(
             NextTokenTask(), steps=steps, callbacks=[Pruning(schedule(**changes))], run_path="run",
@@ -283,6 +275,6 @@ def test_a_schedule_that_ends_after_training_is_refused(run: RunDirectory) -> No
     assert fit(8, **shares).best_step == 8, "the last evaluation follows the last mask"
 
 
-def test_linear_layers_of_any_model_are_pruned() -> None:
+def test_linear_layers_of_any_model_are_pruned():
     model = nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 8))
     assert list(prunable(model)) == ["0.weight"]

@@ -1,7 +1,5 @@
 """What a report says, what it decides, and bootstrap intervals of its figures."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path
@@ -15,7 +13,7 @@ from fastlstm.errors import DataError
 from fastlstm.system.storage import encode_json
 
 
-def test_the_limit_decides() -> None:
+def test_the_limit_decides():
     assert REPORT.checked() is REPORT
     assert dataclasses.replace(REPORT, max_loss=0.01).checked().is_published
     assert not dataclasses.replace(REPORT, max_loss=0.0099).checked().is_published
@@ -25,13 +23,13 @@ def test_the_limit_decides() -> None:
     assert not dataclasses.replace(relative, max_loss=0.004).checked().is_published
 
 
-def test_a_limit_needs_a_measurement() -> None:
+def test_a_limit_needs_a_measurement():
     report = dataclasses.replace(REPORT, change=None, not_measured="no text", max_loss=0.1)
     with pytest.raises(DataError, match=r"^`max_loss` cannot be checked: no text; give `data`$"):
         report.checked()
 
 
-def test_the_error_says_how_to_go_on() -> None:
+def test_the_error_says_how_to_go_on():
     error = quality_error(dataclasses.replace(REPORT, max_loss=0.005), is_trained=True)
     assert error.exit_code == 2
     assert str(error) == (
@@ -48,7 +46,7 @@ def test_the_error_says_how_to_go_on() -> None:
     assert "`resume=True` and a larger `patience` to train on;" in told
 
 
-def test_the_error_of_a_forecaster_names_measure_and_growth() -> None:
+def test_the_error_of_a_forecaster_names_measure_and_growth():
     report = dataclasses.replace(REPORT, kind="forecaster", measure="mse", max_loss=0.004)
     assert str(quality_error(report, is_trained=False)) == (
         "the mse grew by 0.5 %, from 2.0000 to 2.0100 on book.txt, more than `max_loss=0.004`"
@@ -57,14 +55,14 @@ def test_the_error_of_a_forecaster_names_measure_and_growth() -> None:
     )
 
 
-def test_a_report_is_a_path_and_json() -> None:
+def test_a_report_is_a_path_and_json():
     assert Path(REPORT) == Path("runs/small")
     loaded = json.loads(encode_json(REPORT.to_dict()))
     assert loaded["source"]["speed"] == {"1": 10_000.0, "64": 50_000.0}
     assert loaded["change"]["low"] == 0.005
 
 
-def test_the_interval_of_independent_values() -> None:
+def test_the_interval_of_independent_values():
     values = np.random.default_rng(1).normal(0.5, 1.0, 100_000)
     low, high = bootstrap_interval(values, np.ones(len(values)))
     error = 1.96 / np.sqrt(len(values))
@@ -73,11 +71,11 @@ def test_the_interval_of_independent_values() -> None:
     assert bootstrap_interval(values, np.ones(len(values))) == (low, high)  # a fixed seed
 
 
-def test_dependent_neighbours_widen_the_interval() -> None:
+def test_dependent_neighbours_widen_the_interval():
     alone = np.random.default_rng(2).normal(0.0, 1.0, 50_000)
     together = np.repeat(alone[:1000], 50)
 
-    def width(values: np.ndarray) -> float:
+    def width(values):
         low, high = bootstrap_interval(values, np.ones(len(values)))
         return high - low
 
@@ -85,7 +83,7 @@ def test_dependent_neighbours_widen_the_interval() -> None:
 
 
 @pytest.mark.parametrize("count", [10, 399, 400])
-def test_few_values(count: int) -> None:
+def test_few_values(count):
     low, high = bootstrap_interval(np.arange(count, dtype=float), np.ones(count))
     assert low is not None
     assert high is not None
@@ -93,13 +91,13 @@ def test_few_values(count: int) -> None:
 
 
 @pytest.mark.parametrize(("count", "block"), [(1, None), (9, None), (9, 1), (29, 3)])
-def test_too_few_blocks_have_no_interval(count: int, block: int | None) -> None:
+def test_too_few_blocks_have_no_interval(count, block):
     values, weights = np.arange(count, dtype=float), np.ones(count)
     assert bootstrap_interval(values, weights, block) == (None, None)
     assert bootstrap_interval(values, weights, 30) == (None, None)
 
 
-def test_the_interval_of_a_small_case_drawn_by_hand() -> None:
+def test_the_interval_of_a_small_case_drawn_by_hand():
     values = np.array([1.0, 3, 0, 2, 5, 1, 4, 4, 2, 0, 1, 7, 2, 2, 6, 1, 0, 3, 5, 9])
     weights = np.array([1.0, 2, 1, 1, 3, 1, 2, 2, 1, 1, 1, 2, 1, 1, 2, 1, 1, 1, 2, 3])
     rng, ratios = np.random.default_rng(0), []

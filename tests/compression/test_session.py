@@ -7,7 +7,6 @@ import json
 import math
 from collections.abc import Callable
 from itertools import chain, repeat
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,14 +41,12 @@ ABOUT: dict[str, Any] = {"options": {}, "source": {"learning_rate": 0.02}}
         (None, {}, None),
     ],
 )
-def test_the_peak_rate_of_a_chain_is_that_of_its_first_run(
-    own: float | None, before: dict[str, Any], rate: float | None
-) -> None:
+def test_the_peak_rate_of_a_chain_is_that_of_its_first_run(own, before, rate):
     source: Any = SimpleNamespace(learning_rate=own, before=before)
     assert CompressionSource.peak_rate.fget(source) == rate  # type: ignore[attr-defined]
 
 
-def test_the_better_result_is_chosen_on_common_windows() -> None:
+def test_the_better_result_is_chosen_on_common_windows():
     lost = dataclasses.replace(REPORT, change=None)
     assert difference(lost) == math.inf
     cut = dataclasses.replace(REPORT.result, quality=0.0)  # of other windows than the source
@@ -66,12 +63,12 @@ FIGURES = {
 }
 
 
-def attempt(config: CompressConfig) -> Attempt:
+def attempt(config):
     found = FIGURES["units" if config.prune else config.to]
     return found if config.target else found._replace(speed=None)
 
 
-def choose(lines: list[str], **fields: Any) -> CompressConfig:
+def choose(lines, **fields):
     return chosen(CompressConfig(**fields), WAYS, attempt, "characters", lines.append)
 
 
@@ -87,7 +84,7 @@ def choose(lines: list[str], **fields: Any) -> CompressConfig:
         ({"target": "300/s", "max_bytes": "5k"}, WAYS[2]),
     ],
 )
-def test_the_mildest_way_that_reaches_the_goal(fields: dict[str, str], way: CompressionWay) -> None:
+def test_the_mildest_way_that_reaches_the_goal(fields, way):
     lines: list[str] = []
     config = choose(lines, **fields, budget="1m")
     assert CompressionWay(config.to, config.prune, config.structured, config.output_rank) == way
@@ -95,7 +92,7 @@ def test_the_mildest_way_that_reaches_the_goal(fields: dict[str, str], way: Comp
     assert [line.endswith("chosen") for line in lines] == [False] * WAYS.index(way) + [True]
 
 
-def test_each_attempt_is_shown() -> None:
+def test_each_attempt_is_shown():
     lines: list[str] = []
     choose(lines, target="120/s")
     assert lines == [
@@ -104,7 +101,7 @@ def test_each_attempt_is_shown() -> None:
     ]
 
 
-def test_a_goal_out_of_reach_names_the_best_figures() -> None:
+def test_a_goal_out_of_reach_names_the_best_figures():
     with pytest.raises(ConfigError) as caught:
         choose([], target="301/s", max_bytes="5k")
     assert str(caught.value) == (
@@ -116,13 +113,13 @@ def test_a_goal_out_of_reach_names_the_best_figures() -> None:
 
 
 @pytest.mark.parametrize("ways", [ways_of_text(None), ways_of_text(512), WAYS_OF_FORECASTERS])
-def test_ways_are_options(ways: tuple[CompressionWay, ...]) -> None:
+def test_ways_are_options(ways):
     for way in ways:
         CompressConfig(**way._asdict())
     assert len(set(ways)) == len(ways)
 
 
-def test_a_large_output_may_get_a_rank() -> None:
+def test_a_large_output_may_get_a_rank():
     assert ways_of_text(None) == WAYS_OF_TEXTS
     added = [way for way in ways_of_text(512) if way not in WAYS_OF_TEXTS]
     assert [str(way) for way in added] == [
@@ -145,24 +142,24 @@ def test_a_large_output_may_get_a_rank() -> None:
         ({"streams": 4}, "`streams` is for a speed; give it too: `target='20000/s'`"),
     ],
 )
-def test_bad_goals(fields: dict[str, Any], words: str) -> None:
+def test_bad_goals(fields, words):
     with pytest.raises(ConfigError) as caught:
         CompressConfig(**fields)
     assert words in str(caught.value)
 
 
 @pytest.mark.parametrize("method", [{"to": "int8"}, {"prune": 0.5}, {"rnn_size": 16}])
-def test_a_method_beside_a_goal_is_refused(method: dict[str, Any], compressed: Compress) -> None:
+def test_a_method_beside_a_goal_is_refused(method, compressed):
     with pytest.raises(ConfigError, match="chooses the method by itself; leave out"):
         compressed(max_bytes="1M", **method)
 
 
-def test_options_of_a_teacher_are_refused_without_a_teacher(compressed: Compress) -> None:
+def test_options_of_a_teacher_are_refused_without_a_teacher(compressed):
     with pytest.raises(ConfigError, match="`temperature` is for distillation"):
         compressed(max_bytes="1M", temperature=3.0)
 
 
-def test_a_goal_that_needs_no_training(compressed: Compress, tmp_path: Path) -> None:
+def test_a_goal_that_needs_no_training(compressed, tmp_path):
     limit = compressed("int8", to="int8").result.file_bytes
     report = compressed(max_bytes=str(limit))
     assert report.result.weights == "int8"
@@ -174,13 +171,11 @@ def test_a_goal_that_needs_no_training(compressed: Compress, tmp_path: Path) -> 
     assert (about["weights"], about["prune"]) == ("int8", None)
 
 
-def test_a_speed_is_measured_by_streams(
-    compressed: Compress, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_speed_is_measured_by_streams(compressed, monkeypatch):
     rates = chain([50.0], repeat(5000.0))
     asked = []
 
-    def speed(decoder: Any, streams: int) -> float:
+    def speed(decoder, streams):
         asked.append((decoder.weight_format, streams))
         return next(rates)
 
@@ -189,9 +184,7 @@ def test_a_speed_is_measured_by_streams(
     assert asked[:2] == [("int8", 7), ("int4", 7)]
 
 
-def test_a_resumed_search_for_a_goal_keeps_its_method(
-    compressed: Compress, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_resumed_search_for_a_goal_keeps_its_method(compressed, monkeypatch, tmp_path):
     limit = compressed("half", to="int8", prune=0.5, structured="units", steps=1).result.file_bytes
     goal: dict[str, Any] = {"max_bytes": str(limit), "steps": 6, "log_every": 1}
     stop = StopAfter(3)
@@ -205,9 +198,7 @@ def test_a_resumed_search_for_a_goal_keeps_its_method(
         compressed(**{**goal, "max_bytes": "1M"}, resume=True)
 
 
-def test_a_target_counts_characters(
-    compressed: Compress, source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_target_counts_characters(compressed, source, monkeypatch):
     monkeypatch.setattr(text.TextCompression, "_chars_per_token", 3.0)
     monkeypatch.setattr(text, "writing_speed", lambda decoder, streams: 400.0)
     report = compressed(target="1.2k/s")

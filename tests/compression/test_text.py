@@ -1,11 +1,8 @@
 """Compressing text models: what is written, what is measured, what continues exactly."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,7 +30,7 @@ from fastlstm.runs.weight_formats import as_floats, decode_weights, rounded
 from fastlstm.system.measurements import CpuTimer
 from fastlstm.system.storage import encode_json
 from fastlstm.text import weight_report
-from fastlstm.text.config import COMPRESSED_VERSION, ModelConfig
+from fastlstm.text.config import COMPRESSED_VERSION
 from fastlstm.text.decoder import make_decoder
 from fastlstm.text.stored_model import load_stored_model, parameter_shapes, parse_config
 from fastlstm.text.weight_report import score
@@ -42,23 +39,23 @@ from fastlstm.training.callbacks import Callback
 Compress = Callable[..., CompressReport]
 
 
-def config_in(run: Path) -> ModelConfig:
+def config_in(run):
     return parse_config((run / "config.json").read_bytes(), run)[1]
 
 
-def weights_in(run: Path) -> dict[str, Any]:
+def weights_in(run):
     """The weights of a compressed run by name, as float32."""
     data, shapes = (run / "model.safetensors").read_bytes(), parameter_shapes(config_in(run))
     return as_floats(decode_weights(data, shapes, compression_of(run)["weights"], run))
 
 
-def compression_of(run: Path) -> dict[str, Any]:
+def compression_of(run):
     return dict(json.loads((run / "config.json").read_text())["compression"])
 
 
 @pytest.mark.charts
 @pytest.mark.parametrize("to", ["fp16", "int8", "int4"])
-def test_rounding(to: str, source: Path, compressed: Compress, tmp_path: Path) -> None:
+def test_rounding(to, source, compressed, tmp_path):
     report, out = compressed(to=to), tmp_path / "out"
     stored = load_stored_model(source)
     want = rounded(stored.weights, to)
@@ -83,9 +80,7 @@ def test_rounding(to: str, source: Path, compressed: Compress, tmp_path: Path) -
     assert report.is_published
 
 
-def test_figures_of_rounding(
-    source: Path, trained: Path, compressed: Compress, tmp_path: Path
-) -> None:
+def test_figures_of_rounding(source, trained, compressed, tmp_path):
     report: Any = compressed(to="int8")
     stored = load_stored_model(source)
     text = fastlstm.LM.load(source).read(trained / "book.txt")
@@ -113,12 +108,10 @@ def test_figures_of_rounding(
     assert "int8" in report.result.kernel
 
 
-def test_speeds_of_a_busy_machine_are_named(
-    compressed: Compress, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_speeds_of_a_busy_machine_are_named(compressed, monkeypatch):
     timers: list[CpuTimer] = []
 
-    def was_busy(timer: CpuTimer, share: float) -> bool:
+    def was_busy(timer, share):
         timers.append(timer)
         return True
 
@@ -129,9 +122,7 @@ def test_speeds_of_a_busy_machine_are_named(
     assert timers[-1].wall_s >= 12 * 0.01, "2 models, 2 numbers of streams, 3 rounds"
 
 
-def test_another_text_may_be_measured_on(
-    compressed: Compress, trained: Path, tmp_path: Path
-) -> None:
+def test_another_text_may_be_measured_on(compressed, trained, tmp_path):
     (tmp_path / "other.txt").write_text(text_of(300, seed=5) + "Ü")
     report = compressed(to="int8", data=tmp_path / "other.txt")
     assert report.change is not None
@@ -142,7 +133,7 @@ def test_another_text_may_be_measured_on(
     assert again.change.scored_on == f"the validation part of {trained / 'book.txt'}"
 
 
-def test_without_its_text_a_model_is_not_measured(source: Path, compressed: Compress) -> None:
+def test_without_its_text_a_model_is_not_measured(source, compressed):
     forget_text(source)
     report = compressed(to="fp16")
     assert report.change is None
@@ -154,7 +145,7 @@ def test_without_its_text_a_model_is_not_measured(source: Path, compressed: Comp
         compressed("other", to="fp16", max_loss=0.1)
 
 
-def forget_text(run: Path) -> None:
+def forget_text(run):
     """Has a run name a text that is not there."""
     directory = RunDirectory(run)
     config = json.loads((run / "config.json").read_text())
@@ -162,7 +153,7 @@ def forget_text(run: Path) -> None:
     directory.publish({"config.json": json.dumps(config).encode()})
 
 
-def test_a_damaged_result_has_no_checkpoint(compressed: Compress, tmp_path: Path) -> None:
+def test_a_damaged_result_has_no_checkpoint(compressed, tmp_path):
     compressed(to="int8")
     (tmp_path / "out/model.safetensors").write_bytes(b"broken")
     with pytest.raises(CorruptFileError) as caught:
@@ -176,9 +167,7 @@ def test_a_damaged_result_has_no_checkpoint(compressed: Compress, tmp_path: Path
     ("options", "victim"),
     [({"to": "int8"}, "source"), ({"steps": 1}, "source"), ({"distil": "", "steps": 1}, "teacher")],
 )
-def test_weights_that_are_not_finite_are_found_at_once(
-    to: str, options: dict[str, Any], victim: str, source: Path, tmp_path: Path
-) -> None:
+def test_weights_that_are_not_finite_are_found_at_once(to, options, victim, source, tmp_path):
     paths = {"source": source, "teacher": tmp_path / "teacher"}
     shutil.copytree(source, paths["teacher"])
     if to == "fp16":
@@ -196,7 +185,7 @@ def test_weights_that_are_not_finite_are_found_at_once(
     assert not list((tmp_path / "out").glob("[!.]*")), "nothing is begun"
 
 
-def test_a_loss_above_the_limit_writes_nothing(compressed: Compress, tmp_path: Path) -> None:
+def test_a_loss_above_the_limit_writes_nothing(compressed, tmp_path):
     with pytest.raises(QualityError, match="; nothing is published in") as caught:
         compressed(to="int4", max_loss=0.0)
     assert caught.value.exit_code == 2
@@ -206,7 +195,7 @@ def test_a_loss_above_the_limit_writes_nothing(compressed: Compress, tmp_path: P
     assert compressed(to="int4", max_loss=5.0).max_loss == 5.0
 
 
-def test_an_existing_run_is_not_overwritten(compressed: Compress, tmp_path: Path) -> None:
+def test_an_existing_run_is_not_overwritten(compressed, tmp_path):
     compressed(to="int8")
     before = (tmp_path / "out/model.safetensors").read_bytes()
     with pytest.raises(RunDirectoryError, match="give another `out`"):
@@ -214,7 +203,7 @@ def test_an_existing_run_is_not_overwritten(compressed: Compress, tmp_path: Path
     assert (tmp_path / "out/model.safetensors").read_bytes() == before
 
 
-def test_training_with_rounding(source: Path, compressed: Compress, tmp_path: Path) -> None:
+def test_training_with_rounding(source, compressed, tmp_path):
     report, out = compressed(to="int4", steps=4), tmp_path / "out"
     assert report.methods == ["int4, trained with its rounding"]
     assert report.training is not None
@@ -232,9 +221,7 @@ def test_training_with_rounding(source: Path, compressed: Compress, tmp_path: Pa
     assert end["compression"] == json.loads((out / "compression.json").read_text())
 
 
-def test_training_that_is_worse_than_rounding(
-    compressed: Compress, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_training_that_is_worse_than_rounding(compressed, tmp_path, capsys):
     fields: dict[str, Any] = {"to": "int4", "steps": 3, "learning_rate": 10.0}
     events: list[Any] = []
     with pytest.raises(QualityError):
@@ -258,8 +245,8 @@ def test_training_that_is_worse_than_rounding(
 
 
 def test_a_pruned_model_finds_its_teacher_from_another_directory(
-    source: Path, compressed: Compress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    source, compressed, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     fields: dict[str, Any] = {
         "prune": 0.5, "steps": 6, "log_every": 1, "threads": 1, "precision": "fp32",
@@ -278,9 +265,7 @@ def test_a_pruned_model_finds_its_teacher_from_another_directory(
     assert compression_of(tmp_path / "alone")["teacher"] is None
 
 
-def test_resume_with_another_teacher_is_refused(
-    trained: Path, source: Path, compressed: Compress, tmp_path: Path
-) -> None:
+def test_resume_with_another_teacher_is_refused(trained, source, compressed, tmp_path):
     shutil.copytree(source, tmp_path / "teacher")
     fields: dict[str, Any] = {"distil": str(tmp_path / "teacher"), "log_every": 1, "steps": 6}
     stop = StopAfter(3)
@@ -296,7 +281,7 @@ def test_resume_with_another_teacher_is_refused(
         compressed(**fields, resume=True)
 
 
-def test_training_starts_from_the_source(compressed: Compress) -> None:
+def test_training_starts_from_the_source(compressed):
     events: list[Any] = []
     compressed(to="fp16", steps=1, learning_rate=1e-9, observers=[events.append])
     evals = [event["bits_per_char"] for event in events if event["event"] == "eval"]
@@ -304,7 +289,7 @@ def test_training_starts_from_the_source(compressed: Compress) -> None:
     assert evals[-1] == pytest.approx(plain, rel=0.05)
 
 
-def test_zeros(compressed: Compress, tmp_path: Path) -> None:
+def test_zeros(compressed, tmp_path):
     report = compressed(prune=0.5, steps=4, to="int8")
     weights = weights_in(tmp_path / "out")
     recurrent = weights["layers.0.weight_hh_l0"]
@@ -315,7 +300,7 @@ def test_zeros(compressed: Compress, tmp_path: Path) -> None:
     assert compression_of(tmp_path / "out")["structured"] == "none"
 
 
-def test_blocks_are_stored_block_sparse(compressed: Compress, tmp_path: Path) -> None:
+def test_blocks_are_stored_block_sparse(compressed, tmp_path):
     report = compressed(prune=0.75, structured="blocks", steps=4, to="int8")
     stored = safetensors.numpy.load_file(tmp_path / "out/model.safetensors")
     assert "layers.0.weight_hh_l0.blocks" in stored
@@ -325,7 +310,7 @@ def test_blocks_are_stored_block_sparse(compressed: Compress, tmp_path: Path) ->
     assert report.notes == []
 
 
-def test_units_make_a_smaller_model(compressed: Compress, tmp_path: Path) -> None:
+def test_units_make_a_smaller_model(compressed, tmp_path):
     report = compressed(prune=0.3, structured="units", steps=3, distil=str(tmp_path / "source"))
     assert config_in(tmp_path / "out").rnn_size == 16
     assert report.result.num_parameters < 0.6 * report.source.num_parameters
@@ -336,7 +321,7 @@ def test_units_make_a_smaller_model(compressed: Compress, tmp_path: Path) -> Non
     assert report.training.teacher_s > 0
 
 
-def test_a_student_of_other_sizes(compressed: Compress, source: Path, tmp_path: Path) -> None:
+def test_a_student_of_other_sizes(compressed, source, tmp_path):
     report = compressed(rnn_size=8, num_layers=2, steps=3)
     model = config_in(tmp_path / "out")
     assert (model.rnn_size, model.num_layers, model.embed_size) == (8, 2, 16)
@@ -348,9 +333,7 @@ def test_a_student_of_other_sizes(compressed: Compress, source: Path, tmp_path: 
     assert teacher == {"path": str(source), "model_sha256": report.source.sha256}
 
 
-def test_a_teacher_with_another_tokenizer_is_refused(
-    compressed: Compress, tmp_path: Path, trained: Path
-) -> None:
+def test_a_teacher_with_another_tokenizer_is_refused(compressed, tmp_path, trained):
     (tmp_path / "other.txt").write_text(text_of(300).upper())
     other = fastlstm.train(
         tmp_path / "other.txt", out=tmp_path / "other", steps=1, rnn_size=8, embed_size=8,
@@ -361,9 +344,7 @@ def test_a_teacher_with_another_tokenizer_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_training_without_its_text_is_refused(
-    compressed: Compress, source: Path, tmp_path: Path
-) -> None:
+def test_training_without_its_text_is_refused(compressed, source, tmp_path):
     forget_text(source)
     with pytest.raises(DataError) as caught:
         compressed(to="int8", steps=2)
@@ -373,20 +354,18 @@ def test_training_without_its_text_is_refused(
 
 
 class Early(Callback):
-    def on_update(self, trainer: Any) -> None:
+    def on_update(self, trainer):
         trainer.end("enough")
 
 
-def test_a_run_that_ends_before_its_pruning_publishes_nothing(
-    compressed: Compress, tmp_path: Path
-) -> None:
+def test_a_run_that_ends_before_its_pruning_publishes_nothing(compressed, tmp_path):
     with pytest.raises(ConfigError, match="before the weights were pruned and rounded"):
         compressed(prune=0.5, steps=8, callbacks=[Early()])
     assert not (tmp_path / "out/model.safetensors").exists()
     assert compressed(resume=True, steps=8).is_published
 
 
-def test_a_loss_above_the_limit_keeps_checkpoints(compressed: Compress, tmp_path: Path) -> None:
+def test_a_loss_above_the_limit_keeps_checkpoints(compressed, tmp_path):
     with pytest.raises(QualityError, match="Its checkpoints stay") as caught:
         compressed(rnn_size=8, steps=2, max_loss=0.0)
     out = tmp_path / "out"
@@ -406,11 +385,9 @@ def test_a_loss_above_the_limit_keeps_checkpoints(compressed: Compress, tmp_path
     assert (out / "model.safetensors").read_bytes() == model
 
 
-def test_a_budget_reserves_time_for_the_scored_tokens(
-    compressed: Compress, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_budget_reserves_time_for_the_scored_tokens(compressed, monkeypatch):
     class Reserve(Callback):
-        def on_begin(self, trainer: Any) -> None:
+        def on_begin(self, trainer):
             seconds = [trainer.task.finish_s(unit_s) for unit_s in (1.0, 0.0)]
             self.tokens = round((seconds[0] - seconds[1]) / 4, 6)  # of two models beside the source
 
@@ -425,9 +402,7 @@ def test_a_budget_reserves_time_for_the_scored_tokens(
 EVERYTHING = {"to": "int8", "prune": 0.5, "steps": 8, "log_every": 1}
 
 
-def test_a_resumed_compression_ends_the_same(
-    compressed: Compress, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_compression_ends_the_same(compressed, source, tmp_path, monkeypatch):
     monkeypatch.setattr(text_training, "MAX_KEPT_BYTES", 0)  # the teacher reads every batch
     options = {**EVERYTHING, "distil": str(source), "seed": 3}
     whole = compressed("whole", **options)
@@ -448,9 +423,7 @@ def test_a_resumed_compression_ends_the_same(
         assert files[0].read_bytes() == files[1].read_bytes(), name
 
 
-def test_what_a_resumed_compression_refuses(
-    compressed: Compress, source: Path, trained: Path, tmp_path: Path
-) -> None:
+def test_what_a_resumed_compression_refuses(compressed, source, trained, tmp_path):
     compressed(to="int8", steps=2)
     with pytest.raises(ConfigError, match="`to='int4'`: this run was started with int8"):
         compressed(to="int4", resume=True)
@@ -472,7 +445,7 @@ def test_what_a_resumed_compression_refuses(
         fastlstm.train(trained / "book.txt", out=tmp_path / "out", resume=True, observers=())
 
 
-def test_a_damaged_record_of_a_checkpoint_is_named(compressed: Compress, tmp_path: Path) -> None:
+def test_a_damaged_record_of_a_checkpoint_is_named(compressed, tmp_path):
     compressed(to="int8", steps=2)
     checkpoint = RunDirectory(tmp_path / "out/checkpoint-2")
     config = json.loads((checkpoint.path / "config.json").read_text())
@@ -483,7 +456,7 @@ def test_a_damaged_record_of_a_checkpoint_is_named(compressed: Compress, tmp_pat
         compressed(resume=True)
 
 
-def test_zeros_stay_in_a_second_compression(compressed: Compress, tmp_path: Path) -> None:
+def test_zeros_stay_in_a_second_compression(compressed, tmp_path):
     compressed(prune=0.5, steps=6)
     before = weights_in(tmp_path / "out")
     fastlstm.compress(
@@ -508,9 +481,7 @@ def test_zeros_stay_in_a_second_compression(compressed: Compress, tmp_path: Path
         ({"source": {"path": 5}}, "compression.source.path is 5, expected a text"),
     ],
 )
-def test_forged_records(
-    change: dict[str, Any], words: str, compressed: Compress, tmp_path: Path
-) -> None:
+def test_forged_records(change, words, compressed, tmp_path):
     compressed(to="int8")
     file = tmp_path / "out/config.json"
     config = json.loads(file.read_text())

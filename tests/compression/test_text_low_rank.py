@@ -1,10 +1,7 @@
 """An output matrix of low rank: the nearest one, stored, trained on, combined."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,23 +19,23 @@ Compress = Callable[..., CompressReport]
 CONFIG = ModelConfig(vocab_size=30, embed_size=4, rnn_size=16)
 
 
-def random_weights(config: ModelConfig) -> dict[str, Any]:
+def random_weights(config):
     rng = np.random.default_rng(0)
     shapes = parameter_shapes(config).items()
     return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes}
 
 
-def product(weights: dict[str, Any]) -> Any:
+def product(weights):
     floats = as_floats(weights)
     return floats["output.weight"].astype("f8") @ floats["projection.weight"].astype("f8")
 
 
-def config_of(run: Path) -> ModelConfig:
+def config_of(run):
     return load_stored_model(run).model_config
 
 
 @pytest.mark.parametrize("rank", [1, 5, 15])
-def test_the_nearest_matrix_of_a_rank(rank: int) -> None:
+def test_the_nearest_matrix_of_a_rank(rank):
     weights = random_weights(CONFIG)
     small, config = with_output_rank(weights, CONFIG, rank)
     assert {name: w.shape for name, w in small.items()} == parameter_shapes(config)
@@ -53,7 +50,7 @@ def test_the_nearest_matrix_of_a_rank(rank: int) -> None:
     np.testing.assert_allclose(kept, s[: max(1, rank - 1)], rtol=1e-5)
 
 
-def test_a_quantized_matrix_is_read_as_floats() -> None:
+def test_a_quantized_matrix_is_read_as_floats():
     weights = random_weights(CONFIG)
     codes = {n: quantize(w, "int8") if w.ndim == 2 else w for n, w in weights.items()}
     small, _ = with_output_rank(codes, CONFIG, 6)
@@ -63,7 +60,7 @@ def test_a_quantized_matrix_is_read_as_floats() -> None:
 
 
 @pytest.mark.parametrize("to", ["fp32", "int8"])
-def test_without_training(source: Path, compressed: Compress, tmp_path: Path, to: str) -> None:
+def test_without_training(source, compressed, tmp_path, to):
     report = compressed(output_rank=6, to=to)
     before, after = load_stored_model(source), load_stored_model(tmp_path / "out")
     want, config = with_output_rank(before.weights, before.model_config, 6)
@@ -79,9 +76,7 @@ def test_without_training(source: Path, compressed: Compress, tmp_path: Path, to
     assert len(fastlstm.LM.load(tmp_path / "out").generate("a", max_tokens=5, seed=0)) > 0
 
 
-def test_training_that_is_worse_than_a_low_rank_without_it(
-    compressed: Compress, tmp_path: Path
-) -> None:
+def test_training_that_is_worse_than_a_low_rank_without_it(compressed, tmp_path):
     report = compressed(output_rank=8, to="int8", steps=3, learning_rate=10.0)
     last = "int8, rounded to the nearest, which lost less than training"
     assert report.methods == ["output of rank 8 instead of 32", last]
@@ -93,9 +88,7 @@ def test_training_that_is_worse_than_a_low_rank_without_it(
     assert stored.config["compression"]["is_trained"] is False
 
 
-def test_with_training_the_source_is_the_teacher(
-    source: Path, compressed: Compress, tmp_path: Path
-) -> None:
+def test_with_training_the_source_is_the_teacher(source, compressed, tmp_path):
     report = compressed(output_rank=6, to="int8", steps=4)
     config = json.loads((tmp_path / "out/config.json").read_text())
     assert config["compression"]["teacher"]["path"] == str(source)
@@ -119,9 +112,7 @@ def test_with_training_the_source_is_the_teacher(
     "options",
     [{"prune": 0.5, "structured": "units"}, {"prune": 0.5, "structured": "blocks", "to": "int8"}],
 )
-def test_combined(
-    source: Path, compressed: Compress, tmp_path: Path, options: dict[str, Any]
-) -> None:
+def test_combined(source, compressed, tmp_path, options):
     compressed(**{"output_rank": 6, "steps": 8, "schedule": None, **options})
     stored = load_stored_model(tmp_path / "out")
     H = 16 if options.get("structured") == "units" else 32
@@ -132,9 +123,7 @@ def test_combined(
         assert (projection != 0).all(), "it is not pruned"
 
 
-def test_a_second_compression_may_lower_the_rank(
-    source: Path, compressed: Compress, tmp_path: Path
-) -> None:
+def test_a_second_compression_may_lower_the_rank(source, compressed, tmp_path):
     quiet: dict[str, Any] = {"observers": (), "threads": 1, "tensorboard": False}
     compressed(output_rank=8)
     fastlstm.compress(tmp_path / "out", out=tmp_path / "less", output_rank=5, **quiet)
@@ -147,7 +136,7 @@ def test_a_second_compression_may_lower_the_rank(
         fastlstm.compress(tmp_path / "out", out=tmp_path / "x", rnn_size=8, steps=3, **quiet)
 
 
-def test_a_student_may_have_an_output_of_low_rank(compressed: Compress, tmp_path: Path) -> None:
+def test_a_student_may_have_an_output_of_low_rank(compressed, tmp_path):
     compressed(rnn_size=16, output_rank=4, steps=3)
     config = config_of(tmp_path / "out")
     assert (config.rnn_size, config.output_rank) == (16, 4)
@@ -163,15 +152,13 @@ def test_a_student_may_have_an_output_of_low_rank(compressed: Compress, tmp_path
         (400, 200, 0, {"output_rank": 64}, None),
     ],
 )
-def test_a_lower_rank_is_tried_for_a_large_output(
-    rows: int, columns: int, other: int, changes: dict[str, Any], want: int | None
-) -> None:
+def test_a_lower_rank_is_tried_for_a_large_output(rows, columns, other, changes, want):
     config = ModelConfig(vocab_size=rows, embed_size=200, rnn_size=200, **changes)
     weights = {"output.weight": np.zeros((rows, columns)), "other": np.zeros(other)}
     assert output_to_shrink(weights, config) == want
 
 
-def test_tied_weights_are_refused() -> None:
+def test_tied_weights_are_refused():
     config = ModelConfig(vocab_size=30, embed_size=16, rnn_size=16, tie_weights=True)
     with pytest.raises(ConfigError, match=r"\(tied weights\), which keeps its rank"):
         with_output_rank(random_weights(config), config, 3)

@@ -1,10 +1,6 @@
 """Two text models measured beside each other, and how sparse ones are stored."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +27,7 @@ CONFIG = ModelConfig(vocab_size=20, embed_size=16, rnn_size=32)
 IDS = np.random.default_rng(0).integers(0, 20, 5000).astype(np.uint8)
 
 
-def weights_of(config: ModelConfig = CONFIG, seed: int = 0) -> dict[str, Any]:
+def weights_of(config=CONFIG, seed=0):
     model = LanguageModel(config)
     initialize(model, None, seed)
     rng = torch.Generator().manual_seed(seed)
@@ -41,11 +37,11 @@ def weights_of(config: ModelConfig = CONFIG, seed: int = 0) -> dict[str, Any]:
     return {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
 
 
-def in_format(weights: dict[str, Any], to: str, config: ModelConfig = CONFIG) -> TextModel:
+def in_format(weights, to, config=CONFIG):
     return TextModel.of_file(encode_model(weights, to), Path("run"), config, to)
 
 
-def test_equal_models_do_not_differ() -> None:
+def test_equal_models_do_not_differ():
     model = in_format(weights_of(), "fp32")
     quality, change, outputs = compare_quality(model, model, TOKENIZER, IDS, "a text")
     assert quality[0] == quality[1]
@@ -54,7 +50,7 @@ def test_equal_models_do_not_differ() -> None:
     assert (outputs.largest, outputs.rms, outputs.agreement) == (0.0, 0.0, 1.0)
 
 
-def test_logits_are_compared_with_the_stored_weights() -> None:
+def test_logits_are_compared_with_the_stored_weights():
     weights = weights_of()
     source, result = in_format(weights, "fp32"), in_format(weights, "int4")
     _, change, outputs = compare_quality(source, result, TOKENIZER, IDS[:2048], "a text")
@@ -70,7 +66,7 @@ def test_logits_are_compared_with_the_stored_weights() -> None:
     assert change.low < change.difference < change.high
 
 
-def test_a_constant_in_all_logits_changes_nothing() -> None:
+def test_a_constant_in_all_logits_changes_nothing():
     weights = weights_of()
     moved = {**weights, "output.bias": weights["output.bias"] + np.float32(3.0)}
     models = in_format(weights, "fp32"), in_format(moved, "fp32")
@@ -79,7 +75,7 @@ def test_a_constant_in_all_logits_changes_nothing() -> None:
     assert outputs.largest < 1e-4
 
 
-def test_long_texts_are_scored_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_texts_are_scored_in_part(monkeypatch):
     monkeypatch.setattr(text, "MAX_SCORED", 1000)
     model = in_format(weights_of(), "fp32")
     change = compare_quality(model, model, TOKENIZER, IDS, "a text")[1]
@@ -88,7 +84,7 @@ def test_long_texts_are_scored_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
         compare_quality(model, model, TOKENIZER, IDS[:1], "a text")
 
 
-def test_cells_without_native_decoder() -> None:
+def test_cells_without_native_decoder():
     config = ModelConfig(vocab_size=20, embed_size=8, rnn_size=8, layer_norm=True)
     model = in_format(weights_of(config), "int8", config)
     with pytest.warns(UserWarning, match="text is written on torch"):
@@ -103,9 +99,7 @@ def test_cells_without_native_decoder() -> None:
 
 @pytest.mark.parametrize(("share", "is_sparse"), [(0.0, False), (0.2, False), (0.5, True)])
 @pytest.mark.parametrize("to", ["fp32", "fp16", "int8"])
-def test_matrices_with_many_blocks_of_zeros_are_stored_without_them(
-    to: str, share: float, is_sparse: bool
-) -> None:
+def test_matrices_with_many_blocks_of_zeros_are_stored_without_them(to, share, is_sparse):
     weights = weights_of()
     matrix = weights["layers.0.weight_hh_l0"].reshape(8, 16, 8, 4)
     for block in range(round(share * 64)):
@@ -121,14 +115,14 @@ def test_matrices_with_many_blocks_of_zeros_are_stored_without_them(
     assert "layers.0.weight_hh_l0" in safetensors.numpy.load(encode_model(weights, "int4"))
 
 
-def test_speed_is_in_characters() -> None:
+def test_speed_is_in_characters():
     model = in_format(weights_of(), "fp32")
     one, two = compare_speed(model, model, 4.0)
     assert set(one) == set(two) == {1, 64}
     assert min(*one.values(), *two.values()) > 100
 
 
-def test_what_this_cpu_lacks(on_cpu: Callable[..., None]) -> None:
+def test_what_this_cpu_lacks(on_cpu):
     weights = weights_of()
     on_cpu("avx2")
     assert missing_features(in_format(weights, "fp32")) == []

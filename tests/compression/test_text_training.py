@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 from fastlstm.compression import text_training
@@ -41,7 +39,7 @@ from fastlstm.training.task import even_parts
 UNITS: dict[str, Any] = {"prune": 0.5, "structured": "units"}
 
 
-def options_of(trained: Path, data: Any = None, **fields: Any) -> tuple[TrainConfig, TrainConfig]:
+def options_of(trained, data=None, **fields):
     """Returns the options that the source was trained with, and those of its compression."""
     session = CompressionSession(
         run=trained / "source", out=trained / "out", data=data, config=CompressConfig(**fields),
@@ -64,14 +62,14 @@ def options_of(trained: Path, data: Any = None, **fields: Any) -> tuple[TrainCon
         ({"output_rank": 8, "to": "int8", "steps": 4}, 0.3),
     ],
 )
-def test_learning_rate(fields: dict[str, Any], share: float, trained: Path) -> None:
+def test_learning_rate(fields, share, trained):
     source, options = options_of(trained, **fields)
     assert source.learning_rate is not None
     assert options.learning_rate == pytest.approx(share * source.learning_rate)
     assert options_of(trained, **fields, learning_rate=0.5)[1].learning_rate == 0.5
 
 
-def test_a_student_has_the_rate_of_a_new_model(trained: Path) -> None:
+def test_a_student_has_the_rate_of_a_new_model(trained):
     options = options_of(trained, rnn_size=16, num_layers=2)[1]
     assert (options.learning_rate, options.rnn_size, options.num_layers) == (None, 16, 2)
     assert options.embed_size == 16
@@ -87,12 +85,12 @@ def test_a_student_has_the_rate_of_a_new_model(trained: Path) -> None:
         ({"rnn_size": 16, "dropout": 0.2}, 0.2),
     ],
 )
-def test_dropout(fields: dict[str, Any], dropout: float | None, trained: Path) -> None:
+def test_dropout(fields, dropout, trained):
     source, options = options_of(trained, **fields)
     assert options.dropout == (source.dropout if dropout is None else dropout)
 
 
-def test_other_options_are_those_of_the_source(trained: Path) -> None:
+def test_other_options_are_those_of_the_source(trained):
     source, options = options_of(trained, to="int8", steps=4, batch_size=2, **UNITS)
     changed = {
         field.name
@@ -104,7 +102,7 @@ def test_other_options_are_those_of_the_source(trained: Path) -> None:
     assert (options.rnn_size, options.batch_size, options.steps) == (16, 2, 4)
 
 
-def test_another_text_has_no_parts(trained: Path) -> None:
+def test_another_text_has_no_parts(trained):
     options = options_of(trained, data="other.txt", to="int8", steps=4)[1]
     assert (options.valid, options.test) == (None, None)
 
@@ -112,11 +110,11 @@ def test_another_text_has_no_parts(trained: Path) -> None:
 N, V = 150, 11
 
 
-def outputs(dtype: torch.dtype = torch.float64) -> tuple[OutputLayer, OutputLayer, Tensor]:
+def outputs(dtype=torch.float64):
     """A student of width 5, a teacher of width 7, and targets."""
     rng = torch.Generator().manual_seed(0)
 
-    def random(*shape: int) -> Tensor:
+    def random(*shape):
         return torch.randn(shape, generator=rng, dtype=torch.float64).to(dtype)
 
     student = OutputLayer(random(N, 5), random(V, 5), random(V))
@@ -126,9 +124,7 @@ def outputs(dtype: torch.dtype = torch.float64) -> tuple[OutputLayer, OutputLaye
     return student, teacher, torch.randint(V, (N,), generator=rng)
 
 
-def plain(
-    student: OutputLayer, teacher: OutputLayer, targets: Tensor, temperature: float, alpha: float
-) -> Tensor:
+def plain(student, teacher, targets, temperature, alpha):
     own, other = (F.linear(o.features, o.weight, o.bias) for o in (student, teacher))
     soft = F.log_softmax(own / temperature, 1)
     aim = F.softmax(other / temperature, 1)
@@ -139,9 +135,7 @@ def plain(
 
 @pytest.mark.parametrize(("temperature", "alpha"), [(2.0, 0.5), (1.0, 1.0), (0.7, 0.0), (4.0, 0.9)])
 @pytest.mark.parametrize("chunk", [1 << 22, 64 * V])
-def test_loss_and_gradients_are_torchs(
-    temperature: float, alpha: float, chunk: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loss_and_gradients_are_torchs(temperature, alpha, chunk, monkeypatch):
     monkeypatch.setattr(text_training, "CHUNK_ELEMENTS", chunk)  # 3 chunks of 64, 64 and 22 rows
     student, teacher, targets = outputs()
     total, nats = distillation_loss(student, teacher, targets, temperature, alpha)
@@ -154,7 +148,7 @@ def test_loss_and_gradients_are_torchs(
         torch.testing.assert_close(own, other)
 
 
-def test_autocast_rounds_products_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_autocast_rounds_products_only(monkeypatch):
     monkeypatch.setattr("fastlstm.system.hardware.has_bf16_products", lambda: True)
     student, teacher, targets = outputs(torch.float32)
     want = distillation_loss(student, teacher, targets, 2.0, 0.5)[0]
@@ -167,7 +161,7 @@ def test_autocast_rounds_products_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_bf16_products")
-def test_bf16_avoids_products_that_torch_lacks() -> None:
+def test_bf16_avoids_products_that_torch_lacks():
     student, teacher, targets = outputs(torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         total, _ = distillation_loss(student, teacher, targets, 2.0, 0.5)
@@ -185,13 +179,13 @@ CONFIG = TrainConfig(
 )  # fmt: skip
 
 
-def build(rnn_size: int, seed: int) -> LanguageModel:
+def build(rnn_size, seed):
     model = LanguageModel(ModelConfig(vocab_size=20, embed_size=8, rnn_size=rnn_size))
     initialize(model, None, seed)
     return model
 
 
-def make_task(teaching: Teaching | None, model: LanguageModel | None = None) -> CompressedTextTask:
+def make_task(teaching, model=None):
     return CompressedTextTask(
         config=CONFIG, model=model or build(8, 1), loader=TextLoader(open_batches(CONFIG, IDS)),
         valid_ids=IDS[:300], tokenizer=TOKENIZER, device=torch.device("cpu"), model_files={},
@@ -200,16 +194,11 @@ def make_task(teaching: Teaching | None, model: LanguageModel | None = None) -> 
     )  # fmt: skip
 
 
-def teaching(alpha: float = 0.5) -> Teaching:
+def teaching(alpha=0.5):
     return Teaching(build(12, 2).eval().requires_grad_(False), temperature=2.0, alpha=alpha)
 
 
-@pytest.fixture
-def _reads_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_training, "MAX_KEPT_BYTES", 0)
-
-
-def gradients(task: CompressedTextTask, batch: Any, num_parts: int) -> tuple[float, list[Tensor]]:
+def gradients(task, batch, num_parts):
     task.model.zero_grad()
     total = 0.0
     for loss in task.losses(batch, even_parts(task.num_rows(batch), num_parts)):
@@ -220,9 +209,7 @@ def gradients(task: CompressedTextTask, batch: Any, num_parts: int) -> tuple[flo
 
 @pytest.mark.parametrize("num_parts", [2, 6])
 @pytest.mark.parametrize("max_kept_bytes", [0, 2**30])
-def test_a_split_batch_equals_the_whole_batch(
-    num_parts: int, max_kept_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_split_batch_equals_the_whole_batch(num_parts, max_kept_bytes, monkeypatch):
     monkeypatch.setattr(text_training, "MAX_KEPT_BYTES", max_kept_bytes)
     whole, cut = make_task(teaching()), make_task(teaching())
     cut.model.load_state_dict(whole.model.state_dict())
@@ -237,45 +224,7 @@ def test_a_split_batch_equals_the_whole_batch(
             torch.testing.assert_close(cut.carried()[name], tensor)
 
 
-@pytest.mark.usefixtures("_reads_every_batch")
-def test_the_teacher_carries_its_state() -> None:
-    task = make_task(teaching())
-    assert task.teaching is not None
-    state = task.teaching.model.initial_state(6)
-    for _ in range(3):
-        batch = task.loader.next()
-        list(task.losses(batch, [slice(0, 6)]))
-        _, state = task.teaching.model.features(batch.x, state)
-    torch.testing.assert_close(task.carried()["teacher_h"], state[0])
-    torch.testing.assert_close(task.carried()["teacher_c"], state[1])
-    assert task.teacher_s > 0
-
-
-@pytest.mark.usefixtures("_reads_every_batch")
-def test_carried_state_is_restored() -> None:
-    task, other = make_task(teaching()), make_task(teaching())
-    list(task.losses(task.loader.next(), [slice(0, 6)]))
-    other.restore_carried(task.carried())
-    other.loader.load_state_dict(task.loader.state_dict())
-    want = gradients(task, task.loader.next(), 1)[0]
-    assert gradients(other, other.loader.next(), 1)[0] == want
-    task.reset_state()
-    assert all(not tensor.any() for tensor in task.carried().values())
-    with pytest.raises(ValueError, match="teacher_h"):
-        other.restore_carried({name: task.carried()[name] for name in "hc"})
-
-
-def test_without_a_share_of_the_teacher_the_loss_is_plain() -> None:
-    plain, student = make_task(None), make_task(teaching(alpha=0.0))
-    want = gradients(plain, plain.loader.next(), 1)
-    got = gradients(student, student.loader.next(), 1)
-    assert got[0] == pytest.approx(want[0], rel=1e-6)
-    for own, other in zip(got[1], want[1], strict=True):
-        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-7)
-    assert set(plain.carried()) == {"h", "c"}
-
-
-def test_bits_per_char_exclude_the_teacher() -> None:
+def test_bits_per_char_exclude_the_teacher():
     plain, student = make_task(None), make_task(teaching())
     loss = gradients(plain, plain.loader.next(), 1)[0]
     mixed = gradients(student, student.loader.next(), 2)[0]
@@ -285,7 +234,7 @@ def test_bits_per_char_exclude_the_teacher() -> None:
     assert student.step_metrics(mixed) == want
 
 
-def test_the_teacher_is_not_trained_and_has_no_dropout() -> None:
+def test_the_teacher_is_not_trained_and_has_no_dropout():
     task = make_task(teaching())
     assert task.teaching is not None
     task.model.train()
@@ -297,7 +246,7 @@ def test_the_teacher_is_not_trained_and_has_no_dropout() -> None:
         assert torch.equal(own, other)
 
 
-def test_a_budget_reserves_time_for_measuring() -> None:
+def test_a_budget_reserves_time_for_measuring():
     assert make_task(None).finish_s(0.01) == pytest.approx(1.5 + MEASURING_S + 2 * 0.01 * 200)
 
 
@@ -305,7 +254,7 @@ READ = TrainConfig(rnn_size=8, embed_size=8, batch_size=4, seq_length=24, seed=3
 WHOLE = slice(None)
 
 
-def wide_teaching() -> Teaching:
+def wide_teaching():
     model = LanguageModel(ModelConfig(vocab_size=20, embed_size=8, rnn_size=12))
     initialize(model, None, 2)
     with torch.no_grad():
@@ -314,19 +263,19 @@ def wide_teaching() -> Teaching:
     return Teaching(model.eval().requires_grad_(False), 2.0, 0.5)
 
 
-def make_loader(config: TrainConfig = READ) -> TextLoader:
+def make_loader(config=READ):
     return TextLoader(open_batches(config, IDS))
 
 
-def make_teacher(loader: TextLoader, precision: str = "fp32") -> ReadingTeacher:
+def make_teacher(loader, precision="fp32"):
     return open_teacher(wide_teaching(), precision, loader)
 
 
-def logits(teacher: ReadingTeacher) -> Tensor:
+def logits(teacher):
     return teacher.output(WHOLE).logits(WHOLE, torch.float32)
 
 
-def test_kept_logits_equal_those_of_a_reading_teacher() -> None:
+def test_kept_logits_equal_those_of_a_reading_teacher():
     loader = make_loader()
     keeps, reads = make_teacher(loader), ReadingTeacher(wide_teaching(), "fp32", 4)
     for batch in islice(loader.first_epoch(), loader.steps_per_epoch):
@@ -345,7 +294,7 @@ def test_kept_logits_equal_those_of_a_reading_teacher() -> None:
     assert keeps.carried() == {}
 
 
-def test_later_epochs_get_the_logits_of_the_same_positions() -> None:
+def test_later_epochs_get_the_logits_of_the_same_positions():
     loader = make_loader()
     teacher, kept = make_teacher(loader), torch.full((1000, 20), torch.nan)
     positions = set()
@@ -366,7 +315,7 @@ def test_later_epochs_get_the_logits_of_the_same_positions() -> None:
     loader.close()
 
 
-def test_tokens_outside_the_batches_are_read_too() -> None:
+def test_tokens_outside_the_batches_are_read_too():
     loader = make_loader(dataclasses.replace(READ, lane_reset=0.0))
     teacher = make_teacher(loader)
     assert isinstance(teacher, RememberingTeacher)
@@ -389,9 +338,7 @@ def test_tokens_outside_the_batches_are_read_too() -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(("epoch", "index"), [(0, 5), (2, 3)])
-def test_a_resumed_training_gets_the_same_predictions(
-    precision: str, epoch: int, index: int
-) -> None:
+def test_a_resumed_training_gets_the_same_predictions(precision, epoch, index):
     loader, again = make_loader(), make_loader()
     teacher, resumed = make_teacher(loader, precision), make_teacher(again, precision)
     again.load_state_dict({"epoch": epoch, "index": index})
@@ -409,7 +356,7 @@ def test_a_resumed_training_gets_the_same_predictions(
     again.close()
 
 
-def test_windows_and_long_texts_are_read_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_and_long_texts_are_read_every_time(monkeypatch):
     windows = make_loader(dataclasses.replace(READ, order="windows", lane_reset=0.0))
     assert isinstance(open_teacher(wide_teaching(), "fp32", windows), ReadingTeacher)
     for limit, kind in ((1000 * 20 * 2, RememberingTeacher), (1000 * 20 * 2 - 1, ReadingTeacher)):
@@ -417,10 +364,10 @@ def test_windows_and_long_texts_are_read_every_time(monkeypatch: pytest.MonkeyPa
         assert isinstance(make_teacher(make_loader()), kind)
 
 
-def test_catching_up_is_shown_and_can_be_stopped() -> None:
+def test_catching_up_is_shown_and_can_be_stopped():
     asked, seen = [], list[tuple[int, int]]()
 
-    def should_stop() -> bool:
+    def should_stop():
         asked.append(None)
         return len(asked) > 4
 
@@ -433,7 +380,7 @@ def test_catching_up_is_shown_and_can_be_stopped() -> None:
     assert loader.state_dict() == {"epoch": 0, "index": 7}
 
 
-def test_batches_of_training_are_read_without_polling_stop() -> None:
+def test_batches_of_training_are_read_without_polling_stop():
     loader = TextLoader(open_batches(READ, IDS), should_stop=lambda: True)
     teacher = make_teacher(loader)
     batch = next(make_loader().first_epoch())
@@ -443,15 +390,13 @@ def test_batches_of_training_are_read_without_polling_stop() -> None:
 
 @pytest.mark.parametrize("max_kept_bytes", [0, 2**30])
 @pytest.mark.parametrize("num_parts", [1, 2, 4])
-def test_a_step_that_ran_out_of_memory_is_read_again(
-    num_parts: int, max_kept_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_that_ran_out_of_memory_is_read_again(num_parts, max_kept_bytes, monkeypatch):
     monkeypatch.setattr(text_training, "MAX_KEPT_BYTES", max_kept_bytes)
     loader = make_loader()
     teacher, calm = make_teacher(loader), make_teacher(loader)
     own, calls = teacher._model.features, []
 
-    def features(tokens: Tensor, state: Any) -> Any:
+    def features(tokens, state):
         calls.append(None)
         if len(calls) in (1, 2, 5, 9):
             raise torch.OutOfMemoryError
@@ -478,7 +423,7 @@ def test_a_step_that_ran_out_of_memory_is_read_again(
     assert len(calls) > 9
 
 
-def test_logits_beyond_float16_stay_finite() -> None:
+def test_logits_beyond_float16_stay_finite():
     teaching = wide_teaching()
     with torch.no_grad():
         teaching.model.output.bias[3] = -1e6

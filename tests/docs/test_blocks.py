@@ -38,7 +38,7 @@ class Block(NamedTuple):
     why_not: str | None
 
 
-def blocks(text: str) -> list[Block]:
+def blocks(text):
     return [
         Block(
             match["language"],
@@ -57,7 +57,7 @@ PAGES = {
 }
 
 
-def commands(block: Block) -> list[str]:
+def commands(block):
     """Returns the command lines of a block; those of `console` follow a `$ `."""
     lines = block.code.replace("\\\n", " ").splitlines()
     if block.language == "console":
@@ -65,13 +65,13 @@ def commands(block: Block) -> list[str]:
     return [shorter(line) for line in lines if line.strip() and not line.startswith("#")]
 
 
-def shorter(line: str) -> str:
+def shorter(line):
     """Returns a command with three steps in place of a budget."""
     size = "" if "--horizon" in line else " --preset tiny"
     return re.sub(r"--budget \w+", f"--steps 3{size}", line)
 
 
-def run_line(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def run_line(line, monkeypatch):
     """Runs a command line: `fastlstm` alone in this process, all else in a shell."""
     words = shlex.split(line, comments=True)
     if words[0] in NOT_RUN_HERE:

@@ -144,27 +144,17 @@ def test_the_site_builds_without_a_warning(built):
 
 
 ASKED = {
-    "LSTM slow CPU pytorch": "faq",
-    "loss is exploding": "faq",
-    "same sentence repeats": "faq",
-    "generated text makes no sense": "faq",
-    "reset LSTM state": "concepts/state",
-    "many to many": "concepts/outputs",
-    "difference hidden output": "concepts/outputs",
-    "masking not supported": "faq",
-    "predictions lagging behind": "faq",
-    "predict next n steps": "faq",
-    "inverse_transform scaled predictions": "faq",
-    "validation loss not decreasing": "faq",
-    "convert LSTM tflite": "howto/export",
-    "seq_length batch_size": "howto/size",
-    "LayerNorm LSTM": "howto/cell-option",
-    "resume training checkpoint": "howto/resume",
-    "reproducible results": "faq",
-    "DataParallel LSTM": "faq",
-    "run model android": "howto/export",
+    "LSTM slow CPU pytorch": "faq", "loss is exploding": "faq", "same sentence repeats": "faq",
+    "generated text makes no sense": "faq", "reset LSTM state": "concepts/state",
+    "many to many": "concepts/outputs", "difference hidden output": "concepts/outputs",
+    "masking not supported": "faq", "predictions lagging behind": "faq",
+    "predict next n steps": "faq", "inverse_transform scaled predictions": "faq",
+    "validation loss not decreasing": "faq", "convert LSTM tflite": "howto/export",
+    "seq_length batch_size": "howto/size", "LayerNorm LSTM": "howto/cell-option",
+    "resume training checkpoint": "howto/resume", "reproducible results": "faq",
+    "DataParallel LSTM": "faq", "run model android": "howto/export",
     "Forecaster.predict": "reference/forecaster",
-}
+}  # fmt: skip
 """Words that people typed for a problem in public threads, and the page with the answer."""
 
 

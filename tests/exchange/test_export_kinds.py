@@ -1,7 +1,5 @@
 """`export` of forecasters, sequence models and modules, and what holds of every kind."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
@@ -17,7 +15,6 @@ import torch
 import fastlstm
 from fastlstm.errors import ConfigError, ExportError
 from fastlstm.exchange import export as export_module
-from fastlstm.exchange.graph import Graph
 from fastlstm.exchange.sequence_source import SequenceSource
 from fastlstm.sequence.files import read_sequence_model
 
@@ -167,13 +164,13 @@ def test_a_module(tmp_path, weights):
 
 def test_a_module_of_tokens(tmp_path):
     class Tagger(torch.nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.embedding = torch.nn.Embedding(9, 4)
             self.lstm = torch.nn.LSTM(4, 6, batch_first=True)
             self.head = torch.nn.Linear(6, 3)
 
-        def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        def forward(self, tokens):
             y, _ = self.lstm(self.embedding(tokens))
             return self.head(y), self.head(y[:, -1])
 
@@ -203,20 +200,20 @@ def test_missing_targets_make_every_output_of_a_distribution_nan(tmp_path):
 
 
 class Tagger(torch.nn.Module):
-    def __init__(self, scale: float = 1.0) -> None:
+    def __init__(self, scale=1.0):
         super().__init__()
         self.embedding = torch.nn.Embedding(9, 4)
         self.lstm = torch.nn.LSTM(4, 6)
         self.scale = scale
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+    def forward(self, tokens):
         return torch.log(self.lstm(self.embedding(tokens))[0] + self.scale)
 
 
 def test_every_row_of_an_embedding_is_checked(tmp_path, monkeypatch):
     target = export_module.TARGETS["onnx"]
 
-    def corrupted(graph: Graph) -> dict[str, bytes]:
+    def corrupted(graph):
         table = np.array(graph.weights["embedding.weight"])
         table[8] += 1
         bad = {**graph.weights, "embedding.weight": table}

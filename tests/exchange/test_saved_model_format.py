@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,11 +23,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def needs_tensorflow() -> Any:
+def needs_tensorflow():
     return pytest.importorskip("tensorflow")
 
 
-def called(path: Path, **arrays: np.ndarray) -> dict[str, np.ndarray]:
+def called(path, **arrays):
     """Returns what the signature gives, by TensorFlow alone."""
     tf = needs_tensorflow()
     loaded = tf.saved_model.load(str(path))

@@ -1,9 +1,6 @@
 """Graphs of sequence models give what the estimators give, in ONNX Runtime and in onnx."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +14,7 @@ from fastlstm.exchange.onnx_format import write_onnx
 from fastlstm.exchange.sequence_source import SequenceSource, sequence_graph
 from fastlstm.exchange.torch_format import TorchRunner, write_torch
 from fastlstm.runs.weight_formats import as_floats, in_format
-from fastlstm.sequence.answers import Answers, Labels, Numbers
+from fastlstm.sequence.answers import Labels, Numbers
 from fastlstm.sequence.config import SequenceConfig
 from fastlstm.sequence.files import StoredSequenceModel
 from fastlstm.sequence.model import NetworkConfig, SequenceNetwork
@@ -26,7 +23,7 @@ from onnx_results import results_of
 C, K = 3, 4
 
 
-def stored_model(answers: Answers, seed: int = 0, **options: Any) -> StoredSequenceModel:
+def stored_model(answers, seed=0, **options):
     """A model with random weights and scales."""
     torch.manual_seed(seed)
     config = NetworkConfig(
@@ -42,15 +39,15 @@ def stored_model(answers: Answers, seed: int = 0, **options: Any) -> StoredSeque
     return StoredSequenceModel(given, given, network, mean, std, answers, "")
 
 
-def numbers() -> Numbers:
+def numbers():
     return Numbers(np.array([5.0, -3.0, 0.0, 7.0]), np.array([2.0, 0.1, 1.0, 0.0]), False)
 
 
-def labels() -> Labels:
+def labels():
     return Labels(np.array(["a", "b", "c", "d"]))
 
 
-def sequences(stored: StoredSequenceModel, lengths: list[int], T: int) -> dict[str, Any]:
+def sequences(stored, lengths, T):
     """Inputs of the graph; padding holds NaN and other numbers, which count nothing."""
     rng = np.random.default_rng(T)
     mean, std = stored.mean.numpy(), stored.std.numpy()
@@ -62,7 +59,7 @@ def sequences(stored: StoredSequenceModel, lengths: list[int], T: int) -> dict[s
     return {"values": values, "lengths": np.array(lengths, np.int32)}
 
 
-def expected_of(stored: StoredSequenceModel, inputs: dict[str, Any]) -> dict[str, Any]:
+def expected_of(stored, inputs):
     """What the estimator predicts for each sequence by itself."""
     is_labels = isinstance(stored.answers, Labels)
     model: Any = SequenceClassifier() if is_labels else SequenceRegressor()
@@ -75,11 +72,11 @@ def expected_of(stored: StoredSequenceModel, inputs: dict[str, Any]) -> dict[str
     return {"probabilities": model.predict_proba(X), "label": np.array(places)}
 
 
-def weights_of(stored: StoredSequenceModel) -> dict[str, Any]:
+def weights_of(stored):
     return {name: p.detach().numpy() for name, p in stored.network.named_parameters()}
 
 
-def check(stored: StoredSequenceModel, weights: dict[str, Any], path: Path) -> None:
+def check(stored, weights, path):
     data = write_onnx(sequence_graph(stored, weights))
     for lengths, T in (([1], 1), ([7, 1, 4], 7), ([9, 3], 12)):
         inputs = sequences(stored, lengths, T)

@@ -11,7 +11,6 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -32,7 +31,7 @@ class Stub(BaseHTTPRequestHandler):
     model: Any
     is_step: bool
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         if self.path != "/v1/models/book/metadata":
             return self._answer(404, {"error": f"Malformed request: GET {self.path}"})
         config = self.model.config
@@ -53,7 +52,7 @@ class Stub(BaseHTTPRequestHandler):
         metadata = {"signature_def": {"signature_def": signatures}}
         return self._answer(200, {"model_spec": {"name": "book"}, "metadata": metadata})
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path != "/v1/models/book:predict" or set(body["inputs"]) != {"tokens", "h", "c"}:
             return self._answer(400, {"error": f"Malformed request: POST {self.path}"})
@@ -66,7 +65,7 @@ class Stub(BaseHTTPRequestHandler):
         outputs = {"logits": logits, "h_out": h, "c_out": c}
         return self._answer(200, {"outputs": {k: v.tolist() for k, v in outputs.items()}})
 
-    def _answer(self, status: int, body: Any) -> None:
+    def _answer(self, status, body):
         data = json.dumps(body).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
@@ -74,12 +73,12 @@ class Stub(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def log_message(self, *arguments: Any) -> None:
+    def log_message(self, *arguments):
         pass
 
 
 @contextmanager
-def served(run: Path, is_step: bool) -> Iterator[str]:
+def served(run, is_step):
     model = load_language_model(run).model
     handler = type("Handler", (Stub,), {"model": model, "is_step": is_step})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
@@ -90,7 +89,7 @@ def served(run: Path, is_step: bool) -> Iterator[str]:
         thread.join()
 
 
-def client(*arguments: str) -> subprocess.CompletedProcess[str]:
+def client(*arguments):
     command = [sys.executable, "-S", str(CLIENT), *arguments]  # -S: the standard library alone
     return subprocess.run(command, capture_output=True, text=True, check=False)
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -30,18 +29,18 @@ class Stop:
 
     name = "SIGTERM"
 
-    def __init__(self, at: int) -> None:
+    def __init__(self, at):
         self._at, self._is_set = at, False
 
-    def __call__(self) -> bool:
+    def __call__(self):
         return self._is_set
 
-    def observe(self, event: dict[str, Any]) -> None:
+    def observe(self, event):
         self._is_set |= event["event"] == "step" and event["step"] == self._at
 
 
 @contextmanager
-def fast_clock() -> Iterator[None]:
+def fast_clock():
     """Makes every look at the clock find it 2 s later: what comes once a second comes each time."""
     clock = itertools.count(0.0, 2.0)
     with mock.patch("time.perf_counter", clock.__next__):
@@ -49,11 +48,11 @@ def fast_clock() -> Iterator[None]:
 
 
 @contextmanager
-def bad_gradients(first: int, last: int) -> Iterator[None]:
+def bad_gradients(first, last):
     """Makes the gradients of some backward passes NaN; their losses are right."""
     backward, numbers = torch.Tensor.backward, itertools.count(1)
 
-    def broken(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+    def broken(loss, *args, **kwargs):
         is_bad = first <= next(numbers) <= last
         backward(loss * float("nan") if is_bad else loss, *args, **kwargs)
 
@@ -61,7 +60,7 @@ def bad_gradients(first: int, last: int) -> Iterator[None]:
         yield
 
 
-def text(folder: Path, **fields: Any) -> None:
+def text(folder, **fields):
     """Trains a text model and says what it does not say otherwise: a sample, a checkpoint."""
     source = folder / "text.txt"
     if not source.exists():
@@ -74,18 +73,18 @@ def text(folder: Path, **fields: Any) -> None:
     )
 
 
-def text_resumed(folder: Path) -> None:
+def text_resumed(folder):
     with pytest.raises(Stopped):
         text(folder, stop=Stop(9))
     text(folder, resume=True)
 
 
-def text_rolled_back(folder: Path) -> None:
+def text_rolled_back(folder):
     with bad_gradients(10, 14):
         text(folder)
 
 
-def table(folder: Path, resume: bool = False, stop: Stop | None = None, **fields: Any) -> None:
+def table(folder, resume=False, stop=None, **fields):
     """Trains a forecaster in a run directory."""
     config = ForecastConfig(**{**TABLE, "checkpoint_every": 8, "ignore": _IGNORED, **fields})
     train_forecaster(
@@ -94,18 +93,18 @@ def table(folder: Path, resume: bool = False, stop: Stop | None = None, **fields
     )  # fmt: skip
 
 
-def table_resumed(folder: Path) -> None:
+def table_resumed(folder):
     with pytest.raises(Stopped):
         table(folder, stop=Stop(9))
     table(folder, resume=True)
 
 
-def table_with_bad_gradients(folder: Path) -> None:
+def table_with_bad_gradients(folder):
     with bad_gradients(10, 12):
         table(folder)
 
 
-def sequences(folder: Path) -> None:
+def sequences(folder):
     """Trains a regressor; it has no run directory, so that its observer writes the events."""
     X = material.sequences(44, even=False)
     with (folder / "events.jsonl").open("w") as file:
@@ -126,7 +125,7 @@ COURSES: dict[str, Callable[[Path], None]] = {
 }
 
 
-def course_of(kind: str, folder: Path) -> dict[str, Any]:
+def course_of(kind, folder):
     """Runs a kind and returns the order of its stored events, and the keys of each."""
     # Of its own: what was measured in an earlier run is said, and a fast clock measures nonsense.
     own = mock.patch.dict(os.environ, FASTLSTM_CACHE=str(folder / "cache"))
@@ -144,7 +143,7 @@ def course_of(kind: str, folder: Path) -> dict[str, Any]:
     return {"order": order, **{name: sorted(found) for name, found in sorted(keys.items())}}
 
 
-def _keys(value: Any, prefix: str = "") -> Iterator[str]:
+def _keys(value, prefix=""):
     """Yields the paths of all keys, such as ``final.loss`` or ``targets[].mae``."""
     if isinstance(value, list):
         for part in value:

@@ -1,16 +1,12 @@
 """The figures of a run: what is the same on every machine, and what is so but for rounding."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
 import platform
-from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import environ
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -19,7 +15,7 @@ import torch
 import recorded_cpus
 from fastlstm.system import hardware
 from golden.kinds import KINDS
-from golden.recording import Recording, recorded
+from golden.recording import recorded
 
 FILE = Path(__file__).with_name("figures.json")
 EXACT = ("steps", "data", "random", "settings", "rates", "evaluated")
@@ -33,7 +29,7 @@ BF16 = 5e-3
 _GOLDEN = 2654435761
 
 
-def figures_of(kind: str, folder: Path) -> dict[str, Any]:
+def figures_of(kind, folder):
     """Trains a kind of run and returns its figures as plain values."""
     # Linear layers in bf16 as well, slow as torch multiplies it on some CPUs.
     linear = mock.patch.object(hardware, "has_bf16_products", return_value=True)
@@ -43,7 +39,7 @@ def figures_of(kind: str, folder: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def without_bf16() -> Iterator[None]:
+def without_bf16():
     """Hides bf16 instructions: where a CPU has them, Muon's products are rounded to bf16."""
     cpu = hardware.cpu()
     if not {"avx512_bf16", "amx_bf16"} & cpu.features:
@@ -62,9 +58,7 @@ def without_bf16() -> Iterator[None]:
         hardware._described.cache_clear()
 
 
-def _figures(
-    recording: Recording, evaluations: Sequence[tuple[int, float]], kept: Mapping[str, Any]
-) -> dict[str, Any]:
+def _figures(recording, evaluations, kept):
     return {
         "steps": len(recording.losses),
         "data": recording.data,
@@ -80,7 +74,7 @@ def _figures(
     }
 
 
-def fingerprint(tensor: torch.Tensor) -> list[float]:
+def fingerprint(tensor):
     """Returns the norm of a tensor, its sum, and its product with a fixed row of numbers.
 
     The third tells where a value stands: two values that change places change nothing else.
@@ -91,16 +85,11 @@ def fingerprint(tensor: torch.Tensor) -> list[float]:
     return [_rounded(float(x)) for x in (np.sqrt(flat @ flat), flat.sum(), flat @ row)]
 
 
-def _rounded(value: float) -> float:
+def _rounded(value):
     return float(f"{value:.7g}")
 
 
-def differences(
-    found: Mapping[str, Any],
-    golden: Mapping[str, Any],
-    loss: float = LOSS,
-    weights: float = WEIGHTS,
-) -> list[str]:
+def differences(found, golden, loss=LOSS, weights=WEIGHTS):
     """Returns a sentence for every figure that differs by more than the tolerances."""
     told = [
         f"{name}: {_short(found[name])}, golden {_short(golden[name])}"
@@ -118,9 +107,7 @@ def differences(
     return told
 
 
-def _of_weights(
-    what: str, found: Mapping[str, Any], golden: Mapping[str, Any], tolerance: float
-) -> list[str]:
+def _of_weights(what, found, golden, tolerance):
     if found.keys() != golden.keys():
         return [f"{what}: has {sorted(found)}, golden {sorted(golden)}"]
     return [
@@ -130,16 +117,16 @@ def _of_weights(
     ]
 
 
-def distance(one: Sequence[float], other: Sequence[float]) -> float:
+def distance(one, other):
     """Returns how far apart two fingerprints are, over the norm."""
     return max(abs(a - b) for a, b in zip(one, other, strict=True)) / max(other[0], 1e-9)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value):
     return json.loads(json.dumps(value))
 
 
-def _short(value: Any) -> str:
+def _short(value):
     text = json.dumps(value)
     return (
         text
@@ -148,17 +135,17 @@ def _short(value: Any) -> str:
     )
 
 
-def machine() -> dict[str, str]:
+def machine():
     """Returns what the inexact figures depend on beyond rounding: torch draws by them."""
     return {"torch": ".".join(torch.__version__.split(".")[:2]), "machine": platform.machine()}
 
 
-def read(path: Path) -> Any:
+def read(path):
     """Returns stored figures."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def write(path: Path, about: Mapping[str, Any], kinds: Mapping[str, Mapping[str, Any]]) -> None:
+def write(path, about, kinds):
     """Writes figures, a line each, so that a change of one is a change of one line."""
     lines = ["{", f' "about": {json.dumps(about)},', ' "kinds": {']
     for last, (kind, figures) in zip(_is_last(kinds), kinds.items(), strict=True):
@@ -170,5 +157,5 @@ def write(path: Path, about: Mapping[str, Any], kinds: Mapping[str, Mapping[str,
     path.write_text("\n".join([*lines, " }", "}", ""]), encoding="utf-8")
 
 
-def _is_last(values: Mapping[str, Any]) -> Iterator[bool]:
+def _is_last(values):
     yield from (number == len(values) for number in range(1, len(values) + 1))

@@ -50,12 +50,12 @@ class Outcome:
     evaluations: list[tuple[int, float]] = field(default_factory=list)
     kept: dict[str, torch.Tensor] = field(default_factory=dict)
 
-    def observe(self, event: dict[str, Any]) -> None:
+    def observe(self, event):
         if event["event"] == "eval":
             self.evaluations.append((event["step"], event["loss"]))
 
 
-def text(folder: Path, num_chars: int = 700, **fields: Any) -> Outcome:
+def text(folder, num_chars=700, **fields):
     """Trains a text model; the weights kept are the published ones."""
     source, found = folder / "text.txt", Outcome()
     source.write_text(material.text(num_chars), encoding="utf-8")
@@ -66,7 +66,7 @@ def text(folder: Path, num_chars: int = 700, **fields: Any) -> Outcome:
     return found
 
 
-def table(folder: Path, frame: Callable[[], pa.Table] = material.table, **fields: Any) -> Outcome:
+def table(folder, frame=material.table, **fields):
     """Trains a forecaster on a table in memory, without a run directory."""
     found = Outcome()
     ignored = [c for c in frame().column_names if c not in _used({**TABLE, **fields})]
@@ -76,7 +76,7 @@ def table(folder: Path, frame: Callable[[], pa.Table] = material.table, **fields
     return found
 
 
-def table_twice(folder: Path) -> Outcome:
+def table_twice(folder):
     """Trains a forecaster on, on another table."""
     found = Outcome()
     config = {**TABLE, "target": ("y",), "past": (), "ignore": _COLUMNS_BUT_Y}
@@ -88,7 +88,7 @@ def table_twice(folder: Path) -> Outcome:
     return found
 
 
-def sequences(folder: Path, even: bool, answers: str, **fields: Any) -> Outcome:
+def sequences(folder, even, answers, **fields):
     """Trains a regressor of one or two numbers or a classifier of three names."""
     found, X = Outcome(), material.sequences(44, even)
     X = np.stack(X) if even else X
@@ -104,7 +104,7 @@ def sequences(folder: Path, even: bool, answers: str, **fields: Any) -> Outcome:
     return found
 
 
-def layer(folder: Path, lengths: bool = False, **options: Any) -> Outcome:
+def layer(folder, lengths=False, **options):
     """Trains a `fastlstm.LSTM` in a loop of torch, as a user would."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
@@ -123,7 +123,7 @@ def layer(folder: Path, lengths: bool = False, **options: Any) -> Outcome:
     return Outcome(kept=model.state_dict())
 
 
-def _used(fields: dict[str, Any]) -> set[str]:
+def _used(fields):
     """Returns the columns that a configuration names, and those of series and time."""
     named: set[str] = {"unique_id", "ds"}
     for role in ("target", "past", "future", "static", "categorical"):
@@ -135,6 +135,15 @@ def _used(fields: dict[str, Any]) -> set[str]:
 _COLUMNS_BUT_Y = ("temp", "plan", "day", "shop", "size")
 _OF_RUNS = ("checkpoint_every", "evaluations", "tensorboard")
 _THREE = partial(material.table, 100, 3)
+_ALL_OF_TEXT: dict[str, Any] = {
+    "tie_weights": True, "embed_size": 8, "num_layers": 2, "output_norm": True, "residual": True,
+    "weight_drop": 0.2, "dropout": 0.2, "ema": 0.9, "accumulate": 2, "batch_size": 2,
+    "lane_reset": 0.2,
+}  # fmt: skip
+_ROLES = {"future": ("plan", "day"), "static": ("shop", "size"), "categorical": ("day", "shop")}
+_STREAMS: dict[str, Any] = {
+    "tbptt": 8, "batch_size": 3, "split": "40,15,15", "future": ("plan",), "static": ("size",),
+}  # fmt: skip
 _OUTPUTS: dict[str, dict[str, Any]] = {
     "mse": {"loss": "mse"},
     "huber": {"loss": "huber"},
@@ -143,12 +152,12 @@ _OUTPUTS: dict[str, dict[str, Any]] = {
 }
 
 
-def _counted() -> pa.Table:
+def _counted():
     frame = material.table()
     return frame.append_column("count", pa.array(material.counts(len(frame)), pa.int64()))
 
 
-def _holed() -> pa.Table:
+def _holed():
     return material.holed(material.table(140))
 
 
@@ -185,20 +194,7 @@ KINDS: dict[str, Callable[[Path], Outcome]] = {
     "text, dropout per sequence": partial(text, dropout=0.3, num_layers=2),
     "text, dropout per step": partial(text, dropout=0.3, dropout_kind="plain", num_layers=2),
     "text, tied": partial(text, tie_weights=True, embed_size=8),
-    "text, all options": partial(
-        text,
-        tie_weights=True,
-        embed_size=8,
-        num_layers=2,
-        output_norm=True,
-        residual=True,
-        weight_drop=0.2,
-        dropout=0.2,
-        ema=0.9,
-        accumulate=2,
-        batch_size=2,
-        lane_reset=0.2,
-    ),
+    "text, all options": partial(text, **_ALL_OF_TEXT),
     # tables: what is read
     "table": table,
     "table, several series": partial(table, frame=_THREE),
@@ -207,23 +203,9 @@ KINDS: dict[str, Callable[[Path], Outcome]] = {
     "table, missing values and filled gaps": partial(
         table, frame=_holed, split="84,28,28", gaps="fill"
     ),
-    "table, known ahead, static, names": partial(
-        table,
-        frame=_THREE,
-        future=("plan", "day"),
-        static=("shop", "size"),
-        categorical=("day", "shop"),
-    ),
+    "table, known ahead, static, names": partial(table, frame=_THREE, **_ROLES),
     "table, streams": partial(table, tbptt=8, batch_size=2),
-    "table, streams of several series": partial(
-        table,
-        frame=_THREE,
-        tbptt=8,
-        batch_size=3,
-        split="40,15,15",
-        future=("plan",),
-        static=("size",),
-    ),
+    "table, streams of several series": partial(table, frame=_THREE, **_STREAMS),
     "table, streams with missing values": partial(
         table, frame=_holed, tbptt=8, batch_size=2, split="84,28,28", input_size=8, gaps="split"
     ),

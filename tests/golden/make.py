@@ -10,12 +10,9 @@ and says why each changed; the diff shows one line per figure. A commit that mov
 splits code never touches these files: where it breaks `recording.TAPS`, it mends these.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +22,7 @@ from golden import courses, figures
 from golden.kinds import KINDS
 
 
-def main(arguments: list[str]) -> None:
+def main(arguments):
     parts = set(arguments) & {"figures", "courses"} or {"figures", "courses"}
     wanted = set(arguments) - {"figures", "courses"}
     if unknown := wanted - KINDS.keys() - courses.COURSES.keys():
@@ -38,13 +35,7 @@ def main(arguments: list[str]) -> None:
             _make(courses.FILE, {}, list(courses.COURSES), wanted, courses.course_of)
 
 
-def _make(
-    path: Path,
-    about: Mapping[str, Any],
-    kinds: Sequence[str],
-    wanted: Collection[str],
-    run: Callable[[str, Path], dict[str, Any]],
-) -> None:
+def _make(path, about, kinds, wanted, run):
     old = figures.read(path)["kinds"] if wanted else {}
     found: dict[str, Any] = {}
     for kind in kinds:

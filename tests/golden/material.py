@@ -1,19 +1,15 @@
 """What the golden runs are trained on: made by whole numbers, so that it is the same everywhere."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 _TEXT = "the quick brown fox jumps over a lazy dog; why does it do that? naïve café 12"
 _WORDS = _TEXT.split()
 
 
-def draws(seed: int) -> Iterator[int]:
+def draws(seed):
     """Yields whole numbers from 0 to 32767: the example generator of the C standard."""
     state = seed
     while True:
@@ -21,7 +17,7 @@ def draws(seed: int) -> Iterator[int]:
         yield state >> 16
 
 
-def text(num_chars: int) -> str:
+def text(num_chars):
     """Returns so many characters of words and lines, some of them not ASCII."""
     numbers, parts, length = draws(1), [], 0
     while length < num_chars:
@@ -31,14 +27,14 @@ def text(num_chars: int) -> str:
     return "".join(parts)[:num_chars]
 
 
-def values(num: int, seed: int) -> NDArray[np.float32]:
+def values(num, seed):
     """Returns a season of 8 with a trend and noise; multiples of 1/16, exact in float32."""
     numbers = draws(seed)
     found = [(k % 8) * 8 + k + next(numbers) % 24 for k in range(num)]
     return (np.array(found) / 16).astype(np.float32)
 
 
-def table(num_rows: int = 100, num_series: int = 1, **changes: Any) -> pa.Table:
+def table(num_rows=100, num_series=1, **changes):
     """Returns hourly rows of several series, each 30 rows shorter than the one before it.
 
     Columns: unique_id, ds, y, temp (past), plan (known ahead), day (known ahead, names),
@@ -63,7 +59,7 @@ def table(num_rows: int = 100, num_series: int = 1, **changes: Any) -> pa.Table:
     return pa.table({**columns, **changes})
 
 
-def holed(frame: pa.Table) -> pa.Table:
+def holed(frame):
     """Returns a table that lacks every seventh y, and rows 40 to 42."""
     y = [None if k % 7 == 3 else v for k, v in enumerate(frame["y"].to_pylist())]
     rows = [k for k in range(len(y)) if k not in (40, 41, 42)]
@@ -71,13 +67,13 @@ def holed(frame: pa.Table) -> pa.Table:
     return frame.set_column(place, "y", pa.array(y, pa.float64())).take(rows)
 
 
-def counts(num: int) -> list[int]:
+def counts(num):
     """Returns small counts, many of them 0."""
     numbers = draws(5)
     return [max(0, next(numbers) % 9 - 3) for _ in range(num)]
 
 
-def sequences(num: int, even: bool) -> list[NDArray[np.float32]]:
+def sequences(num, even):
     """Returns sequences of two columns, of 10 steps or of 4 to 12."""
     numbers = draws(9)
     lengths = [10 if even else 4 + next(numbers) % 9 for _ in range(num)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
@@ -54,7 +54,7 @@ class Recording:
         settings: of the optimizers' groups, what torch calls them by.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.losses: list[float] = []
         self.rates: list[list[float]] = []
         self.settings: list[dict[str, Any]] = []
@@ -68,26 +68,26 @@ class Recording:
         self._trained: dict[int, torch.Tensor] = {}
 
     @property
-    def data(self) -> str:
+    def data(self):
         """SHA-256 of all batches in order."""
         return self._data.hexdigest()
 
     @property
-    def random(self) -> str:
+    def random(self):
         """SHA-256 of torch's generator after the last step: what was drawn, and how much."""
         return self._random
 
     @property
-    def initial(self) -> dict[str, torch.Tensor]:
+    def initial(self):
         """The weights before the first step, by name."""
         return self._named(self._initial)
 
     @property
-    def trained(self) -> dict[str, torch.Tensor]:
+    def trained(self):
         """The weights after the last step, by name."""
         return self._named(self._trained)
 
-    def _named(self, tensors: dict[int, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _named(self, tensors):
         names: dict[int, str] = {}
         for module in self._modules:
             names = {id(p): name for name, p in module.named_parameters()}
@@ -99,7 +99,7 @@ class Recording:
 
     # what the hooks call ------------------------------------------------------------------------
 
-    def batch(self, content: tuple[Any, ...]) -> None:
+    def batch(self, content):
         self._parts.clear()  # passes before the first batch were for timing
         for part in content:
             array = np.asarray(part)
@@ -110,10 +110,10 @@ class Recording:
             self._data.update(f"{array.dtype} {array.shape}".encode())
             self._data.update(np.ascontiguousarray(array).tobytes())
 
-    def loss(self, value: float) -> None:
+    def loss(self, value):
         self._parts.append(value)
 
-    def before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def before_step(self, optimizer, *_):
         if not any(optimizer is known for known in self._optimizers):
             self._optimizers.append(optimizer)
             for group in optimizer.param_groups:
@@ -128,19 +128,19 @@ class Recording:
             self._parts.clear()
         self.rates[-1] += [group["lr"] for group in optimizer.param_groups]
 
-    def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def after_step(self, optimizer, *_):
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 self._trained[id(parameter)] = parameter.detach().clone()
         self._random = hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest()
 
-    def registered(self, module: torch.nn.Module, *_: Any) -> None:
+    def registered(self, module, *_):
         if not any(module is known for known in self._modules):
             self._modules.append(module)
 
 
 @contextmanager
-def recorded() -> Iterator[Recording]:
+def recorded():
     """Records the one training run that happens in the block."""
     recording = Recording()
     with ExitStack() as stack:
@@ -152,7 +152,7 @@ def recorded() -> Iterator[Recording]:
             stack.callback(handle.remove)
         backward = torch.Tensor.backward
 
-        def seen(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        def seen(tensor, *args, **kwargs):
             recording.loss(float(tensor.detach()))
             backward(tensor, *args, **kwargs)
 
@@ -162,13 +162,13 @@ def recorded() -> Iterator[Recording]:
         yield recording
 
 
-def _tapped(place: str, content: Callable[..., tuple[Any, ...]], recording: Recording) -> Any:
+def _tapped(place, content, recording):
     module, _, path = place.partition(":")
     owner, _, name = path.partition(".")
     kind = getattr(importlib.import_module(module), owner)
     method = getattr(kind, name)
 
-    def seen(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def seen(self, *args, **kwargs):
         found = method(self, *args, **kwargs)
         if torch.is_grad_enabled():  # else it is for an evaluation
             recording.batch(content(found, *args))

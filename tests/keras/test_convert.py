@@ -1,7 +1,3 @@
-from __future__ import annotations
-
-from typing import Any
-
 import keras
 import numpy as np
 import pytest
@@ -18,7 +14,7 @@ pytestmark = pytest.mark.filterwarnings(IGNORED)
 TOKENS = np.array([[1, 2, 3, 0, 0], [3, 4, 0, 0, 0]])
 
 
-def sequential(*, is_built: bool) -> keras.Model:
+def sequential(*, is_built):
     first = [keras.Input((5,), dtype="int32")] if is_built else []
     return keras.Sequential(
         [
@@ -31,7 +27,7 @@ def sequential(*, is_built: bool) -> keras.Model:
     )
 
 
-def functional() -> keras.Model:
+def functional():
     tokens = keras.Input((5,), dtype="int32")
     x = layers.Embedding(10, 5)(tokens)
     x = layers.TimeDistributed(layers.LSTM(3))(keras.ops.expand_dims(x, -1))
@@ -40,13 +36,13 @@ def functional() -> keras.Model:
 
 
 class Subclassed(keras.Model):  # type: ignore[misc]
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.embedding = layers.Embedding(10, 5)
         self.stack = [layers.LSTM(4, return_sequences=True)]
         self.named = {"last": layers.LSTM(3)}
 
-    def call(self, tokens: Any) -> Any:
+    def call(self, tokens):
         return self.named["last"](self.stack[0](self.embedding(tokens)))
 
 
@@ -59,7 +55,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
-def test_every_lstm_becomes_ours_and_keras_again(make: Any) -> None:
+def test_every_lstm_becomes_ours_and_keras_again(make):
     model = make()
     before = model(TOKENS) if model.built else None
     found = [x for x in model._flatten_layers() if isinstance(x, layers.LSTM)]
@@ -79,7 +75,7 @@ def test_every_lstm_becomes_ours_and_keras_again(make: Any) -> None:
     assert {line.backend for line in fastlstm.explain(model)} == {"keras"}
 
 
-def test_layers_left_to_keras_are_named() -> None:
+def test_layers_left_to_keras_are_named():
     class Mine(layers.LSTM):  # type: ignore[misc]
         pass
 
@@ -102,23 +98,23 @@ def test_layers_left_to_keras_are_named() -> None:
     ]
 
 
-def test_a_model_without_an_lstm_is_a_warning() -> None:
+def test_a_model_without_an_lstm_is_a_warning():
     with pytest.warns(UserWarning, match=r"accelerate found no keras.layers.LSTM in Sequential"):
         accelerate(keras.Sequential([layers.Dense(2)]))
 
 
-def test_other_objects_are_refused() -> None:
+def test_other_objects_are_refused():
     for convert in (accelerate, restore):
         with pytest.raises(UsageError, match="the model is a Linear, expected a Keras model or"):
             convert(torch.nn.Linear(2, 2))
 
 
-def test_torchs_accelerate_names_kerass() -> None:
+def test_torchs_accelerate_names_kerass():
     with pytest.warns(UserWarning, match=r"'lstm' \(keras.layers.LSTM: fastlstm.keras.accelerate"):
         fastlstm.accelerate(keras.Sequential([layers.LSTM(3, name="lstm")]))
 
 
-def test_explain_says_what_keras_computes_and_why() -> None:
+def test_explain_says_what_keras_computes_and_why():
     model = keras.Sequential(
         [keras.Input((5, 3)), LSTM(4, return_sequences=True), LSTM(4, activation="gelu")]
     )
@@ -130,7 +126,7 @@ def test_explain_says_what_keras_computes_and_why() -> None:
     assert second.why.startswith("activation gelu is none of")
 
 
-def test_keras_layers_within_a_torch_module_are_found() -> None:
+def test_keras_layers_within_a_torch_module_are_found():
     module = torch.nn.ModuleDict({"a": keras.Sequential([keras.Input((5, 3)), LSTM(4, name="x")])})
     (line,) = fastlstm.explain(module)
     assert line.module == "a.x"

@@ -1,7 +1,3 @@
-from __future__ import annotations
-
-from typing import Any
-
 import keras
 import numpy as np
 import pytest
@@ -18,7 +14,7 @@ TOKENS[::3, 4:] = 0
 TARGETS = RNG.integers(0, 10, (32, 6)).astype("int32")
 
 
-def model_of() -> keras.Model:
+def model_of():
     keras.utils.set_random_seed(0)
     return keras.Sequential(
         [
@@ -39,7 +35,7 @@ def model_of() -> keras.Model:
     )
 
 
-def losses(model: keras.Model, **compile: Any) -> list[float]:
+def losses(model, **compile):
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer=keras.optimizers.Adam(0.01, clipnorm=1.0), loss=loss, **compile)
     history = model.fit(TOKENS, TARGETS, batch_size=16, epochs=4, shuffle=False, verbose=0)
@@ -47,7 +43,7 @@ def losses(model: keras.Model, **compile: Any) -> list[float]:
     return found
 
 
-def test_fit_has_the_losses_of_stock_keras() -> None:
+def test_fit_has_the_losses_of_stock_keras():
     stock, ours = model_of(), accelerate(model_of())
     for layer in ours._flatten_layers():
         if isinstance(layer, LSTM):
@@ -60,7 +56,7 @@ def test_fit_has_the_losses_of_stock_keras() -> None:
 
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
-def test_fit_in_mixed_precision(policy: str) -> None:
+def test_fit_in_mixed_precision(policy):
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(policy)
     try:
@@ -71,7 +67,7 @@ def test_fit_in_mixed_precision(policy: str) -> None:
     assert found[-1] < found[0]
 
 
-def test_a_stateful_model_trains() -> None:
+def test_a_stateful_model_trains():
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
         [keras.Input(batch_shape=(16, 6, 2)), LSTM(8, stateful=True), layers.Dense(1)]

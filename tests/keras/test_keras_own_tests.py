@@ -1,7 +1,5 @@
 """Keras' own tests of LSTM and Bidirectional, out of its wheel, with our layer in its place."""
 
-from __future__ import annotations
-
 import keras.src.layers
 import pytest
 from keras.src.layers.rnn import bidirectional_test, lstm_test
@@ -12,7 +10,7 @@ pytestmark = pytest.mark.filterwarnings("default")  # those tests do not fail on
 
 
 @pytest.fixture(autouse=True)
-def _ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def _ours(monkeypatch):
     monkeypatch.setattr(keras.src.layers, "LSTM", LSTM)
     monkeypatch.setattr(LSTM, "strict", True)  # no test is passed by Keras' own loop
 

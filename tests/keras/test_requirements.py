@@ -1,12 +1,9 @@
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import os
 import subprocess
 import sys
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -14,25 +11,25 @@ from fastlstm.errors import ConfigError, MissingExtraError
 from fastlstm.keras import check_backend
 
 
-def fake_keras(monkeypatch: pytest.MonkeyPatch, version: str, backend: str) -> None:
+def fake_keras(monkeypatch, version, backend):
     module = SimpleNamespace(__version__=version, backend=SimpleNamespace(backend=lambda: backend))
     monkeypatch.setattr(importlib, "import_module", lambda name: module)
 
 
-def test_a_missing_keras_is_one_line_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_keras_is_one_line_with_the_command(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError) as caught:
         check_backend()
     assert str(caught.value) == "fastlstm.keras needs keras: pip install 'fastlstm[keras]'"
 
 
-def test_a_folder_called_keras_is_no_keras(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_called_keras_is_no_keras(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: SimpleNamespace(origin=None))
     with pytest.raises(MissingExtraError):
         check_backend()
 
 
-def test_another_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_backend_is_refused(monkeypatch):
     fake_keras(monkeypatch, "3.15.1", "tensorflow")
     with pytest.raises(ConfigError) as caught:
         check_backend()
@@ -42,14 +39,14 @@ def test_another_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_keras_2_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keras_2_is_refused(monkeypatch):
     fake_keras(monkeypatch, "2.15.0", "tensorflow")
     with pytest.raises(ConfigError, match=r"needs Keras 3, this is keras 2\.15\.0"):
         check_backend()
 
 
-def test_a_backend_that_is_not_installed_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(name: str) -> Any:
+def test_a_backend_that_is_not_installed_is_one_line(monkeypatch):
+    def fail(name):
         raise ModuleNotFoundError("No module named 'tensorflow'")
 
     monkeypatch.setattr(importlib, "import_module", fail)
@@ -61,7 +58,7 @@ def test_a_backend_that_is_not_installed_is_one_line(monkeypatch: pytest.MonkeyP
     )
 
 
-def test_in_a_process_of_another_backend() -> None:
+def test_in_a_process_of_another_backend():
     done = subprocess.run(
         [sys.executable, "-c", "import fastlstm.keras"],
         env={**os.environ, "KERAS_BACKEND": "numpy"},

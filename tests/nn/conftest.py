@@ -1,9 +1,5 @@
 """Shared by the tests of layers: poisoned memory, and torch's own layer in bf16."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 
@@ -13,22 +9,22 @@ from fastlstm.ops.call import compute_dtype
 
 
 @pytest.fixture(autouse=True)
-def _poisoned_memory(poisoned_memory: None) -> None:
+def _poisoned_memory(poisoned_memory):
     """Fresh memory is NaN in every test here."""
 
 
 @pytest.fixture
-def only_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def only_ours(monkeypatch):
     """Makes torch's forward pass fail when `fastlstm.LSTM` falls back to it."""
 
-    def must_not_run(*args: Any, **kwargs: Any) -> None:
+    def must_not_run(*args, **kwargs):
         raise AssertionError("torch's own LSTM ran")
 
     monkeypatch.setattr(LSTM, "_torch", must_not_run)
 
 
 @pytest.fixture
-def peer_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+def peer_in_bf16(monkeypatch):
     """Has `nn.LSTM` compute in bf16 on every CPU; it raises where oneDNN has no bf16 LSTM.
 
     Its loop over the steps gives float32 under autocast, oneDNN bf16; unequal lengths are always
@@ -36,7 +32,7 @@ def peer_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     lstm = torch._VF.lstm  # type: ignore[attr-defined]
 
-    def run(x: torch.Tensor, *args: Any) -> Any:
+    def run(x, *args):
         dtype = compute_dtype(x)
         with hidden_from(dtype, x.device.type):
             out = lstm(x, *args)

@@ -406,37 +406,6 @@ def test_a_backend_that_knows_no_option_refuses():
         layer(torch.zeros(T, B, I, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("backend", [None, "native"])
-def test_strict_lets_the_kernels_run(backend):
-    layer = make(torch.float32, **ALL)
-    layer.strict, layer.backend = True, backend
-    if explain(layer)[0].is_fast:
-        assert layer(inputs(layer)[0])[0].isfinite().all()
-    else:
-        with pytest.raises(KernelError, match="slow path"):
-            layer(inputs(layer)[0])
-
-
-def test_functional_transforms_run_the_reference():
-    layer = make(torch.float32, **ALL).eval()
-    x = inputs(layer)[0]
-
-    def loss(parameters, x):
-        return torch.func.functional_call(layer, parameters, (x,))[0].square().sum()
-
-    own = dict(layer.named_parameters())
-    got = torch.func.grad(loss)(own, x)
-    loss(own, x).backward()
-    for name, p in own.items():
-        assert_close(name, got[name], p.grad.double(), TOLERANCES[torch.float32])
-    for field, value in (("strict", True), ("backend", "native")):
-        before = getattr(layer, field)
-        setattr(layer, field, value)
-        with pytest.raises(KernelError, match=rf"torch\.func transforms.*leave out {field}"):
-            torch.func.grad(loss)(own, x)
-        setattr(layer, field, before)
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 def test_a_torchscript_trace_holds_the_options():
     layer = make(torch.float32, **ALL).eval()
@@ -479,37 +448,3 @@ def test_autocast_casts_nothing_inside_the_reference(monkeypatch):
         layer.double()(x.double())
     assert (y.dtype, h.dtype) == (torch.bfloat16, torch.bfloat16)
     assert dtypes == [torch.bfloat16, torch.float64]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("only_ours")
-@pytest.mark.parametrize(
-    ("backend", "has_lengths", "dtype", "training"),  # every pair of values once
-    [
-        ("eager", False, torch.float32, True),
-        ("eager", True, torch.float64, False),
-        ("eager", False, torch.float32, False),
-        ("aot_eager", False, torch.float64, False),
-        ("aot_eager", True, torch.float32, True),
-        ("aot_eager", True, torch.float64, True),
-    ],
-    ids=str,
-)
-def test_compile_without_a_break(backend, has_lengths, dtype, training):
-    import torch._dynamo
-
-    torch._dynamo.reset()
-    layer = make(dtype, bidirectional=True, **ALL).train(training)
-    x, *hx = inputs(layer, T=2)
-    fields = {"lengths": torch.tensor([2, 0, 1, 2])} if has_lengths else {}
-
-    def run(module):
-        torch.manual_seed(7)
-        y, (h, c) = module(x, hx, **fields)
-        return [y, h, c, *gradients((y, h, c), list(layer.parameters()))]
-
-    with torch._dynamo.config.patch(allow_rnn=True):
-        compiled = torch.compile(layer, fullgraph=True, backend=backend)
-        for a, b in zip(run(compiled), run(layer), strict=True):
-            assert_close("compiled", a, b.double(), TOLERANCES[dtype])
-    torch._dynamo.reset()

@@ -24,48 +24,12 @@ def by_data_mul(layer):
     layer.weight_ih_l0.data.mul_(2)
 
 
-def by_bias_slice(layer):
-    layer.bias_ih_l0.data[H : 2 * H].fill_(1)
-
-
 def by_vector(layer):
     vector_to_parameters(parameters_to_vector(layer.parameters()) * 1.5, layer.parameters())
 
 
-def by_average(layer):
-    for p in layer.parameters():
-        p.data = p.data.lerp(torch.ones_like(p), 0.1)
-
-
-def by_average_in_place(layer):
-    for p in layer.parameters():
-        p.data.lerp_(torch.ones_like(p), 0.1)
-
-
 def by_numpy(layer):
     layer.weight_ih_l0.detach().numpy()[...] *= 3
-
-
-def by_swapped_rows(layer):
-    rows = layer.weight_ih_l0.data
-    rows.copy_(rows.flip(0))
-
-
-def by_set(layer):
-    layer.weight_ih_l0.data.set_(torch.ones(4 * H, I))
-
-
-def by_no_grad(layer):
-    with torch.no_grad():
-        layer.weight_hh_l0.add_(0.1)
-
-
-def by_load(layer):
-    layer.load_state_dict({name: p * 2 for name, p in layer.state_dict().items()})
-
-
-def by_assigning_load(layer):
-    layer.load_state_dict({n: p * 2 for n, p in layer.state_dict().items()}, assign=True)
 
 
 def by_moving(layer):

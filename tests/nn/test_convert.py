@@ -49,15 +49,6 @@ def test_accelerate_keeps_the_objects():
     assert type(model[0]) is fastlstm.LSTM
 
 
-def test_accelerate_of_a_layer_itself(monkeypatch):
-    layer = nn.LSTM(I, H)
-    x = torch.randn(4, 3, I)
-    want = layer(x)[0]
-    assert fastlstm.accelerate(layer) is layer
-    monkeypatch.setattr(lstm.LSTM, "_torch", must_not_run)
-    torch.testing.assert_close(layer(x)[0], want)
-
-
 def test_accelerate_of_a_model_without_lstm():
     with pytest.warns(UserWarning, match="found no nn.LSTM in Linear"):
         fastlstm.accelerate(nn.Linear(2, 2))
@@ -150,17 +141,6 @@ def test_a_restored_layer_keeps_what_was_written_to_the_flat_list():
     layer._flat_weights[0] = torch.ones(4 * H, I)
     want = layer(x)[0]
     torch.testing.assert_close(fastlstm.restore(layer)(x)[0], want)
-
-
-def test_a_layer_is_restored_after_inference():
-    layer = fastlstm.LSTM(I, H).eval()
-    x = torch.randn(1, 1, I)
-    with torch.no_grad():
-        want = [layer(x)[0] for _ in range(3)][-1]
-    assert layer._prepared is not None
-    fastlstm.restore(layer)
-    assert not {"_prepared", "_last_shape"} & layer.__dict__.keys()
-    torch.testing.assert_close(layer(x)[0], want)
 
 
 def test_options_set_back_leave_no_attribute():

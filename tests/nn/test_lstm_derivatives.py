@@ -121,18 +121,6 @@ def test_strict_refuses_the_loop():
             torch.autograd.grad(y.sum(), list(ours.parameters()), create_graph=True)
 
 
-@pytest.mark.usefixtures("fast_kernels")
-@pytest.mark.parametrize("options", [{"strict": True}, {"backend": "native"}], ids=str)
-@pytest.mark.parametrize("op", [lstm, lstm_tokens])
-def test_the_op_refuses_the_loop(op, options):
-    state, weights = torch.zeros(2, B, H), (torch.randn(4 * H, I), torch.randn(4 * H, H))
-    tokens = [torch.zeros(T, B, dtype=torch.long)] if op is lstm_tokens else []
-    rows = torch.randn(*((5, I) if tokens else (T, B, I)), requires_grad=True)
-    y = op(*tokens, rows, *state, *weights, **options)[0]
-    with pytest.raises(KernelError, match=r"create_graph=True\) needs a Python loop"):
-        torch.autograd.grad(y.sum(), rows, create_graph=True)
-
-
 def test_a_plain_gradient_warns_of_nothing():
     ours, _ = pair()
     with warnings.catch_warnings():
@@ -284,8 +272,11 @@ def test_vmap_over_an_ensemble_and_per_sample_gradients():
 
 
 @pytest.mark.filterwarnings(LOOP, "ignore::DeprecationWarning")
-def test_forward_mode_equals_the_product_with_the_jacobian():
-    ours, theirs = pair()
+@pytest.mark.parametrize("options", [{}, {"recurrent_dropout": 0.5}], ids=["plain", "of training"])
+def test_forward_mode_equals_the_product_with_the_jacobian(options):
+    plain, theirs = pair()
+    ours = fastlstm.LSTM(I, H, **options).eval()
+    ours.load_state_dict(plain.state_dict())
     x, v = torch.randn(T, B, I), torch.randn(T, B, I)
     got = torch.func.jvp(lambda t: ours(t)[0], (x,), (v,))[1]
     jacobian = torch.autograd.functional.jacobian(lambda t: theirs(t)[0], x.double())
@@ -296,27 +287,6 @@ def test_forward_mode_equals_the_product_with_the_jacobian():
         lambda t: theirs(t)[0].sum(), x[:2, :1].double()
     ).float()
     torch.testing.assert_close(hessian, expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.filterwarnings(LOOP, "ignore::DeprecationWarning")
-def test_an_option_of_training_has_every_derivative_in_evaluation():
-    ours, theirs = pair()
-    resting = fastlstm.LSTM(I, H, recurrent_dropout=0.5).eval()
-    resting.load_state_dict(ours.state_dict())
-    x, v = torch.randn(T, B, I), torch.randn(T, B, I)
-    jacobian = torch.autograd.functional.jacobian(lambda t: theirs(t)[0], x.double())
-    want = torch.einsum("abcijk,ijk->abc", jacobian, v.double()).float()
-    with SAYS_SO:
-        got = torch.func.jvp(lambda t: resting(t)[0], (x,), (v,))[1]
-    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
-    with forward_ad.dual_level():
-        got = forward_ad.unpack_dual(resting(forward_ad.make_dual(x, v))[0]).tangent
-    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
-    many = torch.stack([x, v])
-    each = torch.func.vmap(torch.func.grad(lambda t: resting(t)[0].square().sum()))(many)
-    many = many.double().requires_grad_()
-    sum(theirs(t)[0].square().sum() for t in many).backward()
-    torch.testing.assert_close(each, many.grad.float(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.usefixtures("fast_kernels")

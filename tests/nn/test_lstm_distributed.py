@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -41,7 +40,7 @@ os._exit(0)
 
 
 @pytest.fixture(scope="module")
-def gradients(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def gradients(tmp_path_factory):
     """A folder with the gradients that two processes have under each of both."""
     folder = tmp_path_factory.mktemp("gradients")
     command = [sys.executable, "-c", WORKER]

@@ -12,11 +12,7 @@ from fastlstm.nn.dropout import WeightDrop
 from native_run import ALL_OPTIONS
 
 T, B, I, H, V = 6, 3, 5, 7, 11  # noqa: E741
-OPTIONS = {
-    "torch's cell": {},
-    "layer norm": {"layer_norm": True},
-    "all": ALL_OPTIONS,
-}
+OPTIONS = {"torch's cell": {}, "layer norm": {"layer_norm": True}, "all": ALL_OPTIONS}
 
 
 def inputs():
@@ -109,14 +105,14 @@ def test_a_hook_sees_every_weight_wherever_it_runs(fields):
     assert not torch.equal(layer(x)[0], twin(x)[0])
 
 
-def test_a_hook_on_torchs_own_path_leaves_the_layer_alone() -> None:
+def test_a_hook_on_torchs_own_path_leaves_the_layer_alone():
     """In float64 torch runs the layer: twice the weights, once per call, whoever else calls."""
     layer, x = fastlstm.LSTM(3, 4).double(), torch.randn(5, 2, 3, dtype=torch.float64)
     plain = torch.nn.LSTM(3, 4).double()
     plain.load_state_dict({name: 2 * tensor for name, tensor in layer.state_dict().items()})
     calls: list[str] = []
 
-    def twice(name: str, weight: torch.Tensor) -> torch.Tensor:
+    def twice(name, weight):
         calls.append(name)
         return 2 * weight
 
@@ -133,24 +129,24 @@ def test_a_hook_on_torchs_own_path_leaves_the_layer_alone() -> None:
     assert all(a is b for a, b in zip(before, layer._flat_weights, strict=True))
 
 
-def test_a_hook_stays_with_other_parameters() -> None:
+def test_a_hook_stays_with_other_parameters():
     layer, x = fastlstm.LSTM(3, 4).double(), torch.randn(5, 2, 3, dtype=torch.float64)
     layer.weight_hook = lambda _, weight: weight
     others = {name: 2 * tensor.detach() for name, tensor in layer.named_parameters()}
 
     class Twice(torch.nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.layer = layer
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             return self.layer(x)[0] - self.layer(x)[0]
 
     given = {f"layer.{name}": tensor for name, tensor in others.items()}
     assert not torch.func.functional_call(Twice(), given, (x,)).any()
 
 
-def test_a_hook_may_follow_a_module_and_go() -> None:
+def test_a_hook_may_follow_a_module_and_go():
     layer = fastlstm.LSTM(3, 4)
     layer.weight_hook = WeightDrop(0.5)
     layer.weight_hook = None
@@ -161,7 +157,7 @@ def test_a_hook_may_follow_a_module_and_go() -> None:
     assert layer.weight_hook is None
 
 
-def test_arguments_are_checked_before_anything_is_drawn() -> None:
+def test_arguments_are_checked_before_anything_is_drawn():
     layer = fastlstm.LSTM(3, 4, recurrent_dropout=0.5)
     state, generator = torch.zeros(2, 4), torch.get_rng_state()
     with pytest.raises(ShapeError, match="x has shape"):
@@ -169,7 +165,7 @@ def test_arguments_are_checked_before_anything_is_drawn() -> None:
     assert torch.equal(generator, torch.get_rng_state())
 
 
-def test_an_empty_batch_gives_every_parameter_a_gradient() -> None:
+def test_an_empty_batch_gives_every_parameter_a_gradient():
     layer = fastlstm.LSTM(3, 4, layer_norm=True)
     y, _, _ = layer.run(torch.zeros(0, 2, 3), torch.zeros(2, 4), torch.zeros(2, 4))
     y.sum().backward()

@@ -17,6 +17,7 @@ from fastlstm.ops.custom_op import (
     lstm_sequence_backward,
     present_tensors,
 )
+from native_run import ALL_OPTIONS as ALL
 
 I, H = 5, 7  # noqa: E741
 STACK = {"num_layers": 2, "bidirectional": True}
@@ -61,6 +62,7 @@ def dynamo():
 
 
 def gradients(module, compiled, x, hx, **fields):
+    torch.manual_seed(7)
     module.zero_grad()
     leaf = x.clone().requires_grad_()
     y, (h, c) = compiled(leaf, hx, **fields)
@@ -70,19 +72,22 @@ def gradients(module, compiled, x, hx, **fields):
 
 @pytest.mark.usefixtures("dynamo", "fast_kernels", "only_ours")
 @pytest.mark.parametrize(
-    ("backend", "has_lengths", "strict"),  # every pair of values once
+    ("backend", "has_lengths", "strict", "options", "dtype"),
     [
-        ("eager", False, False),
-        ("eager", True, True),
-        ("aot_eager", False, True),
-        ("aot_eager", True, False),
+        ("eager", False, False, {}, torch.float32),
+        ("eager", True, True, ALL, torch.float32),
+        ("eager", True, False, ALL, torch.float64),
+        ("aot_eager", False, True, ALL, torch.float32),
+        ("aot_eager", True, False, {}, torch.float32),
+        ("aot_eager", False, False, ALL, torch.float64),
     ],
+    ids=str,
 )
-def test_compile_without_a_break(backend, has_lengths, strict):
+def test_compile_without_a_break(backend, has_lengths, strict, options, dtype):
     torch.manual_seed(0)
-    module = fastlstm.LSTM(I, H, **STACK)
+    module = fastlstm.LSTM(I, H, **STACK, **options, dtype=dtype)
     module.strict = strict
-    x, hx = torch.randn(4, 3, I), (torch.randn(4, 3, H), torch.randn(4, 3, H))
+    x, *hx = (torch.randn(sizes, dtype=dtype) for sizes in ((4, 3, I), (4, 3, H), (4, 3, H)))
     fields = {"lengths": torch.tensor([4, 0, 2])} if has_lengths else {}
     compiled = torch.compile(module, fullgraph=True, backend=backend)
     want = gradients(module, module, x, hx, **fields)
@@ -154,8 +159,9 @@ def test_export(strict):
 
 
 @pytest.mark.isa
-def test_functional_gradients_equal_torchs():
-    layer = fastlstm.LSTM(I, H)
+@pytest.mark.parametrize("options", [{}, ALL], ids=["torch's cell", "options"])
+def test_functional_gradients_equal_torchs(options):
+    layer = fastlstm.LSTM(I, H, **options).eval()
     x = torch.randn(4, 3, I)
 
     def loss(parameters, x):
@@ -164,10 +170,13 @@ def test_functional_gradients_equal_torchs():
     got = torch.func.grad(loss)(dict(layer.named_parameters()), x)
     loss({}, x).backward()
     for name, p in layer.named_parameters():
-        torch.testing.assert_close(got[name], p.grad)
-    layer.strict = True
-    with pytest.raises(KernelError, match=r"torch\.func transforms"):
-        torch.func.grad(loss)(dict(layer.named_parameters()), x)
+        torch.testing.assert_close(got[name], p.grad, rtol=1e-4, atol=1e-5)
+    for field, value in (("strict", True), ("backend", "native")):
+        before = getattr(layer, field)
+        setattr(layer, field, value)
+        with pytest.raises(KernelError, match=rf"torch\.func transforms.*leave out {field}"):
+            torch.func.grad(loss)(dict(layer.named_parameters()), x)
+        setattr(layer, field, before)
 
 
 CALLS = {
@@ -176,27 +185,14 @@ CALLS = {
     "no bias, lanes": {"bias": False, "lanes": True},
     "nothing kept": {"keep": False},
     "tokens": {"tokens": True},
-    "options": {
-        "options": CellOptions(
-            layer_norm=True,
-            zoneout=(0.25, 0.5),
-            activation="softsign",
-            recurrent_activation="hard_sigmoid",
-        )
-    },
+    "options": {"options": CellOptions(**{**ALL, "recurrent_dropout": 0.0})},
 }
 
 
 def sequence_arguments(
-    *,
-    bias=True,
-    lanes=False,
-    tokens=False,
-    options=TORCHS_CELL,
-    is_bf16=False,
-    keep=True,
+    *, bias=True, lanes=False, tokens=False, options=TORCHS_CELL, is_bf16=False, keep=True,
     requires_grad=False,
-):
+):  # fmt: skip
     T, B, V = 4, 3, 6
     torch.manual_seed(0)
 

@@ -112,19 +112,6 @@ def test_every_onnx_export_may_have_dynamic_shapes(x):
         torch.testing.assert_close(torch.tensor(found[0]), layer(longer)[0].detach())
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_onnx_export_of_one_direction_computes_the_same(x):
-    pytest.importorskip("onnx")
-    pytest.importorskip("onnxscript")
-    from onnx.reference import ReferenceEvaluator
-
-    layer = fastlstm.LSTM(I, H).eval()
-    given = x.transpose(0, 1).contiguous()
-    program = torch.onnx.export(layer, (given,), dynamo=True, verbose=False)
-    found = ReferenceEvaluator(program.model_proto).run(None, {"input": given.numpy()})
-    torch.testing.assert_close(torch.tensor(found[0]), layer(given)[0].detach())
-
-
 @pytest.mark.usefixtures("only_ours")
 def test_fx_keeps_the_layer_as_one_node(tagger, x):
     graph = torch.fx.symbolic_trace(tagger)

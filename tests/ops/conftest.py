@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from decoding import ISAS
 from fastlstm.ops.call import LSTMWeights
 from fastlstm.ops.reference import lstm_reference
+from fastlstm.system import hardware
 
 NAMES = ("x", "h0", "c0", "w_ih", "w_hh", "b_ih", "b_hh")
 
@@ -35,12 +36,20 @@ TOLERANCES: dict[tuple[str, torch.dtype], tuple[float, float]] = {
 
 
 @pytest.fixture(autouse=True)
-def _poisoned_memory() -> Iterator[None]:
+def _poisoned_memory():
     """Fresh memory is NaN, so that reading what nobody wrote fails."""
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(params=ISAS)
+def isa(request, monkeypatch):
+    """The kernels of one instruction set; with it a test needs no mark `isa`."""
+    info = dataclasses.replace(hardware.cpu(), isa=request.param, bf16_isa=request.param)
+    monkeypatch.setattr(hardware, "cpu", lambda: info)
+    return request.param
 
 
 @dataclass
@@ -52,10 +61,10 @@ class Arguments:
     dh: torch.Tensor
     dc: torch.Tensor
 
-    def list(self) -> list[Any]:
+    def list(self):
         return [self.tensors[name] for name in NAMES]
 
-    def copy(self, dtype: torch.dtype, grads: tuple[str, ...] = NAMES) -> Arguments:
+    def copy(self, dtype, grads=NAMES):
         """The same values as leaves in `dtype`, rounded through it, strides kept."""
         copies: dict[str, torch.Tensor | None] = {}
         for name, value in self.tensors.items():
@@ -68,17 +77,17 @@ class Arguments:
 
 
 def make_arguments(
-    T: int,
-    B: int,
-    I: int,  # noqa: E741
-    H: int,
+    T,
+    B,
+    I,  # noqa: E741
+    H,
     *,
-    bias: bool = True,
-    seed: int = 0,
-) -> Arguments:
+    bias=True,
+    seed=0,
+):
     rng = torch.Generator().manual_seed(seed)
 
-    def uniform(*shape: int, scale: float) -> torch.Tensor:
+    def uniform(*shape, scale):
         return (torch.rand(shape, generator=rng, dtype=torch.float64) * 2 - 1) * scale
 
     tensors: dict[str, torch.Tensor | None] = {
@@ -91,23 +100,18 @@ def make_arguments(
         "b_hh": uniform(4 * H, scale=0.5) if bias else None,
     }
     return Arguments(
-        tensors,
-        uniform(T, B, H, scale=1.0),
-        uniform(B, H, scale=1.0),
-        uniform(B, H, scale=1.0),
+        tensors, uniform(T, B, H, scale=1.0), uniform(B, H, scale=1.0), uniform(B, H, scale=1.0)
     )
 
 
-def backpropagate(args: Arguments, outputs: tuple[torch.Tensor, ...]) -> None:
+def backpropagate(args, outputs):
     """Backward of a sum that weighs every output, the final states included."""
     weights = (args.dy, args.dh, args.dc)
     pairs = zip(outputs, weights, strict=True)
     torch.stack([(out.double() * weight).sum() for out, weight in pairs]).sum().backward()
 
 
-def reference_result(
-    args: Arguments, dtype: torch.dtype, grads: tuple[str, ...]
-) -> dict[str, torch.Tensor]:
+def reference_result(args, dtype, grads):
     """Outputs, states and gradients in float64 of the arguments as `dtype` stores them."""
     exact = args.copy(dtype, ()).copy(torch.float64, grads)
     x, h0, c0, *weights = exact.list()
@@ -123,9 +127,7 @@ def reference_result(
     return {name: value.detach() for name, value in found.items()}
 
 
-def assert_close(
-    name: str, got: torch.Tensor, want: torch.Tensor, dtype: torch.dtype, times: float = 1.0
-) -> None:
+def assert_close(name, got, want, dtype, times=1.0):
     """The one metric: relative RMS and largest error, within `times` the `TOLERANCES`."""
     limits = TOLERANCES["gradient" if name.startswith("d") else "value", dtype]
     rms_limit, max_limit = (times * limit for limit in limits)
@@ -139,7 +141,7 @@ def assert_close(
     )
 
 
-def events_of(function: Callable[[], object]) -> set[str]:
+def events_of(function):
     """Names of the operators that ran."""
     with profile(activities=[ProfilerActivity.CPU]) as record:
         function()
@@ -162,18 +164,18 @@ class Toolbox:
 
 
 @pytest.fixture
-def without_onednn() -> Iterator[None]:
+def without_onednn():
     """As `torch.backends.mkldnn.flags(enabled=False)`, which warns on a CPU-only torch."""
     yield from _switched(False)
 
 
 @pytest.fixture
-def with_onednn() -> Iterator[None]:
+def with_onednn():
     """Switches oneDNN on in torch, where --no-onednn has switched it off."""
     yield from _switched(True)
 
 
-def _switched(enabled: bool) -> Iterator[None]:
+def _switched(enabled):
     before = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(enabled)
     yield
@@ -181,6 +183,6 @@ def _switched(enabled: bool) -> Iterator[None]:
 
 
 @pytest.fixture
-def ops() -> Toolbox:
+def ops():
     """Arguments, reference, checks and profiler of the operator tests."""
     return Toolbox()

@@ -6,46 +6,11 @@ import pytest
 import torch
 
 from fastlstm.errors import ConfigError
-from fastlstm.ops.cell_call import CellCall, activate, draw_cell_call, zoneout_masks
+from fastlstm.ops.cell_call import CellCall, activate, zoneout_masks
 from fastlstm.ops.cell_options import ACTIVATIONS, CellOptions
 
 T, B, H = 5, 3, 4
 SEED = torch.tensor([123456789012345])
-CPU = torch.device("cpu")
-
-
-def draw(training, dtype=torch.float32, **options):
-    torch.manual_seed(0)
-    return draw_cell_call(CellOptions(**options), None, (50, 40), CPU, dtype, training)
-
-
-def test_nothing_is_drawn_in_evaluation_or_where_nothing_is_random():
-    before = torch.get_rng_state()
-    torch.manual_seed(0)
-    fresh = torch.get_rng_state()
-    for cell in (draw(False, recurrent_dropout=0.5, zoneout=(0.5, 0.5)), draw(True)):
-        assert (cell.mask, cell.seed) == (None, None)
-        assert torch.equal(torch.get_rng_state(), fresh)
-    torch.set_rng_state(before)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_a_mask_keeps_its_share_and_the_mean(dtype):
-    mask = draw(True, dtype, recurrent_dropout=0.25).mask
-    assert mask.dtype == (torch.float64 if dtype is torch.float64 else torch.float32)
-    kept = torch.tensor(1.0, dtype=mask.dtype) / 0.75
-    assert set(mask.unique().tolist()) == {0.0, float(kept)}
-    assert float((mask > 0).float().mean()) == pytest.approx(0.75, abs=0.03)
-    drawn = draw(True, recurrent_dropout=0.25).mask
-    assert torch.equal(drawn > 0, mask > 0), "whatever the dtype"
-
-
-def test_zoneout_draws_a_seed():
-    seeds = [draw_cell_call(CellOptions(zoneout=(0.1, 0)), None, (1, 1), CPU, torch.float32, True)]
-    seeds.append(draw(True, zoneout=(0.0, 0.1)))
-    for cell in seeds:
-        assert (cell.seed.shape, cell.seed.dtype) == ((1,), torch.int64)
-    assert seeds[0].seed != seeds[1].seed
 
 
 def test_activations_at_points_known_by_hand():

@@ -1,7 +1,5 @@
 """The kernels that write text compile for every GPU without spilling registers."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -18,7 +16,7 @@ pytest.importorskip("cuda.bindings.nvrtc", reason="no NVRTC")
         ("sm_80", 0, 32), ("sm_86", 1, 256), ("sm_90", 2, 32), ("sm_100", 1, 256),
     ],
 )  # fmt: skip
-def test_nothing_spills(arch: str, operand: int, threads: int) -> None:
+def test_nothing_spills(arch, operand, threads):
     _, log = compile_source("decode", {"OPERAND": operand, "THREADS": threads}, arch)
     assert re.findall(r"(\d+) bytes spill stores", log) == ["0", "0"]
     assert max(map(int, re.findall(r"Used (\d+) registers", log))) <= 64

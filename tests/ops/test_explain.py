@@ -58,14 +58,10 @@ def test_explain_has_one_line_per_direction():
     model = nn.ModuleList([LSTM(16, 32, 3, bidirectional=True), LSTM(8, 4, bias=False)])
     reports = explain(model, T=3, B=2)
     assert [(r.layer, r.call.I, r.call.H, r.call.has_bias) for r in reports] == [
-        ("layer 0", 16, 32, True),
-        ("layer 0 reverse", 16, 32, True),
-        ("layer 1", 64, 32, True),
-        ("layer 1 reverse", 64, 32, True),
-        ("layer 2", 64, 32, True),
-        ("layer 2 reverse", 64, 32, True),
-        ("layer 3", 8, 4, False),
-    ]
+        ("layer 0", 16, 32, True), ("layer 0 reverse", 16, 32, True), ("layer 1", 64, 32, True),
+        ("layer 1 reverse", 64, 32, True), ("layer 2", 64, 32, True),
+        ("layer 2 reverse", 64, 32, True), ("layer 3", 8, 4, False),
+    ]  # fmt: skip
     assert {r.backend for r in reports} == {"native"}
 
 

@@ -3,11 +3,10 @@
 import pytest
 import torch
 
+from decoding import ISAS
 from fastlstm.ops.kernels import kernel_table
 from fastlstm.system import hardware
-from fastlstm.system.environment import ISA_NAMES
 
-ISAS = ISA_NAMES[: 1 + ISA_NAMES.index(hardware.cpu().isa)]
 BLOCK = 128 << 10
 SIZES = [1, 63, 64, 65, 1000, BLOCK - 1, BLOCK, BLOCK + 64, 9 * BLOCK + 17]
 

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from fastlstm.errors import ShapeError
 from fastlstm.ops import kernels, native_call
 from fastlstm.ops.call import LSTMArgs
 
@@ -17,23 +16,6 @@ def made(ops, dtype=torch.float32):
     arguments = ops.make(T, B, I, H)
     x, *rest = arguments.copy(dtype, ()).list()
     return arguments, LSTMArgs(x, None, *rest)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_forward_and_backward_equal_the_reference(ops, dtype):
-    arguments, args = made(ops, dtype)
-    want = ops.reference(arguments, dtype, ops.names)
-    is_bf16 = dtype is torch.bfloat16
-    y, hT, cT, saved = native_call.forward(args, is_bf16, True)
-    for name, value in (("y", y), ("hT", hT), ("cT", cT)):
-        ops.assert_close(name, value, want[name], dtype)
-    assert (y.dtype, hT.dtype, cT.dtype) == (dtype, torch.float32, torch.float32)
-    grads = tuple(g.float() for g in (arguments.dy, arguments.dh, arguments.dc))
-    found = native_call.backward(args, y, saved, grads, NEEDS)
-    assert found.gamma_hh is None
-    names = ("x", "h0", "c0", "w_ih", "w_hh", "b_ih")
-    for name, value in zip(names, found[:6], strict=True):
-        ops.assert_close(f"d{name}", value, want[f"d{name}"], dtype)
 
 
 def test_only_what_is_needed_is_kept_and_computed(ops):
@@ -52,20 +34,6 @@ def test_the_output_is_written_to_given_memory(ops):
     y, *_ = native_call.forward(args, False, False, y=place)
     assert y is place
     assert torch.equal(place, native_call.forward(args, False, False)[0])
-
-
-@pytest.mark.parametrize("token", [-1, 4, 1 << 40])
-def test_a_token_outside_the_embedding_is_refused_in_both_passes(ops, token):
-    arguments, dense = made(ops)
-    tokens = torch.randint(0, 4, (T, B))
-    args = dense._replace(rows=torch.randn(4, I), tokens=tokens)
-    y, _, _, saved = native_call.forward(args, False, True)
-    tokens[2, 1] = token
-    text = r"tokens run from -?\d+ to \d+, the embedding has rows 0 to 3"
-    with pytest.raises(ShapeError, match=text):
-        native_call.forward(args, False, True)
-    with pytest.raises(ShapeError, match=text):
-        native_call.backward(args, y, saved, (arguments.dy.float(), None, None), NEEDS)
 
 
 @pytest.mark.parametrize("has_norm", [False, True])

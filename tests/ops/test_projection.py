@@ -1,6 +1,5 @@
 """The native projection and cross-entropy: every instruction set, against float64."""
 
-import dataclasses
 import random
 from functools import cache
 
@@ -8,43 +7,25 @@ import pytest
 import torch
 from torch.nn import functional
 
+from decoding import ISAS
 from fastlstm.errors import ShapeError
 from fastlstm.nn import loss
 from fastlstm.ops import projection
 from fastlstm.ops.projection import Projection
-from fastlstm.system import environment, hardware
+from fastlstm.system import hardware
 
-ISAS = environment.ISA_NAMES[: environment.ISA_NAMES.index(hardware.cpu().isa) + 1]
 DTYPES = (torch.float32, torch.bfloat16)
 ALL = (True, True, True)
 NAMES = ("nats", "df", "dw", "db")
 TOLERANCE = 2e-6  # relative RMS in float32: that of tests/ops/conftest.py
 ROUNDING = 4e-3  # of bf16: 2^-8, which torch's own error may fall below by luck in a few values
 SHAPES = (  # N, H, V
-    (1, 1, 1),
-    (1, 16, 2),
-    (5, 15, 15),
-    (5, 32, 5000),
-    (47, 17, 16),
-    (48, 32, 17),
-    (49, 100, 31),
-    (49, 64, 1000),
-    (511, 130, 33),
-    (512, 16, 100),
-    (513, 32, 257),
-    (1500, 1, 2),
-    (1500, 32, 31),
+    (1, 1, 1), (1, 16, 2), (5, 15, 15), (5, 32, 5000), (47, 17, 16), (48, 32, 17), (49, 100, 31),
+    (49, 64, 1000), (511, 130, 33), (512, 16, 100), (513, 32, 257), (1500, 1, 2), (1500, 32, 31),
     (1500, 17, 100),
-)
+)  # fmt: skip
 LARGE = (300, 32, 16400)
 """Chunks of fewer rows, and the weight's rows as an inner dimension in several parts."""
-
-
-@pytest.fixture(params=ISAS)
-def isa(request, monkeypatch):
-    info = dataclasses.replace(hardware.cpu(), isa=request.param, bf16_isa=request.param)
-    monkeypatch.setattr(hardware, "cpu", lambda: info)
-    return request.param
 
 
 @pytest.fixture(params=DTYPES, ids=str)

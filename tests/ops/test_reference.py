@@ -134,22 +134,6 @@ def test_zoneout_at_its_ends(zoneout, seed, ops):
     torch.testing.assert_close(out.cT, c if zoneout[1] else got[1])
 
 
-def test_the_expectation_of_zoneout_is_the_mean_of_its_draws(ops):
-    _, h, c, weights = arguments(ops)
-    x = torch.ones(1, 20_000, I, dtype=torch.float64)
-    h, c = (t[:1].expand(20_000, -1) for t in (h, c))
-    drawn = lstm_reference(x, h, c, weights, CALLS["zoneout drawn"])
-    expected = lstm_reference(x, h, c, weights, CALLS["zoneout expected"])
-    new_h, new_c = lstm_step_reference(x[0], h, c, weights)
-    for p, got, want, old, new in (
-        (0.3, drawn.hT, expected.hT, h, new_h),
-        (0.6, drawn.cT, expected.cT, c, new_c),
-    ):
-        torch.testing.assert_close(want, p * old + (1 - p) * new)
-        deviation = (old - new).abs()[0] * (p * (1 - p) / 20_000) ** 0.5
-        assert ((got.mean(0) - want[0]).abs() < 4 * deviation + 1e-9).all()
-
-
 def test_every_step_of_zoneout_uses_its_own_mask(ops):
     x, h, c, weights = arguments(ops)
     cell = CALLS["zoneout drawn"]

@@ -43,18 +43,6 @@ def test_reading_in_parts_and_in_turns(random_model):
     assert whole.save() == parts.save()
 
 
-def test_writing_goes_on_where_it_stopped(random_model):
-    decoder = Decoder.of(random_model())
-    settings = {"repetition_penalty": 1.3, "frequency_penalty": 0.2}
-    once, twice = (started(decoder, [1, 2], room, **settings) for room in (60, 20))
-    decoder.run([once, twice], 1000)
-    for _ in range(2):
-        twice.begin(20)
-        decoder.run([twice], 1000)
-    assert once.take().tolist() == twice.take().tolist()
-    assert once.save() == twice.save()
-
-
 @pytest.mark.parametrize("weights", FORMATS)
 def test_a_saved_stream_goes_on_exactly(random_model, weights):
     decoder = Decoder.of(random_model(num_layers=2), weights)

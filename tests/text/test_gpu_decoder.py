@@ -50,7 +50,7 @@ def gpu(monkeypatch):
     return gpu_on_cpu.use_the_cpu(monkeypatch)
 
 
-def require_same(one: bytes, other: bytes, H: int = 16, L: int = 1) -> None:
+def require_same(one, other, H=16, L=1):
     """Two saved streams: all but rounding of the state is equal."""
     first, end = HEADER.itemsize, HEADER.itemsize + 8 * H * L
     assert one[:first] == other[:first]
@@ -59,7 +59,7 @@ def require_same(one: bytes, other: bytes, H: int = 16, L: int = 1) -> None:
     np.testing.assert_allclose(*states, rtol=1e-4, atol=1e-5)
 
 
-def prompts(num: int, V: int = 20) -> list[list[int]]:
+def prompts(num, V=20):
     generator = torch.Generator().manual_seed(1)
     return [torch.randint(V, (1 + 9 * k % 83,), generator=generator).tolist() for k in range(num)]
 
@@ -268,7 +268,7 @@ def test_out_of_memory_writes_fewer_at_a_time(random_model, gpu, monkeypatch):
     model = random_model()
     rows = gpu_decoder.Rows
 
-    def small(config: Any, size: int, *rest: Any) -> Any:
+    def small(config, size, *rest):
         if size > 8:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return rows(config, size, *rest)
@@ -285,13 +285,13 @@ def test_out_of_memory_writes_fewer_at_a_time(random_model, gpu, monkeypatch):
 # --- on a card ------------------------------------------------------------------------------------
 
 
-def on_gpu(test: Any) -> Any:
+def on_gpu(test):
     """Marks a test that needs a GPU."""
     needed = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
     return pytest.mark.gpu(needed(test))
 
 
-def texts(decoder: Any, num: int, room: int, steps: int = 500, **settings: Any) -> Any:
+def texts(decoder, num, room, steps=500, **settings):
     given = enumerate(prompts(num))
     streams = [started(decoder, p, room, **{"seed": k} | settings) for k, p in given]
     return finish(decoder, streams, steps)

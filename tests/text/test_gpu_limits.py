@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -32,11 +31,11 @@ def text(tmp_path):
 def test_strict_kernels_are_refused_before_the_text_is_read(text, tmp_path, monkeypatch):
     asked = list[Any]()
 
-    def refuse(call: Any, *, strict: bool) -> None:
+    def refuse(call, *, strict):
         asked.append((call.H, call.options.layer_norm, strict))
         raise KernelError("LSTM would run on a slow path")
 
-    def read(*_: Any) -> None:
+    def read(*_):
         raise AssertionError("the text was read")
 
     monkeypatch.setattr(precision, "select", refuse)
@@ -49,7 +48,7 @@ def test_strict_kernels_are_refused_before_the_text_is_read(text, tmp_path, monk
 
 
 def test_a_run_that_finds_too_little_memory_ends_with_one_line(text, tmp_path, monkeypatch):
-    def losses(*_: Any) -> Iterator[torch.Tensor]:
+    def losses(*_):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
         yield torch.zeros(1)
 

@@ -38,7 +38,7 @@ TINY: dict[str, Any] = {
 TEXT = "the quick brown fox jumps over a lazy dog and why does it always do that"
 
 
-def words(count: int, seed: int) -> str:
+def words(count, seed):
     pick = random.Random(seed)
     return "".join(pick.choice(TEXT.split()) + pick.choice([" ", " ", ".\n"]) for _ in range(count))
 
@@ -52,21 +52,21 @@ def texts(tmp_path, monkeypatch):
     return tmp_path
 
 
-def train(out: str = "run", **fields: Any) -> tuple[fastlstm.Run, list[dict[str, Any]]]:
+def train(out="run", **fields):
     events: list[dict[str, Any]] = []
     given = {"source": "book.txt", "observers": [events.append], **TINY, **fields}
     return fastlstm.train(given.pop("source"), out=out, **given), events
 
 
-def kinds(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+def kinds(events, kind):
     return [event for event in events if event["event"] == kind]
 
 
-def notes(events: list[dict[str, Any]]) -> str:
+def notes(events):
     return "\n".join(event["text"] for event in kinds(events, "message"))
 
 
-def ids_of(name: str) -> list[int]:
+def ids_of(name):
     source = prepare_text("book.txt")
     data = prepare_text(name, tokenizer=source.tokenizer, unknown="count")
     return list(map(int, data.ids))
@@ -85,11 +85,11 @@ def test_the_share_of_a_file_is_trained_on(texts, monkeypatch, files, trained, v
     seen: dict[str, list[int]] = {}
     open_batches, initialize = train_module.open_batches, train_module.initialize
 
-    def batches(config: TrainConfig, ids: Any, *rest: Any) -> Any:
+    def batches(config, ids, *rest):
         seen["ids"] = list(map(int, ids))
         return open_batches(config, ids, *rest)
 
-    def initialized(model: Any, counts: Any, *rest: Any) -> None:
+    def initialized(model, counts, *rest):
         seen["counts"] = counts.tolist()
         initialize(model, counts, *rest)
 
@@ -97,10 +97,10 @@ def test_the_share_of_a_file_is_trained_on(texts, monkeypatch, files, trained, v
     monkeypatch.setattr(train_module, "initialize", initialized)
     scored = []
 
-    def watch(name: str) -> None:
+    def watch(name):
         evaluated = getattr(task_module, name)
 
-        def watched(model: Any, ids: Any, *given: Any, **settings: Any) -> Any:
+        def watched(model, ids, *given, **settings):
             scored.append(list(map(int, ids)))
             return evaluated(model, ids, *given, **settings)
 
@@ -130,10 +130,10 @@ def test_the_share_of_a_file_is_trained_on(texts, monkeypatch, files, trained, v
 class Spoil(fastlstm.Callback):
     """Ruins the weights after a step, so that an earlier evaluation stays the best."""
 
-    def __init__(self, after: int) -> None:
+    def __init__(self, after):
         self.after = after
 
-    def on_update(self, trainer: Any) -> None:
+    def on_update(self, trainer):
         if trainer.progress.step >= self.after:
             with torch.no_grad():
                 for weight in trainer.model.parameters():
@@ -185,7 +185,7 @@ def test_a_stopped_run_ends_bit_equal(texts, kind):
     wanted, _ = train("whole", **files)
     step, stops = {"step": 3, "checkpoint": 6}[kind], []
 
-    def observe(event: dict[str, Any]) -> None:
+    def observe(event):
         if event["event"] == kind and event["step"] == step:
             stops.append(True)
 
@@ -200,7 +200,7 @@ def test_a_stopped_run_ends_bit_equal(texts, kind):
 
 def test_within_a_budget_a_part_is_scored_and_said(texts, monkeypatch):
     class Ends(fastlstm.Callback):
-        def on_update(self, trainer: Any) -> None:
+        def on_update(self, trainer):
             trainer.end("enough")
 
     Path("test.txt").write_text(words(1000, 5))

@@ -14,6 +14,7 @@ from fastlstm.text.decoder import Decoder
 from fastlstm.text.evaluation import evaluate
 from fastlstm.text.files import save_language_model
 from fastlstm.text.lm import LM, sample_text
+from fastlstm.text.loading import load_decoder
 from fastlstm.text.session import Seal
 
 CHARS = "\n abcdefghijklmnopqé"
@@ -280,7 +281,7 @@ def test_sample_text_keeps_the_mode_and_the_global_generator(lm):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_load(random_model, run):
+def test_load(random_model, run, monkeypatch):
     model, tokenizer = random_model(), CharTokenizer("".join(sorted(CHARS)))
     run.publish(save_language_model(model, tokenizer, generation={"temperature": 0.0}))
     lm = LM.load(run.path)
@@ -288,6 +289,8 @@ def test_load(random_model, run):
     assert lm.config["model"]["rnn_size"] == 16
     told = f"LM(char vocabulary of 20, H=16, L=1, {model.num_parameters:,} parameters)"
     assert repr(lm) == told
+    monkeypatch.chdir(run.path)
+    assert load_decoder(".").name == run.path.name
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import torch
 
 from fastlstm.errors import ConfigError, DataError
 from fastlstm.system import measurements
-from fastlstm.system.fields import Precision
 from fastlstm.text import size_plan
 from fastlstm.text.config import TrainConfig
 from fastlstm.text.data.tokenizer import ByteTokenizer
@@ -80,14 +79,14 @@ def test_small_models_get_less_dropout():
     assert default_dropout(5, 1.2, 214_078) == default_dropout(5, 1.2, 1_400_000) == 0.2
 
 
-def choose(monkeypatch, **times: float) -> PrecisionChoice:
+def choose(monkeypatch, **times):
     """Returns the choice on the CPU where a pass takes so many seconds in each precision."""
     monkeypatch.setattr(size_plan, "pass_seconds", lambda m, f, name, d: times[name])
     monkeypatch.setattr(measurements, "recall", lambda kind, of: None)
     return time_precision("auto")
 
 
-def time_precision(asked: Precision) -> PrecisionChoice:
+def time_precision(asked):
     config = TrainConfig(precision=asked, seq_length=8, batch_size=2, embed_size=8, rnn_size=16)
     ids = np.zeros(1000, np.uint8)
     return size_plan._precision(config, torch.device("cpu"), ids, ByteTokenizer())

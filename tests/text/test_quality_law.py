@@ -14,7 +14,7 @@ MEASURED = Length(1e6, 250.0)
 
 
 @pytest.mark.skipif(not RESULTS, reason="a source distribution lacks the stored runs")
-def test_the_constants_are_those_of_the_fit_to_the_stored_runs() -> None:
+def test_the_constants_are_those_of_the_fit_to_the_stored_runs():
     pytest.importorskip("scipy")
     spec = importlib.util.spec_from_file_location("fit_sizes", BENCHMARKS / "fit_sizes.py")
     assert spec is not None
@@ -38,7 +38,7 @@ def test_the_constants_are_those_of_the_fit_to_the_stored_runs() -> None:
     assert np.sqrt(np.mean(errors**2)) < 0.015
 
 
-def prediction(**changes: object) -> QualityPrediction:
+def prediction(**changes):
     facts = {
         "rnn_size": 256, "num_layers": 1, "optimizer": "muon", "train_tokens": 3_000_000,
         "measured": MEASURED, "measured_bits": 2.0, "tokens_per_s": 50_000.0, "setup_s": 2.0,

@@ -2,7 +2,6 @@ import itertools
 import json
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,22 +21,22 @@ CONFIG = TrainConfig(budget="60s", precision="fp32")
 
 
 @pytest.fixture
-def text(tmp_path: Path):
+def text(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("It was the best of times, it was the worst of times. " * 2000)
     return path
 
 
 @pytest.fixture
-def data(text: Path, tmp_path: Path):
+def data(text, tmp_path):
     source = open_source(str(text))
     return prepare_text(source, vocab="char", cache_dir=str(tmp_path / "cache"))
 
 
-def on_a_machine(monkeypatch: pytest.MonkeyPatch, gflops: float, optimizer_s: float = 0.0) -> None:
+def on_a_machine(monkeypatch, gflops, optimizer_s=0.0):
     """Makes steps take what they would at so many GFLOP/s; nothing is remembered."""
 
-    def seconds(config: TrainConfig, *_: object) -> float:
+    def seconds(config, *_):
         deeper = 2.0 * (config.num_layers - 1) * config.rnn_size
         flop = 24.0 * config.rnn_size * (config.rnn_size + config.embed_size + deeper)
         cost = optimizer_s if config.optimizer == "muon" else 0.0
@@ -48,12 +47,12 @@ def on_a_machine(monkeypatch: pytest.MonkeyPatch, gflops: float, optimizer_s: fl
     monkeypatch.setattr(measurements, "remember", lambda *_: None)
 
 
-def chosen(config: TrainConfig, data, names=()) -> TrainConfig:
+def chosen(config, data, names=()):
     ids = torch.zeros(3_000_000, dtype=torch.uint8).numpy()
     return SizePlan(config, names, ids, data.tokenizer, time.perf_counter()).choose()[0].config
 
 
-def units_of(config: TrainConfig) -> int:
+def units_of(config):
     """Returns the units of all layers."""
     assert config.rnn_size is not None
     return config.rnn_size * (config.num_layers or 1)
@@ -113,7 +112,7 @@ def test_other_processes_slow_all_sizes_alike(monkeypatch, data):
     on_a_machine(monkeypatch, 30)
     alone = size_plan.step_seconds
 
-    def disturbed(config: TrainConfig, *rest) -> float:
+    def disturbed(config, *rest):
         rest[-1].extend([17.0, 3.0 if config.rnn_size == size_plan.FIRST_SIZE else 5.0])
         return alone(config)
 
@@ -125,7 +124,7 @@ def test_sizes_without_time_for_a_timing_are_estimated(monkeypatch, data):
     names = ("batch_size", "optimizer")
     ids = torch.zeros(3_000_000, dtype=torch.uint8).numpy()
 
-    def bits(config: TrainConfig) -> float:
+    def bits(config):
         plan = SizePlan(CONFIG, names, ids, data.tokenizer, time.perf_counter())
         return plan._try_size(config.rnn_size, config.num_layers).bits
 
@@ -142,7 +141,7 @@ def test_planning_ends_in_time(monkeypatch, data):
     on_a_machine(monkeypatch, 1000)
     tried = []
 
-    def slow(config: TrainConfig, *_: object) -> float:
+    def slow(config, *_):
         tried.append(config.rnn_size)
         time.sleep(0.4)
         return 1e-3
@@ -177,10 +176,10 @@ def test_short_texts_get_a_small_model():
     assert not is_small(replace(CONFIG, budget=None, steps=9), {"steps"}, 10_000)
 
 
-def on_a_gpu(monkeypatch: pytest.MonkeyPatch, half_gain: float = 2.0, rows_s: float = 1e-6) -> None:
+def on_a_gpu(monkeypatch, half_gain=2.0, rows_s=1e-6):
     """Makes steps take what they would on a GPU: some for each time step, little for each row."""
 
-    def seconds(config: TrainConfig, *_: object) -> float:
+    def seconds(config, *_):
         units = config.rnn_size * config.num_layers
         step_s = 1e-6 * config.seq_length * units / 256 + rows_s * config.batch_size
         return step_s * {"tf32": half_gain, "fp16": 1.05, "bf16": 1.0}[config.precision]
@@ -191,9 +190,7 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch, half_gain: float = 2.0, rows_s: fl
     monkeypatch.setattr(measurements, "remember", lambda *_: None)
 
 
-def planned_on_a_gpu(
-    config: TrainConfig, data, names=("budget",), num_tokens: int = 100_000_000
-) -> tuple[SizeCandidate, SizePlan]:
+def planned_on_a_gpu(config, data, names=("budget",), num_tokens=100_000_000):
     ids = torch.zeros(num_tokens, dtype=torch.uint8).numpy()
     plan = SizePlan(config, names, ids, data.tokenizer, time.perf_counter(), GPU)
     return plan.choose()[0], plan
@@ -216,7 +213,7 @@ def test_a_gpu_reads_a_short_text_often_with_a_smaller_model(monkeypatch, data):
     on_a_gpu(monkeypatch)
     rates = {(512, 1): 6.5e6, (512, 2): 4.5e6, (1024, 1): 1.3e6, (1024, 2): 0.67e6}
 
-    def seconds(config: TrainConfig, *_: object) -> float:
+    def seconds(config, *_):
         tokens = config.batch_size * config.seq_length
         return tokens / rates.get((config.rnn_size, config.num_layers), 7e6)
 
@@ -237,7 +234,7 @@ def test_sizes_without_memory_are_left_out(monkeypatch, data):
     on_a_gpu(monkeypatch)
     fits = size_plan.step_seconds
 
-    def seconds(config: TrainConfig, *rest: object) -> float:
+    def seconds(config, *rest):
         if config.rnn_size * config.num_layers > 1024:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
         return fits(config, *rest)
@@ -256,7 +253,7 @@ def test_planning_on_a_gpu_takes_a_second_or_two(monkeypatch, data):
     on_a_gpu(monkeypatch)
     tried = []
 
-    def slow(config: TrainConfig, *_: object) -> float:
+    def slow(config, *_):
         tried.append(config)
         time.sleep(0.5)
         return 1e-3

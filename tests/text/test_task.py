@@ -1,7 +1,5 @@
 """The operations a text task counts, its tokens, and what it predicts of its end."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

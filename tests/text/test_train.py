@@ -1,7 +1,5 @@
 """`fastlstm.train` end to end on a tiny text: resume, accumulation, trouble, stop."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -37,22 +35,13 @@ from fastlstm.training.state import Progress
 from simulated_disk import FailingOs
 
 TINY = {
-    "rnn_size": 24,
-    "embed_size": 12,
-    "batch_size": 4,
-    "seq_length": 16,
-    "precision": "fp32",
-    "threads": 1,
-    "tensorboard": False,
-    "sample_every": 0,
-    "device": "cpu",
-    "dropout": 0.2,
-    "ema": 0.9,
-    "eval_every": 7,
-}
+    "rnn_size": 24, "embed_size": 12, "batch_size": 4, "seq_length": 16, "precision": "fp32",
+    "threads": 1, "tensorboard": False, "sample_every": 0, "device": "cpu", "dropout": 0.2,
+    "ema": 0.9, "eval_every": 7,
+}  # fmt: skip
 
 
-def write_text(path: Path) -> Path:
+def write_text(path):
     path.write_text(
         "the quick brown fox jumps over the lazy dog; \nwhy does it always do that?\n" * 60
     )
@@ -71,20 +60,20 @@ def whole(tmp_path_factory):
     return train(write_text(folder / "book.txt"), folder / "whole").path
 
 
-def newest(run: Path) -> Path:
+def newest(run):
     return max(run.glob("checkpoint-*"), key=lambda p: int(p.name.split("-")[1]))
 
 
-def events_of(run: Path) -> list[dict]:
+def events_of(run):
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def logged(run: Path) -> list[tuple]:
+def logged(run):
     kinds = ("step", "eval")
     return [(e["event"], e["step"], e["loss"]) for e in events_of(run) if e["event"] in kinds]
 
 
-def assert_same_state(left: Path, right: Path) -> None:
+def assert_same_state(left, right):
     for file in sorted(left.glob("*.safetensors")):
         a, b = load_file(file), load_file(right / file.name)
         assert a.keys() == b.keys()
@@ -95,15 +84,15 @@ def assert_same_state(left: Path, right: Path) -> None:
 class StopAt:
     """Observer that sends this process a signal when an event of a kind comes at a step."""
 
-    def __init__(self, kind: str, step: int) -> None:
+    def __init__(self, kind, step):
         self.kind, self.step = kind, step
 
-    def __call__(self, event: dict) -> None:
+    def __call__(self, event):
         if event["event"] == self.kind and event["step"] == self.step:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def train(text: Path, out: Path, *observers, **fields):
+def train(text, out, *observers, **fields):
     ends = {"steps": 20} if "budget" not in fields else {}
     return fastlstm.train(
         text, out=out, observers=observers, **{**TINY, **ends, "log_every": 1, **fields}
@@ -118,20 +107,6 @@ def test_a_stopped_run_ends_bit_equal(text, tmp_path, whole, step):
     train(text, tmp_path / "parts", resume=True)
     assert_same_state(newest(whole), newest(tmp_path / "parts"))
     assert logged(whole) == logged(tmp_path / "parts"), "no gap and no line twice"
-
-
-def test_a_model_with_an_output_of_low_rank_trains_and_resumes(text, tmp_path):
-    fields = {"output_rank": 5, "sample_every": 1}
-    whole = train(text, tmp_path / "whole", **fields)
-    losses = [loss for kind, _, loss in logged(whole.path) if kind == "step"]
-    assert losses[-1] < losses[0] - 0.1
-    with pytest.raises(Stopped):
-        train(text, tmp_path / "parts", StopAt("step", 9), **fields)
-    train(text, tmp_path / "parts", **fields, resume=True)
-    assert_same_state(newest(whole.path), newest(tmp_path / "parts"))
-    assert events_of(whole.path)[0]["model"]["output_rank"] == 5
-    lm = fastlstm.LM.load(whole.path)
-    assert len(lm.generate("a", max_tokens=5, seed=0)) > 0
 
 
 def test_what_torch_was_set_to_stays(text, tmp_path):
@@ -212,7 +187,7 @@ def plant(monkeypatch, when, plant_in):
     monkeypatch.setattr(LanguageModel, "loss", planted)
 
 
-def skips(run: Path) -> list[dict]:
+def skips(run):
     return [e for e in events_of(run) if e["event"] == "skip"]
 
 
@@ -224,19 +199,6 @@ def test_nan_in_the_carried_state_does_not_stay(text, tmp_path, monkeypatch):
     plant(monkeypatch, {9}, bad)
     run = train(text, tmp_path / "run", lane_reset=0.0)
     assert [skip["tensor"] for skip in skips(run.path)] == ["carried h"]
-
-
-def test_nan_in_a_weight_rolls_back_and_names_it(text, tmp_path, monkeypatch):
-    def bad(model, run):
-        with torch.no_grad():
-            model.layers[0].weight_hh_l0[3, 2] = float("nan")
-
-    plant(monkeypatch, {9}, bad)
-    run = train(text, tmp_path / "run", checkpoint_every=4)
-    (skip,) = skips(run.path)
-    assert skip["tensor"] == "weight layers.0.weight_hh_l0"
-    assert "rolled back" in skip["action"]
-    assert all(torch.isfinite(t).all() for t in load_file(run.path / "model.safetensors").values())
 
 
 def test_the_parts_of_a_resumed_run_add_up(text, tmp_path):
@@ -340,11 +302,11 @@ def test_a_resumed_run_that_took_all_its_steps_says_so(text, tmp_path):
 class Disk:
     """Observer that puts `disk` in the place of the true one from one event to another."""
 
-    def __init__(self, monkeypatch, disk, first, last) -> None:
+    def __init__(self, monkeypatch, disk, first, last):
         self.patch, self.disk, self.first, self.last = monkeypatch, disk, first, last
         self.warnings: list[str] = []
 
-    def __call__(self, event: dict) -> None:
+    def __call__(self, event):
         about = (event["event"], event.get("step"))
         if about == self.first:
             self.patch.setattr(storage, "os", self.disk)
@@ -370,7 +332,7 @@ def best_is_first(monkeypatch):
 WITH_DISK = {"steps": 9, "eval_every": 5, "checkpoint_every": 3}
 
 
-def same_model(left: Path, right: Path) -> bool:
+def same_model(left, right):
     a, b = (load_file(path / "model.safetensors") for path in (left, right))
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,11 +35,11 @@ def first(book):
     return train(book, book.parent / "first", steps=2, residual=True, **sizes).path
 
 
-def train(book: Path, out: Path, **options: Any) -> fastlstm.Run:
+def train(book, out, **options):
     return fastlstm.train(book, out=out, **{"observers": (), **TINY, **options})
 
 
-def messages(events: list[dict[str, Any]]) -> str:
+def messages(events):
     return "\n".join(event["text"] for event in events if event["event"] == "message")
 
 

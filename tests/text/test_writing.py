@@ -1,7 +1,5 @@
 """Text from a decoder, piece by piece."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -38,7 +36,7 @@ def test_a_text_ends_before_its_stop_whether_or_not_the_stream_knows_it(decoder)
     assert "".join(p for (p,) in write_all(decoder, [unknown], 1)) == want
 
 
-def text(decoder: Decoder, *stops: str) -> Any:
+def text(decoder, *stops):
     return begin(decoder, CHARS, "ab", 60, Sampling(seed=3, stop=stops))
 
 

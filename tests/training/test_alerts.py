@@ -24,7 +24,7 @@ PLANTED_S, NUM_S = 200, 400
 NAME = "a'; touch planted; $(touch planted)\x1b[2J\0"
 
 
-def stream(plant: str = "", until: int = NUM_S) -> Events:
+def stream(plant="", until=NUM_S):
     """Returns a step a second; trouble from 200 s on."""
     rng, events = random.Random(1), Events()
     for at in range(NUM_S):
@@ -38,7 +38,7 @@ def stream(plant: str = "", until: int = NUM_S) -> Events:
     return events
 
 
-def found_by(rule: str, events: Events) -> list[str]:
+def found_by(rule, events):
     update = RULES[rule]()
     return [text for event in events if (text := update(event)) is not None]
 
@@ -70,10 +70,10 @@ def test_values_of_the_wrong_kind_raise_nothing():
 class Emitting(fastlstm.Callback):
     """Emits events at the begin of a run; `then` is called after each."""
 
-    def __init__(self, events: Events, then: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, events, then=lambda: None):
         self.events, self.then = events, then
 
-    def on_begin(self, trainer: Any) -> None:
+    def on_begin(self, trainer):
         for event in self.events:
             trainer.emit(event)
             self.then()
@@ -82,7 +82,7 @@ class Emitting(fastlstm.Callback):
 SKIP = {"event": "skip", "step": 7, "what": "non-finite", "tensor": NAME}
 
 
-def told(command: str | None, events: Events, then: Callable[[], object] = lambda: None) -> Events:
+def told(command, events, then=lambda: None):
     """Returns the warnings of a short run that emits events."""
     found = Events()
     given = [fastlstm.Alerts(command), Emitting(events, then)]
@@ -143,7 +143,7 @@ def test_a_stall_runs_the_command_while_it_lasts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ends = time.monotonic() + 60
 
-    def stall() -> None:
+    def stall():
         while not Path("told").exists() and time.monotonic() < ends:
             time.sleep(0.01)
 

@@ -1,9 +1,6 @@
 """Callbacks: what they see, what they may change, and that their state survives a resume."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,25 +20,25 @@ HOOKS = ("begin", "gradients", "update", "evaluate", "event", "end")
 class Recorder(Callback):
     """Notes every call."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.calls: list[Any] = []
 
-    def on_begin(self, trainer: Any) -> None:
+    def on_begin(self, trainer):
         self.calls.append("begin")
 
-    def on_gradients(self, trainer: Any) -> None:
+    def on_gradients(self, trainer):
         self.calls.append("gradients")
 
-    def on_update(self, trainer: Any) -> None:
+    def on_update(self, trainer):
         self.calls.append("update")
 
-    def on_evaluate(self, trainer: Any, metrics: Any) -> None:
+    def on_evaluate(self, trainer, metrics):
         self.calls.append("evaluate")
 
-    def on_event(self, trainer: Any, event: Any) -> None:
+    def on_event(self, trainer, event):
         self.calls.append(f"event {event['event']}")
 
-    def on_end(self, trainer: Any) -> None:
+    def on_end(self, trainer):
         self.calls.append("end")
 
 
@@ -55,7 +52,7 @@ def test_the_order_of_calls():
 
 def test_gradients_are_seen_whole_and_before_clipping():
     class Norm(Callback):
-        def on_gradients(self, trainer: Any) -> None:
+        def on_gradients(self, trainer):
             seen.append(
                 float(torch.nn.utils.get_total_norm([p.grad for p in trainer.model.parameters()]))
             )
@@ -70,7 +67,7 @@ def test_gradients_are_seen_whole_and_before_clipping():
 
 def test_gradients_may_be_changed():
     class Freeze(Callback):
-        def on_gradients(self, trainer: Any) -> None:
+        def on_gradients(self, trainer):
             trainer.task.weight.grad.zero_()
 
     task = LinearTask()
@@ -81,10 +78,10 @@ def test_gradients_may_be_changed():
 
 def test_metrics_are_added_to_the_event_and_seen_by_the_next():
     class Add(Callback):
-        def __init__(self, name: str) -> None:
+        def __init__(self, name):
             self.name = name
 
-        def on_evaluate(self, trainer: Any, metrics: Any) -> Any:
+        def on_evaluate(self, trainer, metrics):
             return {self.name: 1 + metrics.get("one", 0), f"{self.name}_loss": metrics["loss"]}
 
     events: list[Any] = []
@@ -95,10 +92,10 @@ def test_metrics_are_added_to_the_event_and_seen_by_the_next():
 
 
 class Returns(Callback):
-    def __init__(self, returned: Any) -> None:
+    def __init__(self, returned):
         self.returned = returned
 
-    def on_evaluate(self, trainer: Any, metrics: Any) -> Any:
+    def on_evaluate(self, trainer, metrics):
         return self.returned
 
 
@@ -123,7 +120,7 @@ def test_metrics_that_cannot_be_recorded_are_refused(returned, text):
 
 def test_an_event_is_not_changed_in_place():
     class Changing(Callback):
-        def on_evaluate(self, trainer: Any, metrics: Any) -> None:
+        def on_evaluate(self, trainer, metrics):
             metrics["loss"] = -1.0
 
     events: list[Any] = []
@@ -150,7 +147,7 @@ def test_metrics_become_plain_numbers():
 
 def test_the_evaluated_weights_are_in_the_model():
     class Look(Callback):
-        def on_evaluate(self, trainer: Any, metrics: Any) -> None:
+        def on_evaluate(self, trainer, metrics):
             seen.append(trainer.task.weight.detach().clone())
 
     seen: list[torch.Tensor] = []
@@ -162,12 +159,12 @@ def test_the_evaluated_weights_are_in_the_model():
 @pytest.mark.parametrize("hook", HOOKS[1:5])
 def test_a_callback_may_end_the_run(hook):
     class End(Callback):
-        def __getattribute__(self, name: str) -> Any:
+        def __getattribute__(self, name):
             if name == f"on_{hook}":
                 return lambda trainer, *_: trainer.end("enough") if is_due(trainer) else None
             return super().__getattribute__(name)
 
-    def is_due(trainer: Any) -> bool:
+    def is_due(trainer):
         return bool(trainer.progress.step >= 4)
 
     events: list[Any] = []
@@ -180,7 +177,7 @@ def test_a_callback_may_end_the_run(hook):
 @pytest.mark.parametrize("hook", HOOKS)
 def test_an_exception_of_a_callback_ends_the_run(hook):
     class Broken(Callback):
-        def __getattribute__(self, name: str) -> Any:
+        def __getattribute__(self, name):
             if name == f"on_{hook}":
                 raise KeyError("mine")
             return super().__getattribute__(name)
@@ -196,17 +193,17 @@ def test_an_exception_of_a_callback_ends_the_run(hook):
 class Sum(Callback):
     """Adds gradients up, and counts; continues from where it was."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.total, self.history = torch.zeros(1, 3), list[float]()
 
-    def on_gradients(self, trainer: Any) -> None:
+    def on_gradients(self, trainer):
         self.total += trainer.task.weight.grad
         self.history.append(float(trainer.task.weight.grad.norm()))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self):
         return {"total": self.total, "history": self.history}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state):
         self.total, self.history = state["total"], state["history"]
 
 
@@ -253,7 +250,7 @@ def test_a_misspelt_hook_is_refused():
     class Own(Recorder):
         on_time = 5
 
-        def on_evaluat(self, trainer: Any, metrics: Any) -> None: ...
+        def on_evaluat(self, trainer, metrics): ...
 
     text = r"^Own.on_evaluat is no hook of a callback \(did you mean 'on_evaluate'\?\)$"
     with pytest.raises(ConfigError, match=text):
@@ -264,7 +261,7 @@ def test_a_misspelt_hook_is_refused():
 
 def test_a_callback_may_end_a_run_before_its_first_step():
     class Never(Callback):
-        def on_begin(self, trainer: Any) -> None:
+        def on_begin(self, trainer):
             trainer.end("nothing to do")
 
     events = list[Any]()
@@ -274,10 +271,10 @@ def test_a_callback_may_end_a_run_before_its_first_step():
 
 def test_an_exception_of_a_callback_at_a_resume_is_raised_unchanged():
     class Picky(Callback):
-        def state_dict(self) -> dict[str, Any]:
+        def state_dict(self):
             return {"a": 1}
 
-        def load_state_dict(self, state: dict[str, Any]) -> None:
+        def load_state_dict(self, state):
             raise ValueError("mine")
 
     snapshots = MemorySnapshots()
@@ -289,10 +286,10 @@ def test_an_exception_of_a_callback_at_a_resume_is_raised_unchanged():
 class AcceptFrom(Callback):
     """Accepts evaluations of some steps only."""
 
-    def __init__(self, *steps: int) -> None:
+    def __init__(self, *steps):
         self.steps = steps
 
-    def accepts(self, trainer: Any) -> bool:
+    def accepts(self, trainer):
         return trainer.progress.step in self.steps
 
 
@@ -366,11 +363,11 @@ def test_a_roll_back_keeps_the_best_of_a_later_step():
 class Doubled(Callback):
     """Uses twice the weights."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.masters, self.gradients = list[torch.Tensor](), list[torch.Tensor]()
 
     @contextmanager
-    def weights_in_use(self, trainer: Any) -> Iterator[None]:
+    def weights_in_use(self, trainer):
         weight = trainer.task.weight
         master, weight.data = weight.data, 2 * weight.data
         self.masters.append(master.clone())
@@ -379,7 +376,7 @@ class Doubled(Callback):
         finally:
             weight.data = master
 
-    def on_gradients(self, trainer: Any) -> None:
+    def on_gradients(self, trainer):
         self.gradients.append(trainer.task.weight.grad.clone())
 
 
@@ -404,7 +401,7 @@ def test_passes_and_evaluations_use_the_weights_in_use(ema):
 
 @pytest.mark.parametrize("options", [{"ema": 0.9}, {"callbacks": [Doubled()]}], ids=["ema", "own"])
 def test_a_stopped_evaluation_puts_the_weights_back(options):
-    def stopped(*_: Any) -> Any:
+    def stopped(*_):
         raise Stopped("stopped while evaluating")
 
     task = LinearTask()

@@ -1,8 +1,7 @@
 """What a checkpoint of a run holds, when it is saved, and what a refusal costs."""
 
-from __future__ import annotations
-
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,19 +9,19 @@ import torch
 
 from fastlstm.errors import CorruptFileError, StorageError
 from fastlstm.training import checkpoint
-from fastlstm.training.checkpoint import Checkpoint, MemorySnapshots
+from fastlstm.training.checkpoint import Checkpoint, MemorySnapshots, RunSnapshots
 from linear_task import LinearTask, of_kind, trainer_of
 
 
 class Recording(MemorySnapshots):
     """Notes the steps that are saved; refuses those in `refused`."""
 
-    def __init__(self, *refused: int) -> None:
+    def __init__(self, *refused):
         super().__init__()
         self.saved: list[tuple[int, bool]] = []
         self._refused = refused
 
-    def save(self, state: Checkpoint) -> None:
+    def save(self, state):
         if state.step in self._refused:
             raise StorageError("the disk is full")
         self.saved.append((state.step, state.finite))
@@ -141,3 +140,27 @@ def test_the_time_since_the_last_step_is_saved():
     trainer = trainer_of(LinearTask(), started=time.perf_counter() - 5)
     _, meta = trainer.saver.capture()
     assert meta["progress"]["elapsed_s"] >= 5
+
+
+def state(**files):
+    meta = {"seen": [1]}
+    return Checkpoint(Path("now"), 5, {"model": {"w": torch.ones(2)}}, meta, files, finite=True)
+
+
+def test_a_state_in_memory_is_given_out_as_a_copy():
+    snapshots = MemorySnapshots()
+    assert snapshots.save(state()) is None
+    for _ in range(2):
+        found = snapshots.last_good()
+        assert (found.step, found.tensors["model"]["w"].tolist()) == (5, [1.0, 1.0])
+        assert found.meta == {"seen": [1]}
+        found.tensors["model"]["w"] += 1
+        found.meta["seen"].append(2)
+
+
+def test_the_event_of_a_checkpoint_has_its_name_and_size(run):
+    about = RunSnapshots(run, 2).save(state(**{"a.json": b"1"}))
+    files = list((run.path / "checkpoint-5").iterdir())
+    size = sum(file.stat().st_size for file in files)
+    assert about == {"path": "checkpoint-5", "bytes": size}
+    assert "a.json" in {file.name for file in files}

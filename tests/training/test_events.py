@@ -1,7 +1,5 @@
 """What the `start`, `step` and `end` events hold."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -89,7 +87,7 @@ def test_the_seconds_of_a_unit_come_from_steps_until_an_evaluation_is_timed():
     assert meter.unit_s == pytest.approx(0.04)
 
 
-def meter_of(gflops: float) -> ThroughputMeter:
+def meter_of(gflops):
     task: Any = SimpleNamespace(forward_share=0.5, step_units=2, flop_per_unit=1e9)
     return ThroughputMeter(task, gflops)
 

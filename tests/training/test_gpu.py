@@ -1,9 +1,6 @@
 """Runs on a GPU: the same bits twice and after a stop."""
 
-from __future__ import annotations
-
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,12 +16,12 @@ pytestmark = [
 ]
 
 
-def trained(path: Path, stop_at: int = 0, **options: Any) -> dict[str, torch.Tensor]:
+def trained(path, stop_at=0, **options):
     """Returns the weights of a short run, which is stopped once and continued with `stop_at`."""
     text, seen = path / "book.txt", list[int]()
     text.write_text("the cat sat on the mat, and so it did.\n" * 400)
 
-    def watch(event: dict[str, Any]) -> None:  # a callback that sees updates would prevent graphs
+    def watch(event):  # a callback that sees updates would prevent graphs
         if event["event"] == "step":
             seen.append(1)
 

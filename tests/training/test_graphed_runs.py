@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,15 +45,15 @@ def loss_as_on_a_gpu(monkeypatch):
 class StopAt:
     """Observer that sends this process a signal at a step."""
 
-    def __init__(self, step: int) -> None:
+    def __init__(self, step):
         self.step = step
 
-    def __call__(self, event: dict[str, Any]) -> None:
+    def __call__(self, event):
         if event["event"] == "step" and event["step"] == self.step:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def state_of(run: Path) -> dict[str, torch.Tensor]:
+def state_of(run):
     found, damage = find_checkpoint(RunDirectory(run))
     assert not damage
     kept = {stem: group for stem, group in found.tensors.items() if stem != "optimizer"}
@@ -62,14 +61,14 @@ def state_of(run: Path) -> dict[str, torch.Tensor]:
     return {"step": torch.tensor(found.step), **tensors}
 
 
-def train_text(folder: Path, name: str, **options: Any) -> dict[str, torch.Tensor]:
+def train_text(folder, name, **options):
     text = folder / "book.txt"
     text.write_text("the quick brown fox jumps over the lazy dog; why does it do that?\n" * 40)
     fastlstm.train(text, out=folder / name, **{**TEXT, **options})
     return state_of(folder / name)
 
 
-def assert_close(own: dict[str, torch.Tensor], other: dict[str, torch.Tensor], atol: float) -> None:
+def assert_close(own, other, atol):
     assert own.keys() == other.keys()
     for name, tensor in own.items():
         torch.testing.assert_close(tensor, other[name], rtol=1e-4, atol=atol, msg=name)
@@ -143,7 +142,7 @@ def test_sequences_have_the_same_results(monkeypatch):
         "dropout": 0.2, "threads": 1, "device": "cpu", "patience": 0,
     }  # fmt: skip
 
-    def outputs() -> tuple[Any, Any]:
+    def outputs():
         weighted = SequenceClassifier(**options, class_weight="balanced").fit(X, y > 2)
         return SequenceRegressor(**options).fit(X, y).predict(X), weighted.predict_proba(X)
 

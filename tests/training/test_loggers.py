@@ -1,14 +1,11 @@
 """Trackers as callbacks: what they get, that none ends a run, and that each reads a run back."""
 
-from __future__ import annotations
-
 import copy
 import importlib.util
 import json
 import struct
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,27 +32,27 @@ class Kept(TrackerLogger):
 
     package = "json"
 
-    def __init__(self, fails: str = "", **names: Any) -> None:
+    def __init__(self, fails="", **names):
         super().__init__(**names)
         self.fails = fails
         self.opened: list[Any] = []
         self.rows: list[tuple[int, dict[str, Any]]] = []
         self.ends: list[str] = []
 
-    def _fails(self, method: str) -> None:
+    def _fails(self, method):
         if self.fails == method:
             raise RuntimeError(f"no connection with key {SECRET}\nand more")
 
-    def _open(self, library: Any, project: str, name: str | None, configuration: Any) -> str:
+    def _open(self, library, project, name, configuration):
         self._fails("open")
         self.opened.append((self._id, self._is_resumed, project, name, configuration))
         return f"https://somewhere/{SECRET}"
 
-    def _log(self, step: int, row: Any) -> None:
+    def _log(self, step, row):
         self._fails("log")
         self.rows.append((step, row))
 
-    def _close(self) -> None:
+    def _close(self):
         self._fails("close")
         self.ends.append(self._end)
 
@@ -63,7 +60,7 @@ class Kept(TrackerLogger):
 class Says(Callback):
     """Emits a sample with a secret."""
 
-    def on_begin(self, trainer: Any) -> None:
+    def on_begin(self, trainer):
         trainer.emit({"event": "sample", "step": 0, "text": f"the key is {SECRET}"})
 
 
@@ -73,7 +70,7 @@ def _secret(monkeypatch):
     monkeypatch.delenv("WANDB_PROJECT", raising=False)
 
 
-def warnings_of(events: Events) -> list[str]:
+def warnings_of(events):
     return [e["text"] for e in of_kind(events, "message") if e["level"] == "warning"]
 
 
@@ -112,7 +109,7 @@ def test_a_tracker_that_hangs_does_not_hold_the_run(monkeypatch):
     may_go_on, events = threading.Event(), Events()
 
     class Hanging(Kept):
-        def _log(self, step: int, row: Any) -> None:
+        def _log(self, step, row):
             may_go_on.wait(60)
 
     assert trainer_of(LinearTask(), events, callbacks=[Hanging()]).fit().steps == 10
@@ -144,7 +141,7 @@ def test_a_resumed_run_has_the_same_id_and_a_new_one_another(run):
 
 def test_a_run_that_fails_is_not_reported_as_done():
     class Failing(Callback):
-        def on_evaluate(self, trainer: Any, metrics: Any) -> None:
+        def on_evaluate(self, trainer, metrics):
             raise ValueError("mine")
 
     kept = Kept()
@@ -235,11 +232,11 @@ def logged(tmp_path_factory):
     assert not warnings_of([e for e in events if "Logger" in str(e.get("text"))])
 
 
-def expected(events: Events, kind: str, key: str) -> list[tuple[int, float]]:
+def expected(events, kind, key):
     return [(e["step"], e[key]) for e in of_kind(events, kind)]
 
 
-def wandb_records(path: Path) -> Iterator[Any]:
+def wandb_records(path):
     """Yields the records of a .wandb file: blocks of 32 KiB as LevelDB's log, of which W&B has no
     reader in Python any more."""
     from wandb.proto import wandb_internal_pb2

@@ -1,7 +1,5 @@
 """What a run leaves in its directory, and observers that fail."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -14,7 +12,7 @@ from fastlstm.training.checkpoint import Checkpoint
 from fastlstm.training.outputs import EventHub, is_still_improving
 
 
-def message(text: str) -> dict[str, str]:
+def message(text):
     return {"event": "message", "level": "info", "text": text}
 
 
@@ -22,7 +20,7 @@ def test_an_observer_with_an_os_error_is_removed_with_a_warning():
     events: list[Any] = []
     calls: list[Any] = []
 
-    def broken(event: Any) -> None:
+    def broken(event):
         calls.append(event)
         raise OSError(28, "No space left on device")
 
@@ -74,7 +72,7 @@ def test_a_run_that_another_process_took_over_gets_no_report(run):
     run.publish({"model.txt": b"ours"})
     events: list[Any] = []
 
-    def write_after_another() -> None:
+    def write_after_another():
         (run.path / ".lock").write_bytes(b"1 another\n")
         run.require_owned()
 

@@ -1,7 +1,5 @@
 """Which precision a run trains in: as asked, or the fastest by passes that are timed once."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -69,7 +68,7 @@ def _instant_ceilings(monkeypatch):
     monkeypatch.setattr(ceilings, "_measure", lambda *_: found)
 
 
-def train(kind: str, source: Path, out: Path, look: dict[str, Any]) -> None:
+def train(kind, source, out, look):
     """Trains a run of `RUNS`; `look` has its observers, callbacks and options of output."""
     options = {"tensorboard": False, "log_every": 1000, **look, **RUNS[kind]}
     if "rnn_size" in options:
@@ -88,11 +87,11 @@ def train(kind: str, source: Path, out: Path, look: dict[str, Any]) -> None:
         SequenceClassifier(**options).fit(X, [int(x[0, 0] > 0) for x in X], out=out)
 
 
-def state_after(kind: str, source: Path, out: Path, **look: Any) -> dict[str, torch.Tensor]:
+def state_after(kind, source, out, **look):
     """Returns weights, optimizer, averages, carried state and random numbers after a run."""
     numbers = dict[str, torch.Tensor]()
 
-    def keep(event: dict[str, Any]) -> None:
+    def keep(event):
         if event["event"] == "end":
             numbers["random numbers at the end"] = torch.get_rng_state()
 
@@ -105,16 +104,16 @@ def state_after(kind: str, source: Path, out: Path, **look: Any) -> dict[str, to
     return numbers | {f"{s} {n}": t for s, group in found.tensors.items() for n, t in group.items()}
 
 
-def random_numbers() -> list[Any]:
+def random_numbers():
     """Returns the states of the process's generators: torch's, Python's, numpy's."""
     return [torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()]
 
 
-def files_of(run: Path) -> dict[str, bytes]:
+def files_of(run):
     return {str(p.relative_to(run)): p.read_bytes() for p in run.rglob("*") if p.is_file()}
 
 
-def differing(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> list[str]:
+def differing(left, right):
     """Returns the names of tensors whose bits differ."""
     assert left.keys() == right.keys()
     return [
@@ -131,32 +130,32 @@ class Looking(fastlstm.Callback):
 
     norm = 0.0
 
-    def on_gradients(self, trainer: Any) -> None:
+    def on_gradients(self, trainer):
         self.norm = float(sum(p.grad.norm() for p in trainer.model.parameters()))
 
-    def on_update(self, trainer: Any) -> None:
+    def on_update(self, trainer):
         self.weights = {name: w.clone() for name, w in trainer.model.state_dict().items()}
 
-    def on_evaluate(self, trainer: Any, metrics: Any) -> Any:
+    def on_evaluate(self, trainer, metrics):
         return {"norm": self.norm, "largest": max(w.abs().max() for w in self.weights.values())}
 
-    def on_event(self, trainer: Any, event: Any) -> None:
+    def on_event(self, trainer, event):
         self.rate = trainer.optimizers.learning_rate
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self):
         return {"norm": self.norm}
 
 
 class Recording(fastlstm.Callback):
     """Records the operations of the first steps, as `profile --ops --trace` does."""
 
-    def on_begin(self, trainer: Any) -> None:
+    def on_begin(self, trainer):
         self.profiler = torch.profiler.profile(
             activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True, with_flops=True
         )
         self.profiler.start()
 
-    def on_update(self, trainer: Any) -> None:
+    def on_update(self, trainer):
         if trainer.progress.step == 2:
             self.profiler.stop()
             assert self.profiler.events()
@@ -165,17 +164,17 @@ class Recording(fastlstm.Callback):
 class Watching:
     """Observer that reads the run at every event, as monitor does."""
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out):
         self.out, self.index = out, RunIndex([out.parent])
 
-    def __call__(self, event: dict[str, Any]) -> None:
+    def __call__(self, event):
         self.index.update()
 
-    def check(self) -> None:
+    def check(self):
         assert self.index.runs[self.out].validation
 
 
-def looks_at(out: Path, patch: pytest.MonkeyPatch, *names: str) -> dict[str, Any]:
+def looks_at(out, patch, *names):
     """Returns the observers, callbacks and options of output of some ways to look at a run."""
     found: dict[str, Any] = {"observers": [], "callbacks": []}
     if "events" in names:  # every one that can come at a step comes at every step
@@ -200,7 +199,7 @@ def bare(source, tmp_path_factory):
     """Returns a function for the state after a run that nobody looks at, trained once."""
     folder, known = tmp_path_factory.mktemp("bare"), dict[str, dict[str, torch.Tensor]]()
 
-    def state(kind: str) -> dict[str, torch.Tensor]:
+    def state(kind):
         if kind not in known:
             known[kind] = state_after(kind, source, folder / kind)
         return known[kind]

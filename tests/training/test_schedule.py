@@ -1,9 +1,6 @@
 """When a run evaluates and ends, and its learning rate."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -119,7 +116,7 @@ def test_spread_evaluations_take_a_share_of_a_budget_after_set_up():
         assert schedule.is_due(progress, 0.5, elapsed_s) is is_due
 
 
-def task_of(**fields: Any) -> Any:
+def task_of(**fields):
     sizes = {"num_valid": 10**6, "min_scored": 256, "max_scored": None, "forward_share": 0.5}
     return SimpleNamespace(**{**sizes, **fields})
 
@@ -141,7 +138,7 @@ def test_the_units_that_an_evaluation_scores():
     assert EvaluationSchedule(10, 16, BUDGET).limit(task, setup, 10.0) == 7
 
 
-def steps_of(total: int) -> StopCriterion:
+def steps_of(total):
     return StopCriterion("steps", total, None, f"{total} steps")
 
 

@@ -1,7 +1,5 @@
 """What every start of a run shares: the end after the report, bars, the time kept for the end."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,13 +23,13 @@ from fastlstm.training.session import RunSession, Start
 class Clock:
     """Stands for `time`: two clocks that are set by hand."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.wall_s = self.own_s = 100.0
 
-    def perf_counter(self) -> float:
+    def perf_counter(self):
         return self.wall_s
 
-    def thread_time(self) -> float:
+    def thread_time(self):
         return self.own_s
 
     process_time = thread_time
@@ -45,7 +43,7 @@ def clock(monkeypatch):
     return found
 
 
-def session_in(path: Path, events: list[dict[str, Any]]) -> RunSession:
+def session_in(path, events):
     run = RunDirectory(path / "run")
     run.create()
     return RunSession(run, [events.append])

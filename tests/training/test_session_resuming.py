@@ -1,7 +1,5 @@
 """From which checkpoint a run continues, with which options, to which end."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

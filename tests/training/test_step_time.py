@@ -1,7 +1,5 @@
 """Steps that are timed after a pause wait for their batches as those of a run do."""
 
-from __future__ import annotations
-
 import math
 import time
 from contextlib import closing
@@ -10,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from fastlstm.system.prefetch import Prefetcher
 from fastlstm.training import step_time
@@ -25,14 +22,14 @@ BATCH_S = 0.05
 class SlowRows:
     """Makes a batch in 50 ms."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._rows = RowLoader()
 
-    def __next__(self) -> Tensor:
+    def __next__(self):
         time.sleep(BATCH_S)
         return self._rows.next()
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self):
         return self._rows.state_dict()
 
 
@@ -42,7 +39,7 @@ def _patient(monkeypatch):
     monkeypatch.setattr(step_time, "_WAITED_S", math.inf)
 
 
-def slow_task() -> Any:
+def slow_task():
     """A task whose loader is a prefetcher with batches made ahead."""
     task: Any = LinearTask()
     task.loader = Prefetcher(SlowRows())
@@ -70,13 +67,13 @@ def test_steps_of_a_gpu_are_timed_as_a_run_takes_them(monkeypatch):
     trainer = trainer_of(task)
     calls, waiting = list[str](), list[int]()
 
-    def launch(batch: Tensor, factor: float, after_bad: float) -> bool:
+    def launch(batch, factor, after_bad):
         assert factor == after_bad == 0.0
         calls.append("launch")
         waiting.append(1)
         return True
 
-    def result() -> object:
+    def result():
         if waiting:
             calls.append("result")
         return waiting.pop() if waiting else None

@@ -1,13 +1,10 @@
 """Evaluations whose blocks the processes of a run share."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from fastlstm.distributed.world import World
 from fastlstm.errors import ConfigError, Stopped
@@ -20,14 +17,14 @@ ROWS = 16
 class Blocks(LinearTask):
     """Notes which blocks it was asked for; polls for a stop before them."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.asked = list[int]()
 
-    def num_blocks(self, limit: int) -> int:
+    def num_blocks(self, limit):
         return 4
 
-    def evaluate_blocks(self, limit: int, blocks: range, stop: Any, watch: Any) -> Tensor:
+    def evaluate_blocks(self, limit, blocks, stop, watch):
         if stop is not None and stop():
             raise Stopped("stopped while evaluating")
         self.asked += blocks
@@ -37,16 +34,16 @@ class Blocks(LinearTask):
 class Waiting(World):
     """A rank that is told the sums of the others instead of waiting for them."""
 
-    def __init__(self, rank: int, size: int, others: Tensor | None = None) -> None:
+    def __init__(self, rank, size, others=None):
         super().__init__(rank, size)
         self.own, self._others = torch.zeros(0), others
 
-    def summed(self, numbers: Tensor) -> Tensor:
+    def summed(self, numbers):
         self.own = numbers.clone()
         return numbers if self._others is None else numbers.add_(self._others)
 
 
-def evaluated(task: LinearTask, world: World, stop: Any = None) -> float:
+def evaluated(task, world, stop=None):
     trainer = trainer_of(task)
     trainer.world, trainer.stop = world, stop
     return trainer.score(ROWS).loss
@@ -75,7 +72,7 @@ def test_a_stop_of_one_rank_stops_all():
 
 def test_a_callback_with_weights_in_use_is_refused_in_several_processes():
     class Own(Callback):
-        def weights_in_use(self, trainer: Any) -> Any:
+        def weights_in_use(self, trainer):
             return torch.no_grad()
 
     several: Any = SimpleNamespace(world=World(0, 2))
@@ -89,7 +86,7 @@ def test_an_evaluation_without_memory_for_all_blocks_runs_in_halves(monkeypatch)
     want = trainer_of(whole).score(whole.num_valid)
     all_blocks, asked = task.evaluate_blocks, list[range]()
 
-    def small(limit: int, blocks: range, *rest: Any) -> torch.Tensor:
+    def small(limit, blocks, *rest):
         asked.append(blocks)
         if len(blocks) > most:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")

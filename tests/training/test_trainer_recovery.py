@@ -1,7 +1,5 @@
 """NaN and Inf: steps are skipped, the state goes back, and in the end the run stops."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -18,10 +16,10 @@ NAN = float("nan")
 class BadGradient(Callback):
     """Makes a gradient infinite in some calls, counted from 1."""
 
-    def __init__(self, *calls: int) -> None:
+    def __init__(self, *calls):
         self._calls, self._count = calls, 0
 
-    def on_gradients(self, trainer: Any) -> None:
+    def on_gradients(self, trainer):
         self._count += 1
         if self._count in self._calls:
             trainer.task.weight.grad.fill_(float("inf"))
@@ -46,14 +44,14 @@ def test_a_bad_weight_rolls_back_and_halves_the_rate(snapshots):
 
 
 def test_a_roll_back_restores_the_whole_snapshot(snapshots):
-    def weights(trainer: Any) -> list[bytes]:
+    def weights(trainer):
         tensors, meta = trainer.saver.capture()
         named = sorted((s, n, t) for s, group in tensors.items() for n, t in group.items())
         position = str(meta["loader"]).encode()
         return [position, *(t.detach().numpy().tobytes() for s, _, t in named if s != "optimizer")]
 
     class Look(Callback):
-        def on_event(self, trainer: Any, event: Any) -> None:
+        def on_event(self, trainer, event):
             is_warning = event["event"] == "message" and event["level"] == "warning"
             if is_warning or (event["event"], event.get("step")) == ("step", 4):
                 seen.append(weights(trainer))
@@ -100,11 +98,11 @@ def test_five_bad_gradients_in_a_row_roll_back(snapshots):
 
 def test_a_bad_state_is_named_and_reset():
     class BadState(Callback):
-        def on_update(self, trainer: Any) -> None:
+        def on_update(self, trainer):
             if trainer.progress.step == 5 and not events_of_skip():
                 trainer.task.level = torch.full((1,), NAN)
 
-    def events_of_skip() -> list[Any]:
+    def events_of_skip():
         return of_kind(events, "skip")
 
     events: list[Any] = []
@@ -127,7 +125,7 @@ def test_a_bad_evaluation_rolls_back_to_weights_and_no_averages(snapshots, ema):
     weights: list[torch.Tensor] = []
 
     class Keep(Callback):
-        def on_event(self, _: Any, event: Any) -> None:
+        def on_event(self, _, event):
             if event["event"] == "message" and event["level"] == "warning":
                 weights.append(task.weight.detach().clone())
 
@@ -144,7 +142,7 @@ def test_a_fourth_roll_back_ends_the_run_with_the_name_of_the_tensor(snapshots):
     task.scores, task.is_refused = [1.0], True
 
     class Free(Callback):
-        def on_event(self, trainer: Any, event: Any) -> None:
+        def on_event(self, trainer, event):
             task.is_refused &= event["event"] != "skip"
 
     trainer = trainer_of(
@@ -162,7 +160,7 @@ def test_a_fourth_roll_back_ends_the_run_with_the_name_of_the_tensor(snapshots):
 
 def test_without_a_good_state_a_bad_weight_ends_the_run():
     class Nothing(MemorySnapshots):
-        def last_good(self) -> None:
+        def last_good(self):
             return None
 
     with pytest.raises(NonFiniteError, match=r"weight 1\.weight is NaN"):
@@ -173,7 +171,7 @@ def test_nan_that_has_a_meaning_is_no_damage(snapshots):
     class Task(LinearTask):
         may_be_nan = frozenset({"last"})
 
-        def carried(self) -> dict[str, torch.Tensor]:
+        def carried(self):
             return {**super().carried(), "last": torch.tensor([NAN])}
 
     trainer_of(Task(), snapshots=snapshots, steps=3).fit()
@@ -185,7 +183,7 @@ def test_seconds_of_steps_outlive_a_roll_back():
     task, seen = LinearTask(), list[float]()
 
     class Watching(BadWeight):
-        def on_update(self, trainer: Any) -> None:
+        def on_update(self, trainer):
             seen.append(trainer.progress.train_s)
             super().on_update(trainer)
 

@@ -3,7 +3,6 @@ import os
 import shlex
 import signal
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,24 +21,24 @@ SIZES = {"rnn_size": 16, "embed_size": 8, "batch_size": 4, "seq_length": 16}
 WORDS = [w for name, value in SIZES.items() for w in (f"--{name.replace('_', '-')}", str(value))]
 
 
-def of(**changes: Any) -> tuple[TrainConfig, set[str]]:
+def of(**changes):
     """A configuration, and the names of its options."""
     options: dict[str, Any] = {**SIZES, "precision": "fp32", **changes}
     return TrainConfig(**options), set(options)
 
 
 @pytest.fixture
-def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_runs(monkeypatch):
     """Lets the measured run be shorter than users may ask for, and of 40 steps on any machine."""
 
-    def few_steps(source: Any, config: TrainConfig, *rest: Any) -> Any:
+    def few_steps(source, config, *rest):
         return end_of_run(source, replace(config, budget=None, steps=40), *rest)
 
     monkeypatch.setattr(predict, "MIN_MEASURED_S", 0.1)
     monkeypatch.setattr(predict, "end_of_run", few_steps)
 
 
-def test_the_whole_run_is_predicted(text: Path, short_runs: None):
+def test_the_whole_run_is_predicted(text, short_runs):
     found = predict_run(str(text), *of(budget="60s"), 1.0)
     assert found.measured.rnn_size == 16
     assert found.seconds_for(found.steps) == pytest.approx(60.0)
@@ -49,11 +48,11 @@ def test_the_whole_run_is_predicted(text: Path, short_runs: None):
     assert found.fixed == {}
 
 
-def test_the_length_of_a_run_may_be_steps(text: Path, short_runs: None):
+def test_the_length_of_a_run_may_be_steps(text, short_runs):
     assert predict_run(str(text), *of(steps=5000), 1.0).steps == pytest.approx(5000)
 
 
-def test_a_short_run_of_steps_has_the_batch_and_sequences_of_the_whole_run(text: Path):
+def test_a_short_run_of_steps_has_the_batch_and_sequences_of_the_whole_run(text):
     sizes = {"rnn_size": 16, "embed_size": 8, "batch_size": 8}
     config = TrainConfig(steps=2000, precision="fp32", **sizes)  # type: ignore[arg-type]
     found = predict_run(str(text), config, {*sizes, "steps", "precision"}, measure_steps=10)
@@ -64,11 +63,11 @@ def test_a_short_run_of_steps_has_the_batch_and_sequences_of_the_whole_run(text:
 # a tenth of the budget, 120 steps, a quarter of the budget
 @pytest.mark.parametrize(("step_s", "measured"), [(0.01, "6s"), (0.08, "12s"), (1.0, "15s")])
 def test_the_short_run_has_120_steps_if_a_quarter_of_the_budget_allows(
-    text: Path, short_runs: None, monkeypatch: pytest.MonkeyPatch, step_s: float, measured: str
+    text, short_runs, monkeypatch, step_s, measured
 ):
     budgets, few_steps = [], predict.end_of_run
 
-    def noted(source: Any, config: TrainConfig, *rest: Any) -> Any:
+    def noted(source, config, *rest):
         budgets.append(config.budget)
         return few_steps(source, config, *rest)
 
@@ -79,14 +78,14 @@ def test_the_short_run_has_120_steps_if_a_quarter_of_the_budget_allows(
 
 
 @pytest.mark.parametrize(("steps", "measured"), [(130, 120), (1500, 150)])
-def test_the_short_run_has_a_tenth_of_the_steps(text: Path, steps: int, measured: int):
+def test_the_short_run_has_a_tenth_of_the_steps(text, steps, measured):
     found = predict_run(str(text), *of(steps=steps))
     assert found.measured.measured.steps == measured
 
 
 def test_the_command_prints_the_prediction_and_the_time_to_a_target(
-    text: Path, tmp_path: Path, short_runs: None, capsys: pytest.CaptureFixture[str],
-    request: pytest.FixtureRequest,
+    text, tmp_path, short_runs, capsys,
+    request,
 ):  # fmt: skip
     words = ["predict", str(text), "--budget", "60s", "--measure", "1s", *WORDS, "--target", "0.01"]
     assert main(words) == 0
@@ -114,9 +113,7 @@ def test_the_command_prints_the_prediction_and_the_time_to_a_target(
         ({"budget": "60s"}, 1.0, "--measure is 1 s, expected at least 5 s"),
     ],
 )
-def test_runs_that_cannot_be_predicted_are_refused(
-    text: Path, changes: dict[str, str], measure_s: float | None, message: str
-):
+def test_runs_that_cannot_be_predicted_are_refused(text, changes, measure_s, message):
     with pytest.raises(UsageError, match=message):
         predict_run(str(text), TrainConfig(**changes), set(changes), measure_s)  # type: ignore[arg-type]
 
@@ -130,21 +127,19 @@ def test_runs_that_cannot_be_predicted_are_refused(
         (100, 20.0, 50, "leave one out"),
     ],
 )
-def test_steps_that_cannot_be_measured_are_refused(
-    text: Path, steps: int, measure_s: float | None, measure_steps: int | None, message: str
-):
+def test_steps_that_cannot_be_measured_are_refused(text, steps, measure_s, measure_steps, message):
     with pytest.raises(UsageError, match=message):
         predict_run(str(text), *of(steps=steps), measure_s, measure_steps=measure_steps)
 
 
 @pytest.mark.parametrize("target", ["0", "-1", "nan"])
-def test_an_invalid_target_is_refused(text: Path, target: str, capsys: pytest.CaptureFixture[str]):
+def test_an_invalid_target_is_refused(text, target, capsys):
     assert main(["predict", str(text), "--budget", "60s", "--target", target]) == 2
     assert "--target" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("steps", "is_said"), [(119.0, True), (120.0, False)])
-def test_a_short_run_of_few_steps_is_noted(text: Path, steps: float, is_said: bool):
+def test_a_short_run_of_few_steps_is_noted(text, steps, is_said):
     law = QualityPrediction(
         256, 1, "muon", 1_000_000, Length(4096 * steps, steps), 2.5, 4096.0, 1.0
     )
@@ -153,8 +148,8 @@ def test_a_short_run_of_few_steps_is_noted(text: Path, steps: float, is_said: bo
     assert ("steps, fewer than 120: give a longer --measure" in shown) == is_said
 
 
-def test_a_stopped_short_run_names_no_checkpoint(text: Path, monkeypatch: pytest.MonkeyPatch):
-    def stopped(*args: Any, callbacks: Any, **more: Any) -> Any:
+def test_a_stopped_short_run_names_no_checkpoint(text, monkeypatch):
+    def stopped(*args, callbacks, **more):
         if callbacks:  # it is only set up
             return fastlstm.train(*args, callbacks=callbacks, **more)
         raise Stopped("checkpoint-9 is saved, start the run again with `resume=True` to continue")
@@ -165,7 +160,7 @@ def test_a_stopped_short_run_names_no_checkpoint(text: Path, monkeypatch: pytest
     assert "resume" not in str(caught.value)
 
 
-def test_a_signal_during_setup_is_not_lost(text: Path):
+def test_a_signal_during_setup_is_not_lost(text):
     """The short run began in spite of it, and the exit code was 0."""
     with pytest.raises(SystemExit):
         plan_run(str(text), *of(budget="60s"), lambda _: os.kill(os.getpid(), signal.SIGTERM))

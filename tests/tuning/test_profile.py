@@ -4,7 +4,6 @@ import os
 import shlex
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -53,7 +52,7 @@ WIDE = Verdict(
 )  # fmt: skip
 
 
-def at_begin(source: Path, folder: Path, look: Callable[[Any], None]) -> None:
+def at_begin(source, folder, look):
     """Sets up a run of a text, and looks at its trainer."""
 
     class Look(fastlstm.Callback):
@@ -68,11 +67,11 @@ def at_begin(source: Path, folder: Path, look: Callable[[Any], None]) -> None:
     )  # fmt: skip
 
 
-def variant(cause: str = "threads") -> Variant:
+def variant(cause="threads"):
     return Variant(cause, EXACT, {"threads": 2}, None, 1, lambda: 1)  # type: ignore[arg-type]
 
 
-def verdict_on(timed: Timed) -> Verdict:
+def verdict_on(timed):
     return of_pairs(timed.variant, timed.base, timed.other, "tokens")
 
 
@@ -98,7 +97,7 @@ def test_a_slow_loader_is_the_first_verdict(monkeypatch, text, tmp_path):
     monkeypatch.setattr(profile, "candidates", lambda trainer: every(trainer)[:1])
     take = TextLoader.next
 
-    def slow(self: TextLoader) -> object:
+    def slow(self):
         time.sleep(0.05)  # far more than a step takes on a busy machine
         return take(self)
 
@@ -109,7 +108,7 @@ def test_a_slow_loader_is_the_first_verdict(monkeypatch, text, tmp_path):
     assert sum(found.phases.values()) == pytest.approx(1.0, abs=0.05)
 
 
-def described(argv: list[str]) -> TrainingRun:
+def described(argv):
     """Returns the run that a command line describes; its text need not exist."""
     return TrainingRun(argv, parse(cli.COMMAND, argv), TrainConfig(), set(), False)
 
@@ -362,7 +361,7 @@ def test_a_narrower_output_is_tried_for_a_large_vocabulary(tmp_path):
 
 
 def test_printed_commands_read_the_same_sources_and_switches():
-    def command(*argv: str) -> str:
+    def command(*argv):
         return described(list(argv)).train_command({"threads": 2})
 
     assert command("--residual=yes", "a.txt").split()[2:5] == ["a.txt", "--residual", "--threads"]
@@ -379,7 +378,7 @@ def test_a_printed_command_has_the_recommended_learning_rate():
         assert words[words.index("--learning-rate") + 1] == str(options["learning_rate"])
 
 
-def run_of(path: Path, source: str, **config: object) -> Path:
+def run_of(path, source, **config):
     """Makes a directory that is a run as far as its config.json goes."""
     path.mkdir()
     text = {"format": "fastlstm-run", "format_version": 2, "data": {"source": source}, "train": {}}
@@ -456,7 +455,7 @@ def test_a_file_other_than_a_trace_is_not_replaced(tmp_path, text, capsys):
 
 
 def test_a_trace_that_cannot_be_written_is_an_error(tmp_path):
-    def full_disk(name: str) -> None:
+    def full_disk(name):
         Path(f"{name}.tmp").touch()
 
     trace = tmp_path / "trace.json"

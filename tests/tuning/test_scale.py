@@ -22,7 +22,7 @@ WORDS = "--rnn-size 16 --embed-size 8 --batch-size 8 --seq-length 16 --precision
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch):
     monkeypatch.setattr(scale, "_TIMED_S", 0.01)
 
 

@@ -9,7 +9,6 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,7 +48,7 @@ WORDS = ["--budget", "60s", "--axes", "lr", "--precision", "fp32", "--preset", "
 
 
 @pytest.fixture(autouse=True)
-def quick_timings(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_timings(monkeypatch):
     """Takes the seconds of a step as known, long in large models; times latencies briefly."""
     for module in (size_plan, text_job):
         monkeypatch.setattr(module, "step_seconds", lambda config, *_: (config.rnn_size / 96) ** 3)
@@ -64,12 +63,10 @@ class Runs:
         seen: options and seconds of each run.
     """
 
-    def __init__(self, truth: Mapping[tuple[str, Any], float], stop_at: int = 1000) -> None:
+    def __init__(self, truth, stop_at=1000):
         self.truth, self.stop_at, self.seen = truth, stop_at, list[tuple[dict[str, Any], float]]()
 
-    def __call__(
-        self, options: Mapping[str, Any], seconds: float, seed: int, out: Path
-    ) -> tuple[float, float]:
+    def __call__(self, options, seconds, seed, out):
         self.seen.append((dict(options), seconds))
         if len(self.seen) == self.stop_at:
             raise Stopped("stopped at step 3")
@@ -84,10 +81,7 @@ SMALL = Space(BASE, {"size": [96, 128]}, [{"size": 128}], [])
 SPACE_TO_TRY = Space(BASE, VALUES, [{"size": 192}, {"size": 128, "batch": 16}], [])
 
 
-def searched(
-    runs: Runs, space: Space = SPACE_TO_TRY, rungs: tuple[float, ...] = (10.0, 30.0),
-    study: optuna.Study | None = None, seeds: tuple[int, ...] = (0,),
-) -> optuna.Study:  # fmt: skip
+def searched(runs, space=SPACE_TO_TRY, rungs=(10.0, 30.0), study=None, seeds=(0,)):
     """Returns a study that has ended: nothing new was suggested."""
     study = study or optuna.create_study(sampler=optuna.samplers.TPESampler(seed=1))
     objective = Objective(TextJob(), space, seeds, rungs, runs, Path("unused"), lambda *_: None)
@@ -96,7 +90,7 @@ def searched(
     return study
 
 
-def labels(study: optuna.Study) -> list[str]:
+def labels(study):
     return [trial.user_attrs["label"] for trial in study.trials]
 
 
@@ -153,7 +147,7 @@ def test_failed_runs_are_not_the_best():
         best_trial(searched(Runs(sizes)))
 
 
-def test_learning_rates_vary_around_the_enqueued_ones(ended_after_trials: Any):
+def test_learning_rates_vary_around_the_enqueued_ones(ended_after_trials):
     ended_after_trials(12)
     space = replace(SPACE_TO_TRY, values={"lr": [1.0, 2.0, 0.5]}, first=[{"lr": 2.0}])
     runs = Runs({})
@@ -269,7 +263,7 @@ def test_a_size_over_its_bytes_is_timed_once():
     assert "of weights" in str(limits.refusal(limits.measured(1000, lambda: next(times))))
 
 
-def prepared(text: Path, limits: SizeLimits | None = None, **options: Any) -> Space:
+def prepared(text, limits=None, **options):
     """Returns what is tried of a text."""
     values = {"preset": "tiny", "budget": "60s", "precision": "fp32", "threads": 1, **options}
     found = list[Space]()
@@ -278,14 +272,14 @@ def prepared(text: Path, limits: SizeLimits | None = None, **options: Any) -> Sp
         None, None, {"budget"}, Path("unused"), axes=axes, limits=limits or SizeLimits()
     )  # fmt: skip
 
-    def look(trainer: Any) -> None:
+    def look(trainer):
         found.append(TextJob().prepare(trainer, search, lambda *_: None))
 
     plan_run(str(text), TrainConfig(**values), {"budget", *options}, look)
     return found[0]
 
 
-def test_law_and_speeds_choose_the_first_trials(text: Path):
+def test_law_and_speeds_choose_the_first_trials(text):
     space = prepared(text)
     assert {"size", "batch", "lr"} <= set(space.values)
     assert space.first[1] == {**space.first[0], "lr": 2.0}
@@ -294,11 +288,11 @@ def test_law_and_speeds_choose_the_first_trials(text: Path):
     assert space.units_per_s > 0
 
 
-@pytest.mark.parametrize("limit_us", range(10, 210, 10))
-def test_no_size_over_a_limit_of_latency_is_tried(text: Path, monkeypatch, limit_us: int):
+@pytest.mark.parametrize("limit_us", [10, 20, 40, 80, 120, 200])
+def test_no_size_over_a_limit_of_latency_is_tried(text, monkeypatch, limit_us):
     """The upper end of what was measured counts: 20 % above the latency."""
 
-    def cost(limits: SizeLimits, config: ModelConfig) -> ModelCost:
+    def cost(limits, config):
         us = config.rnn_size / 10
         return ModelCost(us / 1e6, 1000, 0.9 * us / 1e6, 1.2 * us / 1e6)
 
@@ -314,7 +308,7 @@ def test_no_size_over_a_limit_of_latency_is_tried(text: Path, monkeypatch, limit
     assert max(sizes) >= min(128, limit_us / 2)
 
 
-def test_a_study_is_continued_with_the_same_options_only(tmp_path: Path):
+def test_a_study_is_continued_with_the_same_options_only(tmp_path):
     about = {"tune_time": 60.0, "axes": ("size", "lr")}
     out = tmp_path / "t"
     out.mkdir()
@@ -334,14 +328,14 @@ def test_a_study_is_continued_with_the_same_options_only(tmp_path: Path):
 
 
 @pytest.mark.parametrize("damage", [b"", b"[]", b"SQLite format 3\0" + 200 * b"x"])
-def test_a_damaged_study_is_refused(tmp_path: Path, damage: bytes):
+def test_a_damaged_study_is_refused(tmp_path, damage):
     file = tmp_path / "study.db"
     file.write_bytes(damage)
     with pytest.raises(FormatError, match="was not written by this fastlstm, or is damaged"):
         open_study(tmp_path, {}, resume=True)
 
 
-def test_interrupted_trials_are_repeated(tmp_path: Path):
+def test_interrupted_trials_are_repeated(tmp_path):
     """After Ctrl-C in the second rung of a trial, and after SIGKILL within another one."""
     stopped = Runs({}, stop_at=4)  # in the second rung of the second trial
     study = open_study(tmp_path, {}, resume=False)
@@ -358,17 +352,17 @@ def test_interrupted_trials_are_repeated(tmp_path: Path):
     assert states.count("FAIL") == 2
 
 
-def of_options(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
+def of_options(monkeypatch, run):
     """Has short runs be a function of options, seconds, seed and directory."""
     monkeypatch.setattr(tune, "_train", lambda *args: run(*args[-4:]))
 
 
 @pytest.mark.usefixtures("ended_after_two_steps")
 def test_the_command_finds_settings_and_can_be_continued(
-    text: Path, tmp_path: Path, ended_after_trials: Any, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    text, tmp_path, ended_after_trials, monkeypatch,
+    capsys,
 ):  # fmt: skip
-    def short_run(options: Any, seconds: float, seed: int, out: Path) -> tuple[float, float]:
+    def short_run(options, seconds, seed, out):
         assert seconds == 6.0
         out.mkdir(parents=True)
         if options["learning_rate"] > 0.01:
@@ -406,13 +400,10 @@ def test_the_command_finds_settings_and_can_be_continued(
 
 @pytest.mark.usefixtures("hang_up_at_default")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_during_timing_ends_the_search(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str], number: int,
-):  # fmt: skip
+def test_a_signal_during_timing_ends_the_search(text, tmp_path, monkeypatch, capsys, number):
     prepare = TextJob.prepare
 
-    def interrupted(*args: Any) -> Any:
+    def interrupted(*args):
         os.kill(os.getpid(), number)
         return prepare(*args)
 
@@ -423,12 +414,12 @@ def test_a_signal_during_timing_ends_the_search(
 
 
 def test_a_stopped_search_says_how_to_continue(
-    text: Path, tmp_path: Path, ended_after_trials: Any, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    text, tmp_path, ended_after_trials, monkeypatch,
+    capsys,
 ):  # fmt: skip
     trained: list[Path] = []
 
-    def short_run(options: Any, seconds: float, seed: int, out: Path) -> tuple[float, float]:
+    def short_run(options, seconds, seed, out):
         trained.append(out)
         if len(trained) == 2:
             raise Stopped("stopped at step 3")
@@ -447,9 +438,7 @@ def test_a_stopped_search_says_how_to_continue(
     assert re.search("^best +default: 1.800 bits/char expected", shown, re.MULTILINE)
 
 
-def test_without_optuna_one_line_says_what_to_install(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_without_optuna_one_line_says_what_to_install(text, tmp_path, monkeypatch, capsys):
     for name in ("fastlstm.tuning.study", "fastlstm.tuning.tune"):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delattr(sys.modules["fastlstm.tuning"], "study")
@@ -459,14 +448,14 @@ def test_without_optuna_one_line_says_what_to_install(
     assert said == "fastlstm: error: tune needs Optuna: pip install 'fastlstm[tune]'\n"
 
 
-def test_a_locked_search_is_refused(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_locked_search_is_refused(text, tmp_path, capsys):
     out = tmp_path / "search"
     with locked_run(out):
         assert main(["tune", str(text), "--out", str(out), "--budget", "60s"]) == 2
     assert "is in use by process" in capsys.readouterr().err
 
 
-def end_of(bits: float, steps: int) -> dict[str, Any]:
+def end_of(bits, steps):
     return {
         "units": steps * 1000, "step": steps, "best_bits_per_char": bits, "elapsed_s": 6.0,
         "spent_s": {"setup": 1.0},
@@ -515,7 +504,7 @@ def test_without_the_law_runs_are_compared_by_their_result():
     assert (job.ending, TextJob().ending) == (" of its longest run", " expected")
 
 
-def test_a_refused_directory_stays_unchanged(text: Path, tmp_path: Path):
+def test_a_refused_directory_stays_unchanged(text, tmp_path):
     out = tmp_path / "own files"
     out.mkdir()
     (out / "letter.txt").write_text("dear")
@@ -536,15 +525,13 @@ def test_a_refused_directory_stays_unchanged(text: Path, tmp_path: Path):
         (["--budget", "60s", "--max-bytes", "1k"], "no size keeps the limits"),
     ],
 )
-def test_bad_input_is_refused(
-    text: Path, tmp_path: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
-):
+def test_bad_input_is_refused(text, tmp_path, words, said, capsys):
     assert main(["tune", str(text), "--out", str(tmp_path / "search"), *words]) == 2
     assert said in capsys.readouterr().err
 
 
-def test_a_small_gain_is_called_not_proven(tmp_path: Path) -> None:
-    def printed(expected: float) -> str:
+def test_a_small_gain_is_called_not_proven(tmp_path):
+    def printed(expected):
         best = {"label": "adamw", "expected": expected, "default_expected": 2.0}
         found = {"best": best, "default": {"sizes": []}, "trials": [], "importance": {}}
         return dict(rows(found, TextJob(), "", tmp_path))["best"]

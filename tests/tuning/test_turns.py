@@ -1,6 +1,6 @@
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,39 +9,37 @@ import torch
 
 from fastlstm.errors import ConfigError
 from fastlstm.tuning import variants
-from fastlstm.tuning.turns import Candidate, Timed, TimedVariant, time_in_turns, time_until
+from fastlstm.tuning.turns import Candidate, time_in_turns, time_until
 from fastlstm.tuning.variants import SAME_QUALITY, Variant
 
 
 class Work:
     """Takes no time and says how long it takes; other times in its first turns."""
 
-    def __init__(
-        self, cause: str, seconds: float, log: list[str], first: Sequence[float] = ()
-    ) -> None:
+    def __init__(self, cause, seconds, log, first=()):
         self.first = iter(first)
         self.cause, self.effect, self.seconds, self.log = cause, "exact", seconds, log
         self.options: Mapping[str, Any] = {}
         self.is_closed = False
 
-    def warm_up(self) -> None:
+    def warm_up(self):
         self.log.append(f"warm {self.cause}")
 
-    def turn(self, seconds: float) -> float:
+    def turn(self, seconds):
         self.log.append(self.cause)
         return next(self.first, self.seconds)
 
-    def close(self) -> None:
+    def close(self):
         self.is_closed = True
 
 
 @pytest.fixture
-def log() -> list[str]:
+def log():
     """The turns of `Work`."""
     return []
 
 
-def timed(base: TimedVariant, *candidates: Candidate, seconds: float = 60.0):
+def timed(base, *candidates, seconds=60.0):
     end = time.perf_counter() + seconds
     return time_in_turns(base, candidates, end, end, random.Random(0), 0.0)
 
@@ -93,7 +91,7 @@ def test_the_next_value_is_timed_only_if_the_nearer_one_is_faster(log):
 def test_a_variant_that_cannot_be_made_is_named(log):
     base, good = Work("base", 1.0, log), Work("good", 0.5, log)
 
-    def refuse() -> TimedVariant:
+    def refuse():
         raise ConfigError("no such precision here")
 
     found, not_timed = timed(base, Candidate(refuse), Candidate(lambda: good))
@@ -125,7 +123,7 @@ def test_a_slower_variant_that_may_be_better_gets_all_turns_in_random_order(log)
 
 def test_a_variant_that_cannot_be_warmed_up_is_closed():
     class Refusing(Work):
-        def warm_up(self) -> None:
+        def warm_up(self):
             raise ConfigError("no")
 
     log = list[str]()
@@ -134,7 +132,7 @@ def test_a_variant_that_cannot_be_warmed_up_is_closed():
     assert (not_timed, bad.is_closed) == (["no"], True)
 
 
-def stepping(threads: int, step: Callable[[], int]) -> Variant:
+def stepping(threads, step):
     """Returns a variant of no run."""
     loader = SimpleNamespace(wait_s=0.0, next=lambda: setattr(loader, "wait_s", loader.wait_s + 1))
     trainer: Any = SimpleNamespace(task=SimpleNamespace(loader=loader))
@@ -144,7 +142,7 @@ def stepping(threads: int, step: Callable[[], int]) -> Variant:
 def test_a_change_of_threads_starts_a_turn_with_an_untimed_step():
     steps = []
 
-    def step() -> int:
+    def step():
         steps.append(torch.get_num_threads())
         time.sleep(0.05 if steps == [2] else 0.0)
         return 1
@@ -162,11 +160,11 @@ def test_a_change_of_threads_starts_a_turn_with_an_untimed_step():
 
 
 @pytest.mark.parametrize(("enough_at", "pairs"), [(0, 6), (9, 9), (1000, 48)])
-def test_one_variant_is_timed_alone_until_its_gain_is_known(enough_at: int, pairs: int, log):
+def test_one_variant_is_timed_alone_until_its_gain_is_known(enough_at, pairs, log):
     base, fast = Work("base", 2.0, log), Work("fast", 1.0, log)
     end, asked = time.perf_counter() + 60.0, list[int]()
 
-    def is_enough(so_far: Timed) -> bool:
+    def is_enough(so_far):
         asked.append(len(so_far.base))
         return len(so_far.base) >= enough_at
 
@@ -175,16 +173,11 @@ def test_one_variant_is_timed_alone_until_its_gain_is_known(enough_at: int, pair
     assert (found.speed.ratio, min(asked), fast.is_closed) == (2.0, 6, True)
 
 
-def with_steps(
-    monkeypatch: pytest.MonkeyPatch,
-    seconds: Sequence[float],
-    waiting: float | None = None,
-    others: float | None = None,
-) -> Variant:
+def with_steps(monkeypatch, seconds, waiting=None, others=None):
     """Returns a variant whose steps take so long; so many of its threads wait for a core."""
     clock, steps = SimpleNamespace(now=0.0), iter(seconds)
 
-    def step() -> int:
+    def step():
         clock.now += next(steps)
         return 1
 
@@ -231,7 +224,7 @@ def test_threads_that_wait_for_cores_hold_a_variant_back(
 
 
 @pytest.mark.parametrize("seconds", [1.0, 3.0])
-def test_a_variant_is_timed_until_it_has_an_interval(seconds: float, log):
+def test_a_variant_is_timed_until_it_has_an_interval(seconds, log):
     base, other = Work("base", 2.0, log), Work("other", seconds, log)
     now = time.perf_counter()
     for late, pairs in ((now + 60.0, 6), (now, 1)):

@@ -1,9 +1,6 @@
 """Which calls the kernels of clusters take, and what they say, without a GPU."""
 
-from __future__ import annotations
-
 import ctypes
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,12 +19,12 @@ CALL = LSTMCall(T=64, B=32, I=128, H=512, dtype=torch.bfloat16, device="cuda", r
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+def gpu(monkeypatch):
     """An H100, by its capability and its clusters per size; a size may raise an error."""
     card: dict[str, Any] = {"capability": (9, 0), 128: 30, 256: 15, 512: 7, "error": 4e-3}
     card |= {"grid 512": 8, "grid 1024": 2, "shared": 227 << 10}
 
-    def max_clusters(H: int, device: int, *, is_grid: bool = False) -> int:
+    def max_clusters(H, device, *, is_grid=False):
         found = card[f"grid {H}" if is_grid else H]
         if isinstance(found, Exception):
             raise found
@@ -64,29 +61,29 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     ],
 )
 @pytest.mark.usefixtures("gpu")
-def test_supported_calls(changes: dict[str, Any], reason: str | None) -> None:
+def test_supported_calls(changes, reason):
     assert ClusterBackend().supports(CALL._replace(**changes)) == reason
 
 
-def test_an_older_gpu_is_refused_before_anything_is_compiled(gpu: dict[str, Any]) -> None:
+def test_an_older_gpu_is_refused_before_anything_is_compiled(gpu):
     gpu["capability"], gpu[512] = (8, 0), AssertionError("compiled")
     told = "they need thread block clusters, compute capability 9.0; this GPU has 8.0"
     assert ClusterBackend().supports(CALL) == told
 
 
 @pytest.mark.parametrize("why", ["cuda.bindings is missing, …", "NVRTC cannot be loaded (…)"])
-def test_a_missing_library_is_the_reason(gpu: dict[str, Any], why: str) -> None:
+def test_a_missing_library_is_the_reason(gpu, why):
     gpu[512] = KernelError(why)
     assert ClusterBackend().supports(CALL) == why
 
 
-def test_a_size_whose_cluster_does_not_fit_is_refused_and_others_run(gpu: dict[str, Any]) -> None:
+def test_a_size_whose_cluster_does_not_fit_is_refused_and_others_run(gpu):
     gpu[512] = 0
     assert ClusterBackend().supports(CALL) == "this GPU cannot run 16 blocks in a cluster"
     assert ClusterBackend().supports(CALL._replace(H=200)) is None
 
 
-def test_blocks_without_clusters_take_older_gpus_and_more_units(gpu: dict[str, Any]) -> None:
+def test_blocks_without_clusters_take_older_gpus_and_more_units(gpu):
     grid, large = GridBackend(), CALL._replace(H=1000)
     assert grid.supports(CALL) is None
     assert grid.supports(large) is None
@@ -113,7 +110,7 @@ def test_blocks_without_clusters_take_older_gpus_and_more_units(gpu: dict[str, A
 
 
 @pytest.mark.parametrize("error", [0.5, float("nan")])
-def test_wrong_results_of_a_gpu_are_refused(gpu: dict[str, Any], error: float) -> None:
+def test_wrong_results_of_a_gpu_are_refused(gpu, error):
     gpu["error"] = error
     assert GridBackend().supports(CALL) == (
         f"on this GPU their results are wrong (relative error {error})"
@@ -121,9 +118,7 @@ def test_wrong_results_of_a_gpu_are_refused(gpu: dict[str, Any], error: float) -
     assert ClusterBackend().supports(CALL) is None
 
 
-def test_what_fails_once_is_tried_again(
-    gpu: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_fails_once_is_tried_again(gpu, monkeypatch):
     """Memory that is short, a recording and torch.func do not last."""
     grid = GridBackend()
     gpu["grid 512"] = torch.OutOfMemoryError("CUDA out of memory")
@@ -139,8 +134,8 @@ def test_what_fails_once_is_tried_again(
     assert grid.supports(CALL) is None
 
 
-def test_rows_without_clusters_fit_the_shared_memory(gpu: dict[str, Any]) -> None:
-    def rows(B: int) -> tuple[int, int]:
+def test_rows_without_clusters_fit_the_shared_memory(gpu):
+    def rows(B):
         return cluster_lstm.rows_per_cluster(B, 1024, 0, is_grid=True)
 
     assert rows(96) == (2, 6)
@@ -149,7 +144,7 @@ def test_rows_without_clusters_fit_the_shared_memory(gpu: dict[str, Any]) -> Non
 
 
 @pytest.mark.usefixtures("gpu")
-def test_the_kernel_line_has_clusters_rows_padding_and_options() -> None:
+def test_the_kernel_line_has_clusters_rows_padding_and_options():
     plain = ClusterBackend().describe(CALL)
     assert plain.name == "persistent LSTM bf16 (4 of 7 clusters of 16 blocks, 8 rows each)"
     assert (plain.is_fast, plain.why) == (True, "")
@@ -166,7 +161,7 @@ def test_the_kernel_line_has_clusters_rows_padding_and_options() -> None:
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("B", [1, 8, 9, 56, 57, 448, 449, 1000])
 @pytest.mark.parametrize("H", [128, 256, 512])
-def test_all_rows_have_a_place_in_few_waves(B: int, H: int) -> None:
+def test_all_rows_have_a_place_in_few_waves(B, H):
     clusters, groups = cluster_lstm.rows_per_cluster(B, H, 0)
     assert clusters * groups * 8 >= B
     assert (clusters - 1) * groups * 8 < B or clusters * 8 <= B + 7, "no cluster is idle"
@@ -178,9 +173,7 @@ def test_all_rows_have_a_place_in_few_waves(B: int, H: int) -> None:
 @pytest.mark.parametrize("recurrent", ["sigmoid", "hard_sigmoid", "softsign"])
 @pytest.mark.parametrize("activation", ["tanh", "sigmoid", "relu"])
 @pytest.mark.usefixtures("gpu")
-def test_padded_units_change_nothing(
-    monkeypatch: pytest.MonkeyPatch, activation: Any, recurrent: Any
-) -> None:
+def test_padded_units_change_nothing(monkeypatch, activation, recurrent):
     """Values and gradients of the padded call, in float64, by the reference."""
     T, B, I, H = 3, 2, 4, 5  # noqa: E741
     options = CellOptions(
@@ -209,25 +202,23 @@ def test_padded_units_change_nothing(
         torch.testing.assert_close(own, other, rtol=1e-12, atol=1e-12)
 
 
-def read(address: int, num: int) -> list[int]:
+def read(address, num):
     return list((ctypes.c_int64 * num).from_address(address))
 
 
 class Launches:
     """Stands for kernels: reads what they are given while it is there, and computes nothing."""
 
-    def __init__(self, sizes: dict[str, int]) -> None:
+    def __init__(self, sizes):
         self.sizes, self.given = sizes, dict[str, list[int]]()
 
-    def launch(self, clusters: int, arguments: Any) -> None:
+    def launch(self, clusters, arguments):
         for name, size in self.sizes.items():
             self.given[name] = read(getattr(arguments, name), size)
 
 
 @pytest.mark.usefixtures("gpu")
-def test_strided_tokens_and_lengths_are_read_in_order(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_strided_tokens_and_lengths_are_read_in_order(monkeypatch):
     T, B, I, H, V = 5, 3, 4, 128, 7  # noqa: E741
     launches = Launches({"tokens": T * B, "begins": B, "ends": B})
     monkeypatch.setattr(cluster_lstm, "_kernel", lambda *_: launches)

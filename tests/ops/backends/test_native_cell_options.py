@@ -1,6 +1,5 @@
 """Options of the cell on our kernels, against the float64 reference: every instruction set."""
 
-import dataclasses
 from functools import cache
 
 import pytest
@@ -11,18 +10,12 @@ from fastlstm.ops.call import LSTMArgs, LSTMWeights
 from fastlstm.ops.cell_call import CellCall, Norm
 from fastlstm.ops.cell_options import ACTIVATIONS, OPTION_NAMES, CellOptions
 from fastlstm.ops.reference import lstm_reference
-from fastlstm.system import environment, hardware
 from native_run import run_native, with_cell
 
-ISAS = environment.ISA_NAMES[: environment.ISA_NAMES.index(hardware.cpu().isa) + 1]
 SHAPES = {
-    "small": (5, 3, 4, 6),
-    "one step": (1, 2, 3, 17),
-    "few units": (4, 2, 3, 5),
-    "groups": (6, 7, 33, 70),
-    "chunks": (40, 17, 5, 24),
-    "lanes": (6, 40, 9, 40),
-}
+    "small": (5, 3, 4, 6), "one step": (1, 2, 3, 17), "few units": (4, 2, 3, 5),
+    "groups": (6, 7, 33, 70), "chunks": (40, 17, 5, 24), "lanes": (6, 40, 9, 40),
+}  # fmt: skip
 CELLS = {
     "norm": {"norm": True},
     "mask": {"mask": True},
@@ -37,25 +30,8 @@ CELLS = {
 LIMITS = {torch.float32: 1e-5, torch.bfloat16: 1.5e-2}
 """Relative RMS error that is always allowed; else three times the reference's in this dtype."""
 NAMES = (
-    "x",
-    "h0",
-    "c0",
-    "w_ih",
-    "w_hh",
-    "b_ih",
-    "b_hh",
-    "gamma_ih",
-    "gamma_hh",
-    "gamma_c",
-    "beta_c",
-)
-
-
-@pytest.fixture(params=ISAS)
-def isa(request, monkeypatch):
-    info = dataclasses.replace(hardware.cpu(), isa=request.param, bf16_isa=request.param)
-    monkeypatch.setattr(hardware, "cpu", lambda: info)
-    return request.param
+    "x", "h0", "c0", "w_ih", "w_hh", "b_ih", "b_hh", "gamma_ih", "gamma_hh", "gamma_c", "beta_c",
+)  # fmt: skip
 
 
 @pytest.fixture

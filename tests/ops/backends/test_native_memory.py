@@ -14,7 +14,6 @@ import random
 import subprocess
 import sys
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -37,14 +36,8 @@ SHAPES = (  # T, B, I, H
     (9, 14, 16, 48),
 )
 PROJECTIONS = (  # N, H, V
-    (1, 1, 1),
-    (5, 15, 2),
-    (47, 17, 16),
-    (48, 33, 15),
-    (49, 31, 17),
-    (513, 64, 33),
-    (70, 3, 5001),
-)
+    (1, 1, 1), (5, 15, 2), (47, 17, 16), (48, 33, 15), (49, 31, 17), (513, 64, 33), (70, 3, 5001),
+)  # fmt: skip
 OPTIONS = (
     *("tokens", "lengths", "mask", "initial", "last", "only states", "norm", "zoneout"),
     "packed",  # for backward, where it may read the weights as torch has them
@@ -65,7 +58,7 @@ class Arena:
     place: str
     maps: list[tuple[str, mmap.mmap, int, int]] = field(default_factory=list)
 
-    def take(self, name: str, size: int, align: int) -> np.ndarray:
+    def take(self, name, size, align):
         """Returns `size` bytes as near to the guard page as `align` allows, filled with PATTERN."""
         inner = -(-max(size, 1) // PAGE) * PAGE
         whole = mmap.mmap(-1, inner + 2 * PAGE)
@@ -77,57 +70,55 @@ class Arena:
         self.maps.append((name, whole, start, size))
         return view[start : start + size]
 
-    def output(self, name: str, size: int, align: int = 4) -> np.ndarray:
+    def output(self, name, size, align=4):
         return self.take(name, size, align)
 
-    def input(self, name: str, values: np.ndarray, align: int = 4) -> np.ndarray:
+    def input(self, name, values, align=4):
         view = self.take(name, values.nbytes, align)
         view[:] = values.reshape(-1).view(np.uint8)
         self.freeze(view)
         return view
 
-    def freeze(self, view: np.ndarray) -> None:
+    def freeze(self, view):
         """Makes the pages of a buffer read-only: a kernel that writes there crashes."""
         begin = address(view) // PAGE * PAGE
         size = max(address(view) + view.nbytes - begin, 1)
         protect_address(begin, -(-size // PAGE) * PAGE, PROT_READ)
 
-    def check(self) -> None:
+    def check(self):
         for name, whole, start, size in self.maps:
             view = np.frombuffer(whole, np.uint8)
             around = np.concatenate([view[PAGE:start], view[start + size : -PAGE]])
             assert (around == PATTERN).all(), f"written beside {name}"
 
 
-def protect(view: np.ndarray, how: int) -> None:
+def protect(view, how):
     protect_address(address(view), view.nbytes, how)
 
 
-def protect_address(begin: int, size: int, how: int) -> None:
+def protect_address(begin, size, how):
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.mprotect(ctypes.c_void_p(begin), ctypes.c_size_t(size), how) != 0:
         raise OSError(ctypes.get_errno(), "mprotect")
 
 
-def address(view: np.ndarray | None) -> int:
+def address(view):
     return 0 if view is None else view.ctypes.data
 
 
-def elements(values: np.ndarray, is_bf16: bool) -> np.ndarray:
+def elements(values, is_bf16):
     """Rounds to memory format: bf16 by cutting, which is good enough for an input."""
     values = np.ascontiguousarray(values, np.float32)
     return (values.view(np.uint32) >> 16).astype(np.uint16) if is_bf16 else values
 
 
-def is_written(view: np.ndarray, is_bf16: bool) -> bool:
+def is_written(view, is_bf16):
     if is_bf16:
         return not (view.view(np.uint16) == 0xFFFF).any()
     return not np.isnan(view.view(np.float32)).any()
 
 
-def run_case(
-    kernel: Any, place: str, threads: int, shape: tuple[int, ...], options: set[str], seed: int
-) -> None:
+def run_case(kernel, place, threads, shape, options, seed):
     """Packs, runs forward without and with keeping, then backward."""
     T, B, I, H = shape  # noqa: E741
     is_bf16, size = kernel.is_bf16, 2 if kernel.is_bf16 else 4
@@ -135,10 +126,10 @@ def run_case(
     arena = Arena(place)
     padded = -(-H // kernel.lanes) * kernel.lanes
 
-    def floats(name: str, *dims: int) -> np.ndarray:
+    def floats(name, *dims):
         return arena.input(name, rng.uniform(-0.5, 0.5, dims).astype(np.float32))
 
-    def optional(option: str, name: str) -> np.ndarray | None:
+    def optional(option, name):
         return floats(name, B, H) if option in options else None
 
     w_ih, w_hh = floats("w_ih", 4 * H, I), floats("w_hh", 4 * H, H)
@@ -176,14 +167,14 @@ def run_case(
     seed_of_zones = arena.input("seed", np.array([seed], np.int64), 8)
     kept_norm: list[np.ndarray | None] = [None, None]
 
-    def cell_call() -> Any:
+    def cell_call():
         if not options & {"norm", "zoneout"}:
             return None
         zoneout = (0.25, 0.5) if "zoneout" in options else (0.0, 0.0)
         addresses = map(address, (seed_of_zones, *norm, *kept_norm))
         return hardware.native().LSTMCellCall(1, 0, *zoneout, 0, *addresses)
 
-    def forward(gates: np.ndarray | None, cells: np.ndarray | None) -> list[np.ndarray]:
+    def forward(gates, cells):
         y = arena.output("y", T * B * H * size, size)
         outputs = [y, arena.output("h_last", B * H * 4), arena.output("c_last", B * H * 4)]
         given = (packed[0], h0, c0, mask, begins, ends, *outputs, gates, cells)
@@ -241,9 +232,7 @@ def run_case(
     arena.check()
 
 
-def run_projection(
-    kernel: Any, place: str, threads: int, shape: tuple[int, ...], needs: set[str], seed: int
-) -> None:
+def run_projection(kernel, place, threads, shape, needs, seed):
     """The output projection: all at once, then by way of a kept gradient of the logits."""
     N, H, V = shape
     is_bf16, size = kernel.is_bf16, 2 if kernel.is_bf16 else 4
@@ -257,7 +246,7 @@ def run_projection(
         bias = arena.input("bias", rng.uniform(-1, 1, V).astype(np.float32))
     targets = arena.input("targets", rng.integers(0, V, N), 8)
 
-    def run(*given: np.ndarray | None, has_gradients: bool) -> list[np.ndarray]:
+    def run(*given, has_gradients):
         sizes = {"df": N * H * size, "dw": V * H * 4, "db": V * 4}
         found = {}
         for name in sorted(needs) if has_gradients else ():
@@ -285,7 +274,7 @@ def run_projection(
     arena.check()
 
 
-def main() -> None:
+def main():
     native = hardware.native()
     isas = environment.ISA_NAMES[: environment.ISA_NAMES.index(hardware.cpu().isa) + 1]
     kernels = {(k.isa, k.is_bf16): k for isa in isas for k in both(native, isa)}
@@ -307,7 +296,7 @@ def main() -> None:
             run_projection(kernel, *case, shape, needs, seed)
 
 
-def both(native: Any, isa: str) -> list[Any]:
+def both(native, isa):
     return [native.lstm_kernels(isa, is_bf16) for is_bf16 in (False, True)]
 
 

@@ -21,14 +21,11 @@ def test_random_shapes(group):
 
 # Beyond these sizes a product is summed in parts, or over several chunks of rows.
 SPLIT = {
-    "gates in parts": (2, 7, 3, 401),
-    "input in parts": (2, 149, 1603, 3),
-    "wide input": (1, 3, 3301, 3),
-    "wide input of many rows": (1, 29, 12301, 9),
-    "chunks of rows": (40, 53, 3, 5),
-    "units on two threads": (3, 5, 4, 301),
+    "gates in parts": (2, 7, 3, 401), "input in parts": (2, 149, 1603, 3),
+    "wide input": (1, 3, 3301, 3), "wide input of many rows": (1, 29, 12301, 9),
+    "chunks of rows": (40, 53, 3, 5), "units on two threads": (3, 5, 4, 301),
     "lanes and units on four threads": (4, 9, 20, 17),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

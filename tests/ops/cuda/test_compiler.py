@@ -1,10 +1,6 @@
 """Every kernel compiles for every GPU that it is meant for, and what was compiled is stored."""
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -43,9 +39,7 @@ ALL_OPTIONS = 240
         ((0, 128, 1, 1, 0, 0, 0, 0, 4, 0), "sm_90", 0),
     ],
 )
-def test_a_kernel_compiles_and_stays_in_its_registers(
-    values: tuple[int, ...], arch: str, max_spill: int
-) -> None:
+def test_a_kernel_compiles_and_stays_in_its_registers(values, arch, max_spill):
     check_compiled(values, arch, max_spill, GRID=0, UNITS=32)
 
 
@@ -64,13 +58,11 @@ def test_a_kernel_compiles_and_stays_in_its_registers(
         ((1, 1024, 2, 1, 0, 0, 0, 0, 1, 0, 1), "sm_86", PLAIN),
     ],
 )
-def test_a_kernel_without_clusters_compiles_and_stays_in_its_registers(
-    values: tuple[int, ...], arch: str, max_spill: int
-) -> None:
+def test_a_kernel_without_clusters_compiles_and_stays_in_its_registers(values, arch, max_spill):
     check_compiled(values, arch, max_spill, GRID=1, UNITS=32 if values[1] <= 512 else 16)
 
 
-def check_compiled(values: tuple[int, ...], arch: str, max_spill: int, **of_kind: int) -> None:
+def check_compiled(values, arch, max_spill, **of_kind):
     macros = {"NORM": 0, **dict(zip(NAMES, values, strict=False)), **of_kind}
     macros.update(CL=macros["H"] // macros["UNITS"], REAL=macros["H"])
     image, log = compiler.compile_source("lstm_cluster", macros, arch)
@@ -88,7 +80,7 @@ MACROS["REAL"] = 128
 MACROS.update(dict.fromkeys(("SAVE", "TOKENS", "LENGTHS", "MASK", "ZONEOUT", "REC"), 0))
 
 
-def test_a_gpu_without_clusters_is_refused_with_the_reason() -> None:
+def test_a_gpu_without_clusters_is_refused_with_the_reason():
     with pytest.raises(
         KernelError, match=r"NVRTC \d+\.\d+ cannot compile lstm_cluster.cu for sm_80"
     ):
@@ -96,11 +88,11 @@ def test_a_gpu_without_clusters_is_refused_with_the_reason() -> None:
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+def calls(monkeypatch, tmp_path):
     """The architectures that something was compiled for; the cache is at `tmp_path`."""
     made: list[str] = []
 
-    def compile_source(name: str, macros: Any, arch: str) -> tuple[bytes, str]:
+    def compile_source(name, macros, arch):
         made.append(arch)
         return f"code {len(made)}".encode(), ""
 
@@ -110,20 +102,18 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     return made
 
 
-def compiled(arch: str = "sm_90", **changes: int) -> bytes:
+def compiled(arch="sm_90", **changes):
     return compiler.compiled("lstm_cluster", {**MACROS, **changes}, arch)
 
 
-def test_a_kernel_is_compiled_once(calls: list[str]) -> None:
+def test_a_kernel_is_compiled_once(calls):
     assert compiled() == compiled() == b"code 1"
     assert compiled(H=256) == b"code 2"
     assert compiled("sm_120") == b"code 3"
     assert calls == ["sm_90", "sm_90", "sm_120"]
 
 
-def test_another_nvrtc_or_source_compiles_anew(
-    calls: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_nvrtc_or_source_compiles_anew(calls, monkeypatch):
     compiled()
     monkeypatch.setattr(compiler, "nvrtc_version", lambda: "13.1")
     assert compiled() == b"code 2"
@@ -132,9 +122,7 @@ def test_another_nvrtc_or_source_compiles_anew(
 
 
 @pytest.mark.parametrize("damage", [b"", b"short", None])
-def test_a_damaged_entry_is_replaced(
-    calls: list[str], tmp_path: Path, damage: bytes | None
-) -> None:
+def test_a_damaged_entry_is_replaced(calls, tmp_path, damage):
     compiled()
     (entry,) = (tmp_path / "kernels" / "entries").iterdir()
     whole = entry.read_bytes()
@@ -144,14 +132,12 @@ def test_a_damaged_entry_is_replaced(
     assert len(calls) == 2
 
 
-def test_a_cache_that_cannot_be_written_costs_one_compilation(
-    calls: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_cannot_be_written_costs_one_compilation(calls, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("no directory")
     monkeypatch.setattr(environment, "cache_dir", lambda: tmp_path / "file")
     assert compiled() == b"code 1"
 
-    def full(path: Path, data: bytes) -> None:
+    def full(path, data):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(environment, "cache_dir", lambda: tmp_path)
@@ -160,10 +146,8 @@ def test_a_cache_that_cannot_be_written_costs_one_compilation(
     assert len(calls) == 2
 
 
-def test_a_compilation_error_is_remembered(
-    calls: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any) -> Any:
+def test_a_compilation_error_is_remembered(calls, monkeypatch):
+    def refuse(*_):
         calls.append("refused")
         raise KernelError("NVRTC cannot compile it")
 
@@ -173,8 +157,8 @@ def test_a_compilation_error_is_remembered(
     assert calls == ["refused"]
 
 
-def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def without(name: str) -> Any:
+def test_missing_libraries_are_named(monkeypatch):
+    def without(name):
         raise ImportError(name)
 
     compiler.nvrtc_version.cache_clear()
@@ -185,7 +169,7 @@ def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
     class NoLibrary:
         @staticmethod
-        def nvrtcVersion() -> Any:  # noqa: N802
+        def nvrtcVersion():  # noqa: N802
             raise RuntimeError("libnvrtc.so.13 not found")
 
     monkeypatch.setattr(compiler, "bindings", lambda name: NoLibrary())

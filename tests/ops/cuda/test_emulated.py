@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +20,6 @@ from fastlstm.ops.backends.cluster import _MAX_ERROR, ClusterBackend, GridBacken
 from fastlstm.ops.call import LSTMArgs, describe_call
 from fastlstm.ops.cell_options import CellOptions
 from fastlstm.ops.cuda import cluster_lstm
-from fastlstm.ops.cuda.cluster_lstm import KernelVariant
 from fastlstm.ops.reference import run_reference
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -46,11 +44,11 @@ class Case:
     norm: bool = False
 
 
-def arguments(case: Case) -> tuple[LSTMArgs, CellOptions]:
+def arguments(case):
     """Returns float32 tensors of values that the compute dtype holds exactly, and the options."""
     g = torch.Generator().manual_seed(case.T * 1000 + case.B)
 
-    def draw(*shape: int, scale: float = 1.0) -> Tensor:
+    def draw(*shape, scale=1.0):
         return (torch.randn(*shape, generator=g) * scale).to(case.dtype).float()
 
     T, B, I, H = case.T, case.B, 9, case.H  # noqa: E741
@@ -80,11 +78,11 @@ def arguments(case: Case) -> tuple[LSTMArgs, CellOptions]:
 class OnCpu:
     """Stands for the kernels of a device: `_kernel` and the weights' kernels."""
 
-    def __init__(self, folder: Path, clusters: int) -> None:
+    def __init__(self, folder, clusters):
         self.folder, self.clusters, self.seed = folder, clusters, 0
         self.kernels: dict[Any, EmulatedLSTM] = {}
 
-    def kernel(self, variant: KernelVariant, groups: int, entry: str, device: None) -> Any:
+    def kernel(self, variant, groups, entry, device):
         is_backward = entry == "lstm_backward"
         size = cluster_lstm.shared_bytes(variant, groups, is_backward=is_backward)
         if (variant, groups) not in self.kernels:
@@ -95,21 +93,21 @@ class OnCpu:
 
         class Kernel:
             @staticmethod
-            def launch(clusters: int, arguments: Any) -> None:
+            def launch(clusters, arguments):
                 self.seed += 1
                 kernel.launch(entry, clusters, size, self.seed, arguments)
 
         return Kernel
 
 
-def unpacked(H: int, *given: Tensor | None) -> list[Tensor | None]:
+def unpacked(H, *given):
     return [
         None if t is None else t.view(H, 4, -1).transpose(0, 1).reshape(4 * H, -1) for t in given
     ]
 
 
 @pytest.fixture
-def on_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> OnCpu:
+def on_cpu(monkeypatch, tmp_path):
     device = OnCpu(tmp_path, 2)
     monkeypatch.setattr(cluster_lstm, "_kernel", device.kernel)
     for module in (cluster, cluster_lstm):
@@ -122,21 +120,21 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> OnCpu:
     return device
 
 
-def packed(args: LSTMArgs, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def packed(args, dtype):
     bias = cluster_lstm._gates_last(args.b_ih + args.b_hh, dtype)  # type: ignore[operator]
     return cluster_lstm._gates_last(args.w_ih, dtype), args.w_hh.to(dtype), bias
 
 
-def wide_product(a: Tensor, b: Tensor) -> Tensor:
+def wide_product(a, b):
     return a.float() @ b.float()
 
 
-def table_gradient(tokens: Tensor, num_rows: int, d: Tensor) -> Tensor:
+def table_gradient(tokens, num_rows, d):
     rows = torch.zeros(num_rows, d.shape[1])
     return rows.index_add(0, tokens.reshape(-1), d.float())
 
 
-def errors(case: Case, backend: ClusterBackend) -> dict[str, float]:
+def errors(case, backend):
     """Returns the relative error of every output and gradient."""
     args, options = arguments(case)
     found: list[dict[str, Tensor]] = []
@@ -185,9 +183,7 @@ CASES = [
 @pytest.mark.parametrize(
     ("backend", "units", "case"), CASES, ids=[f"{c[0]}-{c[1]}-{i}" for i, c in enumerate(CASES)]
 )
-def test_outputs_and_gradients(
-    on_cpu: OnCpu, monkeypatch: pytest.MonkeyPatch, backend: str, units: int, case: Case
-) -> None:
+def test_outputs_and_gradients(on_cpu, monkeypatch, backend, units, case):
     on_cpu.clusters = case.clusters
     if units:  # as for more than 512 units
         for module in (cluster, cluster_lstm):
@@ -198,7 +194,7 @@ def test_outputs_and_gradients(
     assert max(found.values()) < limit, found
 
 
-def test_a_trial_sees_wrong_results(on_cpu: OnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_sees_wrong_results(on_cpu, monkeypatch):
     """It runs the kernels of one group of rows that the number of clusters is asked of."""
     with torch.autocast("cpu", torch.float16), torch.autograd.graph.saved_tensors_hooks(id, id):
         assert trial_error(torch.device("cpu"), 128) < _MAX_ERROR

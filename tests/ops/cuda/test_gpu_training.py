@@ -1,7 +1,5 @@
 """Dropout and embeddings of a training step on a GPU are torch's."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -17,9 +15,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", [(1, 1, 8), (7, 3, 40), (300, 5, 128), (128, 128, 512)])
-def test_a_masked_product_has_the_bits_of_torchs(
-    dtype: torch.dtype, shape: tuple[int, int, int]
-) -> None:
+def test_a_masked_product_has_the_bits_of_torchs(dtype, shape):
     x, dy = torch.randn(2, *shape, device="cuda", dtype=dtype)
     x[0, 0, 0] = float("nan")
     mask = (torch.rand(1, *shape[1:], device="cuda") < 0.7).to(dtype).div_(0.7)
@@ -37,7 +33,7 @@ def test_a_masked_product_has_the_bits_of_torchs(
 
 
 @pytest.mark.parametrize("shape", [(4, 3, 5), (4, 4, 8)])
-def test_a_mask_that_cannot_be_read_is_torchs_product(shape: tuple[int, int, int]) -> None:
+def test_a_mask_that_cannot_be_read_is_torchs_product(shape):
     x = torch.ones(shape[0] + 1, *shape[1:], device="cuda", dtype=torch.bfloat16)[1:]
     plain = torch.ones(1, *shape[1:], device="cuda", dtype=torch.bfloat16)
     assert can_mask(x, plain) == (shape == (4, 4, 8))
@@ -50,7 +46,7 @@ def test_a_mask_that_cannot_be_read_is_torchs_product(shape: tuple[int, int, int
 
 @pytest.mark.parametrize("num_rows", [2, 100, MAX_TABLE_ROWS, MAX_TABLE_ROWS + 1])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_rows_and_gradient_of_a_table(num_rows: int, dtype: torch.dtype) -> None:
+def test_rows_and_gradient_of_a_table(num_rows, dtype):
     table = torch.randn(num_rows, 24, device="cuda", requires_grad=True)
     tokens = torch.randint(num_rows, (13, 9), device="cuda")
     with torch.autocast("cuda", dtype=dtype, enabled=dtype is not torch.float32):

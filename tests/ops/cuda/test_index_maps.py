@@ -1,7 +1,5 @@
 """Reads of shared memory in lstm_cluster.cu, which must not collide in a bank."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -15,7 +13,7 @@ LANES = range(32)
 
 
 @pytest.mark.parametrize("H", [128, 256, 512])
-def test_banks_of_shared_memory_do_not_collide(H: int) -> None:
+def test_banks_of_shared_memory_do_not_collide(H):
     """Two words of 16 lanes are read at once, and one of 32 lanes: from 32 banks."""
     for start in (0, 16):
         lanes = range(start, start + 16)
@@ -34,7 +32,7 @@ def test_banks_of_shared_memory_do_not_collide(H: int) -> None:
         assert len({word % 32 for word in read}) == 32
 
 
-def test_the_formulas_equal_the_source() -> None:
+def test_the_formulas_equal_the_source():
     source = re.sub(r"\s+", " ", source_text("lstm_cluster"))
     for formula in (
         "s * HB + part * KS * 256 + p * 64 + ((q ^ ((p >> 1) << 2)) << 3);",
@@ -47,7 +45,7 @@ def test_the_formulas_equal_the_source() -> None:
 @pytest.mark.parametrize(
     ("zoneout", "norm_size", "size"), [(0, 0, 3072), (2, 0, 4096), (0, 100, 5120), (1, 128, 6144)]
 )
-def test_blocks_save_as_many_bytes_as_allocated(zoneout: int, norm_size: int, size: int) -> None:
+def test_blocks_save_as_many_bytes_as_allocated(zoneout, norm_size, size):
     """256 cells of 8 bytes of gates and 4 of c, with options c before zoneout and 8 bytes more."""
     of = (torch.bfloat16, 128, True, False, False, False, zoneout, TORCHS_CELL, norm_size)
     assert KernelVariant(*of).saved_bytes == size

@@ -1,7 +1,5 @@
 """What the driver is asked to load and launch, recorded by one that runs nothing."""
 
-from __future__ import annotations
-
 import ctypes
 from collections import namedtuple
 from enum import IntEnum
@@ -34,42 +32,36 @@ class Driver:
         CU_LAUNCH_ATTRIBUTE_COOPERATIVE="cooperative",
     )
 
-    def __init__(self, context: int = 7, **refused: Status) -> None:
+    def __init__(self, context=7, **refused):
         self.calls, self.refused = list[tuple[Any, ...]](), refused
         self.found: dict[str, Any] = {"cuCtxGetCurrent": context, "cuOccupancyMaxActiveClusters": 7}
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         if not name.startswith("cu"):
             raise AttributeError(name)
 
-        def call(*args: Any) -> tuple[Any, ...]:
+        def call(*args):
             self.calls.append((name, *args))
             return self.refused.get(name, Status.CUDA_SUCCESS), self.found.get(name, f"<{name}>")
 
         return call
 
     @staticmethod
-    def CUlaunchConfig() -> SimpleNamespace:  # noqa: N802
+    def CUlaunchConfig():  # noqa: N802
         return SimpleNamespace()
 
     @staticmethod
-    def CUlaunchAttribute() -> SimpleNamespace:  # noqa: N802
+    def CUlaunchAttribute():  # noqa: N802
         return SimpleNamespace(value=SimpleNamespace(clusterDim=SimpleNamespace()))
 
-    def named(self, name: str) -> list[tuple[Any, ...]]:
+    def named(self, name):
         return [args for called, *args in self.calls if called == name]
 
 
 Kernel = namedtuple("Kernel", "driver kernel compiled")
 
 
-def kernel_on(
-    monkeypatch: pytest.MonkeyPatch,
-    driver: Driver,
-    cluster: int = 8,
-    capability: Any = (9, 0),
-    is_cooperative: bool = False,
-) -> Kernel:
+def kernel_on(monkeypatch, driver, cluster=8, capability=(9, 0), is_cooperative=False):
     made: list[Any] = []
     monkeypatch.setattr(module, "bindings", lambda name: driver)
     monkeypatch.setattr(module, "compiled", lambda *args: made.append(args) or b"code")
@@ -85,9 +77,7 @@ def kernel_on(
 
 
 @pytest.mark.parametrize("cluster", [4, 8, 16])
-def test_a_kernel_is_loaded_with_its_attributes(
-    monkeypatch: pytest.MonkeyPatch, cluster: int
-) -> None:
+def test_a_kernel_is_loaded_with_its_attributes(monkeypatch, cluster):
     found = kernel_on(monkeypatch, Driver(), cluster, capability=(12, 0))
     assert found.compiled == [("lstm_cluster", {"H": 512}, "sm_120")]
     assert found.driver.named("cuModuleLoadData") == [[b"code"]]
@@ -100,11 +90,11 @@ class Argument(ctypes.Structure):
     _fields_ = (("T", ctypes.c_int),)
 
 
-def test_a_launch_has_the_grid_the_cluster_and_one_struct(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launch_has_the_grid_the_cluster_and_one_struct(monkeypatch):
     driver, kernel, _ = kernel_on(monkeypatch, Driver(), 16)
     argument, seen = Argument(37), list[int]()
 
-    def launch(config: Any, function: Any, pointers: int, extra: int) -> tuple[Any, ...]:
+    def launch(config, function, pointers, extra):
         place = ctypes.cast(pointers, ctypes.POINTER(ctypes.c_uint64))[0]
         seen.append(Argument.from_address(place).T)
         seen.append(config)
@@ -123,14 +113,14 @@ def test_a_launch_has_the_grid_the_cluster_and_one_struct(monkeypatch: pytest.Mo
     assert not driver.named("cuCtxSetCurrent"), "torch's context is current"
 
 
-def test_a_thread_without_torchs_context_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_without_torchs_context_gets_it(monkeypatch):
     driver, _, _ = kernel_on(monkeypatch, Driver(context=0))
     assert driver.named("cuCtxSetCurrent") == [[7]]
     names = [name for name, *_ in driver.calls]
     assert names.index("cuCtxSetCurrent") < names.index("cuModuleLoadData")
 
 
-def test_errors_have_the_drivers_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_have_the_drivers_names(monkeypatch):
     with pytest.raises(KernelError, match=r"refused a kernel: CUDA_ERROR_INVALID_IMAGE"):
         kernel_on(monkeypatch, Driver(cuModuleLoadData=Status.CUDA_ERROR_INVALID_IMAGE))
     refused = Driver(cuLaunchKernelEx=Status.CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES)
@@ -139,13 +129,13 @@ def test_errors_have_the_drivers_names(monkeypatch: pytest.MonkeyPatch) -> None:
         kernel.launch(1, Argument(0))
 
 
-def test_clusters_that_the_driver_refuses_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clusters_that_the_driver_refuses_are_none(monkeypatch):
     assert kernel_on(monkeypatch, Driver()).kernel.max_clusters() == 7
     refused = Driver(cuOccupancyMaxActiveClusters=Status.CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES)
     assert kernel_on(monkeypatch, refused).kernel.max_clusters() == 0
 
 
-def test_blocks_without_clusters_run_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_without_clusters_run_at_a_time(monkeypatch):
     """A block of a multiprocessor; that two fit one setting of a kernel says nothing of others."""
     properties = SimpleNamespace(multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
@@ -164,18 +154,11 @@ def test_blocks_without_clusters_run_at_a_time(monkeypatch: pytest.MonkeyPatch) 
     assert (attribute.id, attribute.value.cooperative, config.gridDimX) == ("cooperative", 1, 128)
 
 
-def test_structs_have_the_fields_of_the_source_in_its_order() -> None:
+def test_structs_have_the_fields_of_the_source_in_its_order():
     source = module.compiled.__globals__["source_text"]("lstm_cluster")
     sizes = {
-        "const": 8,
-        "u8*": 8,
-        "u16*": 8,
-        "float*": 8,
-        "float4*": 8,
-        "int": 4,
-        "u32": 4,
-        "float": 4,
-    }
+        "const": 8, "u8*": 8, "u16*": 8, "float*": 8, "float4*": 8, "int": 4, "u32": 4, "float": 4,
+    }  # fmt: skip
     for name, struct in (("Forward", cluster_lstm._Forward), ("Backward", cluster_lstm._Backward)):
         body = source.split(f"struct {name} {{")[1].split("};")[0]
         fields, offset = list[tuple[str, int]](), 0

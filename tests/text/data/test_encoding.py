@@ -2,7 +2,6 @@
 
 import io
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from fastlstm.text.data.sources import Document, InputText
 from fastlstm.text.data.tokenizer import CharTokenizer
 
 
-def work(text: str | bytes, block_bytes: int = 7, **more: object) -> Pass:
+def work(text, block_bytes=7, **more):
     data = text.encode() if isinstance(text, str) else text
     source = InputText("made", (Document("made", data=data),))
     rules = more.pop("rules", TextRules())
@@ -80,7 +79,7 @@ def test_a_full_disk_is_a_storage_error(tmp_path, monkeypatch):
 
 def test_short_writes_are_continued(tmp_path, monkeypatch):
     class ShortWrites(io.FileIO):
-        def write(self, data: Any) -> int:
+        def write(self, data):
             return super().write(bytes(data[:2]))
 
     job = work("abcabcaab", 100)

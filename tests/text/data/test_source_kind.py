@@ -1,7 +1,5 @@
 """Whether a source is a text or a table, by its name and its first lines."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -84,7 +82,7 @@ def test_what_many_files_are_is_looked_up_once_each(monkeypatch):
     hashed: list[Path] = []
 
     class Counted(type(Path())):  # type: ignore[misc]
-        def __hash__(self) -> int:
+        def __hash__(self):
             hashed.append(self)
             return super().__hash__()
 

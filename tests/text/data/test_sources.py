@@ -1,7 +1,6 @@
 """What the user may name as text, and the one clear line for what is not."""
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +18,7 @@ def tree(tmp_path):
     return tmp_path
 
 
-def names(source_path: object, tree: Path) -> list[str]:
+def names(source_path, tree):
     source = open_source(source_path)  # type: ignore[arg-type]
     return [os.path.relpath(document.name, tree) for document in source.documents]
 

@@ -10,8 +10,6 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fastlstm.errors import ConfigError, DataError, Stopped
 from fastlstm.text.data import text as text_module
@@ -62,19 +60,6 @@ def test_char_ids_and_counts(book, cache):
     assert (data.num_chars, data.num_bytes) == (len(CLEAN), len(CLEAN.encode()))
     assert data.tokenizer.decode(data.ids) == CLEAN
     assert token_counts(data.ids, len(chars)).tolist() == list(map(CLEAN.count, chars))
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.text(alphabet="ab\r\né😀", min_size=1), min_size=1, max_size=3))
-def test_files_are_joined_by_a_newline_where_one_is_missing(tmp_path_factory, texts):
-    root = tmp_path_factory.mktemp("files")
-    wanted = ""
-    for number, text in enumerate(texts):
-        (root / f"{number}.txt").write_bytes(text.encode())
-        text = text.replace("\r\n", "\n")
-        wanted += ("\n" if wanted and not wanted.endswith("\n") else "") + text
-    data = prepare(root, root / ".cache", block_bytes=5)
-    assert data.tokenizer.decode(data.ids) == wanted
 
 
 @pytest.mark.parametrize("vocab", ["char", "byte", "bpe"])

@@ -97,7 +97,7 @@ def test_json_and_back(tokenizer):
     assert CharTokenizer("ab").fingerprint != CharTokenizer("ac").fingerprint
 
 
-def record(**changes: object) -> bytes:
+def record(**changes):
     good = {"format": "fastlstm-tokenizer", "format_version": 1, "kind": "char", "chars": "ab"}
     return json.dumps({**good, **changes}).encode()
 
@@ -143,7 +143,7 @@ def test_any_damage_gives_a_typed_error_or_a_tokenizer(data):
         return
 
 
-def test_tokens_that_are_not_there_are_refused() -> None:
+def test_tokens_that_are_not_there_are_refused():
     for tokenizer in (BYTE, CharTokenizer("abé")):
         for ids in ([tokenizer.vocab_size], [-tokenizer.vocab_size - 1]):
             with pytest.raises(IndexError):

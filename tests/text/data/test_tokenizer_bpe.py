@@ -1,7 +1,6 @@
 """Byte-level BPE: nothing is unknown, blocks do not show, hostile JSON is refused."""
 
 import functools
-import gzip
 import json
 import sys
 
@@ -13,7 +12,7 @@ from fastlstm.errors import CorruptFileError, DataError, MissingExtraError
 from fastlstm.text.data.blocks import BlockReader, TextRules
 from fastlstm.text.data.sources import Document
 from fastlstm.text.data.text import prepare_text
-from fastlstm.text.data.tokenizer import BYTE_SYMBOLS, BpeTokenizer, load_tokenizer, train_bpe
+from fastlstm.text.data.tokenizer import BYTE_SYMBOLS, load_tokenizer, train_bpe
 
 pytest.importorskip("tokenizers")
 
@@ -21,14 +20,10 @@ TEXT = (
     "the cat's hat is in the house; don't   they   know?\n\n12 über 東京 là\u00a0bas !?\x1c .\x1f\n"
     * 30
 )
-SPACES = [" ", "\n", "  ", "\t", "\r", "\v", "\x85", "\u00a0", "\u3000"]
-NO_SPACES = ["\x1c", "\x1f", "\u200b", "\u180e", "\ufeff"]  # though Python takes some for spaces
-PARTS = ["the", "'s", "don't", "123", "é", "東京", "!?", ".", " !?\x1c", "plain text"]
-WORDS = st.lists(st.sampled_from([*SPACES, *NO_SPACES, *PARTS]), max_size=40)
 
 
 @functools.cache
-def trained() -> BpeTokenizer:
+def trained():
     return train_bpe([TEXT], 300)
 
 
@@ -65,29 +60,9 @@ def test_it_learns_merges_up_to_the_size_and_the_same_ones_again(tokenizer):
     assert train_bpe([TEXT], 300).to_json() == tokenizer.to_json()
 
 
-@settings(max_examples=200, deadline=None)
-@given(words=WORDS)
-def test_blocks_and_pieces_give_the_ids_of_the_whole_text(words):
-    tokenizer = trained()
-    text = "plain text first, " * 30 + "".join(words)
-    whole = tokenizer._engine.encode(text).ids
-    reader = BlockReader(
-        (Document("d", data=text.encode()),), TextRules(cut="token", keep_crlf=True), 16
-    )
-    ids = [token for block in reader for token in tokenizer.encode_utf8(block).tolist()]
-    assert ids == whole
-    for room in (1 << 20, 3):
-        fresh = load_tokenizer(tokenizer.to_json())
-        assert isinstance(fresh, BpeTokenizer)
-        fresh._room = room
-        for _ in range(2):
-            assert fresh.encode(text).tolist() == whole
-        assert fresh._room >= 0
-
-
 RUNS = st.lists(
     st.tuples(
-        st.sampled_from("aZ9' \t\n\r(-é\u0301東。\u3000\u00a0\x1c\x85😀½")
+        st.sampled_from("aZ9' \t\n\r\v(-é\u0301東。\u3000\u00a0\x1c\x85😀½\u180e\u200b\ufeff")
         | st.characters(exclude_categories=["Cs", "Cc"]),
         st.sampled_from([1, 1, 1, 2, 3, 40, 400]),
     ),
@@ -103,7 +78,13 @@ def test_ids_do_not_depend_on_the_blocks(runs, crlf, block_bytes):
     text = "some words " * (1 + len(text)) + text  # so that it passes for text
     text = text.replace("\n", "\r\n") if crlf else text
     whole = tokenizer._engine.encode(text).ids
-    assert tokenizer.encode(text).tolist() == whole
+    for room in (1 << 20, 3):
+        fresh = load_tokenizer(tokenizer.to_json())
+        assert fresh.to_json() == tokenizer.to_json()
+        fresh._room = room
+        for _ in range(2):
+            assert fresh.encode(text).tolist() == whole
+        assert fresh._room >= 0
     rules = TextRules(cut="token", keep_crlf=True)
     reader = BlockReader((Document("d", data=text.encode()),), rules, block_bytes)
     assert [i for block in reader for i in tokenizer.encode_utf8(block).tolist()] == whole
@@ -118,26 +99,16 @@ def test_a_sign_that_became_a_letter_is_no_place_to_cut(char):
     assert ids == tokenizer._engine.encode(run).ids
 
 
-@pytest.mark.parametrize("kind", ["file", "gz", "stdin"])
-def test_every_way_to_read_a_text_gives_its_ids(kind, tmp_path, monkeypatch):
+def test_preparing_a_text_gives_its_ids(tmp_path, monkeypatch):
     tokenizer = trained()
     text = (
         "a" * 3000 + "don't 12ab(\r\n)" * 9 + " " * 700 + "東京。" * 300 + "9" * 999 + "the cat\n"
     )
-    path = tmp_path / ("text.txt.gz" if kind == "gz" else "text.txt")
-    path.write_bytes(gzip.compress(text.encode()) if kind == "gz" else text.encode())
-    with path.open() as stdin:
-        monkeypatch.setattr(sys, "stdin", stdin)
-        source = "-" if kind == "stdin" else path
-        monkeypatch.setattr("fastlstm.text.data.text.BLOCK_BYTES", 64)
-        prepared = prepare_text(source, tokenizer=tokenizer, cache_dir=tmp_path)
+    path = tmp_path / "text.txt"
+    path.write_bytes(text.encode())
+    monkeypatch.setattr("fastlstm.text.data.text.BLOCK_BYTES", 64)
+    prepared = prepare_text(path, tokenizer=tokenizer, cache_dir=tmp_path)
     assert prepared.ids.tolist() == tokenizer._engine.encode(text.replace("\r\n", "\n")).ids
-
-
-def test_json_and_back(tokenizer):
-    again = load_tokenizer(tokenizer.to_json())
-    assert again.to_json() == tokenizer.to_json()
-    assert again.encode(TEXT).tolist() == tokenizer.encode(TEXT).tolist()
 
 
 @pytest.mark.parametrize(
