@@ -89,7 +89,7 @@ def write_all(
 
 
 class Pieces(Iterator[str]):
-    """The pieces of a text, or of none, as `write_all` makes them; `num_tokens` were written."""
+    """The pieces of a text, as they are written; `num_tokens` counts the tokens so far."""
 
     def __init__(
         self, decoder: Decoder, texts: Sequence[Text], max_steps: int = _MAX_STEPS
