@@ -58,19 +58,21 @@ def test_more_layers_get_less_dropout_each():
 def test_what_is_read_very_often_gets_more_dropout():
     values = [default_dropout(epochs, 1.4) for epochs in (20, 50, 100, 1000)]
     assert values == [0.4, 0.5, 0.6, 0.6]
-    assert [default_dropout(epochs, 3.0, num_layers=2) for epochs in (10, 20, 40, 50)] == [
-        0.2, 0.25, 0.33, 0.4,
+    assert [default_dropout(epochs, 3.0, num_layers=2) for epochs in (10, 25, 40, 60)] == [
+        0.2, 0.25, 0.3, 0.35,
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("epochs", "units", "parameters", "best"),
-    [(64, 128, 248_987, 0.2), (64, 160, 372_000, 0.2), (16, 256, 957_000, 0.25),
-     (32, 256, 957_000, 0.33), (107, 160, 372_000, 0.25)],
+    ("epochs", "parameters", "tokens", "best"),
+    [(2, 957_000, 300_000, 0.0), (8, 249_000, 300_000, 0.067), (8, 372_000, 300_000, 0.1),
+     (12, 519_000, 300_000, 0.15), (16, 249_000, 300_000, 0.15), (8, 1_440_000, 300_000, 0.2),
+     (16, 957_000, 300_000, 0.2), (32, 957_000, 300_000, 0.3), (64, 249_000, 300_000, 0.2),
+     (64, 372_000, 300_000, 0.25), (12.4, 519_000, 418_000, 0.15)],
 )  # fmt: skip
-def test_the_dropout_of_two_layers_is_near_the_measured_best(epochs, units, parameters, best):
-    """300,000 characters of War and Peace: within 0.1 % of the best in the log, or between two."""
-    assert default_dropout(epochs, parameters / 300_000, parameters, 2) == best, units
+def test_the_dropout_of_two_layers_is_the_measured_best(epochs, parameters, tokens, best):
+    """War and Peace and python-docs: the best of those tried in the log, or between two as good."""
+    assert default_dropout(epochs, parameters / tokens, parameters, 2) == best
 
 
 def test_small_models_get_less_dropout():

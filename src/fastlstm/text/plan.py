@@ -26,18 +26,19 @@ first million characters SHORT learns more (benchmarks/log)."""
 SHORT_RUN_TOKENS = 1_500_000
 _MIN_STEPS_PER_EPOCH = 8
 _SMALL_MODEL = 500_000
-"""Number of parameters up to which a model counts half of its epochs times parameters per token,
-but at least `_FEW`; measured at 214,000 to 430,000 and 1.0 to 1.4 million."""
+"""Number of parameters up to which a model counts half of its parameters per token, but at least
+`_FEW`; measured at 214,000 to 430,000 and 1.0 to 1.4 million."""
 _FEW = 17.0
 _DROPOUTS = ((3.5, 0.0), (5.5, 0.1), (7.0, 0.2), (_FEW, 0.3), (40.0, 0.4), (80.0, 0.5),
     (math.inf, 0.6))  # fmt: skip
 """Limits of epochs times parameters per token, and the dropout of one-layer models below each
 limit. At 38, a model with dropout 0.4 was best at two thirds of its steps; values beyond 38, and
 of small models beyond 34, are provisional."""
-_DEEP_DROPOUTS = ((3.5, 0.0), (5.5, 0.033), (7.0, 0.067), (_FEW, 0.1), (40.0, 0.2), (80.0, 0.25),
-    (120.0, 0.33), (math.inf, 0.4))  # fmt: skip
-"""The same of models with more layers, in which dropout acts on the output of each layer. Measured
-below 17 and, with 2 x 128 to 2 x 256 units, at 51 to 132 (benchmarks/log)."""
+_DEEP_DROPOUTS = ((5.0, 0.0), (6.5, 0.033), (8.0, 0.067), (12.0, 0.1), (_FEW, 0.15), (42.0, 0.2),
+    (55.0, 0.25), (100.0, 0.3), (math.inf, 0.35))  # fmt: skip
+"""Limits of epochs times the square root of parameters per token, and the dropout of models with
+more layers, in which it acts on the output of each layer. Measured with 2 x 128 to 2 x 320 units,
+2 to 64 epochs, on three texts (benchmarks/log)."""
 _FRESH_EPOCHS = 1.5
 """A text that is read once is not memorised, however large the model."""
 _TRAINING_SHARE = 0.9
@@ -176,8 +177,8 @@ def default_dropout(
     """
     if epochs <= _FRESH_EPOCHS:
         return 0.0
-    pressure = epochs * parameters_per_token
+    table, power = (_DROPOUTS, 1.0) if num_layers == 1 else (_DEEP_DROPOUTS, 0.5)
+    pressure = epochs * parameters_per_token**power
     if num_parameters <= _SMALL_MODEL and pressure > _FEW:
-        pressure = max(_FEW, pressure / 2)
-    table = _DROPOUTS if num_layers == 1 else _DEEP_DROPOUTS
+        pressure = max(_FEW, pressure / 2**power)
     return next(value for limit, value in table if pressure <= limit)
