@@ -34,8 +34,8 @@ _DROPOUTS = ((3.5, 0.0), (5.5, 0.1), (7.0, 0.2), (_FEW, 0.3), (40.0, 0.4), (80.0
 """Limits of epochs times parameters per token, and the dropout of one-layer models below each
 limit. At 38, a model with dropout 0.4 was best at two thirds of its steps; values beyond 38, and
 of small models beyond 34, are provisional."""
-_DEEP_DROPOUTS = ((5.0, 0.0), (6.5, 0.033), (8.0, 0.067), (12.0, 0.1), (_FEW, 0.15), (42.0, 0.2),
-    (55.0, 0.25), (100.0, 0.3), (math.inf, 0.35))  # fmt: skip
+_DEEP_DROPOUTS = ((5.0, 0.0), (8.0, 0.05), (12.0, 0.1), (_FEW, 0.15), (42.0, 0.2), (55.0, 0.25),
+    (100.0, 0.3), (math.inf, 0.35))  # fmt: skip
 """Limits of epochs times the square root of parameters per token, and the dropout of models with
 more layers, in which it acts on the output of each layer. Measured with 2 x 128 to 2 x 320 units,
 2 to 64 epochs, on three texts (benchmarks/log)."""
