@@ -5,13 +5,15 @@ import math
 import pytest
 import torch
 
-from decoding import ISAS
 from fastlstm.errors import KernelError, ShapeError
 from fastlstm.ops import kernels
 from fastlstm.ops.backends.native import NativeBackend
 from fastlstm.ops.call import LSTMArgs, LSTMCall
-from fastlstm.system import hardware
+from fastlstm.system import environment, hardware
 from native_run import lstm, lstm_tokens, run_native
+
+# Not `decoding.ISAS`: conftest.py imports that file before --cpu limits the CPU.
+ISAS = environment.ISA_NAMES[: environment.ISA_NAMES.index(hardware.cpu().isa) + 1]
 
 DTYPES = (torch.float32, torch.bfloat16)
 SHAPES = {
