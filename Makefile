@@ -2,8 +2,9 @@
 # Paths are relative throughout, so that the checkout may lie below a directory with a space in its name.
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
-# For the environment; what a recipe starts does not inherit it.
-MAKEFLAGS += --jobs=2
+# For the environment: several targets of one command run one after the other, and what a recipe
+# starts does not inherit it.
+MAKEFLAGS += $(if $(word 2,$(MAKECMDGOALS)),,--jobs=2)
 unexport MAKEFLAGS MFLAGS
 
 # The Python to build the environment with.

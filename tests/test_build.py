@@ -89,6 +89,14 @@ def test_make_with_an_old_python_names_it(checkout, bare_path):
 
 
 @needs_make
+def test_targets_of_one_command_do_not_run_side_by_side(checkout):
+    """`make wheels test-wheel` tests the new wheels."""
+    first, second = "--eval=first: ; @sleep 0.3; echo first", "--eval=second: ; @echo second"
+    done = run(["make", first, second, "first", "second"], checkout, os.environ["PATH"])
+    assert done.stdout.split() == ["first", "second"], done
+
+
+@needs_make
 def test_make_forgets_an_environment_that_was_moved(checkout, bare_path):
     (checkout / ".venv").mkdir()
     marks = (".place", ".native", ".packages", ".dev-packages", ".made", ".dev")

@@ -100,6 +100,7 @@ def _torch(graph: Graph) -> dict[str, bytes]:
 
 
 _MOST_STEPS = 65_536
+"""Of a fixed `length`; the tensors of a larger one fill the memory."""
 _EXACT = {"fp32": 1e-5, "fp16": 1e-5, "int8": 1e-5}
 _LITERT = {"fp32": 1e-4, "fp16": 1e-4, "int8": 0.1}
 """For int8 weights, LiteRT's kernels round the activations too."""
@@ -442,7 +443,7 @@ def _weight_format(asked: str | None, own: str, to: str) -> str:
     known = TARGETS[to].limits
     if asked is None:
         return own if own in known else "fp32"
-    if asked not in list(known):
+    if not isinstance(asked, str) or asked not in known:
         raise ConfigError(
             f"`weights={asked!r}` cannot be held by {to}, which holds {', '.join(known)}"
         )

@@ -266,9 +266,8 @@ def _by_series(
     records: Records, request: RoleRequest, columns: list[str]
 ) -> tuple[Records, RoleRequest]:
     """A row per time and a column per series."""
-    time = find_time(records, columns)
-    if request.time:
-        time = _named(records, request.time, columns)
+    given = request.time
+    time = _named(records, given, columns) if given else find_time(records, columns)
     others = {*columns} - {time} - counters_of(records, [n for n in columns if n != time], None)
     series = [n for n in columns if n in others and is_number(records.schema.field(n).type)]
     if time is None or len(series) < 2:

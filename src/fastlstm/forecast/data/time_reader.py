@@ -293,8 +293,8 @@ class TimeReader:
         """Refuses numbers since 1970 beyond the years 1 to 9999."""
         values = column.to_numpy(zero_copy_only=False)
         first, last = (bound * EPOCH_UNITS[unit] for bound in _CALENDAR)
-        is_beyond = ~np.isfinite(values)
         first, last = max(first, _INT64.min), min(last, _INT64.max)
+        is_beyond = ~np.isfinite(values)
         if not is_beyond.any() and (int(values.min()) < first or int(values.max()) > last):
             is_beyond = (values < first) | (values > last)
         if is_beyond.any():
