@@ -1,1 +1,264 @@
 """Clean blocks: the simple definition holds whatever the block size cuts through."""
+
+import codecs
+import errno
+import gzip
+import json
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastlstm.errors import DataError, MissingExtraError
+from fastlstm.text.data import blocks as blocks_module
+from fastlstm.text.data.blocks import (
+    BlockReader,
+    TextRules,
+    find_invalid_byte,
+    refuse_binary,
+    token_cut,
+)
+from fastlstm.text.data.sources import Document, open_source
+
+BOM = codecs.BOM_UTF8
+HARD = st.text(alphabet="a \r\né€😀\ufeff", max_size=12)
+
+
+def in_memory(*texts):
+    return tuple(Document(name=f"doc{k}", data=text) for k, text in enumerate(texts))
+
+
+def read(documents, rules, block_bytes=1 << 20):
+    return b"".join(BlockReader(documents, rules, block_bytes))
+
+
+def definition(texts, rules):
+    clean = b""
+    for text in texts:
+        text = text.removeprefix(BOM)
+        if rules.is_text and rules.invalid_utf8 == "replace":
+            text = text.decode("utf-8", "replace").encode()
+        if not rules.keep_crlf:
+            text = text.replace(b"\r\n", b"\n")
+        joint = b"\n" if clean and text and not clean.endswith(b"\n") else b""
+        clean += joint + text
+    return clean
+
+
+def test_a_file_that_the_disk_cannot_read_is_named(monkeypatch, tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"text")
+    broken = Mock(read=Mock(side_effect=OSError(errno.EIO, "Input/output error")))
+    monkeypatch.setattr(Path, "open", lambda *_: broken)
+    documents = (Document("a.txt", tmp_path / "a.txt"),)
+    with pytest.raises(DataError, match=r"cannot read a.txt: Input/output error"):
+        read(documents, TextRules())
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(HARD, min_size=1, max_size=4),
+    st.integers(1, 7),
+    st.booleans(),
+    st.sampled_from(["character", "token", "anywhere"]),
+)
+def test_blocks_are_the_definition_cut_between_characters(texts, block_bytes, keep_crlf, cut):
+    raw = [text.encode() for text in texts]
+    rules = TextRules(cut=cut, keep_crlf=keep_crlf)  # type: ignore[arg-type]
+    blocks = list(BlockReader(in_memory(*raw), rules, block_bytes))
+    assert b"".join(blocks) == definition(raw, rules)
+    assert all(blocks)
+    if cut == "character":
+        for block in blocks:
+            block.decode("utf-8")
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.binary(max_size=12), min_size=1, max_size=3), st.integers(1, 5))
+def test_bad_bytes_are_replaced_as_if_the_text_were_whole(texts, size):
+    texts = [bytes(b for b in text if b in b"\r\n" or b >= 32) for text in texts]
+    texts = [b"some words to make it text " + text for text in texts]
+    rules = TextRules(invalid_utf8="replace")
+    assert read(in_memory(*texts), rules, size) == definition(texts, rules)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=40), st.integers(1, 5))
+def test_byte_rules_take_anything(text, size):
+    rules = TextRules(is_text=False, cut="anywhere")
+    assert read(in_memory(text), rules, size) == definition([text], rules)
+
+
+def test_blocks_do_not_depend_on_how_reads_arrive(monkeypatch):
+    documents = in_memory("Häuser\r\n".encode() * 30, b"x" * 50)
+    rules = TextRules()
+    whole = list(BlockReader(documents, rules, 16))
+    monkeypatch.setattr(blocks_module, "_SNIFF_BYTES", 3)
+    assert list(BlockReader(documents, rules, 16)) == whole
+
+
+def test_consumed_ends_at_the_size_on_disk(tmp_path):
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(gzip.compress(b"hello\r\n" * 1000))
+    source = open_source(path)
+    reader = BlockReader(source.documents, TextRules(), 100)
+    assert b"".join(reader) == b"hello\n" * 1000
+    assert reader.consumed == source.total_bytes == path.stat().st_size
+
+
+def test_gzip_of_several_members_and_gzip_without_the_suffix(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(gzip.compress(b"one ") + gzip.compress(b"two"))
+    assert read(open_source(path).documents, TextRules()) == b"one two"
+
+
+def test_zstd(tmp_path):
+    zstandard = pytest.importorskip("zstandard")
+    path = tmp_path / "a.txt.zst"
+    pack = zstandard.ZstdCompressor().compress
+    path.write_bytes(pack(b"one\r\n" * 50_000) + pack(b"two"))
+    assert read(open_source(path).documents, TextRules(), 999) == b"one\n" * 50_000 + b"two"
+    path.write_bytes(pack(b"one" * 50_000)[:-5] + b"junk!")
+    with pytest.raises(DataError, match="damaged zstd data"):
+        read(open_source(path).documents, TextRules())
+
+
+def test_zstd_without_the_extra_names_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
+    path = tmp_path / "a.zst"
+    path.write_bytes(b"\x28\xb5\x2f\xfd....")
+    with pytest.raises(MissingExtraError, match=r"pip install 'fastlstm\[zst\]'"):
+        read(open_source(path).documents, TextRules())
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "plain"])
+def test_broken_gzip_is_named(tmp_path, damage):
+    data = bytearray(gzip.compress(bytes(range(32, 127)) * 99))
+    if damage == "flip":
+        data[len(data) // 2] ^= 0xFF
+    path = tmp_path / "a.gz"
+    path.write_bytes({"cut": bytes(data[:-9]), "flip": bytes(data), "plain": b"text"}[damage])
+    wanted = "named .gz but is not gzip" if damage == "plain" else "a.gz: damaged gzip data"
+    with pytest.raises(DataError, match=wanted):
+        read(open_source(path).documents, TextRules())
+
+
+def jsonl(tmp_path, *lines):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"\n".join(x if isinstance(x, bytes) else x.encode() for x in lines))
+    return open_source(path).documents
+
+
+def test_json_lines_join_their_texts(tmp_path):
+    lines = [json.dumps({"text": text, "n": 1}) for text in ("a\r\nb", "é\n", "", "c")]
+    documents = jsonl(tmp_path, "\ufeff" + lines[0], "", *lines[1:])
+    for block_bytes in (1, 2, 100):
+        assert read(documents, TextRules(), block_bytes).decode() == "a\nb\né\nc"
+    assert read(documents, TextRules(keep_crlf=True)).decode() == "a\r\nb\né\nc"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"text": ', "line 2: invalid JSON"),
+        ("[1]", "line 2: expected a JSON object, got list"),
+        ('{"body": "x", "id": 1}', "no field 'text'; its fields: body, id.*`text_field`"),
+        ('{"text": 3}', "field 'text' is an int, expected a string$"),
+        ('{"text": null}', "field 'text' is None, expected.*missing_text='skip'"),
+        ('{"body": "x"}', "no field 'text'.*missing_text='skip'"),
+        (r'{"text": "\ud800"}', "an unpaired surrogate"),
+        (b'{"text": "\xff"}', "invalid UTF-8 at byte 10 of the line"),
+        ("[" * 100_000, "line 2: invalid JSON"),
+    ],
+)
+def test_a_broken_json_line_is_named(tmp_path, line, message):
+    with pytest.raises(DataError, match=message):
+        read(jsonl(tmp_path, '{"text": "good"}', line), TextRules())
+
+
+def test_json_lines_replace_what_is_no_character(tmp_path):
+    documents = jsonl(tmp_path, r'{"text": "a\ud800b"}', b'{"text": "c\xff"}')
+    text = read(documents, TextRules(invalid_utf8="replace")).decode()
+    assert text == "a\ufffdb\nc\ufffd"
+
+
+def test_lines_without_a_text_can_be_left_out(tmp_path):
+    documents = jsonl(tmp_path, '{"text": "a"}', '{"id": 9}', '{"text": null}', '{"text": ""}')
+    reader = BlockReader(documents, TextRules(missing_text="skip"))
+    assert b"".join(reader) == b"a"
+    assert reader.repairs["skipped"] == 2
+
+
+@pytest.mark.parametrize("block_bytes", [3, 1 << 18])
+def test_utf_16_is_read_in_blocks(tmp_path, block_bytes):
+    text = "a naïve — 他走进了\n" * 9
+    documents = in_memory(text.encode("utf-16"))
+    for is_text in (True, False):
+        rules = TextRules(is_text, encoding="utf-16")
+        assert read(documents, rules, block_bytes).decode() == text
+    with_one = in_memory("\ud800".encode("utf-16", "surrogatepass"), b"a+2AA-")
+    for document, encoding, shown in zip(
+        with_one, ("utf-16", "utf-7"), ("\ufffd", "a?"), strict=True
+    ):
+        rules = TextRules(False, encoding=encoding, invalid_utf8="replace")
+        assert read((document,), rules).decode() == shown
+
+
+def test_another_text_field(tmp_path):
+    assert read(jsonl(tmp_path, '{"body": "x"}'), TextRules(text_field="body")) == b"x"
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        (b"MZ\x00", "a NUL at byte 2.*vocab='byte'"),
+        (bytes(range(1, 7)) * 9, "54 control bytes"),
+        ("hi".encode("utf-16"), "encoding='utf-16'"),
+        ("How are you?".encode("utf-16-le"), "encoding='utf-16-le'"),
+        ("How are you?".encode("utf-16-be"), "encoding='utf-16-be'"),
+        (b"%PDF-1.7\n%", "is a PDF, not plain text; convert it"),
+        (b"PK\3\4" + bytes(26) + b"mimetypeapplication/epub+zip", "is an EPUB"),
+        (b"PK\3\4" + bytes(26) + b"[Content_Types].xml word/document.xml", "is a Word document"),
+        (b"PK\3\4" + bytes(26) + b"book.txt", "is a zip archive"),
+    ],
+)
+def test_binary_is_refused(head, message):
+    with pytest.raises(DataError, match=message):
+        refuse_binary(head, "x.bin")
+    assert read(in_memory(head), TextRules(is_text=False, cut="anywhere")) == head
+
+
+@pytest.mark.parametrize(
+    ("text", "cut"),
+    [
+        ("ab cd", 2), ("ab  ", 2), ("ab\n\ncd", 2), ("a\u3000 b", 1), ("a\u00a0 b\nc", 5),
+        (" a", 0), ("ab12", 2), ("12ab", 2), ("ab(", 2), ("((ab", 2), ("it's", 2), ("''", 0),
+        ("aaaa", 0), ("   ", 0), ("  a", 0), ("東京。大阪", 9), ("é1", 2),
+        ("a\x1c", 1), ("(\x1c", 0), ("a\u2132", 0), ("\u02c6a", 0),
+        ("a\u0560", 0), ("\u0560a", 0), ("\u0560(", 0), ("a\u0301", 1), ("\u0301(", 0),
+    ],
+)  # fmt: skip
+def test_token_cut_is_where_a_word_surely_ends(text, cut):
+    assert token_cut(text.encode()) == cut
+
+
+def test_a_run_without_a_safe_cut_is_held_to_its_end(monkeypatch):
+    rules = TextRules(cut="token")
+    run = b"a" * 5000 + b" b" * 5000
+    blocks = list(BlockReader(in_memory(run), rules, 16))
+    assert b"".join(blocks) == run
+    assert len(blocks[0]) > 5000
+    assert max(map(len, blocks[1:])) <= 16, "what follows it is in blocks of the usual size"
+    monkeypatch.setattr(blocks_module, "_MAX_RUN_BYTES", 1 << 12)
+    with pytest.raises(DataError, match=r"doc0: 0 MiB without a word boundary.*vocab='char'"):
+        list(BlockReader(in_memory(run), rules, 16))
+
+
+@pytest.mark.parametrize("bad", [b"\xff", b"\xc3(", b"\xe2\x82", b"\xed\xa0\x80", b"\xc0\xaf"])
+@pytest.mark.parametrize("at", [0, 5, blocks_module.BLOCK_BYTES - 1, blocks_module.BLOCK_BYTES + 3])
+def test_the_first_bad_byte_is_found(bad, at):
+    good = BOM + b"x\r\n" * (at // 3) + b"x" * (at % 3)
+    documents = in_memory("fein ä".encode(), good + bad, b"\xff")
+    assert find_invalid_byte(documents) == (documents[1], len(good))
+    assert find_invalid_byte(documents[:1]) is None
