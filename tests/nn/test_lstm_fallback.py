@@ -5,6 +5,8 @@ import torch
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import fastlstm
+from fastlstm.errors import KernelError
+from fastlstm.ops.left_alone import active_transform, is_beyond_torch
 from fastlstm.system import hardware
 
 T, B, I, H = 6, 3, 5, 7  # noqa: E741
@@ -40,3 +42,26 @@ def test_bf16_runs_on_torchs_own():
     y.float().sum().backward()
     assert y.dtype is torch.bfloat16
     torch.testing.assert_close(y.float(), layer(x)[0], rtol=0.05, atol=0.05)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_transforms_are_seen_while_they_are_active():
+    seen = []
+
+    def look(x):
+        seen.append((active_transform(), is_beyond_torch()))
+        return x.sum()
+
+    look(X)
+    torch.func.grad(look)(X)
+    torch.func.vmap(look)(X)
+    torch.func.jvp(look, (X,), (X,))
+    transform = "torch.func transforms torch's operators only"
+    assert seen == [(None, False), (transform, False), (transform, True), (transform, True)]
+    layer = fastlstm.LSTM(I, H, zoneout=0.1)
+    left = []
+    torch.func.grad(lambda x: left.append(layer._is_left_to_reference()) or x.sum())(X)
+    assert (left, layer._is_left_to_reference()) == ([True], False)
+    layer.strict = True
+    with pytest.raises(KernelError, match=r"with zoneout would run on the reference, .* strict$"):
+        torch.func.grad(lambda x: layer._is_left_to_reference() or x.sum())(X)

@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fastlstm.forecast.data.table import Segments, table_from_array
+from fastlstm.errors import DataError
+from fastlstm.forecast.data.table import Segments, require_matrix, table_from_array
 
 
 def segments(series: list[int], first: list[int], num: list[int]) -> Segments:
@@ -35,3 +36,9 @@ def test_segments_must_cover_all_rows(
 def test_arrays_of_a_stored_dtype_are_not_copied(dtype: str) -> None:
     array = np.zeros((4, 2), dtype=dtype)
     assert np.shares_memory(table_from_array(array).values, array)
+
+
+@pytest.mark.parametrize("array", [np.zeros((2, 2, 2)), np.array("x"), np.array(["a"]), 3.0])
+def test_what_is_no_matrix_of_numbers_is_refused(array):
+    with pytest.raises(DataError, match=r"expected numbers of shape \(rows, columns\)"):
+        require_matrix(np.asarray(array))
