@@ -9,6 +9,10 @@ from typing import Any
 from decode_tables import decode_rows
 from layer_tables import grid_means, grid_rows, stored_rows
 
+_NAMES = {
+    "torch fp32, our layer": "fastlstm in a torch model fp32",
+    "fastlstm keras": "fastlstm in a Keras model fp32",
+}
 _SHAPE = {"E": 256, "H": 512, "L": 1, "B": 128, "T": 100}
 _MODEL = {"V": 100, "H": 512, "L": 1}
 
@@ -38,7 +42,7 @@ def _step(folder: Path) -> list[str]:
     found = [line["median_s"] for line in lines if line["shape"] == _SHAPE]
     if not found:
         return []
-    own, others = _parted(found[-1], 1e3)
+    own, others = _parted({_NAMES.get(name, name): s for name, s in found[-1].items()}, 1e3)
     return [f"| training step, H=512, B=128, T=100, ms | {own} | {others} |"]
 
 
@@ -119,14 +123,10 @@ def _gpu(results: Path) -> list[str]:
 
 def _parted(figures: dict[str, float], factor: float) -> tuple[str, str]:
     """Returns our figures and those of others, each as one text."""
-    own = [
-        f"{name.removeprefix('fastlstm').strip()} {value * factor:.3g}".strip()
-        for name, value in figures.items()
-        if name.startswith("fastlstm")
-    ]
-    others = [
-        f"{name} {value * factor:.3g}"
-        for name, value in figures.items()
-        if not name.startswith("fastlstm")
-    ]
+    own, others = list[str](), list[str]()
+    for name, value in figures.items():
+        scaled = value * factor
+        shown = f"{scaled:,.0f}" if scaled >= 100 else f"{scaled:.3g}"
+        some = own if name.startswith("fastlstm") else others
+        some.append(f"{name.removeprefix('fastlstm')} {shown}".strip())
     return ", ".join(own), ", ".join(others)

@@ -99,7 +99,6 @@ def weights_of(stored):
 
 CHOICES: dict[str, tuple[Any, ...]] = {
     "normalize": ("last", "standard", "none"),
-    "decoder": ("direct", "autoregressive"),
     "channels": ("shared", "joint"),
     "has_missing": (False, True),
     "bidirectional": (False, True),
@@ -127,10 +126,8 @@ def drawn(seed):
     if has_names:
         options["categories"] = tuple((place, 4) for place in places)
         options["static_categories"] = ((1, 3),) if options["num_static"] else ()
-    if options["bidirectional"]:
-        options["decoder"] = "direct"
     if options["stateful"]:
-        options |= {"decoder": "direct", "bidirectional": False}
+        options["bidirectional"] = False
         options["normalize"] = "last" if options["normalize"] == "standard" else "none"
         options["output"] = "point" if options["output"][0] == "n" else options["output"]
     options["linear"] &= not options["stateful"] and options["output"] != "negative_binomial"

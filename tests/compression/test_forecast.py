@@ -53,7 +53,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "student_t": {"output": "student_t", "num_layers": 2},
     "counts": {"output": "negative_binomial"},
     "both_ways": {"bidirectional": True, "num_layers": 2},
-    "step_by_step": {"decoder": "autoregressive", "linear": True},
     "streams": {"tbptt": 12, "batch_size": 2},
 }
 
@@ -89,7 +88,7 @@ def weights_of(run):
     [
         ("everything", ("fp16", "int8", "int4")), ("point", ("int8",)), ("quantiles", ("int4",)),
         ("student_t", ("int8",)), ("counts", ("int4",)), ("both_ways", ("int8",)),
-        ("step_by_step", ("int4",)), ("streams", ("int8",)),
+        ("streams", ("int8",)),
     ],
 )  # fmt: skip
 def test_a_rounded_forecaster_is_a_run_with_the_measured_weights(folder, tmp_path, kind, formats):
@@ -108,7 +107,7 @@ def test_a_rounded_forecaster_is_a_run_with_the_measured_weights(folder, tmp_pat
         assert after.compression is not None
         assert after.compression.weights == to
         config = json.loads((tmp_path / to / "config.json").read_bytes())
-        assert config["format"] == 4
+        assert config["format"] == 6
         assert config["compression"]["source"]["path"] == str(run)
         assert json.loads((tmp_path / to / "compression.json").read_bytes())["is_published"]
         assert not RunDirectory(tmp_path / to).verify()
@@ -227,7 +226,7 @@ def test_with_windows_in_one_part_the_intervals_stay(tmp_path, split, part, name
     assert report.notes[0].startswith(f"{other} has no test part: the intervals of source and")
 
 
-@pytest.mark.parametrize("kind", ["everything", "both_ways", "step_by_step", "streams"])
+@pytest.mark.parametrize("kind", ["everything", "both_ways", "streams"])
 def test_half_of_the_units_leave_a_smaller_forecaster(folder, tmp_path, kind):
     run, out = source(folder, kind), tmp_path / "small"
     report = compress(run, out, prune=0.4, structured="units", **TRAIN)
@@ -255,7 +254,7 @@ def ahead(path):
     return pa.table(columns, ["unique_id", "ds", "price", "kind"])
 
 
-@pytest.mark.parametrize("kind", ["everything", "quantiles", "counts", "step_by_step"])
+@pytest.mark.parametrize("kind", ["everything", "quantiles", "counts"])
 def test_a_rounded_forecaster_forecasts_evaluates_and_serves(folder, tmp_path, capsys, kind):
     out, path = tmp_path / "small", folder / f"{kind}.parquet"
     compress(source(folder, kind), out, to="int8")
@@ -546,7 +545,7 @@ def test_training_on_continues_in_fp32(folder, tmp_path):
     model.save(tmp_path / "again")
     stored = read_forecaster(tmp_path / "again")
     assert stored.compression is None
-    assert json.loads((tmp_path / "again" / "config.json").read_bytes())["format"] == 3
+    assert json.loads((tmp_path / "again" / "config.json").read_bytes())["format"] == 5
 
 
 def test_errors_by_blocks_equal_a_backtest(folder):

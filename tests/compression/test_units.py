@@ -47,7 +47,6 @@ FORECASTERS: dict[str, dict[str, Any]] = {
     "one layer": {},
     "two layers": {"num_layers": 2},
     "bidirectional": {"num_layers": 2, "bidirectional": True},
-    "autoregressive": {"num_layers": 2, "decoder": "autoregressive"},
     "stateful": {"num_layers": 2, "stateful": True},
     "columns": {
         "num_targets": 2, "channels": "joint", "num_past": 1, "num_future": 1, "num_static": 2,

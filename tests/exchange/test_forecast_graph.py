@@ -182,7 +182,7 @@ def test_etth1(has_missing, tmp_path):
     [
         {"linear": True, "num_future": 1},
         {"has_missing": True, "num_targets": 2},
-        {"output": "quantiles", "decoder": "autoregressive"},
+        {"output": "quantiles"},
     ],
 )
 def test_logarithms_are_written(options, tmp_path):

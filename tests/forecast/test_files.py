@@ -246,7 +246,7 @@ def test_a_compressed_forecaster_survives_a_round_trip(
     assert (stored.compression.weights, stored.compression.about["prune"]) == (weights, prune)
     assert forecaster_files(stored)["model.safetensors"] == files["model.safetensors"]
     config = json.loads(files["config.json"])
-    assert (config["format"], config["compression"]["structured"]) == (4, structured)
+    assert (config["format"], config["compression"]["structured"]) == (6, structured)
     tensors = decode_tensors(files["model.safetensors"], tmp_path)
     assert tensors["calibration.residuals"].dtype == torch.float32
     assert tensors["network.past.embeddings.0.is_trained"].dtype == torch.bool
@@ -298,12 +298,12 @@ def test_an_invalid_compression_is_named(
     ("changes", "message"),
     [
         *(({"compression": value}, "compression is") for value in (None, 5, [], "int8")),
-        ({"format": 3}, "not of a forecaster of format 4"),
-        ({"format": 5}, "not of a forecaster of format 4"),
-        ({}, "not of a forecaster of format 3"),
+        ({"format": 5}, "not of a forecaster of format 6"),
+        ({"format": 7}, "not of a forecaster of format 6"),
+        ({}, "not of a forecaster of format 5"),
     ],
 )
-def test_compression_is_an_object_of_format_4(
+def test_compression_is_an_object_of_format_6(
     int8: dict[str, bytes], tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     config = json.loads(int8["config.json"]) | changes

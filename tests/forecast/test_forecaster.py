@@ -63,7 +63,7 @@ def test_a_forecaster_learns_and_scores_itself(fitted: Forecaster) -> None:
 @pytest.mark.isa
 @pytest.mark.parametrize(
     "given",
-    [{"decoder": "autoregressive"}, {"bidirectional": True}, {"tbptt": 12, "batch_size": 4},
+    [{"bidirectional": True}, {"tbptt": 12, "batch_size": 4},
      {"balance": True}],
 )  # fmt: skip
 def test_other_networks_learn_and_are_saved(tmp_path: Path, given: dict[str, Any]) -> None:

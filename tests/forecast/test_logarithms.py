@@ -153,12 +153,11 @@ def test_a_target_of_0_at_predict_is_told_once(
     assert np.isfinite(found).all()
 
 
-@pytest.mark.parametrize("decoder", ["direct", "autoregressive"])
-def test_the_forecast_grows_with_the_level(decoder: Any) -> None:
+def test_the_forecast_grows_with_the_level() -> None:
     torch.manual_seed(0)
     sizes = ForecasterConfig(
         input_size=8, horizon=4, patch=2, hidden_size=6, embed_size=4, normalize="log",
-        decoder=decoder, output="quantiles",
+        output="quantiles",
     )  # fmt: skip
     network = ForecastNetwork(sizes).double().eval()
     x = torch.rand(3, 12, 1).double() + 0.5

@@ -58,8 +58,8 @@ SCHEMA_FILE = "schema.json"
 SCALER_FILE = "scaler.json"
 MODEL_FILE = "model.safetensors"
 FILES = (CONFIG_FILE, SCHEMA_FILE, SCALER_FILE, MODEL_FILE)
-_FORMAT = 3
-_FORMAT_OF_COMPRESSED = 4
+_FORMAT = 5
+_FORMAT_OF_COMPRESSED = 6
 """Format of forecasters with `compression` in config.json."""
 _MAX_JSON_BYTES = 1 << 28
 """Large, because a table may have millions of names."""

@@ -32,7 +32,8 @@ _LONGEST_INPUT = 720
 LEARNING_RATES = {"adamw": 2e-3, "adam": 2e-3, "nadam": 2e-3, "muon": 5e-3, "sgd": 1.5}
 """Peak learning rates, measured on ETTh1 at H = 128 (benchmarks/log)."""
 MIN_LINEAR_GAIN = 0.01
-"""Least reduction of the linear path's validation error that justifies a calendar or logarithms."""
+"""Least reduction of a linear forecast's validation error that justifies a calendar, logarithms or
+joint channels."""
 _SHARE_OF_SHORT = 0.1
 """Share of series that may be too short for the chosen input."""
 _LEAST_HORIZONS = 3
@@ -62,10 +63,11 @@ def choose_architecture(
     is_stateful = config.tbptt is not None
     chosen: dict[str, Any] = {"input_size": input_size, "patch": patch, "stateful": is_stateful}
     chosen["normalize"] = config.normalize or "last"
+    chosen["channels"] = config.channels or "shared"
     chosen["non_negative"] = bool(config.non_negative)
-    is_open = len(roles.target) == 1 or config.decoder == "direct"
-    is_wanted = is_open if config.linear is None else config.linear
-    is_linear = is_wanted and not is_stateful and config.output != "negative_binomial"
+    is_linear = (
+        config.linear is not False and not is_stateful and config.output != "negative_binomial"
+    )
     chosen["linear"] = is_linear and input_size <= MAX_LAGS
     return ForecasterConfig(
         num_targets=len(roles.target),
@@ -128,8 +130,9 @@ def untrained_forecaster(
     if config.learning_rate is None:
         config = replace(config, learning_rate=LEARNING_RATES[config.optimizer])
     config = replace(
-        config, input_size=sizes.input_size, patch=sizes.patch, normalize=sizes.normalize
-    )
+        config, input_size=sizes.input_size, patch=sizes.patch, channels=sizes.channels,
+        normalize=sizes.normalize,
+    )  # fmt: skip
     torch.default_generator.manual_seed(config.seed)
     network = ForecastNetwork(sizes)
     network.lstm.strict = config.strict_kernels
@@ -277,7 +280,5 @@ def flop_per_window(config: ForecasterConfig) -> int:
     read += (config.num_layers - 1) * ways * 8 * H * (ways * H + H)
     differs = config.num_future > 0 or config.num_static > 0
     answer = 2 * H * s * (C // channels) + (8 * d * H if differs else 0)
-    if config.decoder == "autoregressive":
-        patches += answers - 1
     state = 8 * H * H + (2 * H * H if config.stateful else 0)
     return 3 * channels * (patches * read + state + answers * answer)

@@ -27,6 +27,14 @@ _MAX_ROWS = 1 << 15
 _MAX_VALID_ROWS = 1 << 12
 _MAX_FUTURE = 1 << 13
 """Most future covariates, summed over all steps."""
+MAX_JOINT = 64
+"""Most targets of `joint_gain`."""
+_JOINT_LAGS = 256
+"""Lags of all targets together."""
+_JOINT_STEPS = 24
+"""Steps of the horizon, evenly spread."""
+_JOINT_WINDOWS = 1 << 13
+_JOINT_VALUES = 1 << 25
 _LEAST = 1e-4
 """Penalty of future covariates; they have deviation 1."""
 _SIZE = 256
@@ -77,7 +85,8 @@ def fit_ridges(
         split.windows(inputs.table, part, sizes.input_size, sizes.horizon)
         for part in ("train", "valid")
     )
-    moments = _Moments(network)
+    F = network.future.num_numbers
+    moments = _Moments(min(sizes.input_size, MAX_LAGS), sizes.horizon, F)
     for x, f, y, _ in _rows(network, inputs, train, _MAX_ROWS):
         moments.add(x, f, y)
     moments.center()
@@ -104,7 +113,7 @@ def _with_error(
     weight, bias, future = solution
     total, count = 0.0, 0
     for x, f, y, shift in parts:
-        error = x[:, 1:] @ weight.T + bias + (f * future).sum(-1) - y
+        error = x @ weight.T + bias + (f * future).sum(-1) - y
         if network.config.normalize == "log":  # of the values, to be compared with other kinds
             error = network.left(y + shift + error) - network.left(y + shift)
         total, count = total + float(error.abs().sum()), count + error.numel()
@@ -136,25 +145,77 @@ def best_share(
     return _SHARES[best], float(sums[best] / sums[-1])
 
 
+@torch.no_grad()
+def joint_gain(
+    network: ForecastNetwork, inputs: ScaledWindows, split: Split, ridge: Ridge
+) -> float:
+    """Returns the share of the error of a linear forecast that the lags of the other targets save.
+
+    The errors of `ridge` are regressed twice on the newest lags: of each target on its own, and on
+    those of all targets. The forecasts are compared on validation windows. NaN without windows. The
+    network, on the CPU, has 2 to `MAX_JOINT` targets.
+    """
+    sizes = network.config
+    C, L, h = sizes.num_targets, sizes.input_size, sizes.horizon
+    num_lags = min(L, _JOINT_LAGS // C)
+    steps = np.unique(np.linspace(0, h - 1, _JOINT_STEPS).astype(int))
+
+    def read(part: str, limit: int) -> tuple[Tensor, Tensor]:
+        """Returns lags ``(N, C, lags)`` and the errors of `ridge` ``(N, C, steps)``."""
+        xs, ys = [torch.zeros(0, C, num_lags)], [torch.zeros(0, C, len(steps))]
+        index = split.windows(inputs.table, part, L, h)
+        for values, _ in inputs.read(index.rows(limit), sizes, _SIZE):
+            error = values[:, L:, :C] - torch.from_numpy(ridge_forecast(network, ridge, values))
+            is_there = ~error.isnan().flatten(1).any(1)
+            xs.append(network.normalised(values[is_there, :L, :C])[0][:, -num_lags:].mT)
+            ys.append(error[is_there][:, steps].mT)
+        return torch.cat(xs), torch.cat(ys)
+
+    limit = min(_JOINT_WINDOWS, 1 + _JOINT_VALUES // ((L + h) * C))
+    parts = *read("train", limit), *read("valid", limit)
+    own = _errors(*(part.unbind(1) for part in parts)).view(-1, C, len(steps))
+    joint = _errors(*([part.flatten(1)] for part in parts)).view(-1, C, len(steps))
+    own_sum, joint_sum = (float(errors.sum(-1).amin(0).sum()) for errors in (own, joint))
+    return 1 - joint_sum / own_sum if own_sum else math.nan
+
+
+def _errors(
+    xs: Sequence[Tensor],
+    ys: Sequence[Tensor],
+    xs_valid: Sequence[Tensor],
+    ys_valid: Sequence[Tensor],
+) -> Tensor:
+    """Returns the sums of the absolute errors of regressions of each of `ys` on its `xs`, for every
+    penalty and column of `ys`."""
+    errors = [list[Tensor]() for _ in _ALPHAS]
+    for x, y, x_valid, y_valid in zip(xs, ys, xs_valid, ys_valid, strict=True):
+        moments = _Moments(x.shape[1], y.shape[1], 0)
+        moments.add(x, y[..., None][..., :0], y)
+        moments.center()
+        for alpha, found in zip(_ALPHAS, errors, strict=True):
+            weight, bias, _ = moments.solution(0, alpha)
+            found.append((x_valid @ weight.T + bias - y_valid).abs().sum(0))
+    return torch.stack([torch.cat(found) for found in errors])
+
+
 class _Moments:
-    """Second moments of lags, `num_future` covariates and targets; solves the regression.
+    """Second moments of L lags, F future covariates and targets of h steps; solves the regression.
+
+    `num_future` is F, or 0 if there are too many.
 
     The future covariates of a step are regressors of this step only and have hardly any penalty:
     they are eliminated step by step (Frisch & Waugh 1933).
     """
 
-    def __init__(self, network: ForecastNetwork) -> None:
-        config = network.config
-        L, h, num = min(config.input_size, MAX_LAGS), config.horizon, network.future.num_numbers
-        self._size = L + 1, h, num
-        self.num_future = num if h * num <= _MAX_FUTURE else 0
-        F = self.num_future
+    def __init__(self, L: int, h: int, F: int) -> None:
+        self._size = L + 1, h, F
+        self.num_future = F = F if h * F <= _MAX_FUTURE else 0
         shapes = (L + 1, L + 1), (L + 1, h), (L + 1, h * F), (h, F), (h, F, F)
         self._sums = [torch.zeros(shape, dtype=torch.float64) for shape in shapes]
 
     def add(self, x: Tensor, f: Tensor, y: Tensor) -> None:
-        """Adds a batch of `_rows`."""
-        f = f[..., : self.num_future]
+        """Adds a batch: lags ``(N, L)``, future covariates ``(N, h, F)``, targets ``(N, h)``."""
+        x, f = torch.cat([torch.ones(len(x), 1), x], 1), f[..., : self.num_future]
         by_step = f.transpose(0, 1)
         parts = (
             x.T @ x, x.T @ y, x.T @ f.flatten(1), (f * y[..., None]).sum(0),
@@ -223,8 +284,8 @@ def ridge_forecast(network: ForecastNetwork, ridge: Ridge, values: Tensor) -> ND
 def _rows(
     network: ForecastNetwork, inputs: ScaledWindows, windows: WindowIndex, limit: int
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Yields normalised batches: 1 and the last lags ``(N, 1 + lags)``, future covariates
-    ``(N, h, F)``, targets ``(N, h)``, and the shift of each, ``(N, 1)``."""
+    """Yields normalised batches: the last lags ``(N, lags)``, future covariates ``(N, h, F)``,
+    targets ``(N, h)``, and the shift of each, ``(N, 1)``."""
     config = network.config
     L, C = config.input_size, config.num_targets
     for values, _ in inputs.read(windows.rows(max(1, limit // C)), config, _SIZE):
@@ -235,5 +296,4 @@ def _rows(
         is_there = ~y.isnan().any(1)
         known = network.future.numbers(values[:, L:, C + config.num_past :])
         known = known.repeat_interleave(C, 0)
-        x, shift = torch.cat([torch.ones(len(x), 1), x], 1), shift.reshape(-1, 1)
-        yield x[is_there], known[is_there], y[is_there], shift[is_there]
+        yield x[is_there], known[is_there], y[is_there], shift.reshape(-1, 1)[is_there]

@@ -53,7 +53,7 @@ from fastlstm.forecast.plan import (
     training_loader,
     untrained_forecaster,
 )
-from fastlstm.forecast.ridge import Ridge, best_ridge, fit_ridges
+from fastlstm.forecast.ridge import MAX_JOINT, Ridge, best_ridge, fit_ridges, joint_gain
 from fastlstm.forecast.size_plan import CHOSEN, can_choose_size, choose_size, step_seconds
 from fastlstm.forecast.table_schema import apply_schema
 from fastlstm.forecast.task import ForecastTask
@@ -222,7 +222,7 @@ class _ForecastSession(RunSession):
         task = make_task(
             self, stored, dataset, split, inputs, loader, device, stop_criterion.budget_s
         )
-        task.is_averaged = base is None and sizes.linear and sizes.decoder == "direct"
+        task.is_averaged = base is None and sizes.linear
         if is_new and sizes.linear and self.world.is_leader:
             self._set_linear(task, linear)
         spread = config.evaluations or default_evaluations(task, stop_criterion, config.patience)
@@ -255,12 +255,14 @@ class _ForecastSession(RunSession):
         device: torch.device,
         is_new: bool,
     ) -> _Decided:
-        """Returns rank 0's options with calendar, scale and size, the table with the calendar, and
-        the linear path if it is known."""
+        """Returns rank 0's options with calendar, scale, channels and size, the table with the
+        calendar, and the linear path if it is known."""
         linear = None
         if is_new and self.world.is_leader:
             config = self._with_bound(config, dataset)
             config, dataset, linear = self._with_linear(config, dataset, split)
+            if config.channels is None and 1 < len(dataset.roles.target) <= MAX_JOINT:
+                config, linear = self._with_channels(config, dataset, split)
             config = self._with_size(config, dataset, split, device)
         config = self.agreed(config)
         parts = config.calendar or ()
@@ -316,6 +318,31 @@ class _ForecastSession(RunSession):
             best, best_notes = found, self.notes
         self.notes = best_notes
         return best
+
+    def _with_channels(
+        self, config: ForecastConfig, dataset: SeriesDataset, split: Split
+    ) -> tuple[ForecastConfig, Ridge]:
+        """Returns the options with joint channels, if lags of other targets lower the error of a
+        linear forecast, and with shared ones otherwise; and the linear path."""
+        with self.part_of_setup("the channels"):
+            stored = untrained_forecaster(config, config, dataset, split)
+            network, inputs = stored.network, apply_schema(dataset, stored)
+            linear = best_ridge(fit_ridges(network, inputs, split))
+            gain = joint_gain(network, inputs, split, linear)
+        if gain >= MIN_LINEAR_GAIN:
+            self.notes.append(
+                "the past of the other targets lowers the validation error of a linear forecast by"
+                f" {gain:.1%}: all targets are forecast from the past of all (`channels='shared'`:"
+                " each from its own)"
+            )
+            return dataclasses.replace(config, channels="joint"), linear
+        if not math.isnan(gain):
+            self.notes.append(
+                "each target is forecast from its own past: the past of the others changes the"
+                f" validation error of a linear forecast by {-gain:+.1%}, and needs"
+                f" {-MIN_LINEAR_GAIN:.0%} (`channels='joint'`: all from the past of all)"
+            )
+        return dataclasses.replace(config, channels="shared"), linear
 
     def _with_ridge(self, decided: _Decided, split: Split) -> _Decided:
         """Returns what was decided with its linear path, if the network has one."""
@@ -482,6 +509,8 @@ def _warning(
 def _has_few_years(config: ForecastConfig, dataset: SeriesDataset, split: Split) -> bool:
     """Returns whether a calendar may be chosen, and the training rows have a season of `FEW_YEARS`
     that is not among its parts."""
+    if len(dataset.roles.target) > 1:
+        return False
     parts, more = (calendar_parts(dataset, split.train_ends, n)[0] for n in (None, FEW_YEARS))
     return config.calendar is None and parts != more
 

@@ -52,10 +52,10 @@ def everything() -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("output", KINDS)
 @pytest.mark.parametrize("layers", [1, 2])
-@pytest.mark.parametrize("more", [{}, {"decoder": "autoregressive"}, {"bidirectional": True}])
+@pytest.mark.parametrize("more", [{}, {"bidirectional": True}])
 def test_shapes_and_gradients(output: Any, layers: int, more: dict[str, Any]) -> None:
     """Of every pair of options."""
-    turn = KINDS.index(output) + layers + (1 if "decoder" in more else 2 * len(more))
+    turn = KINDS.index(output) + layers + 2 * len(more)
     channels: Any = ("shared", "joint")[turn % 2]
     normalize: Any = ("last", "standard", "none")[turn % 3]
     given = {**more, "num_layers": layers, "channels": channels, "normalize": normalize}
@@ -73,9 +73,8 @@ def test_shapes_and_gradients(output: Any, layers: int, more: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("channels", ["shared", "joint"])
-@pytest.mark.parametrize("decoder", ["direct", "autoregressive"])
-def test_only_future_covariates_are_read_from_the_horizon(channels: Any, decoder: Any) -> None:
-    model = network(**EVERYTHING, channels=channels, decoder=decoder)
+def test_only_future_covariates_are_read_from_the_horizon(channels: Any) -> None:
+    model = network(**EVERYTHING, channels=channels)
     x, statics = everything()
     before = model(x, statics)
     later = x.clone()
@@ -163,45 +162,6 @@ def test_all_patches_equal_a_cell_step_each() -> None:
             )
 
 
-@pytest.mark.parametrize("output", KINDS)
-def test_both_decoders_agree_on_one_patch(output: Any) -> None:
-    given = {**EVERYTHING, "horizon": 3, "output": output}
-    x, statics = everything()
-    x = x[:, :15]
-    x[..., :2] = x[..., :2].abs()
-    direct, in_turn = network(**given), network(**given, decoder="autoregressive")
-    assert torch.equal(direct(x, statics), in_turn(x, statics))
-
-
-@pytest.mark.parametrize("output", ["point", "quantiles", "student_t"])
-@pytest.mark.parametrize("channels", ["shared", "joint"])
-def test_the_next_patch_continues_from_the_forecast(output: Any, channels: Any) -> None:
-    """A direct network that reads input and first forecast returns the second forecast."""
-    given: dict[str, Any] = {
-        "num_targets": 2, "num_past": 1, "num_future": 1, "num_static": 1, "has_missing": True,
-        "output": output, "channels": channels, "normalize": "none", "num_layers": 2,
-    }  # fmt: skip
-    model = network(**given, horizon=8, decoder="autoregressive")
-    rolled = network(**given, horizon=4, input_size=16)
-    weights = model.state_dict()
-    rolled.load_state_dict({**weights, "position": weights["position"][1:]})
-    x = torch.randn(3, 20, 4, generator=torch.Generator().manual_seed(1))
-    statics = torch.randn(3, 1)
-    found = model(x, statics)
-    longer = x.clone()
-    longer[:, 12:16, :2] = model.output.center(found)[:, :4]
-    longer[:, 12:16, 2] = float("nan")  # known up to now only
-    torch.testing.assert_close(rolled(longer, statics), found[:, 4:])
-
-
-def test_gradients_flow_through_the_forecasts_that_were_read() -> None:
-    """The loss of the last patch has a gradient at the first forecast."""
-    model = network(decoder="autoregressive")
-    model(values(1))[:, 4:].sum().backward()
-    assert model.position.grad is not None
-    assert model.position.grad[0].abs().sum() > 0
-
-
 def test_both_directions_of_the_last_layer_are_read() -> None:
     """The decoder starts from the final states of both directions."""
     model = network(bidirectional=True, num_layers=2)
@@ -222,10 +182,8 @@ def test_both_directions_of_the_last_layer_are_read() -> None:
 def test_the_wrong_shape_is_refused() -> None:
     with pytest.raises(ShapeError, match=r"shape \(3, 18, 1\), expected \(B, 19, 1\)"):
         network()(values(1)[:, 1:])
-    with pytest.raises(ConfigError, match="`decoder` is 'both', expected one of direct, autoreg"):
-        network(decoder="both")
-    with pytest.raises(ConfigError, match="continue in one direction; leave out one"):
-        network(decoder="autoregressive", bidirectional=True)
+    with pytest.raises(ConfigError, match="`channels` is 'both', expected one of shared, joint"):
+        network(channels="both")
     with pytest.raises(ConfigError, match="`output` is 'best', expected"):
         network(output="best")
     with pytest.raises(ConfigError, match="`loss` is 'l3', expected"):
@@ -335,7 +293,6 @@ def test_a_stream_sees_nothing_of_the_future(has_missing: bool) -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        {"decoder": "autoregressive"},
         {"bidirectional": True},
         {"normalize": "standard"},
         {"output": "negative_binomial"},

@@ -6,12 +6,11 @@
                                                                       │
     query of patch 1 … m: position, channel, covariates ──► cell step ┴─► linear ──► (B, h, C)
 
-Direct decoder: every future patch is one cell step from the state after the last input patch, with
-its position as the query (Lin et al. 2023, "SegRNN", section 4); one product computes all patches.
-Autoregressive decoder: the LSTM reads the forecast of each patch before the next one, in training
-and in prediction. Channels (targets) share the network and differ by an embedding, or are read
-jointly. Stateful: the input is a chunk of a longer series, every patch is normalised by the last
-value before it, and every state is decoded, so that one pass trains a forecast per patch.
+Every future patch is one cell step from the state after the last input patch, with its position as
+the query (Lin et al. 2023, "SegRNN", section 4); one product computes all patches. Channels
+(targets) share the network and differ by an embedding, or are read jointly. Stateful: the input is
+a chunk of a longer series, every patch is normalised by the last value before it, and every state
+is decoded, so that one pass trains a forecast per patch.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastlstm.errors import ConfigError, ShapeError, counted
-from fastlstm.forecast.config import Channels, Decoder, Loss, Normalize, OutputKind
+from fastlstm.forecast.config import Channels, Loss, Normalize, OutputKind
 from fastlstm.forecast.model.outputs import make_output
 from fastlstm.nn.linear import Linear
 from fastlstm.nn.lstm import LSTM
@@ -71,7 +70,6 @@ class ForecasterConfig:
     num_layers: int = 1
     embed_size: int = 256
     channels: Channels = "shared"
-    decoder: Decoder = "direct"
     bidirectional: bool = False
     normalize: Normalize = "last"
     non_negative: bool = False
@@ -87,18 +85,12 @@ class ForecasterConfig:
         rows = self.num_targets + self.num_past + self.num_future
         _check_categories("categories", self.categories, rows)
         _check_categories("static_categories", self.static_categories, self.num_static)
-        if self.bidirectional and self.decoder != "direct":
-            raise ConfigError(
-                "`bidirectional` and `decoder='autoregressive'` exclude each other: forecasts"
-                " continue in one direction; leave out one of them"
-            )
         if self.input_size % self.patch:
             raise ConfigError(
                 f"`input_size` is {self.input_size}, not a multiple of `patch` {self.patch}; give"
                 f" `input_size={max(1, self.input_size // self.patch) * self.patch!r}`"
             )
         unfit = {
-            "decoder": self.decoder != "direct",
             "bidirectional": self.bidirectional,
             "normalize": self.normalize in ("standard", "log"),
             "output": self.output == "negative_binomial",
@@ -106,9 +98,8 @@ class ForecasterConfig:
         for name, is_unfit in unfit.items():
             if self.stateful and is_unfit:
                 raise ConfigError(
-                    f"`{name}` is {getattr(self, name)!r}: `tbptt` needs one direction, the direct"
-                    " decoder, no counts, `normalize` 'last' or 'none'; leave out"
-                    f" `{name}` or `tbptt`"
+                    f"`{name}` is {getattr(self, name)!r}: `tbptt` needs one direction, no counts,"
+                    f" `normalize` 'last' or 'none'; leave out `{name}` or `tbptt`"
                 )
 
         needs = {"normalize='log'": self.normalize == "log", "non_negative=True": self.non_negative}
@@ -297,12 +288,7 @@ class ForecastNetwork(nn.Module):
         static = None if self.static is None else self.static(self.statics(statics))
         _, state = self._run(targets, is_there, self.past(values[:, :L, C:]), static)
         queries = self._queries(ahead, static)
-        if config.decoder == "direct":
-            decoded = self._decode(queries, *self._last(state))
-        else:
-            covariates = values[:, L:, C:]
-            decoded = self._decode_autoregressive(queries, state, covariates, static, linear)
-        decoded = decoded[:, :h]
+        decoded = self._decode(queries, *self._last(state))[:, :h]
         if linear is not None:
             decoded = self.output.moved(decoded, linear)
         return self.left(self.output.restored(decoded, scale[:, None], shift[:, None]))
@@ -572,36 +558,6 @@ class ForecastNetwork(nn.Module):
         whole = decoded.view(m, B, K, s, -1).permute(1, 0, 3, 2, 4)
         steps: Tensor = whole.reshape(B, m * s, self.config.num_targets, each)
         return steps
-
-    def _decode_autoregressive(
-        self,
-        queries: Tensor,
-        state: tuple[Tensor, Tensor],
-        ahead: Tensor,
-        static: Tensor | None,
-        linear: Tensor | None,
-    ) -> Tensor:
-        """Decodes like `_decode`, but the LSTM reads the forecast of each patch before the next.
-
-        `state` is the state after the input, `ahead` are the covariates of the horizon
-        ``(B, h, P + F)``, `linear` is the forecast of the linear path ``(B, h, C)``.
-        """
-        s, config = self.config.patch, self.config
-        past, future = ahead[..., : config.num_past], ahead[..., config.num_past :]
-        rows = torch.cat([past * math.nan, future], -1)
-        rows = F.pad(rows, (0, 0, 0, self.num_patches * s - config.horizon), value=math.nan)
-        covariates = self.past(rows)
-        decoded = [self._decode(queries[:1], *self._last(state))]
-        for k in range(1, self.num_patches):
-            ones = torch.ones_like(decoded[-1][..., 0])
-            center = self.output.center(self.output.restored(decoded[-1], ones, 0 * ones))
-            if linear is not None:
-                center = center + linear[:, (k - 1) * s : k * s]
-            is_there = ones.bool() if config.has_missing else None
-            past = covariates[:, (k - 1) * s : k * s]
-            _, state = self._run(center, is_there, past, static, state)
-            decoded.append(self._decode(queries[k : k + 1], *self._last(state)))
-        return torch.cat(decoded, 1)
 
 
 def _carried_on(values: Tensor) -> Tensor:
