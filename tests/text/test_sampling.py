@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from decoding import started
+from decoding import ISAS, started
 from fastlstm.errors import FormatError, NonFiniteError, PromptError
 from fastlstm.text.config import ModelConfig
 from fastlstm.text.decoder import Decoder
@@ -185,6 +185,15 @@ def test_draws_follow_the_definition(name, V, steps):
     logits = logits_of(V)
     counts = np.bincount(drawn(logits, FREE[name], steps).ravel(), minlength=V)
     p = probabilities(logits[None].astype(np.float64), FREE[name])[0]
+    assert_follows(counts, p * STREAMS * steps)
+
+
+@pytest.mark.parametrize("isa", ISAS, indirect=True)
+def test_every_instruction_set_narrows_a_large_vocabulary(isa):
+    """What top-k leaves open is packed side by side, and packed again in place for top-p."""
+    settings, logits, steps = {"top_k": 900, "top_p": 0.8}, logits_of(5_000), 300
+    counts = np.bincount(drawn(logits, settings, steps).ravel(), minlength=len(logits))
+    p = probabilities(logits[None].astype(np.float64), settings)[0]
     assert_follows(counts, p * STREAMS * steps)
 
 

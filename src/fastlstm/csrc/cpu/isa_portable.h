@@ -43,7 +43,7 @@ FASTLSTM_INLINE int64_t count_from(Vec v, float bound) {
 }
 
 // Stores the kLanes values of `v` from `low` to below `high` side by side, and those of `w` beside
-// them; returns their number. May write one value more.
+// them; returns their number. May write up to kLanes values.
 FASTLSTM_INLINE int64_t store_between(const float* v, const float* w, float low, float high,
                                       float* to_v, float* to_w) {
   int64_t count = 0;

@@ -129,7 +129,7 @@ FASTLSTM_INLINE Kept kept_above(const Pool& pool, float bound) {
 }
 
 // The scores from `low` to below `high`, side by side in the room of `s`; `above`: from `high` on.
-// The pool may lie there already.
+// The pool may lie there already: a whole vector is stored, never beyond the one that was read.
 FASTLSTM_INLINE Pool narrowed(const Scores& s, const Pool& pool, float low, float high,
                               Kept above) {
   int64_t count = 0;
