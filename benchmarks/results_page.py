@@ -213,8 +213,9 @@ def quality_lines(folder: Path, suffix: str) -> list[str]:
 
 def machine_line(folder: Path) -> str:
     """Returns on what the results of a folder were measured."""
-    first = next(folder.glob("*.jsonl")).read_text(encoding="utf-8").splitlines()[-1]
-    machine = json.loads(first)["machine"]
+    steps = [path for path in (folder / "training_step.jsonl",) if path.exists()]
+    first = next(iter(steps or sorted(folder.glob("*.jsonl"))))
+    machine = json.loads(first.read_text(encoding="utf-8").splitlines()[-1])["machine"]
     text = f"{machine['cpu']}, {machine['isa']}, {machine['threads']} threads"
     return f"On {text}, torch {machine['torch']}."
 
