@@ -8,7 +8,7 @@ import torch
 
 import fastlstm
 from fastlstm.system import measurements
-from fastlstm.text import size_plan
+from fastlstm.text import quality_law, size_plan
 from fastlstm.text.config import TrainConfig
 from fastlstm.text.data.sources import open_source
 from fastlstm.text.data.text import prepare_text
@@ -305,6 +305,11 @@ def test_the_same_command_chooses_the_same_on_a_busy_machine(monkeypatch, data, 
         sizes.append((plan.changes, plan.tokens))
     assert sizes[0] == sizes[1]
     assert plan.why.endswith("(planned earlier)")
+    monkeypatch.setattr(quality_law, "_SIZE", 0.7)  # another law, another plan
+    plan = size_plan.budget_plan(
+        CONFIG, (), ids, data.tokenizer, CPU, time.perf_counter(), is_new=True
+    )
+    assert not plan.why.endswith("(planned earlier)")
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from fastlstm.text.plan import (
     tokens_of_budget,
     training_s,
 )
-from fastlstm.text.quality_law import OPTIMIZERS, relative_bits
+from fastlstm.text.quality_law import MOST_LAYERS, OPTIMIZERS, relative_bits
 from fastlstm.text.task import TextTask, training_flop_per_token
 from fastlstm.training.device import random_numbers_kept
 from fastlstm.training.plan import TrainingPlan
@@ -427,6 +427,7 @@ def budget_plan(
         "tokens": len(ids),
         "vocabulary": tokenizer.vocab_size,
         "chosen": None if chosen is None else sorted(chosen),
+        "law": [relative_bits(512, 1 + n, 2e8, 2000, "adamw", 10**6) for n in range(MOST_LAYERS)],
     }
     left_s = training_s(config, started)
     plan = remembered_plan(config, data, device, left_s, make) if is_new else make()
