@@ -262,7 +262,7 @@ def events_of(model: Forecaster, continues: Any = lambda *_: True) -> list[dict[
     ],
 )
 def test_a_horizon_has_up_to_four_quarters(horizon: int, quarters: list[tuple[int, int]]) -> None:
-    errors = dict.fromkeys(("forecaster", "seasonal_naive"), StepErrors(horizon, 1))
+    errors = dict.fromkeys(("forecaster", "naive", "seasonal_naive"), StepErrors(horizon, 1))
     (target,) = _target_errors(["y"], errors, horizon)
     assert [(part["first"], part["last"]) for part in target["by_step"]] == quarters
 
@@ -276,6 +276,7 @@ def test_the_test_event_has_the_scores_of_backtest(model: Forecaster) -> None:
     (target,) = test["targets"]
     assert (target["target"], target["num_values"]) == ("y", 57 * h)
     assert target["mae"] == pytest.approx(scores["forecaster"]["mae"])
+    assert target["naive_mae"] == pytest.approx(scores["naive"]["mae"])
     assert target["seasonal_naive_mae"] == pytest.approx(scores["seasonal_naive"]["mae"])
     counts = [part["last"] - part["first"] + 1 for part in target["by_step"]]
     mae = np.average([part["mae"] for part in target["by_step"]], weights=counts)

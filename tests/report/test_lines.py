@@ -37,6 +37,7 @@ def test_the_start_of_a_text_run() -> None:
     assert rows["training"] == known
     assert rows["machine"] == "cpu, 2 threads, ceiling 412 GFLOP/s (measured)"
     how = "oneDNN, 2048x512x2048 in bf16, 2 threads, while the machine was busy"
+    assert rows_of({**START, "ceiling_gflops": 0.0})["machine"] == "cpu, 2 threads", "not measured"
     machine = rows_of({**START, "ceiling_how": how})["machine"]
     assert machine.endswith(f"ceiling 412 GFLOP/s ({how})")
     assert rows["ends"] == "after 2m of wall-clock time, including the report"
@@ -214,25 +215,28 @@ def test_errors_beside_naive_forecasts() -> None:
 
 def test_targets_of_several_units_have_an_error_each() -> None:
     targets = [
-        {"target": "volume", "mae": 1e6, "seasonal_naive_mae": 2e6},
-        {"target": "price", "mae": 0.5, "seasonal_naive_mae": 0.25}, {"target": "empty"},
+        {"target": "volume", "mae": 1e6, "naive_mae": 2e6, "seasonal_naive_mae": 9e6},
+        {"target": "price", "mae": 0.5, "naive_mae": 1.0, "seasonal_naive_mae": 0.25},
+        {"target": "empty"},
     ]  # fmt: skip
     event = {"scores": {"naive": {"mae": 2.0}}, "windows": 5, "of_windows": 5, "targets": targets}
     assert lines.test_rows(event) == [
         ("test", "5 windows, errors in the units of 3 targets together; rel_mae and mase have no"
          " unit"),
         ("naive", "mae 2"),
-        ("mae by target (seasonal naive)", "volume 1e+06 (2e+06), price 0.5 (0.25)"),
+        ("mae by target (best naive forecast)", "volume 1e+06 (2e+06), price 0.5 (0.25)"),
     ]  # fmt: skip
 
 
 def test_of_many_targets_the_worst_are_named_and_where_all_are() -> None:
-    targets = [{"target": f"t{n}", "mae": n, "seasonal_naive_mae": 4} for n in range(7)]
-    targets.append({"target": "flat", "mae": 1, "seasonal_naive_mae": 0})
+    targets = [
+        {"target": f"t{n}", "mae": n, "naive_mae": 4, "seasonal_naive_mae": 5} for n in range(7)
+    ]
+    targets.append({"target": "flat", "mae": 1, "naive_mae": 3, "seasonal_naive_mae": 0})
     event = {"scores": {"naive": {"mae": 2.0}}, "windows": 5, "of_windows": 5, "targets": targets}
     text = lines.test_rows(event)[-1][1]
     assert text.startswith("the worst of 8: flat 1 (0), t6 6 (4), t5 5 (4), t4 4 (4), t3 3 (4); ")
-    assert text.endswith("report.html and Forecaster.evaluation().by_series() list all")
+    assert text.endswith("; report.html lists all")
 
 
 def test_a_long_sample_is_cut() -> None:

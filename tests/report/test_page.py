@@ -125,14 +125,15 @@ def test_the_best_evaluation_is_marked_and_stays_in_sight(report: Path) -> None:
 
 def test_errors_of_each_target(run_dir: Path) -> None:
     targets = [
-        {"target": name, "num_values": 1200, "mse": 4.0, "mae": 1.5, "seasonal_naive_mae": 2.5,
+        {"target": name, "num_values": 1200, "mse": 4.0, "mae": 1.5, "naive_mae": 3.5,
+         "seasonal_naive_mae": 2.5,
          "by_step": [{"first": 1, "last": 1, "mae": 0.25}, {"first": 2, "last": 3, "mae": None}]}
         for name in ("load <b>", "wind")
     ]  # fmt: skip
     add_event(run_dir, event="test", scores={"forecaster": {"mse": 4.0}}, targets=targets)
     source = write_report(run_dir).read_text(encoding="utf-8")
     assert "<th>step 1</th><th>steps 2–3</th>" in source
-    cells = "<td>1,200</td><td>4</td><td>1.5</td><td>2.5</td><td>0.25</td><td></td>"
+    cells = "<td>1,200</td><td>4</td><td>1.5</td><td>3.5</td><td>2.5</td><td>0.25</td><td></td>"
     assert f"<td>load &lt;b&gt;</td>{cells}" in source
     assert f"<td>wind</td>{cells}" in source
 

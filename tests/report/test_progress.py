@@ -311,6 +311,12 @@ def test_figures_beside_a_long_label_are_wrapped(terminal: Any) -> None:
     assert sum(line.count("0.1235") for line in lines) == 9
 
 
+def test_a_table_in_memory_has_no_size_to_tell() -> None:
+    stream = io.StringIO()
+    PlainOutput(stream)({"event": "prepare", "done_bytes": 0, "total_bytes": None})
+    assert stream.getvalue() == ""
+
+
 def test_a_log_gets_few_lines_of_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [100.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now_s[0])

@@ -197,7 +197,7 @@ def evaluation_events(
         return should_continue(done, len(rows))
 
     curve = QuantileScores((), _CURVE)
-    compared = ("forecaster", "seasonal_naive")
+    compared = ("forecaster", "naive", "seasonal_naive")
     by_step = {name: StepErrors(sizes.horizon, sizes.num_targets) for name in compared}
     by_series = SeriesErrors(len(dataset.series), sizes.num_targets)
     scores = evaluate_forecasts(
@@ -262,13 +262,16 @@ def _target_errors(
     names: Sequence[str], by_step: Mapping[str, StepErrors], horizon: int
 ) -> list[dict[str, Any]]:
     """Returns the errors of each target in its unit, in all and by quarter of the horizon."""
-    ours, naive = by_step["forecaster"], by_step["seasonal_naive"]
+    ours = by_step["forecaster"]
     ends = sorted({horizon * quarter // 4 for quarter in range(5)})  # fewer if it is short
     return [
         {
             "target": name,
             **ours.result(number),
-            "seasonal_naive_mae": naive.result(number).get("mae"),
+            **{
+                f"{name}_mae": by_step[name].result(number).get("mae")
+                for name in ("naive", "seasonal_naive")
+            },
             "by_step": [
                 {"first": n + 1, "last": last, "mae": ours.result(number, n + 1, last).get("mae")}
                 for n, last in itertools.pairwise(ends)

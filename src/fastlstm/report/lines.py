@@ -185,7 +185,7 @@ def _machine_text(start: Event) -> str:
         text_of(start, "device"),
         *gpu,
         count_of(start, "threads", "thread"),
-        "" if peak is None else f"ceiling {si(1e9 * peak)}FLOP/s ({how})",
+        f"ceiling {si(1e9 * peak)}FLOP/s ({how})" if peak else "",
     )
 
 
@@ -318,18 +318,19 @@ def test_rows(event: Event) -> list[Row]:
 
 
 def _target_rows(targets: Sequence[Event]) -> list[Row]:
-    """Returns a row of the MAE of each target, beside the seasonal naive forecast's."""
-    rows = [r for r in targets if None not in (r.get("mae"), r.get("seasonal_naive_mae"))]
+    """Returns a row of the MAE of each target, beside the better of the naive forecasts'."""
+    rows = [
+        (row["mae"], min(row["naive_mae"], row["seasonal_naive_mae"]), visible(row["target"]))
+        for row in targets
+        if None not in (row.get(key) for key in ("mae", "naive_mae", "seasonal_naive_mae"))
+    ]
     head = tail = ""
     if len(rows) > _MAX_NAMED:
-        rows.sort(key=lambda r: r["mae"] / (r["seasonal_naive_mae"] or 1e-300), reverse=True)
+        rows.sort(key=lambda row: row[0] / (row[1] or 1e-300), reverse=True)
         head = f"the worst of {len(rows):,}: "
-        tail = "; report.html and Forecaster.evaluation().by_series() list all"
-    named = [
-        f"{visible(row['target'])} {row['mae']:.4g} ({row['seasonal_naive_mae']:.4g})"
-        for row in rows[:_MAX_NAMED]
-    ]
-    return [("mae by target (seasonal naive)", head + ", ".join(named) + tail)]
+        tail = "; report.html lists all"
+    named = [f"{name} {mae:.4g} ({naive:.4g})" for mae, naive, name in rows[:_MAX_NAMED]]
+    return [("mae by target (best naive forecast)", head + ", ".join(named) + tail)]
 
 
 def forecast_name(who: str, event: Event) -> str:

@@ -161,13 +161,13 @@ def _targets(test: Event) -> str:
     targets = test.get("targets")
     if not isinstance(targets, list) or not targets:
         return ""
-    figures = ("num_values", "mse", "mae", "seasonal_naive_mae")
+    figures = ("num_values", "mse", "mae", "naive_mae", "seasonal_naive_mae")
     rows = [
         [name_text(event["target"]), *_scores(event, figures)]
         + [figure_text(part, "mae", ".4g") for part in event["by_step"]]
         for event in targets
     ]
-    heads = ["target", *(name.replace("seasonal_naive_", "seasonal naive ") for name in figures)]
+    heads = ["target", "num_values", "mse", "mae", "naive mae", "seasonal naive mae"]
     heads += [_steps_text(part) for part in targets[0]["by_step"]]
     remark = "Each target in its own unit; the columns on the right are the MAE by steps ahead."
     return f"<h3>By target</h3>\n{quiet(remark)}{table(heads, rows)}"

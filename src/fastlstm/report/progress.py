@@ -181,7 +181,8 @@ class PlainOutput(LineOutput):
 
     def _on_prepare(self, event: Event) -> None:
         done, total = number(event, "done_bytes"), number(event, "total_bytes")
-        self._under_way("prepare", done, total, words.prepare_text(event))
+        if done or total:  # of a table in memory there is no size
+            self._under_way("prepare", done, total, words.prepare_text(event))
 
     def _on_progress(self, event: Event) -> None:
         done, total = number(event, "done"), number(event, "total")

@@ -287,7 +287,8 @@ def test_numbers_that_json_lacks_are_refused(forecasts):
 @pytest.mark.parametrize("kind", ["", "text/plain", "multipart/form-data; boundary=x"])
 def test_other_types_are_refused(forecasts, kind):
     answer = forecasts.client.post("/forecast", content=b"y\n1\n", headers={"content-type": kind})
-    assert "expected application/json or text/csv" in refusal(answer, 415)
+    assert "expected application/json or text/csv" in (text := refusal(answer, 415))
+    assert "-H 'Content-Type: application/json' or -H 'Content-Type: text/csv'" in text
     packed = {**CSV, "content-encoding": "gzip"}
     answer = forecasts.client.post("/forecast", content=b"y\n1\n", headers=packed)
     assert "compressed" in refusal(answer, 415)

@@ -224,7 +224,9 @@ def parse_request(
     body: bytes, model: WindowForecaster, decoder: msgspec.json.Decoder[InferFields]
 ) -> InferRequest:
     """Parses and checks a request; null counts as left out."""
-    notes = {"inputs": f"; GET /v2/models/{model.name} lists the inputs"}
+    known = (f"{s.name} {s.datatype} {list(s.shape)}" for s in input_specs(model).values())
+    place = f"GET /v2/models/{model.name} lists the inputs"
+    notes = {"inputs": f"; expected {', '.join(known)}; {place}"}
     fields = decode(body, decoder, NAMES, notes=notes)
     parameters = fields.parameters or Parameters()
     if parameters.binary_data_output:

@@ -47,7 +47,8 @@ class Bodies:
         if kind not in kinds:
             came = f"the content type is '{kind[:100].decode('latin-1')}', expected"
             known = [name.decode("ascii") for name in kinds]
-            what = f"{' or '.join(known)}; with curl add -H 'Content-Type: {known[0]}'"
+            adds = " or ".join(f"-H 'Content-Type: {name}'" for name in known)
+            what = f"{' or '.join(known)}; with curl add {adds}"
             raise ApiError(415, f"{came} {what}")
         if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
             raise ApiError(415, "the body is compressed; send it without Content-Encoding")
