@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastlstm import Forecaster
-from fastlstm.errors import Stopped
+from fastlstm.errors import ConfigError, Stopped
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.preparation import prepare
 from fastlstm.forecast.data.splits import split_table
@@ -83,12 +83,21 @@ def test_more_than_64_targets_are_shared() -> None:
     assert model.network_.config.channels == "shared"
 
 
-def test_missing_values_are_left_out_of_the_comparison() -> None:
+@pytest.mark.parametrize("share", [0.03, 0.5])  # half: no window has all values to forecast
+def test_missing_values_are_left_out_of_the_comparison(share: float) -> None:
     table = follower(6)
     table[100:140, 0] = np.nan
-    table[::37, 1] = np.nan
+    table[np.random.default_rng(1).random(table.shape) < share] = np.nan
     model = Forecaster(**QUICK, gaps="fill").fit(table)
     assert model.network_.config.channels == "joint"
+
+
+def test_chosen_channels_may_be_given_when_training_goes_on() -> None:
+    model = Forecaster(**QUICK).fit(follower(6))
+    model.set_params(channels="joint").partial_fit(follower(6))
+    assert model.stored_.given.channels == "joint"
+    with pytest.raises(ConfigError, match="`channels` is 'shared' and was 'joint' at fit"):
+        model.set_params(channels="shared").partial_fit(follower(6))
 
 
 def test_a_stopped_run_keeps_its_channels(tmp_path: Path) -> None:

@@ -152,8 +152,9 @@ def joint_gain(
     """Returns the share of the error of a linear forecast that the lags of the other targets save.
 
     The errors of `ridge` are regressed twice on the newest lags: of each target on its own, and on
-    those of all targets. The forecasts are compared on validation windows. NaN without windows. The
-    network, on the CPU, has 2 to `MAX_JOINT` targets.
+    those of all targets. The forecasts are compared on validation windows; a missing error counts
+    as 0 in the regressions and is left out of the comparison. NaN without errors. The network, on
+    the CPU, has 2 to `MAX_JOINT` targets.
     """
     sizes = network.config
     C, L, h = sizes.num_targets, sizes.input_size, sizes.horizon
@@ -166,9 +167,8 @@ def joint_gain(
         index = split.windows(inputs.table, part, L, h)
         for values, _ in inputs.read(index.rows(limit), sizes, _SIZE):
             error = values[:, L:, :C] - torch.from_numpy(ridge_forecast(network, ridge, values))
-            is_there = ~error.isnan().flatten(1).any(1)
-            xs.append(network.normalised(values[is_there, :L, :C])[0][:, -num_lags:].mT)
-            ys.append(error[is_there][:, steps].mT)
+            xs.append(network.normalised(values[:, :L, :C])[0][:, -num_lags:].mT)
+            ys.append(error[:, steps].mT)
         return torch.cat(xs), torch.cat(ys)
 
     limit = min(_JOINT_WINDOWS, 1 + _JOINT_VALUES // ((L + h) * C))
@@ -190,11 +190,11 @@ def _errors(
     errors = [list[Tensor]() for _ in _ALPHAS]
     for x, y, x_valid, y_valid in zip(xs, ys, xs_valid, ys_valid, strict=True):
         moments = _Moments(x.shape[1], y.shape[1], 0)
-        moments.add(x, y[..., None][..., :0], y)
+        moments.add(x, y[..., None][..., :0], y.nan_to_num(0.0))
         moments.center()
         for alpha, found in zip(_ALPHAS, errors, strict=True):
             weight, bias, _ = moments.solution(0, alpha)
-            found.append((x_valid @ weight.T + bias - y_valid).abs().sum(0))
+            found.append((x_valid @ weight.T + bias - y_valid).abs().nansum(0))
     return torch.stack([torch.cat(found) for found in errors])
 
 

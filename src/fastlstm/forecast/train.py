@@ -641,7 +641,9 @@ def _continued_from(
         return dataclasses.replace(copied, config=config, given=first)
     changed = changes(start.given, config)
     for name in sorted(changed.keys() - _MAY_DIFFER):
-        before = getattr(start.given, name)
+        before = getattr(start.config, name)  # as given or chosen
+        if changed[name] == before:
+            continue
         raise ConfigError(
             f"`{name}` is {changed[name]!r} and was {before!r} at fit: the network and its"
             f" columns stay; set `{name}` back, or train a new forecaster"
