@@ -145,7 +145,8 @@ class ForecastConfig(TrainingOptions, ReadOptions):
         num_layers: number of LSTM layers.
         channels: shared forecasts each target from its own past, by one network; joint forecasts
             all targets from the past of all. The default is shared; joint for 2 to 64 targets if
-            the lags of the other targets lower the validation error of a linear forecast by 1 %.
+            the lags of the other targets lower the error of a linear forecast on newer windows by
+            1 %.
         linear: add to the LSTM a linear path with the weights of ridge regression on lags and
             future covariates; default for a single target.
         bidirectional: read the input in both directions.

@@ -331,15 +331,15 @@ class _ForecastSession(RunSession):
             gain = joint_gain(network, inputs, split, linear)
         if gain >= MIN_LINEAR_GAIN:
             self.notes.append(
-                "the past of the other targets lowers the validation error of a linear forecast by"
-                f" {gain:.1%}: all targets are forecast from the past of all (`channels='shared'`:"
-                " each from its own)"
+                "the past of the other targets lowers the error of a linear forecast on newer"
+                f" windows by {gain:.1%}: all targets are forecast from the past of all"
+                " (`channels='shared'`: each from its own)"
             )
             return dataclasses.replace(config, channels="joint"), linear
         if not math.isnan(gain):
             self.notes.append(
                 "each target is forecast from its own past: the past of the others changes the"
-                f" validation error of a linear forecast by {-gain:+.1%}, and needs"
+                f" error of a linear forecast on newer windows by {-gain:+.1%}, and needs"
                 f" {-MIN_LINEAR_GAIN:.0%} (`channels='joint'`: all from the past of all)"
             )
         return dataclasses.replace(config, channels="shared"), linear
@@ -641,7 +641,9 @@ def _continued_from(
         return dataclasses.replace(copied, config=config, given=first)
     changed = changes(start.given, config)
     for name in sorted(changed.keys() - _MAY_DIFFER):
-        before = getattr(start.given, name)
+        before = getattr(start.config, name)  # as given or chosen
+        if changed[name] == before:
+            continue
         raise ConfigError(
             f"`{name}` is {changed[name]!r} and was {before!r} at fit: the network and its"
             f" columns stay; set `{name}` back, or train a new forecaster"
