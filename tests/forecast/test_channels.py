@@ -17,6 +17,7 @@ from fastlstm.errors import ConfigError, Stopped
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.preparation import prepare
 from fastlstm.forecast.data.splits import split_table
+from fastlstm.forecast.model.network import ForecasterConfig, ForecastNetwork
 from fastlstm.forecast.plan import untrained_forecaster
 from fastlstm.forecast.ridge import Ridge, joint_gain
 from fastlstm.forecast.table_schema import apply_schema
@@ -68,6 +69,34 @@ def test_joint_channels_forecast_what_follows_better() -> None:
         for channels in (None, "shared")
     )
     assert joint["mae"] < 0.85 * shared["mae"]
+
+
+def test_the_linear_path_of_joint_channels_reads_all_targets() -> None:
+    joint, shared = (
+        Forecaster(**QUICK, channels=channels).fit(follower(6)) for channels in (None, "shared")
+    )
+    assert joint.backtest()["ridge"]["mae"] < 0.75 * shared.backtest()["ridge"]["mae"]
+    assert "linear_joint" not in shared.network_.state_dict()
+    independent = Forecaster(**QUICK, channels="joint").fit(follower(None)).backtest()["ridge"]
+    plain = Forecaster(**QUICK, channels="shared").fit(follower(None)).backtest()["ridge"]
+    assert independent["mae"] < 1.02 * plain["mae"]
+
+
+def test_a_joint_part_adds_what_its_weights_say() -> None:
+    sizes = ForecasterConfig(
+        input_size=6, horizon=3, num_targets=2, patch=3, hidden_size=4, embed_size=4,
+        channels="joint", linear=True, normalize="none",
+    )  # fmt: skip
+    network = ForecastNetwork(sizes).eval()
+    weight, bias = torch.zeros(6, 12), torch.zeros(6)
+    weight[3 * 1 + 2, 6 * 0 + 4] = 2.0  # the third step of target 1 from lag 4 of target 0
+    bias[3 * 0 + 1] = 7.0
+    network.set_linear(torch.zeros(3, 6), torch.zeros(3), torch.zeros(3, 0), True, (weight, bias))
+    x = torch.randn(5, 9, 2)
+    want = torch.zeros(5, 3, 2)
+    want[:, 2, 1], want[:, 1, 0] = 2 * x[:, 4, 0], 7.0
+    torch.testing.assert_close(network(x)[..., 0], want)
+    torch.testing.assert_close(network.linear_forecast(x), want)
 
 
 @pytest.mark.parametrize(

@@ -27,15 +27,12 @@ _MAX_ROWS = 1 << 15
 _MAX_VALID_ROWS = 1 << 12
 _MAX_FUTURE = 1 << 13
 """Most future covariates, summed over all steps."""
-MAX_JOINT = 64
-"""Most targets of `joint_gain`."""
-_JOINT_LAGS = 256
-"""Lags of all targets together."""
 _JOINT_STEPS = 24
 """Steps of the horizon, evenly spread."""
 _JOINT_OLDER = 2 / 3
 """Share of the training windows that the regressions see. With all of them, compared on validation
 windows alone, twice as many short tables of independent targets became joint (benchmarks/log)."""
+_VALID = 2.0
 _JOINT_WINDOWS = 1 << 13
 _JOINT_VALUES = 1 << 25
 _LEAST = 1e-4
@@ -56,12 +53,14 @@ class Ridge(NamedTuple):
         bias: shape ``(h,)``.
         future: weights of the numeric future covariates of the step, ``(h, F)``.
         error: mean absolute error on validation windows; infinite without windows.
+        joint: weight and bias of `ForecastNetwork.joint_part`, if the lags of all targets are read.
     """
 
     weight: Tensor
     bias: Tensor
     future: Tensor
     error: float
+    joint: tuple[Tensor, Tensor] | None = None
 
 
 @torch.no_grad()
@@ -158,30 +157,70 @@ def joint_gain(
     those of all targets; on the older training windows of each segment. The forecasts are compared
     on the newer third, as a short validation part often favours one by chance, and on validation
     windows. A missing error counts as 0 in the regressions and is left out of the comparison. NaN
-    without errors. The network, on the CPU, has 2 to `MAX_JOINT` targets.
+    without errors. The network, on the CPU, has 2 to 64 targets.
     """
-    sizes = network.config
-    C, L, h = sizes.num_targets, sizes.input_size, sizes.horizon
-    num_lags = min(L, _JOINT_LAGS // C)
+    C, h = network.config.num_targets, network.config.horizon
     steps = np.unique(np.linspace(0, h - 1, _JOINT_STEPS).astype(int))
-    limit = min(_JOINT_WINDOWS, 1 + _JOINT_VALUES // ((L + h) * C))
-    xs, ys, places = list[Tensor](), list[Tensor](), list[Tensor]()
-    for part in ("train", "valid"):
-        index = split.windows(inputs.table, part, L, h)
-        rows = index.rows(limit)
-        run = index.first_rows.searchsorted(rows, "right") - 1
-        share = (rows - index.first_rows[run]) / np.diff(index.ends, prepend=0)[run]
-        places.append(torch.from_numpy((share >= _JOINT_OLDER) | (part == "valid")))
-        for values, _ in inputs.read(rows, sizes, _SIZE):
-            error = values[:, L:, :C] - torch.from_numpy(ridge_forecast(network, ridge, values))
-            xs.append(network.normalised(values[:, :L, :C])[0][:, -num_lags:].mT)
-            ys.append(error[:, steps].mT)
-    x, y, is_new = torch.cat(xs), torch.cat(ys), torch.cat(places)
+    x, y, ages = _joint_rows(network, inputs, split, ridge, steps)
+    is_new = ages >= _JOINT_OLDER
     parts = x[~is_new], y[~is_new], x[is_new], y[is_new]
     own = _errors(*(part.unbind(1) for part in parts)).view(-1, C, len(steps))
     joint = _errors(*([part.flatten(1)] for part in parts)).view(-1, C, len(steps))
     own_sum, joint_sum = (float(errors.sum(-1).amin(0).sum()) for errors in (own, joint))
     return 1 - joint_sum / own_sum if own_sum else math.nan
+
+
+@torch.no_grad()
+def joint_ridge(
+    network: ForecastNetwork, inputs: ScaledWindows, split: Split, ridge: Ridge
+) -> Ridge:
+    """Returns the regression with a joint part: its errors are regressed on the newest lags of all
+    targets, by the penalty of each target with the least error on validation windows; a target
+    whose error is least without a joint part has none. The network must be on the CPU."""
+    C, h = network.config.num_targets, network.config.horizon
+    x, y, ages = _joint_rows(network, inputs, split, ridge, np.arange(h))
+    x, y, is_valid = x.flatten(1), y.flatten(1), ages == _VALID
+    moments = _Moments(x.shape[1], C * h, 0)
+    moments.add(x[~is_valid], y[~is_valid, :, None][..., :0], y[~is_valid].nan_to_num(0.0))
+    moments.center()
+    tried = [(torch.zeros(C * h, x.shape[1]), torch.zeros(C * h))]
+    tried += [moments.solution(0, alpha)[:2] for alpha in _ALPHAS]
+    errors = [(x[is_valid] @ w.T + b - y[is_valid]).abs().nansum(0) for w, b in tried]
+    best = torch.stack(errors).view(-1, C, h).sum(-1).argmin(0).tolist()
+    own = [slice(c * h, (c + 1) * h) for c in range(C)]
+    weight, bias = (
+        torch.cat([tried[n][part][rows] for n, rows in zip(best, own, strict=True)])
+        for part in (0, 1)
+    )
+    return ridge._replace(joint=(weight, bias))
+
+
+def _joint_rows(
+    network: ForecastNetwork,
+    inputs: ScaledWindows,
+    split: Split,
+    ridge: Ridge,
+    steps: NDArray[np.int64],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the newest lags of all targets ``(N, C, lags)``, errors of `ridge` ``(N, C, steps)``
+    and ages ``(N,)``: from 0 to 1 the place in the training part of a segment, or `_VALID`."""
+    sizes = network.config
+    C, L, h = sizes.num_targets, sizes.input_size, sizes.horizon
+    limit = min(_JOINT_WINDOWS, 1 + _JOINT_VALUES // ((L + h) * C))
+    xs, ys, ages = list[Tensor](), list[Tensor](), list[Tensor]()
+    for part in ("train", "valid"):
+        index = split.windows(inputs.table, part, L, h)
+        rows = index.rows(limit)
+        run = index.first_rows.searchsorted(rows, "right") - 1
+        age = (rows - index.first_rows[run]) / np.diff(index.ends, prepend=0)[run]
+        ages.append(torch.from_numpy(np.where(part == "valid", _VALID, age)))
+        for values, _ in inputs.read(rows, sizes, _SIZE):
+            lags, shift, scale = network.normalised(values[:, :L, :C])
+            ahead = (network.entered(values[:, L:, :C]) - shift[:, None]) / scale[:, None]
+            error = ahead - _normalised_forecast(network, ridge, lags, values)
+            xs.append(lags[:, -sizes.num_joint_lags :].mT)
+            ys.append(error[:, steps].mT)
+    return torch.cat(xs), torch.cat(ys), torch.cat(ages)
 
 
 def _errors(
@@ -268,22 +307,32 @@ def compared_ridge(network: ForecastNetwork, inputs: ScaledWindows, split: Split
     sizes, future = network.config, torch.zeros(network.config.horizon, 0)
     if sizes.linear:
         future = network.linear_future.cpu() if network.future.num_numbers else future
-        return Ridge(network.linear_weight.cpu(), network.linear_bias.cpu(), future, math.nan)
+        joint = (network.linear_joint, network.linear_joint_bias) if sizes.has_joint_path else None
+        own = network.linear_weight.cpu(), network.linear_bias.cpu(), future, math.nan
+        return Ridge(*own, joint and (joint[0].cpu(), joint[1].cpu()))
     return best_ridge(fit_ridges(network, inputs, split))
 
 
 def ridge_forecast(network: ForecastNetwork, ridge: Ridge, values: Tensor) -> NDArray[np.float32]:
     """Returns the forecasts ``(B, h, C)`` of scaled windows ``(B, L + h, columns)``."""
-    config = network.config
-    L, C = config.input_size, config.num_targets
+    L, C = network.config.input_size, network.config.num_targets
     lags, shift, scale = network.normalised(values[:, :L, :C])
+    ahead = _normalised_forecast(network, ridge, lags, values)
+    answer: NDArray[np.float32] = network.left(ahead * scale[:, None] + shift[:, None]).numpy()
+    return answer
+
+
+def _normalised_forecast(
+    network: ForecastNetwork, ridge: Ridge, lags: Tensor, values: Tensor
+) -> Tensor:
+    """Returns the forecasts ``(B, h, C)`` from normalised targets ``(B, L, C)``, normalised too."""
+    L, first = network.config.input_size, network.config.num_targets + network.config.num_past
     ahead = lags.transpose(1, 2)[..., -ridge.weight.shape[1] :] @ ridge.weight.T + ridge.bias
     if ridge.future.any():
-        known = network.future.numbers(values[:, L:, C + config.num_past :])
+        known = network.future.numbers(values[:, L:, first:])
         ahead += (known * ridge.future).sum(-1)[:, None]
-    ahead = network.left(ahead * scale[..., None] + shift[..., None])
-    answer: NDArray[np.float32] = ahead.numpy()
-    return answer.transpose(0, 2, 1)
+    ahead = ahead.transpose(1, 2)
+    return ahead if ridge.joint is None else ahead + network.joint_part(lags, *ridge.joint)
 
 
 def _rows(

@@ -43,7 +43,7 @@ from fastlstm.forecast.files import (
     read_forecaster,
     read_options,
 )
-from fastlstm.forecast.model.network import ForecasterConfig
+from fastlstm.forecast.model.network import MAX_JOINT, ForecasterConfig
 from fastlstm.forecast.plan import (
     LEARNING_RATES,
     MIN_LINEAR_GAIN,
@@ -53,7 +53,7 @@ from fastlstm.forecast.plan import (
     training_loader,
     untrained_forecaster,
 )
-from fastlstm.forecast.ridge import MAX_JOINT, Ridge, best_ridge, fit_ridges, joint_gain
+from fastlstm.forecast.ridge import Ridge, best_ridge, fit_ridges, joint_gain, joint_ridge
 from fastlstm.forecast.size_plan import CHOSEN, can_choose_size, choose_size, step_seconds
 from fastlstm.forecast.table_schema import apply_schema
 from fastlstm.forecast.task import ForecastTask
@@ -415,7 +415,9 @@ class _ForecastSession(RunSession):
                 known = best_ridge(fit_ridges(network, inputs, task.split))
             # Several targets: the path is averaged with the trained LSTM instead.
             is_start = task.stored.config.linear is True or sizes.num_targets == 1
-            network.set_linear(known.weight, known.bias, known.future, is_start)
+            if sizes.has_joint_path:
+                known = joint_ridge(network, inputs, task.split, known)
+            network.set_linear(known.weight, known.bias, known.future, is_start, known.joint)
 
     def _with_size(
         self, config: ForecastConfig, dataset: SeriesDataset, split: Split, device: torch.device

@@ -32,11 +32,18 @@ from fastlstm.system.fields import check_values
 from fastlstm.training.precision import allow_tf32, tf32_kept
 
 _MAX_EMBEDDING = 16
+MAX_JOINT = 64
+"""Most targets whose linear forecasts read the lags of all."""
+_JOINT_LAGS, _MAX_JOINT_STEPS = 256, 8192
+"""Most lags, and most steps to forecast, of all targets together."""
 _LEAST = 1e-2
 """Least value, in deviations, that is read as its logarithm."""
 _CLOSED = 2 * _LEAST
 """A smaller forecast is 0, where logarithms of zeros are read."""
-LINEAR = ("linear_weight", "linear_bias", "linear_share", "linear_future")
+LINEAR = (
+    "linear_weight", "linear_bias", "linear_share", "linear_future", "linear_joint",
+    "linear_joint_bias",
+)  # fmt: skip
 """Buffers of the linear path; training does not change them."""
 
 
@@ -108,6 +115,19 @@ class ForecasterConfig:
                 raise ConfigError(
                     f"`output` is {self.output!r}, expected point or quantiles with `{given}`"
                 )
+
+    @property
+    def num_joint_lags(self) -> int:
+        """Newest lags of each target that the linear forecasts of all targets read; 0 for one
+        target, and for many."""
+        is_joint = 1 < self.num_targets <= MAX_JOINT
+        return min(self.input_size, _JOINT_LAGS // self.num_targets) if is_joint else 0
+
+    @property
+    def has_joint_path(self) -> bool:
+        """The linear path of a target reads the lags of all targets too."""
+        is_small = self.num_targets * self.horizon <= _MAX_JOINT_STEPS
+        return self.linear and self.channels == "joint" and self.num_joint_lags > 0 and is_small
 
 
 _BOUNDS: dict[str, tuple[float, float]] = {
@@ -217,6 +237,8 @@ class ForecastNetwork(nn.Module):
     linear_bias: Tensor
     linear_share: Tensor
     linear_future: Tensor
+    linear_joint: Tensor
+    linear_joint_bias: Tensor
 
     def __init__(self, config: ForecasterConfig) -> None:
         super().__init__()
@@ -256,6 +278,10 @@ class ForecastNetwork(nn.Module):
             if self.future.num_numbers:
                 each = torch.zeros(config.horizon, self.future.num_numbers)
                 self.register_buffer("linear_future", each)
+        if config.has_joint_path:
+            steps, lags = C * config.horizon, C * config.num_joint_lags
+            self.register_buffer("linear_joint", torch.zeros(steps, lags))
+            self.register_buffer("linear_joint_bias", torch.zeros(steps))
         bound = H**-0.5  # the decoder cell begins like an LSTM
         for weight in (self.cell_ih.weight, self.cell_hh.weight, self.cell_ih.bias):
             nn.init.uniform_(weight, -bound, bound)
@@ -332,7 +358,15 @@ class ForecastNetwork(nn.Module):
         if self.future.num_numbers:
             known = self.future.numbers(ahead) * self.linear_future
             own = own + known.sum(-1, keepdim=True)
+        if self.config.has_joint_path:
+            own = own + self.joint_part(targets, self.linear_joint, self.linear_joint_bias)
         return own
+
+    def joint_part(self, targets: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """Returns what the newest lags of all targets add to a linear forecast, ``(B, h, C)``."""
+        lags = targets[:, -self.config.num_joint_lags :].transpose(1, 2).flatten(1)
+        steps = F.linear(lags, weight, bias)
+        return steps.view(-1, self.config.num_targets, self.config.horizon).transpose(1, 2)
 
     @torch.no_grad()
     def linear_forecast(self, values: Tensor) -> Tensor:
@@ -343,14 +377,24 @@ class ForecastNetwork(nn.Module):
         return self.left(ahead * scale[:, None] + shift[:, None])
 
     @torch.no_grad()
-    def set_linear(self, weight: Tensor, bias: Tensor, future: Tensor, is_start: bool) -> None:
-        """Sets the weights of the linear path: lags ``(h, L)``, bias ``(h,)`` and numeric future
-        covariates ``(h, F)``. With `is_start` the network starts at the linear forecast; else the
-        path has no share in the forecast."""
+    def set_linear(
+        self,
+        weight: Tensor,
+        bias: Tensor,
+        future: Tensor,
+        is_start: bool,
+        joint: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        """Sets the weights of the linear path: lags ``(h, L)``, bias ``(h,)``, numeric future
+        covariates ``(h, F)``, and weight and bias of `joint_part`. With `is_start` the network
+        starts at the linear forecast; else the path has no share in the forecast."""
         self.linear_weight.copy_(weight)
         self.linear_bias.copy_(bias)
         if self.future.num_numbers:
             self.linear_future.copy_(future)
+        if joint is not None and self.config.has_joint_path:
+            self.linear_joint.copy_(joint[0])
+            self.linear_joint_bias.copy_(joint[1])
         self.linear_share.fill_(float(is_start))
         if is_start:
             self.zero_head()
