@@ -164,9 +164,12 @@ def joint_gain(
     x, y, ages = _joint_rows(network, inputs, split, ridge, steps)
     is_new = ages >= _JOINT_OLDER
     parts = x[~is_new], y[~is_new], x[is_new], y[is_new]
-    own = _errors(*(part.unbind(1) for part in parts)).view(-1, C, len(steps))
-    joint = _errors(*([part.flatten(1)] for part in parts)).view(-1, C, len(steps))
-    own_sum, joint_sum = (float(errors.sum(-1).amin(0).sum()) for errors in (own, joint))
+    by_target = zip(*(part.unbind(1) for part in parts), strict=True)
+    own = torch.cat([_regressions(*each)[1] for each in by_target], 1)
+    joint = _regressions(*(part.flatten(1) for part in parts))[1]
+    own_sum, joint_sum = (
+        float(errors.view(-1, C, len(steps)).sum(-1).amin(0).sum()) for errors in (own, joint)
+    )
     return 1 - joint_sum / own_sum if own_sum else math.nan
 
 
@@ -180,13 +183,10 @@ def joint_ridge(
     C, h = network.config.num_targets, network.config.horizon
     x, y, ages = _joint_rows(network, inputs, split, ridge, np.arange(h))
     x, y, is_valid = x.flatten(1), y.flatten(1), ages == _VALID
-    moments = _Moments(x.shape[1], C * h, 0)
-    moments.add(x[~is_valid], y[~is_valid, :, None][..., :0], y[~is_valid].nan_to_num(0.0))
-    moments.center()
-    tried = [(torch.zeros(C * h, x.shape[1]), torch.zeros(C * h))]
-    tried += [moments.solution(0, alpha)[:2] for alpha in _ALPHAS]
-    errors = [(x[is_valid] @ w.T + b - y[is_valid]).abs().nansum(0) for w, b in tried]
-    best = torch.stack(errors).view(-1, C, h).sum(-1).argmin(0).tolist()
+    found, errors = _regressions(x[~is_valid], y[~is_valid], x[is_valid], y[is_valid])
+    tried = [(torch.zeros(C * h, x.shape[1]), torch.zeros(C * h)), *found]
+    errors = torch.cat([y[is_valid].abs().nansum(0)[None], errors])
+    best = errors.view(-1, C, h).sum(-1).argmin(0).tolist()
     own = [slice(c * h, (c + 1) * h) for c in range(C)]
     weight, bias = (
         torch.cat([tried[n][part][rows] for n, rows in zip(best, own, strict=True)])
@@ -223,23 +223,16 @@ def _joint_rows(
     return torch.cat(xs), torch.cat(ys), torch.cat(ages)
 
 
-def _errors(
-    xs: Sequence[Tensor],
-    ys: Sequence[Tensor],
-    xs_valid: Sequence[Tensor],
-    ys_valid: Sequence[Tensor],
-) -> Tensor:
-    """Returns the sums of the absolute errors of regressions of each of `ys` on its `xs`, for every
-    penalty and column of `ys`."""
-    errors = [list[Tensor]() for _ in _ALPHAS]
-    for x, y, x_valid, y_valid in zip(xs, ys, xs_valid, ys_valid, strict=True):
-        moments = _Moments(x.shape[1], y.shape[1], 0)
-        moments.add(x, y[..., None][..., :0], y.nan_to_num(0.0))
-        moments.center()
-        for alpha, found in zip(_ALPHAS, errors, strict=True):
-            weight, bias, _ = moments.solution(0, alpha)
-            found.append((x_valid @ weight.T + bias - y_valid).abs().nansum(0))
-    return torch.stack([torch.cat(found) for found in errors])
+def _regressions(
+    x: Tensor, y: Tensor, x_new: Tensor, y_new: Tensor
+) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
+    """Returns weight and bias of regressions of `y` ``(N, m)`` on `x` ``(N, lags)`` for every
+    penalty, and their sums of absolute errors on new windows, ``(penalties, m)``."""
+    moments = _Moments(x.shape[1], y.shape[1], 0)
+    moments.add(x, y[..., None][..., :0], y.nan_to_num(0.0))
+    moments.center()
+    found = [moments.solution(0, alpha)[:2] for alpha in _ALPHAS]
+    return found, torch.stack([(x_new @ w.T + b - y_new).abs().nansum(0) for w, b in found])
 
 
 class _Moments:
@@ -307,9 +300,11 @@ def compared_ridge(network: ForecastNetwork, inputs: ScaledWindows, split: Split
     sizes, future = network.config, torch.zeros(network.config.horizon, 0)
     if sizes.linear:
         future = network.linear_future.cpu() if network.future.num_numbers else future
-        joint = (network.linear_joint, network.linear_joint_bias) if sizes.has_joint_path else None
-        own = network.linear_weight.cpu(), network.linear_bias.cpu(), future, math.nan
-        return Ridge(*own, joint and (joint[0].cpu(), joint[1].cpu()))
+        joint = None
+        if sizes.has_joint_path:
+            joint = network.linear_joint.cpu(), network.linear_joint_bias.cpu()
+        own = network.linear_weight.cpu(), network.linear_bias.cpu()
+        return Ridge(*own, future, math.nan, joint)
     return best_ridge(fit_ridges(network, inputs, split))
 
 

@@ -1,6 +1,6 @@
 """How good a language model gets: bits per character by size, characters read and steps.
 
-The law was fitted to 175 complete runs on four texts (`benchmarks/sizes.py`, fit in
+The law was fitted to 185 complete runs on four texts (`benchmarks/sizes.py`, fit in
 `benchmarks/fit_sizes.py`, errors in benchmarks/log), except for E, which runs of these lengths do
 not determine::
 
