@@ -14,7 +14,7 @@ from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.splits import Scaler
 from fastlstm.forecast.data.timeline import Frequency, Timeline
 from fastlstm.forecast.files import StoredForecaster
-from fastlstm.forecast.model.network import LINEAR, ForecasterConfig, ForecastNetwork
+from fastlstm.forecast.model.network import FIXED, ForecasterConfig, ForecastNetwork
 from fastlstm.forecast.model.outputs import NegativeBinomial, StudentT
 from fastlstm.forecast.table_schema import TableSchema
 from fastlstm.forecast.window_forecaster import WindowForecaster
@@ -41,7 +41,7 @@ def stored_forecaster(seed=0, scale=3.0, **options):
         if hasattr(module, "is_trained"):
             module.is_trained[:2] = True
     for name, buffer in network.named_buffers():
-        if name in LINEAR:
+        if name.startswith(FIXED) and buffer.is_floating_point():
             buffer.copy_(torch.randn_like(buffer) / buffer.shape[-1])
     num = config.num_targets + config.num_past + config.num_future
     mean, std = 50 * rng.normal(size=num), scale * rng.uniform(0.5, 2, num)
@@ -112,6 +112,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "categories": (False, True),
     "patch": (1, 3, 4),
     "linear": (False, True),
+    "effects": (False, True),
 }
 
 
@@ -131,4 +132,5 @@ def drawn(seed):
         options["normalize"] = "last" if options["normalize"] == "standard" else "none"
         options["output"] = "point" if options["output"][0] == "n" else options["output"]
     options["linear"] &= not options["stateful"] and options["output"] != "negative_binomial"
+    options["effects"] &= options["linear"] and options["num_future"] > 0
     return options

@@ -38,7 +38,7 @@ _TABLE_GROUPS = {
     "columns": "target time series future | past static calendar categorical ignore",
     "table": f"| {' '.join(READING)} cache_dir",
     "model": "| hidden_size num_layers dropout output"
-    " channels linear bidirectional normalize non_negative loss",
+    " channels linear effects bidirectional normalize non_negative loss",
     "training": "budget | steps epochs patience batch_size learning_rate seed evaluations"
     " accumulate tbptt balance optimizer weight_decay warmup cooldown grad_clip ema",
     "machine": _MACHINE,

@@ -55,7 +55,7 @@ from fastlstm.forecast.files import (
     forecaster_files,
     read_forecaster,
 )
-from fastlstm.forecast.model.network import LINEAR, ForecasterConfig, ForecastNetwork
+from fastlstm.forecast.model.network import FIXED, ForecasterConfig, ForecastNetwork
 from fastlstm.forecast.plan import fitted_scaler
 from fastlstm.forecast.table_schema import apply_schema
 from fastlstm.forecast.task import MIN_CALIBRATED
@@ -179,8 +179,8 @@ class ForecastCompression(CompressionSource):
             with torch.random.fork_rng(devices=[]):
                 torch.default_generator.manual_seed(config.seed)
                 network = ForecastNetwork(dataclasses.replace(sizes, **changes))
-            linear = {name: buffers[name] for name in LINEAR if name in buffers}
-            own = linear if config.is_new_student else {**buffers, **weights}
+            fixed = {name: t for name, t in buffers.items() if name.startswith(FIXED)}
+            own = fixed if config.is_new_student else {**buffers, **weights}
             network.load_state_dict(own, strict=not config.is_new_student)
             if config.is_new_student and sizes.linear:
                 network.zero_head()

@@ -149,6 +149,9 @@ class ForecastConfig(TrainingOptions, ReadOptions):
             1 %.
         linear: add to the LSTM a linear path with the weights of ridge regression on lags and
             future covariates; default for a single target.
+        effects: learn first, by a small network, what the columns known in advance and the calendar
+            add to the targets of the same step, and forecast the rest; default: if this lowers the
+            validation error of the linear path by 1 %.
         bidirectional: read the input in both directions.
         normalize: per window: subtract the last value, standardize, nothing, or subtract the last
             value of the logarithms. The default is last; log for a single target that is never
@@ -190,6 +193,7 @@ class ForecastConfig(TrainingOptions, ReadOptions):
     num_layers: int = 1
     channels: Channels | None = None
     linear: bool | None = None
+    effects: bool | None = None
     bidirectional: bool = False
     normalize: Normalize | None = None
     non_negative: bool | None = None

@@ -24,7 +24,7 @@ from fastlstm.forecast.data.calendar import calendar_names
 from fastlstm.forecast.data.scaled_windows import ScaledWindows, SeriesScale
 from fastlstm.forecast.data.splits import Scaler
 from fastlstm.forecast.data.timeline import Frequency, Timeline
-from fastlstm.forecast.model.network import LINEAR, ForecasterConfig, ForecastNetwork
+from fastlstm.forecast.model.network import FIXED, ForecasterConfig, ForecastNetwork
 from fastlstm.forecast.table_schema import TableSchema
 from fastlstm.report.lines import Row, model_rows
 from fastlstm.runs.find_run import read_model
@@ -371,7 +371,7 @@ def _decompressed(
     shapes = {
         _NETWORK + name: tuple(tensor.shape)
         for name, tensor in described.items()
-        if tensor.is_floating_point() and name not in LINEAR
+        if tensor.is_floating_point() and not name.startswith(FIXED)
     }
     exact = {_NETWORK + name for name in described} - shapes.keys() | {_RESIDUALS}
     others = {name: torch.from_numpy(stored.pop(name)) for name in exact & stored.keys()}

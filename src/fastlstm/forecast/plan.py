@@ -20,8 +20,7 @@ from fastlstm.forecast.data.splits import Scaler, Split, fit_scaler
 from fastlstm.forecast.data.table import Table
 from fastlstm.forecast.data.window_loader import ChunkLoader, WindowLoader
 from fastlstm.forecast.files import StoredForecaster
-from fastlstm.forecast.model.network import ForecasterConfig, ForecastNetwork
-from fastlstm.forecast.ridge import MAX_LAGS
+from fastlstm.forecast.model.network import MAX_LAGS, ForecasterConfig, ForecastNetwork
 from fastlstm.forecast.table_schema import TableSchema, static_scale
 
 PATCHES = (48, 24, 12, 8, 6, 4, 3, 2, 1)
@@ -31,9 +30,6 @@ HIDDEN_SIZES = (32, 64, 128, 256, 384, 512, 768)
 _LONGEST_INPUT = 720
 LEARNING_RATES = {"adamw": 2e-3, "adam": 2e-3, "nadam": 2e-3, "muon": 5e-3, "sgd": 1.5}
 """Peak learning rates, measured on ETTh1 at H = 128 (benchmarks/log)."""
-MIN_LINEAR_GAIN = 0.01
-"""Least reduction of a linear forecast's validation error that justifies a calendar, logarithms or
-joint channels."""
 _SHARE_OF_SHORT = 0.1
 """Share of series that may be too short for the chosen input."""
 _LEAST_HORIZONS = 3
@@ -69,6 +65,7 @@ def choose_architecture(
         config.linear is not False and not is_stateful and config.output != "negative_binomial"
     )
     chosen["linear"] = is_linear and input_size <= MAX_LAGS
+    chosen["effects"] = bool(config.effects)
     return ForecasterConfig(
         num_targets=len(roles.target),
         num_past=len(roles.past),
@@ -131,7 +128,7 @@ def untrained_forecaster(
         config = replace(config, learning_rate=LEARNING_RATES[config.optimizer])
     config = replace(
         config, input_size=sizes.input_size, patch=sizes.patch, channels=sizes.channels,
-        normalize=sizes.normalize,
+        normalize=sizes.normalize, effects=sizes.effects,
     )  # fmt: skip
     torch.default_generator.manual_seed(config.seed)
     network = ForecastNetwork(sizes)

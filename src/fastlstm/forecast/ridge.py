@@ -8,7 +8,7 @@ forecast, which is the linear path of the network; the LSTM learns the rest (NLi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,10 +19,8 @@ from torch import Tensor
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split
 from fastlstm.forecast.data.window_index import WindowIndex
-from fastlstm.forecast.model.network import ForecastNetwork
+from fastlstm.forecast.model.network import MAX_LAGS, ForecastNetwork
 
-MAX_LAGS = 2048
-"""The cost of a solution grows with the cube of the lags: 0.2 s for 720 on two cores."""
 _MAX_ROWS = 1 << 15
 _MAX_VALID_ROWS = 1 << 12
 _MAX_FUTURE = 1 << 13
@@ -54,6 +52,7 @@ class Ridge(NamedTuple):
         future: weights of the numeric future covariates of the step, ``(h, F)``.
         error: mean absolute error on validation windows; infinite without windows.
         joint: weight and bias of `ForecastNetwork.joint_part`, if the lags of all targets are read.
+        effects: state of `CovariateEffects`, if the lags are without them.
     """
 
     weight: Tensor
@@ -61,6 +60,7 @@ class Ridge(NamedTuple):
     future: Tensor
     error: float
     joint: tuple[Tensor, Tensor] | None = None
+    effects: Mapping[str, Tensor] | None = None
 
 
 @torch.no_grad()
@@ -214,9 +214,9 @@ def _joint_rows(
         run = index.first_rows.searchsorted(rows, "right") - 1
         age = (rows - index.first_rows[run]) / np.diff(index.ends, prepend=0)[run]
         ages.append(torch.from_numpy(np.where(part == "valid", _VALID, age)))
-        for values, _ in inputs.read(rows, sizes, _SIZE):
-            lags, shift, scale = network.normalised(values[:, :L, :C])
-            ahead = (network.entered(values[:, L:, :C]) - shift[:, None]) / scale[:, None]
+        for values, effects in _read(network, inputs, rows):
+            lags, shift, scale = network.normalised(values, effects)
+            ahead = (network.entered(values[:, L:, :C]) - shift) / scale
             error = ahead - _normalised_forecast(network, ridge, lags, values)
             xs.append(lags[:, -sizes.num_joint_lags :].mT)
             ys.append(error[:, steps].mT)
@@ -310,10 +310,9 @@ def compared_ridge(network: ForecastNetwork, inputs: ScaledWindows, split: Split
 
 def ridge_forecast(network: ForecastNetwork, ridge: Ridge, values: Tensor) -> NDArray[np.float32]:
     """Returns the forecasts ``(B, h, C)`` of scaled windows ``(B, L + h, columns)``."""
-    L, C = network.config.input_size, network.config.num_targets
-    lags, shift, scale = network.normalised(values[:, :L, :C])
+    lags, shift, scale = network.normalised(values)
     ahead = _normalised_forecast(network, ridge, lags, values)
-    answer: NDArray[np.float32] = network.left(ahead * scale[:, None] + shift[:, None]).numpy()
+    answer: NDArray[np.float32] = network.left(ahead * scale + shift).numpy()
     return answer
 
 
@@ -334,15 +333,35 @@ def _rows(
     network: ForecastNetwork, inputs: ScaledWindows, windows: WindowIndex, limit: int
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """Yields normalised batches: the last lags ``(N, lags)``, future covariates ``(N, h, F)``,
-    targets ``(N, h)``, and the shift of each, ``(N, 1)``."""
+    targets ``(N, h)``, and their shifts, ``(N, 1 or h)``."""
     config = network.config
     L, C = config.input_size, config.num_targets
-    for values, _ in inputs.read(windows.rows(max(1, limit // C)), config, _SIZE):
-        lags, shift, scale = network.normalised(values[:, :L, :C])
-        lags = lags[:, -MAX_LAGS:]
-        ahead = (network.entered(values[:, L:, :C]) - shift[:, None]) / scale[:, None]
-        x, y = (part.transpose(1, 2).flatten(0, 1) for part in (lags, ahead))
+    for values, effects in _read(network, inputs, windows.rows(max(1, limit // C))):
+        lags, shift, scale = network.normalised(values, effects)
+        ahead = (network.entered(values[:, L:, :C]) - shift) / scale
+        x, y, shift = (
+            part.transpose(1, 2).flatten(0, 1) for part in (lags[:, -MAX_LAGS:], ahead, shift)
+        )
         is_there = ~y.isnan().any(1)
         known = network.future.numbers(values[:, L:, C + config.num_past :])
         known = known.repeat_interleave(C, 0)
-        yield x[is_there], known[is_there], y[is_there], shift.reshape(-1, 1)[is_there]
+        yield x[is_there], known[is_there], y[is_there], shift[is_there]
+
+
+def _read(
+    network: ForecastNetwork, inputs: ScaledWindows, rows: NDArray[np.int64]
+) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Yields batches of windows, and their effects if these are cheaper to compute per row of the
+    table."""
+    sizes, steps = network.config, network.config.input_size + network.config.horizon
+    by_row = None
+    if network.effects is not None and inputs.table.num_rows < len(rows) * steps:
+        by_row = torch.cat([network.effects(known) for known in inputs.known(sizes)])
+    first = 0
+    for values, _ in inputs.read(rows, sizes, _SIZE):
+        last = first + len(values)
+        effects = None
+        if by_row is not None:
+            effects = by_row[rows[first:last, None] + np.arange(steps)]
+        yield values, effects
+        first = last

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import itertools
-import math
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -16,25 +14,17 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from fastlstm.distributed.joining import joined
 from fastlstm.errors import ConfigError, DataError, FormatError, counted
 from fastlstm.forecast.calibration import Calibration
 from fastlstm.forecast.config import READING, ForecastConfig
-from fastlstm.forecast.data.calendar import (
-    FEW_YEARS,
-    MAX_ROWS,
-    calendar_names,
-    calendar_parts,
-    with_calendar,
-)
+from fastlstm.forecast.data.calendar import calendar_names, with_calendar
 from fastlstm.forecast.data.dataset import COUNTED, DROPPED, SeriesDataset
 from fastlstm.forecast.data.preparation import prepare, require_counts
 from fastlstm.forecast.data.records import require_files
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split, split_table
-from fastlstm.forecast.data.table import row_blocks
 from fastlstm.forecast.data.timeline import ROWS
 from fastlstm.forecast.files import (
     SCALER_FILE,
@@ -43,17 +33,17 @@ from fastlstm.forecast.files import (
     read_forecaster,
     read_options,
 )
-from fastlstm.forecast.model.network import MAX_JOINT, ForecasterConfig
+from fastlstm.forecast.linear_plan import choose_by_linear, num_without_logarithm
+from fastlstm.forecast.model.network import ForecasterConfig
 from fastlstm.forecast.plan import (
     LEARNING_RATES,
-    MIN_LINEAR_GAIN,
     forecast_ends,
     note_of_short_input,
     note_of_short_series,
     training_loader,
     untrained_forecaster,
 )
-from fastlstm.forecast.ridge import Ridge, best_ridge, fit_ridges, joint_gain, joint_ridge
+from fastlstm.forecast.ridge import Ridge, best_ridge, fit_ridges, joint_ridge
 from fastlstm.forecast.size_plan import CHOSEN, can_choose_size, choose_size, step_seconds
 from fastlstm.forecast.table_schema import apply_schema
 from fastlstm.forecast.task import ForecastTask
@@ -80,11 +70,6 @@ from fastlstm.training.schedule import StopCriterion, default_evaluations
 from fastlstm.training.session import RunSession, Start, locked_run, torch_settings_kept
 
 MakeTask = Callable[..., ForecastTask]
-_Decided = tuple[ForecastConfig, SeriesDataset, Ridge | None]
-_MAX_LEVEL = 1000
-"""Largest level of a target, in deviations, whose logarithms are tried."""
-_MIN_ZEROS = 0.01
-"""Least share of zeros from which 0 counts as the bound of a target."""
 _ROLES = ("target", "past", "future", "static")
 _MAY_CHANGE = MAY_CHANGE | {"cache_dir"}
 _MAY_DIFFER = _MAY_CHANGE | frozenset(
@@ -254,158 +239,20 @@ class _ForecastSession(RunSession):
         split: Split,
         device: torch.device,
         is_new: bool,
-    ) -> _Decided:
-        """Returns rank 0's options with calendar, scale, channels and size, the table with the
-        calendar, and the linear path if it is known."""
+    ) -> tuple[ForecastConfig, SeriesDataset, Ridge | None]:
+        """Returns rank 0's options with all that the table and the budget decide, the table with
+        the calendar, and the linear path if it is known."""
         linear = None
         if is_new and self.world.is_leader:
-            config = self._with_bound(config, dataset)
-            config, dataset, linear = self._with_linear(config, dataset, split)
-            if config.channels is None and 1 < len(dataset.roles.target) <= MAX_JOINT:
-                config, linear = self._with_channels(config, dataset, split)
+            plan = choose_by_linear(config, dataset, split, self.part_of_setup)
+            config, dataset, linear, notes = plan
+            self.notes += notes
             config = self._with_size(config, dataset, split, device)
         config = self.agreed(config)
         parts = config.calendar or ()
         if is_new and not set(calendar_names(parts)) <= set(dataset.table.columns):
             dataset = with_calendar(dataset, parts)
         return config, dataset, linear
-
-    def _with_bound(self, config: ForecastConfig, dataset: SeriesDataset) -> ForecastConfig:
-        """Returns the options; without forecasts below 0 where the targets are never below 0 and
-        often 0. Raises ConfigError: such forecasts are asked for, and a target is below 0."""
-        if config.non_negative is False or config.output not in ("point", "quantiles"):
-            return config
-        below, zeros, above = _num_by_sign(dataset)
-        if config.non_negative and below.any():
-            name, num = dataset.roles.target[int(below.argmax())], int(below.max())
-            raise ConfigError(
-                f"`non_negative` is True, but '{name}' is below 0 in {counted(num, 'row')}; leave"
-                " `non_negative` out"
-            )
-        is_bounded = not below.any() and bool((zeros >= _MIN_ZEROS * (zeros + above)).all())
-        if config.non_negative or not is_bounded:
-            return config
-        self.notes.append(
-            f"{zeros.sum() / (zeros + above).sum():.0%} of the values of the target are 0, none is"
-            " below: no forecast is below 0 (`non_negative=False` allows it)"
-        )
-        return dataclasses.replace(config, non_negative=True)
-
-    def _with_linear(
-        self, config: ForecastConfig, dataset: SeriesDataset, split: Split
-    ) -> _Decided:
-        """Returns the options, the table and the linear path; with a calendar, the season of few
-        years, and logarithms where each lowers the validation error of the linear path."""
-        notes, best = list(self.notes), self._with_calendar(config, dataset, split)
-        kinds = [config, *_logarithms(config, dataset, split)]
-        years = (None, FEW_YEARS)[: 1 + _has_few_years(config, dataset, split)]
-        if len(kinds) == len(years) == 1:
-            return best
-        best, best_notes = self._with_ridge(best, split), self.notes
-        for kind, least in list(itertools.product(kinds, years))[1:]:
-            self.notes = list(notes)
-            found = self._with_ridge(self._with_calendar(kind, dataset, split, least), split)
-            if best[2] is None or found[2] is None:
-                break
-            ratio = found[2].error / best[2].error if best[2].error else math.nan
-            if not ratio < 1 - MIN_LINEAR_GAIN:  # also not where it is NaN
-                continue
-            if found[0].normalize != best[0].normalize:
-                self.notes.append(
-                    f"`normalize='log'` lowers the validation error of the linear path by"
-                    f" {1 - ratio:.1%}: the network reads and forecasts logarithms"
-                )
-            best, best_notes = found, self.notes
-        self.notes = best_notes
-        return best
-
-    def _with_channels(
-        self, config: ForecastConfig, dataset: SeriesDataset, split: Split
-    ) -> tuple[ForecastConfig, Ridge]:
-        """Returns the options with joint channels, if lags of other targets lower the error of a
-        linear forecast, and with shared ones otherwise; and the linear path."""
-        with self.part_of_setup("the channels"):
-            stored = untrained_forecaster(config, config, dataset, split)
-            network, inputs = stored.network, apply_schema(dataset, stored)
-            linear = best_ridge(fit_ridges(network, inputs, split))
-            gain = joint_gain(network, inputs, split, linear)
-        if gain >= MIN_LINEAR_GAIN:
-            self.notes.append(
-                "the past of the other targets lowers the error of a linear forecast on newer"
-                f" windows by {gain:.1%}: all targets are forecast from the past of all"
-                " (`channels='shared'`: each from its own)"
-            )
-            return dataclasses.replace(config, channels="joint"), linear
-        if not math.isnan(gain):
-            self.notes.append(
-                "each target is forecast from its own past: the past of the others changes the"
-                f" error of a linear forecast on newer windows by {-gain:+.1%}, and needs"
-                f" {-MIN_LINEAR_GAIN:.0%} (`channels='joint'`: all from the past of all)"
-            )
-        return dataclasses.replace(config, channels="shared"), linear
-
-    def _with_ridge(self, decided: _Decided, split: Split) -> _Decided:
-        """Returns what was decided with its linear path, if the network has one."""
-        config, dataset, linear = decided
-        with self.part_of_setup("the scale"):
-            own = [linear] if linear else self._ridges(config, dataset, split)
-        return config, dataset, best_ridge(own) if own else None
-
-    def _with_calendar(
-        self,
-        config: ForecastConfig,
-        dataset: SeriesDataset,
-        split: Split,
-        least_years: float | None = None,
-    ) -> _Decided:
-        """Returns the options, the table and the linear path; with a calendar if that lowers the
-        validation error of the linear path."""
-        parts: tuple[str, ...] = ()
-        is_open = config.calendar is None and config.linear is not False
-        is_open &= len(dataset.roles.target) == 1
-        if is_open and dataset.table.num_rows <= MAX_ROWS:
-            parts, taken = calendar_parts(dataset, split.train_ends, least_years)
-            if taken:
-                self.notes.append(
-                    f"the calendar leaves out {taken[0].partition('_')[0]}, as the table has a"
-                    f" column '{taken[0]}': rename it, or give `calendar='none'`"
-                )
-        if not parts:
-            return config, dataset, None
-        with self.part_of_setup("the calendar"):
-            extended = with_calendar(dataset, parts)
-            num_given = len(set(dataset.roles.future) - set(dataset.roles.categorical))
-            found = self._ridges(config, extended, split, num_given)
-        if not found:
-            return config, dataset, None
-        *others, last = found
-        if not others:  # too many future covariates
-            return dataclasses.replace(config, calendar=()), dataset, None
-        plain = best_ridge(others)
-        if not last.error < (1 - MIN_LINEAR_GAIN) * plain.error:
-            plain = plain._replace(future=plain.future[:, :num_given])
-            if 0 < plain.error < math.inf:
-                self.notes.append(
-                    f"the calendar ({', '.join(parts)}) is left out: it changes the validation"
-                    f" error of the linear path by {last.error / plain.error - 1:+.1%}, and needs"
-                    f" {-MIN_LINEAR_GAIN:.0%}; `calendar={parts!r}` takes it"
-                )
-            return dataclasses.replace(config, calendar=()), dataset, plain
-        gain = 1 - last.error / plain.error
-        self.notes.append(
-            f"the calendar ({', '.join(parts)}) lowers the validation error of the linear path by"
-            f" {gain:.1%}: its columns become future covariates, which a server and an exported"
-            " model take as inputs"
-        )
-        return dataclasses.replace(config, calendar=parts), extended, last
-
-    def _ridges(
-        self, config: ForecastConfig, dataset: SeriesDataset, split: Split, num_given: int = 0
-    ) -> list[Ridge]:
-        """Returns the regressions of `fit_ridges`; none if the network has no linear path."""
-        stored = untrained_forecaster(config, config, dataset, split)
-        inputs, sizes = apply_schema(dataset, stored), stored.network.config
-        return fit_ridges(stored.network, inputs, split, num_given) if sizes.linear else []
 
     def _set_linear(self, task: ForecastTask, known: Ridge | None) -> None:
         """Sets the linear path to ridge regression, fitted here unless `known`."""
@@ -417,6 +264,8 @@ class _ForecastSession(RunSession):
             is_start = task.stored.config.linear is True or sizes.num_targets == 1
             if sizes.has_joint_path:
                 known = joint_ridge(network, inputs, task.split, known)
+            if known.effects is not None:
+                network.set_effects(known.effects)
             network.set_linear(known.weight, known.bias, known.future, is_start, known.joint)
 
     def _with_size(
@@ -498,7 +347,7 @@ def _warning(
     ends, short = forecast_ends(dataset, sizes.input_size)
     notes = [note_of_short_series(config, sizes, dataset, split)]
     what = "leave series out" if len(ends) else "be refused"
-    if config.normalize == "log" and (num := _num_without_logarithm(dataset)):
+    if config.normalize == "log" and (num := num_without_logarithm(dataset)):
         notes.append(
             f"the target is 0 or less in {counted(num, 'row')}, which have no logarithm and are"
             " read as a little above 0: `normalize='last'` reads them as they are"
@@ -506,48 +355,6 @@ def _warning(
     notes += [short and f"forecasts of this table will {what}: {short}"]
     notes += _warned(dataset)
     return "; ".join(filter(None, notes)) or None
-
-
-def _has_few_years(config: ForecastConfig, dataset: SeriesDataset, split: Split) -> bool:
-    """Returns whether a calendar may be chosen, and the training rows have a season of `FEW_YEARS`
-    that is not among its parts."""
-    if len(dataset.roles.target) > 1:
-        return False
-    parts, more = (calendar_parts(dataset, split.train_ends, n)[0] for n in (None, FEW_YEARS))
-    return config.calendar is None and parts != more
-
-
-def _logarithms(
-    config: ForecastConfig, dataset: SeriesDataset, split: Split
-) -> list[ForecastConfig]:
-    """Returns the options with logarithms, if they may be chosen: every value of a single target is
-    above 0, or often 0 and never below, and no series is so far from 0, in deviations, that float32
-    loses digits."""
-    is_open = config.normalize is None and config.linear is not False and config.tbptt is None
-    is_open &= config.output in ("point", "quantiles") and len(dataset.roles.target) == 1
-    if not is_open or dataset.table.num_rows > MAX_ROWS:
-        return []
-    stored = untrained_forecaster(config, config, dataset, split)
-    scale = stored.series or stored.scaler
-    is_far = (scale.mean[..., :1] > _MAX_LEVEL * scale.std[..., :1]).any()
-    if is_far or (_num_without_logarithm(dataset) and not config.non_negative):
-        return []
-    return [dataclasses.replace(config, normalize="log")]
-
-
-def _num_without_logarithm(dataset: SeriesDataset) -> int:
-    """Returns the number of rows whose first target is 0 or less."""
-    return int(_num_by_sign(dataset)[:2, 0].sum())
-
-
-def _num_by_sign(dataset: SeriesDataset) -> NDArray[np.int64]:
-    """Returns the numbers of values of every target below, at and above 0, ``(3, C)``."""
-    table, num = dataset.table, len(dataset.roles.target)
-    found = np.zeros((3, num), dtype=np.int64)
-    for block in row_blocks(0, table.num_rows, len(table.columns)):
-        signs = np.sign(table.whole_rows(*block)[:, :num])
-        found += np.stack([(signs == sign).sum(0) for sign in (-1, 0, 1)])
-    return found
 
 
 def _layer_call(config: ForecastConfig, device: torch.device) -> LSTMCall:

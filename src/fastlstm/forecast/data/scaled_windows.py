@@ -244,6 +244,13 @@ class ScaledWindows:
             self.add_level(values, part, sizes)
             yield self.prepare(values, self.table.segments.of_rows(part))
 
+    def known(self, sizes: ForecasterConfig) -> Iterator[Tensor]:
+        """Yields the future covariates of all rows in order, ``(rows, F)``."""
+        for first, last in row_blocks(0, self.table.num_rows, len(self.table.columns)):
+            values = torch.from_numpy(self.table.rows(first, last).copy())[:, None]
+            scaled = self.prepare(values, self.table.segments.of_rows(np.arange(first, last)))[0]
+            yield scaled[:, 0, sizes.num_targets + sizes.num_past :]
+
     def add_level(self, values: Tensor, rows: NDArray[np.int64], sizes: ForecasterConfig) -> None:
         """Gives windows ``(B, L or more, C)`` as stored, of which a target has no input value, the
         last value before them.

@@ -16,6 +16,7 @@ is decoded, so that one pass trains a forecast per patch.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -32,19 +33,19 @@ from fastlstm.system.fields import check_values
 from fastlstm.training.precision import allow_tf32, tf32_kept
 
 _MAX_EMBEDDING = 16
+MAX_LAGS = 2048
+"""Most input steps of a linear path, whose solution costs their cube: 0.2 s for 720, two cores."""
 MAX_JOINT = 64
 """Most targets whose linear forecasts read the lags of all."""
 _JOINT_LAGS, _MAX_JOINT_STEPS = 256, 8192
 """Most lags, and most steps to forecast, of all targets together."""
 _LEAST = 1e-2
 """Least value, in deviations, that is read as its logarithm."""
+EFFECT_WIDTH, _FARTHEST = 32, 4.0
 _CLOSED = 2 * _LEAST
 """A smaller forecast is 0, where logarithms of zeros are read."""
-LINEAR = (
-    "linear_weight", "linear_bias", "linear_share", "linear_future", "linear_joint",
-    "linear_joint_bias",
-)  # fmt: skip
-"""Buffers of the linear path; training does not change them."""
+FIXED = ("linear_", "effects.")
+"""Beginnings of the names of buffers that training does not change: linear path and effects."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class ForecasterConfig:
         has_missing: values may be missing; adds a mask to the input.
         stateful: carries the state from chunk to chunk (`ForecastNetwork.read_chunk`).
         linear: adds a linear path with the weights of `forecast.ridge`.
+        effects: subtracts `CovariateEffects` from the past and adds them to the forecast.
     """
 
     input_size: int
@@ -86,6 +88,7 @@ class ForecasterConfig:
     loss: Loss = "mae"
     stateful: bool = False
     linear: bool = False
+    effects: bool = False
 
     def __post_init__(self) -> None:
         check_values(self, _BOUNDS)
@@ -109,6 +112,12 @@ class ForecasterConfig:
                     f" `normalize` 'last' or 'none'; leave out `{name}` or `tbptt`"
                 )
 
+        if self.effects and not (self.linear and self.num_future):
+            why = "there is no linear path" if self.num_future else "no column is known in advance"
+            raise ConfigError(
+                f"`effects` is True, but {why}: effects need a column of `future` or a `calendar`,"
+                f" and `linear`, which `tbptt`, counts and {MAX_LAGS + 1:,} input steps rule out"
+            )
         needs = {"normalize='log'": self.normalize == "log", "non_negative=True": self.non_negative}
         for given, is_given in needs.items():
             if is_given and self.output not in ("point", "quantiles"):
@@ -212,6 +221,39 @@ class CategoricalFeatures(nn.Module):
         return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
 
 
+class CovariateEffects(nn.Module):
+    """What future covariates add to every target in the same step: a network of two hidden layers.
+
+    Effects may bend and depend on each other, as those of a temperature and an hour; the LSTM and
+    the linear path forecast the rest. Numbers beyond four deviations count as four, as the network
+    knows nothing there.
+    """
+
+    def __init__(
+        self, num_columns: int, categories: tuple[tuple[int, int], ...], num_targets: int
+    ) -> None:
+        super().__init__()
+        self.columns = CategoricalFeatures(num_columns, categories)
+        self.first = nn.Linear(self.columns.width, EFFECT_WIDTH)
+        self.second = nn.Linear(EFFECT_WIDTH, EFFECT_WIDTH)
+        self.last = nn.Linear(EFFECT_WIDTH, num_targets)
+
+    def forward(self, known: Tensor) -> Tensor:
+        """Returns effects ``(…, C)`` of scaled future covariates ``(…, F)``, in float32."""
+        with torch.autocast(known.device.type, enabled=False):
+            features = self.columns(known).clamp(-_FARTHEST, _FARTHEST)
+            effects: Tensor = self.last(F.relu(self.second(F.relu(self.first(features)))))
+        return effects
+
+    def fixed(self) -> CovariateEffects:
+        """Makes all weights buffers: training and compression leave them as they are."""
+        for module in self.modules():
+            for name, weight in list(module.named_parameters(recurse=False)):
+                delattr(module, name)
+                module.register_buffer(name, weight.detach())
+        return self.eval()
+
+
 class RecurrentState(NamedTuple):
     """The state of a stateful network after a chunk.
 
@@ -271,6 +313,9 @@ class ForecastNetwork(nn.Module):
         self.cell_hh = Linear(H, 4 * H, bias=False)
         self.dropout = nn.Dropout(config.dropout)
         self.head = Linear(H, s * (C // self.num_channels) * self.output.num_parameters)
+        self.effects = None
+        if config.effects:
+            self.effects = CovariateEffects(config.num_future, ahead, C).fixed()
         if config.linear:
             self.register_buffer("linear_weight", torch.zeros(config.horizon, config.input_size))
             self.register_buffer("linear_bias", torch.zeros(config.horizon))
@@ -308,7 +353,7 @@ class ForecastNetwork(nn.Module):
         if config.stateful:
             return self.left(self.read_chunk(values, statics, origins=1)[0])
         is_there = ~values[:, :L, :C].isnan() if config.has_missing else None
-        targets, shift, scale = self.normalised(values[:, :L, :C])
+        targets, shift, scale = self.normalised(values)
         ahead = values[:, L:, C + config.num_past :]
         linear = self.linear_share * self.linear(targets, ahead) if config.linear else None
         static = None if self.static is None else self.static(self.statics(statics))
@@ -317,7 +362,14 @@ class ForecastNetwork(nn.Module):
         decoded = self._decode(queries, *self._last(state))[:, :h]
         if linear is not None:
             decoded = self.output.moved(decoded, linear)
-        return self.left(self.output.restored(decoded, scale[:, None], shift[:, None]))
+        return self.left(self.output.restored(decoded, scale, shift))
+
+    def train(self, mode: bool = True) -> ForecastNetwork:
+        """Sets the mode of all but the effects, which are fixed."""
+        super().train(mode)
+        if self.effects is not None:
+            self.effects.eval()
+        return self
 
     def entered(self, targets: Tensor) -> Tensor:
         """Returns scaled targets as the network computes with them: logarithms for `log`."""
@@ -335,20 +387,33 @@ class ForecastNetwork(nn.Module):
             return values.clamp(min=0.0) if is_log else values
         return torch.where(values < (_CLOSED if is_log else 0.0), 0.0, values)
 
-    def normalised(self, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns targets ``(B, L, C)``, and the shift and the scale of each window, ``(B, C)``.
+    def normalised(
+        self, values: Tensor, effects: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the past of the targets without effects and level, ``(B, L, C)``, and what undoes
+        this in a forecast: shift ``(B, 1 or h, C)`` and scale ``(B, 1, C)``.
 
         A missing value is the level that `last` subtracts; else the value before it, as the mean of
         a window says little about its newest values.
+
+        Args:
+            values: as `forward` reads them.
+            effects: of their future covariates, ``(B, L + h, C)``, if known.
         """
+        L, C = self.config.input_size, self.config.num_targets
+        targets = values[:, :L, :C]
         is_there = ~targets.isnan() if self.config.has_missing else None
         targets = self.entered(targets)
-        shift, scale = self._level(targets, is_there)
-        targets = (targets - shift[:, None]) / scale[:, None]
+        if self.effects is not None and effects is None:
+            effects = self.effects(values[..., C + self.config.num_past :])
+        if effects is not None:
+            targets = targets - effects[:, :L]
+        shift, scale = (part[:, None] for part in self._level(targets, is_there))
+        targets = (targets - shift) / scale
         if is_there is not None:
             is_level = self.config.normalize in ("last", "log")
             targets = (targets if is_level else _carried_on(targets)).nan_to_num(0.0)
-        return targets, shift, scale
+        return targets, shift if effects is None else shift + effects[:, L:], scale
 
     def linear(self, targets: Tensor, ahead: Tensor) -> Tensor:
         """Returns the linear forecast ``(B, h, C)`` of normalised targets ``(B, L, C)`` and future
@@ -371,10 +436,9 @@ class ForecastNetwork(nn.Module):
     @torch.no_grad()
     def linear_forecast(self, values: Tensor) -> Tensor:
         """Returns the forecast of the linear path alone, ``(B, h, C)``; see `forward`."""
-        L, C = self.config.input_size, self.config.num_targets
-        targets, shift, scale = self.normalised(values[:, :L, :C])
-        ahead = self.linear(targets, values[:, L:, C + self.config.num_past :])
-        return self.left(ahead * scale[:, None] + shift[:, None])
+        L, first = self.config.input_size, self.config.num_targets + self.config.num_past
+        targets, shift, scale = self.normalised(values)
+        return self.left(self.linear(targets, values[:, L:, first:]) * scale + shift)
 
     @torch.no_grad()
     def set_linear(
@@ -398,6 +462,11 @@ class ForecastNetwork(nn.Module):
         self.linear_share.fill_(float(is_start))
         if is_start:
             self.zero_head()
+
+    def set_effects(self, state: Mapping[str, Tensor]) -> None:
+        """Sets the weights of the effects."""
+        assert self.effects is not None
+        self.effects.load_state_dict(state)
 
     @torch.no_grad()
     def zero_head(self) -> None:
