@@ -138,6 +138,8 @@ class StoredForecaster:
         num_parameters = sum(p.numel() for p in self.network.parameters())
         facts = {"model": self.network.config.__dict__, "num_parameters": num_parameters}
         read = [("reads also", others)] if others else []
+        if self.network.effects is not None:
+            read.append(("effects", "of the columns known ahead, learned before the LSTM"))
         return [("forecasts", targets + every), *read, *model_rows(facts)]
 
     def unsupported(self, levels: Sequence[float]) -> str | None:

@@ -80,10 +80,10 @@ def choose_by_linear(
         ConfigError: an option that the table does not allow.
         DataError: a part of the table is too short.
     """
-    return _Planner(split, part_of_setup).plan(config, dataset)
+    return _Choices(split, part_of_setup).plan(config, dataset)
 
 
-class _Planner:
+class _Choices:
     def __init__(self, split: Split, part_of_setup: PartOfSetup) -> None:
         self._split, self._part_of_setup = split, part_of_setup
 

@@ -20,7 +20,12 @@ from fastlstm.forecast.data.splits import Scaler, Split, fit_scaler
 from fastlstm.forecast.data.table import Table
 from fastlstm.forecast.data.window_loader import ChunkLoader, WindowLoader
 from fastlstm.forecast.files import StoredForecaster
-from fastlstm.forecast.model.network import MAX_LAGS, ForecasterConfig, ForecastNetwork
+from fastlstm.forecast.model.network import (
+    EFFECT_WIDTH,
+    MAX_LAGS,
+    ForecasterConfig,
+    ForecastNetwork,
+)
 from fastlstm.forecast.table_schema import TableSchema, static_scale
 
 PATCHES = (48, 24, 12, 8, 6, 4, 3, 2, 1)
@@ -262,8 +267,8 @@ def longest_segments(table: Table, split: Split) -> NDArray[np.int64]:
 def flop_per_window(config: ForecasterConfig) -> int:
     """Returns the floating-point operations of a training step per window: three forward passes.
 
-    Counts the products of embedding, LSTM, decoder cell and head, without those computed once per
-    batch. A stateful network trains one window per patch read.
+    Counts the products of embedding, LSTM, decoder cell, head and effects, without those computed
+    once per batch. A stateful network trains one window per patch read.
     """
     s, d, H = config.patch, config.embed_size, config.hidden_size
     C = config.num_targets
@@ -278,4 +283,7 @@ def flop_per_window(config: ForecasterConfig) -> int:
     differs = config.num_future > 0 or config.num_static > 0
     answer = 2 * H * s * (C // channels) + (8 * d * H if differs else 0)
     state = 8 * H * H + (2 * H * H if config.stateful else 0)
-    return 3 * channels * (patches * read + state + answers * answer)
+    W, effects = EFFECT_WIDTH, 0
+    if config.effects:  # forward only
+        effects = 2 * (config.input_size + config.horizon) * W * (config.num_future + W + C)
+    return 3 * channels * (patches * read + state + answers * answer) + effects
