@@ -35,7 +35,7 @@ _OPTIONS = TrainingOptions(
 )
 _READ = 256
 _CONSTANT = 1e-6
-"""Deviation of a covariate that says nothing: it keeps no weights."""
+"""Range of a covariate that says nothing: it keeps no weights."""
 
 
 class _Rows(NamedTuple):
@@ -76,7 +76,9 @@ def fit_effects(
         effects = CovariateEffects(sizes.num_future, ahead, sizes.num_targets)
         numbers = network.future.numbers(train.known).flatten(0, 1)
         with torch.no_grad():
-            effects.first.weight[:, : numbers.shape[1]] *= numbers.std(0) > _CONSTANT
+            effects.first.weight[:, : numbers.shape[1]] *= (
+                numbers.amax(0) - numbers.amin(0) > _CONSTANT
+            )
             effects.last.weight.zero_()
         return _trained(effects, train, valid.pairs(_VALID_PAIRS))
 
@@ -121,7 +123,13 @@ def _rows(network: ForecastNetwork, inputs: ScaledWindows, split: Split, part: s
         steps = sizes.horizon
         index = split.windows(table, part, 1, steps)
     limit = min(_MAX_ROWS, _MAX_VALUES // len(table.columns)) // index.length
-    sizes = dataclasses.replace(sizes, input_size=1, patch=1, horizon=steps)
+    sizes = dataclasses.replace(
+        sizes,
+        input_size=1,
+        patch=1,
+        horizon=steps,
+        has_missing=False,  # a gap stays one
+    )
     C, known, targets = sizes.num_targets, list[Tensor](), list[Tensor]()
     for values, _ in inputs.read(index.rows(max(1, limit)), sizes, _READ):
         known.append(values[..., C + sizes.num_past :])

@@ -168,8 +168,7 @@ class _Choices:
     ) -> LinearPlan:
         """Returns the plan with effects of future covariates and of the calendar, in the best of
         some kinds, if they are asked for or better; else `plain`."""
-        dataset = plain.dataset
-        parts, start = plain.config.calendar or (), kinds[0]
+        dataset, parts, start = plain.dataset, plain.config.calendar or (), kinds[0]
         if not parts:
             parts, start = self._calendar_of(start)
             dataset = with_calendar(dataset, parts)
@@ -177,30 +176,53 @@ class _Choices:
         if not is_asked and (not dataset.roles.future or needed > _MOST_NEEDED):
             return plain
         plain = self._with_ridge(plain)
-        best = plain
+        if not is_asked and plain.linear is None:
+            return plain
+        tried = [
+            LinearPlan(replace(kind.config, calendar=parts), dataset, None, start.notes)
+            for kind in kinds
+        ]
         with self._part_of_setup("the effects"):
-            for kind in kinds:
-                found = self._beside_effects(
-                    LinearPlan(replace(kind.config, calendar=parts), dataset, None, start.notes)
-                )
-                is_better = best is plain or found.error_over(best) < 1
-                best = found if found.linear is not None and is_better else best
-            if best is not plain:
-                best = self._with_share(best)
-        what, ratio = _shown_effects(dataset, parts), best.error_over(plain)
-        if best is not plain and (is_asked or ratio < 1 - needed):
-            return best.noted(
-                f"the nonlinear effects of {what} are learned first: this lowers the validation"
-                f" error of the linear path by {1 - ratio:.1%} (`effects=False`: without)"
-                + (f"; {_INPUTS}" if parts else "")
+            best = self._best_beside_effects(tried)
+            if plain.dataset.roles.future and not plain.config.calendar and parts:
+                config = replace((best or tried[0]).config, calendar=())
+                own = self._best_beside_effects([plain._replace(config=config, notes=start.notes)])
+                is_better = best and own and best.error_over(own) < 1 - MIN_GAIN
+                best = best if own is None or is_better else own
+            best = best and self._with_share(best)
+        what = _shown_effects((best or tried[0]).dataset, (best or tried[0]).config.calendar or ())
+        if best is None:
+            how = "they lower no error of validation rows"
+            return plain.noted(f"the nonlinear effects of {what} are left out: {how}")
+        change = f"{best.error_over(plain) - 1:+.1%}"
+        if not is_asked and not best.error_over(plain) < 1 - needed:
+            return plain.noted(
+                f"the nonlinear effects of {what} are left out: they change the validation error of"
+                f" the linear path by {change}, and need {-needed:.1%} with so many rows;"
+                " `effects=True` takes them"
             )
-        how = "they lower no error of validation rows"
-        if best is not plain:
-            how = (
-                f"they change the validation error of the linear path by {ratio - 1:+.1%}, and need"
-                f" {-needed:.1%} with so many rows; `effects=True` takes them"
-            )
-        return plain.noted(f"the nonlinear effects of {what} are left out: {how}")
+        on = " on the logarithms of the target" if best.config.normalize == "log" else ""
+        return best.noted(
+            f"the nonlinear effects of {what}{on} are learned first: this changes the validation"
+            f" error of the linear path by {change} (`effects=False`: without)"
+            + (f"; {_INPUTS}" if best.config.calendar else "")
+        )
+
+    def _best_beside_effects(self, plans: Sequence[LinearPlan]) -> LinearPlan | None:
+        """Returns the best of some plans, with effects and the linear path beside them; None if no
+        effects are best."""
+        best = None
+        for plan in plans:
+            config = replace(plan.config, effects=True)
+            network, inputs = self._untrained(config, plan.dataset)
+            effects = fit_effects(network, inputs, self._split, config.seed)
+            if effects is None:
+                continue
+            network.set_effects(effects)
+            linear = best_ridge(fit_ridges(network, inputs, self._split))
+            found = plan._replace(config=config, linear=linear._replace(effects=effects))
+            best = found if best is None or found.error_over(best) < 1 else best
+        return best
 
     def _with_channels(self, plan: LinearPlan) -> LinearPlan:
         """Returns the plan with joint channels, if lags of other targets lower the error of a
@@ -242,18 +264,6 @@ class _Choices:
         """Returns the regressions of `fit_ridges`; none if the network has no linear path."""
         network, inputs = self._untrained(config, dataset)
         return fit_ridges(network, inputs, self._split, num_given) if network.config.linear else []
-
-    def _beside_effects(self, plan: LinearPlan) -> LinearPlan:
-        """Returns the plan with effects and the linear path beside them; without a linear path if
-        no effects are best."""
-        plan = plan._replace(config=replace(plan.config, effects=True))
-        network, inputs = self._untrained(plan.config, plan.dataset)
-        effects = fit_effects(network, inputs, self._split, plan.config.seed)
-        if effects is None:
-            return plan
-        network.set_effects(effects)
-        linear = best_ridge(fit_ridges(network, inputs, self._split))
-        return plan._replace(linear=linear._replace(effects=effects))
 
     def _with_share(self, plan: LinearPlan) -> LinearPlan:
         """Returns the plan with the best share of its effects: lags know a part of them."""

@@ -89,7 +89,7 @@ def fit_ridges(
     )
     F = network.future.num_numbers
     moments = _Moments(min(sizes.input_size, MAX_LAGS), sizes.horizon, F)
-    for x, f, y, _ in _rows(network, inputs, train, _MAX_ROWS):
+    for x, f, y, *_ in _rows(network, inputs, train, _MAX_ROWS):
         moments.add(x, f, y)
     moments.center()
     parts = list(_rows(network, inputs, valid, _MAX_VALID_ROWS))
@@ -109,13 +109,13 @@ def best_ridge(found: Sequence[Ridge]) -> Ridge:
 def _with_error(
     network: ForecastNetwork,
     solution: tuple[Tensor, Tensor, Tensor],
-    parts: list[tuple[Tensor, Tensor, Tensor, Tensor]],
+    parts: list[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]],
 ) -> Ridge:
     """Returns a solution with its error on `parts`, batches of `_rows`."""
     weight, bias, future = solution
     total, count = 0.0, 0
-    for x, f, y, shift in parts:
-        error = x @ weight.T + bias + (f * future).sum(-1) - y
+    for x, f, y, shift, scale in parts:
+        error = (x @ weight.T + bias + (f * future).sum(-1) - y) * scale
         if network.config.normalize == "log":  # of the values, to be compared with other kinds
             error = network.left(y + shift + error) - network.left(y + shift)
         total, count = total + float(error.abs().sum()), count + error.numel()
@@ -331,21 +331,22 @@ def _normalised_forecast(
 
 def _rows(
     network: ForecastNetwork, inputs: ScaledWindows, windows: WindowIndex, limit: int
-) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
     """Yields normalised batches: the last lags ``(N, lags)``, future covariates ``(N, h, F)``,
-    targets ``(N, h)``, and their shifts, ``(N, 1 or h)``."""
+    targets ``(N, h)``, their shifts ``(N, 1 or h)`` and scales ``(N, 1)``."""
     config = network.config
     L, C = config.input_size, config.num_targets
     for values, effects in _read(network, inputs, windows.rows(max(1, limit // C))):
         lags, shift, scale = network.normalised(values, effects)
         ahead = (network.entered(values[:, L:, :C]) - shift) / scale
-        x, y, shift = (
-            part.transpose(1, 2).flatten(0, 1) for part in (lags[:, -MAX_LAGS:], ahead, shift)
+        x, y, shift, scale = (
+            part.transpose(1, 2).flatten(0, 1)
+            for part in (lags[:, -MAX_LAGS:], ahead, shift, scale)
         )
         is_there = ~y.isnan().any(1)
         known = network.future.numbers(values[:, L:, C + config.num_past :])
         known = known.repeat_interleave(C, 0)
-        yield x[is_there], known[is_there], y[is_there], shift[is_there]
+        yield x[is_there], known[is_there], y[is_there], shift[is_there], scale[is_there]
 
 
 def _read(

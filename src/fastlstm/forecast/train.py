@@ -262,10 +262,10 @@ class _ForecastSession(RunSession):
                 known = best_ridge(fit_ridges(network, inputs, task.split))
             # Several targets: the path is averaged with the trained LSTM instead.
             is_start = task.stored.config.linear is True or sizes.num_targets == 1
-            if sizes.has_joint_path:
-                known = joint_ridge(network, inputs, task.split, known)
             if known.effects is not None:
                 network.set_effects(known.effects)
+            if sizes.has_joint_path:
+                known = joint_ridge(network, inputs, task.split, known)
             network.set_linear(known.weight, known.bias, known.future, is_start, known.joint)
 
     def _with_size(

@@ -112,11 +112,15 @@ class ForecasterConfig:
                     f" `normalize` 'last' or 'none'; leave out `{name}` or `tbptt`"
                 )
 
-        if self.effects and not (self.linear and self.num_future):
-            why = "there is no linear path" if self.num_future else "no column is known in advance"
+        if self.effects and not self.num_future:
             raise ConfigError(
-                f"`effects` is True, but {why}: effects need a column of `future` or a `calendar`,"
-                f" and `linear`, which `tbptt`, counts and {MAX_LAGS + 1:,} input steps rule out"
+                "`effects` is True, but no column is known in advance: name some in `future`, or"
+                " give `calendar`"
+            )
+        if self.effects and not self.linear:
+            raise ConfigError(
+                "`effects` is True, but there is no linear path: `linear=False`, `tbptt`, counts"
+                f" and more than {MAX_LAGS:,} input steps rule it out"
             )
         needs = {"normalize='log'": self.normalize == "log", "non_negative=True": self.non_negative}
         for given, is_given in needs.items():
