@@ -6,10 +6,17 @@ from dataclasses import dataclass
 import pytest
 
 from fastlstm.cli import forecast
-from fastlstm.cli.command import MOST_SHOWN, attribute_help, help_text, options_from_dataclass
+from fastlstm.cli.command import (
+    MOST_SHOWN,
+    attribute_help,
+    help_text,
+    options_from_dataclass,
+    split_arguments,
+)
 from fastlstm.cli.main import VERBS, commands
 from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS
 from fastlstm.cli.train import COMMAND
+from fastlstm.errors import as_flags
 from fastlstm.text.config import TrainConfig
 
 
@@ -82,9 +89,15 @@ def test_options_with_files_name_them_so():
     assert (usages["--out"], usages["--future"]) == ("--out FILE", "--future FILE")
 
 
-def test_help_shows_true_and_false_for_an_optional_switch():
-    linear = next(option for option in FORECAST_OPTIONS if option.name == "linear")
-    assert linear.usage == "--linear {true,false}"
+@pytest.mark.parametrize("value", [True, False])
+def test_options_of_true_and_false_are_the_flags_of_messages(value):
+    """Also those that are chosen if they are not given."""
+    options = [o for o in FORECAST_OPTIONS if o.is_bool]
+    assert {"linear", "effects", "non_negative", "wide"} <= {option.name for option in options}
+    for option in options:
+        flag = as_flags([(option.name, value)])
+        assert split_arguments(options, [flag]).options == [(option, str(value).lower())]
+        assert option.usage == f"--[no-]{option.flag[2:]}"
 
 
 def test_help_ends_where_the_next_section_begins():

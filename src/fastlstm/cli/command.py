@@ -69,14 +69,19 @@ class Option:
         return "--" + self.name.replace("_", "-")
 
     @property
+    def is_bool(self) -> bool:
+        """It takes no value: ``--layer-norm`` or ``--no-layer-norm``; without, its default."""
+        return unwrap_optional(self.type) is bool
+
+    @property
     def usage(self) -> str:
         """The flag with its value: ``--rnn-size N``, ``--[no-]layer-norm``."""
         if self.is_switch:
             return self.flag
-        if self.type is bool:
+        if self.is_bool:
             return f"--[no-]{self.flag[2:]}"
         kind = unwrap_optional(self.type)
-        names = {int: "N", float: "X", bool: "{true,false}"}
+        names = {int: "N", float: "X"}
         name = self.value or _TEXT_VALUES.get(self.name, names.get(kind, "TEXT"))
         if get_origin(kind) is Literal:
             name = "{" + ",".join(map(str, get_args(kind))) + "}"
@@ -88,7 +93,7 @@ class Option:
         text = self.help + ("; may be repeated" if self.is_repeatable else "")
         if self.is_switch or self.default is None or self.default in ("", [], ()):
             return text
-        shown = {True: "on", False: "off"}[self.default] if self.type is bool else self.default
+        shown = {True: "on", False: "off"}[self.default] if self.is_bool else self.default
         return f"{text} [{shown}]"
 
 
@@ -403,8 +408,8 @@ def _flags(options: Sequence[Option]) -> dict[str, tuple[Option, str | None]]:
     """Flag -> (option, its value if none follows)."""
     flags: dict[str, tuple[Option, str | None]] = {}
     for option in options:
-        flags[option.flag] = (option, "true" if option.type is bool else None)
-        if option.type is bool and not option.is_switch:
+        flags[option.flag] = (option, "true" if option.is_bool else None)
+        if option.is_bool and not option.is_switch:
             flags["--no-" + option.flag[2:]] = (option, "false")
     return flags
 

@@ -76,7 +76,7 @@ class TrainingRun:
         for option, value in arguments.options:
             if option.name not in known:
                 continue
-            if option.type is bool:
+            if option.is_bool:
                 words.append(option.flag if typed(value, bool) else f"--no-{option.flag[2:]}")
             else:
                 words += [option.flag, value]
