@@ -24,7 +24,7 @@ FORMAT_VERSION = 2
 COMPRESSED_VERSION = FORMAT_VERSION + 1
 """Format of the config.json of a compressed run, which has the key "compression"."""
 _OF_TABLES = """
-    balance bidirectional calendar categorical channels disorder duplicates evaluations
+    balance bidirectional calendar categorical channels disorder duplicates effects evaluations
     future gaps hidden_size horizon ignore input_size keep_value linear loss missing_value
     non_negative normalize output past patch series static target tbptt time time_format tz snap
     delimiter decimal thousands header skip_rows skip_footer skip_below skip_headers na look wide
