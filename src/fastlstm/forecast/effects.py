@@ -35,7 +35,7 @@ _OPTIONS = TrainingOptions(
 )
 _READ = 256
 _CONSTANT = 1e-6
-"""Range of a covariate that says nothing: it keeps no weights."""
+"""Largest range of a constant covariate, whose weights are set to zero."""
 
 
 class _Rows(NamedTuple):

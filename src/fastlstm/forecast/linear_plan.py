@@ -46,7 +46,7 @@ _MIN_ZEROS = 0.01
 _SHARES = (0.85, 0.7)
 """Shares of the effects to try."""
 _PER_ROW = 100
-"""More reduction that effects need, times training rows: short tables have effects by chance."""
+"""Effects need a further reduction of this over the training rows: chance is larger there."""
 _MOST_NEEDED = 0.5
 """Effects that need a larger reduction are not tried."""
 _MAX_NAMED = 5
@@ -192,7 +192,7 @@ class _Choices:
             best = best and self._with_share(best)
         what = _shown_effects((best or tried[0]).dataset, (best or tried[0]).config.calendar or ())
         if best is None:
-            how = "they lower no error of validation rows"
+            how = "the validation error is least without them"
             return plain.noted(f"the nonlinear effects of {what} are left out: {how}")
         change = f"{best.error_over(plain) - 1:+.1%}"
         if not is_asked and not best.error_over(plain) < 1 - needed:

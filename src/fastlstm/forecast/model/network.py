@@ -45,7 +45,7 @@ EFFECT_WIDTH, _FARTHEST = 32, 4.0
 _CLOSED = 2 * _LEAST
 """A smaller forecast is 0, where logarithms of zeros are read."""
 FIXED = ("linear_", "effects.")
-"""Beginnings of the names of buffers that training does not change: linear path and effects."""
+"""Prefixes of buffers that training does not change: linear path and effects."""
 
 
 @dataclass(frozen=True)
@@ -228,9 +228,9 @@ class CategoricalFeatures(nn.Module):
 class CovariateEffects(nn.Module):
     """What future covariates add to every target in the same step: a network of two hidden layers.
 
-    Effects may bend and depend on each other, as those of a temperature and an hour; the LSTM and
-    the linear path forecast the rest. Numbers beyond four deviations count as four, as the network
-    knows nothing there.
+    Effects may be nonlinear and may interact, as those of temperature and hour; the LSTM and the
+    linear path forecast the rest. Numbers beyond four deviations count as four: training rows
+    seldom have them.
     """
 
     def __init__(
