@@ -19,7 +19,7 @@ from fastlstm.forecast.effects import _rows as _training_rows
 from fastlstm.forecast.effects import fit_effects
 from fastlstm.forecast.model.network import CovariateEffects, ForecasterConfig, ForecastNetwork
 from fastlstm.forecast.plan import untrained_forecaster
-from fastlstm.forecast.ridge import Ridge, _rows, joint_ridge
+from fastlstm.forecast.ridge import Ridge, _rows, joint_ridge, ridge_forecast
 from fastlstm.forecast.table_schema import apply_schema
 
 QUICK: dict[str, Any] = {"horizon": 6, "input_size": 24, "hidden_size": 16, "steps": 5}
@@ -242,3 +242,33 @@ def test_a_gap_is_no_row_of_the_fit() -> None:
 def test_errors_of_standardised_windows_are_compared_in_one_unit() -> None:
     model = Forecaster(**QUICK, **COLUMNS, normalize="standard").fit(heated())
     assert model.network_.effects is not None
+
+
+def test_the_ridge_reads_effects_of_a_network_on_another_device() -> None:
+    network, inputs, split = untrained(heated(700))
+    rows = split.windows(inputs.table, "test", 24, 6).rows(20)
+    values, _ = next(inputs.read(rows, network.config))
+    ridge = Ridge(torch.randn(6, 24), torch.randn(6), torch.zeros(6, 1), 0.0)
+    expected, effects = ridge_forecast(network, ridge, values), network.effects(values[..., 1:])
+
+    class OfMeta(torch.nn.Module):
+        def forward(self, known: torch.Tensor) -> torch.Tensor:
+            assert known.device.type == "meta"
+            return effects
+
+    network.effects = OfMeta()
+    network.head.to("meta")
+    np.testing.assert_array_equal(ridge_forecast(network, ridge, values), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_effects_are_forecast_and_compared_on_a_gpu() -> None:
+    frame = heated(3000)
+    frame["z"] = frame["y"].shift(6).bfill()
+    given = {**QUICK, **COLUMNS, "target": ("y", "z"), "channels": "joint", "linear": True}
+    gpu, cpu = (
+        Forecaster(**given, effects=True, device=device).fit(frame).backtest()
+        for device in ("cuda", "cpu")
+    )
+    assert gpu["ridge"]["mae"] == pytest.approx(cpu["ridge"]["mae"], rel=1e-3)

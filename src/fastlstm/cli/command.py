@@ -70,7 +70,7 @@ class Option:
 
     @property
     def is_bool(self) -> bool:
-        """It takes no value: ``--layer-norm`` or ``--no-layer-norm``; without, its default."""
+        """Whether it is a flag without a value: ``--layer-norm`` or ``--no-layer-norm``."""
         return unwrap_optional(self.type) is bool
 
     @property

@@ -33,7 +33,6 @@ _PAIRS, _VALID_PAIRS = 512, 4096
 _OPTIONS = TrainingOptions(
     learning_rate=1e-2, weight_decay=0.1, ema=0.99, warmup=0.05, cooldown=0.95
 )
-_READ = 256
 _CONSTANT = 1e-6
 """Largest range of a constant covariate, whose weights are set to zero."""
 
@@ -71,9 +70,7 @@ def fit_effects(
     train, valid = (_rows(network, inputs, split, part) for part in ("train", "valid"))
     with random_numbers_kept(torch.device("cpu")):
         torch.default_generator.manual_seed(seed)
-        places = [(p - sizes.num_targets - sizes.num_past, n) for p, n in sizes.categories]
-        ahead = tuple((place, size) for place, size in places if place >= 0)
-        effects = CovariateEffects(sizes.num_future, ahead, sizes.num_targets)
+        effects = CovariateEffects(sizes.num_future, network.future.categories, sizes.num_targets)
         numbers = network.future.numbers(train.known).flatten(0, 1)
         with torch.no_grad():
             effects.first.weight[:, : numbers.shape[1]] *= (
@@ -131,7 +128,7 @@ def _rows(network: ForecastNetwork, inputs: ScaledWindows, split: Split, part: s
         has_missing=False,  # a gap stays one
     )
     C, known, targets = sizes.num_targets, list[Tensor](), list[Tensor]()
-    for values, _ in inputs.read(index.rows(max(1, limit)), sizes, _READ):
+    for values, _ in inputs.read(index.rows(max(1, limit)), sizes):
         known.append(values[..., C + sizes.num_past :])
         targets.append(network.entered(values[..., :C]))
     return _Rows(torch.cat(known), torch.cat(targets))

@@ -1,7 +1,7 @@
 """Chooses what a linear forecast can decide in a second: calendar, logarithms, effects, channels.
 
 Each is tried with the linear path of the network, and taken if it lowers the error on validation
-windows by 1 %, effects by more in short tables; `ridge.joint_gain` compares several targets.
+windows by 1 %, effects by more in short tables. `ridge.joint_gain` decides on joint channels.
 """
 
 from __future__ import annotations
@@ -90,14 +90,14 @@ class _Choices:
     def plan(self, config: ForecastConfig, dataset: SeriesDataset) -> LinearPlan:
         start = _with_bound(LinearPlan(replace(config, effects=False), dataset))
         kinds = [start, *_logarithms(start, self._split)]
-        best = self._of_lags(kinds)
+        best = self._without_effects(kinds)
         if _may_have_effects(config):
             best = self._with_effects(best, kinds, bool(config.effects))
         if config.channels is None and 1 < len(dataset.roles.target) <= MAX_JOINT:
             best = self._with_channels(best)
         return best
 
-    def _of_lags(self, kinds: Sequence[LinearPlan]) -> LinearPlan:
+    def _without_effects(self, kinds: Sequence[LinearPlan]) -> LinearPlan:
         """Returns the best of some plans, each with a calendar if that is better."""
         years = (None, FEW_YEARS)[: 1 + _has_few_years(kinds[0], self._split)]
         plain, *others = itertools.product(kinds, years)
@@ -118,7 +118,8 @@ class _Choices:
         return best
 
     def _with_calendar(self, plan: LinearPlan, least_years: float | None) -> LinearPlan:
-        """Returns the plan with a calendar if that is better, and the linear path if it is open."""
+        """Returns the plan with a calendar if that is better; if one was tried, with the linear
+        path."""
         parts, plan = self._calendar_of(plan, least_years)
         if not parts:
             return plan
@@ -152,7 +153,8 @@ class _Choices:
     def _calendar_of(
         self, plan: LinearPlan, least_years: float | None = None
     ) -> tuple[tuple[str, ...], LinearPlan]:
-        """Returns the parts of a calendar that may be chosen, and the plan, which names others."""
+        """Returns the parts of a calendar that may be chosen, and the plan with a note on parts
+        whose names the table has."""
         if not _may_have_calendar(plan):
             return (), plan
         parts, taken = calendar_parts(plan.dataset, self._split.train_ends, least_years)
@@ -190,7 +192,7 @@ class _Choices:
                 is_better = best and own and best.error_over(own) < 1 - MIN_GAIN
                 best = best if own is None or is_better else own
             best = best and self._with_share(best)
-        what = _shown_effects((best or tried[0]).dataset, (best or tried[0]).config.calendar or ())
+        what = _shown_effects(best or tried[0])
         if best is None:
             how = "the validation error is least without them"
             return plain.noted(f"the nonlinear effects of {what} are left out: {how}")
@@ -204,7 +206,7 @@ class _Choices:
         on = " on the logarithms of the target" if best.config.normalize == "log" else ""
         return best.noted(
             f"the nonlinear effects of {what}{on} are learned first: this changes the validation"
-            f" error of the linear path by {change} (`effects=False`: without)"
+            f" error of the linear path by {change} (`effects=False` leaves them out)"
             + (f"; {_INPUTS}" if best.config.calendar else "")
         )
 
@@ -302,9 +304,10 @@ def _shown(parts: Sequence[str]) -> str:
     return f"the calendar ({', '.join(parts)})"
 
 
-def _shown_effects(dataset: SeriesDataset, parts: Sequence[str]) -> str:
+def _shown_effects(plan: LinearPlan) -> str:
     """Returns the names of the columns known ahead and the calendar."""
-    names = [name for name in dataset.roles.future if name not in calendar_names(parts)]
+    parts = plan.config.calendar or ()
+    names = [name for name in plan.dataset.roles.future if name not in calendar_names(parts)]
     if len(names) > _MAX_NAMED:
         names[_MAX_NAMED - 1 :] = [f"{len(names) - _MAX_NAMED + 1} more columns"]
     return " and ".join([", ".join(names)] * bool(names) + [_shown(parts)] * bool(parts))

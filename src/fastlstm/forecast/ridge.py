@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -214,9 +214,7 @@ def _joint_rows(
         run = index.first_rows.searchsorted(rows, "right") - 1
         age = (rows - index.first_rows[run]) / np.diff(index.ends, prepend=0)[run]
         ages.append(torch.from_numpy(np.where(part == "valid", _VALID, age)))
-        for values, effects in _read(network, inputs, rows):
-            lags, shift, scale = network.normalised(values, effects)
-            ahead = (network.entered(values[:, L:, :C]) - shift) / scale
+        for values, lags, ahead, _, _ in _read(network, inputs, rows):
             error = ahead - _normalised_forecast(network, ridge, lags, values)
             xs.append(lags[:, -sizes.num_joint_lags :].mT)
             ys.append(error[:, steps].mT)
@@ -310,7 +308,8 @@ def compared_ridge(network: ForecastNetwork, inputs: ScaledWindows, split: Split
 
 def ridge_forecast(network: ForecastNetwork, ridge: Ridge, values: Tensor) -> NDArray[np.float32]:
     """Returns the forecasts ``(B, h, C)`` of scaled windows ``(B, L + h, columns)``."""
-    lags, shift, scale = network.normalised(values)
+    first = network.config.num_targets + network.config.num_past
+    lags, shift, scale = network.normalised(values, _effects(network, values[..., first:]))
     ahead = _normalised_forecast(network, ridge, lags, values)
     answer: NDArray[np.float32] = network.left(ahead * scale + shift).numpy()
     return answer
@@ -336,12 +335,9 @@ def _rows(
     targets ``(N, h)``, their shifts ``(N, 1 or h)`` and scales ``(N, 1)``."""
     config = network.config
     L, C = config.input_size, config.num_targets
-    for values, effects in _read(network, inputs, windows.rows(max(1, limit // C))):
-        lags, shift, scale = network.normalised(values, effects)
-        ahead = (network.entered(values[:, L:, :C]) - shift) / scale
+    for values, lags, *others in _read(network, inputs, windows.rows(max(1, limit // C))):
         x, y, shift, scale = (
-            part.transpose(1, 2).flatten(0, 1)
-            for part in (lags[:, -MAX_LAGS:], ahead, shift, scale)
+            part.transpose(1, 2).flatten(0, 1) for part in (lags[:, -MAX_LAGS:], *others)
         )
         is_there = ~y.isnan().any(1)
         known = network.future.numbers(values[:, L:, C + config.num_past :])
@@ -351,18 +347,26 @@ def _rows(
 
 def _read(
     network: ForecastNetwork, inputs: ScaledWindows, rows: NDArray[np.int64]
-) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Yields batches of windows, and their effects if these are cheaper to compute per row of the
-    table."""
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
+    """Yields batches of windows, their normalised lags ``(B, L, C)`` and targets ``(B, h, C)``, and
+    shift and scale of these. Effects are computed once per row of a small table."""
     sizes, steps = network.config, network.config.input_size + network.config.horizon
-    by_row = None
+    C, by_row, done = sizes.num_targets, None, 0
     if network.effects is not None and inputs.table.num_rows < len(rows) * steps:
-        by_row = torch.cat([network.effects(known) for known in inputs.known(sizes)])
-    first = 0
+        by_row = torch.cat([_effects(network, known) for known in inputs.known(sizes)])
     for values, _ in inputs.read(rows, sizes, _SIZE):
-        last = first + len(values)
-        effects = None
-        if by_row is not None:
-            effects = by_row[rows[first:last, None] + np.arange(steps)]
-        yield values, effects
-        first = last
+        own = rows[done : done + len(values), None] + np.arange(steps)
+        done += len(values)
+        known = values[..., C + sizes.num_past :]
+        effects = _effects(network, known) if by_row is None else by_row[own]
+        lags, shift, scale = network.normalised(values, effects)
+        ahead = (network.entered(values[:, sizes.input_size :, :C]) - shift) / scale
+        yield values, lags, ahead, shift, scale
+
+
+def _effects(network: ForecastNetwork, known: Tensor) -> Any:
+    """Returns the effects of future covariates, on the CPU as these, wherever the network is; None
+    if it has none."""
+    if network.effects is None:
+        return None
+    return network.effects(known.to(network.head.weight.device)).cpu()
