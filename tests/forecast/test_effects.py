@@ -19,7 +19,7 @@ from fastlstm.forecast.effects import _rows as _training_rows
 from fastlstm.forecast.effects import fit_effects
 from fastlstm.forecast.model.network import CovariateEffects, ForecasterConfig, ForecastNetwork
 from fastlstm.forecast.plan import untrained_forecaster
-from fastlstm.forecast.ridge import Ridge, _rows, joint_ridge, ridge_forecast
+from fastlstm.forecast.ridge import Ridge, _rows, fit_ridges, joint_ridge, ridge_forecast
 from fastlstm.forecast.table_schema import apply_schema
 
 QUICK: dict[str, Any] = {"horizon": 6, "input_size": 24, "hidden_size": 16, "steps": 5}
@@ -239,7 +239,17 @@ def test_a_gap_is_no_row_of_the_fit() -> None:
     assert rows.targets[:, 0].isnan().float().mean() > 0.5
 
 
-def test_errors_of_standardised_windows_are_compared_in_one_unit() -> None:
+@pytest.mark.parametrize("normalize", ["last", "standard", "none", "log"])
+def test_errors_of_all_kinds_of_windows_are_compared_in_one_unit(normalize: Any) -> None:
+    network, inputs, split = untrained(heated(700), normalize=normalize)
+    ridge = fit_ridges(network, inputs, split)[0]
+    rows = split.windows(inputs.table, "valid", 24, 6).rows()
+    values = torch.cat([values for values, _ in inputs.read(rows, network.config)])
+    error = torch.from_numpy(ridge_forecast(network, ridge, values)) - values[:, 24:, :1]
+    assert ridge.error == pytest.approx(float(error.abs().mean()), rel=1e-4)
+
+
+def test_standardised_windows_have_effects() -> None:
     model = Forecaster(**QUICK, **COLUMNS, normalize="standard").fit(heated())
     assert model.network_.effects is not None
 
