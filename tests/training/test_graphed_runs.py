@@ -15,6 +15,7 @@ import fastlstm
 from eager_recorder import EagerRecorder, use_graphs_on_the_cpu
 from fastlstm import SequenceClassifier, SequenceRegressor
 from fastlstm.errors import Stopped
+from fastlstm.forecast import effects
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.train import train_forecaster
 from fastlstm.nn import loss
@@ -118,6 +119,33 @@ def test_a_table(tmp_path, monkeypatch, options):
     assert EagerRecorder.num_recorded == 2
     own, other = state_of(tmp_path / "graphed"), state_of(tmp_path / "eager")
     assert_close(own, other, 1e-5 if not options else 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "buffer"),
+    [
+        (
+            {"target": "y", "future": "temp", "effects": True, "calendar": ()},
+            "effects.first.weight",
+        ),
+        ({"target": ("y", "temp"), "channels": "joint"}, "linear_joint"),
+    ],
+    ids=["effects", "joint channels"],
+)
+def test_fixed_parts_of_a_network_are_recorded(tmp_path, monkeypatch, options, buffer):
+    monkeypatch.setattr(effects, "_NUM_STEPS", 50)
+    table = tmp_path / "table.parquet"
+    pq.write_table(long_table(300), table)
+    config = ForecastConfig(
+        **{**TABLE, "optimizer": "adamw", "epochs": None, "steps": 4, **options}
+    )
+    train_forecaster(str(table), config, out=tmp_path / "eager")
+    use_graphs_on_the_cpu(monkeypatch)
+    train_forecaster(str(table), config, out=tmp_path / "graphed")
+    assert EagerRecorder.num_recorded == 1
+    own, other = state_of(tmp_path / "graphed"), state_of(tmp_path / "eager")
+    assert f"model {buffer}" in own
+    assert_close(own, other, 1e-5)
 
 
 def test_a_table_read_in_chunks_is_eager_and_says_so(tmp_path, monkeypatch):
