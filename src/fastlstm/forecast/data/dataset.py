@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from io import BytesIO
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import CorruptFileError, DataError, FastLSTMError, counted
+from fastlstm.errors import DataError, FastLSTMError, counted
 from fastlstm.forecast.config import READING, ReadOptions
 from fastlstm.forecast.data.arrange import Arrangement
 from fastlstm.forecast.data.column_stats import ColumnStats, shown
@@ -46,7 +46,7 @@ from fastlstm.forecast.data.roles import (
     series_key,
     zone_shown,
 )
-from fastlstm.forecast.data.table import DTYPES, MISSING_INT16, Segments, Table, row_blocks
+from fastlstm.forecast.data.table import MISSING_INT16, Segments, Table, row_blocks
 from fastlstm.forecast.data.timeline import ROWS, Frequency, Timeline
 from fastlstm.system import environment
 from fastlstm.system.cache import Cache, is_intact, make_key
@@ -141,10 +141,11 @@ def prepare_table(
 
     asked = key_for(request, like)
     key = cache.recall(asked) or asked  # a forecast reads the rows that training read
-    opened = partial(_open, key=key, name=records.name, started=started)
-    if signature is not None and (dataset := opened(cache.path(key), from_cache=True)) is not None:
-        # A run that is resumed asks for the same, wherever it is.
-        return replace(dataset, key=asked)
+    # A run that is resumed asks for the same, wherever it is.
+    opened = partial(_open, key=asked, name=records.name, started=started)
+    find_entry = partial(_open_entry, cache.path(key), opened)
+    if signature is not None and (dataset := find_entry(from_cache=True)) is not None:
+        return dataset
     looked = look_at(records, others)
     given, records = request, Head(records) if is_trial else records
     records, request = reshaped(records, request, options)
@@ -159,15 +160,13 @@ def prepare_table(
             _prepare(work, records, request, roles, options, like, problems, on_progress)
         records.require_unchanged()
         if signature is not None:
-            dataset = cache.place(key, work, lambda: opened(cache.path(key), from_cache=False))
+            dataset = cache.place(key, work, partial(find_entry, from_cache=False))
             may_miss = dataset.has_missing or options.gaps == "fill"
             given = replace(given, target=dataset.roles.target, past=dataset.roles.past)
             if like is None or like.may_miss == may_miss:  # else gaps were split, not filled
                 cache.remember(key_for(given, replace(dataset.timeline, may_miss=may_miss)), key)
-            return replace(dataset, key=asked)
-        if (dataset := opened(work, from_cache=False)) is None:  # stays mapped when removed
-            raise CorruptFileError(f"{work} cannot be read back after it was written")
-        return dataset
+            return dataset
+        return opened(work, from_cache=False)  # stays mapped when removed
 
 
 def open_records(
@@ -325,60 +324,40 @@ def _schema(
     }
 
 
-def _open_table(
-    directory: Path, schema: Any, columns: tuple[str, ...], num_series: int
-) -> Table | None:
-    """Opens the rows of an entry; None if they do not match the schema."""
-    dtype, shape = np.dtype(schema["dtype"]), (schema["num_rows"], len(columns))
-    path = directory / "values.bin"
-    if dtype.name not in DTYPES or path.stat().st_size != math.prod(shape) * dtype.itemsize:
-        return None
-    values = np.memmap(path, dtype=dtype, mode="r", shape=shape)
-    rows = np.load(directory / "segments.npy", allow_pickle=False)
-    segments = Segments(*(np.ascontiguousarray(row) for row in rows))
-    if rows.dtype != np.int64 or not segments.cover(len(values), num_series):
-        return None  # the native code trusts them
-    origin = np.load(directory / "origins.npy", allow_pickle=False)
-    if origin.dtype != np.float64 or origin.shape not in [
-        (n, len(columns)) for n in (1, num_series)
-    ]:
-        return None
-    return Table(values, columns, segments, origin)
-
-
-def _open(
-    directory: Path, key: str, name: str, started: float, from_cache: bool
+def _open_entry(
+    entry: Path, opened: Callable[..., SeriesDataset], from_cache: bool
 ) -> SeriesDataset | None:
     """Opens an entry; None if there is none or it is damaged, so that it is prepared again."""
-    try:
-        if directory.name == key and not is_intact(directory):
-            return None
-        schema = read_json(directory / "schema.json")
-        fields: dict[str, Any] = schema["roles"]
-        fields = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
-        roles = Roles(**fields)
-        names = json.loads((directory / "series.json").read_text(encoding="utf-8"))
-        table = _open_table(directory, schema, roles.values, len(names["series"]))
-        if table is None:
-            return None
-        return SeriesDataset(
-            table=table,
-            roles=roles,
-            frequency=Frequency.from_json(schema["frequency"]),
-            series=tuple(names["series"]),
-            statics={n: np.asarray(v, dtype=np.float64) for n, v in names["statics"].items()},
-            categories=names["categories"],
-            **{k: schema[k] for k in ("time_zone", "has_clock", "has_missing", "is_wall")},
-            constant=tuple(schema["constant"]),
-            notes=tuple(schema["notes"]),
-            repairs=tuple(schema["repairs"]),
-            name=name,
-            key=key,
-            from_cache=from_cache,
-            seconds=time.monotonic() - started,
-        )
-    except (OSError, FastLSTMError, KeyError, TypeError, ValueError, AttributeError, MemoryError):
-        return None
+    with suppress(OSError, FastLSTMError):
+        if is_intact(entry):
+            return opened(entry, from_cache=from_cache)
+    return None
+
+
+def _open(directory: Path, key: str, name: str, started: float, from_cache: bool) -> SeriesDataset:
+    """Maps the files of `_prepare`; the native code trusts their segments."""
+    schema = read_json(directory / "schema.json")
+    fields: dict[str, Any] = schema["roles"]
+    roles = Roles(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+    names = json.loads((directory / "series.json").read_text(encoding="utf-8"))
+    shape = schema["num_rows"], len(roles.values)
+    values = np.memmap(directory / "values.bin", dtype=schema["dtype"], mode="r", shape=shape)
+    segments = Segments(*np.load(directory / "segments.npy", allow_pickle=False))
+    origin = np.load(directory / "origins.npy", allow_pickle=False)
+    return SeriesDataset(
+        table=Table(values, roles.values, segments, origin),
+        roles=roles,
+        frequency=Frequency.from_json(schema["frequency"]),
+        series=tuple(names["series"]),
+        statics={n: np.asarray(v, dtype=np.float64) for n, v in names["statics"].items()},
+        categories=names["categories"],
+        **{k: schema[k] for k in ("time_zone", "has_clock", "has_missing", "is_wall")},
+        **{k: tuple(schema[k]) for k in ("constant", "notes", "repairs")},
+        name=name,
+        key=key,
+        from_cache=from_cache,
+        seconds=time.monotonic() - started,
+    )
 
 
 def _column_notes(ingested: TableIngest, records: Records, problems: Problems) -> list[str]:
