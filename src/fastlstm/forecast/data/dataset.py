@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fastlstm.errors import DataError, FastLSTMError, counted
 from fastlstm.forecast.config import READING, ReadOptions
 from fastlstm.forecast.data.arrange import Arrangement
-from fastlstm.forecast.data.column_stats import ColumnStats, shown
+from fastlstm.forecast.data.column_stats import ColumnStats, best_origins, shown
 from fastlstm.forecast.data.csv_look import require_expected
 from fastlstm.forecast.data.csv_records import CsvRecords
 from fastlstm.forecast.data.ingest import TableIngest, require_columns
@@ -297,12 +297,13 @@ def _best_origins(ingested: TableIngest) -> dict[str, Any]:
     """Returns the columns far from 0, each with its origin or those of its series."""
     origins: dict[str, Any] = {}
     for name, column in ingested.columns.items():
-        if len(ingested.series) > 1 and name in ingested.ranges and not column.is_short:
-            of_series = ingested.ranges[name].best_origins()
-            origins[name] = of_series if np.ptp(of_series) else float(of_series[0])
-        else:
-            origins[name] = column.best_origin()
-    return {name: origin for name, origin in origins.items() if np.any(origin)}
+        if column.is_category or column.is_short:
+            continue
+        ranges = ingested.ranges.get(name, column) if len(ingested.series) > 1 else column
+        best = best_origins(np.atleast_1d(ranges.low), np.atleast_1d(ranges.high))
+        if best.any():
+            origins[name] = best if np.ptp(best) else float(best[0])
+    return origins
 
 
 def _schema(
