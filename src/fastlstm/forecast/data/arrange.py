@@ -241,17 +241,8 @@ class Arrangement:
         gone = np.where(last < 0, 0, ends - 1 - last)  # nothing of a series without any target
         if not gone.any():
             return
-        before = np.cumsum(gone) - gone
-
-        def places(first: int, stop: int) -> NDArray[np.int64]:
-            rows = np.arange(first, stop)
-            series = self._series_of(rows)
-            return np.where(rows < (ends - gone)[series], rows - before[series], -1)
-
         self.counts["ends"] = int(gone.sum())
-        self._move(self.num_rows - self.counts["ends"], places)
-        self._num_in_series = self._num_in_series - gone
-        self._shifts.append((np.cumsum(self._num_in_series), before))
+        self._drop(np.repeat(ends - np.cumsum(gone), gone) + np.arange(self.counts["ends"]))
         moved = self._map("values")
         left = sum(np.isnan(moved[begin:end]).sum(0) for begin, end in self._blocks())
         for column, count in zip(self._in.columns.values(), np.asarray(left), strict=True):
