@@ -105,9 +105,6 @@ class _Reshaped(Records):
     def done_bytes(self) -> int:  # type: ignore[override]
         return self._records.done_bytes
 
-    def _select(self, columns: Mapping[str, Any], names: Sequence[str]) -> pa.RecordBatch:
-        return pa.RecordBatch.from_arrays([columns[name] for name in names], names=list(names))
-
 
 class _Joined(_Reshaped):
     """A table with a column of texts, `label`, made of the columns `parts`; these are left out,
@@ -147,7 +144,7 @@ class _Joined(_Reshaped):
                 joined = pc.binary_join_element_wise(*texts, self._mark)
                 columns[self._label] = self._starts(texts, row) if self._num else joined
             row += len(batch)
-            yield self._select(columns, list(types))
+            yield pa.record_batch({name: columns[name] for name in types})
 
     def _starts(self, texts: list[pa.Array], row: int) -> pa.Array:
         """Returns the local starts of steps, which count from midnight on: a day in spring has 23
@@ -237,7 +234,7 @@ class _TimeColumns(_Reshaped):
                 _TARGET: pa.array(numbers, from_pandas=True),
             }
             row += len(batch)
-            yield self._select(columns, list(types))
+            yield pa.record_batch({name: columns[name] for name in types})
 
 
 def _repeats(records: Records, name: str) -> bool:
@@ -301,7 +298,7 @@ class _SeriesColumns(_Reshaped):
                 _TARGET: pa.array(numbers.ravel(), from_pandas=True),
             }
             row += len(batch)
-            yield self._select(columns, list(types))
+            yield pa.record_batch({name: columns[name] for name in types})
 
 
 def _numbers(records: Records, batch: pa.RecordBatch, names: Sequence[str], row: int) -> Any:

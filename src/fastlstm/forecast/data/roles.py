@@ -67,7 +67,6 @@ _PARTS = (
 )
 """Names of columns that are parts of a time."""
 _TIMES = {name for names in _PARTS for name in names} | {*PERIODS}
-_YEAR, _MONTH = re.compile(r"(18|19|20)\d\d"), re.compile(r"0?[1-9]|1[0-2]")
 _OF_DAY = re.compile("period|hour|slot|interval", re.I)
 """Names of numbers that count steps within a day."""
 _START = re.compile("start|begin|from|von|anfang|d[ée]but|inicio|inizio", re.I)
@@ -376,14 +375,8 @@ def _parts_of_time(texts: Mapping[str, pa.Array], named: str | None) -> list[str
         return given + periods
     if named is None and (weekly := _year_and_part(texts)):
         return weekly
-    years, months = (texts.get(name) for name in ("1", "2"))
-    is_month = (
-        years is not None
-        and months is not None
-        and all(map(_YEAR.fullmatch, years.to_pylist()))
-        and all(map(_MONTH.fullmatch, months.to_pylist()))
-    )
-    return ["1", "2"] if is_month else []
+    is_month = texts.keys() >= {"1", "2"} and _are_numbers(texts["1"], 1800, 2099)
+    return ["1", "2"] if is_month and _are_numbers(texts["2"], 1, 12) else []
 
 
 def _year_and_part(texts: Mapping[str, pa.Array]) -> list[str]:
