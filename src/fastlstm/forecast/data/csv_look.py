@@ -121,8 +121,7 @@ def _findings(
     if repeats and not form.skip_headers:
         what = f"a header that line {form.skip_rows + repeats[0] + 1} repeats"
         found.append((what, {"skip_headers": True}))
-    end = _footer(last or rows[begin:], is_row)
-    end += _totals((last or rows[begin:])[: -end or None], null_words_of(form))
+    end = _footer(last or rows[begin:], is_row, null_words_of(form))
     if end:
         kept = form.skip_footer + end
         shown = " | ".join((tail or head)[-end:])
@@ -131,7 +130,7 @@ def _findings(
     rows = rows[begin : len(rows) - (0 if last else end)]
     body = [row for row in rows if len(row) == len(names) and (not repeats or is_row(row))]
     columns = {name: [c for row in body if (c := row[k].strip())] for k, name in enumerate(names)}
-    found += _findings_of_numbers(columns, mark, form, others)
+    found += _marks_and_words(columns, mark, form, others)
     return found, is_cut * (len(head) + len(tail))
 
 
@@ -305,17 +304,15 @@ def _header_line(rows: list[list[str]], width: int) -> int:
     return begin + next(of_time, likely[0])
 
 
-def _footer(rows: list[list[str]], is_row: Callable[[list[str]], bool]) -> int:
-    """Returns the number of last lines that are no rows; 0 if none is one."""
-    ends = [number for number, row in enumerate(reversed(rows)) if is_row(row)]
-    return ends[0] if ends else 0
-
-
-def _totals(rows: list[list[str]], nulls: Sequence[str]) -> int:
-    """Returns the number of last rows with a text, and no values beside it, in a column that has
-    numbers in all others, such as totals."""
+def _footer(
+    rows: list[list[str]], is_row: Callable[[list[str]], bool], nulls: Sequence[str]
+) -> int:
+    """Returns the number of last lines that are no rows, with totals before them: rows with a text,
+    and no values beside it, in a column that has numbers in all others."""
+    end = next((n for n, row in enumerate(reversed(rows)) if is_row(row)), 0)
+    rows = rows[: -end or None]
     if len(rows) <= _FEWEST_STEPS or len({*map(len, rows)}) > 1:
-        return 0
+        return end
     columns = list(zip(*rows[:-_FEW_WORDS], strict=True))
     kinds = [{kind_of(c) for c in column if c not in nulls} for column in columns]
     full = [place for place, column in enumerate(columns) if all(column)]
@@ -327,7 +324,7 @@ def _totals(rows: list[list[str]], nulls: Sequence[str]) -> int:
         return is_word and not all(row[k].strip() for k in full)
 
     last = rows[-_FEW_WORDS:][::-1]
-    return next((n for n, row in enumerate(last) if not is_total(row)), 0)
+    return end + next((n for n, row in enumerate(last) if not is_total(row)), 0)
 
 
 def _opens_quote(line: str, form: ReadOptions) -> bool:
@@ -336,7 +333,7 @@ def _opens_quote(line: str, form: ReadOptions) -> bool:
     return re.search(rf'(?:^|{mark})\s*"', line) is not None
 
 
-def _findings_of_numbers(
+def _marks_and_words(
     columns: dict[str, list[str]], delimiter: str, form: ReadOptions, others: Sequence[str]
 ) -> list[Finding]:
     """Looks for marks in numbers, and for words that mean "no value"."""

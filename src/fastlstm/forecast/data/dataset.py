@@ -141,12 +141,12 @@ def prepare_table(
 
     asked = key_for(request, like)
     key = cache.recall(asked) or asked  # a forecast reads the rows that training read
-    # A run that is resumed asks for the same, wherever it is.
+    # With the key as asked for: a run that is resumed asks for the same, wherever it is.
     opened = partial(_open, key=asked, name=records.name, started=started)
     find_entry = partial(_open_entry, cache.path(key), opened)
     if signature is not None and (dataset := find_entry(from_cache=True)) is not None:
         return dataset
-    looked = look_at(records, others)
+    looked = _look_at(records, others)
     given, records = request, Head(records) if is_trial else records
     records, request = reshaped(records, request, options)
     problems = Problems(records.name)
@@ -169,26 +169,24 @@ def prepare_table(
         return opened(work, from_cache=False)  # stays mapped when removed
 
 
-def open_records(
-    source: Any, form: ReadOptions | None = None, others: Sequence[str] | None = None
-) -> Records:
+def open_records(source: Any, form: ReadOptions, others: Sequence[str]) -> Records:
     """Opens a source of rows; reads only its columns.
 
     The source is a path, a directory, a glob, a URL, several of them, or a frame; records are
     returned as they are. `form` is how CSV files are read; `others` are columns that a look at a
-    CSV without readable columns leaves out; None: no look. Raises DataError: there is no such file,
-    or no table in it.
+    CSV without readable columns leaves out. Raises DataError: there is no such file, or no table
+    in it.
     """
     if isinstance(source, Records):
         return source
     files = require_files(source)
     if files is None:
         return FrameRecords(source)
-    parts = [open_file(path, form, others) for path in files]
+    parts = [_open_file(path, form, others) for path in files]
     return parts[0] if len(parts) == 1 else JoinedRecords(parts)
 
 
-def look_at(records: Records, others: Sequence[str]) -> list[str]:
+def _look_at(records: Records, others: Sequence[str]) -> list[str]:
     """Raises DataError if CSV files, of many a few, look like another format than theirs; returns
     notes on the look."""
     files = records.parts if isinstance(records, JoinedRecords) else [records]
@@ -197,20 +195,17 @@ def look_at(records: Records, others: Sequence[str]) -> list[str]:
     return [note for part in looked for note in require_expected(part.file, part.form, others)]
 
 
-def open_file(
-    file: TableFile, form: ReadOptions | None = None, others: Sequence[str] | None = None
-) -> Records:
-    """Opens one file of a table; see `open_records`."""
+def _open_file(file: TableFile, form: ReadOptions, others: Sequence[str]) -> Records:
     if isinstance(file, Path) and not file.is_file():
         raise DataError(f"{file} is a pipe or a device; save the table to a file: it is read twice")
     suffix = next((end for end in SUFFIXES if file.name.lower().endswith(end)), None)
     if suffix is None:
         raise DataError(f"{file} is not a table; expected a name ending in {', '.join(SUFFIXES)}")
-    form, kind = form or ReadOptions(), _KINDS.get(suffix)
+    kind = _KINDS.get(suffix)
     try:
         return CsvRecords(file, form) if kind is None else kind(file)
     except DataError:
-        if kind is None and form.look and others is not None:
+        if kind is None and form.look:
             require_expected(file, form, others)
         raise
     except OSError as error:
@@ -338,8 +333,10 @@ def _open_entry(
 def _open(directory: Path, key: str, name: str, started: float, from_cache: bool) -> SeriesDataset:
     """Maps the files of `_prepare`; the native code trusts their segments."""
     schema = read_json(directory / "schema.json")
-    fields: dict[str, Any] = schema["roles"]
-    roles = Roles(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+    fields: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in schema["roles"].items()
+    }
+    roles = Roles(**fields)
     names = json.loads((directory / "series.json").read_text(encoding="utf-8"))
     shape = schema["num_rows"], len(roles.values)
     values = np.memmap(directory / "values.bin", dtype=schema["dtype"], mode="r", shape=shape)
@@ -353,7 +350,9 @@ def _open(directory: Path, key: str, name: str, started: float, from_cache: bool
         statics={n: np.asarray(v, dtype=np.float64) for n, v in names["statics"].items()},
         categories=names["categories"],
         **{k: schema[k] for k in ("time_zone", "has_clock", "has_missing", "is_wall")},
-        **{k: tuple(schema[k]) for k in ("constant", "notes", "repairs")},
+        constant=tuple(schema["constant"]),
+        notes=tuple(schema["notes"]),
+        repairs=tuple(schema["repairs"]),
         name=name,
         key=key,
         from_cache=from_cache,
