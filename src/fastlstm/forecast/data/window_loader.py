@@ -148,10 +148,6 @@ class WindowLoader(LoaderPosition):
         self._queue: Any = None
         self._process, self.wait_s = 0, 0.0
 
-    def __iter__(self) -> Iterator[WindowBatch]:
-        while True:
-            yield self.next()
-
     def epoch(self) -> Iterator[WindowBatch]:
         """Yields the remaining batches of the current epoch."""
         epoch = self._epoch
@@ -220,7 +216,10 @@ class WindowLoader(LoaderPosition):
             count -= 1  # the last batch of an epoch may be smaller than the others
         end = first + count
         self._ahead = (epoch, end) if end < self.steps_per_epoch else (epoch + 1, 0)
-        numbers = self._numbers(first, count)
+        total = min(self._batch_size, self.num_windows - first * self._batch_size)
+        own = self.share.rows(total)
+        starts = np.arange(first, first + count, dtype=np.int64)[:, None] * self._batch_size
+        numbers = starts + np.arange(own.start, own.stop)  # of this process's windows
         rows, runs = np.empty_like(numbers), np.empty_like(numbers)
         buffer = self._buffer()
         values = torch.from_numpy(buffer)[: numbers.size * self._row_floats]
@@ -230,19 +229,7 @@ class WindowLoader(LoaderPosition):
             buffer.ctypes.data,
         )  # fmt: skip
         shape = (*numbers.shape, self._windows.length, len(self._table.columns))
-        return _Chunk(
-            job, epoch, first, self._total(first), numbers, rows, runs, values.view(shape)
-        )
-
-    def _numbers(self, first: int, count: int) -> NDArray[np.int64]:
-        """Returns the numbers of this process's windows in `count` batches, ``(count, B)``."""
-        own = self.share.rows(self._total(first))
-        starts = np.arange(first, first + count, dtype=np.int64)[:, None] * self._batch_size
-        return starts + np.arange(own.start, own.stop)
-
-    def _total(self, number: int) -> int:
-        """Returns the windows of a batch in all processes; an epoch's last one may have fewer."""
-        return min(self._batch_size, self.num_windows - number * self._batch_size)
+        return _Chunk(job, epoch, first, total, numbers, rows, runs, values.view(shape))
 
     def _key(self, *numbers: int) -> int:
         words = np.random.SeedSequence([self._seed, *numbers]).generate_state(1, np.uint64)
