@@ -122,13 +122,10 @@ class ColumnStats:
         if self.is_short:
             fits = own[0] > -32768 and own[1] < 32768
             self.is_short = fits and bool((stored == np.rint(stored)).all())
-        if not self.is_category:
-            self._count_sentinels(values, low, high)
-            self.ends[0].add(values, low, high)
-            self.ends[1].add(values, -high, -low)
-        return None
-
-    def _count_sentinels(self, values: NDArray[np.floating], low: float, high: float) -> None:
+        if self.is_category:
+            return None
+        self.ends[0].add(values, low, high)
+        self.ends[1].add(values, -high, -low)
         if low in _CODES or high in _CODES:
             kept = {float(np.float32(value)) for value in self.kept}
             codes = [read for read, code in _CODES.items() if float(np.float32(code)) not in kept]
@@ -137,9 +134,10 @@ class ColumnStats:
                 code = _CODES[float(value)]
                 self.sentinels[code] = self.sentinels.get(code, 0) + int(count)
             if is_code.all():
-                return
+                return None
             low, high = float(values[~is_code].min()), float(values[~is_code].max())
         self.others = min(self.others[0], low), max(self.others[1], high)
+        return None
 
     def far_values(self) -> dict[float, int]:
         """Returns values far from all others, probably codes for "no value", and their rows.

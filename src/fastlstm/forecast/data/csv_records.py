@@ -134,12 +134,11 @@ class CsvRecords(FileRecords):
         schema = pa.schema(kept)
         require_distinct(schema.names, self.name)
         texts = [field.name for field in schema if is_text(field.type)]
-        if not (self.form.thousands or self.form.units) or not texts:
-            return schema
-        batch = next(iter(reader), None)
-        for name in texts:
-            values = None if batch is None else with_nulls(batch.column(name), self.null_words)
-            if values is not None and values.null_count < len(values):
+        may_be_marked = texts and (self.form.thousands or self.form.units)
+        batch = next(iter(reader), None) if may_be_marked else None
+        for name in () if batch is None else texts:
+            values = with_nulls(batch.column(name), self.null_words)
+            if values.null_count < len(values):
                 parts = pc.extract_regex(values, self._pattern)
                 if parts.null_count == values.null_count:
                     self._marked[name] = pa.float64()

@@ -226,8 +226,10 @@ class TableIngest:
         codes = self._numbered(self._series, self.roles.series, column).astype(np.int32)
         is_grouped = int(codes[0]) >= self._last_code and bool((np.diff(codes) >= 0).all())
         if self.is_grouped and not is_grouped:
-            self._write_codes()
-            self.is_grouped = False
+            self.is_grouped = False  # so far the codes follow from the counts
+            for code, count in enumerate(self.counts.tolist()):
+                for begin, end in row_blocks(0, count, 1):
+                    self._append(self.codes, np.full(end - begin, code, dtype=np.int32))
         if not self.is_grouped:
             self._append(self.codes, codes)
         counts = np.bincount(codes, minlength=len(self._series))
@@ -235,12 +237,6 @@ class TableIngest:
         self.counts = counts
         self._last_code = int(codes[-1])
         return codes
-
-    def _write_codes(self) -> None:
-        """Writes the codes of all rows so far, which were grouped by series."""
-        for code, count in enumerate(self.counts.tolist()):
-            for begin, end in row_blocks(0, count, 1):
-                self._append(self.codes, np.full(end - begin, code, dtype=np.int32))
 
     def _numbered(self, names: Names, name: str, column: pa.Array) -> NDArray[np.int64]:
         try:
