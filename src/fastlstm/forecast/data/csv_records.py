@@ -133,10 +133,10 @@ class CsvRecords(FileRecords):
         kept = [f for f in reader.schema if not (_UNNAMED.fullmatch(f.name) and is_null(f.type))]
         schema = pa.schema(kept)
         require_distinct(schema.names, self.name)
-        texts = [field.name for field in schema if is_text(field.type)]
-        may_be_marked = texts and (self.form.thousands or self.form.units)
-        batch = next(iter(reader), None) if may_be_marked else None
-        for name in () if batch is None else texts:
+        may_be_marked = self.form.thousands or self.form.units
+        if not may_be_marked or (batch := next(iter(reader), None)) is None:
+            return schema
+        for name in (field.name for field in schema if is_text(field.type)):
             values = with_nulls(batch.column(name), self.null_words)
             if values.null_count < len(values):
                 parts = pc.extract_regex(values, self._pattern)

@@ -418,9 +418,7 @@ def _arrow_table(frame: Any) -> pa.Table:
     if isinstance(frame, pa.Table):
         return frame
     if isinstance(frame, np.ndarray):
-        columns = require_matrix(frame)
-        names = [str(number) for number in range(columns.shape[1])]
-        return pa.table([pa.array(columns[:, j]) for j in range(columns.shape[1])], names=names)
+        return pa.table({str(j): column for j, column in enumerate(require_matrix(frame).T)})
     if type(frame).__module__.startswith("pandas"):
         return _from_pandas(frame)
     if hasattr(frame, "__arrow_c_stream__"):

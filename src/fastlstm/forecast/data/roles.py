@@ -284,8 +284,8 @@ def zone_shown(records: Records) -> str:
 
 
 def _codes(column: pa.Array) -> NDArray[np.int64]:
-    encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
-    return np.asarray(encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False), np.int64)
+    indices = column.dictionary_encode().indices.fill_null(-1)
+    return np.asarray(indices.to_numpy(zero_copy_only=False), np.int64)
 
 
 def is_number(kind: pa.DataType) -> bool:

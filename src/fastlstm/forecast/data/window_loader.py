@@ -148,6 +148,10 @@ class WindowLoader(LoaderPosition):
         self._queue: Any = None
         self._process, self.wait_s = 0, 0.0
 
+    def __iter__(self) -> Iterator[WindowBatch]:
+        while True:
+            yield self.next()
+
     def epoch(self) -> Iterator[WindowBatch]:
         """Yields the remaining batches of the current epoch."""
         epoch = self._epoch
