@@ -121,8 +121,7 @@ def _findings(
     if repeats and not form.skip_headers:
         what = f"a header that line {form.skip_rows + repeats[0] + 1} repeats"
         found.append((what, {"skip_headers": True}))
-    end = _footer(last or rows[begin:], is_row, null_words_of(form))
-    if end:
+    if end := _footer(last or rows[begin:], is_row, null_words_of(form)):
         kept = form.skip_footer + end
         shown = " | ".join((tail or head)[-end:])
         what = f"a footer of {counted(kept, 'line')} ({shown:.60})"
