@@ -59,11 +59,11 @@ def reshaped(
     require_distinct(records.schema.names, records.name)
     for label, mark in ((request.time, " "), (request.series, "/")):
         names = records.schema.names
-        parts = [] if label is None or label in names else parts_of(label)
-        found = [named_columns(part, names) for part in parts]
+        if label is None or label in names or (wide and mark == "/"):
+            continue
+        found = [named_columns(part, names) for part in parts_of(label)]
         columns = [some[0] for some in found if some]
-        if 1 < len(columns) == len(parts) and not (wide and mark == "/"):
-            assert label is not None
+        if 1 < len(columns) == len(found):
             if label == request.time and len(columns) == 2:  # "2015 W2", "2015 Q1"
                 mark += PERIODS.get(columns[1].lower()) or _period(records, *columns)
             kept = {*request.future, *request.static, *(request.past or ()), *request.target}

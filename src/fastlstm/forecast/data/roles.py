@@ -454,12 +454,12 @@ def _other_word(records: Records, name: str) -> CurableError:
         ("that means no value", {"na": (word,)}),
         ("these are names", {"categorical": (name,)}),
     ]
-    ways = [
-        f"if {why}, give {settings(cure)}, " for why, cure in (cures[::-1] if is_code else cures)
-    ]
+    if is_code:
+        cures.reverse()
+    ways = "".join(f"if {why}, give {settings(cure)}, " for why, cure in cures)
     return CurableError(
-        f"{records.name}: {what}; {''.join(ways)}or leave the column out with `ignore={name!r}`",
-        (what, cures[is_code][1]),
+        f"{records.name}: {what}; {ways}or leave the column out with `ignore={name!r}`",
+        (what, cures[0][1]),
     )
 
 
