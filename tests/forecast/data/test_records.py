@@ -14,7 +14,8 @@ import pytest
 from pyarrow import ipc
 
 from fastlstm.errors import DataError
-from fastlstm.forecast.data.dataset import open_records, prepare_table
+from fastlstm.forecast.data.dataset import prepare_table
+from fastlstm.forecast.data.records import FrameRecords
 from fastlstm.forecast.data.roles import RoleRequest
 
 ROWS = 600
@@ -66,6 +67,7 @@ from pathlib import Path
 import numpy as np
 from fastlstm.errors import FastLSTMError
 from fastlstm.forecast.data.dataset import prepare_table
+from fastlstm.forecast.data.records import FrameRecords
 from fastlstm.forecast.data.roles import RoleRequest
 
 folder, rng, refused = Path(sys.argv[1]), np.random.default_rng(0), 0
@@ -192,6 +194,6 @@ def test_a_wide_table_is_read_in_few_rows_at_a_time() -> None:
         [pa.array(np.zeros(rows, np.int8))] * columns, [str(k) for k in range(columns)]
     )
     types = {name: pa.int8() for name in table.column_names}
-    batches = list(open_records(table).batches(types))
+    batches = list(FrameRecords(table).batches(types))
     assert max(batch.num_rows for batch in batches) * columns <= 1 << 23
     assert sum(batch.num_rows for batch in batches) == rows

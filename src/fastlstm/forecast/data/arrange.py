@@ -114,8 +114,8 @@ class Arrangement:
         shape = (self.num_rows, len(self._in.columns)) if is_values else (self.num_rows,)
         return np.memmap(self._paths[name], dtype=dtype, mode=mode, shape=shape)
 
-    def _move(self, num_rows: int, places: Any, fill_missing: bool = False) -> None:
-        """Moves every row to new files of `num_rows` rows, unwritten ones NaN if `fill_missing`.
+    def _move(self, num_rows: int, places: Any) -> None:
+        """Moves every row to new files of `num_rows` rows; added ones have no values.
 
         `places` maps a block of rows ``(begin, end)`` to new row numbers; -1 drops a row.
         """
@@ -124,7 +124,7 @@ class Arrangement:
             path, shape = self._paths[name].with_suffix(".new"), (num_rows, *source.shape[1:])
             allocate(path, math.prod(shape) * source.itemsize)
             targets[name] = np.memmap(path, dtype=source.dtype, mode="r+", shape=shape)
-        if fill_missing:
+        if num_rows > self.num_rows:
             targets["values"][:] = np.nan
         for begin, end in self._blocks():
             to = places(begin, end)
@@ -241,17 +241,8 @@ class Arrangement:
         gone = np.where(last < 0, 0, ends - 1 - last)  # nothing of a series without any target
         if not gone.any():
             return
-        before = np.cumsum(gone) - gone
-
-        def places(first: int, stop: int) -> NDArray[np.int64]:
-            rows = np.arange(first, stop)
-            series = self._series_of(rows)
-            return np.where(rows < (ends - gone)[series], rows - before[series], -1)
-
         self.counts["ends"] = int(gone.sum())
-        self._move(self.num_rows - self.counts["ends"], places)
-        self._num_in_series = self._num_in_series - gone
-        self._shifts.append((np.cumsum(self._num_in_series), before))
+        self._drop(np.repeat(ends - np.cumsum(gone), gone) + np.arange(self.counts["ends"]))
         moved = self._map("values")
         left = sum(np.isnan(moved[begin:end]).sum(0) for begin, end in self._blocks())
         for column, count in zip(self._in.columns.values(), np.asarray(left), strict=True):
@@ -379,15 +370,10 @@ class Arrangement:
             cuts.append(first + np.flatnonzero(gap | ~same))
         rows = np.concatenate(cuts)
         lengths = np.diff(rows, append=self.num_rows)
-        series = self._series_of(rows)
-        self._check_mixed(series, lengths)
-        return Segments(series, rows, lengths, np.asarray(self._map("times")[rows]))
-
-    def _check_mixed(self, series: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
-        """Refuses a series with mostly isolated rows: it has another frequency."""
-        alone = np.bincount(series[lengths == 1], minlength=len(self._in.series))
-        rows = np.bincount(series, weights=lengths, minlength=len(self._in.series))
-        other = np.flatnonzero((alone > rows / 2) & (rows > 2))
+        series, num_series = self._series_of(rows), len(self._in.series)
+        alone = np.bincount(series[lengths == 1], minlength=num_series)
+        counts = np.bincount(series, weights=lengths, minlength=num_series)
+        other = np.flatnonzero((alone > counts / 2) & (counts > 2))  # mostly isolated rows
         if len(other):
             name = self._in.series[int(other[0])]
             raise DataError(
@@ -395,6 +381,7 @@ class Arrangement:
                 f" {self.frequency} ({len(other)} such series); resample them to one frequency, or"
                 " train on them separately"
             )
+        return Segments(series, rows, lengths, np.asarray(self._map("times")[rows]))
 
     def _fill(self, segments: Segments) -> Segments:
         """Adds empty rows at gaps, so that every series is one segment, if `gaps` says so."""
@@ -422,7 +409,7 @@ class Arrangement:
             rows = np.arange(first, last)
             return np.asarray(rows + before[segments.of_rows(rows)])
 
-        self._move(new_rows, places, fill_missing=True)
+        self._move(new_rows, places)
         starts = np.flatnonzero(np.concatenate([[True], ~same]))
         first_rows = (segments.first_rows + before)[starts]
         lengths = np.diff(first_rows, append=new_rows)

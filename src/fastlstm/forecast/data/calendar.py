@@ -114,16 +114,11 @@ def with_calendar(dataset: SeriesDataset, parts: Sequence[str]) -> SeriesDataset
         raise DataError(
             f"{dataset.name} has a column '{min(both)}', which is a name of the calendar; rename it"
         )
-    values = np.empty((table.num_rows, len(table.columns) + len(names)), dtype=np.float32)
-    values[:, : len(table.columns)] = table.rows(0, table.num_rows)
-    values[:, len(table.columns) :] = calendar_values(dataset, row_times(dataset), parts)
-    num = values.shape[1]
-    origin = np.zeros((len(table.origin), num))
-    origin[:, : len(table.columns)] = table.origin
-    columns = (*table.columns, *names)
-    future = (*dataset.roles.future, *names)
+    of_times = calendar_values(dataset, row_times(dataset), parts)
+    values = np.hstack([table.rows(0, table.num_rows), of_times])
+    origin = np.pad(table.origin, ((0, 0), (0, len(names))))
     return replace(
         dataset,
-        table=Table(values, columns, table.segments, origin),
-        roles=replace(dataset.roles, future=future),
+        table=Table(values, (*table.columns, *names), table.segments, origin),
+        roles=replace(dataset.roles, future=(*dataset.roles.future, *names)),
     )

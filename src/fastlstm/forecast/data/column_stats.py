@@ -122,13 +122,10 @@ class ColumnStats:
         if self.is_short:
             fits = own[0] > -32768 and own[1] < 32768
             self.is_short = fits and bool((stored == np.rint(stored)).all())
-        if not self.is_category:
-            self._count_sentinels(values, low, high)
-            self.ends[0].add(values, low, high)
-            self.ends[1].add(values, -high, -low)
-        return None
-
-    def _count_sentinels(self, values: NDArray[np.floating], low: float, high: float) -> None:
+        if self.is_category:
+            return None
+        self.ends[0].add(values, low, high)
+        self.ends[1].add(values, -high, -low)
         if low in _CODES or high in _CODES:
             kept = {float(np.float32(value)) for value in self.kept}
             codes = [read for read, code in _CODES.items() if float(np.float32(code)) not in kept]
@@ -137,18 +134,27 @@ class ColumnStats:
                 code = _CODES[float(value)]
                 self.sentinels[code] = self.sentinels.get(code, 0) + int(count)
             if is_code.all():
-                return
+                return None
             low, high = float(values[~is_code].min()), float(values[~is_code].max())
         self.others = min(self.others[0], low), max(self.others[1], high)
+        return None
 
     def far_values(self) -> dict[float, int]:
         """Returns values far from all others, probably codes for "no value", and their rows.
 
-        Those are sentinels, and the smallest or the largest value if it is repeated and farther
-        from the others than twice their range; or if it is the only negative one, a whole number,
-        and farther than half of it.
+        Those are sentinels that are farther from the others than their range and than half the
+        sentinel's magnitude; a positive one below 1e20 must occur twice. The smallest or the
+        largest value is one if it is repeated and farther from the others than twice their range;
+        or if it is the only negative one, a whole number, and farther than half of it.
         """
-        found = {code: self.sentinels[code] for code in self._far_sentinels()}
+        low, high = self.others
+        found = {
+            code: count
+            for code, count in sorted(self.sentinels.items())
+            if low <= high
+            and max(low - code, code - high) > max(high - low, abs(code) / 2)
+            and (code < 0 or count > 1 or code >= 1e20)
+        }
         kept = {float(np.float32(value)) for value in (0.0, *self.kept)}  # 0: nothing was sold
         for least, end in zip((2, 3), self.ends, strict=True):
             value, gap, width = end.sign * end.value, end.next - end.value, end.highest - end.next
@@ -167,67 +173,42 @@ class ColumnStats:
         low = self.ends[0].next if low in codes else low
         return low, -self.ends[1].next if high in codes else high
 
-    def _far_sentinels(self) -> list[float]:
-        """Returns the sentinels that are far from all other values.
-
-        Far means farther than the range of the others and than half the sentinel's magnitude. A
-        positive one below 1e20 must also occur at least twice.
-        """
-        low, high = self.others
-        return [
-            code
-            for code, count in sorted(self.sentinels.items())
-            if low <= high
-            and max(low - code, code - high) > max(high - low, abs(code) / 2)
-            and (code < 0 or count > 1 or code >= 1e20)
-        ]
-
     def near_sentinels(self) -> list[float]:
         """Returns the sentinels outside the range of the others, which may still be values."""
         low, high = self.others
         return [c for c in sorted(self.sentinels) if not low <= c <= high and low <= high]
-
-    def best_origin(self) -> float:
-        """Returns the origin that keeps the column's digits in float32; usually 0.
-
-        Values around 1e9 with steps of 1 collapse in float32; minus 1e9 they do not.
-        """
-        if self.is_category or self.is_short:
-            return 0.0
-        return float(best_origins(np.array([self.low]), np.array([self.high]))[0])
 
 
 class SeriesRanges:
     """The smallest and the largest value of each series in a column."""
 
     def __init__(self) -> None:
-        self._low, self._high = np.zeros(0), np.zeros(0)
+        self.low, self.high = np.zeros(0), np.zeros(0)
 
     def add(self, values: NDArray[np.floating], series: NDArray[np.int32], num_series: int) -> None:
         """Adds a batch, with the number of each value's series; NaN where missing."""
-        more = num_series - len(self._low)
-        self._low = np.append(self._low, np.full(more, np.inf))
-        self._high = np.append(self._high, np.full(more, -np.inf))
+        more = num_series - len(self.low)
+        self.low = np.append(self.low, np.full(more, np.inf))
+        self.high = np.append(self.high, np.full(more, -np.inf))
         starts = np.flatnonzero(np.diff(series, prepend=-1))
         if 8 * len(starts) < len(series):  # runs of one series
-            np.fmin.at(self._low, series[starts], np.fmin.reduceat(values, starts))
-            np.fmax.at(self._high, series[starts], np.fmax.reduceat(values, starts))
+            np.fmin.at(self.low, series[starts], np.fmin.reduceat(values, starts))
+            np.fmax.at(self.high, series[starts], np.fmax.reduceat(values, starts))
         else:
-            np.fmin.at(self._low, series, values)
-            np.fmax.at(self._high, series, values)
+            np.fmin.at(self.low, series, values)
+            np.fmax.at(self.high, series, values)
 
     def tell_apart(self) -> bool:
         """Returns whether each series has one whole number, and no two the same."""
-        is_one = (self._low == self._high) & (np.rint(self._low) == self._low)
-        return bool(is_one.all()) and len(np.unique(self._low)) == len(self._low) > 1
-
-    def best_origins(self) -> NDArray[np.float64]:
-        """Returns the origin of each series; see `ColumnStats.best_origin`."""
-        return best_origins(self._low, self._high)
+        is_one = (self.low == self.high) & (np.rint(self.low) == self.low)
+        return bool(is_one.all()) and len(np.unique(self.low)) == len(self.low) > 1
 
 
 def best_origins(low: NDArray[np.float64], high: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns origins that keep the digits of values in float32, by their ranges; usually 0."""
+    """Returns origins that keep the digits of values in float32, by their ranges; usually 0.
+
+    Values around 1e9 with steps of 1 collapse in float32; minus 1e9 they do not.
+    """
     with np.errstate(invalid="ignore", over="ignore"):  # numbers beyond float32 are refused later
         spread = high - low
         is_exact = (spread == 0) & (low.astype(np.float32) == low)

@@ -10,7 +10,7 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 import pyarrow as pa
@@ -70,29 +70,20 @@ def require_expected(file: TableFile, form: ReadOptions, others: Sequence[str]) 
     `others` are columns that are left out, and columns of names. Returns a note if the lines are
     so long that few were looked at.
     """
-    sample = _sample(file, form)
-    if sample and (found := [*sample.findings, *_numbers(sample, others)]):
+    found, num_cut = _findings(file, form, others)
+    if found:
         raise looks_like(str(file), found, LOOK_HINT)
-    if sample is None or not sample.num_cut:
+    if not num_cut:
         return []
-    seen = counted(sample.num_cut, "line")
+    seen = counted(num_cut, "line")
     return [f"{file}: only {seen} are checked for its format, as its lines are long"]
 
 
-@dataclass(frozen=True)
-class _Sample:
-    """The first and last rows of a file: cells that are not empty by column, what was found about
-    encoding, delimiter, header and footer, how lines were divided into cells, and the number of
-    lines if they are so long that few were looked at, else 0."""
-
-    columns: dict[str, list[str]]
-    findings: list[Finding]
-    delimiter: str
-    form: ReadOptions
-    num_cut: int
-
-
-def _sample(file: TableFile, form: ReadOptions) -> _Sample | None:
+def _findings(
+    file: TableFile, form: ReadOptions, others: Sequence[str]
+) -> tuple[list[Finding], int]:
+    """Returns what the first and last rows of a file show of its format, and the number of lines if
+    they are so long that few were looked at, else 0."""
     found = list[Finding]()
     try:
         head, tail, guess, is_cut = _lines(file, form)
@@ -100,11 +91,11 @@ def _sample(file: TableFile, form: ReadOptions) -> _Sample | None:
         mark = form.delimiter or _delimiter(head, form)
         rows, last = (split_lines(lines, form, mark) for lines in (head, tail))
     except (pa.ArrowException, OSError, csv.Error):  # whoever reads it says why
-        return None
+        return [], 0
     if guess is not None:
         found.append((f"text in {guess[0]} ({guess[1]})", {"encoding": guess[0]}))
     if not (widths := Counter(len(row) for row in rows if any(row))):
-        return None
+        return [], 0
     width = widths.most_common(1)[0][0]
     is_row = _row_test([row for row in (rows or last) if len(row) == width])
     first = next((k for k, row in enumerate(rows) if is_row(row)), 0)
@@ -130,18 +121,16 @@ def _sample(file: TableFile, form: ReadOptions) -> _Sample | None:
     if repeats and not form.skip_headers:
         what = f"a header that line {form.skip_rows + repeats[0] + 1} repeats"
         found.append((what, {"skip_headers": True}))
-    end = _footer(last or rows[begin:], is_row)
-    end += _totals((last or rows[begin:])[: -end or None], null_words_of(form))
-    if end:
+    if end := _footer(last or rows[begin:], is_row, null_words_of(form)):
         kept = form.skip_footer + end
         shown = " | ".join((tail or head)[-end:])
         what = f"a footer of {counted(kept, 'line')} ({shown:.60})"
         found.append((what, {"skip_footer": kept}))
     rows = rows[begin : len(rows) - (0 if last else end)]
     body = [row for row in rows if len(row) == len(names) and (not repeats or is_row(row))]
-    cells = {name: [row[k].strip() for row in body] for k, name in enumerate(names)}
-    columns = {name: list(filter(None, values)) for name, values in cells.items()}
-    return _Sample(columns, found, mark, form, is_cut * (len(head) + len(tail)))
+    columns = {name: [c for row in body if (c := row[k].strip())] for k, name in enumerate(names)}
+    found += _marks_and_words(columns, mark, form, others)
+    return found, is_cut * (len(head) + len(tail))
 
 
 def _spread_names(file: TableFile, skipped: int, line: int) -> DataError:
@@ -314,17 +303,15 @@ def _header_line(rows: list[list[str]], width: int) -> int:
     return begin + next(of_time, likely[0])
 
 
-def _footer(rows: list[list[str]], is_row: Callable[[list[str]], bool]) -> int:
-    """Returns the number of last lines that are no rows; 0 if none is one."""
-    ends = [number for number, row in enumerate(reversed(rows)) if is_row(row)]
-    return ends[0] if ends else 0
-
-
-def _totals(rows: list[list[str]], nulls: Sequence[str]) -> int:
-    """Returns the number of last rows with a text, and no values beside it, in a column that has
-    numbers in all others, such as totals."""
+def _footer(
+    rows: list[list[str]], is_row: Callable[[list[str]], bool], nulls: Sequence[str]
+) -> int:
+    """Returns the number of last lines that are no rows, with totals before them: rows with a text,
+    and no values beside it, in a column that has numbers in all others."""
+    end = next((n for n, row in enumerate(reversed(rows)) if is_row(row)), 0)
+    rows = rows[: -end or None]
     if len(rows) <= _FEWEST_STEPS or len({*map(len, rows)}) > 1:
-        return 0
+        return end
     columns = list(zip(*rows[:-_FEW_WORDS], strict=True))
     kinds = [{kind_of(c) for c in column if c not in nulls} for column in columns]
     full = [place for place, column in enumerate(columns) if all(column)]
@@ -336,7 +323,7 @@ def _totals(rows: list[list[str]], nulls: Sequence[str]) -> int:
         return is_word and not all(row[k].strip() for k in full)
 
     last = rows[-_FEW_WORDS:][::-1]
-    return next((n for n, row in enumerate(last) if not is_total(row)), 0)
+    return end + next((n for n, row in enumerate(last) if not is_total(row)), 0)
 
 
 def _opens_quote(line: str, form: ReadOptions) -> bool:
@@ -345,11 +332,12 @@ def _opens_quote(line: str, form: ReadOptions) -> bool:
     return re.search(rf'(?:^|{mark})\s*"', line) is not None
 
 
-def _numbers(sample: _Sample, others: Sequence[str]) -> list[Finding]:
+def _marks_and_words(
+    columns: dict[str, list[str]], delimiter: str, form: ReadOptions, others: Sequence[str]
+) -> list[Finding]:
     """Looks for marks in numbers, and for words that mean "no value"."""
-    form, found, cells = sample.form, list[Finding](), list[str]()
-    nulls = null_words_of(form)
-    for name, texts in sample.columns.items():
+    found, cells, nulls = list[Finding](), list[str](), null_words_of(form)
+    for name, texts in columns.items():
         values = [cell for cell in texts if cell not in nulls]
         is_usual = name not in others and usual_kind(values[-_KINDS:]) == "number"
         if is_usual and not are_categories(values):
@@ -367,7 +355,7 @@ def _numbers(sample: _Sample, others: Sequence[str]) -> list[Finding]:
     marks = Counter(next(filter(None, match.groups())) for match in matches)
     has_commas = any("," in cell for cell in numbers)
     if "," not in (form.decimal, form.thousands) and has_commas and not marks[","]:
-        if sample.delimiter != "," or any(map(_DECIMAL_COMMA.fullmatch, numbers)):
+        if delimiter != "," or any(map(_DECIMAL_COMMA.fullmatch, numbers)):
             found.append(("numbers with a decimal comma", {"decimal": ","}))
         else:
             marks[","] = 1

@@ -34,7 +34,7 @@ from fastlstm.forecast.data.records import (
 DELIMITERS = ",;\t|"
 _BLOCK_BYTES = 8 << 20
 _HEAD_BYTES = 1 << 20
-_UNNAMED = "unnamed "
+_UNNAMED = re.compile(r"unnamed \d+")
 _SPACES = " \u00a0\u202f"
 """Marks of thousands that a space stands for: also no-break and narrow no-break spaces."""
 _CURRENCY = r"(?:USD|EUR|GBP|CHF|JPY|CNY|INR|[$€£¥₹])"
@@ -112,10 +112,8 @@ class CsvRecords(FileRecords):
         if not form.header:
             self._names = [str(number + 1) for number in range(len(columns))]
         elif columns.count("") > 1 or (columns[-1] == "" and len(columns) > 1):
-            places = range(1, len(columns) + 1)  # an empty first name is of a row counter
-            self._names = [
-                n or (f"unnamed {k}" if k > 1 else "") for k, n in zip(places, columns, strict=True)
-            ]
+            numbered = enumerate(columns, 1)  # an empty first name is of a row counter
+            self._names = [n or (f"unnamed {k}" if k > 1 else "") for k, n in numbered]
         self._marked = dict[str, pa.DataType]()
         try:
             with self._open() as reader:
@@ -131,16 +129,16 @@ class CsvRecords(FileRecords):
 
     def _without_marks(self, reader: Any) -> pa.Schema:
         """Returns the schema; texts of numbers with a mark of thousands or units are numbers."""
-        kept = [f for f in reader.schema if not _is_unnamed(f) or not pa.types.is_null(f.type)]
+        is_null = pa.types.is_null
+        kept = [f for f in reader.schema if not (_UNNAMED.fullmatch(f.name) and is_null(f.type))]
         schema = pa.schema(kept)
         require_distinct(schema.names, self.name)
-        texts = [field.name for field in schema if is_text(field.type)]
-        if not (self.form.thousands or self.form.units) or not texts:
+        may_be_marked = self.form.thousands or self.form.units
+        if not may_be_marked or (batch := next(iter(reader), None)) is None:
             return schema
-        batch = next(iter(reader), None)
-        for name in texts:
-            values = None if batch is None else with_nulls(batch.column(name), self.null_words)
-            if values is not None and values.null_count < len(values):
+        for name in (field.name for field in schema if is_text(field.type)):
+            values = with_nulls(batch.column(name), self.null_words)
+            if values.null_count < len(values):
                 parts = pc.extract_regex(values, self._pattern)
                 if parts.null_count == values.null_count:
                     self._marked[name] = pa.float64()
@@ -169,7 +167,7 @@ class CsvRecords(FileRecords):
                 for batch in reader:
                     is_plain = self._raw is self._text
                     self.done_bytes = self._raw.tell() if is_plain else 0
-                    yield self._unmarked(_without_empty_texts(batch), types, row)
+                    yield self._unmarked(batch, types, row)
                     row += batch.num_rows
         except (pa.ArrowException, OSError) as error:
             raise self._malformed(error) or self._bad_value(asked, row, error) from error
@@ -177,11 +175,15 @@ class CsvRecords(FileRecords):
     def _unmarked(
         self, batch: pa.RecordBatch, types: Mapping[str, pa.DataType], row: int
     ) -> pa.RecordBatch:
-        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        """Returns a batch with empty texts as nulls, and numbers for texts with marks."""
+        columns = {
+            name: pc.if_else(pc.equal(c, ""), pa.scalar(None, c.type), c) if is_text(c.type) else c
+            for name, c in zip(batch.schema.names, batch.columns, strict=True)
+        }
         for name in self._marked.keys() & types.keys():
             if is_text(types[name]):
                 continue
-            column = with_nulls(batch.column(name), self.null_words)
+            column = with_nulls(columns[name], self.null_words)
             parts = pc.extract_regex(column, self._pattern)
             group = {f.name: parts.field(f.name) for f in parts.type}
             number = group["number"]
@@ -202,7 +204,7 @@ class CsvRecords(FileRecords):
                 halves = pc.if_else(pc.equal(group["below"], "<"), 0.5, 1.0)
                 numbers = pc.multiply(pc.multiply(numbers, pa.array(scales)), halves)
             columns[name] = numbers
-        return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+        return pa.record_batch(columns)
 
     def _open(self, types: Mapping[str, pa.DataType] | None = None) -> Any:
         form = self.form
@@ -268,19 +270,15 @@ class CsvRecords(FileRecords):
         return damaged(self.name, error)
 
 
-def _is_unnamed(field: pa.Field) -> bool:
-    name = str(field.name)
-    return name.startswith(_UNNAMED) and name.removeprefix(_UNNAMED).isdecimal()
-
-
 class _Lines(io.RawIOBase):
     """The lines of a text without its last ones and without repeated headers."""
 
     def __init__(self, source: Any, num_last: int, header: bytes | None) -> None:
         super().__init__()
         self._source, self._num_last = source, num_last
-        self._repeated = None if header is None else b"\n" + header + b"\n"
-        self._held, self._ready, self._is_first, self._is_done = b"", b"", True, False
+        repeated = None if header is None else re.compile(b"^" + re.escape(header) + b"\n", re.M)
+        self._repeated, self._is_first = repeated, True
+        self._held, self._ready, self._is_done = b"", b"", False
 
     def readable(self) -> bool:
         return True
@@ -308,12 +306,9 @@ class _Lines(io.RawIOBase):
             return
         ready, self._held = data[: end + 1], data[end + 1 :]
         if self._repeated is not None:
-            first = ready.find(self._repeated[1:]) if self._is_first else -1
-            begin = -1 if first < 0 else first + len(self._repeated) - 2
-            rest = b"\n" + ready[begin + 1 :]
-            while self._repeated in rest:
-                rest = rest.replace(self._repeated, b"\n")
-            ready = ready[: begin + 1] + rest[1:]
+            first = self._repeated.search(ready) if self._is_first else None
+            begin = 0 if first is None else first.end()
+            ready = ready[:begin] + self._repeated.sub(b"", ready[begin:])
         self._ready, self._is_first = ready, False
 
 
@@ -331,11 +326,3 @@ def without_unit(cell: str) -> str:
 def delimiter_of(line: str) -> str:
     """Returns the most frequent delimiter of a line."""
     return max(DELIMITERS, key=line.count)
-
-
-def _without_empty_texts(batch: pa.RecordBatch) -> pa.RecordBatch:
-    columns = [
-        pc.if_else(pc.equal(c, ""), pa.scalar(None, c.type), c) if is_text(c.type) else c
-        for c in batch.columns
-    ]  # at once: `set_column` copies the schema of all columns
-    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from io import BytesIO
@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import CorruptFileError, DataError, FastLSTMError, counted
+from fastlstm.errors import DataError, FastLSTMError, counted
 from fastlstm.forecast.config import READING, ReadOptions
 from fastlstm.forecast.data.arrange import Arrangement
-from fastlstm.forecast.data.column_stats import ColumnStats, shown
+from fastlstm.forecast.data.column_stats import ColumnStats, best_origins, shown
 from fastlstm.forecast.data.csv_look import require_expected
 from fastlstm.forecast.data.csv_records import CsvRecords
 from fastlstm.forecast.data.ingest import TableIngest, require_columns
@@ -46,7 +46,7 @@ from fastlstm.forecast.data.roles import (
     series_key,
     zone_shown,
 )
-from fastlstm.forecast.data.table import DTYPES, MISSING_INT16, Segments, Table, row_blocks
+from fastlstm.forecast.data.table import MISSING_INT16, Segments, Table, row_blocks
 from fastlstm.forecast.data.timeline import ROWS, Frequency, Timeline
 from fastlstm.system import environment
 from fastlstm.system.cache import Cache, is_intact, make_key
@@ -141,11 +141,12 @@ def prepare_table(
 
     asked = key_for(request, like)
     key = cache.recall(asked) or asked  # a forecast reads the rows that training read
-    opened = partial(_open, key=key, name=records.name, started=started)
-    if signature is not None and (dataset := opened(cache.path(key), from_cache=True)) is not None:
-        # A run that is resumed asks for the same, wherever it is.
-        return replace(dataset, key=asked)
-    looked = look_at(records, others)
+    # With the key as asked for: a run that is resumed asks for the same, wherever it is.
+    opened = partial(_open, key=asked, name=records.name, started=started)
+    find_entry = partial(_open_entry, cache.path(key), opened)
+    if signature is not None and (dataset := find_entry(from_cache=True)) is not None:
+        return dataset
+    looked = _look_at(records, others)
     given, records = request, Head(records) if is_trial else records
     records, request = reshaped(records, request, options)
     problems = Problems(records.name)
@@ -159,37 +160,33 @@ def prepare_table(
             _prepare(work, records, request, roles, options, like, problems, on_progress)
         records.require_unchanged()
         if signature is not None:
-            dataset = cache.place(key, work, lambda: opened(cache.path(key), from_cache=False))
+            dataset = cache.place(key, work, partial(find_entry, from_cache=False))
             may_miss = dataset.has_missing or options.gaps == "fill"
             given = replace(given, target=dataset.roles.target, past=dataset.roles.past)
             if like is None or like.may_miss == may_miss:  # else gaps were split, not filled
                 cache.remember(key_for(given, replace(dataset.timeline, may_miss=may_miss)), key)
-            return replace(dataset, key=asked)
-        if (dataset := opened(work, from_cache=False)) is None:  # stays mapped when removed
-            raise CorruptFileError(f"{work} cannot be read back after it was written")
-        return dataset
+            return dataset
+        return opened(work, from_cache=False)  # stays mapped when removed
 
 
-def open_records(
-    source: Any, form: ReadOptions | None = None, others: Sequence[str] | None = None
-) -> Records:
+def open_records(source: Any, form: ReadOptions, others: Sequence[str]) -> Records:
     """Opens a source of rows; reads only its columns.
 
     The source is a path, a directory, a glob, a URL, several of them, or a frame; records are
     returned as they are. `form` is how CSV files are read; `others` are columns that a look at a
-    CSV without readable columns leaves out; None: no look. Raises DataError: there is no such file,
-    or no table in it.
+    CSV without readable columns leaves out. Raises DataError: there is no such file, or no table
+    in it.
     """
     if isinstance(source, Records):
         return source
     files = require_files(source)
     if files is None:
         return FrameRecords(source)
-    parts = [open_file(path, form, others) for path in files]
+    parts = [_open_file(path, form, others) for path in files]
     return parts[0] if len(parts) == 1 else JoinedRecords(parts)
 
 
-def look_at(records: Records, others: Sequence[str]) -> list[str]:
+def _look_at(records: Records, others: Sequence[str]) -> list[str]:
     """Raises DataError if CSV files, of many a few, look like another format than theirs; returns
     notes on the look."""
     files = records.parts if isinstance(records, JoinedRecords) else [records]
@@ -198,20 +195,17 @@ def look_at(records: Records, others: Sequence[str]) -> list[str]:
     return [note for part in looked for note in require_expected(part.file, part.form, others)]
 
 
-def open_file(
-    file: TableFile, form: ReadOptions | None = None, others: Sequence[str] | None = None
-) -> Records:
-    """Opens one file of a table; see `open_records`."""
+def _open_file(file: TableFile, form: ReadOptions, others: Sequence[str]) -> Records:
     if isinstance(file, Path) and not file.is_file():
         raise DataError(f"{file} is a pipe or a device; save the table to a file: it is read twice")
     suffix = next((end for end in SUFFIXES if file.name.lower().endswith(end)), None)
     if suffix is None:
         raise DataError(f"{file} is not a table; expected a name ending in {', '.join(SUFFIXES)}")
-    form, kind = form or ReadOptions(), _KINDS.get(suffix)
+    kind = _KINDS.get(suffix)
     try:
         return CsvRecords(file, form) if kind is None else kind(file)
     except DataError:
-        if kind is None and form.look and others is not None:
+        if kind is None and form.look:
             require_expected(file, form, others)
         raise
     except OSError as error:
@@ -298,12 +292,13 @@ def _best_origins(ingested: TableIngest) -> dict[str, Any]:
     """Returns the columns far from 0, each with its origin or those of its series."""
     origins: dict[str, Any] = {}
     for name, column in ingested.columns.items():
-        if len(ingested.series) > 1 and name in ingested.ranges and not column.is_short:
-            of_series = ingested.ranges[name].best_origins()
-            origins[name] = of_series if np.ptp(of_series) else float(of_series[0])
-        else:
-            origins[name] = column.best_origin()
-    return {name: origin for name, origin in origins.items() if np.any(origin)}
+        if column.is_category or column.is_short:
+            continue
+        ranges = ingested.ranges.get(name, column) if len(ingested.series) > 1 else column
+        best = best_origins(np.atleast_1d(ranges.low), np.atleast_1d(ranges.high))
+        if best.any():
+            origins[name] = best if np.ptp(best) else float(best[0])
+    return origins
 
 
 def _schema(
@@ -325,60 +320,44 @@ def _schema(
     }
 
 
-def _open_table(
-    directory: Path, schema: Any, columns: tuple[str, ...], num_series: int
-) -> Table | None:
-    """Opens the rows of an entry; None if they do not match the schema."""
-    dtype, shape = np.dtype(schema["dtype"]), (schema["num_rows"], len(columns))
-    path = directory / "values.bin"
-    if dtype.name not in DTYPES or path.stat().st_size != math.prod(shape) * dtype.itemsize:
-        return None
-    values = np.memmap(path, dtype=dtype, mode="r", shape=shape)
-    rows = np.load(directory / "segments.npy", allow_pickle=False)
-    segments = Segments(*(np.ascontiguousarray(row) for row in rows))
-    if rows.dtype != np.int64 or not segments.cover(len(values), num_series):
-        return None  # the native code trusts them
-    origin = np.load(directory / "origins.npy", allow_pickle=False)
-    if origin.dtype != np.float64 or origin.shape not in [
-        (n, len(columns)) for n in (1, num_series)
-    ]:
-        return None
-    return Table(values, columns, segments, origin)
-
-
-def _open(
-    directory: Path, key: str, name: str, started: float, from_cache: bool
+def _open_entry(
+    entry: Path, opened: Callable[..., SeriesDataset], from_cache: bool
 ) -> SeriesDataset | None:
     """Opens an entry; None if there is none or it is damaged, so that it is prepared again."""
-    try:
-        if directory.name == key and not is_intact(directory):
-            return None
-        schema = read_json(directory / "schema.json")
-        fields: dict[str, Any] = schema["roles"]
-        fields = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
-        roles = Roles(**fields)
-        names = json.loads((directory / "series.json").read_text(encoding="utf-8"))
-        table = _open_table(directory, schema, roles.values, len(names["series"]))
-        if table is None:
-            return None
-        return SeriesDataset(
-            table=table,
-            roles=roles,
-            frequency=Frequency.from_json(schema["frequency"]),
-            series=tuple(names["series"]),
-            statics={n: np.asarray(v, dtype=np.float64) for n, v in names["statics"].items()},
-            categories=names["categories"],
-            **{k: schema[k] for k in ("time_zone", "has_clock", "has_missing", "is_wall")},
-            constant=tuple(schema["constant"]),
-            notes=tuple(schema["notes"]),
-            repairs=tuple(schema["repairs"]),
-            name=name,
-            key=key,
-            from_cache=from_cache,
-            seconds=time.monotonic() - started,
-        )
-    except (OSError, FastLSTMError, KeyError, TypeError, ValueError, AttributeError, MemoryError):
-        return None
+    with suppress(OSError, FastLSTMError):
+        if is_intact(entry):
+            return opened(entry, from_cache=from_cache)
+    return None
+
+
+def _open(directory: Path, key: str, name: str, started: float, from_cache: bool) -> SeriesDataset:
+    """Maps the files of `_prepare`; the native code trusts their segments."""
+    schema = read_json(directory / "schema.json")
+    fields: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in schema["roles"].items()
+    }
+    roles = Roles(**fields)
+    names = json.loads((directory / "series.json").read_text(encoding="utf-8"))
+    shape = schema["num_rows"], len(roles.values)
+    values = np.memmap(directory / "values.bin", dtype=schema["dtype"], mode="r", shape=shape)
+    segments = Segments(*np.load(directory / "segments.npy", allow_pickle=False))
+    origin = np.load(directory / "origins.npy", allow_pickle=False)
+    return SeriesDataset(
+        table=Table(values, roles.values, segments, origin),
+        roles=roles,
+        frequency=Frequency.from_json(schema["frequency"]),
+        series=tuple(names["series"]),
+        statics={n: np.asarray(v, dtype=np.float64) for n, v in names["statics"].items()},
+        categories=names["categories"],
+        **{k: schema[k] for k in ("time_zone", "has_clock", "has_missing", "is_wall")},
+        constant=tuple(schema["constant"]),
+        notes=tuple(schema["notes"]),
+        repairs=tuple(schema["repairs"]),
+        name=name,
+        key=key,
+        from_cache=from_cache,
+        seconds=time.monotonic() - started,
+    )
 
 
 def _column_notes(ingested: TableIngest, records: Records, problems: Problems) -> list[str]:

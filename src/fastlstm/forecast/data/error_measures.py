@@ -166,17 +166,14 @@ class QuantileScores:
         """
         is_there = ~np.isnan(actual)
         self.num_values += int(is_there.sum())
-        if self._quantiles or self._percentiles:
-            self._add_losses(forecast, actual, scale)
         for interval in self._intervals:
             low, high = (forecast[..., self.levels.index(end)] for end in _ends(interval))
             self._inside[interval] += int(((low <= actual) & (actual <= high)).sum())
-
-    def _add_losses(self, forecast: Values, actual: Values, scale: Values | float) -> None:
+        if not (self._quantiles or self._percentiles):
+            return
         error = actual[..., None] - _finite(forecast, self._inner)
         error *= np.asarray(scale, dtype=error.dtype)[..., None]
-        if np.isnan(actual).any():
-            error[np.isnan(actual)] = 0.0
+        error[~is_there] = 0.0
         error = error.reshape(-1, len(self.levels))
         # max(level * e, (level - 1) * e) is level * e - min(e, 0)
         above = error.sum(0, dtype=np.float64)

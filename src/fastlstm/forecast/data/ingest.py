@@ -115,7 +115,6 @@ class TableIngest:
         self.has_clock, self.is_wall = True, False
         self.notes: list[str] = []
         self.repairs: list[str] = []
-        self._counts: list[int] = []
         self._series = self._names(roles.series)
         self._categories = {name: self._names(name) for name in roles.categorical}
         time, name = roles.time, records.name
@@ -173,7 +172,7 @@ class TableIngest:
             stored = stats.stored(values, codes)
             rows[:, position] = stored
             if name in self.ranges:
-                self.ranges[name].add(values, codes, len(self._counts))
+                self.ranges[name].add(values, codes, len(self.counts))
             infinite = stats.add(values, stored)
             if infinite is not None:
                 self._problems.add(self._infinite(name, infinite), name)
@@ -197,7 +196,6 @@ class TableIngest:
         for name, values in self.statics.items():
             numbers, stats = np.asarray(values, dtype=np.float64), self.static_columns[name]
             stats.add(numbers, stats.stored(numbers))
-        self.counts = np.array(self._counts, dtype=np.int64)
         if self.times is not None and self._reader is not None:
             if self.num_rows > 0:
                 self.is_wall = self._reader.finish(self.times, self._like)
@@ -221,29 +219,24 @@ class TableIngest:
 
     def _codes(self, batch: pa.RecordBatch) -> NDArray[np.int32]:
         if self.roles.series is None:
-            self._counts = [self.num_rows + batch.num_rows]
+            self.counts = np.array([self.num_rows + batch.num_rows])
             return np.zeros(batch.num_rows, dtype=np.int32)
         column = without_nan(batch.column(self.roles.series))
         self._refuse_nulls(column, self.roles.series, "series")
         codes = self._numbered(self._series, self.roles.series, column).astype(np.int32)
         is_grouped = int(codes[0]) >= self._last_code and bool((np.diff(codes) >= 0).all())
         if self.is_grouped and not is_grouped:
-            self._write_codes()
-            self.is_grouped = False
+            self.is_grouped = False  # so far the codes follow from the counts
+            for code, count in enumerate(self.counts.tolist()):
+                for begin, end in row_blocks(0, count, 1):
+                    self._append(self.codes, np.full(end - begin, code, dtype=np.int32))
         if not self.is_grouped:
             self._append(self.codes, codes)
-        self._counts += [0] * (len(self._series) - len(self._counts))
-        counts = np.bincount(codes)
-        for code in np.flatnonzero(counts).tolist():
-            self._counts[code] += int(counts[code])
+        counts = np.bincount(codes, minlength=len(self._series))
+        counts[: len(self.counts)] += self.counts
+        self.counts = counts
         self._last_code = int(codes[-1])
         return codes
-
-    def _write_codes(self) -> None:
-        """Writes the codes of all rows so far, which were grouped by series."""
-        for code, count in enumerate(self._counts):
-            for begin, end in row_blocks(0, count, 1):
-                self._append(self.codes, np.full(end - begin, code, dtype=np.int32))
 
     def _numbered(self, names: Names, name: str, column: pa.Array) -> NDArray[np.int64]:
         try:
@@ -294,7 +287,7 @@ class TableIngest:
     def _add_statics(self, batch: pa.RecordBatch, codes: NDArray[np.int32]) -> None:
         for name, statics in self.statics.items():
             values = self._numbers(name, batch.column(name))
-            statics += [float("nan")] * (len(self._counts) - len(statics))
+            statics += [float("nan")] * (len(self.counts) - len(statics))
             for row in np.flatnonzero(np.diff(codes, prepend=-1)).tolist():
                 if np.isnan(statics[codes[row]]):
                     statics[codes[row]] = float(values[row])

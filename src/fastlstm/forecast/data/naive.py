@@ -39,21 +39,16 @@ class SeasonalNaive:
         forecast = np.empty((len(origins), horizon, self._num_targets), dtype=np.float32)
         for segment in np.unique(segments).tolist():
             is_here = segments == segment
-            forecast[is_here] = self._of_segment(segment, origins[is_here], horizon)
+            own = origins[is_here]
+            first, last = int(own.min()), int(own.max())
+            begin = int(self._segments.first_rows[segment])
+            low = max(begin, first - self._season)
+            sources = own[:, None] - self._season + np.arange(horizon) % self._season
+            found = self._of_season.rows(begin, low, last)[np.maximum(sources - low, 0)]
+            found[sources < low] = np.nan
+            before = self._last.rows(int(self._series_begins[segment]), first - 1, last)
+            forecast[is_here] = np.where(np.isnan(found), before[own - first][:, None], found)
         return forecast
-
-    def _of_segment(
-        self, segment: int, origins: NDArray[np.int64], horizon: int
-    ) -> NDArray[np.float32]:
-        first, last = int(origins.min()), int(origins.max())
-        sources = origins[:, None] - self._season + np.arange(horizon) % self._season
-        begin = int(self._segments.first_rows[segment])
-        low = max(begin, first - self._season)
-        filled = self._of_season.rows(begin, low, last)
-        forecast = filled[np.maximum(sources - low, 0)]
-        forecast[sources < low] = np.nan
-        before = self._last.rows(int(self._series_begins[segment]), first - 1, last)
-        return np.where(np.isnan(forecast), before[origins - first][:, None], forecast)
 
 
 class _FilledRows:

@@ -60,8 +60,7 @@ class Names:
 
     def number(self, column: pa.Array) -> NDArray[np.int64]:
         """Returns the number of every name; numbers of nulls are arbitrary."""
-        if not isinstance(column, pa.DictionaryArray):
-            column = column.dictionary_encode()
+        column = column.dictionary_encode()
         indices = column.indices.fill_null(0) if column.null_count else column.indices
         places = indices.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
         if len(column.dictionary) == 0:  # nothing but nulls

@@ -12,7 +12,7 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from io import BytesIO
@@ -173,15 +173,13 @@ class Records(ABC):
         """Raises DataError if a file changed since it was opened."""
         for before in self.signature or ():
             path = str(before[0])
-            try:
-                is_same = signature_of(path) == before
-            except (OSError, DataError):
-                is_same = False
-            if not is_same:
-                raise DataError(
-                    f"{path} changed while it was being read; retry when nothing writes to it, or"
-                    " use a copy"
-                )
+            with suppress(OSError, DataError):
+                if signature_of(path) == before:
+                    continue
+            raise DataError(
+                f"{path} changed while it was being read; retry when nothing writes to it, or use a"
+                " copy"
+            )
 
 
 class FrameRecords(Records):
@@ -420,9 +418,7 @@ def _arrow_table(frame: Any) -> pa.Table:
     if isinstance(frame, pa.Table):
         return frame
     if isinstance(frame, np.ndarray):
-        columns = require_matrix(frame)
-        names = [str(number) for number in range(columns.shape[1])]
-        return pa.table([pa.array(columns[:, j]) for j in range(columns.shape[1])], names=names)
+        return pa.table({str(j): column for j, column in enumerate(require_matrix(frame).T)})
     if type(frame).__module__.startswith("pandas"):
         return _from_pandas(frame)
     if hasattr(frame, "__arrow_c_stream__"):

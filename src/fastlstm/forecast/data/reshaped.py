@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from fastlstm.errors import DataError
 from fastlstm.forecast.config import ReadOptions
@@ -58,11 +59,11 @@ def reshaped(
     require_distinct(records.schema.names, records.name)
     for label, mark in ((request.time, " "), (request.series, "/")):
         names = records.schema.names
-        parts = [] if label is None or label in names else parts_of(label)
-        found = [named_columns(part, names) for part in parts]
+        if label is None or label in names or (wide and mark == "/"):
+            continue
+        found = [named_columns(part, names) for part in parts_of(label)]
         columns = [some[0] for some in found if some]
-        if 1 < len(columns) == len(parts) and not (wide and mark == "/"):
-            assert label is not None
+        if 1 < len(columns) == len(found):
             if label == request.time and len(columns) == 2:  # "2015 W2", "2015 Q1"
                 mark += PERIODS.get(columns[1].lower()) or _period(records, *columns)
             kept = {*request.future, *request.static, *(request.past or ()), *request.target}
@@ -105,9 +106,6 @@ class _Reshaped(Records):
     def done_bytes(self) -> int:  # type: ignore[override]
         return self._records.done_bytes
 
-    def _select(self, columns: Mapping[str, Any], names: Sequence[str]) -> pa.RecordBatch:
-        return pa.RecordBatch.from_arrays([columns[name] for name in names], names=list(names))
-
 
 class _Joined(_Reshaped):
     """A table with a column of texts, `label`, made of the columns `parts`; these are left out,
@@ -147,7 +145,7 @@ class _Joined(_Reshaped):
                 joined = pc.binary_join_element_wise(*texts, self._mark)
                 columns[self._label] = self._starts(texts, row) if self._num else joined
             row += len(batch)
-            yield self._select(columns, list(types))
+            yield pa.record_batch({name: columns[name] for name in types})
 
     def _starts(self, texts: list[pa.Array], row: int) -> pa.Array:
         """Returns the local starts of steps, which count from midnight on: a day in spring has 23
@@ -188,62 +186,83 @@ def _by_time(
     names = texts or others[: not months]
     if request.series:
         names = [_named(records, part, columns) for part in parts_of(request.series)]
-    if months and not names and _repeats(records, months[0]):  # such as the number of a station
-        counters = counters_of(records, others, None)
-        names = [name for name in others if name not in counters][:1]
+    if months and not names:
+        head = next(records.batches({months[0]: records.schema.field(months[0]).type}), None)
+        if head is not None and len(pc.unique(head.column(0))) < len(head):  # several stations
+            counters = counters_of(records, others, None)
+            names = [name for name in others if name not in counters][:1]
     roles = replace(
         request, series=_SERIES if names else None, time=_TIME, target=(_TARGET,), past=(),
         static=(), ignore=(),
     )  # fmt: skip
-    kind = pa.int64() if times == steps else pa.string()
-    return _TimeColumns(records, names, times, kind, "".join(months[:1])), roles
+    labels: list[Any] = times
+    if months:
+        labels = [f"-{month:02}-01" for month in range(1, 13)]
+    elif times == steps:
+        labels = [int("".join(filter(str.isdecimal, time))) for time in times]
+    return _Long(records, times, pa.array(labels), names=names, year="".join(months[:1])), roles
 
 
-class _TimeColumns(_Reshaped):
-    """A row for each series and time of a table with a column for each of the `times`."""
+class _Long(_Reshaped):
+    """A row for each series and time of a table with several in the columns `wide` of each row.
+
+    These are of the times `labels`, or, with a column `time`, of series. The times may be months
+    that follow the column `year`; `names` are the columns that name the series.
+    """
 
     def __init__(
-        self, records: Records, names: list[str], times: list[str], kind: pa.DataType, year: str
+        self,
+        records: Records,
+        wide: list[str],
+        labels: pa.Array,
+        time: str = "",
+        names: Sequence[str] = (),
+        year: str = "",
     ) -> None:
+        kind = records.schema.field(time).type if time else labels.type
         series = [] if year and not names else [(_SERIES, pa.string())]
-        super().__init__(records, [*series, (_TIME, kind), (_TARGET, pa.float64())])
-        self._names, self._times, self._year = names, times, year
-        own: Sequence[Any] = times
-        if year:
-            own = [f"-{month:02}-01" for month in range(1, 13)]
-        elif kind == pa.int64():
-            own = [int("".join(filter(str.isdecimal, time))) for time in times]
-        self._labels = pa.array(own, kind)
+        super().__init__(records, [*series, (time or _TIME, kind), (_TARGET, pa.float64())])
+        self._wide, self._labels, self._time = wide, labels, time
+        self._names, self._year = names, year
 
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
-        schema = self._records.schema
-        asked = {n: pa.string() if self.is_parsed else schema.field(n).type for n in self._names}
-        asked |= {n: schema.field(n).type for n in (*self._times, self._year) if n}
-        row, num = 0, len(self._times)
+        read = [name for name in (*self._names, self._time, self._year, *self._wide) if name]
+        asked = {name: self._records.schema.field(name).type for name in read}
+        asked |= dict.fromkeys(self._names, pa.string()) if self.is_parsed else {}
+        asked |= {name: kind for name, kind in types.items() if name == self._time}
+        row = 0
         for batch in self._records.batches(asked):
-            names = [pc.fill_null(batch.column(n).cast(pa.string()), "") for n in self._names]
-            which = np.repeat(np.arange(len(batch), dtype=np.int32), num)
-            numbers = _numbers(self._records, batch, self._times, row).ravel()
-            times = self._labels.take(pa.array(np.tile(np.arange(num), len(batch))))
-            label = pa.array([""] * len(batch))
-            if names:
-                label = pc.utf8_trim(pc.binary_join_element_wise(*names, "/"), "/")
+            rows = np.repeat(np.arange(len(batch), dtype=np.int32), len(self._wide))
+            places = np.tile(np.arange(len(self._wide), dtype=np.int32), len(batch))
+            if self._time:
+                series = pa.DictionaryArray.from_arrays(places, self._labels)
+                times = batch.column(self._time).take(pa.array(rows))
+            else:
+                times = self._labels.take(pa.array(places))
+                names = [pc.fill_null(batch.column(n).cast(pa.string()), "") for n in self._names]
+                label = pa.array([""] * len(batch))
+                if names:
+                    label = pc.utf8_trim(pc.binary_join_element_wise(*names, "/"), "/")
+                series = pa.DictionaryArray.from_arrays(rows, label)
             if self._year:
-                years = batch.column(self._year).cast(pa.string()).take(pa.array(which))
+                years = batch.column(self._year).cast(pa.string()).take(pa.array(rows))
                 times = pc.binary_join_element_wise(years, times, "")
-            columns = {
-                _SERIES: pa.DictionaryArray.from_arrays(which, label),
-                _TIME: times,
-                _TARGET: pa.array(numbers, from_pandas=True),
-            }
+            target = pa.array(self._values(batch, row).ravel(), from_pandas=True)
+            columns = {_SERIES: series, self._time or _TIME: times, _TARGET: target}
             row += len(batch)
-            yield self._select(columns, list(types))
+            yield pa.record_batch({name: columns[name] for name in types})
 
-
-def _repeats(records: Records, name: str) -> bool:
-    """Whether a value of a column comes twice in its first rows."""
-    batch = next(iter(records.batches({name: records.schema.field(name).type})), None)
-    return batch is not None and len(pc.unique(batch.column(name))) < batch.num_rows
+    def _values(self, batch: pa.RecordBatch, row: int) -> NDArray[np.float64]:
+        """Returns the columns `wide` as a matrix, NaN where a value is missing."""
+        values = np.empty((len(batch), len(self._wide)))
+        for place, name in enumerate(self._wide):
+            column = batch.column(name)
+            if is_text(column.type):
+                column = with_nulls(column, self.null_words)
+                column = numbers_of(column, self.name, name, row, self.is_parsed)
+            column = column.cast(pa.float64(), safe=False)
+            values[:, place] = column.to_numpy(zero_copy_only=False)
+        return values
 
 
 def _months(records: Records, columns: Sequence[str]) -> list[str]:
@@ -276,44 +295,7 @@ def _by_series(
             f" several of numbers (its columns: {listed(columns)}); leave out `wide=True`"
         )
     roles = replace(request, series=_SERIES, time=time, target=(_TARGET,), past=(), ignore=())
-    return _SeriesColumns(records, time, series), roles
-
-
-class _SeriesColumns(_Reshaped):
-    """A row for each series and time of a table with a column for each of the `series`."""
-
-    def __init__(self, records: Records, time: str, series: list[str]) -> None:
-        kind = records.schema.field(time).type
-        super().__init__(records, [(_SERIES, pa.string()), (time, kind), (_TARGET, pa.float64())])
-        self._time, self._series = time, series
-
-    def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
-        schema, num, row = self._records.schema, len(self._series), 0
-        asked = {self._time: types.get(self._time, schema.field(self._time).type)}
-        asked |= {name: schema.field(name).type for name in self._series}
-        for batch in self._records.batches(asked):
-            rows = np.repeat(np.arange(len(batch)), num)
-            which = np.tile(np.arange(num, dtype=np.int32), len(batch))
-            numbers = _numbers(self._records, batch, self._series, row)
-            columns = {
-                _SERIES: pa.DictionaryArray.from_arrays(which, pa.array(self._series)),
-                self._time: batch.column(self._time).take(pa.array(rows)),
-                _TARGET: pa.array(numbers.ravel(), from_pandas=True),
-            }
-            row += len(batch)
-            yield self._select(columns, list(types))
-
-
-def _numbers(records: Records, batch: pa.RecordBatch, names: Sequence[str], row: int) -> Any:
-    """Returns columns as a matrix of float64, NaN where a value is missing."""
-    matrix = np.empty((len(batch), len(names)))
-    for place, name in enumerate(names):
-        column = batch.column(name)
-        if is_text(column.type):
-            column = with_nulls(column, records.null_words)
-            column = numbers_of(column, records.name, name, row, records.is_parsed)
-        matrix[:, place] = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-    return matrix
+    return _Long(records, series, pa.array(series), time), roles
 
 
 class Head(_Reshaped):

@@ -67,7 +67,6 @@ _PARTS = (
 )
 """Names of columns that are parts of a time."""
 _TIMES = {name for names in _PARTS for name in names} | {*PERIODS}
-_YEAR, _MONTH = re.compile(r"(18|19|20)\d\d"), re.compile(r"0?[1-9]|1[0-2]")
 _OF_DAY = re.compile("period|hour|slot|interval", re.I)
 """Names of numbers that count steps within a day."""
 _START = re.compile("start|begin|from|von|anfang|d[ée]but|inicio|inizio", re.I)
@@ -285,8 +284,8 @@ def zone_shown(records: Records) -> str:
 
 
 def _codes(column: pa.Array) -> NDArray[np.int64]:
-    encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
-    return np.asarray(encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False), np.int64)
+    indices = column.dictionary_encode().indices.fill_null(-1)
+    return np.asarray(indices.to_numpy(zero_copy_only=False), np.int64)
 
 
 def is_number(kind: pa.DataType) -> bool:
@@ -376,14 +375,8 @@ def _parts_of_time(texts: Mapping[str, pa.Array], named: str | None) -> list[str
         return given + periods
     if named is None and (weekly := _year_and_part(texts)):
         return weekly
-    years, months = (texts.get(name) for name in ("1", "2"))
-    is_month = (
-        years is not None
-        and months is not None
-        and all(map(_YEAR.fullmatch, years.to_pylist()))
-        and all(map(_MONTH.fullmatch, months.to_pylist()))
-    )
-    return ["1", "2"] if is_month else []
+    is_month = texts.keys() >= {"1", "2"} and _are_numbers(texts["1"], 1800, 2099)
+    return ["1", "2"] if is_month and _are_numbers(texts["2"], 1, 12) else []
 
 
 def _year_and_part(texts: Mapping[str, pa.Array]) -> list[str]:
@@ -461,12 +454,12 @@ def _other_word(records: Records, name: str) -> CurableError:
         ("that means no value", {"na": (word,)}),
         ("these are names", {"categorical": (name,)}),
     ]
-    ways = [
-        f"if {why}, give {settings(cure)}, " for why, cure in (cures[::-1] if is_code else cures)
-    ]
+    if is_code:
+        cures.reverse()
+    ways = "".join(f"if {why}, give {settings(cure)}, " for why, cure in cures)
     return CurableError(
-        f"{records.name}: {what}; {''.join(ways)}or leave the column out with `ignore={name!r}`",
-        (what, cures[is_code][1]),
+        f"{records.name}: {what}; {ways}or leave the column out with `ignore={name!r}`",
+        (what, cures[0][1]),
     )
 
 

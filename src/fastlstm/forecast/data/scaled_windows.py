@@ -68,11 +68,9 @@ class SeriesScale:
         if is_flat.any():
             every = _moments(table, len(series), num, firsts + table.segments.num_rows)
             variance = np.where(is_flat, every[1], variance)
-        mean, std = _scales(mean, variance)
-        mean, std = (
-            np.where(is_empty, of_all, own)
-            for of_all, own in zip(default, (mean, std), strict=True)
-        )
+        level = np.where(mean == 0, 1.0, np.abs(mean))
+        std = np.maximum(np.sqrt(variance), CONSTANT * level)
+        mean, std = np.where(is_empty, default[0], mean), np.where(is_empty, default[1], std)
         mean = mean if is_centered else np.zeros_like(mean)
         kept = np.flatnonzero(~is_empty.all(1) | keeps_empty)
         names = tuple(canonical(series[number]) for number in kept.tolist())
@@ -144,14 +142,6 @@ class SeriesOfTable(NamedTuple):
     std: NDArray[np.float64]
     places: NDArray[np.int64]
     num_at_fit: int
-
-
-def _scales(
-    mean: NDArray[np.float64], variance: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    mean = np.nan_to_num(mean)
-    level = np.where(mean == 0, 1.0, np.abs(mean))
-    return mean, np.maximum(np.sqrt(np.nan_to_num(variance)), CONSTANT * level)
 
 
 def _moments(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -70,27 +71,21 @@ def validation_steps(table: Table, frequency: Frequency, split: str) -> int:
 def _cuts(
     segments: Segments, starts: NDArray[np.int64], split: str | Sequence[int]
 ) -> tuple[int, int, int]:
-    """Returns the ticks at which the training, validation and test part end."""
+    """Returns the ticks at which the training, validation and test part end: of shares, the first
+    ticks with at least these shares of all rows before them."""
     parts = split_of(split if isinstance(split, str) else ",".join(map(str, split)))
     last = int((starts + segments.num_rows).max())
     if isinstance(parts[0], float):
-        train, valid = (_tick_of_share(segments, starts, share) for share in np.cumsum(parts)[:2])
+        first, wanted = int(starts.min()), np.cumsum(parts)[:2] * int(segments.num_rows.sum())
+
+        def rows_before(tick: int) -> int:
+            return int(np.clip(tick - starts, 0, segments.num_rows).sum())
+
+        ticks = range(first, last)
+        train, valid = (first + bisect_left(ticks, num, key=rows_before) for num in wanted)
         return train, valid, last
     train, valid, *test = (int(starts.min()) + int(count) for count in np.cumsum(parts))
     return train, valid, test[0] if test else last
-
-
-def _tick_of_share(segments: Segments, starts: NDArray[np.int64], share: float) -> int:
-    """Returns the first tick with at least `share` of all rows before it, by bisection."""
-    low, high = int(starts.min()), int((starts + segments.num_rows).max())
-    wanted = share * int(segments.num_rows.sum())
-    while low < high:
-        middle = (low + high) // 2
-        if np.clip(middle - starts, 0, segments.num_rows).sum() < wanted:
-            low = middle + 1
-        else:
-            high = middle
-    return low
 
 
 @dataclass(frozen=True)

@@ -76,18 +76,6 @@ class Segments:
     def __len__(self) -> int:
         return len(self.series)
 
-    def cover(self, num_rows: int, num_series: int) -> bool:
-        """Returns whether the segments cover all rows in order and name existing series."""
-        ends = np.cumsum(self.num_rows)
-        return (
-            len(self) > 0
-            and int(self.num_rows.min()) > 0
-            and int(ends[-1]) == num_rows
-            and bool((self.first_rows == ends - self.num_rows).all())
-            and bool((np.diff(self.series, prepend=0) >= 0).all())
-            and int(self.series[-1]) < num_series
-        )
-
     def of_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the segment of every row."""
         return np.asarray(np.searchsorted(self.first_rows, rows, side="right") - 1)

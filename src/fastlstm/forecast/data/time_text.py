@@ -92,7 +92,15 @@ def _read(column: pa.Array, form: str | None) -> pa.Array:
         except pa.ArrowInvalid:
             pass
     periods = pc.extract_regex(column, _PERIOD)
-    return _year_first(column) if periods.null_count else _starts_of_periods(periods)
+    if not periods.null_count:
+        return _starts_of_periods(periods)
+    parts = pc.extract_regex(column, _YEAR_FIRST)
+    if parts.null_count:
+        raise pa.ArrowInvalid("no time")
+    year, *pairs = (parts.field(k) for k in range(6))
+    month, day, hour, minute, second = (pc.utf8_lpad(part, 2, "0") for part in pairs)
+    text = _join(" ", _join("-", year, month, day), _join(":", hour, minute, second))
+    return _join("", text, parts.field(6)).cast(pa.timestamp("us"))
 
 
 def parts_of(names: str) -> list[str]:
@@ -148,16 +156,6 @@ def _num_odd_steps(times: pa.Array) -> tuple[int, int]:
     num_back = int((np.diff(micro) < 0).sum())
     odd = len(micro) - max(int(counts.max(initial=0)) for counts in usual)
     return min(num_back, len(micro) - 1 - num_back), odd
-
-
-def _year_first(column: pa.Array) -> pa.Array:
-    parts = pc.extract_regex(column, _YEAR_FIRST)
-    if parts.null_count:
-        raise pa.ArrowInvalid("no time")
-    year, *pairs = (parts.field(k) for k in range(6))
-    month, day, hour, minute, second = (pc.utf8_lpad(part, 2, "0") for part in pairs)
-    text = _join(" ", _join("-", year, month, day), _join(":", hour, minute, second))
-    return _join("", text, parts.field(6)).cast(pa.timestamp("us"))
 
 
 def _starts_of_periods(periods: pa.Array) -> pa.Array:

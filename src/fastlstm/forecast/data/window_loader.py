@@ -220,7 +220,10 @@ class WindowLoader(LoaderPosition):
             count -= 1  # the last batch of an epoch may be smaller than the others
         end = first + count
         self._ahead = (epoch, end) if end < self.steps_per_epoch else (epoch + 1, 0)
-        numbers = self._numbers(first, count)
+        total = min(self._batch_size, self.num_windows - first * self._batch_size)
+        own = self.share.rows(total)
+        starts = np.arange(first, first + count, dtype=np.int64)[:, None] * self._batch_size
+        numbers = starts + np.arange(own.start, own.stop)  # of this process's windows
         rows, runs = np.empty_like(numbers), np.empty_like(numbers)
         buffer = self._buffer()
         values = torch.from_numpy(buffer)[: numbers.size * self._row_floats]
@@ -230,19 +233,7 @@ class WindowLoader(LoaderPosition):
             buffer.ctypes.data,
         )  # fmt: skip
         shape = (*numbers.shape, self._windows.length, len(self._table.columns))
-        return _Chunk(
-            job, epoch, first, self._total(first), numbers, rows, runs, values.view(shape)
-        )
-
-    def _numbers(self, first: int, count: int) -> NDArray[np.int64]:
-        """Returns the numbers of this process's windows in `count` batches, ``(count, B)``."""
-        own = self.share.rows(self._total(first))
-        starts = np.arange(first, first + count, dtype=np.int64)[:, None] * self._batch_size
-        return starts + np.arange(own.start, own.stop)
-
-    def _total(self, number: int) -> int:
-        """Returns the windows of a batch in all processes; an epoch's last one may have fewer."""
-        return min(self._batch_size, self.num_windows - number * self._batch_size)
+        return _Chunk(job, epoch, first, total, numbers, rows, runs, values.view(shape))
 
     def _key(self, *numbers: int) -> int:
         words = np.random.SeedSequence([self._seed, *numbers]).generate_state(1, np.uint64)
@@ -276,15 +267,6 @@ class ChunkBatch(NamedTuple):
     continues: NDArray[np.bool_]
     rows: NDArray[np.int64]
     total: int
-
-
-class _Epoch(NamedTuple):
-    """All chunks of an epoch, in the order of their places; see `ChunkBatch`."""
-
-    number: int
-    rows: NDArray[np.int64]
-    segments: NDArray[np.int64]
-    continues: NDArray[np.bool_]
 
 
 class ChunkLoader(LoaderPosition):
@@ -338,7 +320,7 @@ class ChunkLoader(LoaderPosition):
         self.num_windows = self.num_chunks * (length // patch)
         self.steps_per_epoch = -(-self.num_chunks // batch_size)
         self.num_places = -(-self.num_chunks // self.steps_per_epoch)
-        self._order = self._epoch_order(0)
+        self._order_chunks()
         self.wait_s = 0.0
 
     def next(self) -> ChunkBatch:
@@ -346,20 +328,22 @@ class ChunkLoader(LoaderPosition):
         if self._should_stop is not None and self._should_stop():
             raise Stopped("stopped before a batch")
         started = time.perf_counter()
-        if self._order.number != self._epoch:
-            self._order = self._epoch_order(self._epoch)
+        if self._ordered != self._epoch:
+            self._order_chunks()
         batch = slice(self._index, None, self.steps_per_epoch)
-        rows = self._order.rows[batch]
+        rows = self._rows[batch]
         total, own = len(rows), self.share.rows(self.num_places)  # a place keeps its process
         rows = rows[own]
         values = read_windows(self._table, rows, self._length + self._horizon)
-        continues = self._order.continues[batch][own] & (self._index > 0)
+        segments = self._owners[batch][own]
+        continues = self._continues[batch][own] & (self._index > 0)
         self._advance()
         self.wait_s += time.perf_counter() - started
-        return ChunkBatch(values, self._order.segments[batch][own], continues, rows, total)
+        return ChunkBatch(values, segments, continues, rows, total)
 
-    def _epoch_order(self, epoch: int) -> _Epoch:
-        rng = np.random.default_rng([self._seed, epoch])
+    def _order_chunks(self) -> None:
+        """Puts all chunks of the epoch in the order of their places."""
+        rng = np.random.default_rng([self._seed, self._epoch])
         begins = self._table.segments.first_rows[self._segments] + rng.integers(
             0, self._slack, endpoint=True
         )
@@ -369,8 +353,9 @@ class ChunkLoader(LoaderPosition):
         sizes = np.minimum(self._chunks_per_run, self._counts[owners] - first_chunks)
         runs, places = _enumerate(sizes)
         owners = owners[runs]
-        rows = begins[owners] + (first_chunks[runs] + places) * self._length
-        return _Epoch(epoch, rows, self._segments[owners], places > 0)
+        self._rows = begins[owners] + (first_chunks[runs] + places) * self._length
+        self._owners, self._continues = self._segments[owners], places > 0
+        self._ordered = self._epoch
 
 
 def _enumerate(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
