@@ -214,19 +214,18 @@ class SequenceTask(Task):
         self, limit: int, blocks: range, stop: Callable[[], bool] | None, watch: Watch | None
     ) -> Tensor:
         self.model.eval()
-        own = self._data.held_out[:limit][
-            blocks.start * _EVALUATION_BATCH : blocks.stop * _EVALUATION_BATCH
-        ]
-        sums = list[float]()
-        for first in range(0, len(own), _EVALUATION_BATCH):
+        starts = [block * _EVALUATION_BATCH for block in blocks]
+        parts = [self._data.held_out[k : min(k + _EVALUATION_BATCH, limit)] for k in starts]
+        sums, done = list[float](), 0
+        for numbers in parts:
             if stop is not None and stop():
                 raise Stopped("stopped while evaluating")
-            numbers = own[first : first + _EVALUATION_BATCH]
             batch = self._data.batch(numbers)
             outputs = self.model(*batch.inputs.to(self._device))
             sums.append(float(self._loss(outputs, batch.targets)) * len(numbers))
+            done += len(numbers)
             if watch is not None:
-                watch(first + len(numbers), len(own))
+                watch(done, sum(map(len, parts)))
         return torch.tensor(sums, dtype=torch.float64)[:, None]
 
     def score(self, limit: int, sums: Tensor, seconds: float) -> Score:
