@@ -94,12 +94,6 @@ class TextBatches(LoaderPosition):
     def __iter__(self) -> Iterator[Batch]:
         return self
 
-    def from_start(self) -> TextBatches:
-        """Returns the same batches, from the first one."""
-        batches = copy.copy(self)
-        batches._epoch, batches._index, batches._prepared = 0, 0, -1
-        return batches
-
     def __next__(self) -> Batch:
         if self._prepared != self._epoch:
             self._start_epoch()
@@ -201,7 +195,8 @@ class TextLoader(LoaderPosition):
 
     def first_epoch(self) -> Iterator[Batch]:
         """Yields the batches of the first epoch without moving `next`; may raise Stopped."""
-        batches = self._batches.from_start()
+        batches = copy.copy(self._batches)
+        batches._epoch, batches._index, batches._prepared = 0, 0, -1
         for _ in range(self.steps_per_epoch):
             if self._should_stop is not None and self._should_stop():
                 raise Stopped("stopped while reading the first epoch again")
