@@ -347,9 +347,8 @@ class _Job:
         if isinstance(self.tokenizer, CharTokenizer):
             unseen = self.tokenizer.unseen(scanned.seen)
             positions = find_unseen(self.work, unseen) if unseen else []
-            if positions and (
-                self.unknown == "refuse" or not self.tokenizer.holds_any(scanned.seen)
-            ):
+            knows_none = len(unseen) == np.count_nonzero(scanned.seen)
+            if positions and (self.unknown == "refuse" or knows_none):
                 raise UnknownCharacterError(
                     f"{self.work.source.name}: {describe_unseen(positions)}"
                 )
