@@ -44,7 +44,6 @@ class Numbers:
 
     @property
     def values(self) -> list[Any]:
-        """Mean and deviation as lists."""
         return [self.mean.tolist(), self.std.tolist()]
 
     def encode(self, answers: NDArray[np.float64]) -> Tensor:
@@ -75,9 +74,7 @@ class Labels:
 
     @property
     def values(self) -> list[Any]:
-        """The classes as a list."""
-        values: list[Any] = self.classes.tolist()
-        return values
+        return list(self.classes.tolist())
 
     def encode(self, labels: list[Any]) -> Tensor:
         """Returns the number of each label's class, shape ``(N,)``, int64."""
@@ -187,10 +184,8 @@ def classes_of(labels: list[Any], dtype: np.dtype[Any] | None = None) -> NDArray
     classes = list(dict.fromkeys(labels))
     if len(classes) < 2:
         raise DataError(f"every label is {labels[0]!r}, expected two or more classes")
-    try:
+    with suppress(TypeError):
         classes = sorted(classes)
-    except TypeError:
-        pass
     if dtype is None or dtype.kind == "O":
         kinds = {type(label) for label in classes}
         is_plain = kinds <= {int, float} or kinds in ({str}, {bool})

@@ -32,7 +32,6 @@ class SequenceBatch(NamedTuple):
     lengths: Tensor | None
 
     def to(self, device: torch.device) -> SequenceBatch:
-        """Returns the batch on a device."""
         lengths = None if self.lengths is None else self.lengths.to(device)
         return SequenceBatch(self.values.to(device), lengths)
 
@@ -205,7 +204,6 @@ class SequenceData:
         return digest.hexdigest()
 
     def batch(self, numbers: NDArray[np.int64]) -> LabelledBatch:
-        """Returns the sequences with these numbers."""
         inputs = self.sequences.batch(numbers, self.mean, self.std)
         return LabelledBatch(inputs, self.targets[numbers], len(numbers))
 
@@ -229,7 +227,6 @@ class SequenceLoader(LoaderPosition):
         self._order, self._order_epoch = data.train, -1
 
     def next(self) -> LabelledBatch:
-        """Returns the next batch."""
         started = time.perf_counter()
         if self._order_epoch != self._epoch:
             order = np.random.default_rng((self._seed, self._epoch)).permutation(self._data.train)
