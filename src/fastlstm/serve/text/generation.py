@@ -287,15 +287,12 @@ class ActiveSequence:
             self.stream.begin(self._room - self._num_written)
             return OutputChunk(self.index, text, num_tokens)
         if not is_stopped and status not in ("stop", "length"):
-            return self.failed("the model cannot continue from here")
+            return OutputChunk(self.index, error="the model cannot continue from here")
         state = State(self.stream.save(), self._text.held) if self.request.returns_state else None
         if not is_stopped:
             text += self._stop_text.flush() + ("" if state else self._text.flush())
         finish = "stop" if is_stopped else "length"
         return OutputChunk(self.index, text, num_tokens, finish, state=state)
-
-    def failed(self, why: str) -> OutputChunk:
-        return OutputChunk(self.index, error=why)
 
     def _take_by_token(self) -> OutputChunk | None:
         tokens, scores = self.stream.take().tolist(), self._take_scores()
@@ -348,22 +345,13 @@ class ActiveSequence:
         return ready
 
 
-def first_sequences(
-    request: GenerationRequest, decoder: Decoder, tokenizer: Tokenizer
+def sequences_of(
+    request: GenerationRequest, decoder: Decoder, tokenizer: Tokenizer, opened: bytes | None = None
 ) -> list[ActiveSequence]:
-    """Returns the sequences to start with: one that reads the prompt for all choices, or all."""
-    count = len(request.samplings)
-    is_shared = count > 1 and not request.scores_prompt and not request.prefix.is_whole
-    choices = [None] if is_shared or request.prefix.key is not None else range(count)
-    return [ActiveSequence(request, choice, decoder, tokenizer) for choice in choices]
-
-
-def forked(
-    reader: ActiveSequence, state: bytes, decoder: Decoder, tokenizer: Tokenizer
-) -> list[ActiveSequence]:
-    """Returns a sequence per choice, once `reader` has read the prompt for all of them."""
-    request = reader.request
-    return [
-        ActiveSequence(request, choice, decoder, tokenizer, state)
-        for choice in range(len(request.samplings))
-    ]
+    """Returns the sequences to start with: one that reads the prompt for all choices, or all; after
+    the prompt was read, with its state `opened`, one for each choice."""
+    count, prefix = len(request.samplings), request.prefix
+    is_shared = count > 1 and not request.scores_prompt and not prefix.is_whole
+    has_reader = opened is None and (is_shared or prefix.key is not None)
+    choices = [None] if has_reader else range(count)
+    return [ActiveSequence(request, choice, decoder, tokenizer, opened) for choice in choices]
