@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from io import FileIO
 from pathlib import Path
 from typing import Any, Literal
 
@@ -389,33 +390,27 @@ def _spool(work: Pass, directory: Path) -> InputText:
         if not document.is_stream:
             continue
         path = directory / f"spool-{index}"
-        descriptor = _open_pipe(document)
-        try:
-            with storage_errors(path, "write"), open(path, "xb") as file:
-                while chunk := _read_pipe(descriptor, work, file.tell()):
-                    file.write(chunk)
-        finally:
-            if document.path is not None:
-                os.close(descriptor)
-        documents[index] = Document(document.name, path, None, document.is_jsonl)
+        with _open_pipe(document) as pipe, storage_errors(path, "write"), path.open("xb") as file:
+            while chunk := _read_pipe(pipe, work, file.tell()):
+                file.write(chunk)
+        documents[index] = replace(document, path=path, is_stream=False)
     return replace(work.source, documents=tuple(documents))
 
 
-def _open_pipe(document: Document) -> int:
+def _open_pipe(document: Document) -> FileIO:
+    is_stdin = document.path is None
+    if is_stdin and (sys.stdin is None or sys.stdin.closed):
+        raise DataError("stdin is closed; pipe text into it or name a file")
     try:
-        if document.path is None:
-            if sys.stdin is None or sys.stdin.closed:
-                raise DataError("stdin is closed; pipe text into it or name a file")
-            return sys.stdin.fileno()
-        return os.open(str(document.path), os.O_RDONLY | os.O_CLOEXEC)
+        return FileIO(document.path or sys.stdin.fileno(), closefd=not is_stdin)
     except OSError as error:
         raise DataError(f"cannot read {document.name}: {error.strerror}") from error
 
 
-def _read_pipe(descriptor: int, work: Pass, done: int) -> bytes:
+def _read_pipe(pipe: FileIO, work: Pass, done: int) -> bytes:
     """Waits for data while polling `should_stop`."""
     work.poll(done, 0)
-    while not select.select([descriptor], [], [], 0.2)[0]:
+    while not select.select([pipe], [], [], 0.2)[0]:
         if work.should_stop is not None and work.should_stop():
             raise Stopped(f"stopped while reading {work.source.name}; nothing was stored")
-    return os.read(descriptor, _SPOOL_BYTES)
+    return os.read(pipe.fileno(), _SPOOL_BYTES)
