@@ -25,6 +25,7 @@ from fastlstm.text.data.lanes import TextLoader
 from fastlstm.text.model import LanguageModel
 from fastlstm.text.plan import (
     LONG,
+    MIN_STEPS_PER_EPOCH,
     SHORT,
     SHORT_RUN_TOKENS,
     fit_batch,
@@ -71,7 +72,6 @@ _GPU_TIMING_S = 0.4
 MIN_BUDGET_S = 10.0
 _SETUP_S = 0.1
 """Seconds to build a model and take its first step, before it is timed."""
-_MIN_STEPS_PER_EPOCH = 8
 _SIZES = {
     *("preset", "rnn_size", "num_layers", "embed_size"),
     *("tie_weights", "output_rank", "residual"),
@@ -111,7 +111,7 @@ def how_sized(
     budget_s = StopCriterion.of(config, 1).budget_s
     if chosen is None or not _SIZES.isdisjoint(chosen) or config.vocab == "bpe" or budget_s is None:
         return "as given"
-    if train_tokens <= _MIN_STEPS_PER_EPOCH * config.batch_size * config.accumulate * LONG:
+    if train_tokens <= MIN_STEPS_PER_EPOCH * config.batch_size * config.accumulate * LONG:
         return "tiny"
     is_measured = budget_s >= MIN_BUDGET_S and not config.pipeline and config.order == "lanes"
     return "searched" if is_measured else "as given"
@@ -193,7 +193,6 @@ class SizePlan:
                 and replace(tried.config, precision=config.precision) == config
             ]
             why = ", ".join([f"{best.tokens_per_s:,.0f} tokens/s", *others])
-        allow_tf32(config.precision)
         return PrecisionChoice(config.precision, why, step_s, self.is_recalled)
 
     def _fastest(self, best: SizeCandidate) -> SizeCandidate:

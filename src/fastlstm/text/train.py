@@ -49,11 +49,7 @@ from fastlstm.text.evaluation import Evaluation
 from fastlstm.text.files import load_language_model, settings_files
 from fastlstm.text.held_out import RunText, another_text, open_held_out
 from fastlstm.text.model import LanguageModel, initialize
-from fastlstm.text.pipelined_task import (
-    PipelinedTextTask,
-    check_pipeline,
-    stage_names,
-)
+from fastlstm.text.pipelined_task import PipelinedTextTask, check_pipeline, stage_names
 from fastlstm.text.plan import LONG, choose_seq_length, fit_batch, open_batches, resolve
 from fastlstm.text.size_plan import budget_plan
 from fastlstm.text.task import FinalTest, Outlook, Samples, TextTask, has_outlook
@@ -217,7 +213,8 @@ class TextSession(RunSession):
 
     def start_with(self, first: WarmStart, config: TrainConfig) -> None:
         """Has training start with a trained model; `config` are the options with its sizes."""
-        self._first_model, self._started_with = first.loaded.model, first.record()
+        self._first_model = first.loaded.model
+        self._started_with = {"path": first.path, "model_sha256": first.sha256}
         self._first_text = first.loaded.config.get("data", {}).get("key")
         self.is_trained = True
         self.tokenizer, self.unknown = first.loaded.tokenizer, "count"
