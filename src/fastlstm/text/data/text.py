@@ -346,9 +346,9 @@ class _Job:
     def _tokenizer(self, scanned: Scan) -> tuple[Tokenizer, list[tuple[str, int]]]:
         """Returns the tokenizer, and characters that it leaves out."""
         if isinstance(self.tokenizer, CharTokenizer):
-            unseen = self.tokenizer.unseen(scanned.seen)
-            positions = find_unseen(self.work, unseen) if unseen else []
-            knows_none = len(unseen) == np.count_nonzero(scanned.seen)
+            num = self.tokenizer.num_unseen(scanned.seen)
+            positions = find_unseen(self.work, self.tokenizer, num) if num else []
+            knows_none = num == np.count_nonzero(scanned.seen)
             if positions and (self.unknown == "refuse" or knows_none):
                 raise UnknownCharacterError(
                     f"{self.work.source.name}: {describe_unseen(positions)}"

@@ -205,9 +205,9 @@ class CharTokenizer(Tokenizer):
             return np.frombuffer(data.translate(self._ascii), np.uint8)
         return self._table.take(code_points(data.decode("utf-8")), mode="clip")
 
-    def unseen(self, seen: NDArray[np.bool_]) -> str:
-        """Returns the characters that are marked in `seen` (by code point) and have no token."""
-        return "".join(map(chr, np.flatnonzero(seen & ~self._known)))
+    def num_unseen(self, seen: NDArray[np.bool_]) -> int:
+        """Returns how many characters are marked in `seen` (by code point) and have no token."""
+        return int(np.count_nonzero(seen & ~self._known))
 
     def _fields(self) -> dict[str, Any]:
         return {"chars": self.chars}
