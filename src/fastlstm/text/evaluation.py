@@ -319,9 +319,8 @@ def _nats_of(
             state = _primed_state(model, ids, piece, chunk, should_stop) if longest else None
             for offset, steps in _passes(longest, chunk, should_stop):
                 assert state is not None
-                tokens = _gather(model, ids, piece.start + offset - 1, steps)
-                targets = _gather(model, ids, piece.start + offset, steps)
-                nats, state = model.token_nats(tokens, targets, state)
+                tokens = _gather(model, ids, piece.start + offset - 1, steps + 1)
+                nats, state = model.token_nats(tokens[:-1], tokens[1:], state)
                 has_target = (offset + np.arange(steps))[:, None] < piece.length
                 own = np.where(has_target, nats.double().cpu().numpy(), 0.0)
                 sums += [math.fsum(lane) for lane in own.T.tolist()]
