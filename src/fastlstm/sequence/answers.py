@@ -134,8 +134,8 @@ def answers_of(y: Any) -> NDArray[np.float64]:
 
 
 def labels_of(y: Any) -> list[Any]:
-    """Returns N labels of `y`, ``(N,)`` or ``(N, 1)``. Raises DataError: a label that is missing or
-    not hashable, or several labels per sequence."""
+    """Returns N labels of `y`, ``(N,)`` or ``(N, 1)``, which `require_one_each` has checked. Raises
+    DataError: a label that is missing or not hashable, or several labels per sequence."""
     if getattr(y, "ndim", 1) != 1:
         y = np.asarray(y)
         if y.shape[1:] != (1,):
@@ -143,8 +143,6 @@ def labels_of(y: Any) -> list[Any]:
         y = y[:, 0]
     labels = y if hasattr(y, "__len__") else np.asarray(y)
     labels = labels.tolist() if hasattr(labels, "tolist") else list(map(_plain, labels))
-    if not isinstance(labels, list):
-        raise DataError(f"y is {kind_of_value(labels)}, expected one label per sequence")
     for number, label in enumerate(labels):
         try:
             hash(label)

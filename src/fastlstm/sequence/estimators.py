@@ -309,7 +309,8 @@ class SequenceClassifier(SequenceModel):
             y: their labels.
             sample_weight: weight of each sequence, shape ``(N,)``; default: equal.
         """
-        predicted, labels = self.predict(X), labels_of(y)
-        require_one_each(len(predicted), labels)
+        predicted = self.predict(X)
+        require_one_each(len(predicted), y)
+        labels = labels_of(y)
         is_right = [a == b for a, b in zip(predicted.tolist(), labels, strict=True)]
         return float(np.average(is_right, weights=weights_of(sample_weight, len(labels))))
