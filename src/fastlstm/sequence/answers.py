@@ -17,13 +17,8 @@ from fastlstm.errors import ConfigError, DataError, counted, kind_of_value
 
 @dataclass(frozen=True)
 class Numbers:
-    """Numbers; the network learns them in standard deviations.
-
-    Attributes:
-        mean: mean of each of K outputs, float64.
-        std: standard deviation of each output; 0 if constant.
-        is_flat: answers have the shape ``(N,)``, not ``(N, K)``.
-    """
+    """Numbers, learned in standard deviations: mean and deviation (0 if constant) of K outputs,
+    `(K,)` float64; with `is_flat` answers have the shape `(N,)`, not `(N, K)`."""
 
     kind: ClassVar[str] = "numbers"
     mean: NDArray[np.float64]

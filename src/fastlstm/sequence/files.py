@@ -44,11 +44,8 @@ _STORABLE = (str, int, float, bool)
 class StoredSequenceModel:
     """A trained sequence model with everything that its files contain.
 
-    Attributes:
-        config: the options with every choice made.
-        given: the options as the user gave them.
-        mean: mean of every column, float64.
-        key: hash of the training data.
+    `config` are the options with every choice made, `given` as the user gave them; mean and
+    deviation of the columns are float64, `key` is the hash of the training data.
     """
 
     config: SequenceConfig

@@ -305,11 +305,7 @@ def _check_cells(layer: LSTMLayer) -> None:
 class StackConfig:
     """Describes a `StackNetwork`, as `NetworkConfig` describes a `SequenceNetwork`.
 
-    Attributes:
-        num_columns: C; 1 for token ids.
-        num_outputs: K.
-        num_tokens: V for a model that reads token ids, else 0.
-        stack: description of the layers, see `pack`.
+    A model of token ids has 1 column and V tokens, others have 0 tokens; `stack` is made by `pack`.
     """
 
     num_columns: int

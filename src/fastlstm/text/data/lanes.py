@@ -33,13 +33,10 @@ _OFFSET, _RESET, _ORDER = range(3)
 
 @dataclass(frozen=True)
 class Batch:
-    """The input and targets of one forward pass, batch `index` of an epoch.
+    """Batch `index` of an epoch: tokens x and the token after each one, y, both `(T, B)` int64.
 
-    Attributes:
-        x: tokens, shape ``(T, B)``, int64.
-        y: the token after each token of `x`, shape ``(T, B)``, int64.
-        reset: lanes that start from zero state, shape ``(B,)``, bool.
-        start: position in the text of each lane's first token, shape ``(B,)``, int64.
+    `reset` `(B,)` bool marks lanes that start from zero state, `start` `(B,)` int64 is the position
+    of each lane's first token in the text.
     """
 
     x: Tensor
