@@ -107,8 +107,7 @@ def read_options(checkpoint: Checkpoint) -> tuple[SequenceConfig, SequenceConfig
         FormatError: the checkpoint is not of a sequence model, or of another format.
     """
     origin = checkpoint.path / CONFIG_FILE
-    config = _config(checkpoint.files[CONFIG_FILE], origin)
-    return stored_options(config, SequenceConfig, origin)
+    return stored_options(_config(checkpoint.files[CONFIG_FILE], origin), SequenceConfig, origin)
 
 
 def _config(data: bytes, origin: Path) -> dict[str, Any]:

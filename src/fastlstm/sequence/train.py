@@ -180,8 +180,7 @@ class SequenceTask(Task):
     def num_rows(self, batch: LabelledBatch) -> int:
         return len(batch.targets)
 
-    def num_targets(self, batch: LabelledBatch) -> int:
-        return len(batch.targets)
+    num_targets = num_rows
 
     def losses(
         self, batch: LabelledBatch, parts: Sequence[slice], count: float | None = None
@@ -203,8 +202,7 @@ class SequenceTask(Task):
         return batch._replace(inputs=SequenceBatch(values, None), targets=targets)
 
     def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        answers = self._stored.answers
-        return answers.loss(outputs.float(), targets.to(self._device), self._weights)
+        return self._stored.answers.loss(outputs.float(), targets.to(self._device), self._weights)
 
     def num_blocks(self, limit: int) -> int:
         return -(-limit // _EVALUATION_BATCH)

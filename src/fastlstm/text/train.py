@@ -341,8 +341,7 @@ class TextSession(RunSession):
         """Returns the text with its vocabulary; other processes read it after rank 0."""
         if self.world.is_leader:
             texts = self._prepare(source, config, checkpoint)
-            tokenizer = texts.source.tokenizer
-            self.world.told(tokenizer.to_json().decode())
+            self.world.told(texts.source.tokenizer.to_json().decode())
         else:
             self.tokenizer, self.unknown = load_tokenizer(self.world.told().encode()), "count"
         with self.world.together():
@@ -435,8 +434,7 @@ def _about(
 
 def _layer_call(config: TrainConfig, device: torch.device) -> LSTMCall:
     """Returns the call of the last layer of a training step, before the text is known."""
-    sizes = config.model_config(1 << 20, 0.0)
-    H, T = sizes.rnn_size, config.seq_length or LONG
+    H, T = config.model_config(1 << 20, 0.0).rnn_size, config.seq_length or LONG
     options = CellOptions.of(config)
     return LSTMCall(T, config.batch_size, H, H, torch.float32, device.type, True, options=options)
 

@@ -200,7 +200,6 @@ class TextLoader(LoaderPosition):
             yield next(batches)
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """See `LoaderPosition.load_state_dict`."""
         self.close()
         super().load_state_dict(state)
 
