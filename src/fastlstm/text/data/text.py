@@ -270,14 +270,11 @@ def prepare_text(
     work = Pass(opened, rules, BLOCK_BYTES, should_stop, on_progress, passes)
     job = _Job(cache, work, kind, vocab_size, train_share, tokenizer, unknown)
     entry = job.find_unchanged()
-    from_cache = entry is not None
     if entry is None:
         with cache.work_directory() as directory:
-            entry, from_cache = job.encode(directory)
-    return replace(
-        entry, from_cache=from_cache, seconds=time.monotonic() - started, source=opened.name,
-        notes=(*opened.notes, *_repairs(entry)),
-    )  # fmt: skip
+            entry = job.encode(directory)
+    notes = (*opened.notes, *_repairs(entry))
+    return replace(entry, seconds=time.monotonic() - started, source=opened.name, notes=notes)
 
 
 def _repairs(entry: TextDataset) -> Iterator[str]:
@@ -307,21 +304,18 @@ class _Job:
         content = self.cache.recall(self._key("stat", signature)) if signature else None
         return self._find(content) if isinstance(content, str) else None
 
-    def encode(self, directory: Path) -> tuple[TextDataset, bool]:
-        """Scans the source, encodes it unless it is cached, and returns whether it was cached."""
+    def encode(self, directory: Path) -> TextDataset:
+        """Scans the source, and encodes it unless it is cached."""
         self.work = replace(self.work, source=_spool(self.work, directory))
         source = self.work.source
         before, read_at = source.signature(), time.time_ns()
         scanned = scan(self.work)
-        entry = self._find(scanned.content)
-        from_cache = entry is not None
-        if entry is None:
-            entry = self._encode(scanned, directory)
+        entry = self._find(scanned.content) or self._encode(scanned, directory)
         if before and before == source.signature():
             changed_at = max(int(time_ns) for row in before for time_ns in row[3:5])
             if read_at - changed_at >= _RACY_NS:
                 self.cache.remember(self._key("stat", before), scanned.content)
-        return entry, from_cache
+        return entry
 
     def _encode(self, scanned: Scan, directory: Path) -> TextDataset:
         tokenizer, unknown = self._tokenizer(scanned)
@@ -341,7 +335,7 @@ class _Job:
         if self.work.on_progress is not None:
             total = self.work.source.total_bytes
             self.work.on_progress(scanned.num_bytes if total is None else total, total)
-        return entry
+        return replace(entry, from_cache=False)
 
     def _tokenizer(self, scanned: Scan) -> tuple[Tokenizer, list[tuple[str, int]]]:
         """Returns the tokenizer, and characters that it leaves out."""
