@@ -11,6 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -70,15 +71,13 @@ class PrefixCache:
             states = self._states.setdefault(tenant, OrderedDict())
             lengths = {length for length, _ in states if length <= len(tokens)}
         data = memoryview(np.asarray(tokens, np.int64).tobytes())
-        digest, hashed, keys = hashlib.sha256(), 0, []
-        for length in sorted({*lengths, len(tokens)}):
+        digest, keys = hashlib.sha256(), []
+        for hashed, length in pairwise([0, *sorted({*lengths, len(tokens)})]):
             digest.update(data[8 * hashed : 8 * length])
-            hashed = length
             keys.append((length, digest.digest()))
         with self._lock:
             for key in reversed(keys):
-                state = states.get(key)
-                if state is not None:
+                if (state := states.get(key)) is not None:
                     states.move_to_end(key)
                     return Prefix(None if key == keys[-1] else keys[-1], key[0], state)
         return Prefix(keys[-1])
