@@ -181,7 +181,7 @@ def train(
         if observers is None and world.is_leader:
             observers = [stack.enter_context(default_output(use_json=False))]
         session = TextSession(run, observers or [], stop, began, world)
-        session.chosen, session.place = chosen, Path(path)
+        session.chosen, session.path = chosen, Path(path)
         if first is not None:
             session.start_with(first, config)
         stored = partial(session.configs_of, start=start)
@@ -201,15 +201,11 @@ class TextSession(RunSession):
     unknown: UnknownPolicy = "refuse"
     chosen: Collection[str] | None = None
     """Names of the given options; with None a budget chooses no size."""
-    place = Path()
+    path = Path()
+    """The run directory, even if another process writes it."""
     _first_model: LanguageModel | None = None
     _first_text: str | None = None
     _started_with: dict[str, str] | None = None
-
-    @property
-    def path(self) -> Path:
-        """The run directory, even if another process writes it."""
-        return self.place if self.run is None else self.run.path
 
     def start_with(self, first: WarmStart, config: TrainConfig) -> None:
         """Has training start with a trained model; `config` are the options with its sizes."""
