@@ -48,11 +48,12 @@ class Completions:
                 request, generations = await engine.read(channel, body, is_chat=self._is_chat)
                 del body
                 num_scored = engine.reserve_scores(request, generations, channel.tenant)
-                record.prompt_tokens = sum(len(one.prompt) for one in generations)
-                num_repeated = record.prompt_tokens if request.echo else 0
+                num_read = sum(len(one.prompt) for one in generations)
+                num_repeated = num_read if request.echo else 0
                 choices = await engine.run(
                     channel, num_repeated, choices_of, generations, request, engine
                 )
+                record.prompt_tokens = num_read
                 answer = _Answer(engine, request, choices, record, sender, channel)
                 engine.submit(generations)
                 await (answer.stream() if request.stream else answer.whole())
