@@ -33,13 +33,10 @@ MIN_TOKENS = 256
 
 
 class Prefix(NamedTuple):
-    """The cached part of a prompt.
+    """The cached part of a prompt: `Stream.save` after its first `num_known` tokens, or None.
 
-    Attributes:
-        key: cache key for the state of the whole prompt; None if this state is cached, or the
-            prompt is too short.
-        num_known: tokens at the beginning that need not be read.
-        state: `Stream.save` after these, or None.
+    `key` is the cache key for the state of the whole prompt; None if this state is cached, or the
+    prompt is too short.
     """
 
     key: tuple[int, bytes] | None = None
@@ -163,10 +160,8 @@ class GenerationRequest:
 class OutputChunk:
     """New output of one text.
 
-    Attributes:
-        finish: "stop" or "length" in the last chunk, unless `error` says why the text ends there.
-        prompt_scores: scores of the prompt, in chunks of the request's first choice, before the
-            first token of any choice.
+    The last chunk has a `finish`, "stop" or "length", or an `error` that says why the text ends.
+    Scores of the prompt come with the first choice, before the first token of any choice.
     """
 
     index: int
