@@ -1,11 +1,18 @@
 """Streams of a decoder for tests: started in one line, and run to their ends."""
 
+import torch
+
 from fastlstm.system import environment, hardware
 from fastlstm.text.sampling import Sampling
 
 ISAS = environment.ISA_NAMES[: environment.ISA_NAMES.index(hardware.cpu().isa) + 1]
 """The instruction sets of this CPU."""
 KERNELS = [*ISAS, "avx512 without vnni", "avx2 without vnni"]
+
+
+def tokens_of(N, V=20, seed=0):
+    """Returns N random tokens."""
+    return torch.randint(V, (N,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
 def started(decoder, prompt, room, stops=(), *, num_top=None, scores_given=False, **settings):

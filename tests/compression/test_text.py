@@ -33,7 +33,7 @@ from fastlstm.text import weight_report
 from fastlstm.text.config import COMPRESSED_VERSION
 from fastlstm.text.decoder import make_decoder
 from fastlstm.text.stored_model import load_stored_model, parameter_shapes, parse_config
-from fastlstm.text.weight_report import score
+from fastlstm.text.weight_report import report_weights
 from fastlstm.training.callbacks import Callback
 
 Compress = Callable[..., CompressReport]
@@ -89,7 +89,7 @@ def test_figures_of_rounding(source, trained, compressed, tmp_path):
     result = TextModel.of_file(data, tmp_path / "out", stored.model_config, "int8")
     source_decoder = make_decoder(stored.weights, stored.model_config, "fp32")
     decoders = source_decoder, result.decoder
-    want = [score(decoder, stored.tokenizer, valid)[0] for decoder in decoders]
+    want = [report_weights(d, stored.tokenizer, valid).bits_per_char for d in decoders]
     assert [report.source.quality, report.result.quality] == pytest.approx(want, rel=1e-12)
     events = [json.loads(line) for line in (source / "metrics.jsonl").read_text().splitlines()]
     own = next(event for event in events if event["event"] == "end")["best_bits_per_char"]

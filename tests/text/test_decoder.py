@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from decoding import ISAS, KERNELS, started
+from decoding import ISAS, KERNELS, started, tokens_of
 from fastlstm.errors import ConfigError, NonFiniteError
 from fastlstm.runs.weight_formats import QuantizedMatrix, as_floats, quantize
 from fastlstm.system import hardware
@@ -53,10 +53,6 @@ def half(*values):
     """Every second combination: any but one of its values meet every second value of that one."""
     cells = itertools.product(*map(enumerate, values))
     return [tuple(v for _, v in cell) for cell in cells if sum(k for k, _ in cell) % 2 == 0]
-
-
-def tokens_of(N, V=20, seed=0):
-    return torch.randint(V, (N,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
 def log_p(model, tokens):

@@ -6,9 +6,8 @@ import weakref
 
 import numpy as np
 import pytest
-import torch
 
-from decoding import started
+from decoding import started, tokens_of
 from fastlstm.text.decoder import FORMATS, Decoder
 from fastlstm.text.sampling import Sampling
 
@@ -19,10 +18,6 @@ def wrote(decoder, num=5):
     stream = started(decoder, [1, 2, 3], num, **settings)
     decoder.run([stream], 1000)
     return stream
-
-
-def tokens_of(N, V=20, seed=0):
-    return torch.randint(V, (N,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
 def test_reading_in_parts_and_in_turns(random_model):

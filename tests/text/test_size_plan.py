@@ -12,7 +12,7 @@ from fastlstm.text import quality_law, size_plan
 from fastlstm.text.config import TrainConfig
 from fastlstm.text.data.sources import open_source
 from fastlstm.text.data.text import prepare_text
-from fastlstm.text.size_plan import SizeCandidate, SizePlan, can_choose_size, is_small, step_seconds
+from fastlstm.text.size_plan import SizeCandidate, SizePlan, how_sized, step_seconds
 from fastlstm.training.precision import PrecisionChoice
 from recorded_gpu import use_gpu
 
@@ -163,17 +163,16 @@ def test_planning_ends_in_time(monkeypatch, data):
     ],
 )
 def test_runs_whose_size_is_not_chosen(change, names):
-    assert can_choose_size(CONFIG, {"budget"}, CPU, 10**6)
-    assert not can_choose_size(replace(CONFIG, **change), names, CPU, 10**6)
+    assert how_sized(CONFIG, {"budget"}, 10**6) == "searched"
+    assert how_sized(CONFIG, None, 10**6) == "as given"
+    assert how_sized(replace(CONFIG, **change), names, 10**6) == "as given"
 
 
 def test_short_texts_get_a_small_model():
-    assert not can_choose_size(CONFIG, {"budget"}, CPU, 10_000)
-    assert can_choose_size(CONFIG, {"budget"}, GPU, 10**6)
-    assert is_small(CONFIG, {"budget"}, 10_000)
-    assert not is_small(CONFIG, {"budget"}, 10**6)
-    assert not is_small(CONFIG, {"budget", "rnn_size"}, 10_000)
-    assert not is_small(replace(CONFIG, budget=None, steps=9), {"steps"}, 10_000)
+    assert how_sized(CONFIG, {"budget"}, 10_000) == "tiny"
+    assert how_sized(replace(CONFIG, budget="5s"), {"budget"}, 10_000) == "tiny"
+    assert how_sized(CONFIG, {"budget", "rnn_size"}, 10_000) == "as given"
+    assert how_sized(replace(CONFIG, budget=None, steps=9), {"steps"}, 10_000) == "as given"
 
 
 def on_a_gpu(monkeypatch, half_gain=2.0, rows_s=1e-6):

@@ -13,7 +13,7 @@ from fastlstm.text.decoder import Decoder
 from fastlstm.text.lm import LM
 from fastlstm.text.sampling import Sampling
 from fastlstm.text.torch_decoder import TorchDecoder
-from fastlstm.text.weight_report import score
+from fastlstm.text.weight_report import report_weights
 
 OPTIONS = {
     "layer norm": {"layer_norm": True},
@@ -124,9 +124,9 @@ def test_batches_and_scores_are_those_of_one(random_model):
     one, two = lm.generate_batch(["ab", "cd"], 20, seed=3)
     assert (one, two) == (lm.generate("ab", 20, seed=3), lm.generate("cd", 20, seed=4))
     ids = np.arange(12) % 20
-    bits, count = score(lm.decoder, TOKENIZER, ids[:6])
-    assert count == 5
-    assert bits > 0
+    report = report_weights(lm.decoder, TOKENIZER, ids[:6])
+    assert report.num_tokens == 5
+    assert report.bits_per_char > 0
 
 
 def test_settings_outlive_a_restored_state(random_model):

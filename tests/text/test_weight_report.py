@@ -8,26 +8,26 @@ from fastlstm.text import weight_report
 from fastlstm.text.data.tokenizer import CharTokenizer
 from fastlstm.text.decoder import Decoder
 from fastlstm.text.evaluation import evaluate
-from fastlstm.text.weight_report import WeightReport, report_weights, score, writing_speed
+from fastlstm.text.weight_report import WeightReport, report_weights, writing_speed
 
 TOKENIZER = CharTokenizer("\n abcdefghijklmnopqr")
 
 
 @pytest.mark.parametrize("num_tokens", [2, 300, 1216, 20_000])
-def test_score_is_the_evaluators(random_model, num_tokens):
+def test_bits_are_the_evaluators(random_model, num_tokens):
     model = random_model(num_layers=2)
     ids = np.random.default_rng(0).integers(0, 20, num_tokens).astype(np.uint8)
-    bits, count = score(Decoder.of(model), TOKENIZER, ids)
+    report = report_weights(Decoder.of(model), TOKENIZER, ids)
     want = evaluate(model, ids, TOKENIZER)
-    assert count == want.num_tokens == num_tokens - 1
-    assert bits == pytest.approx(want.bits_per_char, rel=1e-5)
+    assert report.num_tokens == want.num_tokens == num_tokens - 1
+    assert report.bits_per_char == pytest.approx(want.bits_per_char, rel=1e-5)
 
 
 def test_short_texts(random_model):
     decoder = Decoder.of(random_model())
-    assert score(decoder, TOKENIZER, np.array([1, 2]))[1] == 1
+    assert report_weights(decoder, TOKENIZER, np.array([1, 2])).num_tokens == 1
     with pytest.raises(DataError, match="has 1 token, scoring needs at least 2"):
-        score(decoder, TOKENIZER, np.array([1]))
+        report_weights(decoder, TOKENIZER, np.array([1]))
 
 
 def test_report(random_model):

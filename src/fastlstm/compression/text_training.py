@@ -89,7 +89,8 @@ class _Training(TextSession):
     def __init__(self, run: RunDirectory, source: TextCompression) -> None:
         session = source.session
         super().__init__(run, list(session.observers), session.stop, session.started)
-        self._source, self._session, self._config = source, session, session.config
+        self.path, self._config = run.path, session.config
+        self._source, self._session = source, session
         self._teacher, self.tokenizer = source.loaded_teacher, source.stored.tokenizer
         self._start_weights, self.start_sizes = source.start(self._config)
 

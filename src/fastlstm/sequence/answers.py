@@ -17,13 +17,8 @@ from fastlstm.errors import ConfigError, DataError, counted, kind_of_value
 
 @dataclass(frozen=True)
 class Numbers:
-    """Numbers; the network learns them in standard deviations.
-
-    Attributes:
-        mean: mean of each of K outputs, float64.
-        std: standard deviation of each output; 0 if constant.
-        is_flat: answers have the shape ``(N,)``, not ``(N, K)``.
-    """
+    """Numbers, learned in standard deviations: mean and deviation (0 if constant) of K outputs,
+    `(K,)` float64; with `is_flat` answers have the shape `(N,)`, not `(N, K)`."""
 
     kind: ClassVar[str] = "numbers"
     mean: NDArray[np.float64]
@@ -44,7 +39,6 @@ class Numbers:
 
     @property
     def values(self) -> list[Any]:
-        """Mean and deviation as lists."""
         return [self.mean.tolist(), self.std.tolist()]
 
     def encode(self, answers: NDArray[np.float64]) -> Tensor:
@@ -75,9 +69,7 @@ class Labels:
 
     @property
     def values(self) -> list[Any]:
-        """The classes as a list."""
-        values: list[Any] = self.classes.tolist()
-        return values
+        return list(self.classes.tolist())
 
     def encode(self, labels: list[Any]) -> Tensor:
         """Returns the number of each label's class, shape ``(N,)``, int64."""
@@ -137,8 +129,8 @@ def answers_of(y: Any) -> NDArray[np.float64]:
 
 
 def labels_of(y: Any) -> list[Any]:
-    """Returns N labels of `y`, ``(N,)`` or ``(N, 1)``. Raises DataError: a label that is missing or
-    not hashable, or several labels per sequence."""
+    """Returns N labels of `y`, ``(N,)`` or ``(N, 1)``, which `require_one_each` has checked. Raises
+    DataError: a label that is missing or not hashable, or several labels per sequence."""
     if getattr(y, "ndim", 1) != 1:
         y = np.asarray(y)
         if y.shape[1:] != (1,):
@@ -146,8 +138,6 @@ def labels_of(y: Any) -> list[Any]:
         y = y[:, 0]
     labels = y if hasattr(y, "__len__") else np.asarray(y)
     labels = labels.tolist() if hasattr(labels, "tolist") else list(map(_plain, labels))
-    if not isinstance(labels, list):
-        raise DataError(f"y is {kind_of_value(labels)}, expected one label per sequence")
     for number, label in enumerate(labels):
         try:
             hash(label)
@@ -187,10 +177,8 @@ def classes_of(labels: list[Any], dtype: np.dtype[Any] | None = None) -> NDArray
     classes = list(dict.fromkeys(labels))
     if len(classes) < 2:
         raise DataError(f"every label is {labels[0]!r}, expected two or more classes")
-    try:
+    with suppress(TypeError):
         classes = sorted(classes)
-    except TypeError:
-        pass
     if dtype is None or dtype.kind == "O":
         kinds = {type(label) for label in classes}
         is_plain = kinds <= {int, float} or kinds in ({str}, {bool})

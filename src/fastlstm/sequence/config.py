@@ -62,8 +62,7 @@ class SequenceConfig(Architecture, TrainingOptions):
     precision: Precision = "fp32"
 
     def __post_init__(self) -> None:
-        held_out = 1e-9, 1 - 1e-9
-        check_fields(self, {**BOUNDS, **ARCHITECTURE_BOUNDS, "held_out": held_out})
+        check_fields(self, {**BOUNDS, **ARCHITECTURE_BOUNDS, "held_out": (1e-9, 1 - 1e-9)})
         self.check_schedule()
         object.__setattr__(self, "class_weight", storable_class_weight(self.class_weight))
 

@@ -21,30 +21,21 @@ from fastlstm.system.prefetch import LoaderPosition
 
 
 class SequenceBatch(NamedTuple):
-    """Sequences as the network reads them.
-
-    Attributes:
-        values: shape ``(B, T, C)``, float32; missing values are NaN.
-        lengths: steps of each sequence, shape ``(B,)``, int64; None if all have T.
-    """
+    """Sequences as the network reads them: values `(B, T, C)` float32, NaN if missing, and lengths
+    `(B,)` int64, None if all have T steps."""
 
     values: Tensor
     lengths: Tensor | None
 
     def to(self, device: torch.device) -> SequenceBatch:
-        """Returns the batch on a device."""
         lengths = None if self.lengths is None else self.lengths.to(device)
         return SequenceBatch(self.values.to(device), lengths)
 
 
 @dataclass(frozen=True)
 class Sequences:
-    """Concatenated sequences.
-
-    Attributes:
-        values: shape ``(sum of lengths, C)``, float32 or float64; missing values are NaN.
-        lengths: steps of each sequence, shape ``(N,)``, int64.
-    """
+    """Concatenated sequences: values `(sum of lengths, C)`, float32 or float64, NaN if missing, and
+    lengths `(N,)` int64."""
 
     values: NDArray[np.floating]
     lengths: NDArray[np.int64]
@@ -161,12 +152,8 @@ class Sequences:
 
 
 class LabelledBatch(NamedTuple):
-    """Sequences with their answers.
-
-    Attributes:
-        targets: answers, shape ``(B, K)`` float32, or class numbers ``(B,)`` int64.
-        total: sequences of the batch in all processes.
-    """
+    """Sequences with their answers, `(B, K)` float32, or class numbers `(B,)` int64; `total` counts
+    the sequences of the batch in all processes."""
 
     inputs: SequenceBatch
     targets: Tensor
@@ -175,14 +162,10 @@ class LabelledBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class SequenceData:
-    """Sequences with their answers, divided into training and validation.
+    """Sequences, and answers `(N, K)` float32 or class numbers `(N,)` int64 as targets.
 
-    Attributes:
-        targets: answers, shape ``(N, K)`` float32, or class numbers ``(N,)`` int64.
-        mean: mean of each column, float64.
-        train: numbers of the training sequences.
-        held_out: numbers of the validation sequences.
-        class_weights: weight of each class in the loss, shape ``(K,)`` float32; None: all 1.
+    `train` and `held_out` are the numbers of training and validation sequences; mean and deviation
+    of the columns are float64, weights of the classes in the loss `(K,)` float32, None if all 1.
     """
 
     sequences: Sequences
@@ -205,7 +188,6 @@ class SequenceData:
         return digest.hexdigest()
 
     def batch(self, numbers: NDArray[np.int64]) -> LabelledBatch:
-        """Returns the sequences with these numbers."""
         inputs = self.sequences.batch(numbers, self.mean, self.std)
         return LabelledBatch(inputs, self.targets[numbers], len(numbers))
 
@@ -229,7 +211,6 @@ class SequenceLoader(LoaderPosition):
         self._order, self._order_epoch = data.train, -1
 
     def next(self) -> LabelledBatch:
-        """Returns the next batch."""
         started = time.perf_counter()
         if self._order_epoch != self._epoch:
             order = np.random.default_rng((self._seed, self._epoch)).permutation(self._data.train)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -60,10 +60,8 @@ class SequenceModel(Estimator[StoredSequenceModel], ABC):
     """
 
     options = signature_of(SequenceConfig, observers=(), callbacks=(), verbose=None)
-    _answers_kind: ClassVar[type[Answers]]
 
     def __sklearn_tags__(self) -> Any:
-        """Returns scikit-learn's tags: three axes, NaN is allowed."""
         from sklearn.utils import InputTags, Tags, TargetTags
 
         return Tags(
@@ -151,11 +149,11 @@ class SequenceModel(Estimator[StoredSequenceModel], ABC):
             FormatError: another kind of model.
         """
         stored = read_sequence_model(path)
-        if not isinstance(stored.answers, cls._answers_kind):
-            kind = "Regressor" if isinstance(stored.answers, Numbers) else "Classifier"
+        if not issubclass(cls, kind := _kind_of(stored)):
+            name = kind.__name__
             raise FormatError(
-                f"{path} is a {kind.lower()}: open it with"
-                f" fastlstm.Sequence{kind}.load({str(path)!r})"
+                f"{path} is a {name.removeprefix('Sequence').lower()}: open it with"
+                f" fastlstm.{name}.load({str(path)!r})"
             )
         return cls._of(stored)
 
@@ -187,8 +185,11 @@ class SequenceModel(Estimator[StoredSequenceModel], ABC):
 
 def model_of(stored: StoredSequenceModel) -> SequenceRegressor | SequenceClassifier:
     """Returns the estimator of a stored model."""
-    kind = SequenceClassifier if isinstance(stored.answers, Labels) else SequenceRegressor
-    return kind._of(stored)
+    return _kind_of(stored)._of(stored)
+
+
+def _kind_of(stored: StoredSequenceModel) -> type[SequenceRegressor | SequenceClassifier]:
+    return SequenceClassifier if isinstance(stored.answers, Labels) else SequenceRegressor
 
 
 class SequenceRegressor(SequenceModel):
@@ -203,8 +204,6 @@ class SequenceRegressor(SequenceModel):
         ```
     """
 
-    _answers_kind = Numbers
-
     @staticmethod
     def _divided(order: Numbering, num_held_out: int, y: Any) -> Division:
         plain, held_out, train = answers_of(y), order[:num_held_out], order[num_held_out:]
@@ -212,7 +211,6 @@ class SequenceRegressor(SequenceModel):
         return answers, answers.encode(plain), held_out, train
 
     def __sklearn_tags__(self) -> Any:
-        """Returns scikit-learn's tags of a regressor."""
         from sklearn.utils import RegressorTags
 
         tags = super().__sklearn_tags__()
@@ -270,8 +268,6 @@ class SequenceClassifier(SequenceModel):
         ```
     """
 
-    _answers_kind = Labels
-
     @staticmethod
     def _divided(order: Numbering, num_held_out: int, y: Any) -> Division:
         labels = labels_of(y)
@@ -285,7 +281,6 @@ class SequenceClassifier(SequenceModel):
         self.classes_ = stored.answers.classes
 
     def __sklearn_tags__(self) -> Any:
-        """Returns scikit-learn's tags of a classifier."""
         from sklearn.utils import ClassifierTags
 
         tags = super().__sklearn_tags__()
@@ -314,7 +309,8 @@ class SequenceClassifier(SequenceModel):
             y: their labels.
             sample_weight: weight of each sequence, shape ``(N,)``; default: equal.
         """
-        predicted, labels = self.predict(X), labels_of(y)
-        require_one_each(len(predicted), labels)
+        predicted = self.predict(X)
+        require_one_each(len(predicted), y)
+        labels = labels_of(y)
         is_right = [a == b for a, b in zip(predicted.tolist(), labels, strict=True)]
         return float(np.average(is_right, weights=weights_of(sample_weight, len(labels))))

@@ -27,7 +27,7 @@ from fastlstm.runs.stored_values import (
 from fastlstm.sequence.answers import Answers, Labels, Numbers
 from fastlstm.sequence.config import ARCHITECTURE, SequenceConfig
 from fastlstm.sequence.model import NetworkConfig, SequenceNetwork
-from fastlstm.sequence.stack_module import StackNetwork, restored_stack
+from fastlstm.sequence.stack_module import StackConfig, StackNetwork, restored_stack
 from fastlstm.system.storage import encode_json
 from fastlstm.system.tensors import decode_tensors, encode_tensors
 
@@ -44,11 +44,8 @@ _STORABLE = (str, int, float, bool)
 class StoredSequenceModel:
     """A trained sequence model with everything that its files contain.
 
-    Attributes:
-        config: the options with every choice made.
-        given: the options as the user gave them.
-        mean: mean of every column, float64.
-        key: hash of the training data.
+    `config` are the options with every choice made, `given` as the user gave them; mean and
+    deviation of the columns are float64, `key` is the hash of the training data.
     """
 
     config: SequenceConfig
@@ -110,8 +107,7 @@ def read_options(checkpoint: Checkpoint) -> tuple[SequenceConfig, SequenceConfig
         FormatError: the checkpoint is not of a sequence model, or of another format.
     """
     origin = checkpoint.path / CONFIG_FILE
-    config = _config(checkpoint.files[CONFIG_FILE], origin)
-    return stored_options(config, SequenceConfig, origin)
+    return stored_options(_config(checkpoint.files[CONFIG_FILE], origin), SequenceConfig, origin)
 
 
 def _config(data: bytes, origin: Path) -> dict[str, Any]:
@@ -139,23 +135,23 @@ def read_sequence_model(path: str | Path) -> StoredSequenceModel:
     config = _config(files[CONFIG_FILE], origin)
     resolved, given, key = stored_options(config, SequenceConfig, origin)
     tensors = decode_tensors(files[MODEL_FILE], path / MODEL_FILE)
+    network: SequenceNetwork | StackNetwork
     with checked_values(origin):
-        described, imported = config["network"], None
+        described = config["network"]
         if "stack" in described:
-            imported = restored_stack(described, tensors)
+            network = restored_stack(described, tensors)
             require_finite(tensors, path / MODEL_FILE)
-        sizes = imported.config if imported else NetworkConfig(**described)
-        if isinstance(sizes, NetworkConfig):
+            sizes: StackConfig | NetworkConfig = network.config
+        else:
+            sizes = NetworkConfig(**described)
             require_same(resolved, sizes, ARCHITECTURE)
         scale = config["scale"]
         mean = torch.from_numpy(_numbers(scale["mean"], sizes.num_columns, "mean"))
         std = torch.from_numpy(_numbers(scale["std"], sizes.num_columns, "std", 1e-300))
         answers = _answers(config["answers"], sizes.num_outputs)
-    network: SequenceNetwork | StackNetwork | None = imported
     if isinstance(sizes, NetworkConfig):
         build = partial(SequenceNetwork, sizes)
         network = restored_network(build, tensors, path / MODEL_FILE, origin, sizes.num_layers)
-    assert network is not None
     return StoredSequenceModel(resolved, given, network, mean, std, answers, key)
 
 

@@ -27,12 +27,8 @@ is clip(0.2 x + 0.5)."""
 
 @dataclass(frozen=True)
 class Embedding:
-    """A table of vectors; the input is token ids.
-
-    Attributes:
-        weight: `(V, E)`.
-        masks_zero: the following layers leave out steps with token 0.
-    """
+    """A table `(V, E)` of vectors, whose input is token ids; with `masks_zero` the following layers
+    leave out steps with token 0."""
 
     name: str
     weight: Weights

@@ -21,12 +21,9 @@ from fastlstm.system.fields import check_values
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkConfig(Architecture):
-    """Architecture of a `SequenceNetwork`.
+    """Architecture of a `SequenceNetwork` of C columns and K outputs, numbers or classes.
 
-    Attributes:
-        num_columns: C, columns of a step.
-        num_outputs: K, numbers or classes.
-        has_missing: values may be missing (NaN); adds a mask to the input.
+    With `has_missing` values may be missing (NaN), which adds a mask to the input.
     """
 
     num_columns: int

@@ -26,7 +26,6 @@ from fastlstm.sequence.layer_stack import (
     LayerStack,
     LSTMLayer,
     Steps,
-    Weights,
     pack,
     unpack,
 )
@@ -164,12 +163,16 @@ class ImportedLSTM(nn.Module):
             bidirectional=layer.backward is not None,
             activation=layer.activation, recurrent_activation=layer.recurrent_activation,
         )  # fmt: skip
-        set_weights(self.lstm, layer.forward, "_l0")
-        if layer.backward is not None:
-            set_weights(self.lstm, layer.backward, "_l0_reverse")
-        self._every_step, self._reverses, self._merge = (
-            layer.every_step, layer.reverses, layer.merge,
-        )  # fmt: skip
+        state = dict[str, Tensor]()
+        for cell, suffix in ((layer.forward, "_l0"), (layer.backward, "_l0_reverse")):
+            if cell is not None:
+                own = _tensors(cell)
+                bias = own.pop("bias")
+                own |= {"bias_ih": bias, "bias_hh": torch.zeros_like(bias)}
+                state |= {name + suffix: tensor for name, tensor in own.items()}
+        self.lstm.load_state_dict(state)
+        self._every_step, self._reverses = layer.every_step, layer.reverses
+        self._merge = layer.merge
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns `(B, T, K)` for every step, or `(B, K)` for the last."""
@@ -209,19 +212,10 @@ class _SpatialDropout(nn.Module):
         return dropped(x, self.rate, (x.shape[0], 1, x.shape[2])) if self.training else x
 
 
-def set_weights(lstm: LSTM, weights: CellWeights, suffix: str) -> None:
-    """Sets the weights of a layer and direction; `bias_ih` gets the bias, `bias_hh` zeros."""
-    values = {"weight_ih": weights.weight_ih, "weight_hh": weights.weight_hh}
-    values["bias_ih"] = weights.bias
-    with torch.no_grad():
-        for name, value in values.items():
-            getattr(lstm, name + suffix).copy_(as_tensor(value))
-        getattr(lstm, f"bias_hh{suffix}").zero_()
-
-
-def as_tensor(array: Weights) -> Tensor:
-    """Returns a float32 copy of an array as a tensor."""
-    return torch.from_numpy(np.array(array, np.float32))
+def _tensors(part: CellWeights | Layer) -> dict[str, Tensor]:
+    """Returns float32 copies of the arrays of a layer, by name."""
+    arrays = ((n, value) for n, value in vars(part).items() if isinstance(value, np.ndarray))
+    return {name: torch.from_numpy(np.array(array, np.float32)) for name, array in arrays}
 
 
 def _module(layer: Layer) -> nn.Module:
@@ -241,10 +235,7 @@ def _module(layer: Layer) -> nn.Module:
             return _SpatialDropout(layer.rate) if layer.is_spatial else nn.Dropout(layer.rate)
         case Steps():
             return _Function(layer.part)
-    names = ("weight",) if isinstance(layer, Embedding) else ("weight", "bias")
-    with torch.no_grad():
-        for name in names:
-            getattr(module, name).copy_(as_tensor(getattr(layer, name)))
+    module.load_state_dict(_tensors(layer))
     return module
 
 
@@ -314,11 +305,7 @@ def _check_cells(layer: LSTMLayer) -> None:
 class StackConfig:
     """Describes a `StackNetwork`, as `NetworkConfig` describes a `SequenceNetwork`.
 
-    Attributes:
-        num_columns: C; 1 for token ids.
-        num_outputs: K.
-        num_tokens: V for a model that reads token ids, else 0.
-        stack: description of the layers, see `pack`.
+    A model of token ids has 1 column and V tokens, others have 0 tokens; `stack` is made by `pack`.
     """
 
     num_columns: int

@@ -180,8 +180,7 @@ class SequenceTask(Task):
     def num_rows(self, batch: LabelledBatch) -> int:
         return len(batch.targets)
 
-    def num_targets(self, batch: LabelledBatch) -> int:
-        return len(batch.targets)
+    num_targets = num_rows
 
     def losses(
         self, batch: LabelledBatch, parts: Sequence[slice], count: float | None = None
@@ -203,8 +202,7 @@ class SequenceTask(Task):
         return batch._replace(inputs=SequenceBatch(values, None), targets=targets)
 
     def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        answers = self._stored.answers
-        return answers.loss(outputs.float(), targets.to(self._device), self._weights)
+        return self._stored.answers.loss(outputs.float(), targets.to(self._device), self._weights)
 
     def num_blocks(self, limit: int) -> int:
         return -(-limit // _EVALUATION_BATCH)
@@ -214,19 +212,18 @@ class SequenceTask(Task):
         self, limit: int, blocks: range, stop: Callable[[], bool] | None, watch: Watch | None
     ) -> Tensor:
         self.model.eval()
-        own = self._data.held_out[:limit][
-            blocks.start * _EVALUATION_BATCH : blocks.stop * _EVALUATION_BATCH
-        ]
-        sums = list[float]()
-        for first in range(0, len(own), _EVALUATION_BATCH):
+        starts = [block * _EVALUATION_BATCH for block in blocks]
+        parts = [self._data.held_out[k : min(k + _EVALUATION_BATCH, limit)] for k in starts]
+        sums, done = list[float](), 0
+        for numbers in parts:
             if stop is not None and stop():
                 raise Stopped("stopped while evaluating")
-            numbers = own[first : first + _EVALUATION_BATCH]
             batch = self._data.batch(numbers)
             outputs = self.model(*batch.inputs.to(self._device))
             sums.append(float(self._loss(outputs, batch.targets)) * len(numbers))
+            done += len(numbers)
             if watch is not None:
-                watch(first + len(numbers), len(own))
+                watch(done, sum(map(len, parts)))
         return torch.tensor(sums, dtype=torch.float64)[:, None]
 
     def score(self, limit: int, sums: Tensor, seconds: float) -> Score:

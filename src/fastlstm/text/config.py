@@ -153,7 +153,6 @@ class TrainConfig(TrainingOptions, CellOptions):
             short run.
         order: lanes carries the state through contiguous text; windows shuffles (for comparison).
         lane_reset: probability per lane and step of a reset to the zero state.
-        optimizer: optimizer; muon updates the recurrent matrices, Adam the rest.
         learning_rate: peak learning rate; default depends on the optimizer.
         eval_every: steps between evaluations; by default evaluations take less than 5 % of the
             time.

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,22 +37,15 @@ _UNICODE = 0x110000 - 0x800
 """Characters that Unicode can hold: its code points without the surrogates."""
 
 
-@dataclass(frozen=True)
-class ScoredLanes:
+class ScoredLanes(NamedTuple):
     """Lanes to run side by side: lane `k` predicts `length[k]` tokens from index `start[k]`.
 
-    The `prime` tokens before the start of a lane warm its state. With `has_first`, the first lane
-    is at the start of the text and has no such tokens.
+    The `prime` tokens before a lane warm its state, except at the start of the text.
     """
 
     start: NDArray[np.int64]
     length: NDArray[np.int64]
     prime: int = 0
-    has_first: bool = True
-
-    def part(self, lanes: range) -> ScoredLanes:
-        own = slice(lanes.start, lanes.stop)
-        return ScoredLanes(self.start[own], self.length[own], self.prime, lanes.start == 0)
 
 
 def num_lanes(num_ids: int, lanes: int = LANES) -> int:
@@ -264,16 +257,17 @@ def lane_nats(
     model: LanguageModel,
     ids: NDArray[Any],
     lanes: range,
-    *,
-    should_stop: Callable[[], bool] | None = None,
-    watch: Callable[[int, int], object] | None = None,
+    should_stop: Callable[[], bool] | None,
+    watch: Callable[[int, int], object] | None,
 ) -> NDArray[np.float64]:
     """Returns the nats of some of the lanes of `evaluate`, with its defaults.
 
     A lane's nats do not depend, to the last bit, on the others. `watch` is called with the tokens
     scored so far and the tokens of these lanes.
     """
-    piece = lanes_of(len(ids), num_lanes(len(ids))).part(lanes)
+    start, length, prime = lanes_of(len(ids), num_lanes(len(ids)))
+    own = slice(lanes.start, lanes.stop)
+    piece = ScoredLanes(start[own], length[own], prime)
     return _nats_of(model, ids, [piece], CHUNK, should_stop, watch)
 
 
@@ -323,12 +317,10 @@ def _nats_of(
         for piece in pieces:
             sums, longest = np.zeros(len(piece.start)), int(piece.length.max(initial=0))
             state = _primed_state(model, ids, piece, chunk, should_stop) if longest else None
-            for offset in range(0, longest, chunk):
+            for offset, steps in _passes(longest, chunk, should_stop):
                 assert state is not None
-                steps = min(chunk, longest - offset)
-                tokens = _gather(model, ids, piece.start + offset - 1, steps, should_stop)
-                targets = _gather(model, ids, piece.start + offset, steps)
-                nats, state = model.token_nats(tokens, targets, state)
+                tokens = _gather(model, ids, piece.start + offset - 1, steps + 1)
+                nats, state = model.token_nats(tokens[:-1], tokens[1:], state)
                 has_target = (offset + np.arange(steps))[:, None] < piece.length
                 own = np.where(has_target, nats.double().cpu().numpy(), 0.0)
                 sums += [math.fsum(lane) for lane in own.T.tolist()]
@@ -346,33 +338,31 @@ def _primed_state(
     chunk: int,
     should_stop: Callable[[], bool] | None,
 ) -> State:
-    """Returns the state of every lane before its first token; it is zero for the first lane."""
-    state = model.initial_state(len(piece.start))
-    if piece.prime == 0:
-        return state
-    primed = slice(1 if piece.has_first else 0, None)
-    h, c = state[0][:, primed], state[1][:, primed]
-    start = piece.start[primed] - 1 - piece.prime
-    for offset in range(0, piece.prime, chunk):
-        steps = min(chunk, piece.prime - offset)
-        tokens = _gather(model, ids, start + offset, steps, should_stop)
+    """Returns the state of every lane before its first token; zero at the start of the text."""
+    h, c = model.initial_state(len(piece.start))
+    first = int(piece.start[0] <= piece.prime)  # lanes without tokens before them
+    primed = h[:, first:], c[:, first:]
+    for offset, steps in _passes(piece.prime, chunk, should_stop):
+        tokens = _gather(model, ids, piece.start[first:] - 1 - piece.prime + offset, steps)
         with torch.no_grad():
-            _, (h, c) = model.features(tokens, (h, c))
-    if not piece.has_first:
-        return h, c
-    return torch.cat([state[0][:, :1], h], 1), torch.cat([state[1][:, :1], c], 1)
+            _, primed = model.features(tokens, primed)
+    return torch.cat([h[:, :first], primed[0]], 1), torch.cat([c[:, :first], primed[1]], 1)
+
+
+def _passes(
+    num_steps: int, chunk: int, should_stop: Callable[[], bool] | None
+) -> Iterator[tuple[int, int]]:
+    """Yields the offset and the steps of every forward pass; polls `should_stop` before each."""
+    for offset in range(0, num_steps, chunk):
+        if should_stop is not None and should_stop():
+            raise Stopped("evaluation was asked to stop")
+        yield offset, min(chunk, num_steps - offset)
 
 
 def _gather(
-    model: LanguageModel,
-    ids: NDArray[Any],
-    starts: NDArray[np.int64],
-    steps: int,
-    should_stop: Callable[[], bool] | None = None,
+    model: LanguageModel, ids: NDArray[Any], starts: NDArray[np.int64], steps: int
 ) -> torch.Tensor:
     """Returns `(steps, lanes)` ids from each start; past the end, the last id again (unscored)."""
-    if should_stop is not None and should_stop():
-        raise Stopped("evaluation was asked to stop")
     out = np.empty((steps, len(starts)), dtype=np.int64)
     for lane, start in enumerate(starts):
         part = np.asarray(ids[start : start + steps])

@@ -175,14 +175,12 @@ class GpuDecoder(Decoder):
         return "CUDA"
 
     def describe(self, num_streams: int = 1, threads: int | None = None) -> str:
-        del threads
         rows = counted(_size_for(min(num_streams, self._limit)), "row")
         name = torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else "CPU"
         size = f"{short_bytes(self.nbytes)} of weights"
         return f"GPU decode, {self.weight_format} (CUDA graphs of {rows}, {name}), {size}"
 
     def num_threads(self, num_streams: int) -> int:
-        del num_streams
         return 1
 
     def stream(self) -> GpuStream:

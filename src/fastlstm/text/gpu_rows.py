@@ -168,13 +168,10 @@ class Rows:
         out = []
         for k in range(len(rows)):
             values = dict(zip(FIELDS, fields[k].tolist(), strict=True))
-            head = np.zeros((), HEADER)
-            head["format"], head["knows_first"] = 1, knows_first[k]
-            head["has_counts"], head["num_given"] = values["has_counts"], len(unread[k])
-            head["vocab_size"], head["hidden_size"] = config.vocab_size, H
-            head["num_layers"], head["recent"] = L, recent[k]
-            for name in ("num_drawn", "num_recent", "num_written"):
-                head[name] = values[name]
+            numbers = [values[name] for name in ("num_drawn", "num_recent", "num_written")]
+            flags = 1, knows_first[k], values["has_counts"], 0
+            sizes = config.vocab_size, H, L, len(unread[k])
+            head = np.array((*flags, *sizes, *numbers, recent[k]), HEADER)
             tail = counts[k].astype(np.uint16).tobytes() if values["has_counts"] else b""
             given = np.asarray(unread[k], np.int32).tobytes()
             out.append(head.tobytes() + states[k].tobytes() + given + tail)

@@ -161,9 +161,8 @@ class LanguageModel(nn.Module):
 
     def features_loss(self, features: Tensor, targets: Tensor) -> Tensor:
         """Returns the summed cross-entropy in nats of `targets` `(T, B)`, from `(T, B, F)`."""
-        rows = features.flatten(0, 1)
         return projected_cross_entropy(
-            rows, self.output_weight, self.output.bias, targets.reshape(-1)
+            features.flatten(0, 1), self.output_weight, self.output.bias, targets.reshape(-1)
         )
 
     def token_nats(self, tokens: Tensor, targets: Tensor, state: State) -> tuple[Tensor, State]:

@@ -173,22 +173,19 @@ def check_pipeline(
     pipeline cannot use this device, batch or number of processes."""
     if not config.pipeline:
         return ()
-    stages, parts = world.size, config.pipeline
+    stages, parts, rows, why = world.size, config.pipeline, config.batch_size, ""
     if device.type != "cpu":
-        raise ConfigError(
-            f"`pipeline={config.pipeline!r}`: runs on CPUs, not on {device}; give `device='cpu'`"
+        why = f"runs on CPUs, not on {device}; give `device='cpu'`"
+    elif num_layers < stages:
+        why = (
+            f"{stages} processes need at least {stages} layers, the model has {num_layers}; give"
+            f" `num_layers={stages!r}` or more, or start fewer processes"
         )
-    if num_layers < stages:
-        raise ConfigError(
-            f"`pipeline={config.pipeline!r}`: {stages} processes need at least {stages} layers, the"
-            f" model has {num_layers}; give `num_layers={stages!r}` or more, or start fewer"
-            " processes"
-        )
-    if config.batch_size < config.pipeline:
-        raise ConfigError(
-            f"`pipeline={config.pipeline!r}`: a batch of {config.batch_size} rows cannot be cut"
-            f" into {config.pipeline} parts; give `pipeline={config.batch_size!r}` or less"
-        )
+    elif rows < parts:
+        why = f"a batch of {rows} rows cannot be cut into {parts} parts; give `pipeline={rows!r}`"
+        why += " or less"
+    if why:
+        raise ConfigError(f"`pipeline={parts!r}`: {why}")
     if stages == 1:
         return ("pipeline: it has no effect with one process",)
     return (

@@ -24,7 +24,7 @@ LONG, SHORT = 128, 64
 SHORT, because the optimizer's share of a step halves, and it wins in runs from 20 s on. From the
 first million characters SHORT learns more (benchmarks/log)."""
 SHORT_RUN_TOKENS = 1_500_000
-_MIN_STEPS_PER_EPOCH = 8
+MIN_STEPS_PER_EPOCH = 8
 _SMALL_MODEL = 500_000
 """Number of parameters up to which a model counts half of its parameters per token, but at least
 `_FEW`; measured at 214,000 to 430,000 and 1.0 to 1.4 million."""
@@ -84,12 +84,12 @@ def fit_batch(config: TrainConfig, train_tokens: int) -> tuple[TrainConfig, tupl
     def steps() -> int:
         return (train_tokens - 1) // (batch * accumulate * length)
 
-    while steps() < _MIN_STEPS_PER_EPOCH and batch * accumulate > 1:
+    while steps() < MIN_STEPS_PER_EPOCH and batch * accumulate > 1:
         if accumulate > 1:
             accumulate //= 2
         else:
             batch //= 2
-    while steps() < _MIN_STEPS_PER_EPOCH and length > 8:
+    while steps() < MIN_STEPS_PER_EPOCH and length > 8:
         length //= 2
     if steps() < 1:
         size = counted(train_tokens, "token")

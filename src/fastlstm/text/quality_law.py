@@ -102,13 +102,10 @@ class PredictedBits:
 
 @dataclass(frozen=True)
 class QualityPrediction:
-    """Predicts longer runs of one model on one text.
+    """Predicts longer runs of one model on one text from a complete run, `measured`.
 
-    Attributes:
-        optimizer: name; an optimizer that `OPTIMIZERS` lacks counts as AdamW.
-        measured_bits: validation bits per character that the complete run `measured` ended at.
-        tokens_per_s: speed of that run, with its evaluations and checkpoints.
-        setup_s: seconds before the first step of that run.
+    That run ended at `measured_bits` validation bits per character. Its speed includes evaluations
+    and checkpoints, not the set-up. An optimizer that `OPTIMIZERS` lacks counts as AdamW.
     """
 
     rnn_size: int

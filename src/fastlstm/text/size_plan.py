@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -25,6 +25,7 @@ from fastlstm.text.data.lanes import TextLoader
 from fastlstm.text.model import LanguageModel
 from fastlstm.text.plan import (
     LONG,
+    MIN_STEPS_PER_EPOCH,
     SHORT,
     SHORT_RUN_TOKENS,
     fit_batch,
@@ -71,7 +72,6 @@ _GPU_TIMING_S = 0.4
 MIN_BUDGET_S = 10.0
 _SETUP_S = 0.1
 """Seconds to build a model and take its first step, before it is timed."""
-_MIN_STEPS_PER_EPOCH = 8
 _SIZES = {
     *("preset", "rnn_size", "num_layers", "embed_size"),
     *("tie_weights", "output_rank", "residual"),
@@ -99,32 +99,22 @@ class SizeCandidate:
         return f"{layers}{config.rnn_size} units, batch {config.batch_size}, {config.optimizer}"
 
 
-def can_choose_size(
-    config: TrainConfig, chosen: Collection[str], device: torch.device, train_tokens: int
-) -> bool:
-    """Returns whether a budget may choose the size, and the law was measured for such runs."""
-    stop = StopCriterion.of(config, 1)
-    return (
-        stop.budget_s is not None
-        and stop.budget_s >= MIN_BUDGET_S
-        and _SIZES.isdisjoint(chosen)
-        and config.vocab != "bpe"
-        and not config.pipeline
-        and config.order == "lanes"
-        and train_tokens > _smallest_text(config)
-    )
+def how_sized(
+    config: TrainConfig, chosen: Collection[str] | None, train_tokens: int
+) -> Literal["as given", "tiny", "searched"]:
+    """Returns how the size of a model is chosen; `chosen` are the given options, None keeps it.
 
-
-def _smallest_text(config: TrainConfig) -> int:
-    return _MIN_STEPS_PER_EPOCH * config.batch_size * config.accumulate * LONG
-
-
-def is_small(config: TrainConfig, chosen: Collection[str], train_tokens: int) -> bool:
-    """Returns whether a budget's text is too short for the law, and the size is open: a small model
-    memorises it later. On 20 kB, 512 units ended at 2.86 bits/char where 128 ended at 2.65."""
-    has_budget = StopCriterion.of(config, 1).budget_s is not None
-    is_open = _SIZES.isdisjoint(chosen) and config.vocab != "bpe"
-    return has_budget and is_open and train_tokens <= _smallest_text(config)
+    A search needs a budget and a run for which the law was measured. In a text that is too short
+    for the law, a tiny model memorises later: on 20 kB, 512 units ended at 2.86 bits/char where 128
+    ended at 2.65.
+    """
+    budget_s = StopCriterion.of(config, 1).budget_s
+    if chosen is None or not _SIZES.isdisjoint(chosen) or config.vocab == "bpe" or budget_s is None:
+        return "as given"
+    if train_tokens <= MIN_STEPS_PER_EPOCH * config.batch_size * config.accumulate * LONG:
+        return "tiny"
+    is_measured = budget_s >= MIN_BUDGET_S and not config.pipeline and config.order == "lanes"
+    return "searched" if is_measured else "as given"
 
 
 class SizePlan:
@@ -203,7 +193,6 @@ class SizePlan:
                 and replace(tried.config, precision=config.precision) == config
             ]
             why = ", ".join([f"{best.tokens_per_s:,.0f} tokens/s", *others])
-        allow_tf32(config.precision)
         return PrecisionChoice(config.precision, why, step_s, self.is_recalled)
 
     def _fastest(self, best: SizeCandidate) -> SizeCandidate:
@@ -398,28 +387,25 @@ def budget_plan(
     """
 
     def make() -> ChosenPlan:
-        if chosen is None or not can_choose_size(config, chosen, device, len(ids)):
-            sized, why = config, ""
-            if chosen is not None and is_small(config, chosen, len(ids)):
-                tiny: dict[str, Any] = {**PRESETS["tiny"]}
-                sized = replace(config, **tiny)
-                why = (
-                    f"chose {sized.rnn_size} units: the text has only {len(ids):,} training tokens"
-                )
+        how, sized, why = how_sized(config, chosen, len(ids)), config, ""
+        if how == "tiny":
+            tiny: dict[str, Any] = {**PRESETS["tiny"]}
+            sized = replace(config, **tiny)
+            why = f"chose {sized.rnn_size} units: the text has only {len(ids):,} training tokens"
+        if how == "searched":
+            first, timed = config, None
+            if device.type == "cpu":
+                first = replace(config, rnn_size=FIRST_SIZE, embed_size=EMBED_SIZES[FIRST_SIZE])
+                timed = _precision(first, device, ids, tokenizer)
+                first = replace(first, precision=timed.name)
+            search = SizePlan(first, chosen or (), ids, tokenizer, started, device)
+            best, why = search.choose()
+            choice, sized = search.precision(best, config.precision, timed), best.config
+            if device.type == "cpu":
+                sized = replace(sized, precision=config.precision)
+            why = f"{why} (steps measured earlier)" if search.is_recalled else why
+        else:
             choice = _precision(sized, device, ids, tokenizer)
-            tokens = tokens_of_budget(sized, choice, started)
-            return ChosenPlan(changes(config, sized), why, choice, tokens)
-        first, timed = config, None
-        if device.type == "cpu":
-            first = replace(config, rnn_size=FIRST_SIZE, embed_size=EMBED_SIZES[FIRST_SIZE])
-            timed = _precision(first, device, ids, tokenizer)
-            first = replace(first, precision=timed.name)
-        search = SizePlan(first, chosen, ids, tokenizer, started, device)
-        best, why = search.choose()
-        choice, sized = search.precision(best, config.precision, timed), best.config
-        if device.type == "cpu":
-            sized = replace(sized, precision=config.precision)
-        why = f"{why} (steps measured earlier)" if search.is_recalled else why
         tokens = tokens_of_budget(sized, choice, started)
         return ChosenPlan(changes(config, sized), why, choice, tokens)
 

@@ -178,23 +178,19 @@ def parse_config(data: bytes, origin: Path) -> tuple[dict[str, Any], ModelConfig
     config = parse_json(data, origin)
     if not isinstance(config, dict) or config.get("format") != TEXT_RUN:
         raise FormatError(f"{origin}: is not the config.json of a fastlstm run")
+    model, digest = config.get("model"), config.get("tokenizer_sha256")
     try:
         require_format(config)
-    except FormatError as error:
-        raise FormatError(f"{origin}: {error}") from None
-    model, digest = config.get("model"), config.get("tokenizer_sha256")
-    if not isinstance(model, dict) or not isinstance(digest, str):
-        raise FormatError(f"{origin}: lacks 'model' or 'tokenizer_sha256'")
-    if "compression" in config:
-        try:
+        if not isinstance(model, dict) or not isinstance(digest, str):
+            raise FormatError("lacks 'model' or 'tokenizer_sha256'")
+        if "compression" in config:
             checked_compression(config["compression"])
-        except ValueError as error:
-            raise FormatError(f"{origin}: {error}; put the right file back") from None
-    try:
         sizes = built(ModelConfig, model, "model")
         check_values(sizes, MODEL_BOUNDS)
+    except ValueError as error:
+        raise FormatError(f"{origin}: {error}; put the right file back") from None
     except TypeError as error:
         raise FormatError(f"{origin}: 'model' is incomplete ({error})") from None
-    except ConfigError as error:
+    except (ConfigError, FormatError) as error:
         raise FormatError(f"{origin}: {error!s:.200}") from None
     return config, sizes

@@ -160,9 +160,7 @@ class TextTask(Task):
     def evaluate_blocks(
         self, limit: int, blocks: range, stop: Callable[[], bool] | None, watch: Watch | None
     ) -> Tensor:
-        nats = lane_nats(
-            self.model, self.valid_ids[: limit + 1], blocks, should_stop=stop, watch=watch
-        )
+        nats = lane_nats(self.model, self.valid_ids[: limit + 1], blocks, stop, watch)
         return torch.from_numpy(nats)[:, None]
 
     def score(self, limit: int, sums: Tensor, seconds: float) -> Score:

@@ -54,20 +54,18 @@ class TorchDecoder(Decoder):
         return "torch"
 
     def describe(self, num_streams: int = 1, threads: int | None = None) -> str:
-        del num_streams
         where = counted(torch.get_num_threads() if threads is None else threads, "thread")
         size = f"{short_bytes(self.nbytes)} of weights"
         return f"torch, fp32 ({where}), {size}: {native_refusal(self.config)}"
 
     def num_threads(self, num_streams: int) -> int:
-        del num_streams
         return torch.get_num_threads()
 
     def stream(self) -> Stream:
         return _TorchStream(self)
 
     def run(self, streams: Sequence[Stream], steps: int, threads: int | None = None) -> float:
-        del threads  # torch chooses its own
+        """Works like `Decoder.run`; torch chooses its own threads."""
         start_s = time.perf_counter()
         for stream in streams:
             assert isinstance(stream, _TorchStream)

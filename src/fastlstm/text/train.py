@@ -49,11 +49,7 @@ from fastlstm.text.evaluation import Evaluation
 from fastlstm.text.files import load_language_model, settings_files
 from fastlstm.text.held_out import RunText, another_text, open_held_out
 from fastlstm.text.model import LanguageModel, initialize
-from fastlstm.text.pipelined_task import (
-    PipelinedTextTask,
-    check_pipeline,
-    stage_names,
-)
+from fastlstm.text.pipelined_task import PipelinedTextTask, check_pipeline, stage_names
 from fastlstm.text.plan import LONG, choose_seq_length, fit_batch, open_batches, resolve
 from fastlstm.text.size_plan import budget_plan
 from fastlstm.text.task import FinalTest, Outlook, Samples, TextTask, has_outlook
@@ -185,7 +181,7 @@ def train(
         if observers is None and world.is_leader:
             observers = [stack.enter_context(default_output(use_json=False))]
         session = TextSession(run, observers or [], stop, began, world)
-        session.chosen, session.place = chosen, Path(path)
+        session.chosen, session.path = chosen, Path(path)
         if first is not None:
             session.start_with(first, config)
         stored = partial(session.configs_of, start=start)
@@ -205,19 +201,16 @@ class TextSession(RunSession):
     unknown: UnknownPolicy = "refuse"
     chosen: Collection[str] | None = None
     """Names of the given options; with None a budget chooses no size."""
-    place = Path()
+    path = Path()
+    """The run directory, even if another process writes it."""
     _first_model: LanguageModel | None = None
     _first_text: str | None = None
     _started_with: dict[str, str] | None = None
 
-    @property
-    def path(self) -> Path:
-        """The run directory, even if another process writes it."""
-        return self.place if self.run is None else self.run.path
-
     def start_with(self, first: WarmStart, config: TrainConfig) -> None:
         """Has training start with a trained model; `config` are the options with its sizes."""
-        self._first_model, self._started_with = first.loaded.model, first.record()
+        self._first_model = first.loaded.model
+        self._started_with = {"path": first.path, "model_sha256": first.sha256}
         self._first_text = first.loaded.config.get("data", {}).get("key")
         self.is_trained = True
         self.tokenizer, self.unknown = first.loaded.tokenizer, "count"
@@ -344,8 +337,7 @@ class TextSession(RunSession):
         """Returns the text with its vocabulary; other processes read it after rank 0."""
         if self.world.is_leader:
             texts = self._prepare(source, config, checkpoint)
-            tokenizer = texts.source.tokenizer
-            self.world.told(tokenizer.to_json().decode())
+            self.world.told(texts.source.tokenizer.to_json().decode())
         else:
             self.tokenizer, self.unknown = load_tokenizer(self.world.told().encode()), "count"
         with self.world.together():
@@ -438,8 +430,7 @@ def _about(
 
 def _layer_call(config: TrainConfig, device: torch.device) -> LSTMCall:
     """Returns the call of the last layer of a training step, before the text is known."""
-    sizes = config.model_config(1 << 20, 0.0)
-    H, T = sizes.rnn_size, config.seq_length or LONG
+    H, T = config.model_config(1 << 20, 0.0).rnn_size, config.seq_length or LONG
     options = CellOptions.of(config)
     return LSTMCall(T, config.batch_size, H, H, torch.float32, device.type, True, options=options)
 

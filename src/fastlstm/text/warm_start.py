@@ -42,10 +42,6 @@ class WarmStart:
             )
         return WarmStart(os.path.abspath(path), loaded, weights_record(loaded.path).sha256)
 
-    def record(self) -> dict[str, str]:
-        """Returns the key `start` of config.json."""
-        return {"path": self.path, "model_sha256": self.sha256}
-
     def options(self, config: TrainConfig, given: Collection[str]) -> TrainConfig:
         """Returns the options of the run, with the sizes and the vocabulary of the model.
 

@@ -51,17 +51,13 @@ class WeightReport:
 
 def report_weights(decoder: Decoder, tokenizer: Tokenizer, ids: NDArray[Any]) -> WeightReport:
     """Measures a decoder on 1-d tokens, at least 2."""
-    bits, num_tokens = score(decoder, tokenizer, ids)
-    return WeightReport(
-        decoder.weight_format, decoder.bytes_per_token, writing_speed(decoder), bits, num_tokens
-    )
-
-
-def score(decoder: Decoder, tokenizer: Tokenizer, ids: NDArray[Any]) -> tuple[float, int]:
-    """Returns bits per character by the decoding kernels, and the number of tokens scored."""
     scores = score_tokens(decoder, ids)
     chars = float(tokenizer.token_chars[scores.targets].sum())
-    return math.fsum(scores.nats) / math.log(2) / max(chars, 1.0), len(scores.nats)
+    bits = math.fsum(scores.nats) / math.log(2) / max(chars, 1.0)
+    speed = writing_speed(decoder)
+    return WeightReport(
+        decoder.weight_format, decoder.bytes_per_token, speed, bits, len(scores.nats)
+    )
 
 
 class TokenScores(NamedTuple):

@@ -135,11 +135,8 @@ def prompt_ids(tokenizer: Tokenizer, prompt: str) -> NDArray[Any]:
     if not isinstance(prompt, str):
         raise PromptError(f"the prompt is {kind_of_value(prompt)}, expected a str")
     try:
-        if prompt:
-            return tokenizer.encode(prompt)
+        return tokenizer.encode(prompt or "\n")
     except DataError as error:
+        if not prompt:
+            return np.zeros(1, dtype=np.int64)
         raise PromptError(f"the prompt has {error}") from error
-    try:
-        return tokenizer.encode("\n")
-    except DataError:
-        return np.zeros(1, dtype=np.int64)

@@ -12,7 +12,7 @@ import pytest
 
 from fastlstm.serve.http.access import Record
 from fastlstm.serve.http.errors import ApiError
-from fastlstm.serve.text.completions import Choice, Logprobs, Prompt, Usage, _Answer
+from fastlstm.serve.text.completions import Choice, Logprobs, Prompt, _Answer
 from fastlstm.serve.text.generation import OutputChunk, ScoredToken
 from fastlstm.serve.text.requests import CompletionRequest
 from fastlstm.text.data.tokenizer import ByteTokenizer
@@ -43,10 +43,10 @@ class Recorder:
 
 
 def answered(recorder, num_choices=1, *, stream, reports_usage=""):
-    record = Record("one")
+    record = Record("one", prompt_tokens=3)
     request = CompletionRequest(["a"], n=num_choices, stream=stream, reports_usage=reports_usage)
     choices: Any = [Choice(index, PROMPT, None) for index in range(num_choices)]  # type: ignore[arg-type]
-    answer = _Answer(recorder, request, choices, Usage(3), record, recorder, recorder)
+    answer = _Answer(recorder, request, choices, record, recorder, recorder)
     try:
         asyncio.run(answer.stream() if stream else answer.whole())
     except ApiError as error:

@@ -15,7 +15,12 @@ import running_server
 from fastlstm.serve.admission import Reservation
 from fastlstm.serve.http.errors import ENDING, Overloaded, Unavailable
 from fastlstm.serve.text import scheduler as scheduler_module
-from fastlstm.serve.text.generation import ActiveSequence, GenerationRequest, OutputChunk
+from fastlstm.serve.text.generation import (
+    ActiveSequence,
+    GenerationRequest,
+    OutputChunk,
+    sequences_of,
+)
 from fastlstm.serve.text.scheduler import Scheduler
 from fastlstm.text.sampling import Sampling
 from fastlstm.text.writing import token_stops
@@ -209,13 +214,15 @@ def test_a_shared_prompt_that_fails_ends_all_its_texts(make, lm, decoder):
     wait_until(lambda: scheduler.num_held == 0)
 
 
-@pytest.mark.parametrize("function", ["first_sequences", "forked"])
-def test_texts_that_fail_to_start_free_their_slots(make, lm, monkeypatch, function):
-    def failing(*_):
-        raise RuntimeError("planted")
+@pytest.mark.parametrize("num_args", [3, 4], ids=["to read the prompt", "after the prompt"])
+def test_texts_that_fail_to_start_free_their_slots(make, lm, monkeypatch, num_args):
+    def failing(*args):
+        if len(args) == num_args:
+            raise RuntimeError("planted")
+        return sequences_of(*args)
 
     scheduler = make(max_streams=3)
-    monkeypatch.setattr(scheduler_module, function, failing)
+    monkeypatch.setattr(scheduler_module, "sequences_of", failing)
     many = start(scheduler, generation(lm, "ab" * 500, n=3))
     assert all("writing this text failed" in text for text in many.texts(3))
     wait_until(lambda: (scheduler.num_held, scheduler.num_active) == (0, 0))

@@ -91,7 +91,8 @@ def test_short_writes_are_continued(tmp_path, monkeypatch):
 
 
 def test_unseen_characters_are_found_where_they_first_occur():
-    assert find_unseen(work("aaXa\r\nYaXY"), "YX") == [("X", 2), ("Y", 5)]
+    found = find_unseen(work("aaXa\r\nYaXY"), CharTokenizer("\na"), 2)
+    assert found == [("X", 2), ("Y", 5)]
 
 
 @pytest.mark.parametrize("block_bytes", [100, 2000])

@@ -13,7 +13,6 @@ from fastlstm.text.data.tokenizer import (
     CharTokenizer,
     code_points,
     load_tokenizer,
-    smallest_dtype,
 )
 
 ALPHABET = "\n abcé€𝄞😀"
@@ -83,7 +82,9 @@ def test_code_points_outside_the_first_plane():
     ("size", "dtype"), [(256, np.uint8), (257, np.uint16), (65536, np.uint16), (65537, np.uint32)]
 )
 def test_smallest_dtype(size, dtype):
-    assert smallest_dtype(size) == dtype
+    tokenizer = ByteTokenizer()
+    tokenizer.pieces = [b"x"] * size
+    assert tokenizer.dtype == dtype
 
 
 @pytest.mark.parametrize("tokenizer", [CHAR, BYTE], ids=["char", "byte"])

@@ -48,12 +48,13 @@ class Completions:
                 request, generations = await engine.read(channel, body, is_chat=self._is_chat)
                 del body
                 num_scored = engine.reserve_scores(request, generations, channel.tenant)
-                usage = Usage(sum(len(generation.prompt) for generation in generations))
-                num_repeated = usage.prompt_tokens if request.echo else 0
+                num_read = sum(len(one.prompt) for one in generations)
+                num_repeated = num_read if request.echo else 0
                 choices = await engine.run(
                     channel, num_repeated, choices_of, generations, request, engine
                 )
-                answer = _Answer(engine, request, choices, usage, record, sender, channel)
+                record.prompt_tokens = num_read
+                answer = _Answer(engine, request, choices, record, sender, channel)
                 engine.submit(generations)
                 await (answer.stream() if request.stream else answer.whole())
             finally:
@@ -65,13 +66,11 @@ class _Answer:
     _engine: TextEngine
     _request: CompletionRequest
     _choices: Sequence[Choice]
-    _usage: Usage
     _record: Record
     _sender: Sender
     _channel: Channel
 
     def __post_init__(self) -> None:
-        self._record.prompt_tokens = self._usage.prompt_tokens
         self._num_open = len(self._choices)
         request = self._request
         kind = "chat.completion.chunk" if request.stream else "chat.completion"
@@ -89,11 +88,11 @@ class _Answer:
                 if chunk.error is not None:
                     raise self._refusal(chunk.error)
                 self._count(chunk)
-                await self._encode(chunk, self._choices[chunk.index].add, chunk)
+                await self._encode(chunk, self._choices[chunk.index].add)
         parts: Parts = [self._head]
         for number, choice in enumerate(self._choices):
             parts += [b"," if number else b"", *choice.taken()]
-        parts.append(b'],"usage":%s}' % self._usage.json())
+        parts.append(b'],"usage":%s}' % self._usage())
         await self._sender.start(b"application/json", sum(map(len, parts)))
         await self._sender.body(*parts, is_last=True)
 
@@ -109,7 +108,7 @@ class _Answer:
                     parts.append(b"data: %s\n\n" % error_json(chunk.error))
                     break
                 self._count(chunk)
-                parts += await self._encode(chunk, self._event, chunk)
+                parts += await self._encode(chunk, self._event)
             if not parts:
                 continue
             if not is_started:
@@ -117,7 +116,7 @@ class _Answer:
                 is_started = True
             if not self._num_open:
                 if self._request.reports_usage:
-                    parts += [b"data: ", self._head, b'],"usage":%s}\n\n' % self._usage.json()]
+                    parts += [b"data: ", self._head, b'],"usage":%s}\n\n' % self._usage()]
                 parts.append(DONE)
             await self._sender.body(*parts, is_last=has_failed or not self._num_open)
 
@@ -127,17 +126,21 @@ class _Answer:
         choice.add(chunk)
         if not (chunk.num_tokens or chunk.text or chunk.is_last):
             return []
-        usage = self._usage.json() if reports == "all" else b"null"
+        usage = self._usage() if reports == "all" else b"null"
         tail = b'],"usage":%s}\n\n' % usage if reports else b"]}\n\n"
         return [b"data: ", self._head, *choice.taken(), tail]
 
-    async def _encode(self, chunk: OutputChunk, function: Callable[..., Any], *args: Any) -> Any:
+    async def _encode(self, chunk: OutputChunk, function: Callable[[OutputChunk], Any]) -> Any:
         count = len(chunk.scores) + len(chunk.prompt_scores)
-        return await self._engine.run(self._channel, count, function, *args)
+        return await self._engine.run(self._channel, count, function, chunk)
+
+    def _usage(self) -> bytes:
+        prompt, completion = self._record.prompt_tokens, self._record.completion_tokens
+        own = {"prompt_tokens": prompt, "completion_tokens": completion}
+        return _dumps({**own, "total_tokens": prompt + completion})
 
     def _count(self, chunk: OutputChunk) -> None:
-        self._usage.completion_tokens += chunk.num_tokens
-        self._record.completion_tokens = self._usage.completion_tokens
+        self._record.completion_tokens += chunk.num_tokens
         self._num_open -= chunk.is_last
 
     def _refusal(self, why: str) -> ApiError:
@@ -291,18 +294,6 @@ def choices_of(
         prompt = Prompt(generation, request, engine.model.tokenizer)
         choices += [Choice(index, prompt, engine.seal, message) for index in generation.indices]
     return choices
-
-
-@dataclass
-class Usage:
-    """Tokens of a request."""
-
-    prompt_tokens: int
-    completion_tokens: int = 0
-
-    def json(self) -> bytes:
-        total = self.prompt_tokens + self.completion_tokens
-        return _dumps({**vars(self), "total_tokens": total})
 
 
 def _text_json(text: str) -> bytes:

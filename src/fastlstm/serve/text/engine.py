@@ -105,8 +105,7 @@ class TextEngine(Engine):
         super().__init__(model.name, settings, metrics)
         self.model, self.created = model, int(time.time())
         self.seal = Seal(session_key, model.decoder.model_hash)
-        vocab_size = model.tokenizer.vocab_size
-        facts = model.name, vocab_size, settings.max_tokens
+        facts = model.name, model.tokenizer.vocab_size, settings.max_tokens
         self.decoder = completion_decoder(*facts)
         self.chat_decoder = completion_decoder(*facts, ChatFields)
         self.scored = Places(settings.max_scored, is_shared=is_shared)

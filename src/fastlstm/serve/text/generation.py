@@ -11,6 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -32,13 +33,10 @@ MIN_TOKENS = 256
 
 
 class Prefix(NamedTuple):
-    """The cached part of a prompt.
+    """The cached part of a prompt: `Stream.save` after its first `num_known` tokens, or None.
 
-    Attributes:
-        key: cache key for the state of the whole prompt; None if this state is cached, or the
-            prompt is too short.
-        num_known: tokens at the beginning that need not be read.
-        state: `Stream.save` after these, or None.
+    `key` is the cache key for the state of the whole prompt; None if this state is cached, or the
+    prompt is too short.
     """
 
     key: tuple[int, bytes] | None = None
@@ -70,15 +68,13 @@ class PrefixCache:
             states = self._states.setdefault(tenant, OrderedDict())
             lengths = {length for length, _ in states if length <= len(tokens)}
         data = memoryview(np.asarray(tokens, np.int64).tobytes())
-        digest, hashed, keys = hashlib.sha256(), 0, []
-        for length in sorted({*lengths, len(tokens)}):
+        digest, keys = hashlib.sha256(), []
+        for hashed, length in pairwise([0, *sorted({*lengths, len(tokens)})]):
             digest.update(data[8 * hashed : 8 * length])
-            hashed = length
             keys.append((length, digest.digest()))
         with self._lock:
             for key in reversed(keys):
-                state = states.get(key)
-                if state is not None:
+                if (state := states.get(key)) is not None:
                     states.move_to_end(key)
                     return Prefix(None if key == keys[-1] else keys[-1], key[0], state)
         return Prefix(keys[-1])
@@ -164,10 +160,8 @@ class GenerationRequest:
 class OutputChunk:
     """New output of one text.
 
-    Attributes:
-        finish: "stop" or "length" in the last chunk, unless `error` says why the text ends there.
-        prompt_scores: scores of the prompt, in chunks of the request's first choice, before the
-            first token of any choice.
+    The last chunk has a `finish`, "stop" or "length", or an `error` that says why the text ends.
+    Scores of the prompt come with the first choice, before the first token of any choice.
     """
 
     index: int
@@ -287,15 +281,12 @@ class ActiveSequence:
             self.stream.begin(self._room - self._num_written)
             return OutputChunk(self.index, text, num_tokens)
         if not is_stopped and status not in ("stop", "length"):
-            return self.failed("the model cannot continue from here")
+            return OutputChunk(self.index, error="the model cannot continue from here")
         state = State(self.stream.save(), self._text.held) if self.request.returns_state else None
         if not is_stopped:
             text += self._stop_text.flush() + ("" if state else self._text.flush())
         finish = "stop" if is_stopped else "length"
         return OutputChunk(self.index, text, num_tokens, finish, state=state)
-
-    def failed(self, why: str) -> OutputChunk:
-        return OutputChunk(self.index, error=why)
 
     def _take_by_token(self) -> OutputChunk | None:
         tokens, scores = self.stream.take().tolist(), self._take_scores()
@@ -348,22 +339,13 @@ class ActiveSequence:
         return ready
 
 
-def first_sequences(
-    request: GenerationRequest, decoder: Decoder, tokenizer: Tokenizer
+def sequences_of(
+    request: GenerationRequest, decoder: Decoder, tokenizer: Tokenizer, opened: bytes | None = None
 ) -> list[ActiveSequence]:
-    """Returns the sequences to start with: one that reads the prompt for all choices, or all."""
-    count = len(request.samplings)
-    is_shared = count > 1 and not request.scores_prompt and not request.prefix.is_whole
-    choices = [None] if is_shared or request.prefix.key is not None else range(count)
-    return [ActiveSequence(request, choice, decoder, tokenizer) for choice in choices]
-
-
-def forked(
-    reader: ActiveSequence, state: bytes, decoder: Decoder, tokenizer: Tokenizer
-) -> list[ActiveSequence]:
-    """Returns a sequence per choice, once `reader` has read the prompt for all of them."""
-    request = reader.request
-    return [
-        ActiveSequence(request, choice, decoder, tokenizer, state)
-        for choice in range(len(request.samplings))
-    ]
+    """Returns the sequences to start with: one that reads the prompt for all choices, or all; after
+    the prompt was read, with its state `opened`, one for each choice."""
+    count, prefix = len(request.samplings), request.prefix
+    is_shared = count > 1 and not request.scores_prompt and not prefix.is_whole
+    has_reader = opened is None and (is_shared or prefix.key is not None)
+    choices = [None] if has_reader else range(count)
+    return [ActiveSequence(request, choice, decoder, tokenizer, opened) for choice in choices]

@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct, structs
 
-from fastlstm.errors import PromptError
-from fastlstm.serve.http.errors import MAX_NUMBER, ApiError, decode, no_model, refused
+from fastlstm.serve.http.errors import MAX_NUMBER, decode, no_model, refused
 from fastlstm.serve.settings import Settings
 from fastlstm.text.sampling import SMALLEST, Sampling, sampling_of
 
@@ -243,7 +242,4 @@ def _sampling(given: dict[str, Any], defaults: Mapping[str, Any]) -> Sampling:
         if settings["seed"] >= _SEEDS:
             raise refused("seed", f"expected `int` <= {_SEEDS - 1}")
         settings["seed"] %= _SEEDS
-    try:
-        return sampling_of(defaults, settings)
-    except PromptError as error:  # a bound of the engine's that is not one of ours
-        raise ApiError(400, str(error)) from None
+    return sampling_of(defaults, settings)

@@ -20,8 +20,7 @@ from fastlstm.serve.text.generation import (
     GenerationRequest,
     OutputChunk,
     PrefixCache,
-    first_sequences,
-    forked,
+    sequences_of,
 )
 from fastlstm.text.writing import StepSizer
 
@@ -147,7 +146,7 @@ class Scheduler(ModelThread):
     def _start(self, request: GenerationRequest) -> None:
         self._slots.take(request.channel.tenant, len(request.indices))
         try:
-            self._active += first_sequences(request, self._decoder, self._tokenizer)
+            self._active += sequences_of(request, self._decoder, self._tokenizer)
         except Exception:
             _LOG.exception("a text could not be started")
             self._free(request)
@@ -165,7 +164,7 @@ class Scheduler(ModelThread):
         prompts: list[ActiveSequence] = []  # have read the prompt for all choices
         num_read = num_written = num_steps = 0
         for sequence in ready:
-            chunk = sequence.failed(why) if id(sequence) in failed else self._take(sequence)
+            chunk = self._take(sequence, why if id(sequence) in failed else None)
             newly_read = sequence.count_read()
             num_read += newly_read
             num_steps += max(0, newly_read - 1)  # the last is read when the first token is written
@@ -214,14 +213,17 @@ class Scheduler(ModelThread):
                 failed.add(id(sequence))
         return failed, seconds
 
-    def _take(self, sequence: ActiveSequence) -> OutputChunk | None:
+    def _take(self, sequence: ActiveSequence, why: str | None) -> OutputChunk | None:
+        """Returns the new output of a sequence, or an error: `why`, if it has failed before."""
         try:
-            return sequence.take()
+            if why is None:
+                return sequence.take()
         except NonFiniteError:
-            return sequence.failed(_DAMAGED)
+            why = _DAMAGED
         except Exception:
             _LOG.exception("a text failed; the others continue")
-            return sequence.failed(_FAILED)
+            why = _FAILED
+        return OutputChunk(sequence.index, error=why)
 
     def _replace(
         self, ended: list[ActiveSequence], prompts: list[ActiveSequence]
@@ -235,9 +237,9 @@ class Scheduler(ModelThread):
                 self._free(sequence)
             for sequence in prompts:
                 try:
-                    state, key = sequence.stream.save(), sequence.request.prefix.key
-                    choices = forked(sequence, state, self._decoder, self._tokenizer)
-                    if key is not None:  # and the state could be continued
+                    state, request = sequence.stream.save(), sequence.request
+                    choices = sequences_of(request, self._decoder, self._tokenizer, state)
+                    if (key := request.prefix.key) is not None:  # and the state could be continued
                         self.prefix_cache.store(key, state, sequence.channel.tenant)
                     self._active += choices
                 except Exception:

@@ -30,6 +30,7 @@ from fastlstm.text.data.sources import InputText
 from fastlstm.text.data.tokenizer import (
     TRAINING_BYTES,
     BpeTokenizer,
+    CharTokenizer,
     Tokenizer,
     code_points,
     train_bpe,
@@ -200,17 +201,16 @@ def write_ids(work: Pass, tokenizer: Tokenizer, scanned: Scan, path: Path) -> in
     return count
 
 
-def find_unseen(work: Pass, unseen: str) -> list[tuple[str, int]]:
-    """Returns the characters `unseen`, ten or more if there are many, with first positions."""
+def find_unseen(work: Pass, tokenizer: CharTokenizer, num_unseen: int) -> list[tuple[str, int]]:
+    """Returns the `num_unseen` characters that a tokenizer lacks, ten or more if there are many, in
+    order of their first positions."""
     positions: dict[str, int] = {}
-    wanted = set(unseen)
     offset = 0
     for block in BlockReader(work.source.documents, work.rules, work.block_bytes):
         text = block.decode("utf-8")
-        for char in wanted.intersection(text):
-            positions[char] = offset + text.index(char)
-        wanted -= positions.keys()
-        if len(positions) >= 10 or not wanted:
+        for char, position in tokenizer.unknown_in(text):
+            positions.setdefault(char, offset + position)
+        if len(positions) >= min(10, num_unseen):
             break
         offset += len(text)
-    return sorted(positions.items(), key=lambda pair: pair[1])
+    return list(positions.items())

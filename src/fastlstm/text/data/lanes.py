@@ -33,13 +33,10 @@ _OFFSET, _RESET, _ORDER = range(3)
 
 @dataclass(frozen=True)
 class Batch:
-    """The input and targets of one forward pass, batch `index` of an epoch.
+    """Batch `index` of an epoch: tokens x and the token after each one, y, both `(T, B)` int64.
 
-    Attributes:
-        x: tokens, shape ``(T, B)``, int64.
-        y: the token after each token of `x`, shape ``(T, B)``, int64.
-        reset: lanes that start from zero state, shape ``(B,)``, bool.
-        start: position in the text of each lane's first token, shape ``(B,)``, int64.
+    `reset` `(B,)` bool marks lanes that start from zero state, `start` `(B,)` int64 is the position
+    of each lane's first token in the text.
     """
 
     x: Tensor
@@ -93,12 +90,6 @@ class TextBatches(LoaderPosition):
 
     def __iter__(self) -> Iterator[Batch]:
         return self
-
-    def from_start(self) -> TextBatches:
-        """Returns the same batches, from the first one."""
-        batches = copy.copy(self)
-        batches._epoch, batches._index, batches._prepared = 0, 0, -1
-        return batches
 
     def __next__(self) -> Batch:
         if self._prepared != self._epoch:
@@ -201,14 +192,14 @@ class TextLoader(LoaderPosition):
 
     def first_epoch(self) -> Iterator[Batch]:
         """Yields the batches of the first epoch without moving `next`; may raise Stopped."""
-        batches = self._batches.from_start()
+        batches = copy.copy(self._batches)
+        batches._epoch, batches._index, batches._prepared = 0, 0, -1
         for _ in range(self.steps_per_epoch):
             if self._should_stop is not None and self._should_stop():
                 raise Stopped("stopped while reading the first epoch again")
             yield next(batches)
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """See `LoaderPosition.load_state_dict`."""
         self.close()
         super().load_state_dict(state)
 

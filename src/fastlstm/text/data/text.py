@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from io import FileIO
 from pathlib import Path
 from typing import Any, Literal
 
@@ -269,14 +270,11 @@ def prepare_text(
     work = Pass(opened, rules, BLOCK_BYTES, should_stop, on_progress, passes)
     job = _Job(cache, work, kind, vocab_size, train_share, tokenizer, unknown)
     entry = job.find_unchanged()
-    from_cache = entry is not None
     if entry is None:
         with cache.work_directory() as directory:
-            entry, from_cache = job.encode(directory)
-    return replace(
-        entry, from_cache=from_cache, seconds=time.monotonic() - started, source=opened.name,
-        notes=(*opened.notes, *_repairs(entry)),
-    )  # fmt: skip
+            entry = job.encode(directory)
+    notes = (*opened.notes, *_repairs(entry))
+    return replace(entry, seconds=time.monotonic() - started, source=opened.name, notes=notes)
 
 
 def _repairs(entry: TextDataset) -> Iterator[str]:
@@ -306,21 +304,18 @@ class _Job:
         content = self.cache.recall(self._key("stat", signature)) if signature else None
         return self._find(content) if isinstance(content, str) else None
 
-    def encode(self, directory: Path) -> tuple[TextDataset, bool]:
-        """Scans the source, encodes it unless it is cached, and returns whether it was cached."""
+    def encode(self, directory: Path) -> TextDataset:
+        """Scans the source, and encodes it unless it is cached."""
         self.work = replace(self.work, source=_spool(self.work, directory))
         source = self.work.source
         before, read_at = source.signature(), time.time_ns()
         scanned = scan(self.work)
-        entry = self._find(scanned.content)
-        from_cache = entry is not None
-        if entry is None:
-            entry = self._encode(scanned, directory)
+        entry = self._find(scanned.content) or self._encode(scanned, directory)
         if before and before == source.signature():
             changed_at = max(int(time_ns) for row in before for time_ns in row[3:5])
             if read_at - changed_at >= _RACY_NS:
                 self.cache.remember(self._key("stat", before), scanned.content)
-        return entry, from_cache
+        return entry
 
     def _encode(self, scanned: Scan, directory: Path) -> TextDataset:
         tokenizer, unknown = self._tokenizer(scanned)
@@ -340,16 +335,15 @@ class _Job:
         if self.work.on_progress is not None:
             total = self.work.source.total_bytes
             self.work.on_progress(scanned.num_bytes if total is None else total, total)
-        return entry
+        return replace(entry, from_cache=False)
 
     def _tokenizer(self, scanned: Scan) -> tuple[Tokenizer, list[tuple[str, int]]]:
         """Returns the tokenizer, and characters that it leaves out."""
         if isinstance(self.tokenizer, CharTokenizer):
-            unseen = self.tokenizer.unseen(scanned.seen)
-            positions = find_unseen(self.work, unseen) if unseen else []
-            if positions and (
-                self.unknown == "refuse" or not self.tokenizer.holds_any(scanned.seen)
-            ):
+            num = self.tokenizer.num_unseen(scanned.seen)
+            positions = find_unseen(self.work, self.tokenizer, num) if num else []
+            knows_none = num == np.count_nonzero(scanned.seen)
+            if positions and (self.unknown == "refuse" or knows_none):
                 raise UnknownCharacterError(
                     f"{self.work.source.name}: {describe_unseen(positions)}"
                 )
@@ -390,33 +384,27 @@ def _spool(work: Pass, directory: Path) -> InputText:
         if not document.is_stream:
             continue
         path = directory / f"spool-{index}"
-        descriptor = _open_pipe(document)
-        try:
-            with storage_errors(path, "write"), open(path, "xb") as file:
-                while chunk := _read_pipe(descriptor, work, file.tell()):
-                    file.write(chunk)
-        finally:
-            if document.path is not None:
-                os.close(descriptor)
-        documents[index] = Document(document.name, path, None, document.is_jsonl)
+        with _open_pipe(document) as pipe, storage_errors(path, "write"), path.open("xb") as file:
+            while chunk := _read_pipe(pipe, work, file.tell()):
+                file.write(chunk)
+        documents[index] = replace(document, path=path, is_stream=False)
     return replace(work.source, documents=tuple(documents))
 
 
-def _open_pipe(document: Document) -> int:
+def _open_pipe(document: Document) -> FileIO:
+    is_stdin = document.path is None
+    if is_stdin and (sys.stdin is None or sys.stdin.closed):
+        raise DataError("stdin is closed; pipe text into it or name a file")
     try:
-        if document.path is None:
-            if sys.stdin is None or sys.stdin.closed:
-                raise DataError("stdin is closed; pipe text into it or name a file")
-            return sys.stdin.fileno()
-        return os.open(str(document.path), os.O_RDONLY | os.O_CLOEXEC)
+        return FileIO(document.path or sys.stdin.fileno(), closefd=not is_stdin)
     except OSError as error:
         raise DataError(f"cannot read {document.name}: {error.strerror}") from error
 
 
-def _read_pipe(descriptor: int, work: Pass, done: int) -> bytes:
+def _read_pipe(pipe: FileIO, work: Pass, done: int) -> bytes:
     """Waits for data while polling `should_stop`."""
     work.poll(done, 0)
-    while not select.select([descriptor], [], [], 0.2)[0]:
+    while not select.select([pipe], [], [], 0.2)[0]:
         if work.should_stop is not None and work.should_stop():
             raise Stopped(f"stopped while reading {work.source.name}; nothing was stored")
-    return os.read(descriptor, _SPOOL_BYTES)
+    return os.read(pipe.fileno(), _SPOOL_BYTES)

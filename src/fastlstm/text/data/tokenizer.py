@@ -52,12 +52,6 @@ _SYMBOL_BYTES = {symbol: byte for byte, symbol in enumerate(BYTE_SYMBOLS)}
 Ids = NDArray[Any]
 
 
-def smallest_dtype(vocab_size: int) -> np.dtype[Any]:
-    """Returns the smallest unsigned dtype that holds ids below `vocab_size`."""
-    num_bytes = 1 if vocab_size <= 1 << 8 else 2 if vocab_size <= 1 << 16 else 4
-    return np.dtype(f"u{num_bytes}")
-
-
 def code_points(text: str) -> Ids:
     """Returns the Unicode code points of `text`, uint16 where they all fit, else uint32."""
     data = text.encode("utf-16-le", "surrogatepass")
@@ -96,7 +90,8 @@ class Tokenizer(ABC):
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
-        return smallest_dtype(self.vocab_size)
+        """The smallest unsigned dtype that holds every id."""
+        return np.min_scalar_type(self.vocab_size - 1)
 
     @cached_property
     def token_bytes(self) -> NDArray[np.int64]:
@@ -119,8 +114,7 @@ class Tokenizer(ABC):
 
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of `ids`; invalid bytes become U+FFFD."""
-        pieces = self.pieces
-        return b"".join([pieces[int(token)] for token in ids]).decode("utf-8", "replace")
+        return self.bytes_of(np.fromiter(ids, np.int64)).decode("utf-8", "replace")
 
     def stream_decoder(self, held: bytes = b"") -> StreamDecoder:
         """Returns a decoder for ids that arrive one by one; it never splits a character."""
@@ -181,7 +175,7 @@ class CharTokenizer(Tokenizer):
         self.chars = chars
         self.pieces = [char.encode("utf-8") for char in chars]
         self._points = np.frombuffer(chars.encode("utf-32-le"), np.uint32)
-        self._table = np.zeros(_NUM_CODE_POINTS, dtype=smallest_dtype(len(chars)))
+        self._table = np.zeros(_NUM_CODE_POINTS, dtype=self.dtype)
         self._table[code_points(chars)] = np.arange(len(chars))
         self._known = np.zeros(_NUM_CODE_POINTS, dtype=np.bool_)
         self._known[code_points(chars)] = True
@@ -211,13 +205,9 @@ class CharTokenizer(Tokenizer):
             return np.frombuffer(data.translate(self._ascii), np.uint8)
         return self._table.take(code_points(data.decode("utf-8")), mode="clip")
 
-    def holds_any(self, seen: NDArray[np.bool_]) -> bool:
-        """Returns whether any character marked in `seen` (by code point) has a token."""
-        return bool((seen & self._known).any())
-
-    def unseen(self, seen: NDArray[np.bool_]) -> str:
-        """Returns the characters that are marked in `seen` (by code point) and have no token."""
-        return "".join(map(chr, np.flatnonzero(seen & ~self._known)))
+    def num_unseen(self, seen: NDArray[np.bool_]) -> int:
+        """Returns how many characters are marked in `seen` (by code point) and have no token."""
+        return int(np.count_nonzero(seen & ~self._known))
 
     def _fields(self) -> dict[str, Any]:
         return {"chars": self.chars}
