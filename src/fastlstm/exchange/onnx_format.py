@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastlstm.errors import ConfigError
-from fastlstm.exchange.graph import Graph, Node, Value
+from fastlstm.exchange.graph import Graph, Node, Value, reshaped
 from fastlstm.exchange.source import needed
 from fastlstm.ops.cell_options import CellOptions
 from fastlstm.runs.weight_formats import QuantizedMatrix
@@ -108,26 +108,24 @@ class _OnnxWriter:
     def _stored(self, weight: str) -> str:
         """Returns the name of a weight in float32; the file stores its format."""
         if weight not in self._made:
-            w = self._graph.weights[weight]
-            self._made[weight] = self._decoded(weight, [w] if w.ndim == 2 else [np.asarray(w)])
+            self._made[weight] = self._decoded(weight, self._graph.weights[weight])
         return self._made[weight]
 
-    def _decoded(self, name: str, parts: list[Any], stack: bool = False) -> str:
-        """Adds arrays of one format, stacked with `stack`, and their conversion to float32.
+    def _decoded(self, name: str, w: Any) -> str:
+        """Adds an array and its conversion to float32.
 
         ONNX Runtime folds a cast and a product when it loads the model, but no DequantizeLinear.
         """
         float32 = self._onnx.TensorProto.FLOAT
-        joined = (lambda a: np.stack(a)) if stack else (lambda a: a[0])
-        if isinstance(parts[0], QuantizedMatrix):
-            codes = self._array(joined([part.codes for part in parts]), f"{name}.codes")
-            scales = joined([part.scales.astype(np.float32)[:, None] for part in parts])
-            whole = self._op("Cast", [codes], f"{name}.whole", to=float32)
-            return self._op("Mul", [whole, self._array(scales, f"{name}.scales")], name)
-        array = joined([np.asarray(part) for part in parts])
-        if array.dtype == np.float16:
-            return self._op("Cast", [self._array(array, f"{name}.half")], name, to=float32)
-        return self._array(array, name)
+        if isinstance(w, QuantizedMatrix):
+            codes = self._op(
+                "Cast", [self._array(w.codes, f"{name}.codes")], f"{name}.whole", to=float32
+            )
+            scales = self._array(w.scales.astype(np.float32)[..., None], f"{name}.scales")
+            return self._op("Mul", [codes, scales], name)
+        if w.dtype == np.float16:
+            return self._op("Cast", [self._array(w, f"{name}.half")], name, to=float32)
+        return self._array(w, name)
 
     def _weight(self, node: Node, names: list[str], out: str, weight: str) -> None:
         self._op("Identity", [self._stored(weight)], out)
@@ -151,15 +149,14 @@ class _OnnxWriter:
         hidden_size: int,
     ) -> None:  # fmt: skip
         H, D = hidden_size, len(directions)
-        activations = _activations(options)
+        activations = _activations(options, D)
         matrices = self._lstm_weights(directions, H)
         x, h, c, *lengths = names
         y, ends = f"{out}.directions", [value.name for value in node.outputs[1:]]
         results = [y, *(f"{end}.any" for end in ends)] if lengths else [y, *ends]
         self._op(
             "LSTM", [x, *matrices, *(lengths or [""]), h, c], results, hidden_size=H,
-            direction="bidirectional" if D == 2 else "forward",
-            **_cell_attributes(activations * D),
+            direction="bidirectional" if D == 2 else "forward", **activations,
         )  # fmt: skip
         for end, start in zip(ends if lengths else (), (h, c), strict=False):
             # Without steps ONNX Runtime's state is zero; ours stays as it was.
@@ -181,8 +178,9 @@ class _OnnxWriter:
         weights = self._graph.weights
         order = np.r_[0:H, 3 * H : 4 * H, H : 2 * H, 2 * H : 3 * H]  # torch i f g o, ONNX i o f c
         for k, name in enumerate(names[:2]):
-            parts = [_rows(weights[d[k]], order) for d in directions]
-            self._made[name] = self._decoded(name, parts, stack=True)
+            self._made[name] = self._decoded(
+                name, _stacked([weights[d[k]] for d in directions], order)
+            )
         none = np.zeros(4 * H, np.float32)
         pairs = [[np.asarray(weights[n], np.float32) for n in d[2]] or [none] for d in directions]
         both = [np.concatenate([np.sum(pair, 0)[order], none]) for pair in pairs]
@@ -208,11 +206,7 @@ class _OnnxWriter:
         self._op("Slice", [names[0], *ends], out)
 
     def _reshape(self, node: Node, names: list[str], out: str) -> None:
-        before, shape = node.inputs[0].shape, node.outputs[0].shape
-        kept = [isinstance(b, str) and b == a for a, b in zip(before, shape, strict=False)]
-        kept += [False] * (len(shape) - len(kept))
-        sizes = [0 if is_kept else size for size, is_kept in zip(shape, kept, strict=True)]
-        sizes = [-1 if isinstance(size, str) else size for size in sizes]
+        sizes = reshaped(node, np.zeros(len(node.inputs[0].shape), int))  # 0 keeps a length
         self._op("Reshape", [names[0], self._integers(sizes)], out)
 
     def _reduce(self, node: Node, names: list[str], out: str) -> None:
@@ -228,33 +222,30 @@ class _OnnxWriter:
         self._op("TopK", [names[0], self._integers([size])], results, axis=-1, largest=0, sorted=1)
 
 
-def _rows(w: Any, order: NDArray[np.int64]) -> Any:
-    if isinstance(w, QuantizedMatrix):
-        return QuantizedMatrix(w.codes[order], w.scales[order], w.weight_format)
-    return np.asarray(w)[order]
+def _stacked(parts: list[Any], order: NDArray[np.int64]) -> Any:
+    """Returns matrices of one format as one array, their rows in this order."""
+    first = parts[0]
+    if not isinstance(first, QuantizedMatrix):
+        return np.stack([np.asarray(w)[order] for w in parts])
+    codes, scales = (np.stack([getattr(w, n)[order] for w in parts]) for n in ("codes", "scales"))
+    return QuantizedMatrix(codes, scales, first.weight_format)
 
 
-def _activations(options: CellOptions) -> list[tuple[str, tuple[float, float] | None]]:
-    """Returns ONNX's three activations: gates, candidate, output."""
+def _activations(options: CellOptions, D: int) -> dict[str, Any]:
+    """Returns the attributes for ONNX's activations: gates, candidate, output of each direction."""
     if options.layer_norm or options.zoneout != (0.0, 0.0):
         name = "layer_norm" if options.layer_norm else "zoneout"
         raise ConfigError(
             f"ONNX's LSTM has no `{name}`; export to another target, or train without it"
         )
     gates, other = options.recurrent_activation, options.activation
-    return [_ACTIVATIONS[name] for name in (gates, other, other)]
-
-
-def _cell_attributes(
-    activations: list[tuple[str, tuple[float, float] | None]],
-) -> dict[str, Any]:
-    names = [name for name, _ in activations]
-    if names == ["Sigmoid", "Tanh", "Tanh"] * (len(names) // 3):
+    if (gates, other) == ("sigmoid", "tanh"):
         return {}
+    found = [_ACTIVATIONS[name] for name in (gates, other, other) * D]
     # Only functions with an alpha and a beta take one from these lists.
-    pairs = [pair for _, pair in activations if pair is not None]
+    pairs = [pair for _, pair in found if pair is not None]
     numbers = {"activation_alpha": [a for a, _ in pairs], "activation_beta": [b for _, b in pairs]}
-    return {"activations": names, **(numbers if pairs else {})}
+    return {"activations": [name for name, _ in found], **(numbers if pairs else {})}
 
 
 class OnnxRunner:
