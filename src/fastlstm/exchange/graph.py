@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.ops.cell_options import TORCHS_CELL, CellOptions
+from fastlstm.ops.cell_options import CellOptions
 from fastlstm.runs.weight_formats import QuantizedMatrix, as_floats
 
 CELL_EPSILON = 1e-5
@@ -254,58 +254,18 @@ class GraphBuilder:
         return self.bound(Value(name or f"value_{self.count}", dtype, tuple(shape)))
 
 
-class LSTMStack(NamedTuple):
-    """Layers of an LSTM; `prefix` starts the names of its weights."""
-
-    prefix: str
-    hidden_size: int
-    num_layers: int
-    num_directions: int = 1
-    has_bias: bool = True
-    options: CellOptions = TORCHS_CELL
-
-
-State = list[tuple[Value, Value]]
-"""h and c of every layer, `(D, B, H)` each."""
-
-
-def lstm_layers(
-    g: GraphBuilder,
-    x: Value,
-    stack: LSTMStack,
-    state: State | None = None,
-    lengths: Value | None = None,
-) -> tuple[Value, State]:
-    """Adds the layers on `x` `(T, B, I)` without NaN; the default state is zero.
-
-    Returns outputs `(T, B, D * H)`, and the state after the last step.
-    """
-    D = stack.num_directions
-    if state is None:
-        zero = zeros(g, x, (D, 1, stack.hidden_size))
-        state = [(zero, zero)] * stack.num_layers
-    after = []
-    for layer, (h, c) in enumerate(state):
-        directions = [_names(stack, layer, suffix) for suffix in ("", "_reverse")[:D]]
-        x, h, c = g.lstm(x, h, c, directions, stack.options, lengths)
-        after.append((h, c))
-    return x, after
-
-
-def _names(stack: LSTMStack, layer: int, suffix: str) -> tuple[str, str, tuple[str, ...]]:
-    w_ih, w_hh, *biases = (
-        f"{stack.prefix}{name}_l{layer}{suffix}"
-        for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-    )
-    return w_ih, w_hh, tuple(biases) if stack.has_bias else ()
-
-
-def zeros(g: GraphBuilder, x: Value, shape: tuple[int, int, int]) -> Value:
-    """Returns zeros `(D, B, H)` for a shape `(D, 1, H)` and the batch of `x` `(T, B, I)`."""
-    first = g.slice(x, 0, 0, 1) if isinstance(x.shape[0], int) else g.reduce("max", x, 0)
-    is_nan = g.unary("is_nan", g.slice(first, 2, 0, 1))
-    none = g.cast(is_nan, "float32") * 0.0  # 0 for any number
-    return none + np.zeros(shape, np.float32)
+def lstm_weights(
+    prefix: str, layer: int, num_directions: int = 1, *, has_bias: bool = True
+) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Returns the names of a layer's weights for `GraphBuilder.lstm`."""
+    names = []
+    for suffix in ("", "_reverse")[:num_directions]:
+        w_ih, w_hh, *biases = (
+            f"{prefix}{name}_l{layer}{suffix}"
+            for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        )
+        names.append((w_ih, w_hh, tuple(biases) if has_bias else ()))
+    return names
 
 
 def composed(graph: Graph, kinds: Mapping[str, Callable[..., Sequence[Value]]]) -> Graph:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from fastlstm.errors import DataError, counted
-from fastlstm.exchange.graph import Graph, GraphBuilder, LSTMStack, lstm_layers
+from fastlstm.exchange.graph import Graph, GraphBuilder, lstm_weights
 from fastlstm.exchange.source import SHAPES, Arrays, ExportSource, largest_error
 from fastlstm.ops.cell_options import CellOptions
 from fastlstm.runs.weight_formats import as_floats, in_format
@@ -49,9 +49,8 @@ def text_graph(weights: Mapping[str, Any], config: ModelConfig, *, is_step: bool
         x = g.reshape(x, (1, "B", config.embed_size))
     hs, cs = [], []
     for k in range(L):
-        stack = LSTMStack(f"layers.{k}.", H, 1, options=CellOptions.of(config))
         state = g.slice(h, 0, k, k + 1), g.slice(c, 0, k, k + 1)
-        y, [(h_k, c_k)] = lstm_layers(g, x, stack, [state])
+        y, h_k, c_k = g.lstm(x, *state, lstm_weights(f"layers.{k}.", 0), CellOptions.of(config))
         if config.output_norm:
             y = g.layer_norm(y, f"norms.{k}.weight", f"norms.{k}.bias", NORM_EPSILON)
         x = x + y if config.residual and x.shape == y.shape else y

@@ -21,14 +21,11 @@ from fastlstm.exchange.graph import (
     DType,
     Graph,
     GraphBuilder,
-    LSTMStack,
     Node,
     Size,
-    State,
     Value,
     function,
-    lstm_layers,
-    zeros,
+    lstm_weights,
 )
 from fastlstm.nn.dropout import WeightDrop
 from fastlstm.nn.lstm import LSTM
@@ -629,27 +626,37 @@ def _lstm(
             raise Unwritable(f"{problem} cannot be written")
     D = 2 if layer.bidirectional else 1
     options = layer.options.in_evaluation() if isinstance(layer, LSTM) else TORCHS_CELL
-    stack = LSTMStack(prefix, layer.hidden_size, layer.num_layers, D, layer.bias, options)
-    steps = g.transpose(input, (1, 0, 2)) if layer.batch_first else input
-    y, after = lstm_layers(g, steps, stack, _state(g, steps, hx, stack), lengths)
+    y, hs, cs = g.transpose(input, (1, 0, 2)) if layer.batch_first else input, [], []
+    for k, state in enumerate(_states(g, y, hx, layer, D)):
+        names = lstm_weights(prefix, k, D, has_bias=layer.bias)
+        y, h, c = g.lstm(y, *state, names, options, lengths)
+        hs.append(h)
+        cs.append(c)
     y = g.transpose(y, (1, 0, 2)) if layer.batch_first else y
-    last_h, last_c = (g.concat(list(parts), 0) for parts in zip(*after, strict=True))
-    return y, (last_h, last_c)
+    return y, (g.concat(hs, 0), g.concat(cs, 0))
 
 
-def _state(g: Tracer, steps: Value, hx: Any, stack: LSTMStack) -> State | None:
-    """Returns h and c of every layer; None is zero."""
+def _states(g: Tracer, x: Value, hx: Any, layer: nn.LSTM, D: int) -> list[tuple[Value, Value]]:
+    """Returns h and c `(D, B, H)` of every layer for the input `(T, B, I)`; None is zero."""
+    L, H = layer.num_layers, layer.hidden_size
     if hx is None or all(isinstance(part, Tensor) and not part.any() for part in hx):
-        return None
+        zero = _zeros(g, x, (D, 1, H))
+        return [(zero, zero)] * L
     inputs = {value.name for value in g.graph.inputs}
     g.states |= {part.name for part in hx if isinstance(part, Value)} & inputs
-    D, shape = stack.num_directions, (stack.num_layers * stack.num_directions, 1, stack.hidden_size)
     whole = [
-        part if isinstance(part, Value) else zeros(g, steps, shape) + _array(part) for part in hx
+        part if isinstance(part, Value) else _zeros(g, x, (L * D, 1, H)) + _array(part)
+        for part in hx
     ]
-    cuts = [(k * D, (k + 1) * D) for k in range(stack.num_layers)]
-    h, c = ([g.slice(part, 0, *cut) for cut in cuts] for part in whole)
+    h, c = ([g.slice(part, 0, k * D, (k + 1) * D) for k in range(L)] for part in whole)
     return list(zip(h, c, strict=True))
+
+
+def _zeros(g: Tracer, x: Value, shape: tuple[int, int, int]) -> Value:
+    """Returns zeros `(D, B, H)` for a shape `(D, 1, H)` and the batch of `x` `(T, B, I)`."""
+    first = g.slice(x, 0, 0, 1) if isinstance(x.shape[0], int) else g.reduce("max", x, 0)
+    is_nan = g.unary("is_nan", g.slice(first, 2, 0, 1))
+    return g.cast(is_nan, "float32") * 0.0 + np.zeros(shape, np.float32)  # 0 for any number
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
