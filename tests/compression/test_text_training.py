@@ -14,7 +14,6 @@ from torch.nn import functional as F
 
 from fastlstm.compression import text_training
 from fastlstm.compression.options import CompressConfig
-from fastlstm.compression.session import CompressionSession
 from fastlstm.compression.text import TextCompression
 from fastlstm.compression.text_training import (
     MEASURING_S,
@@ -41,12 +40,11 @@ UNITS: dict[str, Any] = {"prune": 0.5, "structured": "units"}
 
 def options_of(trained, data=None, **fields):
     """Returns the options that the source was trained with, and those of its compression."""
-    session = CompressionSession(
+    source = TextCompression(
         run=trained / "source", out=trained / "out", data=data, config=CompressConfig(**fields),
         given=frozenset(), resume=False, observers=[], callbacks=(), stop=None, started=0.0,
     )  # fmt: skip
-    source = TextCompression(session)
-    options = training_options(source, source.start(session.config)[1])
+    options = training_options(source, source.start(source.config)[1])
     return TrainConfig(**source.stored.config["train"]), options
 
 

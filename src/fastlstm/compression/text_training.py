@@ -58,28 +58,27 @@ _OF_MACHINE = ("memory_limit_gb", "strict_kernels")
 
 def train_compressed(source: TextCompression) -> None:
     """Trains, measures and publishes."""
-    session = source.session
-    with locked_run(session.out) as run:
+    with locked_run(source.out) as run:
         assert run is not None
         own = _Training(run, source)
         options = training_options(source, own.start_sizes)
-        names = session.given & set(TRAINING)
-        with own.start(options, names, session.resume, stored_configs, TEXT_MAY_CHANGE) as start:
+        names = source.given & set(TRAINING)
+        with own.start(options, names, source.resume, stored_configs, TEXT_MAY_CHANGE) as start:
             if source.loaded_teacher is not None:
                 source.loaded_teacher.model.to(start.device).requires_grad_(False)
-            own.notes += source.notes()
+            own.notes += source.notes_on_start()
             name = source.stored.config.get("data", {}).get("source")
-            if session.data is None and not name:
-                raise DataError(f"{session.run} does not name its text; give it as `data`")
+            if source.data is None and not name:
+                raise DataError(f"{source.run} does not name its text; give it as `data`")
             try:
-                text = open_source(name if session.data is None else session.data)
+                text = open_source(name if source.data is None else source.data)
             except DataError as error:
-                if session.data is not None:
+                if source.data is not None:
                     raise
                 raise DataError(
-                    f"the text of {session.run} cannot be read ({error}); give it as `data`"
+                    f"the text of {source.run} cannot be read ({error}); give it as `data`"
                 ) from None
-            own.train(text, start, session.all_callbacks())
+            own.train(text, start, source.all_callbacks())
 
 
 class _Training(TextSession):
@@ -87,9 +86,8 @@ class _Training(TextSession):
     needs_steps = False  # a resumed run with a larger max_loss may only publish
 
     def __init__(self, run: RunDirectory, source: TextCompression) -> None:
-        session = source.session
-        super().__init__(run, list(session.observers), session.stop, session.started)
-        self._source, self._session, self._config = source, session, session.config
+        super().__init__(run, list(source.observers), source.stop, source.started)
+        self._source, self._config = source, source.config
         self._teacher, self.tokenizer = source.loaded_teacher, source.stored.tokenizer
         self._start_weights, self.start_sizes = source.start(self._config)
 
@@ -104,7 +102,7 @@ class _Training(TextSession):
     ) -> dict[str, bytes]:
         """Returns the JSON files of checkpoints, which hold fp32 weights."""
         files = super().model_files(model, config, texts, first)
-        return compressed_files(files, {**self._session.about(self._config), "weights": "fp32"})
+        return compressed_files(files, {**self._source.about(self._config), "weights": "fp32"})
 
     def make_task(self, **parts: Any) -> TextTask:
         config, models = self._config, (self._source.sizes, parts["model"].config)
@@ -115,7 +113,7 @@ class _Training(TextSession):
             **parts, teaching=teaching, conclude=self._conclude,
             num_scored=min(len(parts["valid_ids"]), max_scored(*models)),
             watch=self.watch("reading the text again with the teacher", "tokens"),
-            num_results=2 if config.needs_no_training else 1,
+            num_results=config.num_results,
         )  # fmt: skip
 
     def final_test(self, texts: RunText, plan: TrainingPlan) -> FinalTest | None:
@@ -123,30 +121,28 @@ class _Training(TextSession):
 
     def _conclude(self, trainer: Trainer) -> Event:
         """Measures the best weights beside the source; publishes them within `max_loss`."""
-        task, session = trainer.task, self._session
+        task, source = trainer.task, self._source
         assert isinstance(task, CompressedTextTask)
-        self._source.ids = task.valid_ids
-        self._source.about_ids = name_of_text(json.loads(task.model_files[CONFIG_FILE])["data"])
-        best = session.conclude(trainer, self._results(trainer, task))
+        source.ids = task.valid_ids
+        source.about_ids = name_of_text(json.loads(task.model_files[CONFIG_FILE])["data"])
+
+        def trained() -> Result:
+            weights = {
+                name: weight.detach().float().cpu().numpy()
+                for name, weight in trainer.best.weights.items()
+            }
+            return source.result(weights, task.model.config, task.model_files, is_trained=True)
+
+        best = source.conclude(trainer, trained)
         if best is not None:
             assert self.run is not None
-            self.run.publish({**best.files, **session.report_files()})
-        return session.end_event()
-
-    def _results(self, trainer: Trainer, task: CompressedTextTask) -> Iterator[Result]:
-        """Yields the results that may be published, the trained one first."""
-        weights = {
-            name: weight.detach().float().cpu().numpy()
-            for name, weight in trainer.best.weights.items()
-        }
-        yield self._source.result(weights, task.model.config, task.model_files, is_trained=True)
-        if self._config.needs_no_training:
-            yield self._source.plain(is_trained=False)
+            self.run.publish({**best.files, **source.report_files()})
+        return source.end_event()
 
 
 def training_options(source: TextCompression, start: ModelConfig) -> TrainConfig:
     """Returns the options of training from the sizes `start`: those of the source, with changes."""
-    config, stored = source.session.config, source.stored.config
+    config, stored = source.config, source.stored.config
     fields = {field.name for field in dataclasses.fields(TrainConfig)}
     values = {n: v for n, v in stored.get("train", {}).items() if n in fields}
     values |= {n: v for n, v in dataclasses.asdict(start).items() if n != "vocab_size"}
@@ -163,7 +159,7 @@ def training_options(source: TextCompression, start: ModelConfig) -> TrainConfig
     values |= {name: size for name, size in sizes.items() if size is not None}
     if start.tie_weights and sizes["embed_size"] is None:
         values["embed_size"] = None  # as wide as the hidden units
-    if source.session.data is not None:
+    if source.data is not None:
         values |= dict.fromkeys(PARTS)
     return built(TrainConfig, values, "config.json")
 
