@@ -54,8 +54,8 @@ class SequenceSource(ExportSource):
     def graph(self) -> Graph:
         return sequence_graph(self._stored, self._weights, self.length)
 
-    def unrounded(self) -> SequenceSource | None:
-        return SequenceSource(self._given, "fp32") if self.weight_format != "fp32" else None
+    def in_fp32(self) -> SequenceSource:
+        return SequenceSource(self._given, "fp32")
 
     def cases(self) -> Iterator[dict[str, NDArray[Any]]]:
         """Yields random sequences of several lengths, with NaN if the model has missing values."""

@@ -79,7 +79,8 @@ class TextExport(ExportSource):
     kind = "text"
 
     def __init__(self, stored: StoredModel, weight_format: str, check_text: Any = None) -> None:
-        super().__init__(weight_format)
+        super().__init__(weight_format, stored.weight_format)
+        self.notes[:0] = [stored.note] if stored.note else []
         self._stored, self._text = stored, check_text
         self._weights = in_format(stored.weights, weight_format)
         self._model = build_model(as_floats(self._weights), stored.model_config).eval()
@@ -89,9 +90,7 @@ class TextExport(ExportSource):
         graph.metadata["tokenizer.json"] = self._stored.tokenizer.to_json().decode()
         return graph
 
-    def unrounded(self) -> TextExport | None:
-        if self.weight_format in ("fp32", self._stored.weight_format):
-            return None
+    def in_fp32(self) -> TextExport:
         return TextExport(self._stored, "fp32")
 
     def files(self) -> dict[str, bytes]:
