@@ -47,6 +47,8 @@ class Value:
 
 
 Operand = Value | float | NDArray[Any]
+Direction = tuple[str, str, tuple[str, ...]]
+"""The names of `weight_ih` `(4H, I)`, `weight_hh` `(4H, H)` and the biases `(4H,)` of an LSTM."""
 
 
 class Node(NamedTuple):
@@ -132,16 +134,15 @@ class GraphBuilder:
         x: Value,
         h: Value,
         c: Value,
-        directions: Sequence[tuple[str, str, tuple[str, ...]]],
+        directions: Sequence[Direction],
         options: CellOptions,
         lengths: Value | None = None,
     ) -> tuple[Value, Value, Value]:
         """Adds one LSTM layer on `x` `(T, B, I)` with initial h and c `(D, B, H)`; D directions.
 
-        `directions` holds for each direction the names of `weight_ih` `(4H, I)`, `weight_hh`
-        `(4H, H)` and the biases `(4H,)`, which are summed; gates i, f, g, o. A parameter of
-        `options` is named as `weight_ih` is, with that part replaced: gamma_ih_l0. Outputs beyond
-        `lengths` `(B,)` int32 are 0. Returns outputs `(T, B, D * H)`, and the last h and c.
+        The biases of a direction are summed; gates i, f, g, o. A parameter of `options` is named as
+        `weight_ih` is, with that part replaced: gamma_ih_l0. Outputs beyond `lengths` `(B,)` int32
+        are 0. Returns outputs `(T, B, D * H)`, and the last h and c.
         """
         H = self.graph.weights[directions[0][1]].shape[1]
         outputs = (
@@ -256,7 +257,7 @@ class GraphBuilder:
 
 def lstm_weights(
     prefix: str, layer: int, num_directions: int = 1, *, has_bias: bool = True
-) -> list[tuple[str, str, tuple[str, ...]]]:
+) -> list[Direction]:
     """Returns the names of a layer's weights for `GraphBuilder.lstm`."""
     names = []
     for suffix in ("", "_reverse")[:num_directions]:

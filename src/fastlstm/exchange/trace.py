@@ -544,7 +544,7 @@ def _part(g: Tracer, x: Value, index: Any) -> Value:
 
 
 def _cut(g: Tracer, x: Value, axis: int, place: int | slice) -> Value:
-    """Returns one place or a part of an axis, which stays."""
+    """Returns one place or a part of an axis, which stays; `_getitem` has checked the bounds."""
     size = x.shape[axis]
     if place == slice(None):
         return x
@@ -555,13 +555,8 @@ def _cut(g: Tracer, x: Value, axis: int, place: int | slice) -> Value:
             return g.last(x, axis)
         raise Unwritable(f"{place} of axis {axis}, whose length is not known; its ends can be")
     if isinstance(place, int):
-        if not -size <= place < size:
-            raise Unwritable(f"{place} of axis {axis}, which has {size} places")
         place = slice(place % size, place % size + 1)
-    first, last, step = place.indices(size)
-    if step != 1 or first >= last:
-        raise Unwritable(f"{place} of axis {axis}")
-    return g.slice(x, axis, first, last)
+    return g.slice(x, axis, *place.indices(size)[:2])
 
 
 def _size(g: Tracer, x: Value, dim: int | None = None) -> Any:
