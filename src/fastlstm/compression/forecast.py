@@ -188,31 +188,27 @@ class ForecastCompression(CompressionSession):
             source, config=resolved, given=given, network=network, compression=compression
         )
 
-    def _plain(self) -> StoredForecaster:
-        """Returns RUN with weights rounded to the nearest."""
+    def plain(self, **facts: bool) -> Result:
         compression = Compression(self.about(self.config))
-        return with_rounded_weights(dataclasses.replace(self.stored, compression=compression))
+        result = with_rounded_weights(dataclasses.replace(self.stored, compression=compression))
+        is_own = has_own_intervals(self.stored)
+        if self._valid is not None:
+            assert self._inputs is not None
+            calibration = _calibrated(result, self._inputs, self._valid, self._limit_s)
+            result, is_own = dataclasses.replace(result, calibration=calibration), self._is_own
+        return result_of(result, has_own_intervals=is_own, **facts)
 
-    def rounded(self) -> Result:
-        result, source = self._plain(), self.stored
-        is_own = has_own_intervals(source)
+    def find_data(self) -> None:
         if self.table is None:
             self.notes.append("the intervals are those of the source, not calibrated anew")
-            return result_of(result, has_own_intervals=is_own)
-        dataset = prepare(
-            self.table,
-            dataclasses.replace(source.config, **source.columns),
-            like=source.schema.timeline,
-        )
+            return
+        source = self.stored
+        config = dataclasses.replace(source.config, **source.columns)
+        dataset = prepare(self.table, config, like=source.schema.timeline)
         inputs = apply_schema(dataset, source)
         split = split_table(dataset.table, dataset.frequency, source.config.split)
-        is_of_table = is_own_table(dataset, split, source)
-        self._begin(split, inputs, is_own=is_of_table, is_trained=False)
-        if self._valid is not None:
-            is_own = is_of_table
-            calibration = calibrate(result.network, inputs, self._valid)
-            result = dataclasses.replace(result, calibration=calibration)
-        return result_of(result, has_own_intervals=is_own)
+        self._is_own = is_own_table(dataset, split, source)
+        self._begin(split, inputs, is_trained=False)
 
     def train(self) -> None:
         if self.table is None:
@@ -244,9 +240,7 @@ class ForecastCompression(CompressionSession):
         _, _, dataset, split, inputs, _, _, budget_s = args
         self._is_own = is_own_table(dataset, split, self.stored)
         teacher = None if self._teacher is None else copy.deepcopy(self._teacher.network)
-        seconds = self._begin(
-            split, inputs, is_own=self._is_own, is_trained=True, budget_s=budget_s
-        )
+        seconds = self._begin(split, inputs, is_trained=True, budget_s=budget_s)
         return CompressedForecastTask(
             *args, teacher=teacher, alpha=self.config.alpha, finished=self._finished,
             approved=self._approve, about=self.end_event, measuring_s=seconds,
@@ -261,22 +255,14 @@ class ForecastCompression(CompressionSession):
         best = self.conclude(trainer, partial(result_of, stored))
         return None if best is None else (best.model, self.report_files())
 
-    def untrained(self) -> Result:
-        plain = self._plain()
-        assert self._inputs is not None
-        assert self._valid is not None
-        calibration = _calibrated(plain, self._inputs, self._valid, self._limit_s)
-        plain = dataclasses.replace(plain, calibration=calibration)
-        return result_of(plain, has_own_intervals=self._is_own, is_trained=False)
-
     def _begin(
-        self, split: Split, inputs: ScaledWindows, *, is_own: bool, is_trained: bool,
+        self, split: Split, inputs: ScaledWindows, *, is_trained: bool,
         budget_s: float | None = None,
     ) -> float:  # fmt: skip
         """Measures the errors of the source; returns an estimate of the seconds for the results.
 
         The result is calibrated on the validation part. If the source was not calibrated on this
-        table (`is_own`), the source is calibrated there too, and only the test part is scored. A
+        table (`_is_own`), the source is calibrated there too, and only the test part is scored. A
         rounded result keeps the intervals of the source if only one part has windows. Raises
         DataError: the table is too short for a window, or `max_loss` cannot be checked on it.
         """
@@ -287,9 +273,9 @@ class ForecastCompression(CompressionSession):
             part: found for part in PARTS if (found := blocks_of(split, inputs, self.stored, part))
         }
         has_both = len(blocks) == len(PARTS)
-        if is_own or is_trained or has_both or not blocks:
+        if self._is_own or is_trained or has_both or not blocks:
             self._valid = split.windows(inputs.table, "valid", sizes.input_size, sizes.horizon)
-        if not is_own:
+        if not self._is_own:
             if self.stored.network.output.is_calibrated:
                 self.notes.append(self._note_on_intervals(list(blocks)))
             if self._valid is not None:

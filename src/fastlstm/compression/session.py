@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -209,16 +210,19 @@ class CompressionSession(ABC):
         """Opens the teacher, if any; returns its path and hash for config.json."""
 
     @abstractmethod
-    def rounded(self) -> Result:
-        """Returns the weights rounded to the nearest, without training."""
+    def find_data(self) -> None:
+        """Opens the data to measure on, or finds the reason why there is none."""
+
+    @abstractmethod
+    def plain(self, **facts: bool) -> Result:
+        """Returns the source in the requested rank and format, without training.
+
+        `facts` are added to `compression` of its config.json.
+        """
 
     @abstractmethod
     def train(self) -> None:
         """Trains, then calls `conclude` with the result."""
-
-    @abstractmethod
-    def untrained(self) -> Result:
-        """Returns the weights rounded to the nearest, to measure beside a trained result."""
 
     @abstractmethod
     def measured(
@@ -298,7 +302,8 @@ class CompressionSession(ABC):
         with locked_run(self.out) as run:
             assert run is not None
             checkpoint_to_resume(run, False, lambda level, text: None)  # refuses a run
-            result = self.rounded()
+            self.find_data()
+            result = self.plain()
             self.report = report = self._measured(result, None, is_trained=False)
             if not report.is_published:
                 raise quality_error(report, is_trained=False)
@@ -308,7 +313,7 @@ class CompressionSession(ABC):
         return report
 
     def conclude(self, trainer: Trainer, trained: Callable[[], Result]) -> Result | None:
-        """Measures what was trained; returns it or the `untrained` result to publish, or None."""
+        """Measures what was trained; returns it or the `plain` result to publish, or None."""
         if trainer.progress.best_step < 0:
             return None
         training = TrainingFigures(
@@ -319,7 +324,8 @@ class CompressionSession(ABC):
         )
         reports: list[tuple[CompressReport, Result]] = []
         with trainer.progress.counted("measuring"):
-            for make in (trained, self.untrained)[: self.config.num_results]:
+            makers = trained, partial(self.plain, is_trained=False)
+            for make in makers[: self.config.num_results]:
                 result = make()
                 report = self._measured(result, training, is_trained=not reports)
                 reports.append((report, result))

@@ -178,7 +178,7 @@ class TextCompression(CompressionSession):
         """Characters per token of the text to measure on; DataError without a text."""
         if self.stored.tokenizer.kind == "char":
             return 1.0
-        self._find_text()
+        self.find_data()
         if self.ids is None:
             raise DataError(
                 f"`target` counts characters, and the text of {self.run} cannot be read:"
@@ -186,8 +186,7 @@ class TextCompression(CompressionSession):
             )
         return 1.0 / tokens_per_char(self.ids, self.stored.tokenizer)
 
-    def _find_text(self) -> None:
-        """Sets the tokens to measure on and their name, or the reason why there are none."""
+    def find_data(self) -> None:
         config, tokenizer = self.stored.config, self.stored.tokenizer
         about = config.get("data", {})
         if self.data is not None:
@@ -220,7 +219,6 @@ class TextCompression(CompressionSession):
         return {"path": os.fspath(path), "model_sha256": weights_record(teacher.path).sha256}
 
     def plain(self, **facts: bool) -> Result:
-        """Returns the source in the requested rank and format, without training."""
         weights, sizes, stored = self.model.weights, self.sizes, self.stored
         if (rank := self.config.output_rank) is not None:
             weights, sizes = with_output_rank(weights, sizes, rank)
@@ -240,13 +238,6 @@ class TextCompression(CompressionSession):
         files = compressed_files(files, {**self.about(self.config), **facts})
         model = TextModel.of_file(data, self.out, sizes, to)
         return Result(model, sizes, {**files, MODEL_FILE: data})
-
-    def rounded(self) -> Result:
-        self._find_text()
-        return self.plain()
-
-    def untrained(self) -> Result:
-        return self.plain(is_trained=False)
 
     def train(self) -> None:
         from fastlstm.compression.text_training import train_compressed
