@@ -106,14 +106,16 @@ class _Training(TextSession):
 
     def make_task(self, **parts: Any) -> TextTask:
         config, models = self._config, (self._source.sizes, parts["model"].config)
-        teaching = None
-        if self._teacher is not None:
-            teaching = Teaching(self._teacher.model, config.temperature, config.alpha)
-        return CompressedTextTask(
-            **parts, teaching=teaching, conclude=self._conclude,
-            num_scored=min(len(parts["valid_ids"]), max_scored(*models)),
+        parts |= {
+            "conclude": self._conclude, "num_results": config.num_results,
+            "num_scored": min(len(parts["valid_ids"]), max_scored(*models)),
+        }  # fmt: skip
+        if self._teacher is None:
+            return CompressedTextTask(**parts)
+        return TaughtTextTask(
+            **parts, teacher_model=self._teacher.model, temperature=config.temperature,
+            alpha=config.alpha,
             watch=self.watch("reading the text again with the teacher", "tokens"),
-            num_results=config.num_results,
         )  # fmt: skip
 
     def final_test(self, texts: RunText, plan: TrainingPlan) -> FinalTest | None:
@@ -174,82 +176,22 @@ def _rate_share(config: CompressConfig) -> float:
 
 @dataclass(eq=False)
 class CompressedTextTask(TextTask):
-    """A language model under compression, with or without a teacher.
+    """A language model under compression.
 
-    `watch` shows how far the teacher of a resumed training has caught up. `conclude` measures and
-    publishes the best weights; the source and `num_results` models score `num_scored` tokens.
+    `conclude` measures and publishes the best weights; the source and `num_results` models score
+    `num_scored` tokens.
     """
 
     publishes_at_once = False
 
-    teaching: Teaching | None = field(kw_only=True)
-    watch: Watch | None = field(default=None, kw_only=True)
     conclude: Callable[[Trainer], Event] = field(kw_only=True)
     num_results: int = field(default=1, kw_only=True)
     num_scored: int = field(kw_only=True)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._nats: list[Tensor] = []
-        self._num_nats = 1
-        self.teacher: ReadingTeacher | None = None
-        if self.teaching is not None:
-            self.teacher = open_teacher(self.teaching, self.config.precision, self.loader)
-
-    def losses(
-        self, batch: Batch, parts: Sequence[slice], count: float | None = None
-    ) -> Iterator[Tensor]:
-        if self.teacher is None:
-            yield from super().losses(batch, parts, count)
-            return
-        self._nats, self._num_nats = [], batch.y.numel()
-        self.teacher.read(batch, parts)
-        yield from super().losses(batch, parts, count)
-        self.teacher.advance()
-
-    def graph_inputs(self, batch: Batch) -> list[Tensor] | None:
-        return None if self.teacher is not None else super().graph_inputs(batch)
-
-    def part_loss(self, x: Tensor, y: Tensor, state: State, part: slice) -> tuple[Tensor, State]:
-        if self.teaching is None or self.teacher is None:
-            return super().part_loss(x, y, state, part)
-        taught = self.teacher.output(part)
-        features, new_state = self.model.features(x[:, part], state)
-        loss, nats = distillation_loss(
-            OutputLayer(features.flatten(0, 1), self.model.output_weight, self.model.output.bias),
-            taught, y[:, part].reshape(-1), self.teaching.temperature, self.teaching.alpha,
-        )  # fmt: skip
-        self._nats.append(nats)
-        return loss, new_state
-
     @property
     def teacher_s(self) -> float:
         """Seconds in the teacher, over all starts of the run."""
-        return 0.0 if self.teacher is None else self.teacher.seconds
-
-    @teacher_s.setter
-    def teacher_s(self, seconds: float) -> None:
-        assert self.teacher is not None
-        self.teacher.seconds = seconds
-
-    def step_metrics(self, loss: float) -> Event:
-        """Returns bits per character of the text, without the share of the teacher."""
-        if self._nats:
-            loss = float(torch.stack(self._nats).sum()) / self._num_nats
-        return super().step_metrics(loss)
-
-    def reset_state(self) -> None:
-        super().reset_state()
-        if self.teacher is not None:
-            self.teacher.reset_state()
-
-    def carried(self) -> dict[str, Tensor]:
-        return super().carried() | ({} if self.teacher is None else self.teacher.carried())
-
-    def restore_carried(self, carried: Mapping[str, Tensor]) -> None:
-        super().restore_carried(carried)
-        if self.teacher is not None:
-            self.teacher.catch_up(self.loader, self.config.accumulate, self.watch)
+        return 0.0
 
     def publish(self, weights: Mapping[str, Tensor], trainer: Trainer) -> None:
         """Publishes nothing before `conclude`."""
@@ -261,27 +203,83 @@ class CompressedTextTask(TextTask):
         return self.conclude(trainer)
 
 
-class Teaching(NamedTuple):
-    """A teacher, in evaluation mode on the device of the student.
+@dataclass(eq=False)
+class TaughtTextTask(CompressedTextTask):
+    """A language model that also learns the predictions of a teacher.
 
-    `temperature` divides the logits of both models; `alpha` is the teacher's share in the loss.
+    `temperature` divides the logits of both models; `alpha` is the teacher's share in the loss;
+    `watch` shows how far the teacher of a resumed training has caught up.
     """
 
-    model: LanguageModel
-    temperature: float
-    alpha: float
+    teacher_model: LanguageModel = field(kw_only=True)
+    temperature: float = field(kw_only=True)
+    alpha: float = field(kw_only=True)
+    watch: Watch | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._nats, self._num_nats = list[Tensor](), 1
+        self.teacher = open_teacher(self.teacher_model, self.config.precision, self.loader)
+
+    def losses(
+        self, batch: Batch, parts: Sequence[slice], count: float | None = None
+    ) -> Iterator[Tensor]:
+        self._nats, self._num_nats = [], batch.y.numel()
+        self.teacher.read(batch, parts)
+        yield from super().losses(batch, parts, count)
+        self.teacher.advance()
+
+    def graph_inputs(self, batch: Batch) -> list[Tensor] | None:
+        return None
+
+    def part_loss(self, x: Tensor, y: Tensor, state: State, part: slice) -> tuple[Tensor, State]:
+        taught = self.teacher.output(part)
+        features, new_state = self.model.features(x[:, part], state)
+        loss, nats = distillation_loss(
+            OutputLayer(features.flatten(0, 1), self.model.output_weight, self.model.output.bias),
+            taught, y[:, part].reshape(-1), self.temperature, self.alpha,
+        )  # fmt: skip
+        self._nats.append(nats)
+        return loss, new_state
+
+    @property
+    def teacher_s(self) -> float:
+        return self.teacher.seconds
+
+    @teacher_s.setter
+    def teacher_s(self, seconds: float) -> None:
+        self.teacher.seconds = seconds
+
+    def step_metrics(self, loss: float) -> Event:
+        """Returns bits per character of the text, without the share of the teacher."""
+        if self._nats:
+            loss = float(torch.stack(self._nats).sum()) / self._num_nats
+        return super().step_metrics(loss)
+
+    def reset_state(self) -> None:
+        super().reset_state()
+        self.teacher.reset_state()
+
+    def carried(self) -> dict[str, Tensor]:
+        return super().carried() | self.teacher.carried()
+
+    def restore_carried(self, carried: Mapping[str, Tensor]) -> None:
+        super().restore_carried(carried)
+        self.teacher.catch_up(self.loader, self.config.accumulate, self.watch)
 
 
 class ReadingTeacher:
     """A teacher that reads every batch of a training, with its own carried state.
 
+    Its model is in evaluation mode on the device of the student.
+
     A step calls `read`, then `output` once for each part of the lanes, then `advance`. A retried
     step starts with `read`. `seconds` is the time in the teacher.
     """
 
-    def __init__(self, teaching: Teaching, precision: str, num_lanes: int) -> None:
-        self._model, self._precision, self.seconds = teaching.model, precision, 0.0
-        self._device = teaching.model.output.bias.device
+    def __init__(self, model: LanguageModel, precision: str, num_lanes: int) -> None:
+        self._model, self._precision, self.seconds = model, precision, 0.0
+        self._device = model.output.bias.device
         self._state = self._start = self._model.initial_state(num_lanes, device=self._device)
         self._x, self._ends = torch.empty(0), list[State]()
 
@@ -330,8 +328,8 @@ class RememberingTeacher(ReadingTeacher):
     reads the first epoch again, up to its position.
     """
 
-    def __init__(self, teaching: Teaching, precision: str, loader: TextLoader) -> None:
-        super().__init__(teaching, precision, loader.num_lanes)
+    def __init__(self, model: LanguageModel, precision: str, loader: TextLoader) -> None:
+        super().__init__(model, precision, loader.num_lanes)
         self._ids, self._num_batches, self._num_read = loader.ids, loader.steps_per_epoch, 0
         size = len(self._ids), self._model.config.vocab_size
         self._logits = torch.empty(size, dtype=torch.float16)
@@ -339,8 +337,7 @@ class RememberingTeacher(ReadingTeacher):
 
     def read(self, batch: Batch, parts: Sequence[slice]) -> None:
         if batch.epoch == 0 and batch.index == self._num_read:
-            with self._reading():
-                self._read_next(batch, parts)
+            self._read_next(batch, parts)
         self._positions = batch.positions()
 
     def output(self, part: slice) -> Logits | OutputLayer:
@@ -363,9 +360,7 @@ class RememberingTeacher(ReadingTeacher):
             if batch.index == needed:
                 break
             if batch.index == self._num_read:
-                parts = even_parts(len(batch.reset), num_parts)
-                with self._reading():
-                    self._read_next(batch, parts)
+                self._read_next(batch, even_parts(len(batch.reset), num_parts))
             if watch is not None:
                 size = batch.x.numel()
                 watch((batch.index + 1) * size, needed * size)
@@ -374,15 +369,16 @@ class RememberingTeacher(ReadingTeacher):
         """Reads the next batch of the first epoch, with the first and last batch also the tokens
         before and after all batches."""
         positions, ends = batch.positions(), list[State]()
-        if batch.index == 0:
-            self._read_rest(range(int(positions[0, 0])), self._model.initial_state(1))
-        start = reset_state(self._state, batch.reset)
-        for part in parts:
-            ends.append(self._read_tokens(positions[:, part], lanes_of(start, part)))
-        end = joined(ends)
-        if batch.index + 1 == self._num_batches:
-            rest = range(int(positions[-1, -1]) + 1, len(self._ids))
-            self._read_rest(rest, lanes_of(end, slice(-1, None)))
+        with self._reading():
+            if batch.index == 0:
+                self._read_rest(range(int(positions[0, 0])), self._model.initial_state(1))
+            start = reset_state(self._state, batch.reset)
+            for part in parts:
+                ends.append(self._read_tokens(positions[:, part], lanes_of(start, part)))
+            end = joined(ends)
+            if batch.index + 1 == self._num_batches:
+                rest = range(int(positions[-1, -1]) + 1, len(self._ids))
+                self._read_rest(rest, lanes_of(end, slice(-1, None)))
         self._state, self._num_read = end, self._num_read + 1
 
     def _read_rest(self, positions: range, state: State) -> None:
@@ -401,12 +397,12 @@ class RememberingTeacher(ReadingTeacher):
         return end
 
 
-def open_teacher(teaching: Teaching, precision: str, loader: TextLoader) -> ReadingTeacher:
+def open_teacher(model: LanguageModel, precision: str, loader: TextLoader) -> ReadingTeacher:
     """Returns a teacher that keeps its logits, if batches follow the text and memory is enough."""
-    num_bytes = 2 * len(loader.ids) * teaching.model.config.vocab_size
+    num_bytes = 2 * len(loader.ids) * model.config.vocab_size
     if loader.is_in_order and num_bytes <= MAX_KEPT_BYTES:
-        return RememberingTeacher(teaching, precision, loader)
-    return ReadingTeacher(teaching, precision, loader.num_lanes)
+        return RememberingTeacher(model, precision, loader)
+    return ReadingTeacher(model, precision, loader.num_lanes)
 
 
 def lanes_of(state: State, part: slice) -> State:
