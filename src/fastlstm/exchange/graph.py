@@ -167,8 +167,8 @@ class GraphBuilder:
         return self._add(kind, (x,), x.shape, "bool" if kind in ("is_nan", "not") else x.dtype)
 
     def cast(self, x: Value, dtype: DType) -> Value:
-        """Converts `x`; floats are truncated to integers."""
-        return self._add("cast", (x,), x.shape, dtype, to=dtype)
+        """Converts `x` from another type; floats are truncated to integers."""
+        return x if x.dtype == dtype else self._add("cast", (x,), x.shape, dtype, to=dtype)
 
     def where(self, condition: Value, a: Value, b: Operand) -> Value:
         other = b if isinstance(b, Value) else self.constant(np.asarray(b, a.dtype))

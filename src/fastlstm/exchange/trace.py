@@ -272,11 +272,10 @@ def _arithmetic(kind: str) -> Callable[..., Value]:
     def apply(g: Tracer, a: Any, b: Any) -> Value:
         if kind in ("add", "mul") and not isinstance(a, Value):
             a, b = b, a
-        if isinstance(a, Value) and a.dtype != "float32":
+        if isinstance(a, Value):
             a = g.cast(a, "float32")
         if isinstance(b, Value) or not isinstance(a, Value) or id(b) in g._names:
-            a, b = (g.value(x) for x in (a, b))
-            return g.binary(kind, a, b if b.dtype == "float32" else g.cast(b, "float32"))
+            return g.binary(kind, g.value(a), g.cast(g.value(b), "float32"))
         array = _array(b)
         is_same = (array == (kind in ("mul", "div"))).all()
         if is_same and np.broadcast_shapes(_sizes(a.shape), array.shape) == tuple(_sizes(a.shape)):
@@ -341,17 +340,13 @@ def _to(g: Tracer, x: Any, *args: Any, **kwargs: Any) -> Any:
     if isinstance(x, Tensor):
         return x.float()
     if any(isinstance(arg, Value) for arg in args):
-        return _float(g, x)
+        return g.cast(x, "float32")
     dtype = next((v for v in (*args, *kwargs.values()) if isinstance(v, torch.dtype)), None)
     if dtype is None:
         return x
     if dtype == torch.bool:
         raise Unwritable("no operation for it")
-    return _float(g, x) if dtype.is_floating_point else g.cast(x, "int32")
-
-
-def _float(g: Tracer, x: Value) -> Value:
-    return x if x.dtype == "float32" else g.cast(x, "float32")
+    return g.cast(x, "float32" if dtype.is_floating_point else "int32")
 
 
 def _cat(g: Tracer, tensors: Sequence[Any], dim: int = 0) -> Value:
@@ -664,7 +659,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
         f.__name__[1:]: f
         for f in (
             _where, _pad, _nan_to_num, _nanmean, _clamp, _lerp, _to, _cat, _stack, _getitem,
-            _expand, _repeat_interleave, _unbind, _linear, _abs, _pow, _float, _reshape, _flatten,
+            _expand, _repeat_interleave, _unbind, _linear, _abs, _pow, _reshape, _flatten,
             _squeeze, _unsqueeze, _transpose, _permute, _chunk, _split, _size, _embedding,
             _layer_norm,
         )
@@ -677,7 +672,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "isinf": lambda g, x: g.binary("equal", _abs(g, x), math.inf),
     "expm1": lambda g, x: g.unary("exp", x) - 1.0,
     "neg": lambda g, x: x * -1.0,
-    "long": lambda g, x: x if x.dtype == "int32" else g.cast(x, "int32"),
+    "float": lambda g, x: g.cast(x, "float32"), "long": lambda g, x: g.cast(x, "int32"),
     "sort": _sort,
     "softmax": lambda g, x, dim=None, **kwargs: g.softmax(x, _axis_of(dim)),
     "log_softmax": lambda g, x, dim=None, **kwargs: g.log_softmax(x, _axis_of(dim)),
