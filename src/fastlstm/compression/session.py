@@ -234,7 +234,7 @@ class CompressionSession(ABC):
         return "a new model"
 
     def compress(self) -> CompressReport:
-        """Rounds or trains a model, and measures it beside its self."""
+        """Rounds or trains a model, and measures it beside its source."""
         if is_resumed := self.resume and bool(RunDirectory(self.out).checkpoints()):
             first = self._first_start()
         else:
