@@ -388,7 +388,7 @@ def _pad(
 
 
 def _getitem(g: Tracer, x: Any, index: Any) -> Any:
-    places = index if isinstance(index, tuple) else (index,)
+    places = list(index) if isinstance(index, tuple) else [index]
     if isinstance(places[-1], list | np.ndarray):
         if len(places) < len(x.shape) and places[0] is not Ellipsis:
             raise Unwritable("an index by a list of another axis than the last")
@@ -398,7 +398,22 @@ def _getitem(g: Tracer, x: Any, index: Any) -> Any:
     sizes = [_ANY if isinstance(size, str) else size for size in x.shape]
     if 0 in (shape := np.broadcast_to(0.0, sizes)[index].shape):
         return torch.empty([1 if size == _ANY else size for size in shape])
-    return _part(g, x, index)
+    if Ellipsis in places:
+        at = places.index(Ellipsis)
+        num = len(x.shape) - sum(place is not None for place in places) + 1
+        places[at : at + 1] = [slice(None)] * num
+    kept, axis = list[Size](), 0
+    for place in places:
+        if place is None:
+            kept.append(1)
+            continue
+        if isinstance(place, bool) or not isinstance(place, int | slice):
+            raise Unwritable(f"an index {place!r}")
+        x = _cut(g, x, axis, place)
+        if isinstance(place, slice):
+            kept.append(x.shape[axis])
+        axis += 1
+    return _reshape(g, x, [*kept, *x.shape[axis:]])
 
 
 def _taken(g: Tracer, x: Value, places: Sequence[int]) -> Any:
@@ -516,28 +531,6 @@ def _known(x: Value, dim: int) -> int:
     return size
 
 
-def _part(g: Tracer, x: Value, index: Any) -> Value:
-    """Returns a part of a value: whole numbers, slices of step 1, None and Ellipsis."""
-    places = list(index) if isinstance(index, tuple) else [index]
-    if Ellipsis in places:
-        at = places.index(Ellipsis)
-        num = len(x.shape) - sum(place is not None for place in places) + 1
-        places[at : at + 1] = [slice(None)] * num
-    shape: list[Size] = []
-    axis = 0
-    for place in places:
-        if place is None:
-            shape.append(1)
-            continue
-        if isinstance(place, bool) or not isinstance(place, int | slice):
-            raise Unwritable(f"an index {place!r}")
-        x = _cut(g, x, axis, place)
-        if isinstance(place, slice):
-            shape.append(x.shape[axis])
-        axis += 1
-    return _reshape(g, x, [*shape, *x.shape[axis:]])
-
-
 def _cut(g: Tracer, x: Value, axis: int, place: int | slice) -> Value:
     """Returns one place or a part of an axis, which stays; `_getitem` has checked the bounds."""
     size = x.shape[axis]
@@ -558,10 +551,6 @@ def _size(g: Tracer, x: Value, dim: int | None = None) -> Any:
     return x.shape if dim is None else x.shape[dim]
 
 
-def _unary(kind: str) -> Callable[..., Value]:
-    return lambda g, x, inplace=False: g.unary(kind, x)
-
-
 def _named(name: str) -> Callable[..., Value]:
     def apply(g: Tracer, x: Value, alpha: float = 1.0, inplace: bool = False) -> Value:
         if alpha != 1:
@@ -569,6 +558,12 @@ def _named(name: str) -> Callable[..., Value]:
         return function(g, name, x)
 
     return apply
+
+
+def _softplus(g: Tracer, x: Value, beta: float = 1.0, threshold: float = 20.0) -> Value:
+    if (beta, threshold) != (1, 20):
+        raise Unwritable(f"beta={beta} and threshold={threshold}, expected 1 and 20")
+    return g.unary("softplus", x)
 
 
 def _same(g: Tracer, x: Value, *args: Any, **kwargs: Any) -> Value:
@@ -652,7 +647,7 @@ def _zeros(g: Tracer, x: Value, shape: tuple[int, int, int]) -> Value:
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: _arithmetic(name) for name in ("add", "sub", "mul", "div")},
     **{name: _comparison(name) for name in ("maximum", "minimum")},
-    **{name: _unary(name) for name in ("relu", "sigmoid", "tanh", "exp", "log", "sqrt")},
+    **{name: _named(name) for name in ("relu", "sigmoid", "tanh", "exp", "log", "sqrt")},
     **dict.fromkeys(["contiguous", "detach", "clone", "dropout", "double", "cpu"], _same),
     **{name: _reduced(name) for name in ("sum", "mean")}, "amax": _reduced("max"),
     **{
@@ -661,12 +656,12 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
             _where, _pad, _nan_to_num, _nanmean, _clamp, _lerp, _to, _cat, _stack, _getitem,
             _expand, _repeat_interleave, _unbind, _linear, _abs, _pow, _reshape, _flatten,
             _squeeze, _unsqueeze, _transpose, _permute, _chunk, _split, _size, _embedding,
-            _layer_norm,
+            _layer_norm, _softplus,
         )
     },
-    "eq": _comparison("equal"), "lt": _comparison("less"), "invert": _unary("not"),
+    "eq": _comparison("equal"), "lt": _comparison("less"), "invert": _named("not"),
     "gt": lambda g, a, b: g.binary("less", g.value(b), g.value(a)),
-    "isnan": _unary("is_nan"), "softplus": _unary("softplus"),
+    "isnan": _named("is_nan"),
     "hardsigmoid": _named("hard_sigmoid"),
     **{name: _named(name) for name in ("softsign", "elu", "selu", "silu")},
     "isinf": lambda g, x: g.binary("equal", _abs(g, x), math.inf),
