@@ -21,7 +21,7 @@ from fastlstm.compression.session import (
     WAYS_OF_FORECASTERS,
     WAYS_OF_TEXTS,
     Attempt,
-    CompressionSource,
+    CompressionSession,
     CompressionWay,
     chosen,
     difference,
@@ -43,7 +43,7 @@ ABOUT: dict[str, Any] = {"options": {}, "source": {"learning_rate": 0.02}}
 )
 def test_the_peak_rate_of_a_chain_is_that_of_its_first_run(own, before, rate):
     source: Any = SimpleNamespace(learning_rate=own, before=before)
-    assert CompressionSource.peak_rate.fget(source) == rate  # type: ignore[attr-defined]
+    assert CompressionSession.peak_rate.fget(source) == rate  # type: ignore[attr-defined]
 
 
 def test_the_better_result_is_chosen_on_common_windows():

@@ -14,7 +14,6 @@ from torch.nn import functional as F
 
 from fastlstm.compression import text_training
 from fastlstm.compression.options import CompressConfig
-from fastlstm.compression.session import CompressionSession
 from fastlstm.compression.text import TextCompression
 from fastlstm.compression.text_training import (
     MEASURING_S,
@@ -23,7 +22,7 @@ from fastlstm.compression.text_training import (
     OutputLayer,
     ReadingTeacher,
     RememberingTeacher,
-    Teaching,
+    TaughtTextTask,
     distillation_loss,
     open_teacher,
     training_options,
@@ -41,12 +40,11 @@ UNITS: dict[str, Any] = {"prune": 0.5, "structured": "units"}
 
 def options_of(trained, data=None, **fields):
     """Returns the options that the source was trained with, and those of its compression."""
-    session = CompressionSession(
+    source = TextCompression(
         run=trained / "source", out=trained / "out", data=data, config=CompressConfig(**fields),
         given=frozenset(), resume=False, observers=[], callbacks=(), stop=None, started=0.0,
     )  # fmt: skip
-    source = TextCompression(session)
-    options = training_options(source, source.start(session.config)[1])
+    options = training_options(source, source.start(source.config)[1])
     return TrainConfig(**source.stored.config["train"]), options
 
 
@@ -185,17 +183,20 @@ def build(rnn_size, seed):
     return model
 
 
-def make_task(teaching, model=None):
-    return CompressedTextTask(
-        config=CONFIG, model=model or build(8, 1), loader=TextLoader(open_batches(CONFIG, IDS)),
-        valid_ids=IDS[:300], tokenizer=TOKENIZER, device=torch.device("cpu"), model_files={},
-        report_s=1.5, teaching=teaching, conclude=lambda trainer: {"concluded": True},
-        num_scored=200,
-    )  # fmt: skip
+def make_task(teacher=None):
+    parts: dict[str, Any] = {
+        "config": CONFIG, "model": build(8, 1), "loader": TextLoader(open_batches(CONFIG, IDS)),
+        "valid_ids": IDS[:300], "tokenizer": TOKENIZER, "device": torch.device("cpu"),
+        "model_files": {}, "report_s": 1.5, "conclude": lambda trainer: {"concluded": True},
+        "num_scored": 200,
+    }  # fmt: skip
+    if teacher is None:
+        return CompressedTextTask(**parts)
+    return TaughtTextTask(**parts, teacher_model=teacher, temperature=2.0, alpha=0.5)
 
 
-def teaching(alpha=0.5):
-    return Teaching(build(12, 2).eval().requires_grad_(False), temperature=2.0, alpha=alpha)
+def teacher_model():
+    return build(12, 2).eval().requires_grad_(False)
 
 
 def gradients(task, batch, num_parts):
@@ -211,7 +212,7 @@ def gradients(task, batch, num_parts):
 @pytest.mark.parametrize("max_kept_bytes", [0, 2**30])
 def test_a_split_batch_equals_the_whole_batch(num_parts, max_kept_bytes, monkeypatch):
     monkeypatch.setattr(text_training, "MAX_KEPT_BYTES", max_kept_bytes)
-    whole, cut = make_task(teaching()), make_task(teaching())
+    whole, cut = make_task(teacher_model()), make_task(teacher_model())
     cut.model.load_state_dict(whole.model.state_dict())
     for _ in range(3):
         want, want_gradients = gradients(whole, whole.loader.next(), 1)
@@ -225,7 +226,7 @@ def test_a_split_batch_equals_the_whole_batch(num_parts, max_kept_bytes, monkeyp
 
 
 def test_bits_per_char_exclude_the_teacher():
-    plain, student = make_task(None), make_task(teaching())
+    plain, student = make_task(), make_task(teacher_model())
     loss = gradients(plain, plain.loader.next(), 1)[0]
     mixed = gradients(student, student.loader.next(), 2)[0]
     assert abs(mixed - loss) > 1e-3
@@ -235,32 +236,31 @@ def test_bits_per_char_exclude_the_teacher():
 
 
 def test_the_teacher_is_not_trained_and_has_no_dropout():
-    task = make_task(teaching())
-    assert task.teaching is not None
+    task = make_task(teacher_model())
     task.model.train()
-    before = [p.clone() for p in task.teaching.model.parameters()]
+    before = [p.clone() for p in task.teacher_model.parameters()]
     gradients(task, task.loader.next(), 1)
-    assert not task.teaching.model.training
-    assert all(p.grad is None for p in task.teaching.model.parameters())
-    for own, other in zip(task.teaching.model.parameters(), before, strict=True):
+    assert not task.teacher_model.training
+    assert all(p.grad is None for p in task.teacher_model.parameters())
+    for own, other in zip(task.teacher_model.parameters(), before, strict=True):
         assert torch.equal(own, other)
 
 
 def test_a_budget_reserves_time_for_measuring():
-    assert make_task(None).finish_s(0.01) == pytest.approx(1.5 + MEASURING_S + 2 * 0.01 * 200)
+    assert make_task().finish_s(0.01) == pytest.approx(1.5 + MEASURING_S + 2 * 0.01 * 200)
 
 
 READ = TrainConfig(rnn_size=8, embed_size=8, batch_size=4, seq_length=24, seed=3, lane_reset=0.2)
 WHOLE = slice(None)
 
 
-def wide_teaching():
+def wide_model():
     model = LanguageModel(ModelConfig(vocab_size=20, embed_size=8, rnn_size=12))
     initialize(model, None, 2)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(3)  # so that the state matters
-    return Teaching(model.eval().requires_grad_(False), 2.0, 0.5)
+    return model.eval().requires_grad_(False)
 
 
 def make_loader(config=READ):
@@ -268,7 +268,7 @@ def make_loader(config=READ):
 
 
 def make_teacher(loader, precision="fp32"):
-    return open_teacher(wide_teaching(), precision, loader)
+    return open_teacher(wide_model(), precision, loader)
 
 
 def logits(teacher):
@@ -277,7 +277,7 @@ def logits(teacher):
 
 def test_kept_logits_equal_those_of_a_reading_teacher():
     loader = make_loader()
-    keeps, reads = make_teacher(loader), ReadingTeacher(wide_teaching(), "fp32", 4)
+    keeps, reads = make_teacher(loader), ReadingTeacher(wide_model(), "fp32", 4)
     for batch in islice(loader.first_epoch(), loader.steps_per_epoch):
         for teacher in (keeps, reads):
             teacher.read(batch, even_parts(len(batch.reset), 1))
@@ -327,7 +327,7 @@ def test_tokens_outside_the_batches_are_read_too():
     length = loader.steps_per_epoch * 24
     assert starts[0] > 0
     assert starts[-1] + length < 999
-    model, tokens = wide_teaching().model, torch.from_numpy(IDS.astype(np.int64))
+    model, tokens = wide_model(), torch.from_numpy(IDS.astype(np.int64))
     with torch.no_grad():
         head, _ = model(tokens[: starts[0], None])
         last, _ = model(tokens[starts[-1] :, None])
@@ -358,7 +358,7 @@ def test_a_resumed_training_gets_the_same_predictions(precision, epoch, index):
 
 def test_windows_and_long_texts_are_read_every_time(monkeypatch):
     windows = make_loader(dataclasses.replace(READ, order="windows", lane_reset=0.0))
-    assert isinstance(open_teacher(wide_teaching(), "fp32", windows), ReadingTeacher)
+    assert isinstance(open_teacher(wide_model(), "fp32", windows), ReadingTeacher)
     for limit, kind in ((1000 * 20 * 2, RememberingTeacher), (1000 * 20 * 2 - 1, ReadingTeacher)):
         monkeypatch.setattr(text_training, "MAX_KEPT_BYTES", limit)
         assert isinstance(make_teacher(make_loader()), kind)
@@ -424,11 +424,11 @@ def test_a_step_that_ran_out_of_memory_is_read_again(num_parts, max_kept_bytes, 
 
 
 def test_logits_beyond_float16_stay_finite():
-    teaching = wide_teaching()
+    model = wide_model()
     with torch.no_grad():
-        teaching.model.output.bias[3] = -1e6
+        model.output.bias[3] = -1e6
     loader = make_loader()
-    teacher = open_teacher(teaching, "fp32", loader)
+    teacher = open_teacher(model, "fp32", loader)
     batch = next(loader.first_epoch())
     teacher.read(batch, even_parts(len(batch.reset), 1))
     assert logits(teacher).min() == -65_504

@@ -9,7 +9,7 @@ from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from fastlstm.errors import ConfigError, FastLSTMError, FormatError, MissingExtraError
-from fastlstm.exchange.graph import GraphBuilder
+from fastlstm.exchange.graph import GraphBuilder, lstm_weights
 from fastlstm.exchange.litert_format import ALIGNMENT, SIGNATURE, LitertRunner, write_litert
 from fastlstm.exchange.text_source import text_graph
 from fastlstm.ops.call import LSTMWeights
@@ -201,11 +201,7 @@ def lstm_graph(T, width, H, D, options, has_lengths, weights):
     g = GraphBuilder("layer", weights)
     x, h, c = g.input("x", (T, "B", width)), g.input("h", (D, "B", H)), g.input("c", (D, "B", H))
     lengths = g.input("lengths", ("B",), "int32") if has_lengths else None
-    directions = [
-        (f"weight_ih_l0{way}", f"weight_hh_l0{way}", (f"bias_ih_l0{way}", f"bias_hh_l0{way}"))
-        for way in ("", "_reverse")[:D]
-    ]
-    outputs = g.lstm(x, h, c, directions, options, lengths)
+    outputs = g.lstm(x, h, c, lstm_weights("", 0, D), options, lengths)
     for name, value in zip(("y", "h_out", "c_out"), outputs, strict=True):
         g.output(name, value)
     return g.graph

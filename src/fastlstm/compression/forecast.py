@@ -7,8 +7,9 @@ import dataclasses
 import hashlib
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,6 @@ from fastlstm.compression.session import (
     WAYS_OF_FORECASTERS,
     Attempt,
     CompressionSession,
-    CompressionSource,
     CompressionWay,
     Result,
 )
@@ -87,7 +87,7 @@ _MEASURING_S = 3.0
 """Time of a budget kept for measuring speed."""
 
 
-class ForecastCompression(CompressionSource):
+class ForecastCompression(CompressionSession):
     """A forecaster, its table, and its errors.
 
     Attributes:
@@ -98,15 +98,14 @@ class ForecastCompression(CompressionSource):
 
     unit = "windows"
 
-    def __init__(self, session: CompressionSession) -> None:
-        super().__init__(session)
-        if "temperature" in session.given:
+    def __post_init__(self) -> None:
+        if "temperature" in self.given:
             raise ConfigError(
                 "`temperature` is for the predictions of a text model, not for forecasts; leave it"
                 " out"
             )
-        self.stored = stored = read_forecaster(session.run)
-        record = read_manifest(session.run).files[MODEL_FILE]
+        self.stored = stored = read_forecaster(self.run)
+        record = read_manifest(self.run).files[MODEL_FILE]
         self.sizes: ForecasterConfig = stored.network.config
         self.sha256, self.learning_rate = record.sha256, stored.config.learning_rate
         self.before = {} if stored.compression is None else stored.compression.about
@@ -117,7 +116,6 @@ class ForecastCompression(CompressionSource):
         self.own_facts = {"data": self._name or None}
         self._teacher: StoredForecaster | None = None
         self._is_own = False
-        self._notes: list[str] = []
         self._scored, self._blocks = "", dict[str, list[Any]]()
         self._before: dict[str, BlockErrors] = {}
         self._inputs: ScaledWindows | None = None
@@ -125,9 +123,9 @@ class ForecastCompression(CompressionSource):
         self._limit_s: float | None = None
 
     def _find_table(self) -> tuple[Any, str]:
-        run = self.session.run
-        if self.session.data is not None:
-            return self.session.data, ""
+        run = self.run
+        if self.data is not None:
+            return self.data, ""
         recorded = read_history(RunDirectory(run).metrics_path).start.get("source")
         name = str(recorded or self.before.get("data") or "")
         paths = name.split(", ")
@@ -149,9 +147,9 @@ class ForecastCompression(CompressionSource):
         return Attempt(num_bytes, speed[config.streams])
 
     def open_teacher(self) -> dict[str, str] | None:
-        path = self.session.config.distil
+        path = self.config.distil
         if path is None:
-            self._teacher = self.stored if self.session.config.is_taught else None
+            self._teacher = self.stored if self.config.is_taught else None
             return None
         self._teacher = read_teacher(path, self.stored)
         sha256 = read_manifest(Path(path)).files[MODEL_FILE].sha256
@@ -185,57 +183,53 @@ class ForecastCompression(CompressionSource):
             if config.is_new_student and sizes.linear:
                 network.zero_head()
         resolved, given = (dataclasses.replace(c, **changes) for c in (source.config, source.given))
-        compression = Compression(self.session.about(config))
+        compression = Compression(self.about(config))
         return dataclasses.replace(
             source, config=resolved, given=given, network=network, compression=compression
         )
 
-    def _plain(self) -> StoredForecaster:
-        """Returns RUN with weights rounded to the nearest."""
-        compression = Compression(self.session.about(self.session.config))
-        return with_rounded_weights(dataclasses.replace(self.stored, compression=compression))
+    def plain(self, **facts: bool) -> Result:
+        compression = Compression(self.about(self.config))
+        result = with_rounded_weights(dataclasses.replace(self.stored, compression=compression))
+        is_own = has_own_intervals(self.stored)
+        if self._valid is not None:
+            assert self._inputs is not None
+            calibration = _calibrated(result, self._inputs, self._valid, self._limit_s)
+            result, is_own = dataclasses.replace(result, calibration=calibration), self._is_own
+        return result_of(result, has_own_intervals=is_own, **facts)
 
-    def rounded(self) -> Result:
-        result, source = self._plain(), self.stored
-        is_own = has_own_intervals(source)
+    def find_data(self) -> None:
         if self.table is None:
-            self._notes.append("the intervals are those of the source, not calibrated anew")
-            return result_of(result, has_own_intervals=is_own)
-        dataset = prepare(
-            self.table,
-            dataclasses.replace(source.config, **source.columns),
-            like=source.schema.timeline,
-        )
+            self.notes.append("the intervals are those of the source, not calibrated anew")
+            return
+        source = self.stored
+        config = dataclasses.replace(source.config, **source.columns)
+        dataset = prepare(self.table, config, like=source.schema.timeline)
         inputs = apply_schema(dataset, source)
         split = split_table(dataset.table, dataset.frequency, source.config.split)
-        is_of_table = is_own_table(dataset, split, source)
-        self._begin(split, inputs, is_own=is_of_table, is_trained=False)
-        if self._valid is not None:
-            is_own = is_of_table
-            calibration = calibrate(result.network, inputs, self._valid)
-            result = dataclasses.replace(result, calibration=calibration)
-        return result_of(result, has_own_intervals=is_own)
+        self._is_own = is_own_table(dataset, split, source)
+        self._begin(split, inputs, is_trained=False)
 
     def train(self) -> None:
         if self.table is None:
             raise DataError(f"{self.why_not}; give the table as `data`")
-        session, start = self.session, self._start(self.session.config)
+        start = self._start(self.config)
         options = self._options(start)
         train_forecaster(
-            self.table, options, out=session.out, resume=session.resume,
-            given=[n for n in TRAINING if n in session.given and hasattr(options, n)],
-            observers=session.observers, callbacks=session.all_callbacks(),
-            stop=session.stop, start=start, make_task=self._make_task, needs_steps=False,
-            began=session.started,
+            self.table, options, out=self.out, resume=self.resume,
+            given=[n for n in TRAINING if n in self.given and hasattr(options, n)],
+            observers=self.observers, callbacks=self.all_callbacks(),
+            stop=self.stop, start=start, make_task=self._make_task, needs_steps=False,
+            began=self.started,
         )  # fmt: skip
 
     def _options(self, start: StoredForecaster) -> ForecastConfig:
-        config = self.session.config
+        config = self.config
         fields = {field.name for field in dataclasses.fields(ForecastConfig)} - {"dropout"}
         values = config.training_options(fields)
         if all(values[name] is None for name in ENDS):
             values["budget"] = _BUDGET
-        if "precision" not in self.session.given:
+        if "precision" not in self.given:
             del values["precision"]  # "auto" measures for texts only
         if config.learning_rate is None:
             peak = None if config.is_new_student else self.peak_rate
@@ -246,12 +240,10 @@ class ForecastCompression(CompressionSource):
         _, _, dataset, split, inputs, _, _, budget_s = args
         self._is_own = is_own_table(dataset, split, self.stored)
         teacher = None if self._teacher is None else copy.deepcopy(self._teacher.network)
-        seconds = self._begin(
-            split, inputs, is_own=self._is_own, is_trained=True, budget_s=budget_s
-        )
+        seconds = self._begin(split, inputs, is_trained=True, budget_s=budget_s)
         return CompressedForecastTask(
-            *args, teacher=teacher, alpha=self.session.config.alpha, finished=self._finished,
-            approved=self._approve, about=self.session.end_event, measuring_s=seconds,
+            *args, teacher=teacher, alpha=self.config.alpha, finished=self._finished,
+            approved=self._approve, about=self.end_event, measuring_s=seconds,
         )  # fmt: skip
 
     def _finished(self, stored: StoredForecaster) -> StoredForecaster:
@@ -260,43 +252,32 @@ class ForecastCompression(CompressionSource):
     def _approve(
         self, stored: StoredForecaster, trainer: Trainer
     ) -> tuple[StoredForecaster, Mapping[str, bytes]] | None:
-        best = self.session.conclude(trainer, self._results(stored))
-        return None if best is None else (best.model, self.session.report_files())
-
-    def _results(self, stored: StoredForecaster) -> Iterator[Result]:
-        """Yields the results that may be published, the trained one first."""
-        yield result_of(stored)
-        if self.session.config.needs_no_training:
-            assert self._inputs is not None
-            assert self._valid is not None
-            plain = self._plain()
-            calibration = _calibrated(plain, self._inputs, self._valid, self._limit_s)
-            plain = dataclasses.replace(plain, calibration=calibration)
-            yield result_of(plain, has_own_intervals=self._is_own, is_trained=False)
+        best = self.conclude(trainer, partial(result_of, stored))
+        return None if best is None else (best.model, self.report_files())
 
     def _begin(
-        self, split: Split, inputs: ScaledWindows, *, is_own: bool, is_trained: bool,
+        self, split: Split, inputs: ScaledWindows, *, is_trained: bool,
         budget_s: float | None = None,
     ) -> float:  # fmt: skip
         """Measures the errors of the source; returns an estimate of the seconds for the results.
 
         The result is calibrated on the validation part. If the source was not calibrated on this
-        table (`is_own`), the source is calibrated there too, and only the test part is scored. A
+        table (`_is_own`), the source is calibrated there too, and only the test part is scored. A
         rounded result keeps the intervals of the source if only one part has windows. Raises
         DataError: the table is too short for a window, or `max_loss` cannot be checked on it.
         """
-        started, config, sizes = time.perf_counter(), self.session.config, self.sizes
+        started, config, sizes = time.perf_counter(), self.config, self.sizes
         self._inputs = inputs
         self._limit_s = limit_s = None if budget_s is None else _SHARE * budget_s
         blocks = {
             part: found for part in PARTS if (found := blocks_of(split, inputs, self.stored, part))
         }
         has_both = len(blocks) == len(PARTS)
-        if is_own or is_trained or has_both or not blocks:
+        if self._is_own or is_trained or has_both or not blocks:
             self._valid = split.windows(inputs.table, "valid", sizes.input_size, sizes.horizon)
-        if not is_own:
+        if not self._is_own:
             if self.stored.network.output.is_calibrated:
-                self._notes.append(self._note_on_intervals(list(blocks)))
+                self.notes.append(self._note_on_intervals(list(blocks)))
             if self._valid is not None:
                 calibration = _calibrated(self.stored, inputs, self._valid, limit_s)
                 self.stored = dataclasses.replace(self.stored, calibration=calibration)
@@ -317,7 +298,7 @@ class ForecastCompression(CompressionSource):
                     " out `max_loss`"
                 )
         seconds = _MEASURING_S + time.perf_counter() - started
-        if config.needs_no_training:  # RUN with rounded weights is measured too
+        if config.num_results > 1:  # RUN with rounded weights is measured too
             seconds += seconds + (limit_s or 0.0)
         return seconds
 
@@ -339,24 +320,24 @@ class ForecastCompression(CompressionSource):
         )
 
     def _note_on_start(self) -> list[str]:
-        config, compression = self.session.config, self.stored.compression
+        config, compression = self.config, self.stored.compression
         is_used = not config.is_new_student or config.distil is None
         if compression is None or compression.weights == "fp32" or not is_used:
             return []
-        role, run = "teacher's" if config.is_new_student else "start", self.session.run
+        role, run = "teacher's" if config.is_new_student else "start", self.run
         return [f"{run} is stored as {compression.weights}: its rounded weights are the {role}"]
 
     def measured(
         self, result: Result, methods: list[str], training: TrainingFigures | None
     ) -> CompressReport:
-        session, source, measure = self.session, self.stored, measure_of(self.stored)
+        source, measure = self.stored, measure_of(self.stored)
         model: StoredForecaster = result.model
-        source_file = RunDirectory(session.run).read_published([MODEL_FILE])[1][MODEL_FILE]
+        source_file = RunDirectory(self.run).read_published([MODEL_FILE])[1][MODEL_FILE]
         with CpuTimer(threads=1) as timer:
             speed = speeds([source, model])
         sides = [
-            figures_of(source, str(session.run), source_file, speed[0]),
-            figures_of(model, str(session.out), result.files[MODEL_FILE], speed[1]),
+            figures_of(source, str(self.run), source_file, speed[0]),
+            figures_of(model, str(self.out), result.files[MODEL_FILE], speed[1]),
         ]
         before, after = dict[str, BlockErrors](), dict[str, BlockErrors]()
         change = outputs = None
@@ -377,12 +358,12 @@ class ForecastCompression(CompressionSource):
             for part in after
         }  # fmt: skip
         note = None if model.compression is None else model.compression.note
-        notes = [*self._note_on_start(), *session.notes, *self._notes, *([note] if note else [])]
+        notes = [*self._note_on_start(), *self.notes, *([note] if note else [])]
         return CompressReport(
-            kind="forecaster", path=str(session.out), methods=methods,
+            kind="forecaster", path=str(self.out), methods=methods,
             source=sides[0], result=sides[1], measure=measure, change=change,
             not_measured=self.why_not or None, outputs=outputs, speed_unit="windows", lacks=[],
-            training=training, max_loss=session.config.max_loss, is_published=True,
+            training=training, max_loss=self.config.max_loss, is_published=True,
             notes=[*notes, *notes_of_speed(timer)], scores=scores,
         )  # fmt: skip
 

@@ -79,11 +79,10 @@ def pruned(model: nn.Module, sparsity: float, structured: Zeros) -> dict[str, Te
 
 
 def _scores(matrix: Tensor, structured: Zeros, gates: int) -> Tensor:
-    return matrix.abs() if structured == "none" else _block_norms(matrix, gates)
-
-
-def _block_norms(matrix: Tensor, gates: int) -> Tensor:
-    """Returns the squared L2 norms of blocks, `(gates, rows of blocks, columns of blocks)`."""
+    """Returns the magnitudes of a matrix, or the squared L2 norms of its blocks, `(gates, rows of
+    blocks, columns of blocks)`."""
+    if structured == "none":
+        return matrix.abs()
     rows, columns = matrix.shape
     by_gate = matrix.square().view(gates, rows // gates, columns)
     edges = (0, -columns % BLOCK_COLUMNS, 0, -(rows // gates) % BLOCK_ROWS)
@@ -216,13 +215,10 @@ class HeldZeros(_ZeroMasks):
     def on_begin(self, trainer: Trainer) -> None:
         self._matrices = prunable(trainer.model)
         for name, parameter in self._matrices.items():
-            is_zero = parameter == 0
-            if self._structured == "blocks":
-                gates = num_gates(name, len(parameter))
-                is_zero_block = _block_norms(parameter, gates) == 0
-                share = int(is_zero_block.sum()) / is_zero_block.numel()
-                is_zero = mask_of(parameter, share, "blocks", gates)
-            self.masks[name] = is_zero
+            gates = num_gates(name, len(parameter))
+            is_zero = _scores(parameter, self._structured, gates) == 0
+            share = int(is_zero.sum()) / is_zero.numel()
+            self.masks[name] = mask_of(parameter, share, self._structured, gates)
 
 
 def position(trainer: Trainer, at: float, steps_done: int) -> float:

@@ -1,6 +1,6 @@
 """`compress()`: makes a trained model smaller and faster, and measures the cost.
 
-A `CompressionSource` is a text model (`text.py`) or a forecaster (`forecast.py`).
+A `CompressionSession` compresses a text model (`text.py`) or a forecaster (`forecast.py`).
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import math
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -120,47 +121,69 @@ def compress(
             stop = stack.enter_context(StopFlag())
         if observers is None:
             observers = [stack.enter_context(default_output(use_json=False))]
-        session = CompressionSession(
-            run=path, out=target, data=data, config=config, given=frozenset({*given, *fields}),
-            resume=resume, observers=observers, callbacks=callbacks, stop=stop, started=started,
-        )  # fmt: skip
         if is_text:
             from fastlstm.compression.text import TextCompression
 
-            return session.compress(TextCompression)
-        from fastlstm.compression.forecast import ForecastCompression
+            kind: type[CompressionSession] = TextCompression
+        else:
+            from fastlstm.compression.forecast import ForecastCompression
 
-        return session.compress(ForecastCompression)
+            kind = ForecastCompression
+        return kind(
+            run=path, out=target, data=data, config=config, given=frozenset({*given, *fields}),
+            resume=resume, observers=observers, callbacks=callbacks, stop=stop, started=started,
+        ).compress()  # fmt: skip
 
 
 class Result(NamedTuple):
-    """A compressed model, of the type that its `CompressionSource` measures, and its files."""
+    """A compressed model, of the type that its `CompressionSession` measures, and its files."""
 
     model: Any
     sizes: Config
     files: Mapping[str, bytes]
 
 
-class CompressionSource(ABC):
-    """The model to compress: reads, trains and measures its kind.
+@dataclass(eq=False, kw_only=True)
+class CompressionSession(ABC):
+    """One call of `compress` with checked arguments: reads, trains and measures one kind of model.
 
     Attributes:
-        before: `compression` of config.json; empty for an ordinary run.
-        learning_rate: peak learning rate of the run; None if unknown.
+        run: directory of the model to compress (the source), or one of its checkpoints.
+        out: directory of the result.
+        config: options; a resumed session has those of its first start.
+        given: names of the options that were set.
+        notes: remarks for the user.
+        report: the best result.
+        before: `compression` of the source's config.json; empty for an ordinary run.
+        learning_rate: peak learning rate of the source; None if unknown.
         facts: entries on the source in config.json of a result, besides path and hash.
         own_facts: entries of `compression` that only this kind has.
     """
 
     unit: ClassVar[str]
-    sizes: Config
-    sha256: str
-    before: Mapping[str, Any]
-    learning_rate: float | None
-    facts: Mapping[str, Any]
-    own_facts: Mapping[str, Any] = {}
+    run: Path
+    out: Path
+    data: Any
+    config: CompressConfig
+    given: frozenset[str]
+    resume: bool
+    observers: list[Observer]
+    callbacks: Sequence[Callback]
+    stop: Callable[[], bool] | None
+    started: float
+    notes: list[str] = field(default_factory=list, init=False)
+    report: CompressReport | None = field(default=None, init=False)
+    teacher: dict[str, str] | None = field(default=None, init=False)
+    sizes: Config = field(init=False)
+    sha256: str = field(init=False)
+    before: Mapping[str, Any] = field(init=False)
+    learning_rate: float | None = field(init=False)
+    facts: Mapping[str, Any] = field(init=False)
+    own_facts: Mapping[str, Any] = field(default_factory=dict, init=False)
 
-    def __init__(self, session: CompressionSession) -> None:
-        self.session = session
+    @abstractmethod
+    def __post_init__(self) -> None:
+        """Reads the source."""
 
     @property
     def peak_rate(self) -> float | None:
@@ -187,12 +210,19 @@ class CompressionSource(ABC):
         """Opens the teacher, if any; returns its path and hash for config.json."""
 
     @abstractmethod
-    def rounded(self) -> Result:
-        """Returns the weights rounded to the nearest, without training."""
+    def find_data(self) -> None:
+        """Opens the data to measure on, or finds the reason why there is none."""
+
+    @abstractmethod
+    def plain(self, **facts: bool) -> Result:
+        """Returns the source in the requested rank and format, without training.
+
+        `facts` are added to `compression` of its config.json.
+        """
 
     @abstractmethod
     def train(self) -> None:
-        """Trains, then calls `CompressionSession.conclude` with the results."""
+        """Trains, then calls `conclude` with the result."""
 
     @abstractmethod
     def measured(
@@ -203,53 +233,25 @@ class CompressionSource(ABC):
     def student_text(self, sizes: Any) -> str:
         return "a new model"
 
-
-@dataclass(eq=False, kw_only=True)
-class CompressionSession:
-    """One call of `compress` with checked arguments.
-
-    `run` is the directory of the source, or one of its checkpoints; `out` is the directory of the
-    result. A resumed session has the `config` of its first start. `given` names the options that
-    were set, `notes` are on the goal, `report` is of the best result.
-    """
-
-    run: Path
-    out: Path
-    data: Any
-    config: CompressConfig
-    given: frozenset[str]
-    resume: bool
-    observers: list[Observer]
-    callbacks: Sequence[Callback]
-    stop: Callable[[], bool] | None
-    started: float
-    notes: list[str] = field(default_factory=list, init=False)
-    report: CompressReport | None = field(default=None, init=False)
-    teacher: dict[str, str] | None = field(default=None, init=False)
-    source: CompressionSource = field(init=False)
-
-    def compress(
-        self, make_source: Callable[[CompressionSession], CompressionSource]
-    ) -> CompressReport:
+    def compress(self) -> CompressReport:
         """Rounds or trains a model, and measures it beside its source."""
-        source = self.source = make_source(self)
         if is_resumed := self.resume and bool(RunDirectory(self.out).checkpoints()):
             first = self._first_start()
         else:
-            self.config.require_change(source.before)
+            self.config.require_change(self.before)
             self._reach_goal()
             self.config.require_teacher(self.config.is_taught)
         if not (is_resumed or self.config.trains):
             self.config.require_work()
             return self._round()
-        self.teacher = source.open_teacher()
+        self.teacher = self.open_teacher()
         before, now = first.get("teacher") if is_resumed else None, self.teacher or {}
         if before is not None and before.get("model_sha256") != now.get("model_sha256"):
             raise FormatError(
                 f"'{self.out}' was started with another teacher, or {before.get('path')} has"
                 " changed since; give another `out`"
             )
-        source.train()
+        self.train()
         if self.report is None:
             raise ConfigError(
                 "training ended before the weights were pruned and rounded, so there is no"
@@ -274,7 +276,7 @@ class CompressionSession:
             checked_compression(about)
         except ValueError as error:
             raise FormatError(f"{checkpoint / 'config.json'}: {error}") from None
-        if about["source"]["model_sha256"] != self.source.sha256:
+        if about["source"]["model_sha256"] != self.sha256:
             raise FormatError(
                 f"'{self.out}' was started from another model ({about['source']['path']}), or"
                 f" {self.run} has changed since; give another `out`"
@@ -294,14 +296,14 @@ class CompressionSession:
             for observer in self.observers:
                 observer({"event": "message", "level": "info", "text": text})
 
-        source = self.source
-        self.config = chosen(self.config, source.ways(), source.attempt, source.unit, say)
+        self.config = chosen(self.config, self.ways(), self.attempt, self.unit, say)
 
     def _round(self) -> CompressReport:
         with locked_run(self.out) as run:
             assert run is not None
             checkpoint_to_resume(run, False, lambda level, text: None)  # refuses a run
-            result = self.source.rounded()
+            self.find_data()
+            result = self.plain()
             self.report = report = self._measured(result, None, is_trained=False)
             if not report.is_published:
                 raise quality_error(report, is_trained=False)
@@ -310,12 +312,8 @@ class CompressionSession:
                 write_report(run.path)
         return report
 
-    def conclude(self, trainer: Trainer, results: Iterable[Result]) -> Result | None:
-        """Measures the results of training; returns the one to publish, or None.
-
-        The first result is the trained model, the second is RUN with weights rounded to the
-        nearest.
-        """
+    def conclude(self, trainer: Trainer, trained: Callable[[], Result]) -> Result | None:
+        """Measures what was trained; returns it or the `plain` result to publish, or None."""
         if trainer.progress.best_step < 0:
             return None
         training = TrainingFigures(
@@ -326,7 +324,9 @@ class CompressionSession:
         )
         reports: list[tuple[CompressReport, Result]] = []
         with trainer.progress.counted("measuring"):
-            for result in results:
+            makers = trained, partial(self.plain, is_trained=False)
+            for make in makers[: self.config.num_results]:
+                result = make()
                 report = self._measured(result, training, is_trained=not reports)
                 reports.append((report, result))
         self.report, best = min(reports, key=lambda pair: difference(pair[0]))
@@ -345,11 +345,11 @@ class CompressionSession:
         self, result: Result, training: TrainingFigures | None, *, is_trained: bool
     ) -> CompressReport:
         methods = self._methods(result, is_trained=is_trained)
-        return self.source.measured(result, methods, training).checked()
+        return self.measured(result, methods, training).checked()
 
     def _methods(self, result: Result, *, is_trained: bool) -> list[str]:
         config, methods = self.config, list[str]()
-        before, after = self.source.sizes, result.sizes
+        before, after = self.sizes, result.sizes
         if config.prune is not None and config.structured == "units":
             old, new = num_units(before), num_units(after)
             removed = f"{100 * (1 - new / old):.4g} % of the hidden units pruned"
@@ -361,7 +361,7 @@ class CompressionSession:
             rank, width = getattr(after, "output_rank", None), getattr(before, "output_width", None)
             methods.append(f"output of rank {rank} instead of {width}")
         if config.is_taught and is_trained:
-            text = f", {self.source.student_text(after)}"
+            text = f", {self.student_text(after)}"
             student = text if config.is_new_student else ""
             methods.append(f"distilled from {config.distil or self.run}{student}")
         if config.to != "fp32":
@@ -373,13 +373,12 @@ class CompressionSession:
 
     def about(self, config: CompressConfig) -> dict[str, Any]:
         """Returns `compression` for config.json of a result."""
-        source = self.source
         share, structured = config.prune, None if config.prune is None else config.structured
         if share is not None and structured == "units":
-            units = num_units(source.sizes)
+            units = num_units(self.sizes)
             share = 1.0 - smaller_size(units, share) / units
         if structured is None and not config.is_new_student:  # zeros of the source stay
-            share, structured = source.before.get("prune"), source.before.get("structured")
+            share, structured = self.before.get("prune"), self.before.get("structured")
         return {
             "weights": config.to,
             "prune": share,
@@ -387,11 +386,11 @@ class CompressionSession:
             "options": dataclasses.asdict(config),
             "source": {
                 "path": str(self.run),
-                "model_sha256": source.sha256,
-                **source.facts,
+                "model_sha256": self.sha256,
+                **self.facts,
             },
             "teacher": self.teacher,
-            **source.own_facts,
+            **self.own_facts,
         }
 
     def all_callbacks(self) -> list[Callback]:
@@ -401,7 +400,7 @@ class CompressionSession:
         """
         config, callbacks = self.config, list[Callback]()
         rounding_begin = NEW_ROUNDING_BEGIN if config.is_new_student else 0.0
-        zeros: Any = self.source.before.get("structured")
+        zeros: Any = self.before.get("structured")
         is_zero = zeros in ("none", "blocks") and not config.is_new_student
         if is_zero and config.structured != "units":
             callbacks.append(HeldZeros(zeros))

@@ -31,7 +31,6 @@ from fastlstm.compression.report import (
 from fastlstm.compression.session import (
     Attempt,
     CompressionSession,
-    CompressionSource,
     CompressionWay,
     Result,
     ways_of_text,
@@ -122,7 +121,7 @@ class TextModel:
         )  # fmt: skip
 
 
-class TextCompression(CompressionSource):
+class TextCompression(CompressionSession):
     """A text model and the tokens to measure it on: `ids`, or None and the reason `about_ids`."""
 
     unit = "characters"
@@ -130,14 +129,13 @@ class TextCompression(CompressionSource):
     about_ids: str = ""
     loaded_teacher: LoadedModel | None = None
 
-    def __init__(self, session: CompressionSession) -> None:
-        super().__init__(session)
-        self.stored = stored = load_stored_model(session.run)
+    def __post_init__(self) -> None:
+        self.stored = stored = load_stored_model(self.run)
         require_finite(stored.path, stored.weights)
         self.sizes: ModelConfig = stored.model_config
         record = weights_record(stored.path)
         self.model = TextModel(
-            os.fspath(session.run), stored.weights, self.sizes, stored.weight_format,
+            os.fspath(self.run), stored.weights, self.sizes, stored.weight_format,
             record.sha256, record.size,
         )  # fmt: skip
         self.sha256, self.before = record.sha256, stored.config.get("compression", {})
@@ -145,7 +143,7 @@ class TextCompression(CompressionSource):
         names = ("rnn_size", "num_layers", "embed_size")
         sizes = {name: getattr(self.sizes, name) for name in names}
         self.facts = {"learning_rate": self.peak_rate, **sizes}
-        if (rank := session.config.output_rank) is not None:
+        if (rank := self.config.output_rank) is not None:
             check_output_rank(self.sizes, rank)
 
     def ways(self) -> tuple[CompressionWay, ...]:
@@ -171,7 +169,7 @@ class TextCompression(CompressionSource):
         data = encode_model({n: tensor.numpy() for n, tensor in tensors.items()}, config.to)
         if config.target is None:
             return Attempt(len(data), None)
-        result = TextModel.of_file(data, self.session.run, sizes, config.to)
+        result = TextModel.of_file(data, self.run, sizes, config.to)
         speed = writing_speed(result.decoder, config.streams) * chars_per_token
         return Attempt(len(data), speed)
 
@@ -180,20 +178,19 @@ class TextCompression(CompressionSource):
         """Characters per token of the text to measure on; DataError without a text."""
         if self.stored.tokenizer.kind == "char":
             return 1.0
-        self._find_text()
+        self.find_data()
         if self.ids is None:
             raise DataError(
-                f"`target` counts characters, and the text of {self.session.run} cannot be read:"
+                f"`target` counts characters, and the text of {self.run} cannot be read:"
                 f" {self.about_ids}; give it as `data`"
             )
         return 1.0 / tokens_per_char(self.ids, self.stored.tokenizer)
 
-    def _find_text(self) -> None:
-        """Sets the tokens to measure on and their name, or the reason why there are none."""
+    def find_data(self) -> None:
         config, tokenizer = self.stored.config, self.stored.tokenizer
         about = config.get("data", {})
-        if self.session.data is not None:
-            text = read_text(config, tokenizer, self.session.data, "count")
+        if self.data is not None:
+            text = read_text(config, tokenizer, self.data, "count")
             self.ids, self.about_ids = text.ids, text.source
             if text.key == about.get("key"):
                 self.ids = part_of(config, text, "valid")
@@ -208,23 +205,22 @@ class TextCompression(CompressionSource):
                 self.about_ids = f"the run's validation text is unreadable ({error})"
 
     def open_teacher(self) -> dict[str, str] | None:
-        if not self.session.config.is_taught:
+        if not self.config.is_taught:
             return None
-        path = self.session.config.distil or self.session.run
+        path = self.config.distil or self.run
         self.loaded_teacher = teacher = load_language_model(path)
         named = teacher.model.named_parameters()
         require_finite(teacher.path, {name: p.detach().numpy() for name, p in named})
         if teacher.tokenizer.fingerprint != self.stored.tokenizer.fingerprint:
             raise FormatError(
-                f"the teacher {path} has another tokenizer than {self.session.run}; their"
+                f"the teacher {path} has another tokenizer than {self.run}; their"
                 " predictions cannot be compared: train both on one vocabulary"
             )
         return {"path": os.fspath(path), "model_sha256": weights_record(teacher.path).sha256}
 
     def plain(self, **facts: bool) -> Result:
-        """Returns the source in the requested rank and format, without training."""
         weights, sizes, stored = self.model.weights, self.sizes, self.stored
-        if (rank := self.session.config.output_rank) is not None:
+        if (rank := self.config.output_rank) is not None:
             weights, sizes = with_output_rank(weights, sizes, rank)
         files = {
             CONFIG_FILE: encode_json({**stored.config, "model": sizes.to_dict()}),
@@ -237,22 +233,18 @@ class TextCompression(CompressionSource):
         self, weights: Weights, sizes: ModelConfig, files: Mapping[str, bytes], **facts: bool
     ) -> Result:
         """Returns a result with these JSON files, and `facts` added to its `compression`."""
-        to = self.session.config.to
+        to = self.config.to
         data = encode_model(weights, to)
-        files = compressed_files(files, {**self.session.about(self.session.config), **facts})
-        model = TextModel.of_file(data, self.session.out, sizes, to)
+        files = compressed_files(files, {**self.about(self.config), **facts})
+        model = TextModel.of_file(data, self.out, sizes, to)
         return Result(model, sizes, {**files, MODEL_FILE: data})
-
-    def rounded(self) -> Result:
-        self._find_text()
-        return self.plain()
 
     def train(self) -> None:
         from fastlstm.compression.text_training import train_compressed
 
         train_compressed(self)
 
-    def notes(self) -> list[str]:
+    def notes_on_start(self) -> list[str]:
         notes = [] if self.stored.note is None else [self.stored.note]
         if (to := self.model.weight_format) in ("int8", "int4"):
             notes.append(f"compression starts from weights stored as {to}")
@@ -261,8 +253,8 @@ class TextCompression(CompressionSource):
     def measured(
         self, result: Result, methods: list[str], training: TrainingFigures | None
     ) -> CompressReport:
-        config, tokenizer = self.session.config, self.stored.tokenizer
-        notes, source, model = [*self.session.notes, *self.notes()], self.model, result.model
+        config, tokenizer = self.config, self.stored.tokenizer
+        notes, source, model = [*self.notes, *self.notes_on_start()], self.model, result.model
         if training is None:
             less = "loses less with training: give a budget"
             notes += [f"an output of low rank {less}"] * (config.output_rank is not None)

@@ -58,28 +58,27 @@ _OF_MACHINE = ("memory_limit_gb", "strict_kernels")
 
 def train_compressed(source: TextCompression) -> None:
     """Trains, measures and publishes."""
-    session = source.session
-    with locked_run(session.out) as run:
+    with locked_run(source.out) as run:
         assert run is not None
         own = _Training(run, source)
         options = training_options(source, own.start_sizes)
-        names = session.given & set(TRAINING)
-        with own.start(options, names, session.resume, stored_configs, TEXT_MAY_CHANGE) as start:
+        names = source.given & set(TRAINING)
+        with own.start(options, names, source.resume, stored_configs, TEXT_MAY_CHANGE) as start:
             if source.loaded_teacher is not None:
                 source.loaded_teacher.model.to(start.device).requires_grad_(False)
-            own.notes += source.notes()
+            own.notes += source.notes_on_start()
             name = source.stored.config.get("data", {}).get("source")
-            if session.data is None and not name:
-                raise DataError(f"{session.run} does not name its text; give it as `data`")
+            if source.data is None and not name:
+                raise DataError(f"{source.run} does not name its text; give it as `data`")
             try:
-                text = open_source(name if session.data is None else session.data)
+                text = open_source(name if source.data is None else source.data)
             except DataError as error:
-                if session.data is not None:
+                if source.data is not None:
                     raise
                 raise DataError(
-                    f"the text of {session.run} cannot be read ({error}); give it as `data`"
+                    f"the text of {source.run} cannot be read ({error}); give it as `data`"
                 ) from None
-            own.train(text, start, session.all_callbacks())
+            own.train(text, start, source.all_callbacks())
 
 
 class _Training(TextSession):
@@ -87,10 +86,8 @@ class _Training(TextSession):
     needs_steps = False  # a resumed run with a larger max_loss may only publish
 
     def __init__(self, run: RunDirectory, source: TextCompression) -> None:
-        session = source.session
-        super().__init__(run, list(session.observers), session.stop, session.started)
-        self.path, self._config = run.path, session.config
-        self._source, self._session = source, session
+        super().__init__(run, list(source.observers), source.stop, source.started)
+        self.path, self._source, self._config = run.path, source, source.config
         self._teacher, self.tokenizer = source.loaded_teacher, source.stored.tokenizer
         self._start_weights, self.start_sizes = source.start(self._config)
 
@@ -105,18 +102,20 @@ class _Training(TextSession):
     ) -> dict[str, bytes]:
         """Returns the JSON files of checkpoints, which hold fp32 weights."""
         files = super().model_files(model, config, texts, first)
-        return compressed_files(files, {**self._session.about(self._config), "weights": "fp32"})
+        return compressed_files(files, {**self._source.about(self._config), "weights": "fp32"})
 
     def make_task(self, **parts: Any) -> TextTask:
         config, models = self._config, (self._source.sizes, parts["model"].config)
-        teaching = None
-        if self._teacher is not None:
-            teaching = Teaching(self._teacher.model, config.temperature, config.alpha)
-        return CompressedTextTask(
-            **parts, teaching=teaching, conclude=self._conclude,
-            num_scored=min(len(parts["valid_ids"]), max_scored(*models)),
+        parts |= {
+            "conclude": self._conclude, "num_results": config.num_results,
+            "num_scored": min(len(parts["valid_ids"]), max_scored(*models)),
+        }  # fmt: skip
+        if self._teacher is None:
+            return CompressedTextTask(**parts)
+        return TaughtTextTask(
+            **parts, teacher_model=self._teacher.model, temperature=config.temperature,
+            alpha=config.alpha,
             watch=self.watch("reading the text again with the teacher", "tokens"),
-            num_results=2 if config.needs_no_training else 1,
         )  # fmt: skip
 
     def final_test(self, texts: RunText, plan: TrainingPlan) -> FinalTest | None:
@@ -124,30 +123,28 @@ class _Training(TextSession):
 
     def _conclude(self, trainer: Trainer) -> Event:
         """Measures the best weights beside the source; publishes them within `max_loss`."""
-        task, session = trainer.task, self._session
+        task, source = trainer.task, self._source
         assert isinstance(task, CompressedTextTask)
-        self._source.ids = task.valid_ids
-        self._source.about_ids = name_of_text(json.loads(task.model_files[CONFIG_FILE])["data"])
-        best = session.conclude(trainer, self._results(trainer, task))
+        source.ids = task.valid_ids
+        source.about_ids = name_of_text(json.loads(task.model_files[CONFIG_FILE])["data"])
+
+        def trained() -> Result:
+            weights = {
+                name: weight.detach().float().cpu().numpy()
+                for name, weight in trainer.best.weights.items()
+            }
+            return source.result(weights, task.model.config, task.model_files, is_trained=True)
+
+        best = source.conclude(trainer, trained)
         if best is not None:
             assert self.run is not None
-            self.run.publish({**best.files, **session.report_files()})
-        return session.end_event()
-
-    def _results(self, trainer: Trainer, task: CompressedTextTask) -> Iterator[Result]:
-        """Yields the results that may be published, the trained one first."""
-        weights = {
-            name: weight.detach().float().cpu().numpy()
-            for name, weight in trainer.best.weights.items()
-        }
-        yield self._source.result(weights, task.model.config, task.model_files, is_trained=True)
-        if self._config.needs_no_training:
-            yield self._source.plain(is_trained=False)
+            self.run.publish({**best.files, **source.report_files()})
+        return source.end_event()
 
 
 def training_options(source: TextCompression, start: ModelConfig) -> TrainConfig:
     """Returns the options of training from the sizes `start`: those of the source, with changes."""
-    config, stored = source.session.config, source.stored.config
+    config, stored = source.config, source.stored.config
     fields = {field.name for field in dataclasses.fields(TrainConfig)}
     values = {n: v for n, v in stored.get("train", {}).items() if n in fields}
     values |= {n: v for n, v in dataclasses.asdict(start).items() if n != "vocab_size"}
@@ -164,7 +161,7 @@ def training_options(source: TextCompression, start: ModelConfig) -> TrainConfig
     values |= {name: size for name, size in sizes.items() if size is not None}
     if start.tie_weights and sizes["embed_size"] is None:
         values["embed_size"] = None  # as wide as the hidden units
-    if source.session.data is not None:
+    if source.data is not None:
         values |= dict.fromkeys(PARTS)
     return built(TrainConfig, values, "config.json")
 
@@ -179,82 +176,22 @@ def _rate_share(config: CompressConfig) -> float:
 
 @dataclass(eq=False)
 class CompressedTextTask(TextTask):
-    """A language model under compression, with or without a teacher.
+    """A language model under compression.
 
-    `watch` shows how far the teacher of a resumed training has caught up. `conclude` measures and
-    publishes the best weights; the source and `num_results` models score `num_scored` tokens.
+    `conclude` measures and publishes the best weights; the source and `num_results` models score
+    `num_scored` tokens.
     """
 
     publishes_at_once = False
 
-    teaching: Teaching | None = field(kw_only=True)
-    watch: Watch | None = field(default=None, kw_only=True)
     conclude: Callable[[Trainer], Event] = field(kw_only=True)
     num_results: int = field(default=1, kw_only=True)
     num_scored: int = field(kw_only=True)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._nats: list[Tensor] = []
-        self._num_nats = 1
-        self.teacher: ReadingTeacher | None = None
-        if self.teaching is not None:
-            self.teacher = open_teacher(self.teaching, self.config.precision, self.loader)
-
-    def losses(
-        self, batch: Batch, parts: Sequence[slice], count: float | None = None
-    ) -> Iterator[Tensor]:
-        if self.teacher is None:
-            yield from super().losses(batch, parts, count)
-            return
-        self._nats, self._num_nats = [], batch.y.numel()
-        self.teacher.read(batch, parts)
-        yield from super().losses(batch, parts, count)
-        self.teacher.advance()
-
-    def graph_inputs(self, batch: Batch) -> list[Tensor] | None:
-        return None if self.teacher is not None else super().graph_inputs(batch)
-
-    def part_loss(self, x: Tensor, y: Tensor, state: State, part: slice) -> tuple[Tensor, State]:
-        if self.teaching is None or self.teacher is None:
-            return super().part_loss(x, y, state, part)
-        taught = self.teacher.output(part)
-        features, new_state = self.model.features(x[:, part], state)
-        loss, nats = distillation_loss(
-            OutputLayer(features.flatten(0, 1), self.model.output_weight, self.model.output.bias),
-            taught, y[:, part].reshape(-1), self.teaching.temperature, self.teaching.alpha,
-        )  # fmt: skip
-        self._nats.append(nats)
-        return loss, new_state
-
     @property
     def teacher_s(self) -> float:
         """Seconds in the teacher, over all starts of the run."""
-        return 0.0 if self.teacher is None else self.teacher.seconds
-
-    @teacher_s.setter
-    def teacher_s(self, seconds: float) -> None:
-        assert self.teacher is not None
-        self.teacher.seconds = seconds
-
-    def step_metrics(self, loss: float) -> Event:
-        """Returns bits per character of the text, without the share of the teacher."""
-        if self._nats:
-            loss = float(torch.stack(self._nats).sum()) / self._num_nats
-        return super().step_metrics(loss)
-
-    def reset_state(self) -> None:
-        super().reset_state()
-        if self.teacher is not None:
-            self.teacher.reset_state()
-
-    def carried(self) -> dict[str, Tensor]:
-        return super().carried() | ({} if self.teacher is None else self.teacher.carried())
-
-    def restore_carried(self, carried: Mapping[str, Tensor]) -> None:
-        super().restore_carried(carried)
-        if self.teacher is not None:
-            self.teacher.catch_up(self.loader, self.config.accumulate, self.watch)
+        return 0.0
 
     def publish(self, weights: Mapping[str, Tensor], trainer: Trainer) -> None:
         """Publishes nothing before `conclude`."""
@@ -266,27 +203,83 @@ class CompressedTextTask(TextTask):
         return self.conclude(trainer)
 
 
-class Teaching(NamedTuple):
-    """A teacher, in evaluation mode on the device of the student.
+@dataclass(eq=False)
+class TaughtTextTask(CompressedTextTask):
+    """A language model that also learns the predictions of a teacher.
 
-    `temperature` divides the logits of both models; `alpha` is the teacher's share in the loss.
+    `temperature` divides the logits of both models; `alpha` is the teacher's share in the loss;
+    `watch` shows how far the teacher of a resumed training has caught up.
     """
 
-    model: LanguageModel
-    temperature: float
-    alpha: float
+    teacher_model: LanguageModel = field(kw_only=True)
+    temperature: float = field(kw_only=True)
+    alpha: float = field(kw_only=True)
+    watch: Watch | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._nats, self._num_nats = list[Tensor](), 1
+        self.teacher = open_teacher(self.teacher_model, self.config.precision, self.loader)
+
+    def losses(
+        self, batch: Batch, parts: Sequence[slice], count: float | None = None
+    ) -> Iterator[Tensor]:
+        self._nats, self._num_nats = [], batch.y.numel()
+        self.teacher.read(batch, parts)
+        yield from super().losses(batch, parts, count)
+        self.teacher.advance()
+
+    def graph_inputs(self, batch: Batch) -> list[Tensor] | None:
+        return None
+
+    def part_loss(self, x: Tensor, y: Tensor, state: State, part: slice) -> tuple[Tensor, State]:
+        taught = self.teacher.output(part)
+        features, new_state = self.model.features(x[:, part], state)
+        loss, nats = distillation_loss(
+            OutputLayer(features.flatten(0, 1), self.model.output_weight, self.model.output.bias),
+            taught, y[:, part].reshape(-1), self.temperature, self.alpha,
+        )  # fmt: skip
+        self._nats.append(nats)
+        return loss, new_state
+
+    @property
+    def teacher_s(self) -> float:
+        return self.teacher.seconds
+
+    @teacher_s.setter
+    def teacher_s(self, seconds: float) -> None:
+        self.teacher.seconds = seconds
+
+    def step_metrics(self, loss: float) -> Event:
+        """Returns bits per character of the text, without the share of the teacher."""
+        if self._nats:
+            loss = float(torch.stack(self._nats).sum()) / self._num_nats
+        return super().step_metrics(loss)
+
+    def reset_state(self) -> None:
+        super().reset_state()
+        self.teacher.reset_state()
+
+    def carried(self) -> dict[str, Tensor]:
+        return super().carried() | self.teacher.carried()
+
+    def restore_carried(self, carried: Mapping[str, Tensor]) -> None:
+        super().restore_carried(carried)
+        self.teacher.catch_up(self.loader, self.config.accumulate, self.watch)
 
 
 class ReadingTeacher:
     """A teacher that reads every batch of a training, with its own carried state.
 
+    Its model is in evaluation mode on the device of the student.
+
     A step calls `read`, then `output` once for each part of the lanes, then `advance`. A retried
     step starts with `read`. `seconds` is the time in the teacher.
     """
 
-    def __init__(self, teaching: Teaching, precision: str, num_lanes: int) -> None:
-        self._model, self._precision, self.seconds = teaching.model, precision, 0.0
-        self._device = teaching.model.output.bias.device
+    def __init__(self, model: LanguageModel, precision: str, num_lanes: int) -> None:
+        self._model, self._precision, self.seconds = model, precision, 0.0
+        self._device = model.output.bias.device
         self._state = self._start = self._model.initial_state(num_lanes, device=self._device)
         self._x, self._ends = torch.empty(0), list[State]()
 
@@ -335,8 +328,8 @@ class RememberingTeacher(ReadingTeacher):
     reads the first epoch again, up to its position.
     """
 
-    def __init__(self, teaching: Teaching, precision: str, loader: TextLoader) -> None:
-        super().__init__(teaching, precision, loader.num_lanes)
+    def __init__(self, model: LanguageModel, precision: str, loader: TextLoader) -> None:
+        super().__init__(model, precision, loader.num_lanes)
         self._ids, self._num_batches, self._num_read = loader.ids, loader.steps_per_epoch, 0
         size = len(self._ids), self._model.config.vocab_size
         self._logits = torch.empty(size, dtype=torch.float16)
@@ -344,8 +337,7 @@ class RememberingTeacher(ReadingTeacher):
 
     def read(self, batch: Batch, parts: Sequence[slice]) -> None:
         if batch.epoch == 0 and batch.index == self._num_read:
-            with self._reading():
-                self._read_next(batch, parts)
+            self._read_next(batch, parts)
         self._positions = batch.positions()
 
     def output(self, part: slice) -> Logits | OutputLayer:
@@ -368,9 +360,7 @@ class RememberingTeacher(ReadingTeacher):
             if batch.index == needed:
                 break
             if batch.index == self._num_read:
-                parts = even_parts(len(batch.reset), num_parts)
-                with self._reading():
-                    self._read_next(batch, parts)
+                self._read_next(batch, even_parts(len(batch.reset), num_parts))
             if watch is not None:
                 size = batch.x.numel()
                 watch((batch.index + 1) * size, needed * size)
@@ -379,15 +369,16 @@ class RememberingTeacher(ReadingTeacher):
         """Reads the next batch of the first epoch, with the first and last batch also the tokens
         before and after all batches."""
         positions, ends = batch.positions(), list[State]()
-        if batch.index == 0:
-            self._read_rest(range(int(positions[0, 0])), self._model.initial_state(1))
-        start = reset_state(self._state, batch.reset)
-        for part in parts:
-            ends.append(self._read_tokens(positions[:, part], lanes_of(start, part)))
-        end = joined(ends)
-        if batch.index + 1 == self._num_batches:
-            rest = range(int(positions[-1, -1]) + 1, len(self._ids))
-            self._read_rest(rest, lanes_of(end, slice(-1, None)))
+        with self._reading():
+            if batch.index == 0:
+                self._read_rest(range(int(positions[0, 0])), self._model.initial_state(1))
+            start = reset_state(self._state, batch.reset)
+            for part in parts:
+                ends.append(self._read_tokens(positions[:, part], lanes_of(start, part)))
+            end = joined(ends)
+            if batch.index + 1 == self._num_batches:
+                rest = range(int(positions[-1, -1]) + 1, len(self._ids))
+                self._read_rest(rest, lanes_of(end, slice(-1, None)))
         self._state, self._num_read = end, self._num_read + 1
 
     def _read_rest(self, positions: range, state: State) -> None:
@@ -406,12 +397,12 @@ class RememberingTeacher(ReadingTeacher):
         return end
 
 
-def open_teacher(teaching: Teaching, precision: str, loader: TextLoader) -> ReadingTeacher:
+def open_teacher(model: LanguageModel, precision: str, loader: TextLoader) -> ReadingTeacher:
     """Returns a teacher that keeps its logits, if batches follow the text and memory is enough."""
-    num_bytes = 2 * len(loader.ids) * teaching.model.config.vocab_size
+    num_bytes = 2 * len(loader.ids) * model.config.vocab_size
     if loader.is_in_order and num_bytes <= MAX_KEPT_BYTES:
-        return RememberingTeacher(teaching, precision, loader)
-    return ReadingTeacher(teaching, precision, loader.num_lanes)
+        return RememberingTeacher(model, precision, loader)
+    return ReadingTeacher(model, precision, loader.num_lanes)
 
 
 def lanes_of(state: State, part: slice) -> State:

@@ -410,25 +410,14 @@ def _source(
     require_run(run)
     kind = kind_of_run(run)
     _refuse_options(kind, check_text=check_text, quantiles=quantiles)
-    source: ExportSource
-    note = None
     if kind == "text":
         text = load_stored_model(run)
-        own, note = text.weight_format, text.note
-        source = TextExport(text, _weight_format(weights, own, to), check_text)
-    elif kind == "forecaster":
+        return TextExport(text, _weight_format(weights, text.weight_format, to), check_text)
+    if kind == "forecaster":
         stored = read_forecaster(Path(run))
         own = "fp32" if stored.compression is None else stored.compression.weights
-        source = ForecastExport(stored, _weight_format(weights, own, to), quantiles)
-    else:
-        own = "fp32"
-        sequences = read_sequence_model(Path(run))
-        source = SequenceSource(sequences, _weight_format(weights, own, to))
-    if note is not None:
-        source.notes.append(note)
-    if source.weight_format != own and own != "fp32":
-        source.notes.append(f"weights are stored as {own}, written as {source.weight_format}")
-    return source
+        return ForecastExport(stored, _weight_format(weights, own, to), quantiles)
+    return SequenceSource(read_sequence_model(Path(run)), _weight_format(weights, "fp32", to))
 
 
 def _refuse_options(kind: str | None, **options: Any) -> None:
@@ -489,7 +478,6 @@ def prove(source: ExportSource, runner: Runner, limit: float) -> Proof:
     if proof.is_good:
         proof.figures.update(source.figures(runner))
         if (own := source.unrounded()) is not None:
-            own.is_step, own.has_state, own.length = source.is_step, source.has_state, source.length
             proof.figures["rounding"] = _rounding(own, source)
     return proof
 

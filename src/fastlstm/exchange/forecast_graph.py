@@ -39,10 +39,10 @@ class ForecastExport(ExportSource):
     def __init__(
         self, stored: StoredForecaster, weight_format: str, quantiles: Sequence[float] | None
     ) -> None:
-        super().__init__(weight_format)
-        own = {} if stored.compression is None else stored.compression.matrices
-        self._given = stored
-        network, self._weights = rounded_network(stored.network, weight_format, own)
+        own = stored.compression
+        super().__init__(weight_format, "fp32" if own is None else own.weights)
+        matrices, self._given = {} if own is None else own.matrices, stored
+        network, self._weights = rounded_network(stored.network, weight_format, matrices)
         self._stored = dataclasses.replace(stored, network=network)
         self._model = WindowForecaster(self._stored, "")
         is_plain = network.output.is_calibrated and not isinstance(network.output, StudentT)
@@ -53,11 +53,7 @@ class ForecastExport(ExportSource):
     def graph(self) -> Graph:
         return forecast_graph(self._stored, self._weights, self._levels)
 
-    def unrounded(self) -> ForecastExport | None:
-        compression = self._given.compression
-        own = "fp32" if compression is None else compression.weights
-        if self.weight_format in ("fp32", own):
-            return None
+    def in_fp32(self) -> ForecastExport:
         return ForecastExport(self._given, "fp32", self._levels)
 
     def cases(self) -> Iterator[dict[str, NDArray[Any]]]:

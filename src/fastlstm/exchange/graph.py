@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.ops.cell_options import TORCHS_CELL, CellOptions
+from fastlstm.ops.cell_options import CellOptions
 from fastlstm.runs.weight_formats import QuantizedMatrix, as_floats
 
 CELL_EPSILON = 1e-5
@@ -47,6 +47,8 @@ class Value:
 
 
 Operand = Value | float | NDArray[Any]
+Direction = tuple[str, str, tuple[str, ...]]
+"""The names of `weight_ih` `(4H, I)`, `weight_hh` `(4H, H)` and the biases `(4H,)` of an LSTM."""
 
 
 class Node(NamedTuple):
@@ -132,16 +134,15 @@ class GraphBuilder:
         x: Value,
         h: Value,
         c: Value,
-        directions: Sequence[tuple[str, str, tuple[str, ...]]],
+        directions: Sequence[Direction],
         options: CellOptions,
         lengths: Value | None = None,
     ) -> tuple[Value, Value, Value]:
         """Adds one LSTM layer on `x` `(T, B, I)` with initial h and c `(D, B, H)`; D directions.
 
-        `directions` holds for each direction the names of `weight_ih` `(4H, I)`, `weight_hh`
-        `(4H, H)` and the biases `(4H,)`, which are summed; gates i, f, g, o. A parameter of
-        `options` is named as `weight_ih` is, with that part replaced: gamma_ih_l0. Outputs beyond
-        `lengths` `(B,)` int32 are 0. Returns outputs `(T, B, D * H)`, and the last h and c.
+        The biases of a direction are summed; gates i, f, g, o. A parameter of `options` is named as
+        `weight_ih` is, with that part replaced: gamma_ih_l0. Outputs beyond `lengths` `(B,)` int32
+        are 0. Returns outputs `(T, B, D * H)`, and the last h and c.
         """
         H = self.graph.weights[directions[0][1]].shape[1]
         outputs = (
@@ -166,8 +167,8 @@ class GraphBuilder:
         return self._add(kind, (x,), x.shape, "bool" if kind in ("is_nan", "not") else x.dtype)
 
     def cast(self, x: Value, dtype: DType) -> Value:
-        """Converts `x`; floats are truncated to integers."""
-        return self._add("cast", (x,), x.shape, dtype, to=dtype)
+        """Converts `x` from another type; floats are truncated to integers."""
+        return x if x.dtype == dtype else self._add("cast", (x,), x.shape, dtype, to=dtype)
 
     def where(self, condition: Value, a: Value, b: Operand) -> Value:
         other = b if isinstance(b, Value) else self.constant(np.asarray(b, a.dtype))
@@ -254,58 +255,18 @@ class GraphBuilder:
         return self.bound(Value(name or f"value_{self.count}", dtype, tuple(shape)))
 
 
-class LSTMStack(NamedTuple):
-    """Layers of an LSTM; `prefix` starts the names of its weights."""
-
-    prefix: str
-    hidden_size: int
-    num_layers: int
-    num_directions: int = 1
-    has_bias: bool = True
-    options: CellOptions = TORCHS_CELL
-
-
-State = list[tuple[Value, Value]]
-"""h and c of every layer, `(D, B, H)` each."""
-
-
-def lstm_layers(
-    g: GraphBuilder,
-    x: Value,
-    stack: LSTMStack,
-    state: State | None = None,
-    lengths: Value | None = None,
-) -> tuple[Value, State]:
-    """Adds the layers on `x` `(T, B, I)` without NaN; the default state is zero.
-
-    Returns outputs `(T, B, D * H)`, and the state after the last step.
-    """
-    D = stack.num_directions
-    if state is None:
-        zero = zeros(g, x, (D, 1, stack.hidden_size))
-        state = [(zero, zero)] * stack.num_layers
-    after = []
-    for layer, (h, c) in enumerate(state):
-        directions = [_names(stack, layer, suffix) for suffix in ("", "_reverse")[:D]]
-        x, h, c = g.lstm(x, h, c, directions, stack.options, lengths)
-        after.append((h, c))
-    return x, after
-
-
-def _names(stack: LSTMStack, layer: int, suffix: str) -> tuple[str, str, tuple[str, ...]]:
-    w_ih, w_hh, *biases = (
-        f"{stack.prefix}{name}_l{layer}{suffix}"
-        for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-    )
-    return w_ih, w_hh, tuple(biases) if stack.has_bias else ()
-
-
-def zeros(g: GraphBuilder, x: Value, shape: tuple[int, int, int]) -> Value:
-    """Returns zeros `(D, B, H)` for a shape `(D, 1, H)` and the batch of `x` `(T, B, I)`."""
-    first = g.slice(x, 0, 0, 1) if isinstance(x.shape[0], int) else g.reduce("max", x, 0)
-    is_nan = g.unary("is_nan", g.slice(first, 2, 0, 1))
-    none = g.cast(is_nan, "float32") * 0.0  # 0 for any number
-    return none + np.zeros(shape, np.float32)
+def lstm_weights(
+    prefix: str, layer: int, num_directions: int = 1, *, has_bias: bool = True
+) -> list[Direction]:
+    """Returns the names of a layer's weights for `GraphBuilder.lstm`."""
+    names = []
+    for suffix in ("", "_reverse")[:num_directions]:
+        w_ih, w_hh, *biases = (
+            f"{prefix}{name}_l{layer}{suffix}"
+            for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        )
+        names.append((w_ih, w_hh, tuple(biases) if has_bias else ()))
+    return names
 
 
 def composed(graph: Graph, kinds: Mapping[str, Callable[..., Sequence[Value]]]) -> Graph:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from fastlstm.exchange.keras_layers import (
     output_shape,
     read_layer,
 )
-from fastlstm.exchange.model_file import Hdf5, json_of, read_hdf5, read_keras_archive
+from fastlstm.exchange.model_file import json_of, read_hdf5, read_keras_archive
 from fastlstm.sequence.layer_stack import Layer, LayerStack
 
 _MODELS = ("Sequential", "Functional", "Model")
@@ -34,7 +35,7 @@ def read_archive(data: bytes, path: Path) -> LayerStack:
     """Returns the layers of a `.keras` file."""
     config, metadata, weights = read_keras_archive(data, path)
     version = str(metadata.get("keras_version", "3"))
-    return _stack_of(config, version, ArchiveWeights(weights), path)
+    return _stack_of(_layers_of_archive(config, *weights), version, path)
 
 
 def read_hdf5_model(data: bytes, path: Path) -> LayerStack:
@@ -48,18 +49,19 @@ def read_hdf5_model(data: bytes, path: Path) -> LayerStack:
         )
     config = json_of(described, "its model_config", path)
     version = str(root.get("keras_version") or "1")  # Keras 1 did not write it
-    return _stack_of(config, version, Hdf5Weights(file), path)
+    return _stack_of(_layers_of_hdf5(config, *file), version, path)
 
 
 def _stack_of(
-    config: Mapping[str, Any], version: str, weights: Hdf5Weights | ArchiveWeights, path: Path
+    described: Iterator[tuple[dict[str, Any], Arrays]], version: str, path: Path
 ) -> LayerStack:
+    """Returns the layers that come with settings and arrays, in order."""
     number = re.match(r"\d{1,3}", version)
     major = int(number[0]) if number else 3
     layers: list[Layer] = []
     notes: list[str] = []
     window, time_major, shape = None, set(), None
-    for count, (settings, arrays) in enumerate(weights.of_layers(config)):
+    for count, (settings, arrays) in enumerate(described):
         if count == _MAX_LAYERS:
             raise FormatError(f"{path}: the model has more than {_MAX_LAYERS} layers")
         own = settings.get("config")
@@ -208,47 +210,38 @@ def _objects(value: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
             yield from _objects(part, depth + 1)
 
 
-class Hdf5Weights:
-    """Weights of `.h5` files: a list of names per layer, one list for a nested model."""
-
-    def __init__(self, file: Hdf5) -> None:
-        self._stored, self._attributes = file
-        self._used: set[str] = set()
-        self._root = "model_weights" if "model_weights" in self._attributes else ""
-
-    def of_layers(self, config: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], Arrays]]:
-        for layer in layers_of(config):
-            arrays = self._arrays(str(layer.get("name") or name_of(layer)))
-            if len(set(_trainable(layer))) > 1:  # Keras lists frozen weights last
-                raise FormatError(
-                    f"a part of the layer '{name_of(layer)}' is frozen, which changes the order of"
-                    " its weights in an .h5 file; save the model as .keras"
-                )
-            yield from self._flat(layer, arrays, 0)
-            if arrays:
-                raise FormatError(f"the layer '{name_of(layer)}' has too many weights")
-
-    def _flat(
-        self, layer: dict[str, Any], arrays: Arrays, depth: int
-    ) -> Iterator[tuple[dict[str, Any], Arrays]]:
-        if layer.get("class_name") not in _MODELS:
-            yield layer, arrays
-            return
-        for inner in layers_of(layer, depth):
-            yield from self._flat(inner, arrays, depth + 1)
-
-    def _arrays(self, layer: str) -> Arrays:
-        group = f"{self._root}/{layer}".lstrip("/")
-        found = []
-        for name in _text_list(self._attributes.get(group, {}), "weight_names"):
+def _layers_of_hdf5(
+    config: Mapping[str, Any], stored: Mapping[str, Any], attributes: Mapping[str, Any]
+) -> Iterator[tuple[dict[str, Any], Arrays]]:
+    """Yields layers with the arrays that an `.h5` file lists by name, one list per nested model."""
+    root, used = "model_weights" if "model_weights" in attributes else "", set[str]()
+    for layer in layers_of(config):
+        group, arrays = f"{root}/{layer.get('name') or name_of(layer)}".lstrip("/"), Arrays()
+        for name in _text_list(attributes.get(group, {}), "weight_names"):
             path = f"{group}/{name}".lstrip("/")
-            if path not in self._stored:
+            if path not in stored:
                 raise FormatError(f"the file lacks the array '{path:.120}', which it lists")
-            if path in self._used:
+            if path in used:
                 raise FormatError(f"the array '{path:.120}' belongs to two layers")
-            self._used.add(path)
-            found.append(self._stored[path])
-        return found
+            used.add(path)
+            arrays.append(stored[path])
+        if len(set(_trainable(layer))) > 1:  # Keras lists frozen weights last
+            raise FormatError(
+                f"a part of the layer '{name_of(layer)}' is frozen, which changes the order of"
+                " its weights in an .h5 file; save the model as .keras"
+            )
+        for inner in _flat(layer):
+            yield inner, arrays
+        if arrays:
+            raise FormatError(f"the layer '{name_of(layer)}' has too many weights")
+
+
+def _flat(layer: dict[str, Any], depth: int = 0) -> Iterator[dict[str, Any]]:
+    if layer.get("class_name") not in _MODELS:
+        yield layer
+        return
+    for inner in layers_of(layer, depth):
+        yield from _flat(inner, depth + 1)
 
 
 def _trainable(described: Any) -> Iterator[bool]:
@@ -270,53 +263,51 @@ def _text_list(attributes: Mapping[str, Any], name: str) -> list[str]:
     return [str(text) for part in parts if isinstance(part, list) for text in part]
 
 
-class ArchiveWeights:
-    """Weights of `.keras` files, found by the number of a layer among the layers of its class."""
+def _layers_of_archive(
+    config: Mapping[str, Any], stored: Mapping[str, Any], attributes: Mapping[str, Any]
+) -> Iterator[tuple[dict[str, Any], Arrays]]:
+    """Yields layers with the arrays of a `.keras` file.
 
-    def __init__(self, file: Hdf5) -> None:
-        self._arrays: dict[str, list[tuple[str, NDArray[np.float32]]]] = {}
-        stored, attributes = file
-        for path, array in stored.items():
-            folders = path.split("/")
-            for depth in range(1, len(folders)):
-                group = "/".join(folders[:depth])
-                self._arrays.setdefault(group, []).append((path, array))
-        self._groups = attributes.keys()
+    The group of a layer has its number among the layers of its class, whatever their names.
+    """
+    below: dict[str, list[tuple[str, NDArray[np.float32]]]] = {}
+    for path, array in stored.items():
+        folders = path.split("/")
+        for depth in range(1, len(folders)):
+            below.setdefault("/".join(folders[:depth]), []).append((path, array))
 
-    def of_layers(
-        self, config: Mapping[str, Any], prefix: str = "", depth: int = 0
+    def layers(
+        config: Mapping[str, Any], prefix: str, depth: int
     ) -> Iterator[tuple[dict[str, Any], Arrays]]:
-        root = next((f"{prefix}{name}" for name in _ROOTS if f"{prefix}{name}" in self._groups), "")
-        groups = dict(self._groups_of(listed_layers(config, depth), root))
+        root = next((f"{prefix}{name}" for name in _ROOTS if f"{prefix}{name}" in attributes), "")
+        numbers, groups = Counter[str](), dict[int, str]()
+        for layer in listed_layers(config, depth):
+            name = _snake_case(str(layer.get("class_name")))
+            groups[id(layer)] = f"{root}/{name}" + (f"_{numbers[name]}" if numbers[name] else "")
+            numbers[name] += 1
         for layer in layers_of(config, depth):
             group = groups[id(layer)]
             if layer.get("class_name") in _MODELS:
-                yield from self.of_layers(layer, f"{group}/", depth + 1)
+                yield from layers(layer, f"{group}/", depth + 1)
             else:
-                arrays = self._below(group)
+                arrays = _in_order(group, below.get(group, ()))
                 yield layer, arrays
                 if arrays:
                     kind = layer["class_name"]
                     raise FormatError(f"the layer '{name_of(layer)}' ({kind}) has too many weights")
 
-    def _groups_of(self, listed: list[dict[str, Any]], root: str) -> Iterator[tuple[int, str]]:
-        """Yields the group of every layer; layers are numbered per class, whatever their names."""
-        counts: dict[str, int] = {}
-        for layer in listed:
-            name = _snake_case(str(layer.get("class_name")))
-            k = counts[name] = counts.get(name, -1) + 1
-            yield id(layer), f"{root}/{name}_{k}" if k else f"{root}/{name}"
+    yield from layers(config, "", 0)
 
-    def _below(self, group: str) -> Arrays:
-        """Returns the arrays of a layer in Keras' order, a Bidirectional's forward ones first."""
-        found = []
-        for path, array in self._arrays.get(group, ()):
-            *folders, number = path[len(group) + 1 :].split("/")
-            if not number.isdecimal() or len(number) > 6:
-                raise FormatError(f"the file has an array '{path:.120}', which no layer has")
-            is_second = "backward_layer" in folders
-            found.append(((is_second, int(number)), array))
-        return [array for _, array in sorted(found, key=lambda pair: pair[0])]
+
+def _in_order(group: str, stored: Sequence[tuple[str, NDArray[np.float32]]]) -> Arrays:
+    """Returns the arrays of a layer in Keras' order, a Bidirectional's forward ones first."""
+    found = []
+    for path, array in stored:
+        *folders, number = path[len(group) + 1 :].split("/")
+        if not number.isdecimal() or len(number) > 6:
+            raise FormatError(f"the file has an array '{path:.120}', which no layer has")
+        found.append((("backward_layer" in folders, int(number)), array))
+    return [array for _, array in sorted(found, key=lambda pair: pair[0])]
 
 
 def _snake_case(name: str) -> str:

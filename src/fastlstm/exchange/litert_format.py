@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fastlstm.errors import ConfigError, FormatError
 from fastlstm.exchange.graph import (
     CELL_EPSILON,
+    Direction,
     Graph,
     GraphBuilder,
     Node,
@@ -183,12 +184,11 @@ class _LiteRtWriter:
     def _is_nan(self, node: Node, x: int) -> Any:
         return self._op("NOT_EQUAL", [x, x], node.outputs[0])
 
-    def _identity(self, node: Node, x: int) -> Any:
-        return self._reshape(node, x)
-
     def _reshape(self, node: Node, x: int) -> Any:
         sizes = [-1 if isinstance(size, str) else size for size in node.outputs[0].shape]
         return self._op("RESHAPE", [x, self._integers(sizes)], node.outputs[0], newShape=sizes)
+
+    _identity = _reshape
 
     def _cast(self, node: Node, x: int, to: str) -> Any:
         dtypes = {"inDataType": self._dtype(node.inputs[0].dtype), "outDataType": self._dtype(to)}
@@ -340,11 +340,11 @@ def _lstm(
         masks = [g.binary("less", g.constant(np.int32(t)), by_row) for t in range(T)]
     outputs, hs, cs = [], [], []
     for d, direction in enumerate(directions):
-        cell = _CellWriter(g, direction, options)
-        products = cell.input_products(x)
+        products = _input_products(g, x, direction, options)
         ys, h_d, c_d = [], g.slice(h, 0, d, d + 1), g.slice(c, 0, d, d + 1)
         for t in reversed(range(T)) if d else range(T):
-            y, new_c = cell.step(g.slice(products, 0, t, t + 1), h_d, c_d)
+            part = g.slice(products, 0, t, t + 1)
+            y, new_c = _step(g, part, h_d, c_d, direction, options)
             if masks is None:
                 h_d, c_d = y, new_c
             else:
@@ -357,48 +357,42 @@ def _lstm(
     return [g.concat(outputs, 2), g.concat(hs, 0), g.concat(cs, 0)]
 
 
-class _CellWriter:
-    def __init__(
-        self, g: GraphBuilder, direction: tuple[str, str, tuple[str, ...]], options: CellOptions
-    ) -> None:
-        self._g, self._options = g, options
-        self._w_ih, self._w_hh, biases = direction
-        self._bias = f"{self._w_ih}.bias" if biases else None
-        if self._bias is not None:
-            total = sum(np.asarray(g.graph.weights[name], np.float32) for name in biases)
-            g.graph.weights[self._bias] = np.asarray(total)
+def _input_products(g: GraphBuilder, x: Value, direction: Direction, options: CellOptions) -> Value:
+    """Returns the input's part of the gates with the bias, for all steps at once."""
+    w_ih, _, biases = direction
+    bias = f"{w_ih}.bias" if biases else None
+    if bias is not None:
+        total = sum(np.asarray(g.graph.weights[name], np.float32) for name in biases)
+        g.graph.weights[bias] = np.asarray(total)
+    if not options.layer_norm:
+        return g.linear(x, w_ih, bias)
+    gamma = w_ih.replace("weight_ih", "gamma_ih")
+    products = _normalised(g, g.linear(x, w_ih), gamma, CELL_EPSILON)
+    return products if bias is None else products + g.weight(bias)
 
-    def input_products(self, x: Value) -> Value:
-        """Returns the input's part of the gates with the bias, for all steps at once."""
-        g = self._g
-        if not self._options.layer_norm:
-            return g.linear(x, self._w_ih, self._bias)
-        products = self._normalised(g.linear(x, self._w_ih), "gamma_ih")
-        return products if self._bias is None else products + g.weight(self._bias)
 
-    def step(self, products: Value, h: Value, c: Value) -> tuple[Value, Value]:
-        g, options = self._g, self._options
-        recurrent = g.linear(h, self._w_hh)
-        if options.layer_norm:
-            recurrent = self._normalised(recurrent, "gamma_hh")
-        parts = g.split(products + recurrent, 4)
-        i, f, o = (function(g, options.recurrent_activation, parts[k]) for k in (0, 1, 3))
-        added = i * function(g, options.activation, parts[2])
-        shown = new_c = f * c + added
-        if options.layer_norm:
-            shown = self._normalised(new_c, "gamma_c") + self._norm("beta_c")
-        new_h = o * function(g, options.activation, shown)
-        keep_h, keep_c = options.zoneout
-        return self._zoned_out(keep_h, h, new_h), self._zoned_out(keep_c, c, new_c)
-
-    def _norm(self, name: str) -> Value:
-        return self._g.weight(self._w_ih.replace("weight_ih", name))
-
-    def _normalised(self, x: Value, gamma: str) -> Value:
-        return _normalised(self._g, x, self._w_ih.replace("weight_ih", gamma), CELL_EPSILON)
-
-    def _zoned_out(self, keep: float, old: Value, new: Value) -> Value:
-        return new if keep == 0 else old * keep + new * (1 - keep)
+def _step(
+    g: GraphBuilder, products: Value, h: Value, c: Value, direction: Direction,
+    options: CellOptions,
+) -> tuple[Value, Value]:  # fmt: skip
+    """Returns h and c after a step."""
+    w_ih, w_hh, _ = direction
+    gamma_hh, gamma_c, beta_c = (
+        w_ih.replace("weight_ih", name) for name in ("gamma_hh", "gamma_c", "beta_c")
+    )
+    recurrent = g.linear(h, w_hh)
+    if options.layer_norm:
+        recurrent = _normalised(g, recurrent, gamma_hh, CELL_EPSILON)
+    parts = g.split(products + recurrent, 4)
+    i, f, o = (function(g, options.recurrent_activation, parts[k]) for k in (0, 1, 3))
+    added = i * function(g, options.activation, parts[2])
+    shown = new_c = f * c + added
+    if options.layer_norm:
+        shown = _normalised(g, new_c, gamma_c, CELL_EPSILON) + g.weight(beta_c)
+    new_h = o * function(g, options.activation, shown)
+    pairs = zip(options.zoneout, (h, c), (new_h, new_c), strict=True)
+    kept_h, kept_c = (new if p == 0 else old * p + new * (1 - p) for p, old, new in pairs)
+    return kept_h, kept_c
 
 
 _COMPOSED: dict[str, Any] = {"lstm": _lstm, "layer_norm": _layer_norm, "softplus": _softplus}

@@ -38,8 +38,8 @@ class ModuleSource(ExportSource):
     def graph(self) -> Graph:
         return self._graph
 
-    def unrounded(self) -> ModuleSource | None:
-        return ModuleSource(*self._given, "fp32") if self.weight_format != "fp32" else None
+    def in_fp32(self) -> ModuleSource:
+        return ModuleSource(*self._given, "fp32")
 
     def cases(self) -> Iterator[dict[str, NDArray[Any]]]:
         """Yields random inputs; integers that no embedding reads are drawn from the example."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastlstm.errors import ConfigError
-from fastlstm.exchange.graph import Graph, Node, Value
+from fastlstm.exchange.graph import Graph, Node, Value, reshaped
 from fastlstm.exchange.source import needed
 from fastlstm.ops.cell_options import CellOptions
 from fastlstm.runs.weight_formats import QuantizedMatrix
@@ -24,7 +24,7 @@ _OPERATORS = {
     **{"relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh", "exp": "Exp", "log": "Log"},
     **{"sqrt": "Sqrt", "softplus": "Softplus", "is_nan": "IsNaN", "identity": "Identity"},
 }
-_REDUCTIONS = {"sum": "ReduceSum", "mean": "ReduceMean", "max": "ReduceMax"}
+_REDUCTIONS = {"mean": "ReduceMean", "max": "ReduceMax"}
 _ACTIVATIONS: dict[str, tuple[str, tuple[float, float] | None]] = {
     "sigmoid": ("Sigmoid", None), "tanh": ("Tanh", None), "relu": ("Relu", None),
     "softsign": ("Softsign", None), "linear": ("Affine", (1.0, 0.0)),
@@ -77,21 +77,23 @@ class _OnnxWriter:
         return int(self._onnx.helper.np_dtype_to_tensor_dtype(np.dtype(name)))
 
     def _write(self, node: Node) -> None:
-        names, out = [value.name for value in node.inputs], node.outputs[0].name
-        attributes = node.attributes
+        names, attributes = [value.name for value in node.inputs], node.attributes
         if node.kind in _OPERATORS:
-            self._op(_OPERATORS[node.kind], names, out)
+            self._op(_OPERATORS[node.kind], names, node)
         elif node.kind in _REDUCTIONS:
-            self._reduce(node, names, out)
+            self._op(_REDUCTIONS[node.kind], names, node, axes=[attributes["axis"]], keepdims=1)
         elif node.kind == "concat":
-            self._op("Concat", names, out, axis=attributes["axis"])
-        elif node.kind == "transpose":
-            self._op("Transpose", names, out, perm=list(attributes["axes"]))
+            self._op("Concat", names, node, axis=attributes["axis"])
         else:
-            getattr(self, f"_{node.kind}")(node, names, out, **attributes)
+            getattr(self, f"_{node.kind}")(node, *names, **attributes)
 
-    def _op(self, kind: str, inputs: list[str], output: str | list[str], **attributes: Any) -> str:
-        outputs = [output] if isinstance(output, str) else output
+    def _op(
+        self, kind: str, inputs: list[str], outputs: Node | str | list[str], **attributes: Any
+    ) -> str:
+        """Adds an operation with the first output of a `Node`, or outputs by name; returns the
+        first name."""
+        outputs = outputs.outputs[0].name if isinstance(outputs, Node) else outputs
+        outputs = [outputs] if isinstance(outputs, str) else outputs
         node = self._onnx.helper.make_node(kind, inputs, outputs, name=outputs[0], **attributes)
         self._nodes.append(node)
         return outputs[0]
@@ -108,58 +110,51 @@ class _OnnxWriter:
     def _stored(self, weight: str) -> str:
         """Returns the name of a weight in float32; the file stores its format."""
         if weight not in self._made:
-            w = self._graph.weights[weight]
-            self._made[weight] = self._decoded(weight, [w] if w.ndim == 2 else [np.asarray(w)])
+            self._made[weight] = self._decoded(weight, self._graph.weights[weight])
         return self._made[weight]
 
-    def _decoded(self, name: str, parts: list[Any], stack: bool = False) -> str:
-        """Adds arrays of one format, stacked with `stack`, and their conversion to float32.
+    def _decoded(self, name: str, w: Any) -> str:
+        """Adds an array and its conversion to float32.
 
         ONNX Runtime folds a cast and a product when it loads the model, but no DequantizeLinear.
         """
         float32 = self._onnx.TensorProto.FLOAT
-        joined = (lambda a: np.stack(a)) if stack else (lambda a: a[0])
-        if isinstance(parts[0], QuantizedMatrix):
-            codes = self._array(joined([part.codes for part in parts]), f"{name}.codes")
-            scales = joined([part.scales.astype(np.float32)[:, None] for part in parts])
-            whole = self._op("Cast", [codes], f"{name}.whole", to=float32)
-            return self._op("Mul", [whole, self._array(scales, f"{name}.scales")], name)
-        array = joined([np.asarray(part) for part in parts])
-        if array.dtype == np.float16:
-            return self._op("Cast", [self._array(array, f"{name}.half")], name, to=float32)
-        return self._array(array, name)
+        if isinstance(w, QuantizedMatrix):
+            codes = self._op(
+                "Cast", [self._array(w.codes, f"{name}.codes")], f"{name}.whole", to=float32
+            )
+            scales = self._array(w.scales.astype(np.float32)[..., None], f"{name}.scales")
+            return self._op("Mul", [codes, scales], name)
+        if w.dtype == np.float16:
+            return self._op("Cast", [self._array(w, f"{name}.half")], name, to=float32)
+        return self._array(w, name)
 
-    def _weight(self, node: Node, names: list[str], out: str, weight: str) -> None:
-        self._op("Identity", [self._stored(weight)], out)
+    def _weight(self, node: Node, weight: str) -> None:
+        self._op("Identity", [self._stored(weight)], node)
 
-    def _gather(self, node: Node, names: list[str], out: str, table: str) -> None:
-        self._op("Gather", [self._stored(table), names[0]], out, axis=0)
+    def _gather(self, node: Node, indices: str, table: str) -> None:
+        self._op("Gather", [self._stored(table), indices], node, axis=0)
 
-    def _linear(
-        self, node: Node, names: list[str], out: str, weight: str, bias: str | None
-    ) -> None:
-        turned = f"{weight}.transposed"
+    def _linear(self, node: Node, x: str, weight: str, bias: str | None) -> None:
+        turned, out = f"{weight}.transposed", node.outputs[0].name
         if turned not in self._made:
             self._made[turned] = self._op("Transpose", [self._stored(weight)], turned, perm=[1, 0])
-        product = out if bias is None else f"{out}.product"
-        self._op("MatMul", [names[0], turned], product)
+        product = self._op("MatMul", [x, turned], out if bias is None else f"{out}.product")
         if bias is not None:
             self._op("Add", [product, self._stored(bias)], out)
 
     def _lstm(
-        self, node: Node, names: list[str], out: str, directions: Any, options: Any,
+        self, node: Node, x: str, h: str, c: str, *lengths: str, directions: Any, options: Any,
         hidden_size: int,
     ) -> None:  # fmt: skip
-        H, D = hidden_size, len(directions)
-        activations = _activations(options)
+        H, D, out = hidden_size, len(directions), node.outputs[0].name
+        activations = _activations(options, D)
         matrices = self._lstm_weights(directions, H)
-        x, h, c, *lengths = names
         y, ends = f"{out}.directions", [value.name for value in node.outputs[1:]]
         results = [y, *(f"{end}.any" for end in ends)] if lengths else [y, *ends]
         self._op(
-            "LSTM", [x, *matrices, *(lengths or [""]), h, c], results, hidden_size=H,
-            direction="bidirectional" if D == 2 else "forward",
-            **_cell_attributes(activations * D),
+            "LSTM", [x, *matrices, *(lengths or ("",)), h, c], results, hidden_size=H,
+            direction="bidirectional" if D == 2 else "forward", **activations,
         )  # fmt: skip
         for end, start in zip(ends if lengths else (), (h, c), strict=False):
             # Without steps ONNX Runtime's state is zero; ours stays as it was.
@@ -181,80 +176,68 @@ class _OnnxWriter:
         weights = self._graph.weights
         order = np.r_[0:H, 3 * H : 4 * H, H : 2 * H, 2 * H : 3 * H]  # torch i f g o, ONNX i o f c
         for k, name in enumerate(names[:2]):
-            parts = [_rows(weights[d[k]], order) for d in directions]
-            self._made[name] = self._decoded(name, parts, stack=True)
+            self._made[name] = self._decoded(
+                name, _stacked([weights[d[k]] for d in directions], order)
+            )
         none = np.zeros(4 * H, np.float32)
         pairs = [[np.asarray(weights[n], np.float32) for n in d[2]] or [none] for d in directions]
         both = [np.concatenate([np.sum(pair, 0)[order], none]) for pair in pairs]
         self._array(np.stack(both), names[2])
         return names
 
-    def _layer_norm(
-        self, node: Node, names: list[str], out: str, weight: str, bias: str, eps: float
-    ) -> None:
-        inputs = [names[0], self._stored(weight), self._stored(bias)]
-        self._op("LayerNormalization", inputs, out, axis=-1, epsilon=eps)
+    def _layer_norm(self, node: Node, x: str, weight: str, bias: str, eps: float) -> None:
+        inputs = [x, self._stored(weight), self._stored(bias)]
+        self._op("LayerNormalization", inputs, node, axis=-1, epsilon=eps)
 
-    def _cast(self, node: Node, names: list[str], out: str, to: str) -> None:
-        self._op("Cast", names, out, to=self._dtype(to))
+    def _cast(self, node: Node, x: str, to: str) -> None:
+        self._op("Cast", [x], node, to=self._dtype(to))
 
-    def _last(self, node: Node, names: list[str], out: str, axis: int) -> None:
-        self._slice(node, names, out, axis, -1, np.iinfo(np.int64).max)
+    def _last(self, node: Node, x: str, axis: int) -> None:
+        self._slice(node, x, axis, -1, np.iinfo(np.int64).max)
 
-    def _slice(
-        self, node: Node, names: list[str], out: str, axis: int, start: int, stop: int
-    ) -> None:
+    def _slice(self, node: Node, x: str, axis: int, start: int, stop: int) -> None:
         ends = [self._integers([number]) for number in (start, stop, axis)]
-        self._op("Slice", [names[0], *ends], out)
+        self._op("Slice", [x, *ends], node)
 
-    def _reshape(self, node: Node, names: list[str], out: str) -> None:
-        before, shape = node.inputs[0].shape, node.outputs[0].shape
-        kept = [isinstance(b, str) and b == a for a, b in zip(before, shape, strict=False)]
-        kept += [False] * (len(shape) - len(kept))
-        sizes = [0 if is_kept else size for size, is_kept in zip(shape, kept, strict=True)]
-        sizes = [-1 if isinstance(size, str) else size for size in sizes]
-        self._op("Reshape", [names[0], self._integers(sizes)], out)
+    def _transpose(self, node: Node, x: str, axes: tuple[int, ...]) -> None:
+        self._op("Transpose", [x], node, perm=list(axes))
 
-    def _reduce(self, node: Node, names: list[str], out: str) -> None:
-        axis = node.attributes["axis"]
-        if node.kind == "sum":  # since opset 13 its axes are an input
-            self._op("ReduceSum", [names[0], self._integers([axis])], out, keepdims=1)
-        else:
-            self._op(_REDUCTIONS[node.kind], names, out, axes=[axis], keepdims=1)
+    def _reshape(self, node: Node, x: str) -> None:
+        sizes = reshaped(node, np.zeros(len(node.inputs[0].shape), int))  # 0 keeps a length
+        self._op("Reshape", [x, self._integers(sizes)], node)
 
-    def _sort(self, node: Node, names: list[str], out: str) -> None:
-        size = node.outputs[0].shape[-1]
-        results = [out, f"{out}.places"]
-        self._op("TopK", [names[0], self._integers([size])], results, axis=-1, largest=0, sorted=1)
+    def _sum(self, node: Node, x: str, axis: int) -> None:  # since opset 13 its axes are an input
+        self._op("ReduceSum", [x, self._integers([axis])], node, keepdims=1)
+
+    def _sort(self, node: Node, x: str) -> None:
+        out, size = node.outputs[0].name, self._integers([node.outputs[0].shape[-1]])
+        self._op("TopK", [x, size], [out, f"{out}.places"], axis=-1, largest=0, sorted=1)
 
 
-def _rows(w: Any, order: NDArray[np.int64]) -> Any:
-    if isinstance(w, QuantizedMatrix):
-        return QuantizedMatrix(w.codes[order], w.scales[order], w.weight_format)
-    return np.asarray(w)[order]
+def _stacked(parts: list[Any], order: NDArray[np.int64]) -> Any:
+    """Returns matrices of one format as one array, their rows in this order."""
+    first = parts[0]
+    if not isinstance(first, QuantizedMatrix):
+        return np.stack([np.asarray(w)[order] for w in parts])
+    codes, scales = (np.stack([getattr(w, n)[order] for w in parts]) for n in ("codes", "scales"))
+    return QuantizedMatrix(codes, scales, first.weight_format)
 
 
-def _activations(options: CellOptions) -> list[tuple[str, tuple[float, float] | None]]:
-    """Returns ONNX's three activations: gates, candidate, output."""
+def _activations(options: CellOptions, D: int) -> dict[str, Any]:
+    """Returns the attributes for ONNX's activations: gates, candidate, output of each direction."""
     if options.layer_norm or options.zoneout != (0.0, 0.0):
         name = "layer_norm" if options.layer_norm else "zoneout"
         raise ConfigError(
             f"ONNX's LSTM has no `{name}`; export to another target, or train without it"
         )
     gates, other = options.recurrent_activation, options.activation
-    return [_ACTIVATIONS[name] for name in (gates, other, other)]
-
-
-def _cell_attributes(
-    activations: list[tuple[str, tuple[float, float] | None]],
-) -> dict[str, Any]:
-    names = [name for name, _ in activations]
-    if names == ["Sigmoid", "Tanh", "Tanh"] * (len(names) // 3):
+    if (gates, other) == ("sigmoid", "tanh"):
         return {}
+    found = [_ACTIVATIONS[name] for name in (gates, other, other) * D]
     # Only functions with an alpha and a beta take one from these lists.
-    pairs = [pair for _, pair in activations if pair is not None]
+    pairs = [pair for _, pair in found if pair is not None]
     numbers = {"activation_alpha": [a for a, _ in pairs], "activation_beta": [b for _, b in pairs]}
-    return {"activations": names, **(numbers if pairs else {})}
+    return {"activations": [name for name, _ in found], **(numbers if pairs else {})}
 
 
 class OnnxRunner:

@@ -36,26 +36,22 @@ class SequenceSource(ExportSource):
 
     def __init__(self, stored: StoredSequenceModel, weight_format: str) -> None:
         super().__init__(weight_format)
-        self._given = stored
-        if self._masks_zero(stored):
+        self._given, network = stored, stored.network
+        self._masks_zero = isinstance(network, StackNetwork) and network.stack.masks_zero
+        if self._masks_zero:
             self.notes.append(
                 "the file finds padding by `lengths`, not by token 0 (mask_zero): give sequences"
                 " padded at the end, and the length of each"
             )
-        network, self._weights = rounded_network(stored.network, weight_format)
+        network, self._weights = rounded_network(network, weight_format)
         self._stored = dataclasses.replace(stored, network=network)
         self._model: Any = model_of(self._stored)
-
-    @staticmethod
-    def _masks_zero(stored: StoredSequenceModel) -> bool:
-        network = stored.network
-        return isinstance(network, StackNetwork) and network.stack.masks_zero
 
     def graph(self) -> Graph:
         return sequence_graph(self._stored, self._weights, self.length)
 
-    def unrounded(self) -> SequenceSource | None:
-        return SequenceSource(self._given, "fp32") if self.weight_format != "fp32" else None
+    def in_fp32(self) -> SequenceSource:
+        return SequenceSource(self._given, "fp32")
 
     def cases(self) -> Iterator[dict[str, NDArray[Any]]]:
         """Yields random sequences of several lengths, with NaN if the model has missing values."""
@@ -70,7 +66,7 @@ class SequenceSource(ExportSource):
                 values[rng.random(values.shape) < 0.1] = np.nan
             named: dict[str, NDArray[Any]] = {"values": values.astype(np.float32)}
             if num_tokens := getattr(config, "num_tokens", 0):
-                first = min(int(self._masks_zero(self._stored)), num_tokens - 1)
+                first = min(int(self._masks_zero), num_tokens - 1)
                 named = {"tokens": rng.integers(first, num_tokens, (B, T), dtype=np.int32)}
             lengths = rng.integers(1, T + 1, B, dtype=np.int32)
             lengths[0] = T

@@ -28,6 +28,7 @@ class ExportSource:
     Attributes:
         kind: "text", "forecaster", "sequence" or "module".
         weight_format: "fp32", "fp16" or "int8".
+        own_format: format of the weights before the export.
         is_step: a text model reads one token per call, without an axis of time.
         has_state: the state is an input and an output; otherwise every call starts from zero.
         length: steps of a sequence model's or module's input; None means any number.
@@ -37,8 +38,10 @@ class ExportSource:
     is_step, has_state = False, True
     length: int | None = None
 
-    def __init__(self, weight_format: str) -> None:
-        self.weight_format, self.notes = weight_format, list[str]()
+    def __init__(self, weight_format: str, own_format: str = "fp32") -> None:
+        self.weight_format, self.own_format, self.notes = weight_format, own_format, list[str]()
+        if own_format not in ("fp32", weight_format):
+            self.notes.append(f"weights are stored as {own_format}, written as {weight_format}")
 
     def graph(self) -> Graph:
         """Returns the model as a graph."""
@@ -62,7 +65,15 @@ class ExportSource:
 
     def unrounded(self) -> ExportSource | None:
         """Returns the model with unrounded weights, or None if the file holds the same weights."""
-        return None
+        if self.weight_format in ("fp32", self.own_format):
+            return None
+        own = self.in_fp32()
+        own.is_step, own.has_state, own.length = self.is_step, self.has_state, self.length
+        return own
+
+    def in_fp32(self) -> ExportSource:
+        """Returns the model before `weight_format` rounded its weights."""
+        raise NotImplementedError
 
     def files(self) -> dict[str, bytes]:
         """Returns files to write beside the model, such as the tokenizer."""

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from fastlstm.errors import DataError, counted
-from fastlstm.exchange.graph import Graph, GraphBuilder, LSTMStack, lstm_layers
+from fastlstm.exchange.graph import Graph, GraphBuilder, lstm_weights
 from fastlstm.exchange.source import SHAPES, Arrays, ExportSource, largest_error
 from fastlstm.ops.cell_options import CellOptions
 from fastlstm.runs.weight_formats import as_floats, in_format
@@ -49,9 +49,8 @@ def text_graph(weights: Mapping[str, Any], config: ModelConfig, *, is_step: bool
         x = g.reshape(x, (1, "B", config.embed_size))
     hs, cs = [], []
     for k in range(L):
-        stack = LSTMStack(f"layers.{k}.", H, 1, options=CellOptions.of(config))
         state = g.slice(h, 0, k, k + 1), g.slice(c, 0, k, k + 1)
-        y, [(h_k, c_k)] = lstm_layers(g, x, stack, [state])
+        y, h_k, c_k = g.lstm(x, *state, lstm_weights(f"layers.{k}.", 0), CellOptions.of(config))
         if config.output_norm:
             y = g.layer_norm(y, f"norms.{k}.weight", f"norms.{k}.bias", NORM_EPSILON)
         x = x + y if config.residual and x.shape == y.shape else y
@@ -80,7 +79,8 @@ class TextExport(ExportSource):
     kind = "text"
 
     def __init__(self, stored: StoredModel, weight_format: str, check_text: Any = None) -> None:
-        super().__init__(weight_format)
+        super().__init__(weight_format, stored.weight_format)
+        self.notes[:0] = [stored.note] if stored.note else []
         self._stored, self._text = stored, check_text
         self._weights = in_format(stored.weights, weight_format)
         self._model = build_model(as_floats(self._weights), stored.model_config).eval()
@@ -90,9 +90,7 @@ class TextExport(ExportSource):
         graph.metadata["tokenizer.json"] = self._stored.tokenizer.to_json().decode()
         return graph
 
-    def unrounded(self) -> TextExport | None:
-        if self.weight_format in ("fp32", self._stored.weight_format):
-            return None
+    def in_fp32(self) -> TextExport:
         return TextExport(self._stored, "fp32")
 
     def files(self) -> dict[str, bytes]:

@@ -21,14 +21,11 @@ from fastlstm.exchange.graph import (
     DType,
     Graph,
     GraphBuilder,
-    LSTMStack,
     Node,
     Size,
-    State,
     Value,
     function,
-    lstm_layers,
-    zeros,
+    lstm_weights,
 )
 from fastlstm.nn.dropout import WeightDrop
 from fastlstm.nn.lstm import LSTM
@@ -275,11 +272,10 @@ def _arithmetic(kind: str) -> Callable[..., Value]:
     def apply(g: Tracer, a: Any, b: Any) -> Value:
         if kind in ("add", "mul") and not isinstance(a, Value):
             a, b = b, a
-        if isinstance(a, Value) and a.dtype != "float32":
+        if isinstance(a, Value):
             a = g.cast(a, "float32")
         if isinstance(b, Value) or not isinstance(a, Value) or id(b) in g._names:
-            a, b = (g.value(x) for x in (a, b))
-            return g.binary(kind, a, b if b.dtype == "float32" else g.cast(b, "float32"))
+            return g.binary(kind, g.value(a), g.cast(g.value(b), "float32"))
         array = _array(b)
         is_same = (array == (kind in ("mul", "div"))).all()
         if is_same and np.broadcast_shapes(_sizes(a.shape), array.shape) == tuple(_sizes(a.shape)):
@@ -344,17 +340,13 @@ def _to(g: Tracer, x: Any, *args: Any, **kwargs: Any) -> Any:
     if isinstance(x, Tensor):
         return x.float()
     if any(isinstance(arg, Value) for arg in args):
-        return _float(g, x)
+        return g.cast(x, "float32")
     dtype = next((v for v in (*args, *kwargs.values()) if isinstance(v, torch.dtype)), None)
     if dtype is None:
         return x
     if dtype == torch.bool:
         raise Unwritable("no operation for it")
-    return _float(g, x) if dtype.is_floating_point else g.cast(x, "int32")
-
-
-def _float(g: Tracer, x: Value) -> Value:
-    return x if x.dtype == "float32" else g.cast(x, "float32")
+    return g.cast(x, "float32" if dtype.is_floating_point else "int32")
 
 
 def _cat(g: Tracer, tensors: Sequence[Any], dim: int = 0) -> Value:
@@ -396,7 +388,7 @@ def _pad(
 
 
 def _getitem(g: Tracer, x: Any, index: Any) -> Any:
-    places = index if isinstance(index, tuple) else (index,)
+    places = list(index) if isinstance(index, tuple) else [index]
     if isinstance(places[-1], list | np.ndarray):
         if len(places) < len(x.shape) and places[0] is not Ellipsis:
             raise Unwritable("an index by a list of another axis than the last")
@@ -406,7 +398,22 @@ def _getitem(g: Tracer, x: Any, index: Any) -> Any:
     sizes = [_ANY if isinstance(size, str) else size for size in x.shape]
     if 0 in (shape := np.broadcast_to(0.0, sizes)[index].shape):
         return torch.empty([1 if size == _ANY else size for size in shape])
-    return _part(g, x, index)
+    if Ellipsis in places:
+        at = places.index(Ellipsis)
+        num = len(x.shape) - sum(place is not None for place in places) + 1
+        places[at : at + 1] = [slice(None)] * num
+    kept, axis = list[Size](), 0
+    for place in places:
+        if place is None:
+            kept.append(1)
+            continue
+        if isinstance(place, bool) or not isinstance(place, int | slice):
+            raise Unwritable(f"an index {place!r}")
+        x = _cut(g, x, axis, place)
+        if isinstance(place, slice):
+            kept.append(x.shape[axis])
+        axis += 1
+    return _reshape(g, x, [*kept, *x.shape[axis:]])
 
 
 def _taken(g: Tracer, x: Value, places: Sequence[int]) -> Any:
@@ -524,30 +531,8 @@ def _known(x: Value, dim: int) -> int:
     return size
 
 
-def _part(g: Tracer, x: Value, index: Any) -> Value:
-    """Returns a part of a value: whole numbers, slices of step 1, None and Ellipsis."""
-    places = list(index) if isinstance(index, tuple) else [index]
-    if Ellipsis in places:
-        at = places.index(Ellipsis)
-        num = len(x.shape) - sum(place is not None for place in places) + 1
-        places[at : at + 1] = [slice(None)] * num
-    shape: list[Size] = []
-    axis = 0
-    for place in places:
-        if place is None:
-            shape.append(1)
-            continue
-        if isinstance(place, bool) or not isinstance(place, int | slice):
-            raise Unwritable(f"an index {place!r}")
-        x = _cut(g, x, axis, place)
-        if isinstance(place, slice):
-            shape.append(x.shape[axis])
-        axis += 1
-    return _reshape(g, x, [*shape, *x.shape[axis:]])
-
-
 def _cut(g: Tracer, x: Value, axis: int, place: int | slice) -> Value:
-    """Returns one place or a part of an axis, which stays."""
+    """Returns one place or a part of an axis, which stays; `_getitem` has checked the bounds."""
     size = x.shape[axis]
     if place == slice(None):
         return x
@@ -558,21 +543,12 @@ def _cut(g: Tracer, x: Value, axis: int, place: int | slice) -> Value:
             return g.last(x, axis)
         raise Unwritable(f"{place} of axis {axis}, whose length is not known; its ends can be")
     if isinstance(place, int):
-        if not -size <= place < size:
-            raise Unwritable(f"{place} of axis {axis}, which has {size} places")
         place = slice(place % size, place % size + 1)
-    first, last, step = place.indices(size)
-    if step != 1 or first >= last:
-        raise Unwritable(f"{place} of axis {axis}")
-    return g.slice(x, axis, first, last)
+    return g.slice(x, axis, *place.indices(size)[:2])
 
 
 def _size(g: Tracer, x: Value, dim: int | None = None) -> Any:
     return x.shape if dim is None else x.shape[dim]
-
-
-def _unary(kind: str) -> Callable[..., Value]:
-    return lambda g, x, inplace=False: g.unary(kind, x)
 
 
 def _named(name: str) -> Callable[..., Value]:
@@ -582,6 +558,12 @@ def _named(name: str) -> Callable[..., Value]:
         return function(g, name, x)
 
     return apply
+
+
+def _softplus(g: Tracer, x: Value, beta: float = 1.0, threshold: float = 20.0) -> Value:
+    if (beta, threshold) != (1, 20):
+        raise Unwritable(f"beta={beta} and threshold={threshold}, expected 1 and 20")
+    return g.unary("softplus", x)
 
 
 def _same(g: Tracer, x: Value, *args: Any, **kwargs: Any) -> Value:
@@ -629,53 +611,63 @@ def _lstm(
             raise Unwritable(f"{problem} cannot be written")
     D = 2 if layer.bidirectional else 1
     options = layer.options.in_evaluation() if isinstance(layer, LSTM) else TORCHS_CELL
-    stack = LSTMStack(prefix, layer.hidden_size, layer.num_layers, D, layer.bias, options)
-    steps = g.transpose(input, (1, 0, 2)) if layer.batch_first else input
-    y, after = lstm_layers(g, steps, stack, _state(g, steps, hx, stack), lengths)
+    y, hs, cs = g.transpose(input, (1, 0, 2)) if layer.batch_first else input, [], []
+    for k, state in enumerate(_states(g, y, hx, layer, D)):
+        names = lstm_weights(prefix, k, D, has_bias=layer.bias)
+        y, h, c = g.lstm(y, *state, names, options, lengths)
+        hs.append(h)
+        cs.append(c)
     y = g.transpose(y, (1, 0, 2)) if layer.batch_first else y
-    last_h, last_c = (g.concat(list(parts), 0) for parts in zip(*after, strict=True))
-    return y, (last_h, last_c)
+    return y, (g.concat(hs, 0), g.concat(cs, 0))
 
 
-def _state(g: Tracer, steps: Value, hx: Any, stack: LSTMStack) -> State | None:
-    """Returns h and c of every layer; None is zero."""
+def _states(g: Tracer, x: Value, hx: Any, layer: nn.LSTM, D: int) -> list[tuple[Value, Value]]:
+    """Returns h and c `(D, B, H)` of every layer for the input `(T, B, I)`; None is zero."""
+    L, H = layer.num_layers, layer.hidden_size
     if hx is None or all(isinstance(part, Tensor) and not part.any() for part in hx):
-        return None
+        zero = _zeros(g, x, (D, 1, H))
+        return [(zero, zero)] * L
     inputs = {value.name for value in g.graph.inputs}
     g.states |= {part.name for part in hx if isinstance(part, Value)} & inputs
-    D, shape = stack.num_directions, (stack.num_layers * stack.num_directions, 1, stack.hidden_size)
     whole = [
-        part if isinstance(part, Value) else zeros(g, steps, shape) + _array(part) for part in hx
+        part if isinstance(part, Value) else _zeros(g, x, (L * D, 1, H)) + _array(part)
+        for part in hx
     ]
-    cuts = [(k * D, (k + 1) * D) for k in range(stack.num_layers)]
-    h, c = ([g.slice(part, 0, *cut) for cut in cuts] for part in whole)
+    h, c = ([g.slice(part, 0, k * D, (k + 1) * D) for k in range(L)] for part in whole)
     return list(zip(h, c, strict=True))
+
+
+def _zeros(g: Tracer, x: Value, shape: tuple[int, int, int]) -> Value:
+    """Returns zeros `(D, B, H)` for a shape `(D, 1, H)` and the batch of `x` `(T, B, I)`."""
+    first = g.slice(x, 0, 0, 1) if isinstance(x.shape[0], int) else g.reduce("max", x, 0)
+    is_nan = g.unary("is_nan", g.slice(first, 2, 0, 1))
+    return g.cast(is_nan, "float32") * 0.0 + np.zeros(shape, np.float32)  # 0 for any number
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: _arithmetic(name) for name in ("add", "sub", "mul", "div")},
     **{name: _comparison(name) for name in ("maximum", "minimum")},
-    **{name: _unary(name) for name in ("relu", "sigmoid", "tanh", "exp", "log", "sqrt")},
+    **{name: _named(name) for name in ("relu", "sigmoid", "tanh", "exp", "log", "sqrt")},
     **dict.fromkeys(["contiguous", "detach", "clone", "dropout", "double", "cpu"], _same),
     **{name: _reduced(name) for name in ("sum", "mean")}, "amax": _reduced("max"),
     **{
         f.__name__[1:]: f
         for f in (
             _where, _pad, _nan_to_num, _nanmean, _clamp, _lerp, _to, _cat, _stack, _getitem,
-            _expand, _repeat_interleave, _unbind, _linear, _abs, _pow, _float, _reshape, _flatten,
+            _expand, _repeat_interleave, _unbind, _linear, _abs, _pow, _reshape, _flatten,
             _squeeze, _unsqueeze, _transpose, _permute, _chunk, _split, _size, _embedding,
-            _layer_norm,
+            _layer_norm, _softplus,
         )
     },
-    "eq": _comparison("equal"), "lt": _comparison("less"), "invert": _unary("not"),
+    "eq": _comparison("equal"), "lt": _comparison("less"), "invert": _named("not"),
     "gt": lambda g, a, b: g.binary("less", g.value(b), g.value(a)),
-    "isnan": _unary("is_nan"), "softplus": _unary("softplus"),
+    "isnan": _named("is_nan"),
     "hardsigmoid": _named("hard_sigmoid"),
     **{name: _named(name) for name in ("softsign", "elu", "selu", "silu")},
     "isinf": lambda g, x: g.binary("equal", _abs(g, x), math.inf),
     "expm1": lambda g, x: g.unary("exp", x) - 1.0,
     "neg": lambda g, x: x * -1.0,
-    "long": lambda g, x: x if x.dtype == "int32" else g.cast(x, "int32"),
+    "float": lambda g, x: g.cast(x, "float32"), "long": lambda g, x: g.cast(x, "int32"),
     "sort": _sort,
     "softmax": lambda g, x, dim=None, **kwargs: g.softmax(x, _axis_of(dim)),
     "log_softmax": lambda g, x, dim=None, **kwargs: g.log_softmax(x, _axis_of(dim)),
