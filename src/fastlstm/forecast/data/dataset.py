@@ -41,7 +41,6 @@ from fastlstm.forecast.data.roles import (
     RoleRequest,
     Roles,
     find_roles,
-    is_year,
     listed,
     series_key,
     zone_shown,
@@ -52,7 +51,7 @@ from fastlstm.system import environment
 from fastlstm.system.cache import Cache, is_intact, make_key
 from fastlstm.system.storage import append, fsync_file, read_json, write_file, write_json
 
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 DROPPED, COUNTED = "duplicate timestamps", "rows are counted as steps in time"
 """How repairs begin that training warns of."""
 _EXACT = 1 << 24
@@ -509,9 +508,6 @@ def _repairs(
     for why in dict.fromkeys(left_out.values()):
         names = listed([name for name in left_out if left_out[name] == why])
         repairs.append(f"ignored columns ({why}): {names}")
-    for name, column in ingested.columns.items() if roles.time is None else ():
-        if is_year(name, *column.range) and name not in roles.target:
-            repairs.append(f"{COUNTED}, although column '{name}' holds years: see `time`")
     if records.jumps and roles.time is None and roles.series is None:
         repairs.append(
             f"{records.jumps}, but rows are counted as steps in time: give a column of times, or"
