@@ -287,11 +287,11 @@ class TimeReader:
             return column.cast(pa.int64())
         except pa.ArrowInvalid:
             values = column.to_numpy(zero_copy_only=False)
-        form = unit_since_1970(values.min(), values.max())
+        form, odd = unit_since_1970(values.min(), values.max()), values[values % 1 != 0]
         form = YEARS if months_of(values) is not None else form
         cure = f"give `time_format={form!r}`, or" if form else "convert them, or"
         raise CurableError(
-            f"{self._where} are numbers with fractions ({values[0]}), expected times or whole"
+            f"{self._where} are numbers with fractions ({odd[0]}), expected times or whole"
             f" numbers; {cure} count rows instead with `ignore={self.name!r}`",
             *finding_of_format([form] if form else []),
         )
