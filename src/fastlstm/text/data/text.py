@@ -398,7 +398,7 @@ def _spool(work: Pass, directory: Path) -> InputText:
         finally:
             if document.path is not None:
                 os.close(descriptor)
-        documents[index] = Document(document.name, path, None, document.is_jsonl)
+        documents[index] = Document(document.name, path, None, document.form)
     return replace(work.source, documents=tuple(documents))
 
 
