@@ -39,6 +39,7 @@ def files(tmp_path, monkeypatch):
     for name, content in (("mixed/a.csv", CSV), ("mixed/notes.md", PROSE), ("tables/a.csv", CSV)):
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text(content)
+    Path("rows.jsonl").write_text('{"ds": 1, "y": 2}\n')
     Path("stories").mkdir()
     pq.write_table(pa.table({"text": ["a", "b"], "stars": [1, 2]}), "stories/0.parquet")
     pq.write_table(pa.table({"body": ["a", "b"], "stars": [1, 2]}), "bodies.parquet")
@@ -103,6 +104,7 @@ def test_the_command_for_texts_is_chosen(argv):
         (["t*s/*.csv"], ["t*s/*.csv is a table", "--horizon N"]),
         (["mixed"], ["tables (a.csv)", "texts (notes.md)", "--horizon N", "--as-text"]),
         (["book.txt", "--horizon", "4"], ["book.txt is a text", "leave out --horizon", "a table"]),
+        (["rows.jsonl", "--horizon", "4"], ["read_json('rows.jsonl', lines=True).to_parquet("]),
         (["book.txt", "--out", "started"], ["book.txt is a text", "another --out"]),
         (
             ["book.txt", "--start", "started", "--out", "r"],

@@ -29,7 +29,13 @@ from fastlstm.cli.config_file import config_keys, resolve_config
 from fastlstm.cli.inputs import one_or_many, refuse_runs, require_run, require_tables
 from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS
 from fastlstm.distributed.launch import is_started_by_torchrun
-from fastlstm.errors import ConfigError, FastLSTMError, UsageError, nearest_hint
+from fastlstm.errors import (
+    ConfigError,
+    FastLSTMError,
+    UsageError,
+    hint_of_other_table,
+    nearest_hint,
+)
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.report.history import read_history
 from fastlstm.runs.run_directory import Kind, kind_of_run
@@ -233,6 +239,8 @@ def _refuse_texts(
         why = f"{shown} is for a table{reason}"
         cure = f"leave out {shown}{nearest_hint(name, text_flags, cutoff=1)}"
     for source, kind in kinds.items():
+        if kind == "text" and (hint := hint_of_other_table(source)):
+            raise UsageError(f"{source} is not a table that fastlstm reads{hint}")
         if kind == "text":
             raise UsageError(
                 f"{source} is a text and {why}: to train a text model on it, {cure}; to train a"

@@ -353,6 +353,10 @@ def test_nothing_there_is_said(tmp_path: Path) -> None:
     (tmp_path / "a.xlsx").write_bytes(b"")
     with pytest.raises(DataError, match=r"a\.xlsx is not a table; expected a name ending in \.csv"):
         prepared(tmp_path / "a.xlsx")
+    with pytest.raises(
+        DataError, match=r"pandas\.read_excel\('.*a\.xlsx'\)\.to_parquet\('.*a\.parq"
+    ):
+        prepared(tmp_path / "a.xlsx")
     (tmp_path / "b.csv").write_bytes(b"")
     with pytest.raises(DataError, match=r"b\.csv is empty"):
         prepared(tmp_path / "b.csv")

@@ -263,6 +263,7 @@ def test_another_text_field(tmp_path):
         (b"%PDF-1.7\n%", "is a PDF, not plain text; convert it"),
         (b"PK\3\4" + bytes(26) + b"mimetypeapplication/epub+zip", "is an EPUB"),
         (b"PK\3\4" + bytes(26) + b"[Content_Types].xml word/document.xml", "is a Word document"),
+        (b"PK\3\4" + bytes(26) + b"[Content_Types].xml xl/workbook.xml", "is an Excel workbook"),
         (b"PK\3\4" + bytes(26) + b"book.txt", "is a zip archive"),
     ],
 )

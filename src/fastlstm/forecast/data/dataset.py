@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import CorruptFileError, DataError, FastLSTMError, counted
+from fastlstm.errors import CorruptFileError, DataError, FastLSTMError, counted, hint_of_other_table
 from fastlstm.forecast.config import READING, ReadOptions
 from fastlstm.forecast.data.arrange import Arrangement
 from fastlstm.forecast.data.column_stats import ColumnStats, shown
@@ -205,7 +205,10 @@ def open_file(
         raise DataError(f"{file} is a pipe or a device; save the table to a file: it is read twice")
     suffix = next((end for end in SUFFIXES if file.name.lower().endswith(end)), None)
     if suffix is None:
-        raise DataError(f"{file} is not a table; expected a name ending in {', '.join(SUFFIXES)}")
+        raise DataError(
+            f"{file} is not a table; expected a name ending in {', '.join(SUFFIXES)}"
+            f"{hint_of_other_table(str(file))}"
+        )
     form, kind = form or ReadOptions(), _KINDS.get(suffix)
     try:
         return CsvRecords(file, form) if kind is None else kind(file)

@@ -30,6 +30,7 @@ _FORMATS = {
     "a PDF": re.compile(rb"%PDF-"),
     "an EPUB": re.compile(rb"(?s)PK\x03\x04.{26}mimetypeapplication/epub"),
     "a Word document": re.compile(rb"(?s)PK\x03\x04.{26,4000}word/|\xd0\xcf\x11\xe0"),
+    "an Excel workbook": re.compile(rb"(?s)PK\x03\x04.{26,4000}xl/"),
     "a zip archive": re.compile(rb"PK\x03\x04"),
 }
 """First bytes of files that users take for texts."""
