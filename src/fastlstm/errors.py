@@ -32,6 +32,7 @@ flag ``--gaps fill``, the server as the parameter ``gaps=fill`` (`respelled`).
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shlex
 from difflib import get_close_matches
@@ -279,3 +280,22 @@ def nearest_hint(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
 
 def _plain(word: str) -> str:
     return str(word).lstrip("-").replace("-", "_")
+
+
+_PANDAS = {
+    **dict.fromkeys((".xlsx", ".xlsm", ".xls", ".ods"), "read_excel({!r})"),
+    ".json": "read_json({!r})", ".jsonl": "read_json({!r}, lines=True)",
+    ".ndjson": "read_json({!r}, lines=True)", ".orc": "read_orc({!r})",
+    **dict.fromkeys((".h5", ".hdf5"), "read_hdf({!r})"), ".dta": "read_stata({!r})",
+    ".sas7bdat": "read_sas({!r})", ".sav": "read_spss({!r})",
+}  # fmt: skip
+"""Tables of other programs by suffix, and how pandas reads them."""
+
+
+def hint_of_other_table(path: str) -> str:
+    """Returns how to convert a table of another program, or an empty string."""
+    stem, suffix = os.path.splitext(path)
+    if suffix.lower() not in _PANDAS:
+        return ""
+    read = _PANDAS[suffix.lower()].format(path)
+    return f"; convert it, for example by pandas.{read}.to_parquet({stem + '.parquet'!r})"

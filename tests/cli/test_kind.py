@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from fastlstm.cli import evaluate, forecast, train
@@ -37,6 +39,10 @@ def files(tmp_path, monkeypatch):
     for name, content in (("mixed/a.csv", CSV), ("mixed/notes.md", PROSE), ("tables/a.csv", CSV)):
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text(content)
+    Path("rows.jsonl").write_text('{"ds": 1, "y": 2}\n')
+    Path("stories").mkdir()
+    pq.write_table(pa.table({"text": ["a", "b"], "stars": [1, 2]}), "stories/0.parquet")
+    pq.write_table(pa.table({"body": ["a", "b"], "stars": [1, 2]}), "bodies.parquet")
     Path("c.yaml").write_text("horizon: 4\n")
     Path("texts").mkdir()
     Path("texts/a.txt").write_text(PROSE)
@@ -64,6 +70,7 @@ def files(tmp_path, monkeypatch):
         ["data.csv", "--help-all"],
         ["data.csv", "--no-bidirectional", "--out", "r"],
         ["data.parquet", "missing.txt", "--out", "r"],
+        ["stories/0.parquet", "--horizon", "4", "--out", "r"],
     ],
 )
 def test_the_command_for_tables_is_chosen(argv):
@@ -78,6 +85,8 @@ def test_the_command_for_tables_is_chosen(argv):
         *(["data.csv", "--as-text", "--out", "r"], ["--as-text", "data.parquet", "--out", "r"]),
         *(["mixed", "--as-text", "--out", "r"], ["data.csv", "--out", "book", "--resume"]),
         *(["missing.csv", "--out", "r"], ["--help"]),
+        *(["stories", "--out", "r"], ["stories/0.parquet", "book.txt", "--out", "r"]),
+        ["bodies.parquet", "--text-field", "body", "--out", "r"],
     ],
 )
 def test_the_command_for_texts_is_chosen(argv):
@@ -95,6 +104,7 @@ def test_the_command_for_texts_is_chosen(argv):
         (["t*s/*.csv"], ["t*s/*.csv is a table", "--horizon N"]),
         (["mixed"], ["tables (a.csv)", "texts (notes.md)", "--horizon N", "--as-text"]),
         (["book.txt", "--horizon", "4"], ["book.txt is a text", "leave out --horizon", "a table"]),
+        (["rows.jsonl", "--horizon", "4"], ["read_json('rows.jsonl', lines=True).to_parquet("]),
         (["book.txt", "--out", "started"], ["book.txt is a text", "another --out"]),
         (
             ["book.txt", "--start", "started", "--out", "r"],
@@ -102,6 +112,8 @@ def test_the_command_for_texts_is_chosen(argv):
         ),
         (["data.csv", "--as-text", "--horizon", "4"], ["--as-text", "--horizon", "one of"]),
         (["data.parquet", "book.txt"], ["data.parquet is a table", "book.txt is a text"]),
+        (["bodies.parquet", "--vocab", "byte"], ["--horizon N", "--text-field body"]),
+        (["bodies.parquet", "--text-field", "bodi"], ["--horizon N", "--text-field body"]),
         (["book.txt", "--hidden-size", "4"], ["leave out --hidden-size", "mean '--rnn-size'?"]),
         (["book.txt", "--output", "r"], ["leave out --output", "mean '--out'?"]),
         (

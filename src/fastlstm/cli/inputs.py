@@ -135,7 +135,7 @@ def refuse_swapped(verb: str, path: str, sources: Sequence[str]) -> None:
 
 def warn_of_table(source: str) -> None:
     """Warns about a table as the source of a verb that reads texts."""
-    if kind_of_source(source) in ("csv", "binary table", "mixed"):
+    if kind_of_source(source) in ("csv", "mixed"):
         warnings.warn(f"{source} is a table; its characters are read as a text", stacklevel=3)
 
 

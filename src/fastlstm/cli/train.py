@@ -57,8 +57,8 @@ COMMAND = Command(
     positionals=(
         Positional(
             "SOURCE",
-            "a text file, directory, glob, '-' for stdin, .gz, .zst, .jsonl, or a built-in corpus:"
-            " python-docs, python-stdlib",
+            "a text file, directory, glob, '-' for stdin, .gz, .zst, .jsonl, .parquet, or a"
+            " built-in corpus: python-docs, python-stdlib",
             is_many=True,
         ),
     ),

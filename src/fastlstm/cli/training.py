@@ -11,7 +11,7 @@ import itertools
 import json
 import os
 import shlex
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,25 @@ from fastlstm.cli.config_file import config_keys, resolve_config
 from fastlstm.cli.inputs import one_or_many, refuse_runs, require_run, require_tables
 from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS
 from fastlstm.distributed.launch import is_started_by_torchrun
-from fastlstm.errors import ConfigError, FastLSTMError, UsageError, nearest_hint
+from fastlstm.errors import (
+    ConfigError,
+    FastLSTMError,
+    UsageError,
+    hint_of_other_table,
+    nearest_hint,
+)
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.report.history import read_history
 from fastlstm.runs.run_directory import Kind, kind_of_run
 from fastlstm.system.storage import MAX_JSON_BYTES, read_bytes
 from fastlstm.text.config import PARTS, WHY_NOT_OF_TEXTS, TrainConfig
-from fastlstm.text.data.source_kind import SourceKind, few, files_of, kind_of_source
+from fastlstm.text.data.source_kind import (
+    SourceKind,
+    few,
+    files_of,
+    kind_of_source,
+    text_columns,
+)
 from fastlstm.text.data.sources import BUILT_IN, open_source
 
 _FOLDERS = {"train": "runs", "tune": "tuning"}
@@ -199,7 +211,8 @@ def _trains_on_table(arguments: Arguments, text: Command, table: Command) -> boo
     if arguments.help:
         files = filter(os.path.isfile, arguments.positionals)
         return bool(of_tables) or any(kind_of_source(f) in ("csv", "binary table") for f in files)
-    kinds = {source: kind_of_source(source) for source in arguments.positionals}
+    field = None if of_tables else str(values.get("text_field", "text"))
+    kinds = {source: kind_of_source(source, field) for source in arguments.positionals}
     runs = {name: kind_of_run(values[name]) for name in ("out", "start") if name in values}
     own = next((name for name, kind in runs.items() if kind == "forecaster"), None)
     if of_tables or own is not None:
@@ -209,7 +222,7 @@ def _trains_on_table(arguments: Arguments, text: Command, table: Command) -> boo
         return False
     if "start" in values:
         require_run(values["start"], verb="train --start")
-    _refuse_unclear(kinds, any(option.name == "as_text" for option in text.options))
+    _refuse_unclear(kinds, {option.name for option in text.options})
     return "binary table" in kinds.values()
 
 
@@ -226,6 +239,8 @@ def _refuse_texts(
         why = f"{shown} is for a table{reason}"
         cure = f"leave out {shown}{nearest_hint(name, text_flags, cutoff=1)}"
     for source, kind in kinds.items():
+        if kind == "text" and (hint := hint_of_other_table(source)):
+            raise UsageError(f"{source} is not a table that fastlstm reads{hint}")
         if kind == "text":
             raise UsageError(
                 f"{source} is a text and {why}: to train a text model on it, {cure}; to train a"
@@ -233,14 +248,17 @@ def _refuse_texts(
             )
 
 
-def _refuse_unclear(kinds: dict[str, SourceKind], has_as_text: bool) -> None:
-    """Refuses sources that may be a table or a text, and says how to train on either."""
-    as_text = ", or --as-text to train a text model on its characters" if has_as_text else ""
+def _refuse_unclear(kinds: dict[str, SourceKind], names: Container[str]) -> None:
+    """Refuses sources that may be a table or a text, and says how to train on either; `names` are
+    the options of a text model."""
+    as_text = ", or --as-text to train a text model on its characters" if "as_text" in names else ""
     for source, kind in kinds.items():
-        if kind == "csv":
+        columns = text_columns(files_of(source)[0]) if "text_field" in names else []
+        of_texts = f", or --text-field {columns[0]} to train a text model on it" if columns else ""
+        if kind == "csv" or (kind == "binary table" and columns):
             raise UsageError(
                 f"{source} is a table: give --horizon N to train a forecaster of its next N"
-                f" rows{as_text}"
+                f" rows{of_texts or as_text}"
             )
         if kind == "mixed":
             tables, texts = files_of(source)

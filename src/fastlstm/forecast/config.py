@@ -42,7 +42,7 @@ class ReadOptions:
         keep_value: numbers, in all columns or in one, that look like codes of missing values and
             are not.
         time_format: format of times, such as %Y%m%d; or s, ms, us, ns since 1970; or excel: days
-            since 1900.
+            since 1900; or year: years with months as fractions.
         tz: time zone of times without one, such as Europe/Berlin; the hour that comes twice in
             autumn is read in order. Times with an offset are shown by its clocks.
         snap: round times to multiples of a duration, such as 1h.

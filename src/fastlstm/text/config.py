@@ -118,11 +118,11 @@ class TrainConfig(TrainingOptions, CellOptions):
     Attributes:
         vocab: tokens of the model: characters, bytes or BPE.
         vocab_size: number of BPE tokens (bpe only), learned from the training split.
-        text_field: field with the text in JSON-lines sources.
+        text_field: field of JSON lines, or column of Parquet files, with the text.
         keep_crlf: keep CRLF line ends instead of converting them to LF.
         invalid_utf8: error stops at the first invalid byte; replace substitutes U+FFFD.
         encoding: encoding of the text, such as cp1252 or gb18030.
-        missing_text: JSON lines without a text are an error, or skipped and counted.
+        missing_text: JSON lines and rows without a text are an error, or skipped and counted.
         split: contiguous train/validation/test shares of the text in percent; they count characters
             for BPE, else tokens.
         valid: validation text, in any form that SOURCE takes; default is a share of SOURCE. If a

@@ -457,7 +457,7 @@ def _refuse_tables(source: Source, config: TrainConfig) -> None:
     names = [source] if isinstance(source, str | Path) else source
     parts = [name for name in (config.valid, config.test) if name is not None]
     for name in (*names, *parts):
-        kind = kind_of_source(str(name))
+        kind = kind_of_source(str(name), config.text_field)
         if kind in ("csv", "binary table", "mixed"):
             raise DataError(
                 f"{name} holds {'tables and texts' if kind == 'mixed' else 'a table'}:"

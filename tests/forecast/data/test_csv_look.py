@@ -63,7 +63,7 @@ CASES: dict[str, tuple[list[str], str, int]] = {
     ),
     "no header": (
         [f"{1900 + n // 12};{n % 12 + 1:02};{50 + n}" for n in range(240)],
-        "--no-header --time 1,2 --time-format '%Y %m'", 240,
+        "--no-header --time 1,2", 240,
     ),
     "title lines": (
         ["Load of the grid", "in MW", "ds,y", *rows(DAY + ",{n}")],
@@ -545,9 +545,52 @@ def test_years_and_weeks_of_any_name_are_the_time(names: tuple[str, str], cured:
     assert (data.table.num_rows, str(data.frequency)) == (220, "1 week")
 
 
-def test_years_without_a_time_column_are_warned_of(read: Any) -> None:
-    [repair] = read(["Jahr;y", *(f"{1900 + n};{n}" for n in range(60))]).repairs
-    assert "'Jahr' holds years" in repair
+@pytest.mark.parametrize(
+    ("lines", "options"),
+    [
+        (["Jahr;y", *(f"{1700 + n};{n}" for n in range(60))], "--time Jahr"),
+        (
+            ["country,year,y", *(f"{c},{1960 + 5 * n},{n}" for c in "abcd" for n in range(12))],
+            "--time year --series country",
+        ),
+        (
+            ["year,country,y", *(f"{1960 + n},{c},{n}" for n in range(12) for c in range(400))],
+            "--time year --series country",
+        ),
+        (
+            ["rownames,time,y", *(f"{n + 1},{1949 + n / 12:.3f},{n}" for n in range(60))],
+            "--time-format year",
+        ),
+        (
+            ["rownames,Time,y", *(f"{n + 1},{1960 + n / 4},{n}" for n in range(60))],
+            "--time Time --time-format year",
+        ),
+    ],
+    ids=["one series", "panel", "panel by year", "months of R", "quarters of R"],
+)
+def test_years_are_times(lines: list[str], options: str, cured: Any) -> None:
+    found, data = cured(lines)
+    assert found == options
+    assert data.table.num_rows == len(lines) - 1
+    assert len(data.table.segments) == len(data.series or "y")
+    assert "rownames" not in data.roles.values
+
+
+def test_years_that_are_no_times_are_values(read: Any) -> None:
+    rng = np.random.default_rng(0)
+    lines = ["year,y", *(f"{1990 + rng.integers(20)},{n}" for n in range(60))]
+    assert read(lines).roles.past == ("year",)
+    lines = ["year,y", *(f"{1990 + n},{n}" for n in range(60))]
+    assert read(lines, "--ignore year").roles.values == ("y",)
+    assert read(lines, "--past year").roles.values == ("y", "year")
+
+
+def test_a_fraction_of_a_year_that_is_no_month_is_named(read: Any) -> None:
+    lines = ["time,y", *(f"{1990 + n / 52},{n}" for n in range(60))]
+    with pytest.raises(DataError, match=r"fractions \(1990.019\d+\), .* count rows instead with"):
+        read(lines)
+    with pytest.raises(DataError, match=r"row 2 has 1990.019.* whose fractions are months"):
+        read(lines, "--time-format year")
 
 
 @pytest.mark.parametrize("step", [15, 60])
@@ -569,6 +612,30 @@ def test_hours_that_end_at_24_are_read_across_the_change_of_clocks(
     table = read(lines, found.replace("New_York", "Chicago")).table
     assert (table.num_rows, len(table.segments)) == (len(ends), 1)
     assert table.segments.start_times[0] == ends[0].value // 1000
+
+
+@pytest.mark.parametrize(
+    ("form", "step", "options"),
+    [
+        ("%Y %b", "M", "--time-format '%Y %b'"),
+        ("%b-1-%Y", "M", "--time-format %b-%d-%Y"),
+        ("%Y %m", "M", ""),
+        ("Q%q %Y", "Q", ""),
+        ("%qQ%Y", "Q", ""),
+    ],
+)
+def test_months_and_quarters_in_words(
+    form: str, step: str, options: str, read: Any, cured: Any
+) -> None:
+    times = pandas.period_range("1991-07", periods=40, freq=step)
+    lines = ["when,y", *(f"{text},{n}" for n, text in enumerate(times.strftime(form)))]
+    if options:
+        found, data = cured(lines)
+        assert found == f"--time when {options}"
+    else:
+        data = read(lines)
+    assert (data.roles.time, data.table.num_rows) == ("when", 40)
+    assert data.table.segments.start_times[0] == pandas.Timestamp("1991-07-01").value // 1000
 
 
 def test_24_o_clock_is_midnight(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from unittest.mock import Mock
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -190,6 +192,47 @@ def test_lines_without_a_text_can_be_left_out(tmp_path):
     assert reader.repairs["skipped"] == 2
 
 
+def parquet(tmp_path, texts, name="text", **options):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"id": range(len(texts)), name: texts}), path, **options)
+    return (Document("a.parquet", path, form="parquet"),)
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()], ids=str)
+def test_parquet_joins_its_texts(tmp_path, kind):
+    texts = pa.array(["a\r\nb", "é\n", "", "c"] * 600, kind)
+    documents = parquet(tmp_path, texts, row_group_size=1000)
+    for block_bytes in (1, 100, 1 << 18):
+        reader = BlockReader(documents, TextRules(), block_bytes)
+        assert b"".join(reader).decode() == "\n".join(["a\nb\né\nc"] * 600)
+        assert reader.consumed == documents[0].path.stat().st_size
+    assert read(documents, TextRules(keep_crlf=True)).decode().startswith("a\r\nb\né")
+
+
+def test_a_parquet_text_that_is_missing_or_broken_is_named(tmp_path):
+    broken = parquet(tmp_path, pa.array([b"a", b"b\xff", None], pa.binary()).view(pa.string()))
+    with pytest.raises(DataError, match=r"a.parquet row 2: invalid UTF-8 at byte 1 of the text"):
+        read(broken, TextRules())
+    rules = TextRules(invalid_utf8="replace", missing_text="skip")
+    reader = BlockReader(broken, rules)
+    assert b"".join(reader).decode() == "a\nb\ufffd"
+    assert reader.repairs == {"replaced": 1, "skipped": 1}
+    with pytest.raises(DataError, match=r"row 3: 'text' is missing; .*`missing_text='skip'`"):
+        read(broken, TextRules(is_text=False))
+
+
+def test_a_parquet_file_without_the_texts_is_refused(tmp_path):
+    body = parquet(tmp_path, ["a"], "body")
+    with pytest.raises(DataError, match="no column of texts 'text'; its columns of texts: body"):
+        read(body, TextRules())
+    with pytest.raises(DataError, match="no column of texts 'id'"):
+        read(body, TextRules(text_field="id"))
+    assert read(body, TextRules(text_field="body")) == b"a"
+    body[0].path.write_bytes(body[0].path.read_bytes()[:-9])
+    with pytest.raises(DataError, match="damaged Parquet data"):
+        read(body, TextRules(text_field="body"))
+
+
 @pytest.mark.parametrize("block_bytes", [3, 1 << 18])
 def test_utf_16_is_read_in_blocks(tmp_path, block_bytes):
     text = "a naïve — 他走进了\n" * 9
@@ -220,6 +263,7 @@ def test_another_text_field(tmp_path):
         (b"%PDF-1.7\n%", "is a PDF, not plain text; convert it"),
         (b"PK\3\4" + bytes(26) + b"mimetypeapplication/epub+zip", "is an EPUB"),
         (b"PK\3\4" + bytes(26) + b"[Content_Types].xml word/document.xml", "is a Word document"),
+        (b"PK\3\4" + bytes(26) + b"[Content_Types].xml xl/workbook.xml", "is an Excel workbook"),
         (b"PK\3\4" + bytes(26) + b"book.txt", "is a zip archive"),
     ],
 )

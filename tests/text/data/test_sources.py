@@ -47,11 +47,15 @@ def test_a_name_with_magic_characters_is_a_file_when_it_exists(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "is_jsonl"), [("a.txt", False), ("a.jsonl", True), ("a.NDJSON.zst", True)]
-)
-def test_json_lines_are_known_by_suffix(tmp_path, name, is_jsonl):
+    ("name", "form"),
+    [
+        ("a.txt", "plain"), ("a.jsonl", "jsonl"), ("a.NDJSON.zst", "jsonl"),
+        ("a.parquet", "parquet"), ("a.PQ", "parquet"),
+    ],
+)  # fmt: skip
+def test_the_form_is_known_by_suffix(tmp_path, name, form):
     (tmp_path / name).write_text("{}")
-    assert open_source(tmp_path / name).documents[0].is_jsonl is is_jsonl
+    assert open_source(tmp_path / name).documents[0].form == form
 
 
 def test_missing_file_names_the_nearest(tree):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import DataError, FastLSTMError, counted
+from fastlstm.errors import DataError, FastLSTMError, counted, hint_of_other_table
 from fastlstm.forecast.config import READING, ReadOptions
 from fastlstm.forecast.data.arrange import Arrangement
 from fastlstm.forecast.data.column_stats import ColumnStats, best_origins, shown
@@ -41,7 +41,6 @@ from fastlstm.forecast.data.roles import (
     RoleRequest,
     Roles,
     find_roles,
-    is_year,
     listed,
     series_key,
     zone_shown,
@@ -52,7 +51,7 @@ from fastlstm.system import environment
 from fastlstm.system.cache import Cache, is_intact, make_key
 from fastlstm.system.storage import append, fsync_file, read_json, write_file, write_json
 
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 DROPPED, COUNTED = "duplicate timestamps", "rows are counted as steps in time"
 """How repairs begin that training warns of."""
 _EXACT = 1 << 24
@@ -200,7 +199,10 @@ def _open_file(file: TableFile, form: ReadOptions, others: Sequence[str]) -> Rec
         raise DataError(f"{file} is a pipe or a device; save the table to a file: it is read twice")
     suffix = next((end for end in SUFFIXES if file.name.lower().endswith(end)), None)
     if suffix is None:
-        raise DataError(f"{file} is not a table; expected a name ending in {', '.join(SUFFIXES)}")
+        raise DataError(
+            f"{file} is not a table; expected a name ending in {', '.join(SUFFIXES)}"
+            f"{hint_of_other_table(str(file))}"
+        )
     kind = _KINDS.get(suffix)
     try:
         return CsvRecords(file, form) if kind is None else kind(file)
@@ -488,9 +490,6 @@ def _repairs(
     for why in dict.fromkeys(left_out.values()):
         names = listed([name for name in left_out if left_out[name] == why])
         repairs.append(f"ignored columns ({why}): {names}")
-    for name, column in ingested.columns.items() if roles.time is None else ():
-        if is_year(name, *column.range) and name not in roles.target:
-            repairs.append(f"{COUNTED}, although column '{name}' holds years: see `time`")
     if records.jumps and roles.time is None and roles.series is None:
         repairs.append(
             f"{records.jumps}, but rows are counted as steps in time: give a column of times, or"

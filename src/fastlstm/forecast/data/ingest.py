@@ -24,7 +24,7 @@ from fastlstm.forecast.data.problems import Problems
 from fastlstm.forecast.data.records import Records, damaged, is_text, numbers_of, with_nulls
 from fastlstm.forecast.data.roles import Roles, listed, named_columns
 from fastlstm.forecast.data.table import row_blocks
-from fastlstm.forecast.data.time_reader import EPOCH_UNITS, EXCEL, TimeReader
+from fastlstm.forecast.data.time_reader import NUMBER_FORMATS, TimeReader
 from fastlstm.forecast.data.timeline import Timeline
 from fastlstm.system.prefetch import Prefetcher
 from fastlstm.system.storage import append
@@ -157,7 +157,7 @@ class TableIngest:
                 is_kept = is_text(kind) or pa.types.is_boolean(kind)
                 types[name] = kind if is_kept else pa.float64()
         if roles.time is not None:
-            is_number = self.options.time_format in (None, EXCEL, *EPOCH_UNITS)
+            is_number = self.options.time_format in (None, *NUMBER_FORMATS)
             types[roles.time] = kinds[roles.time] if is_number else pa.string()
         if roles.series is not None:  # 007 is not 7
             types[roles.series] = pa.string() if self._is_parsed else kinds[roles.series]

@@ -28,6 +28,7 @@ from fastlstm.forecast.data.records import (
 from fastlstm.forecast.data.time_reader import TimeReader, refuse_unread_time
 from fastlstm.forecast.data.time_text import (
     PERIODS,
+    YEAR_NAMES,
     are_mostly_times,
     are_times,
     finding_of_format,
@@ -47,7 +48,7 @@ COUNTERS = ("", "Unnamed: 0", "__index_level_0__")
 """Row counters that tools write; ignored unless named."""
 _COUNTER = re.compile(
     r"unnamed.*|(.*[_ ])?id|index|idx|#|no\.?|nr\.?|s\.? ?no\.?"
-    r"|(row|record|rec|line|obs|seq)[_ ]?(no|nr|num|number)?\.?",
+    r"|(row|record|rec|line|obs|seq)[_ .]?(no|nr|num|number|names?)?\.?",
     re.I,
 )
 """Names of columns that are ignored if they count rows."""
@@ -60,7 +61,7 @@ _FEWEST_IN_RUN = 10
 LISTS = ("target", "past", "future", "static", "categorical", "ignore")
 """Roles of any number of columns."""
 _PARTS = (
-    ("year", "yr", "jahr", "année", "annee", "anno", "año", "ano", "jaar", "rok", "år"),
+    YEAR_NAMES,
     ("month", "mon", "mo", "monat", "mois", "mes", "mese", "mês", "maand"),
     ("day", "dy", "tag", "jour", "día", "dia", "giorno", "dag"),
     ("hour", "hr", "stunde", "heure", "hora", "ora", "uur"),
@@ -323,14 +324,28 @@ def find_time(records: Records, free: Sequence[str]) -> str | None:
         what += f" (or `time={named!r}` if it holds them alone)" if named else ""
         places = [n or str(records.schema.names.index(n) + 1) for n in joined]
         raise looks_like(records.name, [(what, {"time": ",".join(places)})], "")
-    texts = {name: values for name, values in texts.items() if is_text(kinds[name])}
     if named or len(typed) == 1:
         return named or typed[0]
-    times = typed
+    if typed:
+        best = max(typed, key=lambda name: len(pc.unique(texts[name])))
+        raise CurableError(
+            f"{records.name} has several columns of times: {listed(typed)}; name the one with the"
+            f" times of the rows, such as `time={best!r}`",
+            (f"times in the column {best!r}", {"time": best}),
+        )
+    texts = {name: values for name, values in texts.items() if is_text(kinds[name])}
+    times = list[str]()
     for is_time in (are_times, are_mostly_times):  # the row of another text is then refused
         times = times or [name for name, values in texts.items() if is_time(values)]
         if len(times) == 1:
             return times[0]
+    _refuse_texts_of_times(records, texts)
+    refuse_unread_time(records, free)
+    return None
+
+
+def _refuse_texts_of_times(records: Records, texts: Mapping[str, pa.Array]) -> None:
+    """Refuses texts that look like times, and proposes their format."""
     for name, values in texts.items():
         if len(values) and usual_kind(values.to_pylist()) == "date":
             more_rows = records.first_texts([name], _KEY_ROWS)[name]  # day or month first
@@ -344,8 +359,6 @@ def find_time(records: Records, free: Sequence[str]) -> str | None:
                 f" `ignore={name!r}`",
                 *found,
             )
-    refuse_unread_time(records, free)
-    return None
 
 
 def _parts_of_time(texts: Mapping[str, pa.Array], named: str | None) -> list[str]:
@@ -418,11 +431,6 @@ def _are_numbers(texts: pa.Array, low: int, high: int) -> bool:
         return False
     bounds = pc.min_max(texts.cast(pa.int64())).as_py()
     return bool(low <= bounds["min"] and bounds["max"] <= high)
-
-
-def is_year(name: str, low: float, high: float) -> bool:
-    """Returns whether a column of this name and range holds years."""
-    return name.strip().lower() in _PARTS[0] and 1800 <= low < high <= 2100
 
 
 def _refuse_numbers(records: Records, names: Sequence[str], problems: Problems) -> None:

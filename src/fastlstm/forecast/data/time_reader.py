@@ -17,6 +17,7 @@ from fastlstm.forecast.data.problems import CurableError, looks_like
 from fastlstm.forecast.data.records import Records, first_refused, is_text
 from fastlstm.forecast.data.table import row_blocks
 from fastlstm.forecast.data.time_text import (
+    YEAR_NAMES,
     finding_of_format,
     has_late_times,
     hint_for_time,
@@ -33,6 +34,13 @@ EPOCH_UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 EXCEL = "excel"
 """Value of time_format for days since 1900, as Excel counts them."""
 _EXCEL_1970 = 25_569
+YEARS = "year"
+"""Value of time_format for years whose fractions are months: 1949.083 is February of 1949."""
+NUMBER_FORMATS = (EXCEL, YEARS, *EPOCH_UNITS)
+_MONTH_DIGITS = 0.07
+"""Twelve times the error of a year with two digits of its fraction."""
+_FEWEST_YEARS, _YEAR_ROWS = 3, 1 << 17
+"""Different years from which a column is one of times, and the rows that are looked at."""
 _DATE_FORMATS = ("%Y%m", "%Y%m%d", "%Y%m%d%H", "%Y%m%d%H%M", "%Y%m%d%H%M%S")
 _EPOCH_YEARS = (10 * 365 * 86_400, 130 * 365 * 86_400)
 """Seconds since 1970 of 1980 and 2100: large whole numbers between them may be times."""
@@ -54,11 +62,28 @@ def unit_since_1970(low: float, high: float) -> str | None:
     return units[0] if units else None
 
 
+def months_of(values: NDArray[np.float64]) -> NDArray[np.int64] | None:
+    """Returns the months since 1970 of years with fractions; None if one is no year from 1600 to
+    2199, or a fraction no number of twelfths with two digits or more."""
+    if not ((values >= 1600) & (values < 2200)).all():
+        return None
+    months = np.rint(12 * values)
+    is_month = abs(12 * values - months) <= _MONTH_DIGITS
+    return months.astype(np.int64) - 12 * 1970 if is_month.all() else None
+
+
 def refuse_unread_time(records: Records, names: Sequence[str]) -> None:
-    """Raises DataError for a column of dates such as 20240131, or that is called a time and holds
-    numbers since 1970 or 1900."""
+    """Raises DataError for a column of dates such as 20240131, that is called a time and holds
+    numbers since 1970 or 1900, or of years in order, in all or of each series."""
     kinds = {name: records.schema.field(name).type for name in names}
     likely = [n for n, k in kinds.items() if pa.types.is_integer(k) or pa.types.is_floating(k)]
+    of_time = [n for n in likely if n.strip().lower() in YEAR_NAMES or _NAMES_OF_TIME.search(n)]
+    for name, texts in records.first_texts(of_time, _YEAR_ROWS).items():
+        given = _years(texts.cast(pa.float64()).to_numpy(zero_copy_only=False))
+        if given is not None:
+            what = f"years in the column {name!r} ({texts[0]})"
+            others = f"; if these are not the times of the rows, `ignore={name!r}`"
+            raise looks_like(records.name, [(what, {"time": name} | given)], others)
     for name, texts in records.first_texts(likely).items():
         values = texts.cast(pa.float64()).to_numpy(zero_copy_only=False)
         if pa.types.is_integer(kinds[name]) and len(values) and _are_dates(texts, values, "%Y%m%d"):
@@ -76,6 +101,16 @@ def refuse_unread_time(records: Records, names: Sequence[str]) -> None:
                 f" `ignore={name!r}`",
                 (f"{what.rstrip(',')} in the column {name!r}", {"time": name, "time_format": unit}),
             )
+
+
+def _years(values: NDArray[np.float64]) -> dict[str, str] | None:
+    """Returns the option that reads years in order, in all rows or in those of each series; None if
+    the values are no such years."""
+    months, steps = months_of(values), np.diff(values)
+    if months is None or len(np.unique(values)) < _FEWEST_YEARS:
+        return None
+    is_in_order = (steps > 0).sum() >= 2 * (steps < 0).sum()
+    return ({"time_format": YEARS} if (months % 12).any() else {}) if is_in_order else None
 
 
 class TimeReader:
@@ -200,11 +235,13 @@ class TimeReader:
 
     def _typed(self, column: pa.Array, first_row: int) -> pa.Array:
         kind = column.type
-        if self._format in (EXCEL, *EPOCH_UNITS):
+        if self._format in NUMBER_FORMATS:
             if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
                 what = f"{self._origin}: column '{self.name}' is {kind}, expected numbers for "
                 raise DataError(f"{what}`time_format={self._format!r}`")
             given = column
+            if self._format == YEARS:
+                return self._months(column, first_row)
             if self._format == EXCEL:
                 column = pc.multiply(
                     pc.subtract(column.cast(pa.float64(), safe=False), _EXCEL_1970), 86_400.0
@@ -222,12 +259,42 @@ class TimeReader:
             return column
         if pa.types.is_date(kind):
             return column.cast(pa.timestamp("s"))
+        if pa.types.is_floating(kind):
+            return self._whole(column)
         if not pa.types.is_timestamp(kind):
-            raise DataError(
-                f"{self._origin}: column '{self.name}' is {kind}, expected times or whole numbers;"
-                " for seconds since 1970, give `time_format='s'`"
-            )
+            what = f"{self._origin}: column '{self.name}' is {kind}"
+            raise DataError(f"{what}, expected times or whole numbers; convert it")
         return column
+
+    def _months(self, column: pa.Array, first_row: int) -> pa.Array:
+        """Returns years with months as fractions as the starts of the months."""
+        values = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        months = months_of(values)
+        if months is None:
+            row = next(
+                row for row in range(len(values)) if months_of(values[row : row + 1]) is None
+            )
+            raise DataError(
+                f"{self._where} cannot be read: row {first_row + row + 1} has {values[row]};"
+                f" `time_format={YEARS!r}` expects years whose fractions are months, such as"
+                " 1949.083 for February of 1949"
+            )
+        return pa.array(months.astype("M8[M]").astype("M8[us]"))
+
+    def _whole(self, column: pa.Array) -> pa.Array:
+        """Returns numbers with a decimal point as whole ones."""
+        try:
+            return column.cast(pa.int64())
+        except pa.ArrowInvalid:
+            values = column.to_numpy(zero_copy_only=False)
+        form, odd = unit_since_1970(values.min(), values.max()), values[values % 1 != 0]
+        form = YEARS if months_of(values) is not None else form
+        cure = f"give `time_format={form!r}`, or" if form else "convert them, or"
+        raise CurableError(
+            f"{self._where} are numbers with fractions ({odd[0]}), expected times or whole"
+            f" numbers; {cure} count rows instead with `ignore={self.name!r}`",
+            *finding_of_format([form] if form else []),
+        )
 
     def _zoned(
         self,

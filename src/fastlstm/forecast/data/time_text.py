@@ -1,5 +1,5 @@
 """Parses times written as text: ISO 8601, dates with one-digit parts, periods such as 2016-W05,
-1950Q1 and 1990M01, or a given format."""
+1950Q1, Q1 1950 and 1990M01, or a given format."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ _YEAR_FIRST = (
     r"(?:[T ]\s*(?P<hour>\d{1,2})(?:[:.](?P<minute>\d{2})"
     r"(?:[:.](?P<second>\d{2})(?P<rest>\.\d{1,6})?)?)?)?\s*$"
 )
-_PERIOD = r"^\s*(?P<year>\d{4})[- ]?(?P<kind>[WQM])(?P<number>\d{1,2})\s*$"
-_MONTH = r"^\s*(\d{4}-\d{2})\s*$"
+_PERIOD = r"^\s*(?P<year>\d{4})[-/ ]?(?P<kind>[WQM])(?P<number>\d{1,2})\s*$"
+_QUARTER_FIRST = r"^\s*(?:Q([1-4])|([1-4])Q)[-/ ]?(\d{4})\s*$"
+_MONTH = r"^\s*(\d{4})[- /](\d{1,2})\s*$"
+YEAR_NAMES = ("year", "yr", "jahr", "année", "annee", "anno", "año", "ano", "jaar", "rok", "år")
 PERIODS = {
     **dict.fromkeys(("week", "wk", "isoweek", "iso_week", "woche", "kw", "semaine", "semana"), "W"),
     **dict.fromkeys(("quarter", "qtr", "quartal", "trimestre"), "Q"),
@@ -39,7 +41,8 @@ _FIRST_ROWS = 100_000
 _INTERVAL = r"^(.*\d\S*)\s+(?:-|–|to|/)\s+\S*\d.*$"
 _DATES = (
     *("%d-%m-%Y", "%m-%d-%Y", "%d-%m-%y", "%m-%d-%y", "%d-%b-%Y", "%d-%B-%Y", "%d-%b-%y"),
-    *("%b-%d-%Y", "%Y-%b-%d", "%Y-%m-%d", "%m-%Y", "%b-%Y", "%B-%Y", "%b-%y", "%Y-%m"),
+    *("%b-%d-%Y", "%Y-%b-%d", "%Y-%m-%d", "%m-%Y", "%b-%Y", "%B-%Y", "%b-%y", "%Y-%m", "%Y-%b"),
+    "%Y-%B",
 )
 _OTHER_DATES = ("%Y%m%d", "%d%m%Y", "%b %d, %Y", "%B %d, %Y", "%a %d %b %Y")
 _CLOCKS = (
@@ -85,12 +88,13 @@ def has_late_times(column: pa.Array) -> bool:
 def _read(column: pa.Array, form: str | None) -> pa.Array:
     if form is not None:
         return _by_format(column if " - " in form else starts_of(column), form)
-    column = pc.replace_substring_regex(starts_of(column), _MONTH, r"\1-01")
+    column = pc.replace_substring_regex(starts_of(column), _MONTH, r"\1-\2-01")
     for zone in (None, "UTC"):  # with a zone as in 2016-07-01T13:00Z
         try:
             return column.cast(pa.timestamp("us", zone))
         except pa.ArrowInvalid:
             pass
+    column = pc.replace_substring_regex(column, _QUARTER_FIRST, r"\3Q\1\2")
     periods = pc.extract_regex(column, _PERIOD)
     if not periods.null_count:
         return _starts_of_periods(periods)

@@ -30,6 +30,7 @@ _FORMATS = {
     "a PDF": re.compile(rb"%PDF-"),
     "an EPUB": re.compile(rb"(?s)PK\x03\x04.{26}mimetypeapplication/epub"),
     "a Word document": re.compile(rb"(?s)PK\x03\x04.{26,4000}word/|\xd0\xcf\x11\xe0"),
+    "an Excel workbook": re.compile(rb"(?s)PK\x03\x04.{26,4000}xl/"),
     "a zip archive": re.compile(rb"PK\x03\x04"),
 }
 """First bytes of files that users take for texts."""
@@ -72,6 +73,11 @@ class BlockReader:
         self._documents = documents
         self._rules = rules
         self._block_bytes = block_bytes
+        self._records = {
+            "plain": self._plain_records,
+            "jsonl": self._json_records,
+            "parquet": self._parquet_records,
+        }
 
     def __iter__(self) -> Iterator[bytes]:
         cut = {"character": character_cut, "token": token_cut, "anywhere": len}[self._rules.cut]
@@ -119,8 +125,7 @@ class BlockReader:
         base, name = self.consumed, document.name
         stream, position = open_document(document)
         try:
-            records = self._json_records if document.is_jsonl else self._plain_records
-            for is_start, piece in records(stream, name):
+            for is_start, piece in self._records[document.form](stream, name):
                 self.consumed = base + position()
                 if piece:
                     yield is_start, piece
@@ -192,6 +197,34 @@ class BlockReader:
                     ) from None
                 whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
                 yield True, whole.encode()
+
+    def _parquet_records(self, stream: BufferedIOBase, name: str) -> Iterator[tuple[bool, bytes]]:
+        from fastlstm.text.data.parquet import texts_of  # pyarrow takes a while to import
+
+        for number, text in enumerate(texts_of(stream, name, self._rules.text_field), 1):
+            if text is None and self._rules.missing_text == "skip":
+                self.repairs["skipped"] += 1
+                continue
+            yield True, self._parquet_text(text, f"{name} row {number}")
+
+    def _parquet_text(self, text: bytes | None, where: str) -> bytes:
+        rules = self._rules
+        if text is None:
+            hint = "leave out such rows with `missing_text='skip'`"
+            raise DataError(f"{where}: '{rules.text_field}' is missing; {hint}")
+        if rules.is_text:
+            try:
+                text.decode()
+            except UnicodeDecodeError as error:
+                if rules.invalid_utf8 != "replace":
+                    raise DataError(
+                        f"{where}: invalid UTF-8 at byte {error.start} of the text; fix it or pass"
+                        " `invalid_utf8='replace'`"
+                    ) from None
+                whole = text.decode(errors="replace")
+                self.repairs["replaced"] += whole.count("\ufffd")
+                text = whole.encode()
+        return text if rules.keep_crlf else text.replace(b"\r\n", b"\n")
 
 
 def open_document(document: Document) -> tuple[BufferedIOBase, Callable[[], int]]:
@@ -345,7 +378,7 @@ def find_invalid_byte(
 ) -> tuple[Document, int] | None:
     """Returns a document and the offset of its first invalid byte, reading the documents again."""
     for document in documents:
-        if document.is_jsonl:
+        if document.form != "plain":
             continue
         decoder, offset, chunk = codecs.getincrementaldecoder(encoding)(), 0, b"\n"
         with closing(open_document(document)[0]) as stream:

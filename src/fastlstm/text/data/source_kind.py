@@ -11,12 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fastlstm.system.object_store import is_url
-from fastlstm.text.data.sources import BUILT_IN, TEXT_SUFFIXES, text_suffix, walk
+from fastlstm.text.data.sources import (
+    BUILT_IN,
+    PARQUET_SUFFIXES,
+    TEXT_SUFFIXES,
+    text_suffix,
+    walk,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_BINARY_TABLES = (".parquet", ".pq", ".arrow", ".feather", ".ipc", ".npy")
+_BINARY_TABLES = (*PARQUET_SUFFIXES, ".arrow", ".feather", ".ipc", ".npy")
 _CSV = tuple(kind + packed for kind in (".csv", ".tsv") for packed in ("", ".gz", ".zst"))
 _SNIFFED_LINES, _SNIFFED_BYTES = 20, 1 << 20
 _QUOTED, _DELIMITER = re.compile(r'"([^"]*)"'), re.compile(r"[,;\t|]")
@@ -30,15 +36,33 @@ _MAX_FILES = 100_000
 SourceKind = Literal["binary table", "csv", "text", "mixed", "unknown"]
 
 
-def kind_of_source(source: str) -> SourceKind:
-    """Returns the kind of a source of `train`; "unknown" if it does not exist."""
+def kind_of_source(source: str, text_field: str | None = None) -> SourceKind:
+    """Returns the kind of a source of `train`; "unknown" if it does not exist. With `text_field`,
+    Parquet files are texts if the first one has a column of texts of this name."""
     tables, texts = files_of(source)
+    if text_field is not None and text_field in text_columns(tables):
+        texts += filter(_is_parquet, tables)
+        tables = [path for path in tables if not _is_parquet(path)]
     if tables and texts:
         return "mixed"
     if tables:
         return "binary table" if any(map(_is_binary, tables)) else "csv"
     is_built_in = source == "-" or source in BUILT_IN
     return "text" if texts or is_built_in else "unknown"
+
+
+def text_columns(tables: Sequence[Path]) -> list[str]:
+    """Returns the columns of texts of the first Parquet file; none without one that is readable."""
+    file = next(filter(_is_parquet, tables), None)
+    if file is None:
+        return []
+    from fastlstm.text.data import parquet  # pyarrow takes a while to import
+
+    return parquet.text_columns(file)
+
+
+def _is_parquet(path: Path) -> bool:
+    return path.name.lower().endswith(PARQUET_SUFFIXES)
 
 
 def _is_binary(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Sources of text: files, directories, globs, stdin, JSON lines, built-in corpora."""
+"""Sources of text: files, directories, globs, stdin, JSON lines, Parquet, built-in corpora."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 from fastlstm.errors import DataError, counted, kind_of_value, nearest_hint
 from fastlstm.system.cache import file_signature
@@ -52,7 +53,7 @@ def corpus_files() -> list[Path]:
 _SUFFIXES = """
     .txt .text .md .markdown .rst .tex .org .adoc .srt .csv .tsv .log .jsonl .ndjson .html .htm .xml
     .json .yaml .yml .toml .ini .cfg .py .pyi .c .h .cc .cpp .hpp .cu .rs .go .java .kt .js .ts .jsx
-    .tsx .css .sh .rb .php .pl .lua .r .jl .scala .swift .sql .hs .ml .el .vim
+    .tsx .css .sh .rb .php .pl .lua .r .jl .scala .swift .sql .hs .ml .el .vim .parquet .pq
 """
 TEXT_SUFFIXES = frozenset(_SUFFIXES.split())
 COMPRESSED_SUFFIXES = frozenset({".gz", ".zst"})
@@ -62,21 +63,27 @@ _RAW_JSON = (
     "{} is read as it is, with its brackets and quotes; for the texts in it write one JSON object"
     " per line to a .jsonl file"
 )
-JSONL_SUFFIXES = frozenset({".jsonl", ".ndjson"})
+PARQUET_SUFFIXES = (".parquet", ".pq")
+Form = Literal["plain", "jsonl", "parquet"]
+_FORMS: dict[str, Form] = {
+    **dict.fromkeys((".jsonl", ".ndjson"), "jsonl"),
+    **dict.fromkeys(PARQUET_SUFFIXES, "parquet"),
+}
 
 
 @dataclass(frozen=True)
 class Document:
     """A file at `path`, or UTF-8 `data` in memory; `name` is for messages.
 
-    Every line of JSON lines is an object with a document in its text field. A stream (a pipe or
-    stdin) is readable once, so it is copied to a file first.
+    Every line of JSON lines is an object with a document in its text field, every row of a Parquet
+    file has a document in the column of this name. A stream (a pipe or stdin) is readable once, so
+    it is copied to a file first.
     """
 
     name: str
     path: Path | None = None
     data: bytes | None = None
-    is_jsonl: bool = False
+    form: Form = "plain"
     is_stream: bool = False
 
     def size(self) -> int | None:
@@ -115,7 +122,7 @@ class InputText:
                 path, *rest = file_signature(document.path)
             except OSError:
                 return None
-            rows.append([path, document.is_jsonl, *rest])
+            rows.append([path, document.form, *rest])
         return rows
 
 
@@ -126,7 +133,7 @@ def open_source(source: str | Path | Sequence[str | Path]) -> InputText:
         source: a file, a directory (searched recursively for text suffixes), a glob pattern,
             ``"-"`` for stdin, the name of a built-in corpus (``python-docs``, ``python-stdlib``),
             or a sequence of those, taken in order. ``.gz`` and ``.zst`` are decompressed;
-            ``.jsonl`` holds one JSON object per line.
+            ``.jsonl`` holds one JSON object per line, ``.parquet`` one document per row.
 
     Raises:
         DataError: there is no such file, or no text in it.
@@ -198,8 +205,8 @@ def hint_of_file(path: Path, others: Iterable[str] = ()) -> str:
 def _file(path: Path, name: str, mode: int) -> Document:
     if not os.access(path, os.R_OK):
         raise DataError(f"cannot read {name}: Permission denied; check its permissions")
-    is_jsonl = text_suffix(path) in JSONL_SUFFIXES
-    return Document(name, path, is_jsonl=is_jsonl, is_stream=not stat.S_ISREG(mode))
+    form = _FORMS.get(text_suffix(path), "plain")
+    return Document(name, path, form=form, is_stream=not stat.S_ISREG(mode))
 
 
 def text_suffix(path: Path) -> str:

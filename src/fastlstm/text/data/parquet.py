@@ -1,0 +1,44 @@
+"""Parquet files with a column of texts, as most collections of texts are published."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from io import BufferedIOBase
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from fastlstm.errors import DataError
+
+_ROWS = 1024
+_KINDS = (pa.string(), pa.large_string(), pa.string_view())
+
+
+def text_columns(file: Path) -> list[str]:
+    """Returns the names of the columns of texts; none if the file cannot be read."""
+    try:
+        return _named(pq.read_schema(file))
+    except (OSError, pa.ArrowException):
+        return []
+
+
+def _named(schema: pa.Schema) -> list[str]:
+    return [column.name for column in schema if column.type in _KINDS]
+
+
+def texts_of(stream: BufferedIOBase, name: str, column: str) -> Iterator[bytes | None]:
+    """Yields the texts of a column, row by row; None where one is missing. Raises DataError: the
+    file is damaged, or has no such column of texts."""
+    try:
+        file = pq.ParquetFile(stream)
+        named = _named(file.schema_arrow)
+        if column not in named:
+            raise DataError(
+                f"{name} has no column of texts '{column}'; its columns of texts:"
+                f" {', '.join(named[:8]) or 'none'}. Name one with `text_field`"
+            )
+        for batch in file.iter_batches(_ROWS, columns=[column]):
+            yield from batch.column(0).cast(pa.large_string()).cast(pa.large_binary()).to_pylist()
+    except pa.ArrowException as error:
+        raise DataError(f"{name}: damaged Parquet data ({error}); download it again") from error
