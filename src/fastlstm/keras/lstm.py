@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 import keras
@@ -73,8 +72,7 @@ class LSTM(keras.layers.LSTM):  # type: ignore[misc]
         reason = self._refusal(sequences.device.type)
         if reason is not None:
             if not sequences.is_meta:  # Keras asks for shapes only
-                text = f"LSTM '{self.name}' is computed by Keras' own loop: {reason}"
-                self._refuse_or_warn(text)
+                self._refuse_or_warn(f"LSTM '{self.name}' is computed by Keras' own loop: {reason}")
             return super().inner_loop(sequences, initial_state, mask, training=training)  # type: ignore[no-any-return]
         features = self.cell.kernel.shape[0]
         if sequences.shape[-1] != features:
@@ -120,9 +118,11 @@ class LSTM(keras.layers.LSTM):  # type: ignore[misc]
 
     def _options(self, training: bool) -> CellOptions:
         cell = self.cell
-        dropout = cell.recurrent_dropout if _is_active(cell.recurrent_dropout, training) else 0.0
-        names = map(_kernel_name, (cell.activation, cell.recurrent_activation))
-        return _cell_options(*names, dropout)
+        return CellOptions(
+            activation=_kernel_name(cell.activation),
+            recurrent_activation=_kernel_name(cell.recurrent_activation),
+            recurrent_dropout=cell.recurrent_dropout * _is_active(cell.recurrent_dropout, training),
+        )
 
     def _weights(self) -> LSTMWeights:
         """Returns the weights in torch's layout, in the dtype of the variables.
@@ -249,18 +249,9 @@ class MaskedSteps(NamedTuple):
         return torch.where(self.lengths[:, None] > 0, last, torch.zeros_like(last))
 
 
-def _kernel_name(activation: Any) -> str | None:
+def _kernel_name(activation: Any) -> Any:
     """Returns the kernels' name of one of Keras' activations, or None."""
     return next((name for name, function in _ACTIVATIONS if function is activation), None)
-
-
-@lru_cache(maxsize=64)
-def _cell_options(activation: Any, recurrent_activation: Any, dropout: float) -> CellOptions:
-    return CellOptions(
-        activation=activation,
-        recurrent_activation=recurrent_activation,
-        recurrent_dropout=dropout,
-    )
 
 
 def _is_active(rate: float, training: bool) -> bool:
@@ -321,17 +312,15 @@ def accelerate(model: Layer) -> Layer:
         UserWarning: recurrent layers that Keras still computes, with the reasons, or a model
             without any LSTM.
     """
-    left = []
-    found = False
-    for layer in _layers(model):
+    layers, left = list(_layers(model)), []
+    for layer in layers:
         if type(layer) is keras.layers.LSTM:
             layer.__class__ = LSTM
-        found = found or isinstance(layer, LSTM)
         if (alone := left_alone(layer)) is not None:
             left.append(f"'{layer.name}' ({alone.runs}: {alone.why})")
     if left:
         warnings.warn(f"accelerate left to Keras: {'; '.join(left)}", stacklevel=2)
-    elif not found:
+    elif not any(isinstance(layer, LSTM) for layer in layers):
         kind = type(model).__name__
         warnings.warn(f"accelerate found no keras.layers.LSTM in {kind}", stacklevel=2)
     return model

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import repeat
 from operator import is_not
 from typing import Any, NoReturn
 
@@ -29,7 +28,7 @@ from fastlstm.ops.call import (
     compute_dtype,
     is_autocast,
 )
-from fastlstm.ops.cell_call import CellCall, Norm, draw_cell_call
+from fastlstm.ops.cell_call import Norm, random_draws
 from fastlstm.ops.cell_options import OPTION_NAMES, TORCHS_CELL, CellOptions
 from fastlstm.ops.left_alone import (
     BEYOND_TORCH,
@@ -44,7 +43,6 @@ from fastlstm.system.fields import is_whole
 State = tuple[Tensor, Tensor]
 WeightHook = Callable[[str, Tensor], Tensor]
 
-_TORCHS_CALL = CellCall()
 _SIZES = ("input_size", "hidden_size", "num_layers", "proj_size")
 
 
@@ -333,7 +331,7 @@ class LSTM(nn.LSTM):
         rows, tokens = (x, None) if embedding is None else (embedding, x)
         check_args(LSTMArgs(rows, tokens, h0, c0, *weights))  # before random draws
         lanes = None if lengths is None else lanes_of(lengths, "right", x)
-        norm = next(self.norms(x.device)) if self.options.layer_norm else None
+        (norm,) = self.norms(x.device)
         args = self._call_args(x, h0, c0, weights, lanes, norm, embedding)
         return run(
             args,
@@ -387,13 +385,19 @@ class LSTM(nn.LSTM):
         one = self._on_one_buffer(own) if is_on_gpu else own
         if self.weight_hook is None and one is own:
             return super().forward(input, hx)
-        return run_on(self, one, input, hx)
+        other = _OnWeights.__new__(_OnWeights)  # threads may share this layer
+        other.__dict__ = {**self.__dict__, "_flat_weights": one}
+        with without_missing_kernel(input):
+            return nn.LSTM.forward(other, input, hx)
 
     def _forward_packed(
         self, input: PackedSequence, hx: State | None, *, has_lengths: bool
     ) -> tuple[PackedSequence, State]:
         if not isinstance(input, PackedSequence):
-            raise TypeError(_wrong_input(input))
+            hint = "; torch.as_tensor makes a tensor of it" if hasattr(input, "__array__") else ""
+            raise TypeError(
+                f"the input is {kind_of_value(input)}, expected a tensor or a PackedSequence{hint}"
+            )
         if has_lengths:
             raise ShapeError("a PackedSequence knows its lengths; leave out lengths=")
         if getattr(torch.compiler, "is_exporting", bool)():  # torch 2.6 lacks it
@@ -503,36 +507,32 @@ class LSTM(nn.LSTM):
             for t, size in zip(hx, (P, H), strict=True)
         )
 
-    def _parameter_names(self) -> Iterator[list[str]]:
+    def _added(self) -> Iterator[tuple[str, int, float]]:
+        """Yields name, length in units of H and first value of every parameter beyond torch's."""
         for w_ih, *_ in self._all_weights:
             place = w_ih.removeprefix("weight_ih")
-            yield [f"{name}{place}" for name in self.options.parameters]
+            for name, (length, first) in self.options.parameters.items():
+                yield f"{name}{place}", length, first
 
-    def _added(self) -> Iterator[tuple[str, int, float]]:
-        """Yields name, length in units of H and first value of every parameter."""
-        for names in self._parameter_names():
-            for name, (length, first) in zip(names, self.options.parameters.values(), strict=True):
-                yield name, length, first
-
-    def norms(self, device: torch.device) -> Iterator[Norm]:
-        """Yields the parameters of layer norm of every layer and direction, on `device`.
-
-        Each is `(4H,)` or `(H,)`.
+    def norms(self, device: torch.device) -> Sequence[Norm | None]:
+        """Returns the parameters of layer norm of every layer and direction, or None each.
 
         Raises:
-            ShapeError: a parameter that does not fit the layer.
+            ShapeError: a parameter that does not fit the layer, or is not on `device`.
         """
-        for names in self._parameter_names():
-            values: list[Tensor] = [getattr(self, name) for name in names]
-            lengths = (length for length, _ in self.options.parameters.values())
-            for name, value, length in zip(names, values, lengths, strict=True):
-                shape = (length * self.hidden_size,)
-                if value.shape != shape or value.device != device:
-                    raise ShapeError(
-                        f"{name} has shape {tuple(value.shape)} on {value.device}, expected"
-                        f" {shape} on {device}"
-                    )
-            yield Norm(*values)
+        if not self.options.layer_norm:
+            return [None] * len(self._all_weights)
+        values: list[Tensor] = []
+        for name, length, _ in self._added():
+            value, shape = getattr(self, name), (length * self.hidden_size,)
+            if value.shape != shape or value.device != device:
+                raise ShapeError(
+                    f"{name} has shape {tuple(value.shape)} on {value.device}, expected"
+                    f" {shape} on {device}"
+                )
+            values.append(value)
+        size = len(Norm._fields)
+        return [Norm(*values[at : at + size]) for at in range(0, len(values), size)]
 
     def _run_layers(
         self,
@@ -557,7 +557,7 @@ class LSTM(nn.LSTM):
             text = f"this LSTM runs as a Python loop over time: {BEYOND_TORCH}"
             warnings.warn(text, stacklevel=5)
         options = options_of(self)
-        layer_norms = self.norms(x.device) if options.layer_norm else repeat(None)
+        norms = self.norms(x.device)
         hs, cs = [], []
         for layer in range(self.num_layers):
             outputs = []
@@ -570,7 +570,7 @@ class LSTM(nn.LSTM):
                     steps = x.flip(0)
                     step_lanes = None if lanes is None else lanes.reversed(x.shape[0])
                 out = run(
-                    self._call_args(steps, h0, c0, weights[index], step_lanes, next(layer_norms)),
+                    self._call_args(steps, h0, c0, weights[index], step_lanes, norms[index]),
                     options,
                     backend=self.backend or ("reference" if is_slow else None),
                     strict=self.strict,
@@ -597,12 +597,12 @@ class LSTM(nn.LSTM):
     ) -> LSTMArgs:
         """Returns the tensors of a call of one layer and direction; draws what training needs."""
         rows, tokens = (x, None) if embedding is None else (embedding, x)
-        cell = _TORCHS_CALL
-        if self.options is not TORCHS_CELL:
+        mask = seed = None
+        if self.training and self.options is not TORCHS_CELL:
             size, dtype = (x.shape[1], self.hidden_size), compute_dtype(rows)
-            cell = draw_cell_call(self.options, norm, size, x.device, dtype, self.training)
+            mask, seed = random_draws(self.options, size, x.device, dtype)
         begins, ends = lanes or (None, None)
-        args = LSTMArgs(rows, tokens, h0, c0, *weights, cell.mask, begins, ends, seed=cell.seed)
+        args = LSTMArgs(rows, tokens, h0, c0, *weights, mask, begins, ends, seed=seed)
         return args if norm is None else args._replace(**norm._asdict())
 
     def _is_torchs(self, x: Tensor) -> bool:
@@ -690,11 +690,6 @@ for _name in OPTION_NAMES:
     setattr(LSTM, _name, _Option(_name))
 
 
-def _wrong_input(input: object) -> str:
-    hint = "; torch.as_tensor makes a tensor of it" if hasattr(input, "__array__") else ""
-    return f"the input is {kind_of_value(input)}, expected a tensor or a PackedSequence{hint}"
-
-
 def _proxy_in(hx: Any, lengths: Any) -> Proxy | None:
     """Returns a state or lengths under a `torch.fx` trace, or None."""
     values = (*hx, lengths) if isinstance(hx, tuple | list) else (hx, lengths)
@@ -709,14 +704,6 @@ class _OnWeights(nn.LSTM):
 
     def _weights_have_changed(self) -> bool:
         return False
-
-
-def run_on(layer: LSTM, flat: list[Any], input: Any, hx: State | None) -> tuple[Any, State]:
-    """Runs torch's layer on other weights, without a change of `layer`, which threads may share."""
-    other = _OnWeights.__new__(_OnWeights)
-    other.__dict__ = {**layer.__dict__, "_flat_weights": flat}
-    with without_missing_kernel(input):
-        return nn.LSTM.forward(other, input, hx)
 
 
 def without_missing_kernel(input: Any) -> AbstractContextManager[None]:
