@@ -108,7 +108,8 @@ class LSTM(keras.layers.LSTM):  # type: ignore[misc]
             mask = _one_mask(self.cell.get_recurrent_dropout_mask(h0))
         if steps is None:
             return LSTMArgs(x, None, h0, c0, *self._weights(), mask)
-        x, ends = steps.in_front(x), steps.lengths
+        x = x if steps.order is None else x.gather(0, steps.order.expand_as(x))
+        ends = steps.lengths
         return LSTMArgs(x, None, h0, c0, *self._weights(), mask, torch.zeros_like(ends), ends)
 
     def _dropped(self, sequences: Tensor, training: bool) -> Tensor:
@@ -224,10 +225,6 @@ class MaskedSteps(NamedTuple):
             return cls(mask[:, :, None], lengths, None)
         order = torch.argsort(~mask, dim=0, stable=True)
         return cls(mask[:, :, None], lengths, order[:, :, None])
-
-    def in_front(self, x: Tensor) -> Tensor:
-        """Returns `x` `(T, B, I)` with the unmasked steps first."""
-        return x if self.order is None else x.gather(0, self.order.expand_as(x))
 
     def outputs(self, y: Tensor, last: Tensor, *, zero_others: bool) -> Tensor:
         """Returns Keras' outputs `(T, B, H)`; `y` are the outputs of the unmasked steps, which come

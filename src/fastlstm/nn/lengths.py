@@ -24,11 +24,7 @@ class Lanes(NamedTuple):
 
 
 def lanes_of(lengths: Tensor | list[int] | tuple[int, ...], padding: Padding, x: Tensor) -> Lanes:
-    """Returns the lanes of `x` `(T, B, I)`.
-
-    Raises:
-        ShapeError: lengths that do not fit it.
-    """
+    """Returns the lanes of `x` `(T, B, I)`; raises ShapeError for lengths that do not fit it."""
     T, B = x.shape[:2]
     if padding not in ("right", "left"):
         raise ShapeError(f"padding is {padding!r}, expected 'right' or 'left'")

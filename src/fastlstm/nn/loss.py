@@ -133,8 +133,7 @@ def _chunk_log_probs(
     f: Tensor, weight_t: Tensor, bias: Tensor | None, target: Tensor, plan: _Plan
 ) -> tuple[Tensor, Tensor]:
     """Returns the log probabilities `(n, V)` of one chunk and the nats `(n,)` of its targets."""
-    logits = _logits(f, weight_t, bias)
-    log_p = torch.log_softmax(logits, dim=1, dtype=plan.wide)
+    log_p = torch.log_softmax(_logits(f, weight_t, bias), dim=1, dtype=plan.wide)
     return log_p, log_p.gather(1, target.unsqueeze(1)).squeeze(1).neg()
 
 

@@ -188,14 +188,12 @@ class LSTM(nn.LSTM):
             nn.init.constant_(getattr(self, name), first)
 
     def extra_repr(self) -> str:
-        """As torch's, and the options in use."""
         defaults = {"max_activation_bytes": None, "backend": None, "strict": False}
         values = {name: getattr(self, name) for name in defaults}
         parts = [f"{name}={value!r}" for name, value in values.items() if value != defaults[name]]
         return ", ".join(filter(None, [super().extra_repr(), str(self.options), *parts]))
 
     def _get_name(self) -> str:
-        """The name in a printed model."""
         return "fastlstm.LSTM" if type(self) is LSTM else type(self).__name__
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -391,7 +389,7 @@ class LSTM(nn.LSTM):
             return nn.LSTM.forward(other, input, hx)
 
     def _forward_packed(
-        self, input: PackedSequence, hx: State | None, *, has_lengths: bool
+        self, input: Any, hx: State | None, *, has_lengths: bool
     ) -> tuple[PackedSequence, State]:
         if not isinstance(input, PackedSequence):
             hint = "; torch.as_tensor makes a tensor of it" if hasattr(input, "__array__") else ""
@@ -461,11 +459,8 @@ class LSTM(nn.LSTM):
         weights: list[LSTMWeights],
         batch_sizes: Tensor | None = None,
     ) -> bool:
-        """Whether input, state and weights fit the layer, and none is empty.
-
-        Raises:
-            ShapeError: a weight of another shape.
-        """
+        """Whether input, state and weights fit the layer, and none is empty; raises ShapeError for
+        a weight of another shape."""
         weight = weights[0].w_ih
         device = weight.device
         is_cast = is_autocast(device.type)
@@ -515,11 +510,8 @@ class LSTM(nn.LSTM):
                 yield f"{name}{place}", length, first
 
     def norms(self, device: torch.device) -> Sequence[Norm | None]:
-        """Returns the parameters of layer norm of every layer and direction, or None each.
-
-        Raises:
-            ShapeError: a parameter that does not fit the layer, or is not on `device`.
-        """
+        """Returns the parameters of layer norm of every layer and direction, or None each; raises
+        ShapeError for one that does not fit the layer, or is not on `device`."""
         if not self.options.layer_norm:
             return [None] * len(self._all_weights)
         values: list[Tensor] = []
@@ -606,11 +598,8 @@ class LSTM(nn.LSTM):
         return args if norm is None else args._replace(**norm._asdict())
 
     def _is_torchs(self, x: Tensor) -> bool:
-        """Whether torch's LSTM must run this input.
-
-        Raises:
-            KernelError: it must, but the layer is strict or names a backend.
-        """
+        """Whether torch's LSTM must run this input. Raises KernelError: it must, but the layer is
+        strict or names a backend."""
         if options_of(self) != TORCHS_CELL:
             return False
         call = LSTMCall(
@@ -627,11 +616,8 @@ class LSTM(nn.LSTM):
         return reason is not None and not (self.proj_size == 0 and is_beyond_torch())
 
     def _is_left_to_reference(self) -> bool:
-        """Whether a transform needs a slow loop.
-
-        Raises:
-            KernelError: it does, but the layer is strict or names the native kernels.
-        """
+        """Whether a transform needs a slow loop. Raises KernelError: it does, but the layer is
+        strict or names the native kernels."""
         names = options_of(self).active(training=True)
         reason = active_transform() if names else None
         if reason is not None and (self.strict or self.backend == "native"):

@@ -129,8 +129,7 @@ def _left_lstm(lstm: nn.LSTM) -> LeftAlone | None:
 
 
 def _name(kind: type) -> str:
-    is_torchs = kind.__module__.startswith("torch.nn")
-    return f"nn.{kind.__name__}" if is_torchs else kind.__name__
+    return f"nn.{kind.__name__}" if kind.__module__.startswith("torch.nn") else kind.__name__
 
 
 def left_to_torch(lstm: nn.LSTM, call: LSTMCall) -> str | None:

@@ -31,8 +31,7 @@ H200 the persistent kernel is 2.3 to 5 times as fast up to 64 rows, 1.2 to 4.6 w
 
 def cudnn_kernel(call: LSTMCall) -> Kernel:
     """Returns which of cuDNN's kernels torch's rules choose for `call`, after padding."""
-    is_available = torch.backends.cudnn.is_available()
-    if not (is_available and torch.backends.cudnn.enabled):
+    if not (torch.backends.cudnn.is_available() and torch.backends.cudnn.enabled):
         why = "because cuDNN is missing or switched off"
         return Kernel("ATen per-step loop", is_fast=False, why=why)
     name = str(call.dtype).removeprefix("torch.")
