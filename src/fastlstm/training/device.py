@@ -104,8 +104,7 @@ def _memory_text(options: TrainingOptions, device: torch.device) -> str:
 
 def random_numbers_kept(device: torch.device) -> AbstractContextManager[object]:
     """Returns a block that restores the random numbers of the CPU and of `device`."""
-    gpus = [torch.cuda.current_device()] if device.type == "cuda" else []
-    return torch.random.fork_rng(gpus)
+    return torch.random.fork_rng([torch.cuda.current_device()] if device.type == "cuda" else [])
 
 
 def set_seed(seed: int, device: torch.device) -> None:
