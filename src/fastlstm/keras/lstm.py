@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 import keras
@@ -119,11 +120,9 @@ class LSTM(keras.layers.LSTM):  # type: ignore[misc]
 
     def _options(self, training: bool) -> CellOptions:
         cell = self.cell
-        return CellOptions(
-            activation=_kernel_name(cell.activation),
-            recurrent_activation=_kernel_name(cell.recurrent_activation),
-            recurrent_dropout=cell.recurrent_dropout * _is_active(cell.recurrent_dropout, training),
-        )
+        dropout = cell.recurrent_dropout if _is_active(cell.recurrent_dropout, training) else 0.0
+        names = map(_kernel_name, (cell.activation, cell.recurrent_activation))
+        return _cell_options(*names, dropout)
 
     def _weights(self) -> LSTMWeights:
         """Returns the weights in torch's layout, in the dtype of the variables.
@@ -246,9 +245,18 @@ class MaskedSteps(NamedTuple):
         return torch.where(self.lengths[:, None] > 0, last, torch.zeros_like(last))
 
 
-def _kernel_name(activation: Any) -> Any:
+def _kernel_name(activation: Any) -> str | None:
     """Returns the kernels' name of one of Keras' activations, or None."""
     return next((name for name, function in _ACTIVATIONS if function is activation), None)
+
+
+@lru_cache(maxsize=64)  # to check the options takes 20 us
+def _cell_options(activation: Any, recurrent_activation: Any, dropout: float) -> CellOptions:
+    return CellOptions(
+        activation=activation,
+        recurrent_activation=recurrent_activation,
+        recurrent_dropout=dropout,
+    )
 
 
 def _is_active(rate: float, training: bool) -> bool:
