@@ -413,10 +413,8 @@ class Saver:
                 raise TypeError("the state of a callback is no object")
         if trainer.world.is_leader:
             trainer.callbacks.restore(tensors, callbacks)
-        self.saved_step = trainer.progress.step
-        if is_roll_back:  # the next state has half the learning rate
-            self.saved_step = -1
-            self._tried_step = -1
+        # After a roll-back the next state has half the learning rate.
+        self.saved_step, self._tried_step = -1 if is_roll_back else trainer.progress.step, -1
 
     def is_due(self) -> bool:
         step = self._trainer.progress.step
