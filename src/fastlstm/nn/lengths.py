@@ -52,8 +52,3 @@ def is_inside(x: Tensor, lanes: Lanes) -> Tensor:
     """Returns the mask of steps of `x` `(T, B, ·)` that are no padding, `(T, B)` bool."""
     steps = torch.arange(x.shape[0], device=x.device)[:, None]
     return (lanes.begins <= steps) & (steps < lanes.ends)
-
-
-def without_padding(x: Tensor, lanes: Lanes) -> Tensor:
-    """Returns `x` `(T, B, I)` with zeros outside of its lanes."""
-    return x.where(is_inside(x, lanes)[:, :, None], x.new_zeros(()))

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from fastlstm.errors import ConfigError, KernelError, ShapeError, UsageError, kind_of_value
 from fastlstm.nn.dropout import dropped_between_layers
-from fastlstm.nn.lengths import Lanes, Padding, lanes_of, without_padding
+from fastlstm.nn.lengths import Lanes, Padding, is_inside, lanes_of
 from fastlstm.nn.prepared import PreparedCall, can_prepare
 from fastlstm.ops.backends.cudnn import lie_apart
 from fastlstm.ops.backends.onednn import hidden_from
@@ -286,7 +286,7 @@ class LSTM(nn.LSTM):
             y, h, c = self._run_layers(x, state, lanes, weights)
         else:
             assert lanes is not None
-            y, h, c = self._run_lengths(without_padding(x, lanes), state, lanes, flat)
+            y, h, c = self._run_lengths(x, state, lanes, flat)
         y = y.transpose(0, 1) if self.batch_first else y
         if not is_batched:
             return y.squeeze(0 if self.batch_first else 1), (h.squeeze(1), c.squeeze(1))
@@ -651,6 +651,7 @@ class LSTM(nn.LSTM):
         self, x: Tensor, state: State | None, lanes: Lanes, flat: list[Any]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Runs lengths on torch's LSTM by packing, and corrects sequences of length 0."""
+        x = x.where(is_inside(x, lanes)[:, :, None], x.new_zeros(()))  # NaN may be in the padding
         T, B = x.shape[:2]
         H, P = self.hidden_size, self.proj_size or self.hidden_size
         steps = torch.arange(T, device=x.device)[:, None]

@@ -22,6 +22,7 @@ from fastlstm.ops.cell_call import EPSILON, CellCall
 from fastlstm.ops.cell_options import ACTIVATIONS, TORCHS_CELL, CellOptions
 from fastlstm.ops.cuda.embedding import table_gradient, wide_product
 from fastlstm.ops.cuda.module import CudaKernel, KernelArguments, pointers
+from fastlstm.ops.kernels import dense, each
 from fastlstm.ops.native_call import Gradients
 
 SIZES = (128, 256, 512)
@@ -447,16 +448,13 @@ def _shared_arguments(call: LSTMCall, args: LSTMArgs) -> dict[str, Any]:
     """Returns what both kernels read; it must live until they are launched."""
     keep_h, keep_c = CellCall(call.options).thresholds
     p_h, p_c = call.options.zoneout
-    gamma = None
-    if args.gamma_hh is not None:
-        gamma = _gates_last(args.gamma_hh, torch.float32)
+    begins, ends = each(dense, (args.begins, args.ends))
+    gamma = None if args.gamma_hh is None else _gates_last(args.gamma_hh, torch.float32)
     return {
         "T": call.T, "B": call.B, "keep_h": keep_h, "keep_c": keep_c, "p_h": p_h, "p_c": p_c,
         "c0": _wide(args.c0), "mask": _wide(args.mask),
-        "begins": None if args.begins is None else args.begins.contiguous(),
-        "ends": None if args.ends is None else args.ends.contiguous(),
-        "seed": args.seed, "gamma_hh": gamma, "gamma_c": _wide(args.gamma_c),
-        "beta_c": _wide(args.beta_c),
+        "begins": begins, "ends": ends, "seed": args.seed, "gamma_hh": gamma,
+        "gamma_c": _wide(args.gamma_c), "beta_c": _wide(args.beta_c),
     }  # fmt: skip
 
 
@@ -494,9 +492,7 @@ def _packed_weights(args: LSTMArgs, dtype: torch.dtype) -> tuple[Tensor, Tensor,
     if kinds != {torch.float32}:
         bias = _gates_last(args.b_ih + args.b_hh, dtype) if has_bias else None  # type: ignore[operator]
         return _gates_last(args.w_ih, dtype), _aligned(args.w_hh.to(dtype)), bias
-    w_ih, w_hh, b_ih, b_hh = (None if t is None else t.contiguous() for t in args.weights)
-    assert w_ih is not None
-    assert w_hh is not None
+    w_ih, w_hh, b_ih, b_hh = each(dense, args.weights)
     to_ih, to_hh = (torch.empty_like(w, dtype=dtype) for w in (w_ih, w_hh))
     to_bias = None if b_ih is None else torch.empty_like(b_ih, dtype=dtype)
     arguments = _Weights(
