@@ -66,12 +66,6 @@ class EagerRecorder:
     def pinned(self, shape, dtype):
         return torch.zeros(tuple(shape), dtype=dtype)
 
-    def random_state(self):
-        return torch.get_rng_state()
-
-    def set_random_state(self, state):
-        torch.set_rng_state(state)
-
 
 def _step_of(work):
     """Returns the step that `work`, a function within its `_record`, takes."""

@@ -109,11 +109,8 @@ def _flags(values: dict[str, Any]) -> list[str]:
 
 
 def _train_worker(words: list[str]) -> str | None:
-    """Runs in every worker; returns why the command was refused, or None.
-
-    Raises:
-        RuntimeError: this or another process is lost; the error makes Ray restart all workers.
-    """
+    """Runs in every worker; returns why the command was refused, or None. Raises RuntimeError, by
+    which Ray restarts all workers: this or another process is lost."""
     from ray import train as ray_train
     from ray.util import get_node_ip_address
     from torch import distributed as dist

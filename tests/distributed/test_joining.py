@@ -73,16 +73,12 @@ def test_tasks_of_plain_srun_are_refused_with_the_line_that_starts_them(set_all,
         {"SLURM_NTASKS": "2"},  # the shell of salloc
         {**STEP, "ENVIRONMENT": "BATCH"},  # the script of sbatch
         {**STEP, "ENVIRONMENT": "BATCH", "SLURM_STEP_NUM_TASKS": "1"},
+        {},
+        {"RANK": "3"},  # a single variable is ignored
+        {"WORLD_SIZE": "8"},
     ],
 )
-def test_one_process_in_an_allocation_trains_as_elsewhere(set_all, values):
-    set_all(**values)
-    with joined() as world:
-        assert world.size == 1
-
-
-@pytest.mark.parametrize("values", [{}, {"RANK": "3"}, {"WORLD_SIZE": "8"}])
-def test_a_single_variable_is_ignored(set_all, values):
+def test_one_process_trains_alone_in_an_allocation_or_elsewhere(set_all, values):
     set_all(**values)
     with joined() as world:
         assert world.size == 1

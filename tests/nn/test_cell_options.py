@@ -67,8 +67,8 @@ def drawn(monkeypatch):
         found.append(draw(*args))
         return found[-1]
 
-    draw = lstm.draw_cell_call
-    monkeypatch.setattr(lstm, "draw_cell_call", spy)
+    draw = lstm.random_draws
+    monkeypatch.setattr(lstm, "random_draws", spy)
     return found
 
 
@@ -87,12 +87,12 @@ def expected(layer, options, draws, own, x, h0, c0, spans):
                 return own.get(f"{name}_{place}")
 
             weights = [get(name) for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
-            mask = draws[n].mask
+            mask, seed = draws[n] if draws else (None, None)
             cell = CellCall(
                 CellOptions(**options),
                 Norm(*map(get, Norm._fields)) if "layer_norm" in options else None,
                 None if mask is None else mask.double(),
-                draws[n].seed,
+                seed,
             )
             begins, ends = spans if spans is not None else (None, None)
             if d and spans is not None:
@@ -189,14 +189,14 @@ def test_only_training_draws_from_torchs_generator(option, dtype, drawn):
     assert torch.equal(first, same)
     assert torch.equal(first, other) != is_random
     assert torch.equal(layer(x, hx)[0], layer(x, hx)[0]) != is_random
-    draws = [t for v in drawn[:4] for t in (v.mask, v.seed) if t is not None]
+    draws = [t for v in drawn[:4] for t in v if t is not None]
     assert not any(torch.equal(a, b) for k, a in enumerate(draws) for b in draws[:k])
     layer.eval()
     drawn.clear()
     state = torch.get_rng_state()
     assert torch.equal(layer(x, hx)[0], layer(x, hx)[0])
     assert torch.equal(torch.get_rng_state(), state)
-    assert all(v.mask is v.seed is None for v in drawn)
+    assert not drawn
 
 
 def test_masks_and_seeds(drawn):
@@ -207,15 +207,15 @@ def test_masks_and_seeds(drawn):
         torch.manual_seed(2)
         dtype = each.weight_ih_l0.dtype
         each(x.to(dtype), (h0.to(dtype), c0.to(dtype)))
-    a, b = drawn
-    assert a.mask.shape == (4000, H)
-    assert set(a.mask.unique().tolist()) == {0.0, float(torch.tensor(1 / 0.75))}
-    share = float((a.mask > 0).double().mean())
-    assert abs(share - 0.75) < 4 * (0.75 * 0.25 / a.mask.numel()) ** 0.5
-    assert a.seed.shape == (1,)
-    assert (a.mask.dtype, b.mask.dtype) == (torch.float32, torch.float64)
-    assert torch.equal(a.mask > 0, b.mask > 0)  # the same in every dtype
-    assert torch.equal(a.seed, b.seed)
+    (mask, seed), (doubled_mask, same_seed) = drawn
+    assert mask.shape == (4000, H)
+    assert set(mask.unique().tolist()) == {0.0, float(torch.tensor(1 / 0.75))}
+    share = float((mask > 0).double().mean())
+    assert abs(share - 0.75) < 4 * (0.75 * 0.25 / mask.numel()) ** 0.5
+    assert seed.shape == (1,)
+    assert (mask.dtype, doubled_mask.dtype) == (torch.float32, torch.float64)
+    assert torch.equal(mask > 0, doubled_mask > 0)  # the same in every dtype
+    assert torch.equal(seed, same_seed)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)

@@ -87,9 +87,8 @@ class StopSignals:
 
     @contextmanager
     def handled(self) -> Iterator[None]:
-        handlers = dict[int, Any].fromkeys(STOP_SIGNALS, self._handle)
         try:
-            with handling(handlers, is_not_ignored):
+            with handling(dict.fromkeys(STOP_SIGNALS, self._handle), is_not_ignored):
                 yield
         finally:
             logging.disable(logging.NOTSET)

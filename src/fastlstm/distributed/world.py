@@ -166,17 +166,12 @@ class World:
             own[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
             parts = [torch.empty_like(own) for _ in range(self.size)]
             dist.all_gather(parts, own, self.patient)
-        sizes = lengths.tolist()
-        return [part[:n].numpy().tobytes() for part, n in zip(parts, sizes, strict=True)]
+        return [part[:n].numpy().tobytes() for part, n in zip(parts, lengths.tolist(), strict=True)]
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Runs the block in rank 0, then in the others; if one fails, all stop.
-
-        Raises:
-            FastLSTMError: raised in rank 0: its own error, or the first error of the others.
-            Dismissed: raised in the other processes.
-        """
+        """Runs the block in rank 0, then in the others; if one fails, all stop. Rank 0 raises its
+        own FastLSTMError, or the first one of the others; these raise Dismissed."""
         failure: FastLSTMError | None = None
         if not self.is_leader:  # rank 0 first: it fills the cache
             self._require_none([self.told()])
@@ -200,11 +195,8 @@ class World:
 
     @contextmanager
     def saying_errors(self) -> Iterator[None]:
-        """Has one process report the error that ends the run, preferably rank 0.
-
-        Raises:
-            Dismissed: another process reports it.
-        """
+        """Has one process report the error that ends the run, preferably rank 0; the others raise
+        Dismissed."""
         try:
             yield
         except Dismissed:

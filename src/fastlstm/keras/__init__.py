@@ -25,12 +25,8 @@ from fastlstm.errors import ConfigError, MissingExtraError
 
 
 def check_backend() -> None:
-    """Imports keras.
-
-    Raises:
-        MissingExtraError: it is not installed.
-        ConfigError: it cannot be imported, or runs on another backend.
-    """
+    """Imports keras. Raises MissingExtraError: it is not installed, or ConfigError: it cannot be
+    imported, or runs on another backend."""
     spec = importlib.util.find_spec("keras")
     if spec is None or spec.origin is None:  # a folder named keras is no package
         raise MissingExtraError("fastlstm.keras needs keras: pip install 'fastlstm[keras]'")

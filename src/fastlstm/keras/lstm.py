@@ -73,8 +73,7 @@ class LSTM(keras.layers.LSTM):  # type: ignore[misc]
         reason = self._refusal(sequences.device.type)
         if reason is not None:
             if not sequences.is_meta:  # Keras asks for shapes only
-                text = f"LSTM '{self.name}' is computed by Keras' own loop: {reason}"
-                self._refuse_or_warn(text)
+                self._refuse_or_warn(f"LSTM '{self.name}' is computed by Keras' own loop: {reason}")
             return super().inner_loop(sequences, initial_state, mask, training=training)  # type: ignore[no-any-return]
         features = self.cell.kernel.shape[0]
         if sequences.shape[-1] != features:
@@ -110,7 +109,8 @@ class LSTM(keras.layers.LSTM):  # type: ignore[misc]
             mask = _one_mask(self.cell.get_recurrent_dropout_mask(h0))
         if steps is None:
             return LSTMArgs(x, None, h0, c0, *self._weights(), mask)
-        x, ends = steps.in_front(x), steps.lengths
+        x = x if steps.order is None else x.gather(0, steps.order.expand_as(x))
+        ends = steps.lengths
         return LSTMArgs(x, None, h0, c0, *self._weights(), mask, torch.zeros_like(ends), ends)
 
     def _dropped(self, sequences: Tensor, training: bool) -> Tensor:
@@ -225,10 +225,6 @@ class MaskedSteps(NamedTuple):
         order = torch.argsort(~mask, dim=0, stable=True)
         return cls(mask[:, :, None], lengths, order[:, :, None])
 
-    def in_front(self, x: Tensor) -> Tensor:
-        """Returns `x` `(T, B, I)` with the unmasked steps first."""
-        return x if self.order is None else x.gather(0, self.order.expand_as(x))
-
     def outputs(self, y: Tensor, last: Tensor, *, zero_others: bool) -> Tensor:
         """Returns Keras' outputs `(T, B, H)`; `y` are the outputs of the unmasked steps, which come
         first, `last` `(B, H)` of the last. Others are zeros, or the output of the step before."""
@@ -254,7 +250,7 @@ def _kernel_name(activation: Any) -> str | None:
     return next((name for name, function in _ACTIVATIONS if function is activation), None)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=64)  # to check the options takes 20 us
 def _cell_options(activation: Any, recurrent_activation: Any, dropout: float) -> CellOptions:
     return CellOptions(
         activation=activation,
@@ -321,17 +317,15 @@ def accelerate(model: Layer) -> Layer:
         UserWarning: recurrent layers that Keras still computes, with the reasons, or a model
             without any LSTM.
     """
-    left = []
-    found = False
-    for layer in _layers(model):
+    layers, left = list(_layers(model)), []
+    for layer in layers:
         if type(layer) is keras.layers.LSTM:
             layer.__class__ = LSTM
-        found = found or isinstance(layer, LSTM)
         if (alone := left_alone(layer)) is not None:
             left.append(f"'{layer.name}' ({alone.runs}: {alone.why})")
     if left:
         warnings.warn(f"accelerate left to Keras: {'; '.join(left)}", stacklevel=2)
-    elif not found:
+    elif not any(isinstance(layer, LSTM) for layer in layers):
         kind = type(model).__name__
         warnings.warn(f"accelerate found no keras.layers.LSTM in {kind}", stacklevel=2)
     return model

@@ -31,7 +31,6 @@ class WeightDrop(nn.Module):
         return dropped(weight, self.p, tuple(weight.shape))
 
     def extra_repr(self) -> str:
-        """As in torch's dropout layers."""
         return f"p={self.p}"
 
 

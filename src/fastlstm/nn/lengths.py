@@ -24,11 +24,7 @@ class Lanes(NamedTuple):
 
 
 def lanes_of(lengths: Tensor | list[int] | tuple[int, ...], padding: Padding, x: Tensor) -> Lanes:
-    """Returns the lanes of `x` `(T, B, I)`.
-
-    Raises:
-        ShapeError: lengths that do not fit it.
-    """
+    """Returns the lanes of `x` `(T, B, I)`; raises ShapeError for lengths that do not fit it."""
     T, B = x.shape[:2]
     if padding not in ("right", "left"):
         raise ShapeError(f"padding is {padding!r}, expected 'right' or 'left'")
@@ -56,8 +52,3 @@ def is_inside(x: Tensor, lanes: Lanes) -> Tensor:
     """Returns the mask of steps of `x` `(T, B, ·)` that are no padding, `(T, B)` bool."""
     steps = torch.arange(x.shape[0], device=x.device)[:, None]
     return (lanes.begins <= steps) & (steps < lanes.ends)
-
-
-def without_padding(x: Tensor, lanes: Lanes) -> Tensor:
-    """Returns `x` `(T, B, I)` with zeros outside of its lanes."""
-    return x.where(is_inside(x, lanes)[:, :, None], x.new_zeros(()))

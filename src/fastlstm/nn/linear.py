@@ -23,5 +23,4 @@ class Linear(nn.Linear):
     """`nn.Linear`, computed by `linear`."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Returns `input @ weight^T + bias`."""
         return linear(input, self.weight, self.bias)

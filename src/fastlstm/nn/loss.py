@@ -133,8 +133,7 @@ def _chunk_log_probs(
     f: Tensor, weight_t: Tensor, bias: Tensor | None, target: Tensor, plan: _Plan
 ) -> tuple[Tensor, Tensor]:
     """Returns the log probabilities `(n, V)` of one chunk and the nats `(n,)` of its targets."""
-    logits = _logits(f, weight_t, bias)
-    log_p = torch.log_softmax(logits, dim=1, dtype=plan.wide)
+    log_p = torch.log_softmax(_logits(f, weight_t, bias), dim=1, dtype=plan.wide)
     return log_p, log_p.gather(1, target.unsqueeze(1)).squeeze(1).neg()
 
 
@@ -237,9 +236,11 @@ def _chunked_gradients(
             db += d.sum(0, dtype=plan.wide)
         d = d.to(plan.gemm)
         if df is not None:
-            _mm_into(df[rows], d, w)
-        if dw is not None:
-            _addmm_into(dw, d.t(), f)
+            df[rows] = torch.mm(d, w)
+        if dw is not None and dw.dtype == f.dtype:
+            dw.addmm_(d.t(), f)
+        elif dw is not None:
+            dw += torch.mm(d.t(), f)
     return total, (df, dw, db)
 
 
@@ -275,22 +276,6 @@ def _chunk_gradient(
     d = log_p.exp_()
     d.scatter_add_(1, target.unsqueeze(1), d.new_full((target.numel(), 1), -1.0))
     return d, nats.sum()
-
-
-def _mm_into(out: Tensor, a: Tensor, b: Tensor) -> None:
-    """`out = a @ b`, rounding to `out`'s dtype."""
-    if out.dtype == a.dtype:
-        torch.mm(a, b, out=out)
-    else:
-        out.copy_(torch.mm(a, b))
-
-
-def _addmm_into(out: Tensor, a: Tensor, b: Tensor) -> None:
-    """`out += a @ b`; the sum over chunks stays in `out`'s (wide) dtype."""
-    if out.dtype == a.dtype:
-        out.addmm_(a, b)
-    else:
-        out += torch.mm(a, b)
 
 
 def _check(features: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import repeat
 from operator import is_not
 from typing import Any, NoReturn
 
@@ -17,7 +16,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from fastlstm.errors import ConfigError, KernelError, ShapeError, UsageError, kind_of_value
 from fastlstm.nn.dropout import dropped_between_layers
-from fastlstm.nn.lengths import Lanes, Padding, lanes_of, without_padding
+from fastlstm.nn.lengths import Lanes, Padding, is_inside, lanes_of
 from fastlstm.nn.prepared import PreparedCall, can_prepare
 from fastlstm.ops.backends.cudnn import lie_apart
 from fastlstm.ops.backends.onednn import hidden_from
@@ -29,7 +28,7 @@ from fastlstm.ops.call import (
     compute_dtype,
     is_autocast,
 )
-from fastlstm.ops.cell_call import CellCall, Norm, draw_cell_call
+from fastlstm.ops.cell_call import Norm, random_draws
 from fastlstm.ops.cell_options import OPTION_NAMES, TORCHS_CELL, CellOptions
 from fastlstm.ops.left_alone import (
     BEYOND_TORCH,
@@ -44,7 +43,6 @@ from fastlstm.system.fields import is_whole
 State = tuple[Tensor, Tensor]
 WeightHook = Callable[[str, Tensor], Tensor]
 
-_TORCHS_CALL = CellCall()
 _SIZES = ("input_size", "hidden_size", "num_layers", "proj_size")
 
 
@@ -190,14 +188,12 @@ class LSTM(nn.LSTM):
             nn.init.constant_(getattr(self, name), first)
 
     def extra_repr(self) -> str:
-        """As torch's, and the options in use."""
         defaults = {"max_activation_bytes": None, "backend": None, "strict": False}
         values = {name: getattr(self, name) for name in defaults}
         parts = [f"{name}={value!r}" for name, value in values.items() if value != defaults[name]]
         return ", ".join(filter(None, [super().extra_repr(), str(self.options), *parts]))
 
     def _get_name(self) -> str:
-        """The name in a printed model."""
         return "fastlstm.LSTM" if type(self) is LSTM else type(self).__name__
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -290,7 +286,7 @@ class LSTM(nn.LSTM):
             y, h, c = self._run_layers(x, state, lanes, weights)
         else:
             assert lanes is not None
-            y, h, c = self._run_lengths(without_padding(x, lanes), state, lanes, flat)
+            y, h, c = self._run_lengths(x, state, lanes, flat)
         y = y.transpose(0, 1) if self.batch_first else y
         if not is_batched:
             return y.squeeze(0 if self.batch_first else 1), (h.squeeze(1), c.squeeze(1))
@@ -333,7 +329,7 @@ class LSTM(nn.LSTM):
         rows, tokens = (x, None) if embedding is None else (embedding, x)
         check_args(LSTMArgs(rows, tokens, h0, c0, *weights))  # before random draws
         lanes = None if lengths is None else lanes_of(lengths, "right", x)
-        norm = next(self.norms(x.device)) if self.options.layer_norm else None
+        (norm,) = self.norms(x.device)
         args = self._call_args(x, h0, c0, weights, lanes, norm, embedding)
         return run(
             args,
@@ -387,13 +383,19 @@ class LSTM(nn.LSTM):
         one = self._on_one_buffer(own) if is_on_gpu else own
         if self.weight_hook is None and one is own:
             return super().forward(input, hx)
-        return run_on(self, one, input, hx)
+        other = _OnWeights.__new__(_OnWeights)  # threads may share this layer
+        other.__dict__ = {**self.__dict__, "_flat_weights": one}
+        with without_missing_kernel(input):
+            return nn.LSTM.forward(other, input, hx)
 
     def _forward_packed(
-        self, input: PackedSequence, hx: State | None, *, has_lengths: bool
+        self, input: Any, hx: State | None, *, has_lengths: bool
     ) -> tuple[PackedSequence, State]:
         if not isinstance(input, PackedSequence):
-            raise TypeError(_wrong_input(input))
+            hint = "; torch.as_tensor makes a tensor of it" if hasattr(input, "__array__") else ""
+            raise TypeError(
+                f"the input is {kind_of_value(input)}, expected a tensor or a PackedSequence{hint}"
+            )
         if has_lengths:
             raise ShapeError("a PackedSequence knows its lengths; leave out lengths=")
         if getattr(torch.compiler, "is_exporting", bool)():  # torch 2.6 lacks it
@@ -457,11 +459,8 @@ class LSTM(nn.LSTM):
         weights: list[LSTMWeights],
         batch_sizes: Tensor | None = None,
     ) -> bool:
-        """Whether input, state and weights fit the layer, and none is empty.
-
-        Raises:
-            ShapeError: a weight of another shape.
-        """
+        """Whether input, state and weights fit the layer, and none is empty; raises ShapeError for
+        a weight of another shape."""
         weight = weights[0].w_ih
         device = weight.device
         is_cast = is_autocast(device.type)
@@ -503,36 +502,29 @@ class LSTM(nn.LSTM):
             for t, size in zip(hx, (P, H), strict=True)
         )
 
-    def _parameter_names(self) -> Iterator[list[str]]:
+    def _added(self) -> Iterator[tuple[str, int, float]]:
+        """Yields name, length in units of H and first value of every parameter beyond torch's."""
         for w_ih, *_ in self._all_weights:
             place = w_ih.removeprefix("weight_ih")
-            yield [f"{name}{place}" for name in self.options.parameters]
+            for name, (length, first) in self.options.parameters.items():
+                yield f"{name}{place}", length, first
 
-    def _added(self) -> Iterator[tuple[str, int, float]]:
-        """Yields name, length in units of H and first value of every parameter."""
-        for names in self._parameter_names():
-            for name, (length, first) in zip(names, self.options.parameters.values(), strict=True):
-                yield name, length, first
-
-    def norms(self, device: torch.device) -> Iterator[Norm]:
-        """Yields the parameters of layer norm of every layer and direction, on `device`.
-
-        Each is `(4H,)` or `(H,)`.
-
-        Raises:
-            ShapeError: a parameter that does not fit the layer.
-        """
-        for names in self._parameter_names():
-            values: list[Tensor] = [getattr(self, name) for name in names]
-            lengths = (length for length, _ in self.options.parameters.values())
-            for name, value, length in zip(names, values, lengths, strict=True):
-                shape = (length * self.hidden_size,)
-                if value.shape != shape or value.device != device:
-                    raise ShapeError(
-                        f"{name} has shape {tuple(value.shape)} on {value.device}, expected"
-                        f" {shape} on {device}"
-                    )
-            yield Norm(*values)
+    def norms(self, device: torch.device) -> Sequence[Norm | None]:
+        """Returns the parameters of layer norm of every layer and direction, or None each; raises
+        ShapeError for one that does not fit the layer, or is not on `device`."""
+        if not self.options.layer_norm:
+            return [None] * len(self._all_weights)
+        values: list[Tensor] = []
+        for name, length, _ in self._added():
+            value, shape = getattr(self, name), (length * self.hidden_size,)
+            if value.shape != shape or value.device != device:
+                raise ShapeError(
+                    f"{name} has shape {tuple(value.shape)} on {value.device}, expected"
+                    f" {shape} on {device}"
+                )
+            values.append(value)
+        size = len(Norm._fields)
+        return [Norm(*values[at : at + size]) for at in range(0, len(values), size)]
 
     def _run_layers(
         self,
@@ -557,7 +549,7 @@ class LSTM(nn.LSTM):
             text = f"this LSTM runs as a Python loop over time: {BEYOND_TORCH}"
             warnings.warn(text, stacklevel=5)
         options = options_of(self)
-        layer_norms = self.norms(x.device) if options.layer_norm else repeat(None)
+        norms = self.norms(x.device)
         hs, cs = [], []
         for layer in range(self.num_layers):
             outputs = []
@@ -570,7 +562,7 @@ class LSTM(nn.LSTM):
                     steps = x.flip(0)
                     step_lanes = None if lanes is None else lanes.reversed(x.shape[0])
                 out = run(
-                    self._call_args(steps, h0, c0, weights[index], step_lanes, next(layer_norms)),
+                    self._call_args(steps, h0, c0, weights[index], step_lanes, norms[index]),
                     options,
                     backend=self.backend or ("reference" if is_slow else None),
                     strict=self.strict,
@@ -597,20 +589,17 @@ class LSTM(nn.LSTM):
     ) -> LSTMArgs:
         """Returns the tensors of a call of one layer and direction; draws what training needs."""
         rows, tokens = (x, None) if embedding is None else (embedding, x)
-        cell = _TORCHS_CALL
-        if self.options is not TORCHS_CELL:
+        mask = seed = None
+        if self.training and self.options is not TORCHS_CELL:
             size, dtype = (x.shape[1], self.hidden_size), compute_dtype(rows)
-            cell = draw_cell_call(self.options, norm, size, x.device, dtype, self.training)
+            mask, seed = random_draws(self.options, size, x.device, dtype)
         begins, ends = lanes or (None, None)
-        args = LSTMArgs(rows, tokens, h0, c0, *weights, cell.mask, begins, ends, seed=cell.seed)
+        args = LSTMArgs(rows, tokens, h0, c0, *weights, mask, begins, ends, seed=seed)
         return args if norm is None else args._replace(**norm._asdict())
 
     def _is_torchs(self, x: Tensor) -> bool:
-        """Whether torch's LSTM must run this input.
-
-        Raises:
-            KernelError: it must, but the layer is strict or names a backend.
-        """
+        """Whether torch's LSTM must run this input. Raises KernelError: it must, but the layer is
+        strict or names a backend."""
         if options_of(self) != TORCHS_CELL:
             return False
         call = LSTMCall(
@@ -627,11 +616,8 @@ class LSTM(nn.LSTM):
         return reason is not None and not (self.proj_size == 0 and is_beyond_torch())
 
     def _is_left_to_reference(self) -> bool:
-        """Whether a transform needs a slow loop.
-
-        Raises:
-            KernelError: it does, but the layer is strict or names the native kernels.
-        """
+        """Whether a transform needs a slow loop. Raises KernelError: it does, but the layer is
+        strict or names the native kernels."""
         names = options_of(self).active(training=True)
         reason = active_transform() if names else None
         if reason is not None and (self.strict or self.backend == "native"):
@@ -665,6 +651,7 @@ class LSTM(nn.LSTM):
         self, x: Tensor, state: State | None, lanes: Lanes, flat: list[Any]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Runs lengths on torch's LSTM by packing, and corrects sequences of length 0."""
+        x = x.where(is_inside(x, lanes)[:, :, None], x.new_zeros(()))  # NaN may be in the padding
         T, B = x.shape[:2]
         H, P = self.hidden_size, self.proj_size or self.hidden_size
         steps = torch.arange(T, device=x.device)[:, None]
@@ -690,11 +677,6 @@ for _name in OPTION_NAMES:
     setattr(LSTM, _name, _Option(_name))
 
 
-def _wrong_input(input: object) -> str:
-    hint = "; torch.as_tensor makes a tensor of it" if hasattr(input, "__array__") else ""
-    return f"the input is {kind_of_value(input)}, expected a tensor or a PackedSequence{hint}"
-
-
 def _proxy_in(hx: Any, lengths: Any) -> Proxy | None:
     """Returns a state or lengths under a `torch.fx` trace, or None."""
     values = (*hx, lengths) if isinstance(hx, tuple | list) else (hx, lengths)
@@ -709,14 +691,6 @@ class _OnWeights(nn.LSTM):
 
     def _weights_have_changed(self) -> bool:
         return False
-
-
-def run_on(layer: LSTM, flat: list[Any], input: Any, hx: State | None) -> tuple[Any, State]:
-    """Runs torch's layer on other weights, without a change of `layer`, which threads may share."""
-    other = _OnWeights.__new__(_OnWeights)
-    other.__dict__ = {**layer.__dict__, "_flat_weights": flat}
-    with without_missing_kernel(input):
-        return nn.LSTM.forward(other, input, hx)
 
 
 def without_missing_kernel(input: Any) -> AbstractContextManager[None]:

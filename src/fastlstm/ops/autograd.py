@@ -46,8 +46,7 @@ class LSTMFunction(torch.autograd.Function):
             return None, *slow
         saved = SavedActivations(*tensors)
         if ctx.is_used:
-            is_bf16 = call.dtype is torch.bfloat16
-            *_, fresh = native_call.forward(args, is_bf16, True, call.options)
+            *_, fresh = native_call.forward(args, y.dtype is torch.bfloat16, True, call.options)
             assert fresh is not None
             saved = fresh
         ctx.is_used = True

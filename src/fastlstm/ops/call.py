@@ -159,19 +159,17 @@ class Kernel(NamedTuple):
 
 
 class Backend(Protocol):
-    """An implementation of the LSTM over a sequence, one file in `ops/backends`."""
+    """An implementation of the LSTM over a sequence, one file in `ops/backends`.
 
-    @property
-    def name(self) -> str:
-        """Short name, for reports and `LSTM.backend`."""
+    Attributes:
+        name: for reports and `LSTM.backend`.
+        is_own: whether `fastlstm.LSTM` prefers it to torch's `nn.LSTM`: fastlstm's own kernels.
+        device: type of the only device it runs on, `"cpu"` or `"cuda"`, or None.
+    """
 
-    @property
-    def is_own(self) -> bool:
-        """True for fastlstm's own kernels: `fastlstm.LSTM` prefers them to torch's `nn.LSTM`."""
-
-    @property
-    def device(self) -> str | None:
-        """Type of the only device it runs on, `"cpu"` or `"cuda"`, or None."""
+    name: str
+    is_own: bool
+    device: str | None
 
     def supports(self, call: LSTMCall) -> str | None:
         """Returns None if the backend can run `call`, else the reason why not.

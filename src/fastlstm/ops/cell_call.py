@@ -56,25 +56,20 @@ class CellCall(NamedTuple):
         return round(keep_h * 65536), round(keep_c * 65536)
 
 
-def draw_cell_call(
-    options: CellOptions,
-    norm: Norm | None,
-    size: tuple[int, int],
-    device: torch.device,
-    dtype: torch.dtype,
-    training: bool,
-) -> CellCall:
-    """Returns the options of one call of one layer and direction, with training's random draws.
+def random_draws(
+    options: CellOptions, size: tuple[int, int], device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor | None, Tensor | None]:
+    """Returns mask and seed of a `CellCall` in training; `size` is (B, H).
 
-    `size` is (B, H). The draws do not depend on the compute dtype.
+    The draws do not depend on the compute dtype.
     """
     p, mask, seed = options.recurrent_dropout, None, None
-    if training and p > 0:
+    if p > 0:
         survivors = torch.full(size, 1 - p, device=device, dtype=torch.float32).bernoulli()
         mask = survivors.to(torch.promote_types(dtype, torch.float32)) / (1 - p)
-    if training and max(options.zoneout) > 0:
+    if max(options.zoneout) > 0:
         seed = torch.randint(_MAX_SEED, (1,), device=device, dtype=torch.int64)
-    return CellCall(options, norm, mask, seed)
+    return mask, seed
 
 
 def activate(name: str, x: Tensor) -> Tensor:

@@ -155,8 +155,7 @@ def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         arguments = present_tensors((*args, *saved[-_OUTPUTS:], *grads[:3]))
         computed = Gradients(*lstm_sequence_backward(*arguments, ctx.options))
         gradients = by_argument(args, computed, needs)
-    of_present = [g for k, g in enumerate(gradients) if ctx.present >> k & 1]
-    return of_present, None, None, None, None
+    return [g for k, g in enumerate(gradients) if ctx.present >> k & 1], None, None, None, None
 
 
 lstm_sequence.register_autograd(_backward, setup_context=_set_up)

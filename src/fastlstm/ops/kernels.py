@@ -50,8 +50,7 @@ def profiled(name: str, *tensors: Tensor) -> Any:
 def empty(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
     """Returns memory on the CPU whatever torch's defaults are; torch may be told to fill it."""
     nbytes = math.prod(shape) * dtype.itemsize
-    is_filled = torch.are_deterministic_algorithms_enabled()
-    if nbytes >= _BLOCK and os.name == "posix" and not is_filled:
+    if nbytes >= _BLOCK and os.name == "posix" and not torch.are_deterministic_algorithms_enabled():
         block: Tensor = hardware.native().block_tensor(nbytes)
         return block.view(dtype).view(shape).detach()  # no view of `block` for autograd
     return torch.empty(shape, dtype=dtype, device="cpu")

@@ -93,7 +93,7 @@ def left_alone(module: nn.Module) -> LeftAlone | None:
         return LeftAlone(_name(kind), why)
     elif isinstance(module, nn.RNNBase | nn.RNNCellBase):
         return LeftAlone(_name(kind), "the kernels compute LSTMs only")
-    elif any(_full_name(base) == "keras.src.layers.rnn.rnn.RNN" for base in kind.__mro__):
+    elif "keras.src.layers.rnn.rnn.RNN" in map(_full_name, kind.__mro__):
         return _left_to_keras(kind)
     return None
 
@@ -104,7 +104,7 @@ def _left_to_keras(kind: type) -> LeftAlone | None:
         return None
     if _full_name(kind) == "keras.src.layers.rnn.lstm.LSTM":
         why = "fastlstm.keras.accelerate(model) makes it fastlstm.keras.LSTM"
-    elif any(_full_name(base) == "keras.src.layers.rnn.lstm.LSTM" for base in kind.__mro__):
+    elif "keras.src.layers.rnn.lstm.LSTM" in map(_full_name, kind.__mro__):
         why = f"{kind.__name__} is a subclass of keras.layers.LSTM, what it computes may be its own"
     else:
         why = "the kernels run keras.layers.LSTM only"
@@ -129,8 +129,7 @@ def _left_lstm(lstm: nn.LSTM) -> LeftAlone | None:
 
 
 def _name(kind: type) -> str:
-    is_torchs = kind.__module__.startswith("torch.nn")
-    return f"nn.{kind.__name__}" if is_torchs else kind.__name__
+    return f"nn.{kind.__name__}" if kind.__module__.startswith("torch.nn") else kind.__name__
 
 
 def left_to_torch(lstm: nn.LSTM, call: LSTMCall) -> str | None:

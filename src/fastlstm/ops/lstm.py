@@ -50,7 +50,7 @@ def _empty_output(call: LSTMCall, args: LSTMArgs) -> LSTMOutput:
         gates = cast.rows @ cast.w_ih.t() + cast.h0 @ cast.w_hh.t()
         for bias in (cast.b_ih, cast.b_hh):
             gates = gates if bias is None else gates + bias
-        for each in (args.gamma_ih, args.gamma_hh, args.gamma_c, args.beta_c):
+        for each in args.norm:
             gates = gates if each is None else gates + 0.0 * each.sum().to(gates.dtype)
     return LSTMOutput(gates[..., : call.H], args.h0.clone(), args.c0.clone())
 

@@ -105,15 +105,14 @@ def forward(
     state = each(floats, (args.h0, args.c0, args.mask))
     whole = each(dense, (args.tokens, args.begins, args.ends))
     tokens, *ends = map(address_of, whole)
-    cell_call = _native_options(args, options, first_row, saved)
+    cell, _kept = _native_options(args, options, first_row, saved)
     with kernels.profiled("fastlstm::lstm", rows, args.w_ih, args.w_hh, y):
         kernel.forward(
             threads, T, B, I, H,
             rows.data_ptr(), num_rows, kernels.padded_columns(I, is_bf16), tokens,
             weights.data_ptr(), *map(address_of, state), *ends,
             y.data_ptr(), hT.data_ptr(), cT.data_ptr(),
-            *(map(address_of, saved[:2]) if saved is not None else (0, 0)),
-            0 if cell_call is None else cell_call.native.address,
+            *(map(address_of, saved[:2]) if saved is not None else (0, 0)), cell,
         )  # fmt: skip
     return y, hT, cT, saved
 
@@ -155,15 +154,14 @@ def backward(
     d_norm = [None if t is None else empty(t.shape) for t in args.norm]
     h0, mask = each(floats, (args.h0, args.mask))
     tokens, begins, ends = each(dense, (args.tokens, args.begins, args.ends))
-    cell_call = _native_options(args, options, first_row, saved)
+    cell, _kept = _native_options(args, options, first_row, saved)
     with kernels.profiled("fastlstm::lstm_backward", rows, args.w_ih, args.w_hh, y):
         kernel.backward(
             threads, T, B, I, H,
             rows.data_ptr(), num_rows, kernels.padded_columns(I, is_bf16), address_of(tokens),
             *map(address_of, (weights, w_ih, w_hh, h0, mask, begins, ends)),
             *map(address_of, (y, saved.cells, saved.gates, dy, *d_state)),
-            *map(address_of, (d_rows, dh0, dc0, dw_ih, dw_hh, db, *d_norm)),
-            0 if cell_call is None else cell_call.native.address,
+            *map(address_of, (d_rows, dh0, dc0, dw_ih, dw_hh, db, *d_norm)), cell,
         )  # fmt: skip
     return Gradients(d_rows, dh0, dc0, dw_ih, dw_hh, db, *d_norm)
 
@@ -188,20 +186,13 @@ def _check_tokens(args: LSTMArgs) -> None:
         )
 
 
-class _NativeOptions(NamedTuple):
-    """Options for the kernels, and the tensors behind their addresses."""
-
-    native: Any
-    tensors: tuple[Tensor | None, ...]
-
-
 def _native_options(
     args: LSTMArgs, options: CellOptions, first_row: int, saved: SavedActivations | None
-) -> _NativeOptions | None:
-    """Returns None for torch's cell."""
+) -> tuple[int, object]:
+    """Returns the address of the options, 0 for torch's cell, and what must live as long."""
     is_torchs = options is TORCHS_CELL or options.in_evaluation() == TORCHS_CELL
     if is_torchs and args.gamma_hh is None:
-        return None
+        return 0, None
     names = options.activation, options.recurrent_activation
     tensors = (
         *each(dense, (args.seed,)),
@@ -211,4 +202,4 @@ def _native_options(
     native = hardware.native().LSTMCellCall(
         *map(ACTIVATIONS.index, names), *options.zoneout, first_row, *map(address_of, tensors)
     )
-    return _NativeOptions(native, tensors)
+    return native.address, (native, tensors)

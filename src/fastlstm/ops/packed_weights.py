@@ -42,8 +42,7 @@ class Contents(NamedTuple):
             return cls(sources)
         regions = [(t.data_ptr(), _span(t)) for t in tensors]
         kernel = fastest_kernels(is_bf16=False)
-        fingerprint = hardware.native().Fingerprint(kernel, regions, threads)
-        return cls(sources, fingerprint)
+        return cls(sources, hardware.native().Fingerprint(kernel, regions, threads))
 
     def are_sources(self, tensors: Collection[Tensor]) -> bool:
         """Whether these are the same tensors, without a change that torch has counted."""
@@ -75,7 +74,6 @@ class SourceTensor(NamedTuple):
 
     @classmethod
     def of(cls, t: Tensor) -> SourceTensor:
-        """Describes a tensor as it is now."""
         where = t.untyped_storage(), t.data_ptr(), t.shape, t.stride()
         return cls(weakref.ref(t), *where, _version(t), _fused_steps)
 
@@ -152,8 +150,7 @@ def packed(
     weights are thawed, and weights that have just changed are not cached: most are used once.
     """
     _, _, I, H = args.sizes  # noqa: E741
-    sources_of = (args.w_ih, args.w_hh) if is_backward else args.weights
-    weights = [t for t in sources_of if t is not None]
+    weights = [t for t in (args.weights[:2] if is_backward else args.weights) if t is not None]
     if in_training and _FROZEN:
         thaw(args.w_hh)
     cache = _PACKED[is_backward]

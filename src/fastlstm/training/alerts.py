@@ -57,8 +57,6 @@ class Alerts(Callback):
         self._thread: threading.Thread | None = None
 
     def on_begin(self, trainer: Trainer) -> None:
-        if trainer.world.rank:
-            return
         self._rules: dict[str, tuple[Rule, str]] = {
             "nan": (not_finite(), "lower the learning rate or grad_clip"),
             "slip": (slip(), "fastlstm profile finds what holds the run back"),

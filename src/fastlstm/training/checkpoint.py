@@ -77,11 +77,9 @@ def save_checkpoint(run: RunDirectory, state: Checkpoint, keep: int) -> Path:
     """Writes `checkpoint-<step>`, reads it back, then removes all but `keep` checkpoints.
 
     The run is locked. Replaces a checkpoint of the same step. Removes later ones, which a roll-back
-    or a resume past damage left behind. The newest finite checkpoint always stays.
-
-    Raises:
-        StorageError: the disk refused or returned other bytes; older checkpoints are intact.
-        RunDirectoryError: another process writes the run now.
+    or a resume past damage left behind. The newest finite checkpoint always stays. Raises
+    StorageError: the disk refused or returned other bytes, and older checkpoints are intact; or
+    RunDirectoryError: another process writes the run now.
     """
     contents = {stem + _TENSORS: encode_tensors(group) for stem, group in state.tensors.items()}
     about = {"step": state.step, "meta": state.meta}
@@ -140,8 +138,7 @@ def _undo(path: Path, staged: Path, aside: Path, *, bad: bool) -> None:
 
 def _rotate(run: RunDirectory, newest: Path, finite: bool, keep: int) -> None:
     others = [path for path in run.checkpoints() if path != newest]
-    step = checkpoint_step(newest)
-    earlier = [path for path in others if checkpoint_step(path) < step]
+    earlier = [path for path in others if checkpoint_step(path) < checkpoint_step(newest)]
     keepers = {newest, *earlier[: max(keep, 1) - 1]}
     if not finite:
         good = run.intact_checkpoint(besides=newest)
@@ -170,12 +167,8 @@ def reading(checkpoint: Checkpoint) -> Iterator[None]:
 
 
 def load_checkpoint(directory: Path) -> Checkpoint:
-    """Reads a checkpoint and checks every byte against its manifest.
-
-    Raises:
-        CorruptFileError: names the damaged file.
-        FormatError: not a checkpoint, or one of a newer fastlstm.
-    """
+    """Reads a checkpoint and checks every byte against its manifest. Raises CorruptFileError, which
+    names the damaged file, or FormatError: no checkpoint, or one of a newer fastlstm."""
     manifest = read_manifest(directory)
     refuse_unlisted(directory, manifest)
     if TRAINER_FILE not in manifest.files:
@@ -257,8 +250,7 @@ class MemorySnapshots:
                 stem: {name: tensor.detach().to("cpu", copy=True) for name, tensor in group.items()}
                 for stem, group in state.tensors.items()
             }
-            meta = copy.deepcopy(state.meta)
-            self._newest = replace(state, tensors=own, meta=meta)
+            self._newest = replace(state, tensors=own, meta=copy.deepcopy(state.meta))
         return None
 
     def last_good(self) -> Checkpoint | None:
@@ -377,7 +369,11 @@ class Saver:
         groups = {**own, BEST: trainer.best.weights}
         tensors.update({stem: group for stem, group in groups.items() if group})
         meta["published_step"] = trainer.best.published_step
-        if carried := self._carried():
+        carried, axis = trainer.task.carried(), trainer.task.row_axis
+        if trainer.plan.share.size > 1:
+            parts = trainer.world.gathered_tensors(carried)
+            carried = {n: torch.cat([part[n] for part in parts], axis[n]) for n in carried}
+        if carried:
             tensors["carried"] = carried
         return tensors, meta
 
@@ -388,13 +384,6 @@ class Saver:
         num = world.summed(torch.tensor([float(len(own))]))
         if own and float(num) == len(own) * world.size:  # else a process has taken no step yet
             world.average(own)
-
-    def _carried(self) -> dict[str, Tensor]:
-        own, axis = self._trainer.task.carried(), self._trainer.task.row_axis
-        if self._trainer.plan.share.size == 1:
-            return own
-        parts = self._trainer.world.gathered_tensors(own)
-        return {name: torch.cat([part[name] for part in parts], axis[name]) for name in own}
 
     def _own_rows(self, carried: dict[str, Tensor]) -> dict[str, Tensor]:
         share, task = self._trainer.plan.share, self._trainer.task
@@ -424,10 +413,8 @@ class Saver:
                 raise TypeError("the state of a callback is no object")
         if trainer.world.is_leader:
             trainer.callbacks.restore(tensors, callbacks)
-        self.saved_step = trainer.progress.step
-        if is_roll_back:  # the next state has half the learning rate
-            self.saved_step = -1
-            self._tried_step = -1
+        # After a roll-back the next state has half the learning rate.
+        self.saved_step, self._tried_step = -1 if is_roll_back else trainer.progress.step, -1
 
     def is_due(self) -> bool:
         step = self._trainer.progress.step

@@ -60,21 +60,17 @@ def notes_on_device(options: TrainingOptions, device: torch.device) -> list[str]
         refusal = None if options.device == "cpu" else hardware.gpu_refusal()
         is_there = refusal is not None and refusal not in hardware.NO_GPU
         return [f"the run is on the CPU: {refusal}"] if is_there else []
-    others, total = others_gb(device), _total_gb(device)
+    others, total = _others_and_total_gb(device)
     if others < _LEAST_OTHERS_GB:
         return []
     return [f"other processes hold {others:.1f} of the {total:.1f} GB of this GPU"]
 
 
-def others_gb(device: torch.device) -> float:
-    """Returns about how many GB of a GPU other processes hold."""
+def _others_and_total_gb(device: torch.device) -> tuple[float, float]:
+    """Returns about how many GB of a GPU other processes hold, and how many it has."""
     free, total = torch.cuda.mem_get_info(device)
     own = torch.cuda.memory_reserved(device) + _CONTEXT_BYTES
-    return max(0.0, (total - free - own) / 2**30)
-
-
-def _total_gb(device: torch.device) -> float:
-    return float(torch.cuda.mem_get_info(device)[1]) / 2**30
+    return max(0.0, (total - free - own) / 2**30), total / 2**30
 
 
 @contextmanager
@@ -91,8 +87,8 @@ def memory_told(options: TrainingOptions, device: torch.device) -> Iterator[None
 
 
 def _memory_text(options: TrainingOptions, device: torch.device) -> str:
-    total, limit = _total_gb(device), options.memory_limit_gb
-    others, used = others_gb(device), torch.cuda.max_memory_allocated(device) / 2**30
+    (others, total), limit = _others_and_total_gb(device), options.memory_limit_gb
+    used = torch.cuda.max_memory_allocated(device) / 2**30
     text = f"out of GPU memory: this GPU has {total:.1f} GB"
     if limit is not None:
         text += f", of which `memory_limit_gb` allows this process {limit:g} GB"
@@ -104,8 +100,7 @@ def _memory_text(options: TrainingOptions, device: torch.device) -> str:
 
 def random_numbers_kept(device: torch.device) -> AbstractContextManager[object]:
     """Returns a block that restores the random numbers of the CPU and of `device`."""
-    gpus = [torch.cuda.current_device()] if device.type == "cuda" else []
-    return torch.random.fork_rng(gpus)
+    return torch.random.fork_rng([torch.cuda.current_device()] if device.type == "cuda" else [])
 
 
 def set_seed(seed: int, device: torch.device) -> None:

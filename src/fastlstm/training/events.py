@@ -172,8 +172,7 @@ class MachineEvents:
         gpus = gpu_usage() if trainer.plan.device.type == "cuda" else {}
         used = self._usage.read()
         now = {"time": round(time.time(), 1), "elapsed_s": round(trainer.elapsed_s(), 3)}
-        about = {"event": "machine", "step": trainer.progress.step}
-        trainer.emit({**about, **now, **used, **gpus})
+        trainer.emit({"event": "machine", "step": trainer.progress.step, **now, **used, **gpus})
         self._tell_of_waits(used.get("waiting_threads", 0.0), used.get("others_share", 1.0))
 
     def _tell_of_waits(self, waiting: float, others_share: float) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fastlstm.ops.cuda.training import StepEnd
 from fastlstm.training.callbacks import Callback, CallbackList
+from fastlstm.training.device import random_numbers_kept
 from fastlstm.training.plan import TrainingPlan
 from fastlstm.training.state import TrainingState
 from fastlstm.training.task import Task, even_parts
@@ -104,12 +105,6 @@ class Recorder:
         """Returns host memory that the GPU can read and write."""
         return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
-    def random_state(self) -> Tensor:
-        return torch.cuda.get_rng_state(self._device)
-
-    def set_random_state(self, state: Tensor) -> None:
-        torch.cuda.set_rng_state(state, self._device)
-
 
 def _stream(device: torch.device, use: str) -> torch.cuda.Stream:
     """Returns the same stream each time for one use: cuBLAS keeps 32 MiB for each stream, and no
@@ -172,9 +167,8 @@ class GraphedStep:
         named = [(n, p) for n, p in task.model.named_parameters() if p.requires_grad]
         self._names = [name for name, _ in named]
         self._parameters = [p for _, p in named]
-        members = state.optimizers.members
-        ratios = [g.get("lr_ratio", 1.0) for o in members for g in o.param_groups]
-        base = [state.optimizers.learning_rate * ratio for ratio in ratios]
+        groups = [group for o in state.optimizers.members for group in o.param_groups]
+        base = [state.optimizers.learning_rate * group.get("lr_ratio", 1.0) for group in groups]
         self._end = StepEnd(len(named), base, plan.device)
         self._host = [recorder.pinned((2 + len(named),), torch.float32) for _ in range(2)]
         self._events = [recorder.event() for _ in range(2)]
@@ -232,12 +226,12 @@ class GraphedStep:
     def _unchanged(self) -> Iterator[None]:
         """Restores carried state and random numbers, and drops the gradients, which are in the
         graph's memory: an eager step would add to them."""
-        random, carried = self._recorder.random_state(), self._task.carried()
+        carried = self._task.carried()
         kept = {name: tensor.clone() for name, tensor in carried.items()}
         try:
-            yield
+            with random_numbers_kept(self._device):
+                yield
         finally:
-            self._recorder.set_random_state(random)
             for name, tensor in carried.items():
                 tensor.copy_(kept[name])
             self._state.optimizers.zero_grad()
@@ -301,8 +295,7 @@ class GraphedStep:
         groups = [self._task.carried(), self._state.optimizers.tensors()]
         groups += [] if average is None else [average.tensors()]
         places = [sorted((name, t.data_ptr()) for name, t in group.items()) for group in groups]
-        weights = [p.data_ptr() for p in self._parameters]
-        return (*weights, *map(tuple, places), self._num_parts)
+        return (*map(Tensor.data_ptr, self._parameters), *map(tuple, places), self._num_parts)
 
 
 def _shape(inputs: Sequence[Tensor]) -> tuple[Any, ...]:

@@ -59,13 +59,10 @@ class TrackerLogger(Callback):
     def __init__(self, project: str | None = None, name: str | None = None) -> None:
         _package(self.package)
         self._project, self._name = project, name
-        self._id, self._is_resumed = "", False
-        self._failure, self._is_told, self._where, self._end = "", False, "", ""
+        self._id, self._is_resumed, self._failure, self._where = "", False, "", ""
         self._thread: threading.Thread | None = None
 
     def on_begin(self, trainer: Trainer) -> None:
-        if trainer.world.rank:
-            return
         self._id = self._id or secrets.token_hex(6)
         self._rows = queue.Queue[tuple[int, Row] | None](_MAX_WAITING)
         self._failure, self._is_told, self._where, self._end = "", False, "", ""

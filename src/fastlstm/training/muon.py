@@ -26,22 +26,18 @@ _SAFETY = 1.01
 _NUM_STREAMS = 4
 
 
-def product_dtype(device: torch.device) -> torch.dtype:
-    """Returns bfloat16 if the device multiplies it fast, else float32: emulation is 40x slower."""
-    fast = device.type == "cuda" or hardware.bf16_instructions() is not None
-    return torch.bfloat16 if fast else torch.float32
-
-
 def orthogonalise(update: torch.Tensor) -> torch.Tensor:
     """Returns about the nearest semi-orthogonal matrices, with singular values in 0.7..1.3.
 
-    They have the shape `(N, rows, columns)` of the updates, in `product_dtype` of the device.
+    They have the shape `(N, rows, columns)` of the updates, in bfloat16 if the device multiplies it
+    fast, else in float32: emulation is 40x slower.
 
     Numerics: the polynomials take singular values in 0..1, so each matrix is divided by its
     Frobenius norm first. Singular values below a hundredth of that norm stay smaller, and a zero
     matrix stays zero.
     """
-    x = update.to(product_dtype(update.device))
+    is_fast = update.is_cuda or hardware.bf16_instructions() is not None
+    x = update.to(torch.bfloat16 if is_fast else torch.float32)
     return _orthogonalised(x / (_SAFETY * x.norm(dim=(-2, -1), keepdim=True) + 1e-7))
 
 
@@ -113,8 +109,7 @@ class Muon(torch.optim.Optimizer):
         momentum: float = 0.95,
         weight_decay: float = 0.0,
     ) -> None:
-        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
-        super().__init__(params, defaults)
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -128,9 +123,11 @@ class Muon(torch.optim.Optimizer):
             self._step_recorded(moved)
             return
         for parameter, group in moved:
-            update, running = self._update(parameter, group["momentum"])
-            direction = orthogonalise(update)
-            kept = self.state[parameter].get("momentum")
+            gradient, kept = parameter.grad, self.state[parameter].get("momentum")
+            before = torch.zeros_like(parameter) if kept is None else kept
+            running = torch.lerp(before, gradient, 1 - group["momentum"])
+            update = torch.lerp(gradient, running, group["momentum"])
+            direction = orthogonalise(update.view(4, -1, parameter.shape[1]))
             if group.get("capturable") and kept is not None:  # a CUDA graph has its address
                 kept.copy_(running)
             else:
@@ -196,15 +193,3 @@ class Muon(torch.optim.Optimizer):
             moved += parameter * (rate * decay)
         kept.copy_(torch.where(is_bad, kept, running))
         parameter.sub_(moved.masked_fill_(is_bad, 0.0))
-
-    def _update(
-        self, parameter: torch.Tensor, momentum: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns Nesterov's update as a block per gate `(4, H, K)`, and the running gradient."""
-        gradient = parameter.grad
-        assert gradient is not None
-        before = self.state[parameter].get("momentum")
-        before = torch.zeros_like(parameter) if before is None else before
-        running = torch.lerp(before, gradient, 1 - momentum)
-        update = torch.lerp(gradient, running, momentum)
-        return update.view(4, parameter.shape[0] // 4, parameter.shape[1]), running

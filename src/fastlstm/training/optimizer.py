@@ -189,9 +189,8 @@ def _build(
             recurrent = [p for name, p in named if is_recurrent_matrix(name)]
             others = [p for name, p in named if not is_recurrent_matrix(name)]
             group = {"params": recurrent, "lr_ratio": MUON_RATIO}
-            rate, decay = learning_rate * MUON_RATIO, options.weight_decay
-            muon = Muon([group], rate, weight_decay=decay)
-            return [muon, torch.optim.AdamW(others, **adam)]
+            rates = {**shared, "lr": learning_rate * MUON_RATIO}
+            return [Muon([group], **rates), torch.optim.AdamW(others, **adam)]
         case "adam":
             return [torch.optim.Adam(params, **adam)]
         case "adamw":

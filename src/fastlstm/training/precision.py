@@ -115,9 +115,8 @@ def choose_precision(
     machine = {**hardware.machine(device.type, torch.get_num_threads()), **about}
 
     def seconds_of(name: str) -> float:
-        of = {**machine, "precision": name}
         seconds, is_recalled = measurements.timed_seconds(
-            timed, of, device.type, lambda: time_pass(name)
+            timed, {**machine, "precision": name}, device.type, lambda: time_pass(name)
         )
         measured.extend([] if is_recalled else [name])
         return seconds

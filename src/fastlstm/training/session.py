@@ -355,12 +355,8 @@ class RunSession(EventHub):
 def checkpoint_to_resume(
     run: RunDirectory, resume: bool, say: Callable[[str, str], None]
 ) -> Checkpoint | None:
-    """Returns the newest intact checkpoint, or None for a new run.
-
-    Raises:
-        RunDirectoryError: the directory has a run, and `resume` is False.
-        CorruptFileError: all checkpoints are damaged.
-    """
+    """Returns the newest intact checkpoint, or None for a new run. Raises RunDirectoryError: the
+    directory has a run, and `resume` is False; or CorruptFileError: all checkpoints are damaged."""
     checkpoint, damage = find_checkpoint(run) if run.checkpoints() else (None, [])
     if checkpoint is not None and not resume:
         raise RunDirectoryError(

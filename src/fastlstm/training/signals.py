@@ -67,7 +67,7 @@ class StopFlag:
     def __enter__(self) -> StopFlag:
         if environment.world_size() > 1 and threading.current_thread() is threading.main_thread():
             self._arrivals = self._handled.enter_context(Arrivals())
-        handlers = dict[int, Any].fromkeys(STOP_SIGNALS, self._handle)
+        handlers = dict.fromkeys(STOP_SIGNALS, self._handle)
         self._handled.enter_context(handling(handlers, is_not_ignored))
         return self
 

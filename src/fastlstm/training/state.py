@@ -97,9 +97,6 @@ class NonFiniteGuard:
     rollbacks: int = 0
     culprits: list[str] = field(default_factory=list)  # "step 7: gradient of layers.0.weight_hh_l0"
 
-    def good_step(self) -> None:
-        self.in_a_row = 0
-
     def bad_step(self, step: int, culprit: str) -> bool:
         """Records a skipped step; returns whether to roll back."""
         self.skipped += 1

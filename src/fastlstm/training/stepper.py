@@ -133,8 +133,7 @@ class Stepper:
             norm = torch.nn.utils.get_total_norm(gradients)
         else:
             norm = self._pipeline.norm
-        is_finite = math.isfinite(loss) and math.isfinite(float(norm))
-        if is_finite:
+        if math.isfinite(loss) and math.isfinite(float(norm)):
             max_norm = self._plan.options.grad_clip
             torch.nn.utils.clip_grads_with_norm_(self._parameters, max_norm, norm)
             optimizers.step(factor, scaler)

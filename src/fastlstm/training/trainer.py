@@ -189,12 +189,11 @@ class Trainer:
     def _result(self, earlier_s: float) -> TrainingResult:
         progress = self.progress
         assert self._last is not None
-        wait_s = self.task.loader.wait_s
         return TrainingResult(
             progress.step, progress.step / self.task.loader.steps_per_epoch, progress.best_step,
             progress.best_loss, self._last, self.reason, progress.tokens, self.elapsed_s(),
             progress.train_s, dict(progress.spent),
-            wait_s / max(progress.train_s - earlier_s, 1e-9),
+            self.task.loader.wait_s / max(progress.train_s - earlier_s, 1e-9),
         )  # fmt: skip
 
     def restore(self, checkpoint: Checkpoint | None, is_roll_back: bool = False) -> None:
@@ -353,7 +352,7 @@ class Trainer:
         self.tell_of_steps(factor)
 
     def _record_step(self, loss: float, norm: float, units: int, seconds: float) -> None:
-        self.state.guard.good_step()
+        self.state.guard.in_a_row = 0
         self.progress.train_s += seconds
         self.progress.elapsed_s = self.elapsed_s()
         self.meter.add_step(loss, norm, units, seconds)

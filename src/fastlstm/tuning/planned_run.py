@@ -43,46 +43,38 @@ def plan_run(
 ) -> PlannedRun:  # fmt: skip
     """Sets a run up as `train` does, calls `look` with the trainer, and ends it before its first
     step. `start` is `train`, `train_forecaster` (the default by `config`), or a function like them.
-
-    Raises:
-        UsageError: as `train`.
-        KeyboardInterrupt: Ctrl-C.
+    Raises what `train` does, and KeyboardInterrupt.
     """
     planner = _Planner(look)
-    events: list[Event] = []
-    with suppress(_Planned):
-        _run_and_remove(source, config, given, events, start, [planner])
-    return PlannedRun(planner.options, _first(events, "start"), planner.steps_per_epoch)
+    events = _events(source, config, given, start, [planner])
+    return PlannedRun(planner.options, events["start"], planner.steps_per_epoch)
 
 
 def end_of_run(source: Any, config: Any, given: Collection[str], start: _Start = None) -> Event:
     """Trains a run and returns its end event; the arguments are those of `plan_run`. Raises
     Stopped: SIGTERM or Ctrl-C."""
-    events: list[Event] = []
     try:
-        _run_and_remove(source, config, given, events, start)
+        return _events(source, config, given, start)["end"]
     except Stopped:  # its message names a checkpoint, which is removed
         raise Stopped("stopped: an unfinished short run gives no result") from None
-    return _first(events, "end")
 
 
-def _run_and_remove(
-    source: Any, config: Any, given: Collection[str], events: list[Event], start: _Start,
+def _events(
+    source: Any, config: Any, given: Collection[str], start: _Start,
     callbacks: Sequence[Callback] = (),
-) -> None:  # fmt: skip
-    """Trains a run in a temporary directory; appends its events."""
+) -> dict[str, Event]:  # fmt: skip
+    """Trains a run in a temporary directory; returns its last event of each kind."""
+    events: dict[str, Event] = {}
     if start is None:
         is_table = isinstance(config, ForecastConfig)
         start = train_forecaster if is_table else partial(train, as_text=True)
-    with tempfile.TemporaryDirectory(prefix="fastlstm-short-") as folder:
+    prefix = "fastlstm-short-"
+    with suppress(_Planned), tempfile.TemporaryDirectory(prefix=prefix) as folder:
         start(
-            source, out=Path(folder, "run"), config=config, given=given,
-            observers=[events.append], callbacks=callbacks,
+            source, out=Path(folder, "run"), config=config, given=given, callbacks=callbacks,
+            observers=[lambda event: events.update({event["event"]: event})],
         )  # fmt: skip
-
-
-def _first(events: Sequence[Event], kind: str) -> Event:
-    return next(event for event in events if event["event"] == kind)
+    return events
 
 
 def chosen_sizes(given: Any, used: Any) -> dict[str, Any]:

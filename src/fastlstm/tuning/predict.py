@@ -113,11 +113,8 @@ def predict_run(
 
     The short run takes `measure_s` seconds; default is a tenth of the whole run, 5 s to 2 min, or
     up to a quarter of it for 120 steps. Or it takes `measure_steps` steps; default for a run that
-    ends by steps or epochs is a tenth of its steps, at least 120.
-
-    Raises:
-        UsageError: the whole run is no longer than the short run, or trains on BPE tokens.
-        Stopped: SIGTERM or Ctrl-C; nothing is kept.
+    ends by steps or epochs is a tenth of its steps, at least 120. Raises UsageError: the whole run
+    is no longer than the short run, or trains on BPE tokens; or Stopped: SIGTERM or Ctrl-C.
     """
     if config.vocab == "bpe":
         raise UsageError("predict needs a text of characters or bytes: --vocab is bpe")

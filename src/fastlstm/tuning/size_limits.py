@@ -91,8 +91,7 @@ class SizeLimits:
         """Returns why a model is over a limit, or None. The upper end of its latency counts, as
         other moments may be busier."""
         if self.max_latency_s is not None and cost.high_s > self.max_latency_s:
-            limit_us = 1e6 * self.max_latency_s
-            limit = f"the upper end is over the limit of {limit_us:.1f} us"
+            limit = f"the upper end is over the limit of {1e6 * self.max_latency_s:.1f} us"
             return f"{cost.latency_text(per)}, {self.weights}; {limit}"
         if self.max_bytes is not None and cost.num_bytes > self.max_bytes:
             return (

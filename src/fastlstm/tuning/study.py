@@ -118,9 +118,8 @@ def open_study(path: Path, about: Mapping[str, Any], resume: bool) -> optuna.Stu
 def load_study(path: Path) -> optuna.Study:
     """Returns the study in a directory, a new one without a file; FormatError for another file."""
     optuna.logging.set_verbosity(optuna.logging.CRITICAL)
-    file = path / STUDY_FILE
     # An own connection allows any character in the path.
-    connect = partial(sqlite3.connect, file, timeout=60.0, check_same_thread=False)
+    connect = partial(sqlite3.connect, path / STUDY_FILE, timeout=60.0, check_same_thread=False)
     try:  # a damaged file raises all kinds of errors
         stored = optuna.storages.RDBStorage(
             f"sqlite:///{STUDY_FILE}", engine_kwargs={"creator": connect}

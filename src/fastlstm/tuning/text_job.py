@@ -104,8 +104,7 @@ class TextJob(Job):
             changed = replace(config, **self.options_of(default, changes))
             return expected_bits(changed, tokens, train_tokens, config.batch_size)
 
-        every = itertools.product(*law.values())
-        pairs = [list(zip(law, cell, strict=True)) for cell in every]
+        pairs = [list(zip(law, cell, strict=True)) for cell in itertools.product(*law.values())]
         combined = [{a: v for a, v in each if v != law[a][0]} for each in pairs]
         best = sorted(filter(None, combined), key=bits)[:_NUM_PROMISING]
         label = self.label_of(best[0]) if best else "the default"

@@ -29,7 +29,6 @@ from fastlstm.tuning.text_job import TextJob
 if TYPE_CHECKING:
     from optuna import Study
 
-    from fastlstm.runs.events import Event
 
 _LOCK = ".lock"
 _Config = TrainConfig | ForecastConfig
@@ -174,14 +173,11 @@ def _train(
     if job.stop is not None and job.stop():
         raise Stopped("stopped between two short runs")
     kept = dict[str, Any]()
-
-    def keep(event: Event) -> None:
-        kept[event["event"]] = event
-
     short = replace(
         search.config, **options, budget=f"{seconds:g}s", steps=None, epochs=None, seed=seed,
         keep_checkpoints=1,
     )  # fmt: skip
     names = {*search.given, *options, "budget", "seed"}
-    job.train(search.source, short, given=names, out=out, observers=[keep])
+    observers = [lambda event: kept.update({event["event"]: event})]
+    job.train(search.source, short, given=names, out=out, observers=observers)
     return job.result(kept["start"], kept["end"], options, space, seconds, search.budget_s)

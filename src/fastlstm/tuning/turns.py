@@ -101,9 +101,9 @@ class Timed:
 
         Fewer than six slow pairs exclude none: other processes slow threads for seconds.
         """
-        if len(self.base) < MIN_PAIRS or self.candidate.may_be_slower:
-            return len(self.base) >= _MAX_PAIRS
-        return len(self.base) >= _MAX_PAIRS or self.speed.high < _WORTH_GOING_ON
+        num, may_be_slower = len(self.base), self.candidate.may_be_slower
+        is_slow = num >= MIN_PAIRS and not may_be_slower and self.speed.high < _WORTH_GOING_ON
+        return num >= _MAX_PAIRS or is_slow
 
 
 def time_in_turns(

@@ -14,7 +14,6 @@ from fastlstm.ops.cuda.cluster_lstm import (
     GRID_SIZES,
     SIZES,
     blocks_of,
-    embedded_if_large,
     max_clusters,
     max_rows,
     normed_input,
@@ -22,6 +21,7 @@ from fastlstm.ops.cuda.cluster_lstm import (
     rows_per_cluster,
     run_cluster_lstm,
 )
+from fastlstm.ops.cuda.embedding import MAX_TABLE_ROWS
 from fastlstm.ops.reference import run_reference
 
 _MAX_ERROR = 3e-2
@@ -64,10 +64,8 @@ class ClusterBackend:
         H, has_norm = padded_size(call.H, is_grid=is_grid), call.options.layer_norm
         clusters, groups = rows_per_cluster(call.B, H, device, has_norm=has_norm, is_grid=is_grid)
         dtype = "fp16" if call.dtype == torch.float16 else "bf16"
-        at_a_time, kind = (
-            max_clusters(H, device, is_grid=is_grid),
-            "groups" if is_grid else "clusters",
-        )
+        at_a_time = max_clusters(H, device, is_grid=is_grid)
+        kind = "groups" if is_grid else "clusters"
         name = (
             f"persistent LSTM {dtype} ({clusters} of {at_a_time} {kind} of"
             f" {blocks_of(H)} blocks, {8 * groups} rows each)"
@@ -80,7 +78,9 @@ class ClusterBackend:
     def run(self, call: LSTMCall, args: LSTMArgs) -> LSTMOutput:
         """Runs a supported call; units beyond H have weights of zero and stay zero."""
         with torch.autocast("cuda", enabled=False):
-            is_grid, H, args = self.is_grid, call.H, embedded_if_large(args)
+            is_grid, H = self.is_grid, call.H
+            if args.tokens is not None and len(args.rows) > MAX_TABLE_ROWS:
+                args = args.embedded()
             size, norm_size = padded_size(H, is_grid=is_grid), H if call.options.layer_norm else 0
             gx = normed_input(call, args) if norm_size else None
             if size == H:
@@ -103,8 +103,7 @@ class GridBackend(ClusterBackend):
         if (reason := super().supports(call)) is not None:
             return reason
         device, H = torch.cuda.current_device(), padded_size(call.H, is_grid=True)
-        has_norm = call.options.layer_norm
-        rows = max_rows(H, device, has_norm=has_norm)
+        rows = max_rows(H, device, has_norm=call.options.layer_norm)
         if call.requires_grad and rows < call.B:
             return f"B={call.B}, the gradients of more than {rows} rows do not fit the L2 cache"
         return None

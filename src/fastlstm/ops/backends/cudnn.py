@@ -31,8 +31,7 @@ H200 the persistent kernel is 2.3 to 5 times as fast up to 64 rows, 1.2 to 4.6 w
 
 def cudnn_kernel(call: LSTMCall) -> Kernel:
     """Returns which of cuDNN's kernels torch's rules choose for `call`, after padding."""
-    is_available = torch.backends.cudnn.is_available()
-    if not (is_available and torch.backends.cudnn.enabled):
+    if not (torch.backends.cudnn.is_available() and torch.backends.cudnn.enabled):
         why = "because cuDNN is missing or switched off"
         return Kernel("ATen per-step loop", is_fast=False, why=why)
     name = str(call.dtype).removeprefix("torch.")
@@ -114,7 +113,11 @@ def cudnn_lstm(call: LSTMCall, args: LSTMArgs) -> LSTMOutput:
     args = LSTMArgs(*(None if t is None else t.contiguous() for t in args))  # type: ignore[arg-type]
     if call.device == "cuda" and torch.backends.cudnn.enabled and lie_apart(args.weights):
         args = own_weights(args, given)
-        _flatten([w for w in args.weights if w is not None], to)
+        weights, lstm_mode = [w for w in args.weights if w is not None], 2
+        with torch.no_grad():  # moves them into one buffer, as cuDNN wants them
+            torch._cudnn_rnn_flatten_weight(
+                weights, len(weights), to.I, lstm_mode, to.H, 0, 1, False, False
+            )
     y, h, c = torch_lstm(call, args)
     B, H = call.B, call.H
     return LSTMOutput(y[:, :B, :H], h[:B, :H], c[:B, :H])
@@ -148,12 +151,3 @@ def own_weights(args: LSTMArgs, given: LSTMArgs) -> LSTMArgs:
         if (w := getattr(args, name)) is not None and id(w) in theirs
     }
     return args._replace(**copies)
-
-
-def _flatten(weights: list[Tensor], call: LSTMCall) -> None:
-    """Moves the weights into one buffer, as cuDNN wants them."""
-    lstm_mode = 2
-    with torch.no_grad():
-        torch._cudnn_rnn_flatten_weight(
-            weights, len(weights), call.I, lstm_mode, call.H, 0, 1, False, False
-        )

@@ -65,12 +65,10 @@ class NativeBackend:
         """Runs a supported call.
 
         For tokens of a small embedding the kernel multiplies the V rows of the embedding instead
-        of the T * B rows of the input, and gathers.
-
-        Raises:
-            ShapeError: a token outside of the embedding.
+        of the T * B rows of the input, and gathers. Gradients then differ in the last bits.
+        Raises ShapeError: a token outside of the embedding.
         """
-        if call.has_tokens and not gathers_tokens(args.rows.shape[0], call.T, call.B):
+        if call.has_tokens and args.rows.shape[0] >= call.T * call.B:
             args = args.embedded()
         if is_traced(*args):
             is_dual = torch.autograd.forward_ad._current_level >= 0
@@ -86,14 +84,6 @@ class NativeBackend:
             if steps < call.T:
                 return LSTMOutput(*CheckpointedLSTMFunction.apply(steps, call, *args))  # type: ignore[no-untyped-call]
         return LSTMOutput(*LSTMFunction.apply(call, *args))  # type: ignore[no-untyped-call]
-
-
-def gathers_tokens(V: int, T: int, B: int) -> bool:
-    """Whether the kernel multiplies the V rows of an embedding, which is cheaper than T * B rows.
-
-    The gradients then differ in the last bits.
-    """
-    return V < T * B
 
 
 def _slower(table: Any, threads: int) -> Iterator[str]:

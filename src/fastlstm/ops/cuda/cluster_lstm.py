@@ -20,8 +20,9 @@ from fastlstm.ops.autograd import by_argument, slow_gradients
 from fastlstm.ops.call import LSTMArgs, LSTMCall, LSTMOutput
 from fastlstm.ops.cell_call import EPSILON, CellCall
 from fastlstm.ops.cell_options import ACTIVATIONS, TORCHS_CELL, CellOptions
-from fastlstm.ops.cuda.embedding import MAX_TABLE_ROWS, table_gradient, wide_product
+from fastlstm.ops.cuda.embedding import table_gradient, wide_product
 from fastlstm.ops.cuda.module import CudaKernel, KernelArguments, pointers
+from fastlstm.ops.kernels import dense, each
 from fastlstm.ops.native_call import Gradients
 
 SIZES = (128, 256, 512)
@@ -263,7 +264,8 @@ class Saved(NamedTuple):
 def normed_input(call: LSTMCall, args: LSTMArgs) -> Tensor:
     """Returns the projected rows of a cell with layer norm, `(N, 4H)` with gates innermost,
     differentiably: normalised, scaled, and with both biases."""
-    w, gamma = _swapped(args.w_ih.to(call.dtype)), _swapped(_given(args.gamma_ih).to(call.dtype))
+    assert args.gamma_ih is not None
+    w, gamma = _swapped(args.w_ih.to(call.dtype)), _swapped(args.gamma_ih.to(call.dtype))
     bias = None
     if args.b_ih is not None and args.b_hh is not None:
         bias = _swapped((args.b_ih + args.b_hh).to(call.dtype))
@@ -279,25 +281,16 @@ def run_cluster_lstm(
     *,
     is_grid: bool = False,
 ) -> LSTMOutput:
-    """Runs a supported call whose H is one of SIZES, or of GRID_SIZES with `is_grid`.
+    """Runs a supported call whose H is one of SIZES, or, with exchange through global memory
+    (`is_grid`), of GRID_SIZES; an embedding has at most MAX_TABLE_ROWS rows.
 
-    Args:
-        call: what is run.
-        args: its tensors; many tokens are already embedded (`embedded_if_large`).
-        gx: `(N, 4H)` projected rows with gates innermost; None projects them here.
-        norm_size: units that a layer norm is over, without padding; 0 without one.
-        is_grid: exchange h through global memory, not within thread block clusters.
+    `gx` are `(N, 4H)` projected rows with gates innermost; None projects them here. `norm_size` are
+    the units that a layer norm is over, without padding; 0 without one.
     """
     variant = _variant(call, args, norm_size, is_grid=is_grid)
     if call.requires_grad:
         return LSTMOutput(*_ClusterLSTM.apply(call, variant, gx, *args))  # type: ignore[no-untyped-call]
     return _forward(call, args, gx, variant)[0]
-
-
-def embedded_if_large(args: LSTMArgs) -> LSTMArgs:
-    """Returns the arguments; with dense rows where the embedding is too large for a table."""
-    is_large = args.tokens is not None and args.rows.shape[0] > MAX_TABLE_ROWS
-    return args.embedded() if is_large else args
 
 
 class _ClusterLSTM(torch.autograd.Function):
@@ -363,28 +356,12 @@ def _forward(
     return LSTMOutput(entering[1:], hT, cT), saved
 
 
-class _OfGates(NamedTuple):
-    """What the backward kernel returns, gates innermost.
-
-    Attributes:
-        sums: `(T * B, 4H)` gradients of the sums that enter the gates.
-        product: gradients of the recurrent product; without a layer norm they are `sums`.
-        h0, c0: `(B, H)` gradients; the gradient of h0 lacks the part that passes through w_hh.
-        bias: `(4H,)` gradient of the biases, gates first, without a layer norm.
-        norms: gradients of gamma_hh, gamma_c, beta_c, or None each.
-    """
-
-    sums: Tensor
-    product: Tensor
-    h0: Tensor
-    c0: Tensor
-    bias: Tensor | None
-    norms: tuple[Tensor | None, ...]
-
-
 def _gate_gradients(
     call: LSTMCall, args: LSTMArgs, saved: Saved, grads: Any, variant: KernelVariant
-) -> _OfGates:
+) -> tuple[Tensor, Tensor, Gradients]:
+    """Returns the gradients, `(T * B, 4H)` with gates innermost, of the sums that enter the gates
+    and of the recurrent product, which are the same without a layer norm; and the gradients of c0,
+    biases and norms, and of h0 without the part that passes through w_hh."""
     T, B, _, H = args.sizes
     dtype, device = call.dtype, args.rows.device
     dy, dhT, dcT = grads
@@ -409,9 +386,10 @@ def _gate_gradients(
     norms: tuple[Tensor | None, ...] = (None, None, None)
     if dnorm is not None:
         of_units = dnorm.sum((0, 1))
-        norms = _gates_first(of_units[:, :4].reshape(-1)), of_units[:, 4], of_units[:, 5]
+        norms = of_units[:, :4].t().reshape(-1), of_units[:, 4], of_units[:, 5]
     sums, product = dgates.view(T * B, 4 * H), dproduct.view(T * B, 4 * H)
-    return _OfGates(sums, product, dh0, dc0, None if dbias is None else dbias.sum(0), norms)
+    bias = None if dbias is None else dbias.sum(0)
+    return sums, product, Gradients(None, dh0, dc0, None, None, bias, None, *norms)
 
 
 def _backward(
@@ -424,25 +402,24 @@ def _backward(
 ) -> tuple[Tensor | None, Gradients]:
     """Returns the gradient of the projected rows, if these are given, and all other gradients."""
     T, B, _, H = args.sizes
-    dtype, of_gates = call.dtype, _gate_gradients(call, args, saved, grads, variant)
-    d, product = of_gates.sums, of_gates.product
+    dtype = call.dtype
+    d, product, gradients = _gate_gradients(call, args, saved, grads, variant)
+    if args.tokens is not None:
+        d = table_gradient(args.tokens, len(args.rows), d).to(dtype)
     dgx = drows = dw_ih = dw_hh = None
     if saved.w_ih is None:
-        dgx = d if args.tokens is None else table_gradient(args.tokens, len(args.rows), d).to(dtype)
+        dgx = d
     else:
         rows = args.rows.reshape(-1, args.rows.shape[-1]).to(dtype)
-        d = d if args.tokens is None else table_gradient(args.tokens, len(args.rows), d).to(dtype)
         drows = (d @ saved.w_ih).view_as(args.rows) if needs.rows else None
         dw_ih = wide_product(d.t(), rows) if needs.w_ih else None
     if needs.w_hh:
         dw_hh = wide_product(product.t(), _entering(args, saved).view(T * B, H))
     dw_ih, dw_hh = _unpacked_gradients(H, dw_ih, dw_hh)
-    dh0 = of_gates.h0
-    if needs.h0:
+    if needs.h0 and gradients.h0 is not None:
         dh = product[:B] @ _gates_last(saved.w_hh, dtype)
-        dh0 += dh if args.mask is None else dh * args.mask
-    of_state = dh0, of_gates.c0
-    return dgx, Gradients(drows, *of_state, dw_ih, dw_hh, of_gates.bias, None, *of_gates.norms)
+        gradients.h0.add_(dh if args.mask is None else dh * args.mask)
+    return dgx, gradients._replace(rows=drows, w_ih=dw_ih, w_hh=dw_hh)
 
 
 def _entering(args: LSTMArgs, saved: Saved) -> Tensor:
@@ -471,16 +448,13 @@ def _shared_arguments(call: LSTMCall, args: LSTMArgs) -> dict[str, Any]:
     """Returns what both kernels read; it must live until they are launched."""
     keep_h, keep_c = CellCall(call.options).thresholds
     p_h, p_c = call.options.zoneout
-    gamma = None
-    if args.gamma_hh is not None:
-        gamma = _gates_last(args.gamma_hh, torch.float32)
+    begins, ends = each(dense, (args.begins, args.ends))
+    gamma = None if args.gamma_hh is None else _gates_last(args.gamma_hh, torch.float32)
     return {
         "T": call.T, "B": call.B, "keep_h": keep_h, "keep_c": keep_c, "p_h": p_h, "p_c": p_c,
         "c0": _wide(args.c0), "mask": _wide(args.mask),
-        "begins": None if args.begins is None else args.begins.contiguous(),
-        "ends": None if args.ends is None else args.ends.contiguous(),
-        "seed": args.seed, "gamma_hh": gamma, "gamma_c": _wide(args.gamma_c),
-        "beta_c": _wide(args.beta_c),
+        "begins": begins, "ends": ends, "seed": args.seed, "gamma_hh": gamma,
+        "gamma_c": _wide(args.gamma_c), "beta_c": _wide(args.beta_c),
     }  # fmt: skip
 
 
@@ -492,11 +466,6 @@ def _aligned(t: Tensor) -> Tensor:
     """Returns a contiguous tensor that begins at a multiple of 16 bytes: kernels read as many."""
     t = t.contiguous()
     return t if t.data_ptr() % 16 == 0 else t.clone()
-
-
-def _given(t: Tensor | None) -> Tensor:
-    assert t is not None
-    return t
 
 
 class _Weights(KernelArguments):
@@ -523,9 +492,7 @@ def _packed_weights(args: LSTMArgs, dtype: torch.dtype) -> tuple[Tensor, Tensor,
     if kinds != {torch.float32}:
         bias = _gates_last(args.b_ih + args.b_hh, dtype) if has_bias else None  # type: ignore[operator]
         return _gates_last(args.w_ih, dtype), _aligned(args.w_hh.to(dtype)), bias
-    w_ih, w_hh, b_ih, b_hh = (None if t is None else t.contiguous() for t in args.weights)
-    assert w_ih is not None
-    assert w_hh is not None
+    w_ih, w_hh, b_ih, b_hh = each(dense, args.weights)
     to_ih, to_hh = (torch.empty_like(w, dtype=dtype) for w in (w_ih, w_hh))
     to_bias = None if b_ih is None else torch.empty_like(b_ih, dtype=dtype)
     arguments = _Weights(
@@ -558,8 +525,3 @@ def _gates_last(w: Tensor, dtype: torch.dtype) -> Tensor:
 def _swapped(w: Tensor) -> Tensor:
     """As `_gates_last`, differentiably, in the dtype of `w`."""
     return w.view(4, -1, *w.shape[1:]).transpose(0, 1).reshape(w.shape)
-
-
-def _gates_first(w: Tensor) -> Tensor:
-    """Returns the opposite of `_gates_last`."""
-    return w.view(-1, 4, *w.shape[1:]).transpose(0, 1).reshape(w.shape)

@@ -29,16 +29,8 @@ def source_text(name: str) -> str:
 
 
 def compiled(name: str, macros: Mapping[str, int], arch: str) -> bytes:
-    """Returns the machine code (cubin) of a source file, from the cache where it is there.
-
-    Args:
-        name: name of the file, without `.cu`.
-        macros: its settings.
-        arch: such as "sm_90".
-
-    Raises:
-        KernelError: NVRTC is missing, or refuses the source.
-    """
+    """Returns the machine code (cubin) of `<name>.cu` for an architecture such as "sm_90", from the
+    cache where it is there. Raises KernelError: NVRTC is missing, or refuses the source."""
     key = make_key(source_text(name), sorted(macros.items()), arch, nvrtc_version())
     path = None
     with suppress(FastLSTMError, OSError):
@@ -55,11 +47,7 @@ def compiled(name: str, macros: Mapping[str, int], arch: str) -> bytes:
 
 
 def compile_source(name: str, macros: Mapping[str, int], arch: str) -> tuple[bytes, str]:
-    """Compiles a source file; returns the cubin, and the log with registers and spills of kernels.
-
-    Raises:
-        KernelError: as `compiled`.
-    """
+    """As `compiled`, without the cache; returns also the log with registers and spills."""
     nvrtc = bindings("nvrtc")
     program = checked(
         nvrtc.nvrtcCreateProgram(source_text(name).encode(), f"{name}.cu".encode(), 0, None, None)

@@ -33,21 +33,12 @@ def pointers(names: str) -> list[tuple[str, Any]]:
 
 
 class CudaKernel:
-    """A kernel on one device.
+    """The function `entry` of a source file on one GPU, with so many threads and bytes of dynamic
+    shared memory in a block.
 
-    Args:
-        name: of the source file.
-        entry: of the function in it.
-        macros: settings it is compiled with.
-        device: number of the GPU.
-        threads: of a block.
-        cluster: blocks that work together.
-        shared_bytes: dynamic shared memory of a block.
-        is_cooperative: whether all blocks of a launch run at a time, and exchange through global
-            memory; they are no thread block clusters then.
-
-    Raises:
-        KernelError: it cannot be compiled or loaded.
+    `cluster` is the number of blocks that work together. With `is_cooperative` all blocks of a
+    launch run at a time, and exchange through global memory; they are no thread block clusters
+    then. Raises KernelError: it cannot be compiled or loaded.
     """
 
     def __init__(
@@ -115,12 +106,13 @@ class CudaKernel:
         if self._is_cooperative:
             attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
             attribute.value.cooperative = 1
-            config.attrs, config.numAttrs = [attribute], 1
         elif self._cluster > 1:
             attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
             size = attribute.value.clusterDim
             size.x, size.y, size.z = self._cluster, 1, 1
-            config.attrs, config.numAttrs = [attribute], 1
+        else:
+            return config
+        config.attrs, config.numAttrs = [attribute], 1
         return config
 
     @contextmanager

@@ -105,10 +105,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         `(N,)` float32 each.
     """
     nats, lse = torch.empty((2, len(logits)), dtype=torch.float32, device=logits.device)
-    arguments = _cross_entropy_arguments(logits, targets, nats=nats, lse=lse)
-    _kernel("cross_entropy_forward", logits.dtype, logits.device.index).launch(
-        -(-len(logits) // _ROWS), arguments
-    )
+    _run_cross_entropy("forward", logits, targets, nats=nats, lse=lse)
     return nats, lse
 
 
@@ -117,20 +114,20 @@ def cross_entropy_gradient(
 ) -> Tensor:
     """Returns the gradient of the sum of `cross_entropy` times a float32 scalar, `(N, V)`."""
     dlogits = torch.empty_like(logits)
-    arguments = _cross_entropy_arguments(logits, targets, lse=lse, scale=scale, dlogits=dlogits)
-    _kernel("cross_entropy_backward", logits.dtype, logits.device.index).launch(
-        -(-len(logits) // _ROWS), arguments
-    )
+    _run_cross_entropy("backward", logits, targets, lse=lse, scale=scale, dlogits=dlogits)
     return dlogits
 
 
-class StepEnd:
-    """What a training step decides from its loss and gradient norms, by one kernel.
+def _run_cross_entropy(name: str, logits: Tensor, targets: Tensor, **others: Tensor | None) -> None:
+    N, V = logits.shape
+    arguments = _CrossEntropy(logits=logits, targets=targets, N=N, V=V, **others)
+    kernel = _kernel(f"cross_entropy_{name}", logits.dtype, logits.device.index)
+    kernel.launch(-(-N // _ROWS), arguments)
 
-    Args:
-        num: gradients.
-        base: learning rates at factor 1.
-        device: the GPU.
+
+class StepEnd:
+    """What a step with `num` gradients decides from its loss and their norms, by one kernel; `base`
+    are the learning rates at factor 1.
 
     Attributes:
         found: `(2 + num,)`: loss, norm of the gradient, norm of each.
@@ -202,16 +199,10 @@ class _Muon(KernelArguments):
 class MuonStep:
     """The elementwise parts of one update by Muon, of a float32 weight `(4H, K)`.
 
-    Args:
-        weight: the weight; the other arguments belong to it.
-        update: `(4, H, K)` bf16, what is orthogonalised; `begin` fills it.
-        momentum: changed when the update ends.
-        inverse: what the gradient is divided by, a scalar.
-        is_bad: 1 where nothing may change.
-        rate: learning rate.
-        decay_momentum: decay of the running gradient.
-        weight_decay: decoupled weight decay.
-        safety: factor of the norm that a block is divided by.
+    `begin` fills `update` `(4, H, K)` bf16, which is orthogonalised; the momentum changes when the
+    update ends. The gradient is divided by the scalar `inverse`, each block by its norm times
+    `safety`. Nothing changes if `is_bad` is 1. `decay_momentum` is the decay of the running
+    gradient; weight decay is decoupled.
     """
 
     def __init__(
@@ -222,7 +213,6 @@ class MuonStep:
         num, K = H * weight.shape[1], weight.shape[1]
         self._blocks = 4 * min(64, -(-num // 1024))
         self._partial = torch.empty(self._blocks, device=weight.device)
-        self._kept = weight, update, gradient, momentum, inverse, is_bad, rate
         self._fields = {
             "weight": weight, "gradient": gradient, "momentum": momentum, "running": self._running,
             "update": update, "partial": self._partial, "inverse": inverse, "is_bad": is_bad,
@@ -247,13 +237,6 @@ class MuonStep:
     def _launch(self, entry: str, **more: object) -> None:
         device = self._running.get_device()
         _kernel(entry, torch.bfloat16, device).launch(self._blocks, _Muon(**self._fields, **more))
-
-
-def _cross_entropy_arguments(
-    logits: Tensor, targets: Tensor, **others: Tensor | None
-) -> KernelArguments:
-    N, V = logits.shape
-    return _CrossEntropy(logits=logits, targets=targets, N=N, V=V, **others)
 
 
 @lru_cache
