@@ -53,7 +53,7 @@ def corpus_files() -> list[Path]:
 _SUFFIXES = """
     .txt .text .md .markdown .rst .tex .org .adoc .srt .csv .tsv .log .jsonl .ndjson .html .htm .xml
     .json .yaml .yml .toml .ini .cfg .py .pyi .c .h .cc .cpp .hpp .cu .rs .go .java .kt .js .ts .jsx
-    .tsx .css .sh .rb .php .pl .lua .r .jl .scala .swift .sql .hs .ml .el .vim .parquet .pq
+    .tsx .css .sh .rb .php .pl .lua .r .jl .scala .swift .sql .hs .ml .el .vim
 """
 TEXT_SUFFIXES = frozenset(_SUFFIXES.split())
 COMPRESSED_SUFFIXES = frozenset({".gz", ".zst"})
@@ -231,7 +231,8 @@ def _open_directory(root: Path) -> InputText:
     skipped: Counter[str] = Counter()
     for path in sorted(walk(root, _refuse)):
         info = path.stat() if path.exists() else None
-        if text_suffix(path) not in TEXT_SUFFIXES or info is None or not stat.S_ISREG(info.st_mode):
+        is_text = text_suffix(path) in {*TEXT_SUFFIXES, *PARQUET_SUFFIXES}
+        if not is_text or info is None or not stat.S_ISREG(info.st_mode):
             skipped[path.suffix.lower() or "no suffix"] += 1
         elif info.st_size:
             documents.append(_file(path, str(path), info.st_mode))
