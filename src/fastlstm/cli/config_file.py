@@ -5,20 +5,15 @@ The `config.json` of a run is accepted too: its "train" section is a complete co
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fastlstm.cli.command import expected, typed
+from fastlstm.cli.command import Option, Parsed, expected, typed
 from fastlstm.errors import ConfigError, FormatError, kind_of_value, nearest_hint
 from fastlstm.runs.run_directory import FORECASTER, TEXT_RUN
-from fastlstm.system.fields import ENDS, built
+from fastlstm.system.fields import ENDS, ConfigT, built
 from fastlstm.text.config import require_format
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from fastlstm.cli.command import Option, Parsed
-    from fastlstm.system.fields import ConfigT
 
 MAX_CONFIG_BYTES = 1 << 16
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from fastlstm.cli.command import Command, Option, Parsed, Positional, switch
@@ -21,14 +22,12 @@ from fastlstm.cli.options import JSON, READ_OPTIONS, device_option
 from fastlstm.cli.output import print_result, say
 from fastlstm.cli.training import parse_for_run
 from fastlstm.errors import EXIT_OK, DataError, counted
+from fastlstm.report.lines import Row, forecast_name, score_text, series_rows
+from fastlstm.runs.run_directory import Kind
 from fastlstm.text.config import PARTS
 from fastlstm.text.data.sources import open_source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from fastlstm.report.lines import Row
-    from fastlstm.runs.run_directory import Kind
     from fastlstm.text.evaluation import Evaluation
     from fastlstm.text.lm import LM
 
@@ -170,19 +169,12 @@ def _table_figures(parsed: Parsed, path: str, *data: str) -> tuple[dict[str, Any
     split, settings = parsed["split"], {n: parsed[n] for n in ("stride", "season", "scaled")}
     found = model.evaluation(split, frame=one_or_many(list(data)), **settings)
     facts = {"run": path, "data": list(data), "split": split, **settings, "scores": found.figures}
-    facts["season"] = found.season
-    facts["series"] = found.worst_series()
-    return facts, _table_rows(facts)
-
-
-def _table_rows(facts: dict[str, Any]) -> list[Row]:
-    from fastlstm.report.lines import forecast_name, score_text, series_rows
-
+    facts |= {"season": found.season, "series": found.worst_series()}
     units = "standard deviations of the training rows" if facts["scaled"] else "units of the table"
-    return [
-        ("run", facts["run"]),
-        ("data", f"{', '.join(facts['data'])}, {facts['split']} split, in {units}"),
-        *((forecast_name(name, facts), score_text(v)) for name, v in facts["scores"].items()),
+    return facts, [
+        ("run", path),
+        ("data", f"{', '.join(data)}, {split} split, in {units}"),
+        *((forecast_name(name, facts), score_text(v)) for name, v in found.figures.items()),
         *series_rows(facts["series"]),
     ]
 

@@ -7,18 +7,15 @@ import json
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastlstm.errors import UsageError, as_flags, respelled
 from fastlstm.report.markup import visible
 from fastlstm.report.terminal import cell_width, columns, is_terminal, style_for, wrap
 from fastlstm.system.redaction import redacted
 from fastlstm.system.storage import finite, write_file
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 _NAME = re.compile(r"`([a-z_0-9]+)`")
 _OTHERS = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,23 +12,18 @@ from fastlstm.cli.options import CONFIG, JSON, of_training_runs
 from fastlstm.cli.output import print_result, say
 from fastlstm.cli.training import TrainingRun, read_training, with_source_of_run
 from fastlstm.errors import EXIT_OK, StorageError
-from fastlstm.report.lines import labelled
+from fastlstm.report.lines import Row, labelled
 from fastlstm.report.terminal import short_bytes
-from fastlstm.runs.run_directory import TRAINER_FILE
+from fastlstm.runs.run_directory import PROFILE_FILE, TRAINER_FILE
 from fastlstm.system.fields import parse_duration
 from fastlstm.system.storage import finite, write_json
 from fastlstm.training.signals import ended_like_ctrl_c
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from fastlstm.report.lines import Row
     from fastlstm.tuning.op_times import OpTime
     from fastlstm.tuning.profile import Profile
     from fastlstm.tuning.verdicts import Verdict
 
-PROFILE_FILE = "profile.json"
-"""In a run directory, what was found about the run."""
 _NUM_OPS = 14
 _UNDECIDED = (
     "undecided: a change may gain more than 5 %; "

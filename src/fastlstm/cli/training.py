@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import glob
 import itertools
 import json
 import os
@@ -26,7 +25,7 @@ from fastlstm.cli.command import (
     typed,
 )
 from fastlstm.cli.config_file import config_keys, resolve_config
-from fastlstm.cli.inputs import one_or_many, refuse_runs, require_run, require_tables
+from fastlstm.cli.inputs import is_there, one_or_many, refuse_runs, require_run, require_tables
 from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS
 from fastlstm.distributed.launch import is_started_by_torchrun
 from fastlstm.errors import ConfigError, FastLSTMError, UsageError, nearest_hint
@@ -37,8 +36,6 @@ from fastlstm.system.storage import MAX_JSON_BYTES, read_bytes
 from fastlstm.text.config import PARTS, WHY_NOT_OF_TEXTS, TrainConfig
 from fastlstm.text.data.source_kind import SourceKind, few, files_of, kind_of_source
 from fastlstm.text.data.sources import BUILT_IN, open_source
-
-_FOLDERS = {"train": "runs", "tune": "tuning"}
 
 
 @dataclass(frozen=True)
@@ -64,8 +61,13 @@ class TrainingRun:
     def source(self) -> str | list[str]:
         return one_or_many(self.parsed.positionals)
 
-    def train_words(self, options: Mapping[str, Any]) -> list[str]:
-        """Returns the words of `fastlstm train` for this run with other options, without --out."""
+    def train_command(
+        self, options: Mapping[str, Any], verb: str = "train", taken: Collection[str] = ()
+    ) -> str:
+        """Returns the command that trains, or tunes, with other options.
+
+        Its output directory is new: it does not exist, and no command in `taken` writes it.
+        """
         arguments = split_arguments(self.parsed.command.options, self.argv)
         fields = FORECAST_OPTIONS if self.is_table else TEXT_OPTIONS
         known = {"config", *(option.name for option in fields)} - set(options)
@@ -83,23 +85,14 @@ class TrainingRun:
         for name, value in options.items():
             shown = f"{value:g}" if type(value) is float else f"{value}"
             words += [f"--{name.replace('_', '-')}", shown]
-        return words
-
-    def train_command(
-        self, options: Mapping[str, Any], verb: str = "train", taken: Collection[str] = ()
-    ) -> str:
-        """Returns the command that trains, or tunes, with other options.
-
-        Its output directory is new: it does not exist, and no command in `taken` writes it.
-        """
         own = self.parsed.command.verb
         given = self.parsed.values.get("out") if own != "tune" else None
-        name = Path(self.parsed.positionals[0]).name.split(".")[0] or "run"
-        first = given or f"{_FOLDERS[verb]}/{name}"
+        source = Path(self.parsed.positionals[0]).name.split(".")[0] or "run"
+        first = given or f"{'tuning' if verb == 'tune' else 'runs'}/{source}"
         places = itertools.chain([first], (f"{first}-{number}" for number in itertools.count(2)))
         others = {shlex.split(text)[-1] for text in taken}
         out = next(place for place in places if not (os.path.exists(place) or place in others))
-        return shlex.join(["fastlstm", verb, *self.train_words(options), "--out", out])
+        return shlex.join(["fastlstm", verb, *words, "--out", out])
 
 
 def read_training(
@@ -291,14 +284,9 @@ def _sources_of(path: Path, verb: str) -> list[str]:
     if not isinstance(name, str) or not name:
         raise ConfigError(f"the files of {path} do not say what it was trained on")
     for sources in [[name]] if kind == "text" else [[name], name.split(", ")]:
-        if all(map(_is_there, sources)):
+        if all(source in BUILT_IN or is_there(source) for source in sources):
             return sources
     instead = shlex.join(["fastlstm", verb, "--config", str(path / "config.json")])
     raise ConfigError(
         f"{path} was trained on {name}, which does not exist; name its source: {instead} SOURCE"
     )
-
-
-def _is_there(source: str) -> bool:
-    place = os.path.expanduser(source)
-    return source in BUILT_IN or os.path.exists(place) or bool(glob.glob(place, recursive=True))

@@ -23,7 +23,7 @@ from fastlstm.report.html import Html, document, figure, quiet, table
 from fastlstm.report.lines import gpu_state, joined, outlook_text
 from fastlstm.report.markup import clipped, to_html
 from fastlstm.report.terminal import clock, percent, short_bytes, tick_texts
-from fastlstm.runs.run_directory import held_locks
+from fastlstm.runs.run_directory import PROFILE_FILE, held_locks
 
 COLOURS = (
     *("#2e7cf6", "#e8710a", "#12a150", "#d6336c"),
@@ -173,7 +173,6 @@ def difference_table(runs: Sequence[RunSummary], names: dict[Path, str]) -> str:
     return f"<h2>Differences</h2>\n{table(heads, lines)}"
 
 
-PROFILE_FILE = "profile.json"
 _MAX_GPUS, _MAX_WARNINGS, _MAX_VERDICTS = 16, 3, 6
 _MAX_TEXT, _MAX_COMMAND = 400, 2000
 _MIN_SHARE = 0.005

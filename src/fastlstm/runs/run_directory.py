@@ -42,6 +42,7 @@ from fastlstm.runs.manifest import (
 from fastlstm.system import storage
 
 TRAINER_FILE = "trainer.json"
+PROFILE_FILE = "profile.json"
 FORECASTER = "forecaster"
 SEQUENCE = "sequence"
 """`kind` in config.json; language models have none."""

@@ -14,7 +14,9 @@ NAME of shape (rows, columns), a file holds:
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,9 +27,6 @@ from fastlstm.errors import ConfigError, CorruptFileError, FormatError, NonFinit
 from fastlstm.system.fields import is_number
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-    from pathlib import Path
-
     from numpy.typing import NDArray
 
 FORMATS_IN_FILES = ("fp32", "fp16", "int8", "int4")
