@@ -105,7 +105,8 @@ class Access:
             await self._answer(scope, receive, send_with_id, record)
         finally:
             record.key = scope["state"].get("tenant", NOBODY).hex()[:_KEY_DIGITS]
-            count(self._metrics, record)
+            self._metrics.requests.labels(str(record.status or GONE)).inc()
+            self._metrics.outcomes.labels(record.outcome).inc()
             if self._log is not None:
                 client = scope.get("client") or ("", 0)
                 method, path = scope["method"][:16], scope["path"][:200]
@@ -141,12 +142,6 @@ class Access:
             record.failure = "failed"
             failure = ApiError(500, "the server failed to answer; see its log")
             await _end(scope, send, record, failure)
-
-
-def count(metrics: Metrics, record: Record) -> None:
-    """Counts a request that has ended."""
-    metrics.requests.labels(str(record.status or GONE)).inc()
-    metrics.outcomes.labels(record.outcome).inc()
 
 
 async def _end(scope: Scope, send: Send, record: Record, error: ApiError) -> None:
