@@ -115,7 +115,9 @@ def rows(profile: Profile, commands: Mapping[str, str]) -> list[Row]:
         ("time", " · ".join(f"{n.replace('_', ' ')} {100 * s:.0f} %" for n, s in shares)),
     ]
     if not profile.recommended:
-        found.append(("verdict", _nothing_sure(profile) + of_ceiling))
+        healthy = _UNDECIDED if profile.is_undecided else "nothing above 5 %: this run is healthy"
+        text = "no change is a sure gain" if profile.to_try else healthy
+        found.append(("verdict", text + of_ceiling))
     for place, verdict in enumerate(profile.recommended):
         found.append((f"{place + 1}. {verdict.cause}", f"{gain_text(verdict)}; {verdict.effect}"))
         found.append(("", verdict.evidence))
@@ -147,12 +149,6 @@ def gain_text(verdict: Verdict) -> str:
         return text
     sooner = f"the same quality {100 * verdict.quality_gain:+.0f} % sooner"
     return f"{text}, {sooner}" if text else sooner
-
-
-def _nothing_sure(profile: Profile) -> str:
-    if profile.to_try:
-        return "no change is a sure gain"
-    return _UNDECIDED if profile.is_undecided else "nothing above 5 %: this run is healthy"
 
 
 def _not_advised(verdict: Verdict) -> str:

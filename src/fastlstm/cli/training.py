@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -28,11 +27,12 @@ from fastlstm.cli.config_file import config_keys, resolve_config
 from fastlstm.cli.inputs import is_there, one_or_many, refuse_runs, require_run, require_tables
 from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS
 from fastlstm.distributed.launch import is_started_by_torchrun
-from fastlstm.errors import ConfigError, FastLSTMError, UsageError, nearest_hint
+from fastlstm.errors import ConfigError, UsageError, nearest_hint
 from fastlstm.forecast.config import ForecastConfig
+from fastlstm.report.events import stored_json
 from fastlstm.report.history import read_history
 from fastlstm.runs.run_directory import Kind, kind_of_run
-from fastlstm.system.storage import MAX_JSON_BYTES, read_bytes
+from fastlstm.system.object_store import is_url
 from fastlstm.text.config import PARTS, WHY_NOT_OF_TEXTS, TrainConfig
 from fastlstm.text.data.source_kind import SourceKind, few, files_of, kind_of_source
 from fastlstm.text.data.sources import BUILT_IN, open_source
@@ -275,15 +275,15 @@ def _sources_of(path: Path, verb: str) -> list[str]:
     kind = kind_of_run(path)
     try:
         if kind == "text":
-            config = json.loads(read_bytes(path / "config.json", MAX_JSON_BYTES))
-            name = config["data"]["source"]
+            name = stored_json(path / "config.json")["data"]["source"]
         else:
             name = read_history(path / "metrics.jsonl").start["source"]
-    except (FastLSTMError, ValueError, KeyError, TypeError, RecursionError):
+    except (KeyError, TypeError):
         name = None
     if not isinstance(name, str) or not name:
         raise ConfigError(f"the files of {path} do not say what it was trained on")
-    for sources in [[name]] if kind == "text" else [[name], name.split(", ")]:
+    several = [] if kind == "text" else [name.split(", ")]
+    for sources in [*several, [name]] if is_url(name) else [[name], *several]:
         if all(source in BUILT_IN or is_there(source) for source in sources):
             return sources
     instead = shlex.join(["fastlstm", verb, "--config", str(path / "config.json")])

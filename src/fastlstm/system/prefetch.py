@@ -82,7 +82,13 @@ class Prefetcher(Generic[ItemT]):
         if self._closed.is_set():
             raise ValueError("this Prefetcher is closed; make a new one")
         started = time.perf_counter()
-        item = self._take()
+        while True:
+            try:
+                item = self._queue.get(timeout=_POLL_S)
+                break
+            except queue.Empty:
+                if self._should_stop is not None and self._should_stop():
+                    raise Stopped("stopped while waiting for a batch") from None
         self.wait_s += time.perf_counter() - started
         if isinstance(item, BaseException):
             self._failure = item
@@ -93,14 +99,6 @@ class Prefetcher(Generic[ItemT]):
         """Stops the thread and waits for it; can be called repeatedly."""
         self._closed.set()
         self._thread.join()
-
-    def _take(self) -> ItemT | BaseException:
-        while True:
-            try:
-                return self._queue.get(timeout=_POLL_S)
-            except queue.Empty:
-                if self._should_stop is not None and self._should_stop():
-                    raise Stopped("stopped while waiting for a batch") from None
 
     def _produce(self, batches: Iterator[ItemT]) -> None:
         while not self._closed.is_set():

@@ -84,8 +84,6 @@ class Access:
         self._app, self._metrics, self._log, self._check = app, metrics, log, check
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
         ids = [value for name, value in scope["headers"] if name == b"x-request-id"]
         is_valid = len(ids) == 1 and _ID.fullmatch(ids[0])
         record = Record(ids[0].decode("ascii") if is_valid else uuid.uuid4().hex)
