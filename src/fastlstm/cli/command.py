@@ -288,12 +288,8 @@ class UnknownFlagError(UsageError):
 
 
 def parse(command: Command, argv: Sequence[str]) -> Parsed:
-    """Reads the arguments of one verb.
-
-    Raises:
-        HelpRequested: help was asked for.
-        UsageError: an unknown flag, a missing or superfluous argument, a value of the wrong type.
-    """
+    """Reads the arguments of one verb. Raises HelpRequested; UsageError: an unknown flag, a missing
+    or superfluous argument, a value of the wrong type."""
     arguments = split_arguments(command.options, argv)
     if arguments.help:
         raise HelpRequested(help_text(command, arguments.help == "--help-all"))
@@ -320,15 +316,11 @@ def parse(command: Command, argv: Sequence[str]) -> Parsed:
 
 
 def typed(value: Any, annotation: Any) -> Any:
-    """Converts a value to the type of an annotation.
+    """Converts a text of the command line, or a value of a YAML file, to the type of an annotation.
 
-    Args:
-        value: text of the command line, or a value of a YAML file.
-        annotation: int, float, bool, str or a Literal of texts, with or without ``| None``; float
-            with ``| tuple[float, float]`` also takes two numbers separated by a comma.
-
-    Raises:
-        ValueError: the value does not have that type.
+    The annotation is int, float, bool, str or a Literal of texts, with or without ``| None``; float
+    with ``| tuple[float, float]`` also takes two numbers separated by a comma. Raises ValueError:
+    the value does not have that type.
     """
     kind = unwrap_optional(annotation)
     if value in (None, "null") and NoneType in get_args(annotation):

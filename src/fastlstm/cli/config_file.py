@@ -38,9 +38,8 @@ def resolve_config(
 def read_config_file(path: Path, options: Sequence[Option]) -> dict[str, Any]:
     """Returns the values of a YAML or JSON file, each in the type of its option.
 
-    Raises:
-        ConfigError: no such file, bad YAML (line and column named), an unknown key (nearest named),
-            a key that appears twice, a value of the wrong type.
+    Raises ConfigError: no such file, bad YAML (line and column named), an unknown key (nearest
+    named), a key that appears twice, a value of the wrong type.
     """
     known = {option.name: option for option in options}
     values: dict[str, Any] = {}

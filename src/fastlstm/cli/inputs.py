@@ -76,9 +76,8 @@ def read_sequences(path: str, needs_answers: bool) -> tuple[Any, Any]:
     """Returns the sequences of a file, an array `(N, T, C)` or a list of `(T_i, C)`, and its
     answers, None without.
 
-    Raises:
-        DataError: no such file, no .npy or .npz, larger than the memory, or an array is missing or
-            of another length.
+    Raises DataError: no such file, no .npy or .npz, larger than the memory, or an array is missing
+    or of another length.
     """
     import numpy as np
 

@@ -95,12 +95,8 @@ def say(text: str, details: Sequence[str] = ()) -> None:
 
 
 def write_page(path: str, data: bytes, flag: str) -> None:
-    """Writes an HTML file, atomically; a link stays and its target is written.
-
-    Raises:
-        UsageError: a directory or a device is there.
-        StorageError: the write failed; an old file is intact.
-    """
+    """Writes an HTML file, atomically; a link stays and its target is written. Raises UsageError: a
+    directory or a device is there; StorageError: the write failed, an old file is intact."""
     place = Path(os.path.realpath(path))
     if os.path.lexists(place) and not os.path.isfile(place):
         raise UsageError(f"{flag} is {path}, expected a file such as runs.html")

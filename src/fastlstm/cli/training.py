@@ -144,11 +144,8 @@ def command_for(argv: Sequence[str], text: Command, table: Command) -> Command:
 def parse_for_run(argv: Sequence[str], commands: Mapping[Kind, Command]) -> tuple[Kind, Parsed]:
     """Returns the kind of RUN, the first argument, and the command line as its command reads it.
 
-    Without a run it is the first command.
-
-    Raises:
-        HelpRequested: help was asked for.
-        UsageError: as `parse`, or an option is for another kind.
+    Without a run it is the first command. Raises as `parse`, and UsageError: an option is for
+    another kind.
     """
     arguments = _split_for_all(argv, *commands.values())
     runs = [kind_of_run(word) for word in arguments.positionals[:1]]

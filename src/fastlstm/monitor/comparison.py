@@ -66,12 +66,8 @@ class RunComparison:
 
 
 def compare_runs(paths: Sequence[Path]) -> RunComparison:
-    """Reads runs and compares them.
-
-    Raises:
-        ConfigError: fewer than two runs.
-        RunDirectoryError: a path has no events of a run.
-    """
+    """Reads runs and compares them. Raises ConfigError: fewer than two runs; RunDirectoryError: a
+    path has no events of a run."""
     if len(paths) < 2:
         raise ConfigError("compare takes two runs or more; name another run")
     runs = [RunSummary(path) for path in paths]

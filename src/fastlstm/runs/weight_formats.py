@@ -138,9 +138,8 @@ def as_floats(weights: Mapping[str, Any]) -> dict[str, NDArray[np.float32]]:
 def in_format(weights: Mapping[str, Any], weight_format: str) -> dict[str, Any]:
     """Returns weights as a file holds them: float32, float16 or QuantizedMatrix.
 
-    Raises:
-        ConfigError: an unknown format, or a value beyond its range.
-        NonFiniteError: a weight is NaN or Inf.
+    Raises ConfigError: an unknown format, or a value beyond its range; NonFiniteError: a weight is
+    NaN or Inf.
     """
     check_format(weight_format)
     return {name: _one_in_format(name, w, weight_format) for name, w in weights.items()}
@@ -177,11 +176,9 @@ def encode_weights(
 ) -> bytes:
     """Returns a safetensors file of weights (float arrays or `QuantizedMatrix`) in a format.
 
-    The zero blocks of the matrices `block_sparse` are left out.
-
-    Raises:
-        ConfigError: an unknown format, block-sparse int4, or a value beyond the format's range.
-        NonFiniteError: a weight is NaN or Inf.
+    The zero blocks of the matrices `block_sparse` are left out. Raises ConfigError: an unknown
+    format, block-sparse int4, or a value beyond the format's range; NonFiniteError: a weight is NaN
+    or Inf.
     """
     if block_sparse and weight_format == "int4":
         raise ConfigError("int4 weights cannot be block-sparse; use int8, fp16 or fp32")
@@ -265,11 +262,8 @@ def decode_weights(
     """Parses a safetensors file of weights and checks every code, scale and index.
 
     Returns float32 arrays; for int8 and int4 a `QuantizedMatrix` for each matrix. Messages name
-    `origin`.
-
-    Raises:
-        CorruptFileError: not a safetensors file, or values that fastlstm never writes.
-        FormatError: other tensors, shapes or dtypes.
+    `origin`. Raises CorruptFileError: not a safetensors file, or values that fastlstm never writes;
+    FormatError: other tensors, shapes or dtypes.
     """
     check_format(weight_format)
     try:

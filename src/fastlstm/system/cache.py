@@ -151,11 +151,8 @@ class Cache:
 
 
 def is_intact(entry: Path) -> bool:
-    """Returns whether an entry is this user's and has the content that `Cache.place` hashed.
-
-    Raises:
-        OSError, FastLSTMError: a file is missing or cannot be read.
-    """
+    """Returns whether an entry is this user's and has the content that `Cache.place` hashed. Raises
+    OSError or FastLSTMError: a file is missing or cannot be read."""
     paths = sorted(entry.iterdir())
     if not all(map(storage.is_own, (entry, *paths))):
         return False

@@ -121,12 +121,8 @@ def default_threads() -> int:
 
 
 def cpu() -> CpuInfo:
-    """Returns the CPU as available to this process.
-
-    Raises:
-        ConfigError: FASTLSTM_ISA exceeds this CPU.
-        KernelError: the native code cannot be loaded.
-    """
+    """Returns the CPU as available to this process. Raises ConfigError: FASTLSTM_ISA exceeds this
+    CPU; KernelError: the native code cannot be loaded."""
     isa, forced = widest_isa(), environment.forced_isa()
     if forced is None:
         return _described(isa, False)

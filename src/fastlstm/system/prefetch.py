@@ -71,12 +71,8 @@ class Prefetcher(Generic[ItemT]):
         self._thread.start()
 
     def next(self) -> ItemT:
-        """Returns the next batch.
-
-        Raises:
-            Stopped: `should_stop` returned True while waiting.
-            Exception: raised while making the batch; raised again on every later call.
-        """
+        """Returns the next batch. Raises Stopped: `should_stop` returned True while waiting; and
+        what was raised while making the batch, again on every later call."""
         if self._failure is not None:
             raise self._failure
         if self._closed.is_set():
