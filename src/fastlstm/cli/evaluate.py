@@ -148,8 +148,7 @@ def _evaluate(lm: LM, text: str, parsed: Parsed) -> tuple[Evaluation, int]:
             f" evaluate {file} without `split`"
         )
     data = lm.read(text, parsed["unknown"])
-    own = lm.config.get("data", {})
-    if split is None and own.get("key") == data.key:
+    if split is None and lm.config.get("data", {}).get("key") == data.key:
         num = len(part_of(lm.config, data, "train"))
         share = f"{num / len(data.ids):.0%}"
         say(f"note: the model was trained on {share} of {text}; `--split valid` scores other text")
@@ -160,8 +159,7 @@ def _evaluate(lm: LM, text: str, parsed: Parsed) -> tuple[Evaluation, int]:
     ids = part_of(lm.config, data, split)
     result = evaluate_on(lm.device, lm.model, ids, lm.tokenizer, lanes=lanes, **settings)
     size = lm.tokenizer.vocab_size
-    whole = with_unknown(result, data.num_unknown, data.num_chars, data.unknown, size)
-    return whole, lanes
+    return with_unknown(result, data.num_unknown, data.num_chars, data.unknown, size), lanes
 
 
 def _table_figures(parsed: Parsed, path: str, *data: str) -> tuple[dict[str, Any], list[Row]]:

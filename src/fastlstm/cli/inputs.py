@@ -107,8 +107,7 @@ def read_sequences(path: str, needs_answers: bool) -> tuple[Any, Any]:
         raise DataError(f"X of {path} has shape {X.shape}: {_SEQUENCES}")
     if lengths is None:
         return X, y
-    known = np.arange(1, X.shape[1] + 1)
-    if lengths.shape != X.shape[:1] or not np.isin(lengths, known).all():
+    if lengths.shape != X.shape[:1] or not np.isin(lengths, np.arange(1, X.shape[1] + 1)).all():
         raise DataError(f"{path}: `lengths` is not 1 to {X.shape[1]} for each sequence")
     return [steps[: int(length)] for steps, length in zip(X, lengths, strict=True)], y
 

@@ -72,8 +72,7 @@ def run(argv: list[str]) -> int:
     if trace is not None:
         check_trace(trace)
     profile, options = profile_run(job.source, job.config, job.names, job.own, parsed["ops"], trace)
-    fixed = chosen_sizes(job.config, options)
-    commands = _commands(profile, job, fixed)
+    commands = _commands(profile, job, chosen_sizes(job.config, options))
     verdicts = [{**v.to_dict(), "command": commands.get(v.cause)} for v in profile.verdicts]
     facts = {**profile.to_dict(), "verdicts": verdicts}
     found = rows(profile, commands)
@@ -94,8 +93,7 @@ def _commands(profile: Profile, job: TrainingRun, fixed: Mapping[str, Any]) -> d
     commands = dict[str, str]()
     for v in profile.recommended:
         if v.options:
-            options = {**fixed, **v.options}
-            commands[v.cause] = job.train_command(options, taken=commands.values())
+            commands[v.cause] = job.train_command({**fixed, **v.options}, taken=commands.values())
     budget = job.config.budget or job.config.default_budget
     for v in profile.to_try:
         tuned = {**fixed, "budget": budget, "axes": v.axis}

@@ -507,8 +507,7 @@ class EventTail:
 
     def _bytes_around(self, descriptor: int) -> bytes:
         length = min(_MARK_BYTES, self._offset)
-        places = (0, self._offset - length)
-        return b"".join(os.pread(descriptor, length, place) for place in places)
+        return b"".join(os.pread(descriptor, length, place) for place in (0, self._offset - length))
 
     def _new_lines(self, descriptor: int, size: int) -> list[bytes]:
         data = os.pread(descriptor, min(size - self._offset, MAX_JSON_BYTES), self._offset)

@@ -259,8 +259,7 @@ def _evaluations(history: History) -> str:
         time = "" if elapsed is None else clock(elapsed)
         mark = "best" if event is best else ""
         rows.append([f"{event['step']:,.0f}", SPLITS.get(split, split), *figures, time, mark])
-    heads = ["step", "split", *shown.values(), "time", ""]
-    return table(heads, rows, place)
+    return table(["step", "split", *shown.values(), "time", ""], rows, place)
 
 
 def _rows(rows: list[Row]) -> str:

@@ -163,8 +163,7 @@ def read_file(path: Path, record: FileRecord) -> bytes:
 
 def refuse_unlisted(directory: Path, manifest: Manifest) -> None:
     """Raises CorruptFileError if a directory has a file that its manifest does not list."""
-    names = sorted(path.name for path in directory.iterdir())
-    for name in names:
+    for name in sorted(path.name for path in directory.iterdir()):
         if name not in manifest.files and name != MANIFEST and not name.startswith("."):
             raise CorruptFileError(f"{directory / name}: is not listed in {MANIFEST}; remove it")
 

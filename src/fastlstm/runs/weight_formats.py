@@ -223,8 +223,7 @@ def block_grid(values: NDArray[Any], gates: int) -> NDArray[Any]:
     across = -(-columns // BLOCK_COLUMNS)
     padded = np.zeros((gates, per_gate * BLOCK_ROWS, across * BLOCK_COLUMNS), values.dtype)
     padded[:, : rows // gates, :columns] = values.reshape(gates, -1, columns)
-    grid = padded.reshape(gates * per_gate, BLOCK_ROWS, across, BLOCK_COLUMNS)
-    return grid.swapaxes(1, 2)
+    return padded.reshape(gates * per_gate, BLOCK_ROWS, across, BLOCK_COLUMNS).swapaxes(1, 2)
 
 
 def may_be_blocks(values: NDArray[Any]) -> bool:

@@ -168,8 +168,7 @@ class ModelThread:
         none for this key; Unavailable: the server is closing, or the request was cancelled.
         """
         if count > self._limit:
-            message = self.too_many.format(count=count, limit=self._limit)
-            raise ApiError(400, message, self.param)
+            raise ApiError(400, self.too_many.format(count=count, limit=self._limit), self.param)
         with self._changed:
             if reservation.is_cancelled:
                 raise Unavailable("the client has left")

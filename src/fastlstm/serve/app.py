@@ -99,8 +99,7 @@ class _Pages:
         return Response(self._service.metrics.text(), headers={"content-type": CONTENT_TYPE})
 
     async def openapi(self, request: Request) -> Response:
-        has_keys = bool(self._service.keys)
-        return JSONResponse(document_of(self._service.engine, has_keys=has_keys))
+        return JSONResponse(document_of(self._service.engine, has_keys=bool(self._service.keys)))
 
     async def models(self, request: Request) -> Response:
         return _json(ModelList([self._described()]))

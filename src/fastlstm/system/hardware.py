@@ -306,8 +306,7 @@ def _cuda_warning() -> str:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.is_available()
-    said = next((str(w.message) for w in caught), "")
-    return said.partition(". ")[0].strip()
+    return next((str(w.message) for w in caught), "").partition(". ")[0].strip()
 
 
 def _runs_on(architecture: str, capability: tuple[int, int]) -> bool:

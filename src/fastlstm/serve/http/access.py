@@ -178,9 +178,8 @@ def _check_headers(scope: Scope) -> None:
 
 def json_line(record: Record, client: str, method: str, path: str) -> str:
     """Returns a request that has ended as JSON."""
-    now = datetime.datetime.now(datetime.UTC)
     line = {
-        "time": now.isoformat(timespec="milliseconds"),
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
         "id": record.id,
         "client": client,
         "key": record.key or None,
