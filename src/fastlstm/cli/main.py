@@ -201,7 +201,7 @@ fastlstm COMMAND --help lists the options of a command.
 def _is_said_by_other(error: FastLSTMError) -> bool:
     """Returns whether rank 0 of this machine reports the error."""
     is_of_all = isinstance(error, UsageError) and not error.is_of_one_rank
-    return is_of_all and is_started_by_torchrun() and environment.local_rank() > 0
+    return is_of_all and is_started_by_torchrun() and environment.number("LOCAL_RANK") > 0
 
 
 def _fail(message: str, code: int, details: Sequence[str] = ()) -> int:
