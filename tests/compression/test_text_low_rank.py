@@ -11,7 +11,7 @@ import fastlstm
 from fastlstm.compression.report import CompressReport
 from fastlstm.compression.text import output_to_shrink, with_output_rank
 from fastlstm.errors import ConfigError
-from fastlstm.runs.weight_formats import QuantizedMatrix, as_floats, in_format, quantize
+from fastlstm.runs.weight_formats import QuantizedMatrix, as_floats, quantize, rounded
 from fastlstm.text.config import ModelConfig
 from fastlstm.text.stored_model import load_stored_model, parameter_shapes
 
@@ -54,7 +54,7 @@ def test_a_quantized_matrix_is_read_as_floats():
     weights = random_weights(CONFIG)
     codes = {n: quantize(w, "int8") if w.ndim == 2 else w for n, w in weights.items()}
     small, _ = with_output_rank(codes, CONFIG, 6)
-    want, _ = with_output_rank(as_floats(in_format(weights, "int8")), CONFIG, 6)
+    want, _ = with_output_rank(rounded(weights, "int8"), CONFIG, 6)
     assert isinstance(small["layers.0.weight_hh_l0"], QuantizedMatrix)
     np.testing.assert_array_equal(small["output.weight"], want["output.weight"])
 
@@ -66,7 +66,7 @@ def test_without_training(source, compressed, tmp_path, to):
     want, config = with_output_rank(before.weights, before.model_config, 6)
     assert after.model_config == config
     for name, w in as_floats(after.weights).items():
-        np.testing.assert_array_equal(w, as_floats(in_format(want, to))[name], name)
+        np.testing.assert_array_equal(w, rounded(want, to)[name], name)
     rank = f"output of rank 6 instead of {before.model_config.rnn_size}"
     assert report.methods == [rank, "int8, rounded to the nearest"][: 1 + (to == "int8")]
     assert "an output of low rank loses less with training: give a budget" in report.notes

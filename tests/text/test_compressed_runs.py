@@ -15,7 +15,7 @@ from fastlstm.compression.text import compressed_files
 from fastlstm.errors import CorruptFileError, FormatError
 from fastlstm.runs.manifest import MANIFEST
 from fastlstm.runs.run_directory import RunDirectory
-from fastlstm.runs.weight_formats import FORMATS_IN_FILES, as_floats, encode_weights, in_format
+from fastlstm.runs.weight_formats import FORMATS_IN_FILES, encode_weights, rounded
 from fastlstm.text.data.tokenizer import CharTokenizer
 from fastlstm.text.decoder import Decoder
 from fastlstm.text.files import save_language_model
@@ -72,16 +72,14 @@ def test_a_stored_run_writes_what_its_source_writes(tmp_path, random_model, stor
     decoding = "fp32" if stored == "fp16" else stored
     loaded = load_decoder(path)
     assert loaded.decoder.weight_format == decoding
-    source = (
-        weights_of(model) if stored != "fp16" else as_floats(in_format(weights_of(model), "fp16"))
-    )
+    source = weights_of(model) if stored != "fp16" else rounded(weights_of(model), "fp16")
     expected = text_of(Decoder(source, model.config, decoding))
     assert text_of(loaded.decoder) == expected
     lm = LM.load(path)
     assert lm.weights == decoding
     assert text_of(lm.decoder) == expected
     for name, p in lm.model.named_parameters():
-        assert (p.detach().numpy() == as_floats(in_format(weights_of(model), stored))[name]).all()
+        assert (p.detach().numpy() == rounded(weights_of(model), stored)[name]).all()
 
 
 def test_a_changed_model_is_decoded_as_it_is(tmp_path, random_model):
@@ -120,7 +118,7 @@ def test_another_format_is_said(tmp_path, random_model, capsys, stored, weights,
     assert load_decoder(path, weights).note == note
     lm = LM.load(path, weights=weights)
     assert lm.format_note == note
-    start = as_floats(in_format(weights_of(model), stored))
+    start = rounded(weights_of(model), stored)
     assert text_of(lm.decoder) == text_of(Decoder(start, model.config, weights))
     assert main(["generate", str(path), "--weights", weights, "--length", "5"]) == 0
     assert (f"note: {note}" in capsys.readouterr().err) == (note is not None)

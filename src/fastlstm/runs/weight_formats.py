@@ -135,6 +135,11 @@ def as_floats(weights: Mapping[str, Any]) -> dict[str, NDArray[np.float32]]:
     }
 
 
+def rounded(weights: Mapping[str, Any], weight_format: str) -> dict[str, NDArray[np.float32]]:
+    """Returns the weights after rounding to a format, as float32."""
+    return as_floats(in_format(weights, weight_format))
+
+
 def in_format(weights: Mapping[str, Any], weight_format: str) -> dict[str, Any]:
     """Returns weights as a file holds them: float32, float16 or QuantizedMatrix.
 
