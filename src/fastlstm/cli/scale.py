@@ -81,9 +81,8 @@ def _measured(job: TrainingRun) -> StepCost:
     from fastlstm.tuning.scale import measured_cost
 
     costs: list[StepCost] = []
-    config = replace(job.config, sync_every=1, wire="fp32")
-    if not job.is_table:
-        config = replace(config, pipeline=0)
+    of_texts = {} if job.is_table else {"pipeline": 0}
+    config = replace(job.config, sync_every=1, wire="fp32", **of_texts)
     plan_run(job.source, config, job.names, lambda trainer: costs.append(measured_cost(trainer)))
     return costs[0]
 
