@@ -56,8 +56,7 @@ class RunComparison:
             }
             for run in self.runs
         ]
-        own = {"differences": self.differences, "notes": self.notes}
-        return {"at": self.at, "runs": runs, **own}
+        return {"at": self.at, "runs": runs, "differences": self.differences, "notes": self.notes}
 
     def figure(self, run: RunSummary, by: str) -> float | None:
         """Returns the best validation of a run at the common point."""
