@@ -34,9 +34,11 @@ from __future__ import annotations
 import ast
 import re
 import shlex
-from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
 
 EXIT_OK = 0
 EXIT_FAILED = 1
