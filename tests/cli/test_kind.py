@@ -26,7 +26,7 @@ def meant(verb, argv):
         return parse_for_run(argv, evaluate.COMMANDS)[1].command
     except HelpRequested as asked:
         found = evaluate.COMMANDS.values()
-        return next(c for c in found if help_text(c, shows_all=False) == asked.text)
+        return next(c for c in found if help_text(c, shows_all=False) == str(asked))
 
 
 @pytest.fixture(autouse=True)

@@ -18,10 +18,9 @@ from fastlstm.report.progress import (
     PlainOutput,
     default_output,
     fit_shown,
-    live_line,
     step_parts,
 )
-from fastlstm.report.terminal import Style, cell_width
+from fastlstm.report.terminal import cell_width
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
@@ -33,7 +32,9 @@ def step_of(events: list[dict[str, Any]]) -> dict[str, Any]:
 
 def line_of(event: dict[str, Any], columns: int) -> str:
     parts, share = step_parts(event, "tokens"), number(event, "progress")
-    return live_line(parts, share, columns, Style(False), lambda share, width: "#" * width)
+    output = LiveOutput(io.StringIO())
+    output._bar = lambda share, width: "#" * width  # type: ignore[method-assign]
+    return output.live_line(parts, share, columns)
 
 
 def shown_rows(text: str) -> list[str]:

@@ -126,7 +126,7 @@ def test_a_measurement_on_a_busy_machine_is_made_again(quick, monkeypatch):
 def test_busy_means_that_the_threads_lacked_cpu_time(quick, monkeypatch, cpu_rate, is_busy):
     clock = itertools.count(step=1.0)
     monkeypatch.setattr(ceilings, "_QUIET_SHARE", 0.9)
-    monkeypatch.setattr(ceilings, "_best_seconds", lambda call: 1.0)
+    monkeypatch.setattr(ceilings, "_best_seconds", lambda *_: 1.0)
     monkeypatch.setattr(ceilings.time, "perf_counter", lambda: next(clock))
     used = itertools.count(step=cpu_rate)
     monkeypatch.setattr(ceilings.time, "process_time", lambda: next(used))

@@ -180,20 +180,13 @@ def test_json_of_64_levels_is_read():
     assert storage.parse_json(b"[" * 64 + b"]" * 64, Path("x")) is not None
 
 
-def test_json_beyond_the_size_limit_is_refused_unread(tmp_path):
-    path = tmp_path / "v.json"
-    with path.open("wb") as file:
-        file.truncate(1 << 40)  # sparse: claims a terabyte
-    with pytest.raises(CorruptFileError, match="expected at most"):
-        storage.read_json(path)
-
-
-def test_sparse_file_larger_than_memory_is_refused_before_allocation(tmp_path):
+@pytest.mark.parametrize(("read", "size"), [(storage.read_json, 40), (storage.read_bytes, 43)])
+def test_a_sparse_file_beyond_the_size_limit_is_refused_unread(tmp_path, read, size):
     path = tmp_path / "model.bin"
     with path.open("wb") as file:
-        file.truncate(1 << 43)
+        file.truncate(1 << size)  # a terabyte; larger than the memory
     with pytest.raises(CorruptFileError, match="expected at most"):
-        storage.read_bytes(path)
+        read(path)
 
 
 def test_links_pipes_and_directories_are_refused(tmp_path):

@@ -398,6 +398,8 @@ def test_the_source_of_a_run_is_found_or_requested(tmp_path, monkeypatch, capsys
     table = run_of(tmp_path / "table", "", kind="forecaster")
     (table / "metrics.jsonl").write_text('{"event":"start","source":"x.csv, y.csv"}\n')
     assert source_of(["table"])[0][:2] == ["x.csv", "y.csv"]
+    (table / "metrics.jsonl").write_text('{"event":"start","source":"s3://a/x, s3://a/y"}\n')
+    assert source_of(["table"])[0][:2] == ["s3://a/x", "s3://a/y"]
     # A run is an argument, not the value of an option.
     assert source_of(["x.csv", "--out", "run"]) == (["x.csv", "--out", "run"], None)
     assert main(["profile", "run", "table"]) == 2

@@ -11,14 +11,12 @@ import dataclasses
 import math
 import re
 import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fastlstm.errors import UsageError, nearest_hint
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 HELP_WIDTH = 80
 MOST_SHOWN = 40
@@ -138,14 +136,6 @@ class Command:
         parts += [option.usage for option in self.options if option.is_required]
         return " ".join([*parts, "[options]"])
 
-    @property
-    def common(self) -> tuple[Option, ...]:
-        """The options that `--help` describes: all, or the common ones of more than
-        `MOST_SHOWN`."""
-        if len(self.options) <= MOST_SHOWN:
-            return self.options
-        return tuple(option for option in self.options if option.is_common)
-
 
 def by_group(options: Sequence[Option]) -> dict[str, list[Option]]:
     """Returns options by heading, headings in order of first appearance."""
@@ -213,7 +203,8 @@ def options_from_dataclass(cls: type, groups: Mapping[str, str]) -> tuple[Option
 
 def help_text(command: Command, shows_all: bool) -> str:
     """Returns what ``fastlstm VERB --help`` or ``--help-all`` prints, at most 80 columns wide."""
-    shown = command.options if shows_all else command.common
+    shows_all |= len(command.options) <= MOST_SHOWN
+    shown = tuple(option for option in command.options if shows_all or option.is_common)
     lines = textwrap.wrap(
         "usage: " + command.usage, HELP_WIDTH - 1, subsequent_indent=" " * 7, break_on_hyphens=False
     )
@@ -284,11 +275,7 @@ class Arguments:
 
 
 class HelpRequested(Exception):
-    """``--help``, ``-h`` or ``--help-all`` was used; `text` is the answer."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.text = text
+    """``--help``, ``-h`` or ``--help-all`` was used; its text is the answer."""
 
 
 class UnknownFlagError(UsageError):
@@ -301,12 +288,8 @@ class UnknownFlagError(UsageError):
 
 
 def parse(command: Command, argv: Sequence[str]) -> Parsed:
-    """Reads the arguments of one verb.
-
-    Raises:
-        HelpRequested: help was asked for.
-        UsageError: an unknown flag, a missing or superfluous argument, a value of the wrong type.
-    """
+    """Reads the arguments of one verb. Raises HelpRequested; UsageError: an unknown flag, a missing
+    or superfluous argument, a value of the wrong type."""
     arguments = split_arguments(command.options, argv)
     if arguments.help:
         raise HelpRequested(help_text(command, arguments.help == "--help-all"))
@@ -333,15 +316,11 @@ def parse(command: Command, argv: Sequence[str]) -> Parsed:
 
 
 def typed(value: Any, annotation: Any) -> Any:
-    """Converts a value to the type of an annotation.
+    """Converts a text of the command line, or a value of a YAML file, to the type of an annotation.
 
-    Args:
-        value: text of the command line, or a value of a YAML file.
-        annotation: int, float, bool, str or a Literal of texts, with or without ``| None``; float
-            with ``| tuple[float, float]`` also takes two numbers separated by a comma.
-
-    Raises:
-        ValueError: the value does not have that type.
+    The annotation is int, float, bool, str or a Literal of texts, with or without ``| None``; float
+    with ``| tuple[float, float]`` also takes two numbers separated by a comma. Raises ValueError:
+    the value does not have that type.
     """
     kind = unwrap_optional(annotation)
     if value in (None, "null") and NoneType in get_args(annotation):

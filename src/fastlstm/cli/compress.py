@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastlstm.cli.command import Command, Option, Positional, options_from_dataclass, switch
 from fastlstm.cli.inputs import refuse_runs, require_run, require_tables, warn_of_table
@@ -13,10 +13,8 @@ from fastlstm.cli.training import parse_for_run
 from fastlstm.compression.options import OF_FORECASTERS, OF_TEXTS, CompressConfig
 from fastlstm.errors import EXIT_OK, QualityError
 from fastlstm.report.compression import compression_rows
+from fastlstm.runs.run_directory import Kind
 from fastlstm.system.fields import built
-
-if TYPE_CHECKING:
-    from fastlstm.runs.run_directory import Kind
 
 _GROUPS = {
     "weights": "to prune structured schedule output_rank",

@@ -5,20 +5,15 @@ The `config.json` of a run is accepted too: its "train" section is a complete co
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fastlstm.cli.command import expected, typed
+from fastlstm.cli.command import Option, Parsed, expected, typed
 from fastlstm.errors import ConfigError, FormatError, kind_of_value, nearest_hint
 from fastlstm.runs.run_directory import FORECASTER, TEXT_RUN
-from fastlstm.system.fields import ENDS, built
+from fastlstm.system.fields import ENDS, ConfigT, built
 from fastlstm.text.config import require_format
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from fastlstm.cli.command import Option, Parsed
-    from fastlstm.system.fields import ConfigT
 
 MAX_CONFIG_BYTES = 1 << 16
 
@@ -43,9 +38,8 @@ def resolve_config(
 def read_config_file(path: Path, options: Sequence[Option]) -> dict[str, Any]:
     """Returns the values of a YAML or JSON file, each in the type of its option.
 
-    Raises:
-        ConfigError: no such file, bad YAML (line and column named), an unknown key (nearest named),
-            a key that appears twice, a value of the wrong type.
+    Raises ConfigError: no such file, bad YAML (line and column named), an unknown key (nearest
+    named), a key that appears twice, a value of the wrong type.
     """
     known = {option.name: option for option in options}
     values: dict[str, Any] = {}

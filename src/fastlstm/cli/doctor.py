@@ -7,25 +7,21 @@ import json
 import os
 import platform
 import re
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastlstm.cli.command import Command, parse, switch
 from fastlstm.cli.options import JSON
 from fastlstm.cli.output import print_result
 from fastlstm.errors import EXIT_FAILED, EXIT_OK, FastLSTMError
-from fastlstm.report.lines import labelled
+from fastlstm.report.lines import Row, labelled
 from fastlstm.report.terminal import short_bytes
 from fastlstm.system import environment, hardware
 from fastlstm.system.cgroup import lines_of
 from fastlstm.system.machine_usage import MachineUsage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from fastlstm.report.lines import Row
 
 COMMAND = Command(
     verb="doctor",

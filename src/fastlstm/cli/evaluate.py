@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from fastlstm.cli.command import Command, Option, Parsed, Positional, switch
@@ -21,14 +22,12 @@ from fastlstm.cli.options import JSON, READ_OPTIONS, device_option
 from fastlstm.cli.output import print_result, say
 from fastlstm.cli.training import parse_for_run
 from fastlstm.errors import EXIT_OK, DataError, counted
+from fastlstm.report.lines import Row, forecast_name, score_text, series_rows
+from fastlstm.runs.run_directory import Kind
 from fastlstm.text.config import PARTS
 from fastlstm.text.data.sources import open_source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from fastlstm.report.lines import Row
-    from fastlstm.runs.run_directory import Kind
     from fastlstm.text.evaluation import Evaluation
     from fastlstm.text.lm import LM
 
@@ -149,8 +148,7 @@ def _evaluate(lm: LM, text: str, parsed: Parsed) -> tuple[Evaluation, int]:
             f" evaluate {file} without `split`"
         )
     data = lm.read(text, parsed["unknown"])
-    own = lm.config.get("data", {})
-    if split is None and own.get("key") == data.key:
+    if split is None and lm.config.get("data", {}).get("key") == data.key:
         num = len(part_of(lm.config, data, "train"))
         share = f"{num / len(data.ids):.0%}"
         say(f"note: the model was trained on {share} of {text}; `--split valid` scores other text")
@@ -161,8 +159,7 @@ def _evaluate(lm: LM, text: str, parsed: Parsed) -> tuple[Evaluation, int]:
     ids = part_of(lm.config, data, split)
     result = evaluate_on(lm.device, lm.model, ids, lm.tokenizer, lanes=lanes, **settings)
     size = lm.tokenizer.vocab_size
-    whole = with_unknown(result, data.num_unknown, data.num_chars, data.unknown, size)
-    return whole, lanes
+    return with_unknown(result, data.num_unknown, data.num_chars, data.unknown, size), lanes
 
 
 def _table_figures(parsed: Parsed, path: str, *data: str) -> tuple[dict[str, Any], list[Row]]:
@@ -170,19 +167,12 @@ def _table_figures(parsed: Parsed, path: str, *data: str) -> tuple[dict[str, Any
     split, settings = parsed["split"], {n: parsed[n] for n in ("stride", "season", "scaled")}
     found = model.evaluation(split, frame=one_or_many(list(data)), **settings)
     facts = {"run": path, "data": list(data), "split": split, **settings, "scores": found.figures}
-    facts["season"] = found.season
-    facts["series"] = found.worst_series()
-    return facts, _table_rows(facts)
-
-
-def _table_rows(facts: dict[str, Any]) -> list[Row]:
-    from fastlstm.report.lines import forecast_name, score_text, series_rows
-
+    facts |= {"season": found.season, "series": found.worst_series()}
     units = "standard deviations of the training rows" if facts["scaled"] else "units of the table"
-    return [
-        ("run", facts["run"]),
-        ("data", f"{', '.join(facts['data'])}, {facts['split']} split, in {units}"),
-        *((forecast_name(name, facts), score_text(v)) for name, v in facts["scores"].items()),
+    return facts, [
+        ("run", path),
+        ("data", f"{', '.join(data)}, {split} split, in {units}"),
+        *((forecast_name(name, facts), score_text(v)) for name, v in found.figures.items()),
         *series_rows(facts["series"]),
     ]
 

@@ -52,7 +52,6 @@ def run(argv: list[str]) -> int:
     from fastlstm.exchange.export import export
 
     names = ("to", "out", "weights", "step", "length", "check_text", "check")
-    settings = {name: parsed[name] for name in names}
-    report = export(path, quantiles=levels, **settings)
+    report = export(path, quantiles=levels, **{name: parsed[name] for name in names})
     print_result(report.to_dict(), report._rows(), parsed["json"])
     return EXIT_OK

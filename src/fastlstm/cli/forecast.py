@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.cli.command import Command, Option, Parsed, Positional, switch
@@ -12,13 +13,11 @@ from fastlstm.cli.training import parse_for_run
 from fastlstm.errors import EXIT_OK, ConfigError, counted
 from fastlstm.report.drawing import form_of
 from fastlstm.report.markup import visible
+from fastlstm.runs.run_directory import Kind
 from fastlstm.system.object_store import is_url, write_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from fastlstm.forecast.forecast_table import CsvForm
-    from fastlstm.runs.run_directory import Kind
 
 _SUFFIXES = (".parquet", ".csv", ".arrow")
 """The suffixes of forecast files, as `forecast_table` writes them, without loading pyarrow."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Literal
 
@@ -17,8 +18,6 @@ from fastlstm.report.terminal import is_terminal, short_count, style_for
 from fastlstm.text.sampling import Sampling, check_max_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from fastlstm.text.lm import LM
 
 FLUSH_EVERY_S = 0.05

@@ -11,15 +11,14 @@ from fastlstm.cli.inputs import require_run
 from fastlstm.cli.options import JSON
 from fastlstm.cli.output import print_result
 from fastlstm.errors import EXIT_FAILED, EXIT_OK, CorruptFileError, counted
-from fastlstm.report.events import number
-from fastlstm.report.lines import ceiling_share, count_of, joined, labelled, model_rows
+from fastlstm.report.events import Event, number
+from fastlstm.report.history import History, read_history
+from fastlstm.report.lines import Row, ceiling_share, count_of, joined, labelled, model_rows
 from fastlstm.report.terminal import clock, short_bytes, short_count
+from fastlstm.runs.run_directory import RunDirectory, kind_of_run
 
 if TYPE_CHECKING:
     from fastlstm.forecast.files import StoredForecaster
-    from fastlstm.report.events import Event
-    from fastlstm.report.history import History
-    from fastlstm.report.lines import Row
     from fastlstm.sequence.files import StoredSequenceModel
 
 COMMAND = Command(
@@ -34,20 +33,14 @@ COMMAND = Command(
 
 
 def run(argv: list[str]) -> int:
-    """Prints the facts; returns 1 when a file of the run is damaged."""
+    """Prints the facts; returns 1 when a file of the run is damaged.
+
+    Every published file and checkpoint is checked against its hash.
+    """
     parsed = parse(COMMAND, argv)
-    facts, rows = _run_facts(*parsed.positionals)
-    print_result(facts, rows, parsed["json"])
-    return EXIT_FAILED if facts.get("damage") else EXIT_OK
-
-
-def _run_facts(name: str) -> tuple[dict[str, Any], list[Row]]:
-    """Facts of a run; every published file and checkpoint is checked against its hash."""
+    (name,) = parsed.positionals
     require_run(name)
     path = Path(name)
-
-    from fastlstm.report.history import read_history
-    from fastlstm.runs.run_directory import RunDirectory, kind_of_run
 
     directory = RunDirectory(path)
     model: dict[str, Any] = {}
@@ -62,14 +55,12 @@ def _run_facts(name: str) -> tuple[dict[str, Any], list[Row]]:
     damage += [text for error in directory.verify() if (text := str(error)) not in known]
     trained, shown = _history_facts(read_history(directory.metrics_path), model.get("compression"))
     checkpoints = [item.name for item in directory.checkpoints()]
-    return {"run": name, **model, **trained, "checkpoints": checkpoints, "damage": damage}, [
-        ("run", name),
-        *rows,
-        *shown,
-        ("checkpoints", ", ".join(checkpoints) or "none"),
-        *(("damage", text) for text in damage),
-        *([] if damage else [("files", "all match their recorded SHA-256")]),
-    ]
+    facts = {"run": name, **model, **trained, "checkpoints": checkpoints, "damage": damage}
+    rows = [("run", name), *rows, *shown, ("checkpoints", ", ".join(checkpoints) or "none")]
+    rows += [("damage", text) for text in damage]
+    rows += [] if damage else [("files", "all match their recorded SHA-256")]
+    print_result(facts, rows, parsed["json"])
+    return EXIT_FAILED if damage else EXIT_OK
 
 
 def _forecaster(path: Path) -> tuple[dict[str, Any], list[Row]]:

@@ -5,25 +5,24 @@ from __future__ import annotations
 import glob
 import os
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fastlstm.cli.command import Parsed
 from fastlstm.cli.options import READ_OPTIONS
 from fastlstm.cli.output import say
 from fastlstm.errors import DataError, UsageError
 from fastlstm.runs import find_run
 from fastlstm.runs.run_directory import Kind, kind_of_run
+from fastlstm.system.fields import Device
 from fastlstm.system.hardware import check_device
 from fastlstm.system.object_store import is_url
 from fastlstm.text.data.source_kind import kind_of_source
 from fastlstm.text.data.sources import hint_of_file
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from fastlstm.cli.command import Parsed
     from fastlstm.forecast.forecaster import Forecaster
-    from fastlstm.system.fields import Device
     from fastlstm.text.lm import LM
 
 _SEQUENCES = (
@@ -77,9 +76,8 @@ def read_sequences(path: str, needs_answers: bool) -> tuple[Any, Any]:
     """Returns the sequences of a file, an array `(N, T, C)` or a list of `(T_i, C)`, and its
     answers, None without.
 
-    Raises:
-        DataError: no such file, no .npy or .npz, larger than the memory, or an array is missing or
-            of another length.
+    Raises DataError: no such file, no .npy or .npz, larger than the memory, or an array is missing
+    or of another length.
     """
     import numpy as np
 
@@ -109,8 +107,7 @@ def read_sequences(path: str, needs_answers: bool) -> tuple[Any, Any]:
         raise DataError(f"X of {path} has shape {X.shape}: {_SEQUENCES}")
     if lengths is None:
         return X, y
-    known = np.arange(1, X.shape[1] + 1)
-    if lengths.shape != X.shape[:1] or not np.isin(lengths, known).all():
+    if lengths.shape != X.shape[:1] or not np.isin(lengths, np.arange(1, X.shape[1] + 1)).all():
         raise DataError(f"{path}: `lengths` is not 1 to {X.shape[1]} for each sequence")
     return [steps[: int(length)] for steps, length in zip(X, lengths, strict=True)], y
 
@@ -139,14 +136,19 @@ def warn_of_table(source: str) -> None:
         warnings.warn(f"{source} is a table; its characters are read as a text", stacklevel=3)
 
 
+def is_there(source: str) -> bool:
+    """Returns whether a file, a directory or files of a glob exist; True for a URL."""
+    path = os.path.expanduser(source)
+    return is_url(source) or os.path.exists(path) or bool(glob.glob(path, recursive=True))
+
+
 def require_tables(sources: Sequence[str]) -> None:
     """Raises DataError for a missing source, a run or a text: the verb reads tables."""
     refuse_runs(sources)
     for source in sources:
-        path = os.path.expanduser(source)
-        is_there = is_url(source) or os.path.exists(path) or glob.glob(path, recursive=True)
-        if not is_there:
-            raise DataError(f"there is no file {source or repr('')}{hint_of_file(Path(path))}")
+        if not is_there(source):
+            hint = hint_of_file(Path(os.path.expanduser(source)))
+            raise DataError(f"there is no file {source or repr('')}{hint}")
         if kind_of_source(source) == "text":
             raise DataError(
                 f"{source} is a text, expected a table: CSV, Parquet, Arrow or .npy; if it is a"

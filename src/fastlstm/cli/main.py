@@ -16,8 +16,9 @@ import signal
 import sys
 import time
 import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from fastlstm import __version__
 from fastlstm.cli.command import Command, HelpRequested, UnknownFlagError
@@ -38,9 +39,6 @@ from fastlstm.system.processes import die_with_parent
 from fastlstm.system.redaction import redacted, redacted_words
 from fastlstm.system.signal_handlers import STOP_SIGNALS
 from fastlstm.system.storage import is_own, opened, write_new
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 EXIT_INTERRUPTED = 130
 """128 + SIGINT, as a shell reports it."""
@@ -155,7 +153,7 @@ def _dispatch(arguments: list[str]) -> int:
     try:
         return run(rest)
     except HelpRequested as asked:
-        sys.stdout.write(asked.text)
+        sys.stdout.write(str(asked))
         return EXIT_OK
     except UnknownFlagError as error:
         flags = {other: {o.flag for c in commands(other) for o in c.options} for other in VERBS}
@@ -203,7 +201,7 @@ fastlstm COMMAND --help lists the options of a command.
 def _is_said_by_other(error: FastLSTMError) -> bool:
     """Returns whether rank 0 of this machine reports the error."""
     is_of_all = isinstance(error, UsageError) and not error.is_of_one_rank
-    return is_of_all and is_started_by_torchrun() and environment.local_rank() > 0
+    return is_of_all and is_started_by_torchrun() and environment.number("LOCAL_RANK") > 0
 
 
 def _fail(message: str, code: int, details: Sequence[str] = ()) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, get_origin
+from typing import Any, Literal, get_origin
 
 from fastlstm.cli.command import (
     Command,
@@ -17,9 +18,6 @@ from fastlstm.errors import ConfigError
 from fastlstm.forecast.config import READING, ForecastConfig, Numbers
 from fastlstm.ops.cell_options import OPTION_NAMES
 from fastlstm.text.config import TrainConfig
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _MACHINE = "device | precision threads wire sync_every memory_limit_gb strict_kernels"
 _TEXT_GROUPS = {

@@ -7,18 +7,15 @@ import json
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastlstm.errors import UsageError, as_flags, respelled
 from fastlstm.report.markup import visible
 from fastlstm.report.terminal import cell_width, columns, is_terminal, style_for, wrap
 from fastlstm.system.redaction import redacted
 from fastlstm.system.storage import finite, write_file
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 _NAME = re.compile(r"`([a-z_0-9]+)`")
 _OTHERS = (
@@ -98,12 +95,8 @@ def say(text: str, details: Sequence[str] = ()) -> None:
 
 
 def write_page(path: str, data: bytes, flag: str) -> None:
-    """Writes an HTML file, atomically; a link stays and its target is written.
-
-    Raises:
-        UsageError: a directory or a device is there.
-        StorageError: the write failed; an old file is intact.
-    """
+    """Writes an HTML file, atomically; a link stays and its target is written. Raises UsageError: a
+    directory or a device is there; StorageError: the write failed, an old file is intact."""
     place = Path(os.path.realpath(path))
     if os.path.lexists(place) and not os.path.isfile(place):
         raise UsageError(f"{flag} is {path}, expected a file such as runs.html")

@@ -9,15 +9,13 @@ from fastlstm.cli.options import CONFIG, JSON, of_training_runs
 from fastlstm.cli.output import print_result
 from fastlstm.cli.training import read_training, with_source_of_run
 from fastlstm.errors import EXIT_OK, UsageError, counted
-from fastlstm.report.lines import labelled
+from fastlstm.report.lines import Row, labelled
 from fastlstm.report.terminal import clock, short_count
 from fastlstm.system.fields import parse_duration
-from fastlstm.text.quality_law import FEWEST_STEPS, MOST_LAYERS
+from fastlstm.text.quality_law import FEWEST_STEPS, MOST_LAYERS, PredictedBits
 from fastlstm.training.signals import ended_like_ctrl_c
 
 if TYPE_CHECKING:
-    from fastlstm.report.lines import Row
-    from fastlstm.text.quality_law import PredictedBits
     from fastlstm.tuning.predict import PredictedLoss, Prediction, TablePrediction
 
 _MEASURE = "time of the short runs; default is a tenth of the budget, 5s to 2m"
@@ -90,6 +88,12 @@ def rows(found: Prediction, command: str, target: float | None) -> list[Row]:
         text = f"the law was measured with at most {MOST_LAYERS} layers"
         notes.append(f"{text}: the interval may be too narrow")
     times = length.tokens / law.measured.tokens
+    reach: list[Row] = []
+    if target is not None:
+        text = "is out of reach of this model; a larger one may reach it"
+        if (seconds := law.seconds_to(target)) is not None:
+            text = f"after about {clock(seconds)} with this model"
+        reach = [("target", f"{target:g} bits/char {text}")]
     return [
         (
             "prediction",
@@ -102,7 +106,7 @@ def rows(found: Prediction, command: str, target: float | None) -> list[Row]:
             f" {short_count(law.measured.tokens)} characters, {law.tokens_per_s:,.0f}/s",
         ),
         *labelled("this model", [f"{clock(s)}: {bits_text(bits)}" for s, bits in found.others()]),
-        *([] if target is None else [("target", target_text(found, target))]),
+        *reach,
         *([("chosen", f"by the budget: {' '.join(sizes)}")] if sizes else []),
         *(("", note) for note in notes),
         ("command", command),
@@ -112,14 +116,6 @@ def rows(found: Prediction, command: str, target: float | None) -> list[Row]:
 def bits_text(bits: PredictedBits) -> str:
     """Returns "1.612 bits/char (1.560 to 1.666)"."""
     return f"{bits.bits:.3f} bits/char ({bits.low:.3f} to {bits.high:.3f})"
-
-
-def target_text(found: Prediction, target: float) -> str:
-    """Returns how long the run must be to reach a target."""
-    seconds = found.measured.seconds_to(target)
-    if seconds is None:
-        return f"{target:g} bits/char is out of reach of this model; a larger one may reach it"
-    return f"{target:g} bits/char after about {clock(seconds)} with this model"
 
 
 def table_rows(found: TablePrediction, command: str) -> list[Row]:

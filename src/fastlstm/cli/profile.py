@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,23 +12,18 @@ from fastlstm.cli.options import CONFIG, JSON, of_training_runs
 from fastlstm.cli.output import print_result, say
 from fastlstm.cli.training import TrainingRun, read_training, with_source_of_run
 from fastlstm.errors import EXIT_OK, StorageError
-from fastlstm.report.lines import labelled
+from fastlstm.report.lines import Row, labelled
 from fastlstm.report.terminal import short_bytes
-from fastlstm.runs.run_directory import TRAINER_FILE
+from fastlstm.runs.run_directory import PROFILE_FILE, TRAINER_FILE
 from fastlstm.system.fields import parse_duration
 from fastlstm.system.storage import finite, write_json
 from fastlstm.training.signals import ended_like_ctrl_c
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from fastlstm.report.lines import Row
     from fastlstm.tuning.op_times import OpTime
     from fastlstm.tuning.profile import Profile
     from fastlstm.tuning.verdicts import Verdict
 
-PROFILE_FILE = "profile.json"
-"""In a run directory, what was found about the run."""
 _NUM_OPS = 14
 _UNDECIDED = (
     "undecided: a change may gain more than 5 %; "
@@ -76,8 +72,7 @@ def run(argv: list[str]) -> int:
     if trace is not None:
         check_trace(trace)
     profile, options = profile_run(job.source, job.config, job.names, job.own, parsed["ops"], trace)
-    fixed = chosen_sizes(job.config, options)
-    commands = _commands(profile, job, fixed)
+    commands = _commands(profile, job, chosen_sizes(job.config, options))
     verdicts = [{**v.to_dict(), "command": commands.get(v.cause)} for v in profile.verdicts]
     facts = {**profile.to_dict(), "verdicts": verdicts}
     found = rows(profile, commands)
@@ -98,8 +93,7 @@ def _commands(profile: Profile, job: TrainingRun, fixed: Mapping[str, Any]) -> d
     commands = dict[str, str]()
     for v in profile.recommended:
         if v.options:
-            options = {**fixed, **v.options}
-            commands[v.cause] = job.train_command(options, taken=commands.values())
+            commands[v.cause] = job.train_command({**fixed, **v.options}, taken=commands.values())
     budget = job.config.budget or job.config.default_budget
     for v in profile.to_try:
         tuned = {**fixed, "budget": budget, "axes": v.axis}
@@ -119,7 +113,9 @@ def rows(profile: Profile, commands: Mapping[str, str]) -> list[Row]:
         ("time", " · ".join(f"{n.replace('_', ' ')} {100 * s:.0f} %" for n, s in shares)),
     ]
     if not profile.recommended:
-        found.append(("verdict", _nothing_sure(profile) + of_ceiling))
+        healthy = _UNDECIDED if profile.is_undecided else "nothing above 5 %: this run is healthy"
+        text = "no change is a sure gain" if profile.to_try else healthy
+        found.append(("verdict", text + of_ceiling))
     for place, verdict in enumerate(profile.recommended):
         found.append((f"{place + 1}. {verdict.cause}", f"{gain_text(verdict)}; {verdict.effect}"))
         found.append(("", verdict.evidence))
@@ -151,12 +147,6 @@ def gain_text(verdict: Verdict) -> str:
         return text
     sooner = f"the same quality {100 * verdict.quality_gain:+.0f} % sooner"
     return f"{text}, {sooner}" if text else sooner
-
-
-def _nothing_sure(profile: Profile) -> str:
-    if profile.to_try:
-        return "no change is a sure gain"
-    return _UNDECIDED if profile.is_undecided else "nothing above 5 %: this run is healthy"
 
 
 def _not_advised(verdict: Verdict) -> str:

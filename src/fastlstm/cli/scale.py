@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fastlstm.cli.command import Command, Option, Parsed, Positional
 from fastlstm.cli.options import CONFIG, JSON, of_training_runs
 from fastlstm.cli.output import print_result
 from fastlstm.cli.training import TrainingRun, read_training, with_source_of_run
 from fastlstm.errors import EXIT_OK, UsageError
+from fastlstm.report.lines import Row
 from fastlstm.report.terminal import short_count
 from fastlstm.system.fields import parse_latency, parse_rate
 from fastlstm.training.signals import ended_like_ctrl_c
 
 if TYPE_CHECKING:
-    from fastlstm.report.lines import Row
     from fastlstm.tuning.scale import Link, ScalingPrediction, ScalingWay, StepCost
 
 _SPEED = "speed of the network of a machine: 1gbit, 100mbit, 125MB/s"
@@ -63,7 +63,15 @@ def run(argv: list[str]) -> int:
 def _network(parsed: Parsed) -> tuple[list[int], float, float]:
     """Returns the numbers of machines, bytes a second, and seconds of a message."""
     speed, latency = parse_rate(parsed["link"], "link"), parse_latency(parsed["latency"], "latency")
-    return parsed_nodes(parsed["nodes"]), speed, latency
+    text = parsed["nodes"]
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and 2 <= int(word) <= 100_000 for word in words):
+        raise UsageError(
+            f"--nodes is {text!r:.60}, expected numbers from 2 to 100,000 such as 2,8,64"
+        )
+    if len(words) > _LIST:
+        raise UsageError(f"--nodes has {len(words)} numbers, expected at most {_LIST}")
+    return sorted({int(word) for word in words}), speed, latency
 
 
 def _measured(job: TrainingRun) -> StepCost:
@@ -73,25 +81,10 @@ def _measured(job: TrainingRun) -> StepCost:
     from fastlstm.tuning.scale import measured_cost
 
     costs: list[StepCost] = []
-    alone: dict[str, Any] = {"sync_every": 1, "wire": "fp32"}
-    if not job.is_table:
-        alone["pipeline"] = 0
-
-    config = replace(job.config, **alone)
+    of_texts = {} if job.is_table else {"pipeline": 0}
+    config = replace(job.config, sync_every=1, wire="fp32", **of_texts)
     plan_run(job.source, config, job.names, lambda trainer: costs.append(measured_cost(trainer)))
     return costs[0]
-
-
-def parsed_nodes(text: str) -> list[int]:
-    """Returns the numbers of ``"2,8,64"``; raises UsageError for something else."""
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() and 2 <= int(word) <= 100_000 for word in words):
-        raise UsageError(
-            f"--nodes is {text!r:.60}, expected numbers from 2 to 100,000 such as 2,8,64"
-        )
-    if len(words) > _LIST:
-        raise UsageError(f"--nodes has {len(words)} numbers, expected at most {_LIST}")
-    return sorted({int(word) for word in words})
 
 
 def rows(cost: StepCost, link: Link, found: list[ScalingPrediction]) -> list[Row]:

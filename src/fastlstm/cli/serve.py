@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-from fastlstm.cli.command import Command, Option, Positional, options_from_dataclass, parse
+from fastlstm.cli.command import Command, Option, Parsed, Positional, options_from_dataclass, parse
 from fastlstm.cli.inputs import require_run
 from fastlstm.cli.output import say
 from fastlstm.errors import EXIT_OK, ConfigError, MissingExtraError, counted
 from fastlstm.serve.settings import GROUPS, Settings
 from fastlstm.system import environment
 from fastlstm.system.redaction import hide
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from fastlstm.cli.command import Parsed
 
 _MIN_SESSION_KEY = 16
 _NEW_KEY = "make a key with: openssl rand -hex 32"

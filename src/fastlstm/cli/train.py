@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,15 +18,12 @@ from fastlstm.cli.output import with_flags
 from fastlstm.cli.training import TrainingRun, read_training
 from fastlstm.distributed.launch import is_started_by_torchrun, launch
 from fastlstm.errors import EXIT_OK, ConfigError, Stopped, counted
+from fastlstm.runs.events import SPELLING, Observer
 from fastlstm.text.data.source_kind import few, files_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from fastlstm.training.callbacks import Callback
     from fastlstm.training.signals import StopFlag
-
-    Observer = Callable[[dict[str, Any]], None]
 
 _TRACKER = Literal["wandb", "mlflow", "trackio"]
 _RUN_OPTIONS = (
@@ -126,7 +124,6 @@ def observed(use_json: bool) -> Iterator[tuple[StopFlag, Observer]]:
     not reported again if standard output and standard error go to the same place.
     """
     from fastlstm.report.progress import default_output
-    from fastlstm.runs.events import SPELLING
     from fastlstm.training.signals import StopFlag
 
     has_ended = False

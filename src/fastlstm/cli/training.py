@@ -6,9 +6,7 @@
 
 from __future__ import annotations
 
-import glob
 import itertools
-import json
 import os
 import shlex
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
@@ -26,20 +24,15 @@ from fastlstm.cli.command import (
     typed,
 )
 from fastlstm.cli.config_file import config_keys, resolve_config
-from fastlstm.cli.inputs import one_or_many, refuse_runs, require_run, require_tables
+from fastlstm.cli.inputs import is_there, one_or_many, refuse_runs, require_run, require_tables
 from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS
 from fastlstm.distributed.launch import is_started_by_torchrun
-from fastlstm.errors import (
-    ConfigError,
-    FastLSTMError,
-    UsageError,
-    hint_of_other_table,
-    nearest_hint,
-)
+from fastlstm.errors import ConfigError, UsageError, hint_of_other_table, nearest_hint
 from fastlstm.forecast.config import ForecastConfig
+from fastlstm.report.events import stored_json
 from fastlstm.report.history import read_history
 from fastlstm.runs.run_directory import Kind, kind_of_run
-from fastlstm.system.storage import MAX_JSON_BYTES, read_bytes
+from fastlstm.system.object_store import is_url
 from fastlstm.text.config import PARTS, WHY_NOT_OF_TEXTS, TrainConfig
 from fastlstm.text.data.source_kind import (
     SourceKind,
@@ -49,8 +42,6 @@ from fastlstm.text.data.source_kind import (
     text_columns,
 )
 from fastlstm.text.data.sources import BUILT_IN, open_source
-
-_FOLDERS = {"train": "runs", "tune": "tuning"}
 
 
 @dataclass(frozen=True)
@@ -76,8 +67,13 @@ class TrainingRun:
     def source(self) -> str | list[str]:
         return one_or_many(self.parsed.positionals)
 
-    def train_words(self, options: Mapping[str, Any]) -> list[str]:
-        """Returns the words of `fastlstm train` for this run with other options, without --out."""
+    def train_command(
+        self, options: Mapping[str, Any], verb: str = "train", taken: Collection[str] = ()
+    ) -> str:
+        """Returns the command that trains, or tunes, with other options.
+
+        Its output directory is new: it does not exist, and no command in `taken` writes it.
+        """
         arguments = split_arguments(self.parsed.command.options, self.argv)
         fields = FORECAST_OPTIONS if self.is_table else TEXT_OPTIONS
         known = {"config", *(option.name for option in fields)} - set(options)
@@ -95,23 +91,14 @@ class TrainingRun:
         for name, value in options.items():
             shown = f"{value:g}" if type(value) is float else f"{value}"
             words += [f"--{name.replace('_', '-')}", shown]
-        return words
-
-    def train_command(
-        self, options: Mapping[str, Any], verb: str = "train", taken: Collection[str] = ()
-    ) -> str:
-        """Returns the command that trains, or tunes, with other options.
-
-        Its output directory is new: it does not exist, and no command in `taken` writes it.
-        """
         own = self.parsed.command.verb
         given = self.parsed.values.get("out") if own != "tune" else None
-        name = Path(self.parsed.positionals[0]).name.split(".")[0] or "run"
-        first = given or f"{_FOLDERS[verb]}/{name}"
+        source = Path(self.parsed.positionals[0]).name.split(".")[0] or "run"
+        first = given or f"{'tuning' if verb == 'tune' else 'runs'}/{source}"
         places = itertools.chain([first], (f"{first}-{number}" for number in itertools.count(2)))
         others = {shlex.split(text)[-1] for text in taken}
         out = next(place for place in places if not (os.path.exists(place) or place in others))
-        return shlex.join(["fastlstm", verb, *self.train_words(options), "--out", out])
+        return shlex.join(["fastlstm", verb, *words, "--out", out])
 
 
 def read_training(
@@ -163,11 +150,8 @@ def command_for(argv: Sequence[str], text: Command, table: Command) -> Command:
 def parse_for_run(argv: Sequence[str], commands: Mapping[Kind, Command]) -> tuple[Kind, Parsed]:
     """Returns the kind of RUN, the first argument, and the command line as its command reads it.
 
-    Without a run it is the first command.
-
-    Raises:
-        HelpRequested: help was asked for.
-        UsageError: as `parse`, or an option is for another kind.
+    Without a run it is the first command. Raises as `parse`, and UsageError: an option is for
+    another kind.
     """
     arguments = _split_for_all(argv, *commands.values())
     runs = [kind_of_run(word) for word in arguments.positionals[:1]]
@@ -300,23 +284,18 @@ def _sources_of(path: Path, verb: str) -> list[str]:
     kind = kind_of_run(path)
     try:
         if kind == "text":
-            config = json.loads(read_bytes(path / "config.json", MAX_JSON_BYTES))
-            name = config["data"]["source"]
+            name = stored_json(path / "config.json")["data"]["source"]
         else:
             name = read_history(path / "metrics.jsonl").start["source"]
-    except (FastLSTMError, ValueError, KeyError, TypeError, RecursionError):
+    except (KeyError, TypeError):
         name = None
     if not isinstance(name, str) or not name:
         raise ConfigError(f"the files of {path} do not say what it was trained on")
-    for sources in [[name]] if kind == "text" else [[name], name.split(", ")]:
-        if all(map(_is_there, sources)):
+    several = [] if kind == "text" else [name.split(", ")]
+    for sources in [*several, [name]] if is_url(name) else [[name], *several]:
+        if all(source in BUILT_IN or is_there(source) for source in sources):
             return sources
     instead = shlex.join(["fastlstm", verb, "--config", str(path / "config.json")])
     raise ConfigError(
         f"{path} was trained on {name}, which does not exist; name its source: {instead} SOURCE"
     )
-
-
-def _is_there(source: str) -> bool:
-    place = os.path.expanduser(source)
-    return source in BUILT_IN or os.path.exists(place) or bool(glob.glob(place, recursive=True))

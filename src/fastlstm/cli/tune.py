@@ -11,12 +11,12 @@ from fastlstm.cli.options import CONFIG, JSON, of_training_runs
 from fastlstm.cli.output import print_result
 from fastlstm.cli.training import read_training
 from fastlstm.errors import EXIT_OK, UsageError, nearest_hint
+from fastlstm.report.lines import Row
 from fastlstm.report.terminal import short_bytes
 from fastlstm.system.fields import parse_amount, parse_duration, parse_latency
 from fastlstm.system.storage import write_file
 
 if TYPE_CHECKING:
-    from fastlstm.report.lines import Row
     from fastlstm.tuning.job import Job
 
 _AXES = "batch,seq-length,size,optimizer,lr,output-rank"
@@ -25,7 +25,6 @@ _MORE_AXES = "threads,precision"
 _FORMATS = Literal["fp32", "fp16", "int8", "int4"]
 _PROVEN = 1.0
 """Percent of gain above which the best settings are better by more than chance (benchmarks/log)."""
-
 
 _EVERY = "time of all short runs; default is twice the budget, or 90s if that is longer"
 _LATENCY = "time of a token of one stream, or of the forecast of a window, such as 1ms"
@@ -64,6 +63,8 @@ def run(argv: list[str]) -> int:
     job = read_training(argv, COMMAND, TABLE_COMMAND, _own)
     parsed, config, (axes, limits, time_s) = job.parsed, job.config, job.own
 
+    import yaml
+
     from fastlstm.tuning.size_limits import SizeLimits
     from fastlstm.tuning.tune import Search, job_of, tune_run
 
@@ -79,17 +80,12 @@ def run(argv: list[str]) -> int:
     facts = tune_run(search, show)
     chosen = {"budget": config.budget or config.default_budget, **facts["best"]["options"]}
     words, path = job.train_command(chosen), search.out / "config.yaml"
-    _write_config(path, {name: getattr(config, name) for name in job.names} | chosen)
+    values = {name: getattr(config, name) for name in job.names} | chosen
+    lists = {k: ",".join(map(str, v)) for k, v in values.items() if isinstance(v, tuple)}
+    write_file(path, yaml.safe_dump({**values, **lists}, sort_keys=True).encode())
     lines = rows(facts, job_of(config), words, path)
     print_result({**facts, "command": words, "config": str(path)}, lines, parsed["json"])
     return EXIT_OK
-
-
-def _write_config(path: Path, values: dict[str, Any]) -> None:
-    import yaml
-
-    lists = {k: ",".join(map(str, v)) for k, v in values.items() if isinstance(v, tuple)}
-    write_file(path, yaml.safe_dump({**values, **lists}, sort_keys=True).encode())
 
 
 def _own(parsed: Parsed) -> tuple[tuple[str, ...], dict[str, Any], float | None]:

@@ -60,12 +60,12 @@ def joined(options: Any = None, stop: Callable[[], bool] | None = None) -> Itera
         return
     die_with_parent()
     if getattr(stop, "name", None) is not None:
-        if environment.local_rank() > 0:
+        if environment.number("LOCAL_RANK") > 0:
             raise Dismissed(Stopped.exit_code)
         raise Stopped(f"stopped by {stop.name} before training began; nothing was stored")  # type: ignore[union-attr]
     if torch.cuda.is_available():
-        torch.cuda.set_device(environment.local_rank() % torch.cuda.device_count())
-    world = World(environment.rank(), environment.world_size(), environment.num_restarts())
+        torch.cuda.set_device(environment.number("LOCAL_RANK") % torch.cuda.device_count())
+    world = World(environment.number("RANK"), environment.world_size(), environment.num_restarts())
     try:
         # A signal ends the process: there is nothing to save, and it may wait long for the others.
         ended = handling(dict.fromkeys(STOP_SIGNALS, signal.SIG_DFL), is_not_ignored)
@@ -155,7 +155,7 @@ def _waiting(world: World) -> Iterator[None]:
         _SAID_AFTER_S, warnings.warn, [f"{here}; to train in this one alone, unset RANK"]
     )
     timer.daemon = True
-    if environment.local_rank() == 0:
+    if environment.number("LOCAL_RANK") == 0:
         timer.start()
     try:
         yield
@@ -175,12 +175,12 @@ def _met() -> Store:
     uses a file.
     """
     is_local = environment.is_one_machine() or _is_loopback(environment.master()[0])
-    if environment.verdict_file() is not None or is_local:
+    if (verdict := environment.value("FASTLSTM_VERDICT")) or is_local:
         names = {name for _, name in socket.if_nameindex()}
         if (name := next((own for own in ("lo", "lo0") if own in names), None)) is not None:
-            environment.use_network_device(name, replaces=environment.verdict_file() is not None)
+            environment.use_network_device(name, replaces=bool(verdict))
     store = _store()
-    return PrefixStore(_agreed(store, environment.rank(), environment.world_size()), store)
+    return PrefixStore(_agreed(store, environment.number("RANK"), environment.world_size()), store)
 
 
 def _is_loopback(address: str) -> bool:
@@ -188,12 +188,12 @@ def _is_loopback(address: str) -> bool:
 
 
 def _store() -> Store:
-    if (place := environment.verdict_file()) is not None:
+    if place := environment.value("FASTLSTM_VERDICT"):
         file = FileStore(str(Path(place).with_name("store")), -1)
         file.set_timeout(MEETING)
         return file
-    rank, (address, port) = environment.rank(), environment.master()
-    who = "torchrun" if environment.has_agent_store() else "rank 0"
+    rank, (address, port) = environment.number("RANK"), environment.master()
+    who = "torchrun" if environment.value("TORCHELASTIC_USE_AGENT_STORE") == "True" else "rank 0"
     if rank == 0 and who == "rank 0" and _is_loopback(address):
         try:
             listener = socket.create_server(("127.0.0.1", port), backlog=1024)

@@ -126,8 +126,8 @@ def end_process(code: int) -> NoReturn:
     for stream in filter(None, (sys.stdout, sys.stderr)):
         with suppress(OSError, ValueError):  # `main` has reported it
             stream.flush()
-    text = environment.verdict_file()
-    verdict = None if text is None else Path(text)
+    text = environment.value("FASTLSTM_VERDICT")
+    verdict = Path(text) if text else None
     if verdict is not None and code == EXIT_OK and verdict.exists():
         with suppress(OSError):  # a signal came too late
             verdict.write_text(verdict.read_text() or str(code))
@@ -136,9 +136,9 @@ def end_process(code: int) -> NoReturn:
             with suppress(OSError):  # with a full disk an empty file is enough
                 verdict.write_text(str(code))
             os._exit(0)
-        if environment.rank() > 0 and code != EXIT_STOPPED:
+        if environment.number("RANK") > 0 and code != EXIT_STOPPED:
             time.sleep(_LEADER_FIRST_S)  # else the agent might end rank 0 before its message
-        if environment.max_restarts() > 0 and _is_agent(os.getppid()):
+        if environment.number("TORCHELASTIC_MAX_RESTARTS") > 0 and _is_agent(os.getppid()):
             os.kill(os.getppid(), signal.SIGTERM)
     os._exit(code)  # without waiting for the threads of the transport
 
@@ -154,8 +154,8 @@ def _is_agent(process: int) -> bool:
 
 def end_if_over() -> None:
     """Ends this process if its agent has restarted it after the end of the command."""
-    path = environment.verdict_file()
-    if path is not None and environment.world_size() > 1 and Path(path).exists():
+    path = environment.value("FASTLSTM_VERDICT")
+    if path and environment.world_size() > 1 and Path(path).exists():
         os._exit(EXIT_OK)
 
 

@@ -40,64 +40,49 @@ class RunComparison:
     notes: list[str]
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "at": self.at,
-            "runs": [self._facts(run) for run in self.runs],
-            "differences": self.differences,
-            "notes": self.notes,
-        }
+        runs = [
+            {
+                "run": str(run.path),
+                "state": run.state,
+                "measure": run.measure.key,
+                "best": run.best,
+                **{f"at_equal_{by}": self.figure(run, by) for by in self.at},
+                "seconds": run.seconds,
+                "units": run.last.get("units"),
+                "unit": run.unit,
+                "units_per_s": run.rate,
+                "ceiling_share": run.last.get("ceiling_share"),
+                "others_share": run.machine.mean_others,
+            }
+            for run in self.runs
+        ]
+        return {"at": self.at, "runs": runs, "differences": self.differences, "notes": self.notes}
 
     def figure(self, run: RunSummary, by: str) -> float | None:
         """Returns the best validation of a run at the common point."""
         limit = self.at[by]
         return None if limit is None else run.best_until(limit, by)
 
-    def _facts(self, run: RunSummary) -> dict[str, Any]:
-        return {
-            "run": str(run.path),
-            "state": run.state,
-            "measure": run.measure.key,
-            "best": run.best,
-            **{f"at_equal_{by}": self.figure(run, by) for by in self.at},
-            "seconds": run.seconds,
-            "units": run.last.get("units"),
-            "unit": run.unit,
-            "units_per_s": run.rate,
-            "ceiling_share": run.last.get("ceiling_share"),
-            "others_share": run.machine.mean_others,
-        }
-
 
 def compare_runs(paths: Sequence[Path]) -> RunComparison:
-    """Reads runs and compares them.
-
-    Raises:
-        ConfigError: fewer than two runs.
-        RunDirectoryError: a path has no events of a run.
-    """
+    """Reads runs and compares them. Raises ConfigError: fewer than two runs; RunDirectoryError: a
+    path has no events of a run."""
     if len(paths) < 2:
         raise ConfigError("compare takes two runs or more; name another run")
-    runs = [_summary(path) for path in paths]
-    at = {by: _common(runs, by) for by in ("seconds", "chars")}
+    runs = [RunSummary(path) for path in paths]
+    for run in runs:
+        run.update()
+        if not run.start and not run.training and not run.validation:
+            raise RunDirectoryError(
+                f"{run.path}: no training is recorded there (metrics.jsonl is missing, as in an"
+                " imported run, or empty, damaged or not readable); `fastlstm evaluate` measures a"
+                " model"
+            )
+    at: dict[str, float | None] = {}
+    for by in ("seconds", "chars"):
+        reached = [value for run in runs if (value := run.reach(by)) is not None]
+        at[by] = min(reached) if len(reached) == len(runs) else None
     return RunComparison(runs, at, differences(runs), _notes(runs))
-
-
-def _summary(path: Path) -> RunSummary:
-    run = RunSummary(path)
-    run.update()
-    if not run.start and not run.training and not run.validation:
-        raise RunDirectoryError(
-            f"{path}: no training is recorded there (metrics.jsonl is missing, as in an imported"
-            " run, or empty, damaged or not readable); `fastlstm evaluate` measures a model"
-        )
-    return run
-
-
-def _common(runs: Sequence[RunSummary], by: str) -> float | None:
-    """Returns the point that all runs have reached, None if one has no evaluation."""
-    reached = [run.reach(by) for run in runs]
-    known = [value for value in reached if value is not None]
-    return min(known) if len(known) == len(reached) else None
 
 
 def _notes(runs: Sequence[RunSummary]) -> list[str]:

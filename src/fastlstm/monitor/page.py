@@ -23,7 +23,7 @@ from fastlstm.report.html import Html, document, figure, quiet, table
 from fastlstm.report.lines import gpu_state, joined, outlook_text
 from fastlstm.report.markup import clipped, to_html
 from fastlstm.report.terminal import clock, percent, short_bytes, tick_texts
-from fastlstm.runs.run_directory import held_locks
+from fastlstm.runs.run_directory import PROFILE_FILE, held_locks
 
 COLOURS = (
     *("#2e7cf6", "#e8710a", "#12a150", "#d6336c"),
@@ -60,16 +60,23 @@ def body(runs: Sequence[RunSummary], root: Path) -> str:
     counts = [(s, sum(one == s for one in states.values())) for s in _STATES]
     lead = ", ".join(f"{number} {state}" for state, number in counts if number) or "no runs yet"
     names = {run.path: _name(run.path, root) for run in runs}
-    common_s = {measure: _common_s(runs, measure) for measure in {run.measure for run in runs}}
+    common_s: dict[Measure, float | None] = {}
+    for measure in {run.measure for run in runs}:
+        reached = [run.reach("seconds") for run in runs if run.measure == measure]
+        known = [seconds for seconds in reached if seconds is not None]
+        common_s[measure] = median(known) if known else None
     rows = [_row(run, names[run.path], states[run.path], common_s[run.measure]) for run in ordered]
     runs_html = table(_HEADS, rows, kind="runs") + _remark(common_s) if rows else ""
     charted = [run for run in ordered if run.training or run.validation][: len(COLOURS)]
+    cards = "".join(
+        run_card(run, clipped(names[run.path], _MAX_CELL), states[run.path]) for run in charted
+    )
+    cards = f'<h2>Each run</h2>\n<div class="cards">{cards}</div>\n' if cards else ""
     return (
         '<p class="eyebrow">fastlstm monitor</p>\n'
         f"<h1>{counted(len(runs), 'run')}</h1>\n"
         f'<p class="lead">{to_html(lead)}</p>\n<h2>Runs</h2>\n{runs_html}'
-        f"{charts(charted, names)}{_cards(charted, names, states)}"
-        f"{difference_table(charted, names)}"
+        f"{charts(charted, names)}{cards}{difference_table(charted, names)}"
     )
 
 
@@ -77,19 +84,6 @@ def body(runs: Sequence[RunSummary], root: Path) -> str:
 def _name(path: Path, root: Path) -> str:
     inside = path.is_relative_to(root) and path != root
     return str(path.relative_to(root)) if inside else path.name
-
-
-def _cards(runs: Sequence[RunSummary], names: dict[Path, str], states: dict[Path, str]) -> str:
-    cards = "".join(
-        run_card(run, clipped(names[run.path], _MAX_CELL), states[run.path]) for run in runs
-    )
-    return f'<h2>Each run</h2>\n<div class="cards">{cards}</div>\n' if cards else ""
-
-
-def _common_s(runs: Sequence[RunSummary], measure: Measure) -> float | None:
-    reached = [run.reach("seconds") for run in runs if run.measure == measure]
-    known = [seconds for seconds in reached if seconds is not None]
-    return median(known) if known else None
 
 
 def _remark(common_s: dict[Measure, float | None]) -> str:
@@ -136,19 +130,16 @@ def charts(runs: Sequence[RunSummary], names: dict[Path, str]) -> str:
     for measure in measures:
         units = " or ".join(dict.fromkeys(r.unit for r in runs if r.measure == measure))
         for key, label in (("seconds", "seconds"), ("units", units)):
-            curves, title = [_curve(r, key, measure) for r in runs], f"{measure.title} by {label}"
+            curves, title = [], f"{measure.title} by {label}"
+            for run in runs:
+                curve = run.validation or run.training
+                points = zip(getattr(curve, key), curve.values, strict=True)
+                curves.append(list(points) if run.measure == measure else [])
             if svg := overlay(curves, title, label, measure.label):
                 figures.append(figure(title, _WHAT_CURVES, svg))
     if not figures:
         return ""
     return f'<h2>Curves</h2>\n{_key(runs, names)}<div class="charts">{"".join(figures)}</div>\n'
-
-
-def _curve(run: RunSummary, key: str, measure: Measure) -> list[tuple[float, float]]:
-    if run.measure != measure:
-        return []
-    curve = run.validation or run.training
-    return list(zip(getattr(curve, key), curve.values, strict=True))
 
 
 def _key(runs: Sequence[RunSummary], names: dict[Path, str]) -> str:
@@ -173,7 +164,6 @@ def difference_table(runs: Sequence[RunSummary], names: dict[Path, str]) -> str:
     return f"<h2>Differences</h2>\n{table(heads, lines)}"
 
 
-PROFILE_FILE = "profile.json"
 _MAX_GPUS, _MAX_WARNINGS, _MAX_VERDICTS = 16, 3, 6
 _MAX_TEXT, _MAX_COMMAND = 400, 2000
 _MIN_SHARE = 0.005
@@ -262,7 +252,10 @@ def profile_cards(run: Path) -> str:
 
 
 def _card(verdict: Event) -> str:
-    gain, low, high = (_gain(verdict, name) for name in ("gain", "low", "high"))
+    gain, low, high = (
+        "" if (value := number(verdict, name)) is None else f"{100 * value:+,.0f} %"
+        for name in ("gain", "low", "high")
+    )
     within = f" ({low} to {high})" if low and high and low != high else ""
     lines = [
         f"<h4>{_text(verdict, 'cause')}: {gain}{within} speed</h4>",
@@ -271,11 +264,6 @@ def _card(verdict: Event) -> str:
     if command := text_of(verdict, "command"):
         lines.append(f'<code class="command">{to_html(clipped(command, _MAX_COMMAND))}</code>')
     return f'<div class="verdict">{"".join(lines)}</div>'
-
-
-def _gain(event: Event, name: str) -> str:
-    value = number(event, name)
-    return "" if value is None else f"{100 * value:+,.0f} %"
 
 
 def _text(event: Event, name: str) -> str:

@@ -42,8 +42,6 @@ _STEP = (b'{"event":"step",', b'{"event": "step",')
 _EVAL = (b'{"event":"eval",', b'{"event": "eval",')
 _SEARCH_EVERY_S = 10.0
 _NOT_SEARCHED = ("checkpoint-", "tensorboard", ".")
-
-
 _NOT_SETTINGS = frozenset(
     (
         *("event", "time", "run", "resumed_from", "resumed_s", "precision_why"),
@@ -235,10 +233,11 @@ class RunSummary:
 
     def best_until(self, limit: float, by: str) -> float | None:
         """Returns the lowest validation figure up to a limit of `seconds` or `chars`."""
-        if by == "seconds":
-            return self.validation.lowest_until(limit, self.validation.seconds)
-        limit *= self.units_per_char or math.nan
-        return self.validation.lowest_until(limit, self.validation.units)
+        places, values = self.validation.seconds, self.validation.values
+        if by == "chars":
+            places, limit = self.validation.units, limit * (self.units_per_char or math.nan)
+        pairs = zip(places, values, strict=True)
+        return min((value for at, value in pairs if at <= limit), default=None)
 
     def reach(self, by: str) -> float | None:
         """Returns the seconds or the characters at the last evaluation; None if unknown."""
@@ -377,11 +376,6 @@ class Curve:
         for column in self.columns:
             column[:] = array("d", [column[at] for at in kept])
 
-    def lowest_until(self, limit: float, column: array[float]) -> float | None:
-        """Returns the lowest value of points whose `seconds` or `units` are within a limit."""
-        pairs = zip(column, self.values, strict=True)
-        return min((value for at, value in pairs if at <= limit), default=None)
-
 
 MAX_BINS = 120
 _LEAST_S, _MOST_S = 10.0, 1e9
@@ -419,9 +413,13 @@ class MachineUse:
         for column in (self._seconds, self._own, self._others):
             del column[kept:]
 
+    @property
+    def _bin_s(self) -> float:
+        return max(self._seconds[-1] / (MAX_BINS - 1), _LEAST_S) if self._seconds else _LEAST_S
+
     def bins(self) -> list[tuple[float, float, float]]:
         """Returns start, own mean share and others' of at most 120 equal parts of the time."""
-        width = max(self._seconds[-1] / (MAX_BINS - 1), _LEAST_S) if self._seconds else 1.0
+        width = self._bin_s
         found: dict[int, list[int]] = {}
         for place, at in enumerate(self._seconds):
             found.setdefault(int(at / width), []).append(place)
@@ -435,7 +433,7 @@ class MachineUse:
         bins = self.bins()
         if not bins:
             return ""
-        width = max(self._seconds[-1] / (MAX_BINS - 1), _LEAST_S)
+        width = self._bin_s
         end_s = bins[-1][0] + width
         paths = {"shade": "", "own": "", "others": ""}
         for begin, own, others in bins:
@@ -495,7 +493,8 @@ class EventTail:
             self.has_more = False
             with open_regular(self._path) as (descriptor, size):
                 info = os.fstat(descriptor)
-                if self._offset and self._is_replaced(descriptor, info.st_ino, size):
+                is_other = info.st_ino != self._inode or size < self._offset
+                if self._offset and (is_other or self._bytes_around(descriptor) != self._mark):
                     self._offset, self._is_within_long_line = 0, False
                     self.num_replaced += 1
                 self._inode = info.st_ino
@@ -506,14 +505,9 @@ class EventTail:
         self._seen = info.st_ino, size, info.st_ctime_ns
         return lines
 
-    def _is_replaced(self, descriptor: int, inode: int, size: int) -> bool:
-        is_other = inode != self._inode or size < self._offset
-        return is_other or self._bytes_around(descriptor, self._offset) != self._mark
-
-    @staticmethod
-    def _bytes_around(descriptor: int, offset: int) -> bytes:
-        length = min(_MARK_BYTES, offset)
-        return b"".join(os.pread(descriptor, length, place) for place in (0, offset - length))
+    def _bytes_around(self, descriptor: int) -> bytes:
+        length = min(_MARK_BYTES, self._offset)
+        return b"".join(os.pread(descriptor, length, place) for place in (0, self._offset - length))
 
     def _new_lines(self, descriptor: int, size: int) -> list[bytes]:
         data = os.pread(descriptor, min(size - self._offset, MAX_JSON_BYTES), self._offset)
@@ -528,5 +522,5 @@ class EventTail:
             self._is_within_long_line = True
         if num_complete:
             self._offset += num_complete
-            self._mark = self._bytes_around(descriptor, self._offset)
+            self._mark = self._bytes_around(descriptor)
         return lines

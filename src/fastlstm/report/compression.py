@@ -25,7 +25,10 @@ def compression_rows(report: dict[str, Any]) -> list[Row]:
         ("result", published),
         ("methods", ", ".join(report["methods"])),
         (MEASURES.get(report["measure"], report["measure"]), _quality_text(report)),
-        *_score_rows(report),
+        *(
+            (f"{part} part", _changes(scores["source"], scores["result"]))
+            for part, scores in report.get("scores", {}).items()
+        ),
         ("outputs", _outputs_text(report["outputs"])),
         ("weights", f"{_pair(report, 'num_parameters', short_count)}, {share}"),
         ("on disk", _pair(report, "file_bytes", short_bytes)),
@@ -56,13 +59,8 @@ def _quality_text(report: dict[str, Any]) -> str:
     )
 
 
-def _score_rows(report: dict[str, Any]) -> list[Row]:
-    rows = []
-    for part, scores in report.get("scores", {}).items():
-        before, after = scores["source"], scores["result"]
-        texts = [f"{name} {before[name]:.4g} -> {after[name]:.4g}" for name in before]
-        rows.append((f"{part} part", ", ".join(texts)))
-    return rows
+def _changes(before: dict[str, float], after: dict[str, float]) -> str:
+    return ", ".join(f"{name} {before[name]:.4g} -> {after[name]:.4g}" for name in before)
 
 
 def _outputs_text(outputs: dict[str, Any] | None) -> str:

@@ -193,7 +193,7 @@ def _draw_panel(axes: Any, panel: Panel, palette: Mapping[str, str]) -> None:
         style: Any = {"linestyle": ":", "linewidth": 1.0, "color": palette["muted"]}
         axes.axvline(at, label="_" if place else "resumed", **style)
     _label_x(axes, panel.x_unit, palette)
-    _label_y(axes, curves, visible(panel.y_label), panel.may_be_log, palette)
+    _label_y(axes, panel, palette)
     _style_axes(axes, palette)
     axes.set_xlim(left=panel.left, right=panel.right)
     if panel.bottom is not None:
@@ -248,18 +248,13 @@ def _label_x(axes: Any, unit: str, palette: Mapping[str, str]) -> None:
     axes.xaxis.set_major_formatter(_tick_formatter())
 
 
-def _label_y(
-    axes: Any,
-    curves: Sequence[DrawnCurve],
-    label: str,
-    may_be_log: bool,
-    palette: Mapping[str, str],
-) -> None:
+def _label_y(axes: Any, panel: Panel, palette: Mapping[str, str]) -> None:
     from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-    values = [y for curve in curves for y in curve.y if math.isfinite(y)]
+    label = visible(panel.y_label)
+    values = [y for curve in panel.curves for y in curve.y if math.isfinite(y)]
     low, high = min(values, default=0.0), max(values, default=0.0)
-    if may_be_log and 0 < low * LOG_RATIO < high:
+    if panel.may_be_log and 0 < low * LOG_RATIO < high:
         axes.set_yscale("log")
         decades = math.log10(high / low)
         fine = (1, 1.5, 2, 3, 4, 6, 8) if decades < 1 else (1, 2, 5) if decades < 3 else (1,)

@@ -30,21 +30,15 @@ class _Shown(dict[int, str]):
 
     def __missing__(self, point: int) -> str:
         char = chr(point)
-        self[point] = _written(char) if _is_control(char) else char
-        return self[point]
+        is_turned = unicodedata.bidirectional(char) in _DIRECTIONS
+        is_control = unicodedata.category(char) in ("Cc", "Cs", "Zl", "Zp")
+        if is_turned or is_control or point & 0xFFFE == 0xFFFE:
+            char = char.encode("unicode_escape").decode("ascii")
+        self[point] = char
+        return char
 
 
 _shown = functools.cache(_Shown)
-
-
-def _is_control(char: str) -> bool:
-    kind = unicodedata.category(char)
-    is_turned = unicodedata.bidirectional(char) in _DIRECTIONS
-    return is_turned or kind in ("Cc", "Cs", "Zl", "Zp") or ord(char) & 0xFFFE == 0xFFFE
-
-
-def _written(char: str) -> str:
-    return char.encode("unicode_escape").decode("ascii")
 
 
 def clipped(text: str, limit: int) -> str:

@@ -168,7 +168,8 @@ def _targets(test: Event) -> str:
         for event in targets
     ]
     heads = ["target", "num_values", "mse", "mae", "naive mae", "seasonal naive mae"]
-    heads += [_steps_text(part) for part in targets[0]["by_step"]]
+    for first, last in ((part["first"], part["last"]) for part in targets[0]["by_step"]):
+        heads.append(f"step {first}" if first == last else f"steps {first}–{last}")
     remark = "Each target in its own unit; the columns on the right are the MAE by steps ahead."
     return f"<h3>By target</h3>\n{quiet(remark)}{table(heads, rows)}"
 
@@ -194,11 +195,6 @@ def _series(test: Event) -> str:
         f" The {len(rows)} series with the largest ratio:"
     )
     return f"<h3>By series</h3>\n{quiet(remark)}{table(heads, rows)}"
-
-
-def _steps_text(part: Event) -> str:
-    first, last = part["first"], part["last"]
-    return f"step {first}" if first == last else f"steps {first}–{last}"
 
 
 def _compression(report: Any) -> str:
@@ -235,19 +231,18 @@ def _figures(charts: Iterable[Chart]) -> str:
 
 
 def _samples(history: History) -> str:
-    shown = [_sample(event) for event in reversed(history.samples) if event.get("text")]
+    shown = []
+    for event in reversed(history.samples):
+        if event.get("text"):
+            at = _at(event) if number(event, "step") is not None else "sample"
+            text = to_html(event["text"], keep="\r\n\t")
+            shown.append(f'<div class="sample"><h3>{to_html(at)}</h3><pre>{text}</pre></div>\n')
     if not shown:
         return ""
     newest, older = "".join(shown[:OPEN_SAMPLES]), shown[OPEN_SAMPLES:]
     title = counted(len(older), "earlier sample")
     fold = f"<details><summary>{title}</summary>{''.join(older)}</details>" if older else ""
     return newest + fold
-
-
-def _sample(event: Event) -> str:
-    at = _at(event) if number(event, "step") is not None else "sample"
-    text = to_html(event["text"], keep="\r\n\t")
-    return f'<div class="sample"><h3>{to_html(at)}</h3><pre>{text}</pre></div>\n'
 
 
 def _evaluations(history: History) -> str:
@@ -264,8 +259,7 @@ def _evaluations(history: History) -> str:
         time = "" if elapsed is None else clock(elapsed)
         mark = "best" if event is best else ""
         rows.append([f"{event['step']:,.0f}", SPLITS.get(split, split), *figures, time, mark])
-    heads = ["step", "split", *shown.values(), "time", ""]
-    return table(heads, rows, place)
+    return table(["step", "split", *shown.values(), "time", ""], rows, place)
 
 
 def _rows(rows: list[Row]) -> str:

@@ -20,7 +20,6 @@ from fastlstm.estimator import show_warning
 from fastlstm.report import lines as words
 from fastlstm.report.events import Event, number, text_of, unit_of
 from fastlstm.report.terminal import (
-    Style,
     cell_width,
     clip,
     clock,
@@ -266,7 +265,24 @@ class LiveOutput(PlainOutput):
 
     def _on_step(self, event: Event) -> None:
         parts = [*step_parts(event, unit_of(self.start)), *self._valid]
-        self._draw(live_line(parts, share_of(event), columns(), self.style, self._bar))
+        self._draw(self.live_line(parts, share_of(event), columns()))
+
+    def live_line(self, parts: list[LinePart], share: float | None, width: int) -> str:
+        """Returns a line of at most `width` columns; the bar takes the rest of the numbers."""
+        parts = list(parts)
+        texts = [part.padded(is_long=True) for part in parts]
+        if _room(texts, width) < MAX_BAR // 2:
+            texts = [part.padded(is_long=False) for part in parts]
+        while _room(texts, width) < MIN_BAR and len(parts) > 1:
+            drop = max(range(len(parts)), key=lambda index: parts[index].rank)
+            del parts[drop], texts[drop]
+        room, shown = min(MAX_BAR, _room(texts, width)), []
+        for text, part in zip(texts, parts, strict=True):
+            before, value, after = text.partition(part.value)
+            around = (self.style(text, "dim") for text in (before, after))
+            shown.append(self.style(value, "bold").join(around))
+        line = "  ".join(shown)
+        return line if share is None or room < MIN_BAR else self._bar(share, room) + " " + line
 
     def _on_eval(self, event: Event) -> None:
         step, split, *figures = words.eval_parts(event)
@@ -396,30 +412,5 @@ def _whole_percent(share: float) -> str:
     return "100%" if share >= 1.0 else f"{min(99, round(100 * share))}%"
 
 
-def live_line(
-    parts: list[LinePart],
-    share: float | None,
-    width: int,
-    style: Style,
-    bar: Callable[[float, int], str],
-) -> str:
-    """Returns the live line of at most `width` columns; the bar takes the rest of the numbers."""
-    parts = list(parts)
-    texts = [part.padded(is_long=True) for part in parts]
-    if _room(texts, width) < MAX_BAR // 2:
-        texts = [part.padded(is_long=False) for part in parts]
-    while _room(texts, width) < MIN_BAR and len(parts) > 1:
-        drop = max(range(len(parts)), key=lambda index: parts[index].rank)
-        del parts[drop], texts[drop]
-    room = min(MAX_BAR, _room(texts, width))
-    line = "  ".join(_emphasised(t, part, style) for t, part in zip(texts, parts, strict=True))
-    return line if share is None or room < MIN_BAR else bar(share, room) + " " + line
-
-
 def _room(texts: list[str], width: int) -> int:
     return width - cell_width("  ".join(texts)) - 1
-
-
-def _emphasised(text: str, part: LinePart, style: Style) -> str:
-    before, value, after = text.partition(part.value)
-    return style(before, "dim") + style(value, "bold") + style(after, "dim")

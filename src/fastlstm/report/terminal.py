@@ -17,18 +17,6 @@ _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "
 
 
 @dataclass(frozen=True)
-class Style:
-    """Wraps text in colour codes if colour is on."""
-
-    is_on: bool
-
-    def __call__(self, text: str, *names: str) -> str:
-        if not self.is_on or not names or not text:
-            return text
-        return f"\x1b[{';'.join(_CODES[name] for name in names)}m{text}\x1b[0m"
-
-
-@dataclass(frozen=True)
 class Glyphs:
     """Characters beyond ASCII; `ASCII_GLYPHS` replaces them on terminals that lack them."""
 
@@ -60,9 +48,17 @@ def notebook_display() -> Callable[..., Any] | None:
     return importlib.import_module("IPython.display").display  # type: ignore[no-any-return]
 
 
-def style_for(stream: TextIO) -> Style:
-    """Returns colours on a terminal without NO_COLOR, else none."""
-    return Style(is_terminal(stream) and not environment.value("NO_COLOR"))
+def style_for(stream: TextIO) -> Callable[..., str]:
+    """Returns a function of a text and names of `_CODES` that wraps the text in colour codes, on a
+    terminal without NO_COLOR."""
+    is_on = is_terminal(stream) and not environment.value("NO_COLOR")
+
+    def styled(text: str, *names: str) -> str:
+        if not is_on or not names or not text:
+            return text
+        return f"\x1b[{';'.join(_CODES[name] for name in names)}m{text}\x1b[0m"
+
+    return styled
 
 
 def glyphs_for(stream: TextIO) -> Glyphs:

@@ -76,8 +76,7 @@ class TensorBoardWriter:
         directory.mkdir(parents=True, exist_ok=True)
         self._writer = EventsWriter(str(directory / "events"))
         if first_step:
-            started = SessionLog(status=SessionLog.START)
-            self._write(first_step, session_log=started)
+            self._write(first_step, session_log=SessionLog(status=SessionLog.START))
 
     def __call__(self, event: Event) -> None:
         kind = event["event"]

@@ -51,9 +51,7 @@ def require_run(path: str | os.PathLike[str], wanted: Kind | None = None, verb: 
     """Checks that a path is a run or checkpoint of the wanted kind, by default any, without reading
     its model; `verb` opens it, which takes no kind in `REFUSED`.
 
-    Raises:
-        RunDirectoryError: not a run.
-        FormatError: a run of another kind.
+    Raises RunDirectoryError: not a run; FormatError: a run of another kind.
     """
     place = RunDirectory(path).path
     if not os.path.exists(path):
@@ -98,10 +96,8 @@ def require_run(path: str | os.PathLike[str], wanted: Kind | None = None, verb: 
 def read_model(path: str | Path, kind: Kind, names: Sequence[str]) -> dict[str, bytes]:
     """Reads the files `names` of the published model of a run, each checked by its SHA-256.
 
-    Raises:
-        CorruptFileError: names the damaged file.
-        FormatError: a model of another kind, or a checkpoint.
-        RunDirectoryError: not a run, or it has no published model.
+    Raises CorruptFileError: names the damaged file; FormatError: a model of another kind, or a
+    checkpoint; RunDirectoryError: not a run, or it has no published model.
     """
     require_run(path, kind)
     run, what = RunDirectory(path), _OPENED_BY[kind][0]

@@ -62,12 +62,8 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, data: bytes, origin: Path) -> Manifest:
-        """Parses a manifest.
-
-        Raises:
-            CorruptFileError: the manifest is changed or invalid.
-            FormatError: the manifest is of a newer fastlstm.
-        """
+        """Parses a manifest. Raises CorruptFileError: it is changed or invalid; FormatError: it is
+        of a newer fastlstm."""
         body = storage.parse_json(data, origin)
         if not isinstance(body, dict) or body.get("format") != MANIFEST_FORMAT:
             raise CorruptFileError(f"{origin}: is not a manifest of fastlstm")
@@ -140,12 +136,9 @@ def read_manifest(directory: Path) -> Manifest:
 def verify_manifest(directory: Path, *, from_disk: bool = False) -> Manifest:
     """Checks size and SHA-256 of every listed file; refuses unlisted ones, except hidden ones.
 
-    With `from_disk` it reads the disk, not the page cache.
-
-    Raises:
-        CorruptFileError: names the file and the reason.
-        FormatError: the manifest is of a newer fastlstm.
-        StorageError: a file is not readable.
+    With `from_disk` it reads the disk, not the page cache. Raises CorruptFileError: names the file
+    and the reason; FormatError: the manifest is of a newer fastlstm; StorageError: a file is not
+    readable.
     """
     manifest = read_manifest(directory)
     refuse_unlisted(directory, manifest)
@@ -170,8 +163,7 @@ def read_file(path: Path, record: FileRecord) -> bytes:
 
 def refuse_unlisted(directory: Path, manifest: Manifest) -> None:
     """Raises CorruptFileError if a directory has a file that its manifest does not list."""
-    names = sorted(path.name for path in directory.iterdir())
-    for name in names:
+    for name in sorted(path.name for path in directory.iterdir()):
         if name not in manifest.files and name != MANIFEST and not name.startswith("."):
             raise CorruptFileError(f"{directory / name}: is not listed in {MANIFEST}; remove it")
 
@@ -238,12 +230,8 @@ def verify_metrics_mark(path: Path, mark: object) -> None:
 
 
 def truncate_metrics(path: Path, mark: Mapping[str, Any]) -> None:
-    """Cuts off the lines after a `metrics_mark`: the resumed run writes them again.
-
-    Raises:
-        CorruptFileError: the part to keep is damaged; nothing is cut.
-        StorageError: cutting failed.
-    """
+    """Cuts off the lines after a `metrics_mark`: the resumed run writes them again. Raises
+    CorruptFileError: the part to keep is damaged, nothing is cut; StorageError: cutting failed."""
     verify_metrics_mark(path, mark)
     if path.exists():
         with storage.storage_errors(path, "cut"):

@@ -42,6 +42,7 @@ from fastlstm.runs.manifest import (
 from fastlstm.system import storage
 
 TRAINER_FILE = "trainer.json"
+PROFILE_FILE = "profile.json"
 FORECASTER = "forecaster"
 SEQUENCE = "sequence"
 """`kind` in config.json; language models have none."""
@@ -152,9 +153,8 @@ class RunDirectory:
     def lock(self) -> RunLock:
         """Takes the lock and cleans up after killed processes; for a `with` block.
 
-        Raises:
-            RunDirectoryError: another process, whose number it names, holds the lock.
-            StorageError: the clean-up failed.
+        Raises RunDirectoryError: another process, whose number it names, holds the lock;
+        StorageError: the clean-up failed.
         """
         lock = RunLock(self._acquire())
         try:
@@ -272,11 +272,8 @@ class RunDirectory:
 
         The files are written to `.publish.tmp-<pid>/`; renaming that to `.publish/` commits them,
         like a write-ahead log. Then they move into place, the manifest last. After a kill or power
-        cut at any instant, readers find all old files or all new ones.
-
-        Raises:
-            StorageError: a write failed; the old files are intact.
-            RunDirectoryError: another process writes the run now.
+        cut at any instant, readers find all old files or all new ones. Raises StorageError: a write
+        failed, the old files are intact; RunDirectoryError: another process writes the run now.
         """
         self.require_owned()
         storage.require_space(self.path, sum(map(len, files.values())))
@@ -325,10 +322,8 @@ class RunDirectory:
         """Returns the manifest and the files `names` that it lists, by default all, of one
         publication, even while another process publishes.
 
-        Raises:
-            CorruptFileError: names the damaged or missing file.
-            FormatError: published by a newer fastlstm.
-            StorageError: a file is not readable.
+        Raises CorruptFileError: names the damaged or missing file; FormatError: published by a
+        newer fastlstm; StorageError: a file is not readable.
         """
         for _ in range(_READ_ATTEMPTS):
             base = self._base()

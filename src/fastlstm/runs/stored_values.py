@@ -93,11 +93,8 @@ def restored_network(
     """Returns a network with stored weights, in evaluation mode; shapes are compared first.
 
     `origin` is the file of the weights, `described_by` the one of the network, which has
-    `num_parts` parts with weights, such as layers.
-
-    Raises:
-        CorruptFileError: weights of another network.
-        NonFiniteError: a weight is NaN or Inf.
+    `num_parts` parts with weights, such as layers. Raises CorruptFileError: weights of another
+    network; NonFiniteError: a weight is NaN or Inf.
     """
     described = described_state(build, len(weights), described_by, num_parts)
     for name in sorted(described.keys() | weights.keys()):

@@ -14,7 +14,9 @@ NAME of shape (rows, columns), a file holds:
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,9 +27,6 @@ from fastlstm.errors import ConfigError, CorruptFileError, FormatError, NonFinit
 from fastlstm.system.fields import is_number
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-    from pathlib import Path
-
     from numpy.typing import NDArray
 
 FORMATS_IN_FILES = ("fp32", "fp16", "int8", "int4")
@@ -144,9 +143,8 @@ def rounded(weights: Mapping[str, Any], weight_format: str) -> dict[str, NDArray
 def in_format(weights: Mapping[str, Any], weight_format: str) -> dict[str, Any]:
     """Returns weights as a file holds them: float32, float16 or QuantizedMatrix.
 
-    Raises:
-        ConfigError: an unknown format, or a value beyond its range.
-        NonFiniteError: a weight is NaN or Inf.
+    Raises ConfigError: an unknown format, or a value beyond its range; NonFiniteError: a weight is
+    NaN or Inf.
     """
     check_format(weight_format)
     return {name: _one_in_format(name, w, weight_format) for name, w in weights.items()}
@@ -183,11 +181,9 @@ def encode_weights(
 ) -> bytes:
     """Returns a safetensors file of weights (float arrays or `QuantizedMatrix`) in a format.
 
-    The zero blocks of the matrices `block_sparse` are left out.
-
-    Raises:
-        ConfigError: an unknown format, block-sparse int4, or a value beyond the format's range.
-        NonFiniteError: a weight is NaN or Inf.
+    The zero blocks of the matrices `block_sparse` are left out. Raises ConfigError: an unknown
+    format, block-sparse int4, or a value beyond the format's range; NonFiniteError: a weight is NaN
+    or Inf.
     """
     if block_sparse and weight_format == "int4":
         raise ConfigError("int4 weights cannot be block-sparse; use int8, fp16 or fp32")
@@ -232,8 +228,7 @@ def block_grid(values: NDArray[Any], gates: int) -> NDArray[Any]:
     across = -(-columns // BLOCK_COLUMNS)
     padded = np.zeros((gates, per_gate * BLOCK_ROWS, across * BLOCK_COLUMNS), values.dtype)
     padded[:, : rows // gates, :columns] = values.reshape(gates, -1, columns)
-    grid = padded.reshape(gates * per_gate, BLOCK_ROWS, across, BLOCK_COLUMNS)
-    return grid.swapaxes(1, 2)
+    return padded.reshape(gates * per_gate, BLOCK_ROWS, across, BLOCK_COLUMNS).swapaxes(1, 2)
 
 
 def may_be_blocks(values: NDArray[Any]) -> bool:
@@ -271,11 +266,8 @@ def decode_weights(
     """Parses a safetensors file of weights and checks every code, scale and index.
 
     Returns float32 arrays; for int8 and int4 a `QuantizedMatrix` for each matrix. Messages name
-    `origin`.
-
-    Raises:
-        CorruptFileError: not a safetensors file, or values that fastlstm never writes.
-        FormatError: other tensors, shapes or dtypes.
+    `origin`. Raises CorruptFileError: not a safetensors file, or values that fastlstm never writes;
+    FormatError: other tensors, shapes or dtypes.
     """
     check_format(weight_format)
     try:

@@ -164,14 +164,11 @@ class ModelThread:
     def reserve(self, reservation: Reservation, count: int = 1) -> None:
         """Raises the places of a request to `count`; `release` must follow.
 
-        Raises:
-            ApiError: 400, for more places than one request may have.
-            Overloaded: no room now, or none for this key.
-            Unavailable: the server is closing, or the request was cancelled.
+        Raises ApiError: 400, for more places than one request may have; Overloaded: no room now, or
+        none for this key; Unavailable: the server is closing, or the request was cancelled.
         """
         if count > self._limit:
-            message = self.too_many.format(count=count, limit=self._limit)
-            raise ApiError(400, message, self.param)
+            raise ApiError(400, self.too_many.format(count=count, limit=self._limit), self.param)
         with self._changed:
             if reservation.is_cancelled:
                 raise Unavailable("the client has left")

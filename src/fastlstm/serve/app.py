@@ -82,7 +82,8 @@ class _Pages:
             part = forecaster_html(engine, request.headers.get("host", ""), key)
         else:
             part = filled("locked.html")
-        return Response(page.with_part(part), media_type="text/html", headers=page.headers)
+        html = page.html.replace("{{part}}", part)
+        return Response(html, media_type="text/html", headers=page.headers)
 
     async def live(self, request: Request) -> Response:
         if self._service.is_stuck:
@@ -99,8 +100,7 @@ class _Pages:
         return Response(self._service.metrics.text(), headers={"content-type": CONTENT_TYPE})
 
     async def openapi(self, request: Request) -> Response:
-        has_keys = bool(self._service.keys)
-        return JSONResponse(document_of(self._service.engine, has_keys=has_keys))
+        return JSONResponse(document_of(self._service.engine, has_keys=bool(self._service.keys)))
 
     async def models(self, request: Request) -> Response:
         return _json(ModelList([self._described()]))
@@ -152,10 +152,10 @@ def filled(file: str, **parts: str) -> str:
 
 
 class Page:
-    """A page of this package; `headers` go with it."""
+    """A page of this package: `html` with the placeholder ``{{part}}``, and its `headers`."""
 
     def __init__(self, name: str) -> None:
-        self._html = filled(name, style=(_FOLDER / "style.css").read_text("utf-8"))
+        self.html = filled(name, style=(_FOLDER / "style.css").read_text("utf-8"))
         self.headers = {
             "content-security-policy": (
                 f"default-src 'none'; script-src {self._digest('script')};"
@@ -168,12 +168,9 @@ class Page:
         }
 
     def _digest(self, tag: str) -> str:
-        (text,) = re.findall(f"<{tag}>(.*?)</{tag}>", self._html, re.DOTALL)
+        (text,) = re.findall(f"<{tag}>(.*?)</{tag}>", self.html, re.DOTALL)
         digest = hashlib.sha256(text.encode("utf-8")).digest()
         return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
-
-    def with_part(self, part: str) -> bytes:
-        return self._html.replace("{{part}}", part).encode("utf-8")
 
 
 def example_prompt(tokenizer: Tokenizer) -> str:

@@ -18,7 +18,7 @@ from fastlstm.serve.metrics import Metrics
 from fastlstm.serve.settings import Settings
 from fastlstm.serve.text.engine import TextEngine
 
-Kind = TypeVar("Kind", bound="Engine")
+Kind = TypeVar("Kind", bound=Engine)
 
 
 class Service:

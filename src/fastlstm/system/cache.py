@@ -151,11 +151,8 @@ class Cache:
 
 
 def is_intact(entry: Path) -> bool:
-    """Returns whether an entry is this user's and has the content that `Cache.place` hashed.
-
-    Raises:
-        OSError, FastLSTMError: a file is missing or cannot be read.
-    """
+    """Returns whether an entry is this user's and has the content that `Cache.place` hashed. Raises
+    OSError or FastLSTMError: a file is missing or cannot be read."""
     paths = sorted(entry.iterdir())
     if not all(map(storage.is_own, (entry, *paths))):
         return False
@@ -171,17 +168,17 @@ def _sums(directory: Path) -> dict[str, str]:
     """Returns a hash of each file: SHA-256 of its chunks' hashes, which all cores compute."""
     paths = [path for path in sorted(directory.iterdir()) if path.name != _SUMS]
     sums = dict[str, str]()
+
+    def digest(descriptor: int, start: int) -> bytes:
+        return hashlib.sha256(os.pread(descriptor, _CHUNK_BYTES, start)).digest()
+
     with ThreadPoolExecutor(hardware.cores()) as pool:
         for path in paths:
-            with path.open("rb") as file:
-                starts = range(0, os.fstat(file.fileno()).st_size, _CHUNK_BYTES)
-                digests = pool.map(partial(_chunk_digest, file.fileno()), starts)
+            with storage.opened(path, os.O_RDONLY) as file:
+                starts = range(0, os.fstat(file).st_size, _CHUNK_BYTES)
+                digests = pool.map(partial(digest, file), starts)
                 sums[path.name] = hashlib.sha256(b"".join(digests)).hexdigest()
     return sums
-
-
-def _chunk_digest(descriptor: int, start: int) -> bytes:
-    return hashlib.sha256(os.pread(descriptor, _CHUNK_BYTES, start)).digest()
 
 
 def _make_private(path: Path) -> None:

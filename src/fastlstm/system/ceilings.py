@@ -133,7 +133,8 @@ def _measure(dtype: str, threads: int, device: str, shape: tuple[int, int, int])
     torch.set_num_threads(threads)
     try:
         with torch.inference_mode(), measurements.CpuTimer(threads) as timer:
-            seconds = {name: _best_seconds(call) for name, call in _cpu_products(x, weight).items()}
+            products = _cpu_products(x, weight)
+            seconds = {name: _best_seconds(call, _MEASURE_S) for name, call in products.items()}
     finally:
         torch.set_num_threads(before)
     by = min(seconds, key=lambda name: seconds[name])
@@ -153,26 +154,17 @@ def _cpu_products(x: torch.Tensor, weight: torch.Tensor) -> dict[str, Callable[[
 def _measure_cuda(
     x: torch.Tensor, weight: torch.Tensor, flop: float, *, allow_tf32: bool
 ) -> Ceilings:
-    def finish(call: Callable[[], object]) -> Callable[[], None]:
-        def run() -> None:
-            call()
-            torch.cuda.synchronize()
-
-        return run
-
+    wait, during_s = torch.cuda.synchronize, _GPU_MEASURE_S
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = allow_tf32
     try:
         # Eight products per wait, to hide the launches.
-        eight = finish(lambda: [torch.mm(x, weight.t()) for _ in range(8)])
-        seconds = _best_seconds(eight, _GPU_MEASURE_S) / 8
+        seconds = _best_seconds(lambda: [torch.mm(x, weight.t()) for _ in range(8)], during_s, wait)
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
     source, target = _copied_on_gpu(_COPY_BYTES)
-    copied = (
-        2.0 * source.nbytes / _best_seconds(finish(lambda: target.copy_(source)), _GPU_MEASURE_S)
-    )
-    return Ceilings(flop / seconds / 1e9, "torch.mm", copied / 1e9)
+    copied = 2.0 * source.nbytes / _best_seconds(lambda: target.copy_(source), during_s, wait)
+    return Ceilings(8 * flop / seconds / 1e9, "torch.mm", copied / 1e9)
 
 
 def _copied_on_gpu(num_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -187,13 +179,18 @@ def _copied_on_gpu(num_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
     return _copied_on_gpu(num_bytes // 4)
 
 
-def _best_seconds(call: Callable[[], object], during_s: float | None = None) -> float:
-    """Returns the shortest time of at least 3 calls within about `during_s` seconds."""
+def _best_seconds(
+    call: Callable[[], object], during_s: float, wait: Callable[[], object] = lambda: None
+) -> float:
+    """Returns the shortest time of at least 3 calls within about `during_s` seconds; `wait` returns
+    once a call has ended."""
     call()
+    wait()
     seconds: list[float] = []
-    end = time.perf_counter() + (_MEASURE_S if during_s is None else during_s)
+    end = time.perf_counter() + during_s
     while len(seconds) < 3 or time.perf_counter() < end:
         start = time.perf_counter()
         call()
+        wait()
         seconds.append(time.perf_counter() - start)
     return min(seconds)

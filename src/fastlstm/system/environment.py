@@ -106,14 +106,9 @@ def thread_limit() -> int | None:
     return int(text)
 
 
-def rank() -> int:
-    """Returns ``RANK``, the number of this process in a run; 0 if it is alone."""
-    return _from_torchrun("RANK", 0)
-
-
 def world_size() -> int:
     """Returns ``WORLD_SIZE``, the number of processes of a run; 1 without torchrun."""
-    return _from_torchrun("WORLD_SIZE", 1) if "RANK" in os.environ else 1
+    return number("WORLD_SIZE", 1) if "RANK" in os.environ else 1
 
 
 def require_torchrun() -> None:
@@ -155,17 +150,12 @@ def _require_no_plain_tasks() -> None:
 
 def master() -> tuple[str, int]:
     """Returns ``MASTER_ADDR`` and ``MASTER_PORT``, at which processes connect."""
-    return os.environ.get("MASTER_ADDR", ""), _from_torchrun("MASTER_PORT", 0)
-
-
-def has_agent_store() -> bool:
-    """Returns ``TORCHELASTIC_USE_AGENT_STORE``: whether torchrun listens at `master`."""
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return os.environ.get("MASTER_ADDR", ""), number("MASTER_PORT")
 
 
 def is_one_machine() -> bool:
     """Returns whether ``LOCAL_WORLD_SIZE`` says that all processes are on this machine."""
-    return _from_torchrun("LOCAL_WORLD_SIZE", 0) == world_size()
+    return number("LOCAL_WORLD_SIZE") == world_size()
 
 
 def use_network_device(name: str, *, replaces: bool) -> None:
@@ -173,31 +163,6 @@ def use_network_device(name: str, *, replaces: bool) -> None:
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         if replaces or not os.environ.get(variable):
             os.environ[variable] = name
-
-
-def local_rank() -> int:
-    """Returns ``LOCAL_RANK``, the number of this process among those on this machine."""
-    return _from_torchrun("LOCAL_RANK", 0)
-
-
-def num_restarts() -> int:
-    """Returns ``TORCHELASTIC_RESTART_COUNT``, the restarts so far."""
-    return _from_torchrun("TORCHELASTIC_RESTART_COUNT", 0)
-
-
-def max_restarts() -> int:
-    """Returns ``TORCHELASTIC_MAX_RESTARTS``, the restarts allowed."""
-    return _from_torchrun("TORCHELASTIC_MAX_RESTARTS", 0)
-
-
-def _from_torchrun(name: str, default: int) -> int:
-    text = os.environ.get(name, "")
-    return int(text) if text.isdecimal() else default
-
-
-def verdict_file() -> str | None:
-    """Returns ``FASTLSTM_VERDICT``, the file for the exit code of this process."""
-    return os.environ.get("FASTLSTM_VERDICT") or None
 
 
 PARENT = "FASTLSTM_PARENT"
@@ -209,8 +174,13 @@ def take_parent() -> int | None:
     return int(text) if text.isdigit() else None
 
 
+def num_restarts() -> int:
+    """Returns ``TORCHELASTIC_RESTART_COUNT``, the restarts so far."""
+    return number("TORCHELASTIC_RESTART_COUNT")
+
+
 def set_verdict_file(path: str) -> None:
-    """Sets `verdict_file` for child processes, and keeps torch's agent from opening a port."""
+    """Sets ``FASTLSTM_VERDICT`` for child processes; torch's agent then opens no port."""
     os.environ["FASTLSTM_VERDICT"] = path
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
 
@@ -228,6 +198,12 @@ def with_variables(values: Mapping[str, str]) -> dict[str, str]:
 def value(name: str) -> str:
     """Returns a variable of the table above, or an empty string."""
     return os.environ.get(name, "")
+
+
+def number(name: str, default: int = 0) -> int:
+    """Returns a whole number of the table above, or the default."""
+    text = os.environ.get(name, "")
+    return int(text) if text.isdecimal() else default
 
 
 def shown() -> dict[str, str]:

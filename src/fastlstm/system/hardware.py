@@ -121,12 +121,8 @@ def default_threads() -> int:
 
 
 def cpu() -> CpuInfo:
-    """Returns the CPU as available to this process.
-
-    Raises:
-        ConfigError: FASTLSTM_ISA exceeds this CPU.
-        KernelError: the native code cannot be loaded.
-    """
+    """Returns the CPU as available to this process. Raises ConfigError: FASTLSTM_ISA exceeds this
+    CPU; KernelError: the native code cannot be loaded."""
     isa, forced = widest_isa(), environment.forced_isa()
     if forced is None:
         return _described(isa, False)
@@ -310,8 +306,7 @@ def _cuda_warning() -> str:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.is_available()
-    said = next((str(w.message) for w in caught), "")
-    return said.partition(". ")[0].strip()
+    return next((str(w.message) for w in caught), "").partition(". ")[0].strip()
 
 
 def _runs_on(architecture: str, capability: tuple[int, int]) -> bool:

@@ -71,18 +71,20 @@ class Prefetcher(Generic[ItemT]):
         self._thread.start()
 
     def next(self) -> ItemT:
-        """Returns the next batch.
-
-        Raises:
-            Stopped: `should_stop` returned True while waiting.
-            Exception: raised while making the batch; raised again on every later call.
-        """
+        """Returns the next batch. Raises Stopped: `should_stop` returned True while waiting; and
+        what was raised while making the batch, again on every later call."""
         if self._failure is not None:
             raise self._failure
         if self._closed.is_set():
             raise ValueError("this Prefetcher is closed; make a new one")
         started = time.perf_counter()
-        item = self._take()
+        while True:
+            try:
+                item = self._queue.get(timeout=_POLL_S)
+                break
+            except queue.Empty:
+                if self._should_stop is not None and self._should_stop():
+                    raise Stopped("stopped while waiting for a batch") from None
         self.wait_s += time.perf_counter() - started
         if isinstance(item, BaseException):
             self._failure = item
@@ -93,14 +95,6 @@ class Prefetcher(Generic[ItemT]):
         """Stops the thread and waits for it; can be called repeatedly."""
         self._closed.set()
         self._thread.join()
-
-    def _take(self) -> ItemT | BaseException:
-        while True:
-            try:
-                return self._queue.get(timeout=_POLL_S)
-            except queue.Empty:
-                if self._should_stop is not None and self._should_stop():
-                    raise Stopped("stopped while waiting for a batch") from None
 
     def _produce(self, batches: Iterator[ItemT]) -> None:
         while not self._closed.is_set():

@@ -96,7 +96,7 @@ class StopFlag:
         again = (
             "press Ctrl-C again to stop" if number == signal.SIGINT else "a second SIGTERM stops"
         )
-        if environment.local_rank() > 0:  # another process says it
+        if environment.number("LOCAL_RANK") > 0:  # another process says it
             return
         is_early = number == signal.SIGINT and not self.can_save and self._arrivals is None
         does = f"saving, then stopping; {again} at once without saving"

@@ -84,8 +84,6 @@ class Access:
         self._app, self._metrics, self._log, self._check = app, metrics, log, check
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
         ids = [value for name, value in scope["headers"] if name == b"x-request-id"]
         is_valid = len(ids) == 1 and _ID.fullmatch(ids[0])
         record = Record(ids[0].decode("ascii") if is_valid else uuid.uuid4().hex)
@@ -105,7 +103,8 @@ class Access:
             await self._answer(scope, receive, send_with_id, record)
         finally:
             record.key = scope["state"].get("tenant", NOBODY).hex()[:_KEY_DIGITS]
-            count(self._metrics, record)
+            self._metrics.requests.labels(str(record.status or GONE)).inc()
+            self._metrics.outcomes.labels(record.outcome).inc()
             if self._log is not None:
                 client = scope.get("client") or ("", 0)
                 method, path = scope["method"][:16], scope["path"][:200]
@@ -141,12 +140,6 @@ class Access:
             record.failure = "failed"
             failure = ApiError(500, "the server failed to answer; see its log")
             await _end(scope, send, record, failure)
-
-
-def count(metrics: Metrics, record: Record) -> None:
-    """Counts a request that has ended."""
-    metrics.requests.labels(str(record.status or GONE)).inc()
-    metrics.outcomes.labels(record.outcome).inc()
 
 
 async def _end(scope: Scope, send: Send, record: Record, error: ApiError) -> None:
@@ -185,9 +178,8 @@ def _check_headers(scope: Scope) -> None:
 
 def json_line(record: Record, client: str, method: str, path: str) -> str:
     """Returns a request that has ended as JSON."""
-    now = datetime.datetime.now(datetime.UTC)
     line = {
-        "time": now.isoformat(timespec="milliseconds"),
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
         "id": record.id,
         "client": client,
         "key": record.key or None,

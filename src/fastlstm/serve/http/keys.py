@@ -62,8 +62,7 @@ def check_access(scope: Scope, keys: Keys, own_name: str) -> None:
     tenant = NOBODY if is_open else keys.tenant(scope["headers"])
     if tenant is None:
         message = "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'"
-        scheme = {"www-authenticate": "Bearer"}
-        raise ApiError(401, message, None, "invalid_api_key", scheme)
+        raise ApiError(401, message, None, "invalid_api_key", {"www-authenticate": "Bearer"})
     scope["state"]["tenant"] = tenant
 
 

@@ -33,13 +33,11 @@ class Bodies:
     async def read(
         self, scope: Scope, receive: Receive, kinds: Mapping[bytes, int] = JSON
     ) -> bytes:
-        """Returns the body of a request of one of the types in `kinds`.
+        """Returns the body of a request of one of the types in `kinds`, each with how many times
+        the most bytes its body may have.
 
-        A body may have so many times the most bytes.
-
-        Raises:
-            ApiError: another type (415), too long (413), too slow (408).
-            Disconnected: the client has left.
+        Raises ApiError: another type (415), too long (413), too slow (408); Disconnected: the
+        client has left.
         """
         headers = dict(scope["headers"])
         kind = media_type(headers)
