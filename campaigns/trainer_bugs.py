@@ -54,9 +54,9 @@ TRAINER_BUGS = (
     (
         "rolled back within the average",
         "trainer.py",
-        "            if is_finite:\n                self._record(score, started)",
-        "            if not is_finite:\n                return bool(roll_back(self, culprit))\n"
-        "            self._record(score, started)",
+        '{bad_weight(self.model)})"\n        seconds',
+        '{bad_weight(self.model)})"\n                self.roll_back(culprit)\n'
+        "                return False\n        seconds",
     ),
     (
         "the state is not saved at the start",
@@ -293,7 +293,7 @@ TRAINER_BUGS = (
     (
         "an old end stays beside the new one",
         "session.py",
-        "if changes.keys() & _ENDS:",
+        "if not changes.keys().isdisjoint(ENDS):",
         "if False:",
     ),
 )
