@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from contextlib import suppress
 
 import pytest
 import torch
@@ -412,6 +413,15 @@ def test_float16_calls_are_never_prepared(pair, calls):
         under_autocast(pair[1], torch.randn(1, B, I), dtype=torch.float16)
     assert pair[1]._prepared is None
     assert calls == []
+
+
+def test_a_call_prepared_in_bfloat16_answers_none_in_float16(pair, calls):
+    own, x = pair[1], torch.randn(1, B, I)
+    for _ in range(3):
+        under_autocast(own, x)
+    with suppress(RuntimeError):  # torch computes float16 on some CPUs only
+        under_autocast(own, x, dtype=torch.float16)
+    assert calls == [True, False]
 
 
 def test_bfloat16_without_autocast_is_refused_as_by_torch(pair):
