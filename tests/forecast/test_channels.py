@@ -82,19 +82,24 @@ def test_the_linear_path_of_joint_channels_reads_all_targets() -> None:
     assert independent["mae"] < 1.02 * plain["mae"]
 
 
-def test_a_joint_part_adds_what_its_weights_say() -> None:
+@pytest.mark.parametrize("older", [0, 3])
+def test_a_joint_part_adds_what_its_weights_say(
+    older: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fastlstm.forecast.model.network._JOINT_LAGS", 12)  # six of each target
+    L = 6 + older
     sizes = ForecasterConfig(
-        input_size=6, horizon=3, num_targets=2, patch=3, hidden_size=4, embed_size=4,
+        input_size=L, horizon=3, num_targets=2, patch=3, hidden_size=4, embed_size=4,
         channels="joint", linear=True, normalize="none",
     )  # fmt: skip
     network = ForecastNetwork(sizes).eval()
     weight, bias = torch.zeros(6, 12), torch.zeros(6)
     weight[3 * 1 + 2, 6 * 0 + 4] = 2.0  # the third step of target 1 from lag 4 of target 0
     bias[3 * 0 + 1] = 7.0
-    network.set_linear(torch.zeros(3, 6), torch.zeros(3), torch.zeros(3, 0), True, (weight, bias))
-    x = torch.randn(5, 9, 2)
+    network.set_linear(torch.zeros(3, L), torch.zeros(3), torch.zeros(3, 0), True, (weight, bias))
+    x = torch.randn(5, L + 3, 2)
     want = torch.zeros(5, 3, 2)
-    want[:, 2, 1], want[:, 1, 0] = 2 * x[:, 4, 0], 7.0
+    want[:, 2, 1], want[:, 1, 0] = 2 * x[:, older + 4, 0], 7.0
     torch.testing.assert_close(network(x)[..., 0], want)
     torch.testing.assert_close(network.linear_forecast(x), want)
 
