@@ -43,7 +43,7 @@ from fastlstm.forecast.plan import (
     training_loader,
     untrained_forecaster,
 )
-from fastlstm.forecast.ridge import Ridge, best_ridge, fit_ridges, joint_ridge
+from fastlstm.forecast.ridge import Ridge, joint_ridge
 from fastlstm.forecast.size_plan import CHOSEN, can_choose_size, choose_size, step_seconds
 from fastlstm.forecast.table_schema import apply_schema
 from fastlstm.forecast.task import ForecastTask
@@ -208,7 +208,7 @@ class _ForecastSession(RunSession):
             self, stored, dataset, split, inputs, loader, device, stop_criterion.budget_s
         )
         task.is_averaged = base is None and sizes.linear
-        if is_new and sizes.linear and self.world.is_leader:
+        if linear is not None and sizes.linear:
             self._set_linear(task, linear)
         spread = config.evaluations or default_evaluations(task, stop_criterion, config.patience)
         plan = dataclasses.replace(plan, evaluations=spread)
@@ -254,19 +254,17 @@ class _ForecastSession(RunSession):
             dataset = with_calendar(dataset, parts)
         return config, dataset, linear
 
-    def _set_linear(self, task: ForecastTask, known: Ridge | None) -> None:
-        """Sets the linear path to ridge regression, fitted here unless `known`."""
-        network, inputs, sizes = task.model, task.inputs, task.model.config
+    def _set_linear(self, task: ForecastTask, ridge: Ridge) -> None:
+        """Sets the weights of the linear path, with a joint part if it has one, and the effects."""
+        network, sizes = task.model, task.model.config
         with self.part_of_setup("the linear path"):
-            if known is None:
-                known = best_ridge(fit_ridges(network, inputs, task.split))
             # Several targets: the path is averaged with the trained LSTM instead.
             is_start = task.stored.config.linear is True or sizes.num_targets == 1
-            if known.effects is not None:
-                network.set_effects(known.effects)
+            if ridge.effects is not None:
+                network.set_effects(ridge.effects)
             if sizes.has_joint_path:
-                known = joint_ridge(network, inputs, task.split, known)
-            network.set_linear(known.weight, known.bias, known.future, is_start, known.joint)
+                ridge = joint_ridge(network, task.inputs, task.split, ridge)
+            network.set_linear(ridge.weight, ridge.bias, ridge.future, is_start, ridge.joint)
 
     def _with_size(
         self, config: ForecastConfig, dataset: SeriesDataset, split: Split, device: torch.device
