@@ -33,7 +33,7 @@ from fastlstm.forecast.evaluation import (
     FAN_LEVELS,
     require_counts,
     series_numbers,
-    shown_forecast,
+    shown_forecasts,
     shown_past,
 )
 from fastlstm.forecast.files import StoredForecaster
@@ -334,16 +334,10 @@ class Forecasts:
         last = last[np.linspace(0, len(last) - 1, many).astype(np.int64)]
         shown = min(sizes.input_size, shown_past(h))
         rows = segments.first_rows[last] + segments.num_rows[last] - shown
-        past = read_windows(self.dataset.table, rows, shown)[..., :C].double().numpy()
-        past += self.dataset.table.origins(segments.series[last])[:, None, :C]
         known = self._known(last)
         center, ends = (self._answers(last, known, levels) for levels in ((), FAN_LEVELS))
-        events = []
-        for n, c in [(n, c) for n in range(len(last)) for c in range(C)][:limit]:
-            of, rows_shown = (int(segments.series[last[n]]), c), range(rows[n], rows[n] + shown)
-            own = past[n, :, c], center[n, :, c, 0], ends[n, :, c]
-            events.append(shown_forecast(self.dataset, of, rows_shown, *own, h))
-        return events
+        picks = [(n, c) for n in range(len(last)) for c in range(C)][:limit]
+        return shown_forecasts(self.dataset, rows, shown, picks, center, ends)
 
     def _known(self, segments: NDArray[np.int64]) -> NDArray[np.float64] | None:
         """Returns the scaled future covariates of the forecasts, ``(N, h, F)``."""

@@ -156,7 +156,7 @@ def train_forecaster(
         ) as begin:
             if is_kept and begin.checkpoint is not None:
                 with reading(begin.checkpoint):
-                    base = forecaster_of(begin.checkpoint)
+                    base = forecaster_of(begin.checkpoint.files, begin.checkpoint.path)
             return session.train(frame, begin, own, base, make_task)
 
 
