@@ -269,7 +269,12 @@ def test_calibration_reads_evenly_spread_windows(monkeypatch: pytest.MonkeyPatch
     assert len(taken[0]) == 100
     assert (taken[0][0], taken[0][-1]) == (valid.rows()[0], valid.rows()[-1])
     # Where the time may not be enough for all, those that come first are of the whole part.
-    calibrate(model.network_, model._inputs, valid, should_continue=lambda done: False)
+    monkeypatch.setattr("fastlstm.forecast.calibration.MIN_CALIBRATED", 64)
+    for limit_s, num in ((0.0, 64), (600.0, 100)):
+        calibrate(
+            model.network_, model._inputs, valid, lambda *how_far: shown.append(how_far), limit_s
+        )
+        assert shown[-1] == (num, 100)
     assert np.array_equal(np.sort(taken[1]), taken[0])
     places = np.searchsorted(taken[0], np.sort(taken[1][:20]))
     assert np.diff([0, *places, 100]).max() <= 15

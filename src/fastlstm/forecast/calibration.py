@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,8 @@ LEVELS = (0.005, 0.01, 0.025, *(k / 20 for k in range(1, 20)), 0.975, 0.99, 0.99
 _MEDIAN = LEVELS.index(0.5)
 _INNER = LEVELS.index(0.25) + 1, LEVELS.index(0.75)
 """Levels of the intervals of less than 50 %."""
+MIN_CALIBRATED = 256
+"""Least validation windows for calibration, however long it takes: a level needs up to 199."""
 _MAX_WINDOWS = 5_000
 _MAX_VALUES = 1 << 24
 """Most network outputs held in memory: 64 MB."""
@@ -129,14 +132,14 @@ def calibrate(
     inputs: ScaledWindows,
     valid: WindowIndex,
     show: Callable[[int, int], None] | None = None,
-    should_continue: Callable[[int], bool] | None = None,
+    limit_s: float | None = None,
     noise_before: Tensor | None = None,
 ) -> Calibration:
     """Calibrates on up to 5,000 evenly spread windows, fewer for long horizons.
 
     A distribution of counts is not calibrated. `show` is called with the number of windows done and
-    of all, `should_continue` with the number done; False skips the rest. `noise_before` is the
-    `noise` of an earlier calibration, for series with few or no windows.
+    of all. After `limit_s` seconds, but at least `MIN_CALIBRATED` windows, the rest is skipped.
+    `noise_before` is the `noise` of an earlier calibration, for series with few or no windows.
     """
     config, output = network.config, network.output
     h, C = config.horizon, config.num_targets
@@ -144,8 +147,8 @@ def calibrate(
         return Calibration.none(config)
     limit = min(_MAX_WINDOWS, max(1, _MAX_VALUES // (h * C * output.num_parameters)))
     answers, targets, spreads = [], [], []
-    rows, done, size = valid.rows(limit), 0, 256
-    if should_continue is not None:
+    rows, done, size, started = valid.rows(limit), 0, 256, time.perf_counter()
+    if limit_s is not None:
         rows, size = spread_out(rows), 64
     segments = inputs.table.segments.of_rows(rows)
     for values, statics in inputs.read(rows, config, size):
@@ -155,7 +158,8 @@ def calibrate(
         done += len(values)
         if show is not None:
             show(done, len(rows))
-        if should_continue is not None and not should_continue(done):
+        is_late = limit_s is not None and time.perf_counter() - started >= limit_s
+        if is_late and done >= MIN_CALIBRATED:
             break
     answer, target, wide = torch.cat(answers), torch.cat(targets), torch.cat(spreads)
     noise, at = None, inputs.places(segments[:done])
