@@ -566,7 +566,7 @@ def _speed(stored: StoredForecaster, batch: int) -> float:
     past = np.tile(mean, (batch, sizes.input_size, 1))
     future = np.tile(mean[len(mean) - sizes.num_future :], (batch, sizes.horizon, 1))
     args = [rows if rows.size else None for rows in (future, np.tile(static, (batch, 1)))]
-    return batch * calls_per_s(lambda: runner.run(past, *args).values(), _SPEED_S)
+    return batch * calls_per_s(lambda: runner.run(past, *args).arrays(), _SPEED_S)
 
 
 def figures_of(

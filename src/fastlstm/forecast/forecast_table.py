@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,7 +38,7 @@ from fastlstm.forecast.evaluation import (
 )
 from fastlstm.forecast.files import StoredForecaster
 from fastlstm.forecast.plan import forecast_ends
-from fastlstm.forecast.table_schema import TableSchema, numbers_at_fit, renumbered
+from fastlstm.forecast.table_schema import numbers_at_fit, renumbered
 from fastlstm.forecast.window_forecaster import float64_columns
 
 if TYPE_CHECKING:
@@ -92,13 +92,14 @@ def read_future(stored: StoredForecaster, future: Any, past: SeriesDataset) -> S
 
 
 def future_covariates(
-    future: SeriesDataset, past: SeriesDataset, schema: TableSchema, series: NDArray[np.int64],
-    times: NDArray[np.int64],
+    future: SeriesDataset, past: SeriesDataset, categories: Mapping[str, list[Any]],
+    series: NDArray[np.int64], times: NDArray[np.int64],
 ) -> NDArray[np.float64]:  # fmt: skip
     """Returns the future covariates of every forecast, shape ``(N, h, F)``, in their units.
 
-    `future` has the future columns in the network's order. `series` are the numbers in `past` of
-    the series to forecast, ``(N,)``, `times` those of their steps, ``(N, h)``, int64.
+    `future` has the future columns in the network's order, `categories` are those of fit. `series`
+    are the numbers in `past` of the series to forecast, ``(N,)``, `times` those of their steps,
+    ``(N, h)``, int64.
 
     Raises:
         DataError: a step without a row, or without a value of a column that the past always has;
@@ -142,7 +143,7 @@ def future_covariates(
         )
     for place, column in enumerate(future.table.columns):
         if column in future.categories:
-            numbers = numbers_at_fit(column, future, schema)
+            numbers = numbers_at_fit(column, future, categories)
             values[..., place] = renumbered(values[..., place], numbers)
     return values
 
@@ -211,21 +212,17 @@ def write_rows(
 
 
 def _shortened(table: pa.Table) -> pa.Table:
-    """Returns a table whose numbers of float64 have `DIGITS` significant digits."""
+    """Returns a table with the numbers of `DIGITS` significant digits nearest to its float64."""
     for number, field in enumerate(table.schema):
         if pa.types.is_float64(field.type):
-            values = _rounded(table.column(number).to_numpy())
+            values = table.column(number).to_numpy()
+            is_number = np.isfinite(values) & (values != 0)
+            size = np.log10(np.abs(values), where=is_number, out=np.zeros_like(values))
+            places = DIGITS - 1 - np.floor(size)
+            up, down = 10.0 ** places.clip(0, 300), 10.0 ** (-places).clip(0)  # exact powers
+            values = np.where(is_number, np.rint(values * up / down) * down / up, values)
             table = table.set_column(number, field, pa.array(values))
     return table
-
-
-def _rounded(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns the numbers of `DIGITS` significant digits nearest to `values`."""
-    is_number = np.isfinite(values) & (values != 0)
-    size = np.log10(np.abs(values), where=is_number, out=np.zeros_like(values))
-    places = DIGITS - 1 - np.floor(size)
-    up, down = 10.0 ** places.clip(0, 300), 10.0 ** (-places).clip(0)  # exact powers
-    return np.where(is_number, np.rint(values * up / down) * down / up, values)
 
 
 class Forecasts:
@@ -348,7 +345,8 @@ class Forecasts:
         times = _times_ahead(self.dataset, segments, sizes.horizon)
         known = calendar_values(self.dataset, times, stored.config.calendar or ())
         if self.future is not None:
-            given = future_covariates(self.future, self.dataset, stored.schema, series, times)
+            names = stored.schema.categories
+            given = future_covariates(self.future, self.dataset, names, series, times)
             known = np.concatenate([given, known], -1)
         place = sizes.num_targets + sizes.num_past
         return (known - stored.scaler.mean[place:]) / stored.scaler.std[place:]

@@ -168,7 +168,7 @@ class ForecastTask(Task):
                 if self._origins:
                     before = None if state is None else rows_of_state(state, own)
                     parameters, after = self.model.read_chunk(part.values, part.statics, before)
-                    states.append(after.detach())
+                    states.append(RecurrentState(*(tensor.detach() for tensor in after)))
                 else:
                     parameters = self.model(part.values, part.statics)
             yield self.part_loss(part, parameters.float())

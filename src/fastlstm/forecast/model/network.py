@@ -271,10 +271,6 @@ class RecurrentState(NamedTuple):
     cell: Tensor
     level: Tensor
 
-    def detach(self) -> RecurrentState:
-        """Returns the state, detached from the graph."""
-        return RecurrentState(*(tensor.detach() for tensor in self))
-
 
 class ForecastNetwork(nn.Module):
     """The network of a `config`; `output` interprets its last layer."""
