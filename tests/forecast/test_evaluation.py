@@ -283,6 +283,15 @@ def test_the_test_event_has_the_scores_of_backtest(model: Forecaster) -> None:
     assert len({event["times"][0] for event in examples}) == 6, "each at another time"
 
 
+def test_more_windows_than_a_batch_are_shown(model: Forecaster) -> None:
+    rows = np.resize(model._windows(model.dataset_, "test", 1)[1].rows(), 257)
+    about = model.stored_, model.dataset_, model._inputs
+    *_, last = evaluation.examples(*about, rows)
+    (alone,) = evaluation.examples(*about, rows[-1:])
+    assert last["times"] == alone["times"]
+    assert last["center"] == pytest.approx(alone["center"], rel=1e-5)
+
+
 def test_an_evaluation_prints_a_line_for_each_series(model: Forecaster) -> None:
     lines = repr(model.evaluation()).splitlines()
     assert lines[0] == "TableEvaluation, season 24"

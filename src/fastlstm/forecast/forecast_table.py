@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -105,10 +104,8 @@ def future_covariates(
         DataError: a step without a row, or without a value of a column that the past always has;
             the message names series and time.
     """
-    rows_of = _rows_by_series(future)
     if past.roles.time is None:  # row 0 of `future` is the first step to forecast
         times = times - times[:, :1]
-    places = np.empty_like(times)
 
     def who(n: int) -> str:
         return f"series '{past.series[series[n]]}'" if len(past.series) > 1 else "the table"
@@ -116,20 +113,22 @@ def future_covariates(
     def when(n: int, step: int) -> str:
         return show_time(int(times[n, step])) if past.has_clock else f"step {times[n, step]}"
 
-    for n, number in enumerate(series.tolist()):
-        name = canonical(past.series[number])
-        rows, known = rows_of.get(name, (times[n, :0], times[n, :0]))
-        at = np.searchsorted(known, times[n])
-        is_there = at < len(known)
-        is_there[is_there] = known[at[is_there]] == times[n, is_there]
-        if not is_there.all():
-            gone = when(n, int(np.argmin(is_there)))
-            raise DataError(
-                f"the future table has no row for {who(n)} at {gone}; it needs"
-                f" {counted(times.shape[1], 'row')} after the end of every series"
-            )
-        places[n] = rows[at]
-    table, rows = future.table, places.reshape(-1)
+    table, named = future.table, {canonical(name): n for n, name in enumerate(future.series)}
+    owners = np.array([named.get(canonical(past.series[n]), -1) for n in series.tolist()])
+    every = np.concatenate([row_times(future), times.reshape(-1)])
+    moments, at = np.unique(every, return_inverse=True)
+    # Rows are in order of series and time, and so are their keys.
+    known = np.repeat(table.segments.series, table.segments.num_rows) * len(moments)
+    known += at[: table.num_rows]
+    wanted = owners[:, None] * len(moments) + at[table.num_rows :].reshape(times.shape)
+    rows = np.searchsorted(known, wanted).clip(max=len(known) - 1)
+    if (is_gone := known[rows] != wanted).any():
+        n, step = np.argwhere(is_gone)[0].tolist()
+        raise DataError(
+            f"the future table has no row for {who(n)} at {when(n, step)}; it needs"
+            f" {counted(times.shape[1], 'row')} after the end of every series"
+        )
+    rows = rows.reshape(-1)
     origins = table.origins(table.segments.series[table.segments.of_rows(rows)])
     rows_ahead = read_windows(table, rows, 1).numpy() + origins[:, None]
     values: NDArray[np.float64] = rows_ahead.reshape(*times.shape, -1)
@@ -141,7 +140,7 @@ def future_covariates(
             f"'{table.columns[place]}' is missing for {who(n)} at {when(n, step)}, a step to"
             " forecast; the past has it in every row with a target: fill it in"
         )
-    for place, column in enumerate(future.table.columns):
+    for place, column in enumerate(table.columns):
         if column in future.categories:
             numbers = numbers_at_fit(column, future, categories)
             values[..., place] = renumbered(values[..., place], numbers)
@@ -156,20 +155,6 @@ def _missed_before(past: SeriesDataset, columns: Sequence[str]) -> NDArray[np.bo
         is_missing = np.isnan(table.rows(begin, end))
         found |= is_missing[~is_missing[:, :C].all(1)][:, places].any(0)
     return found
-
-
-def _rows_by_series(
-    dataset: SeriesDataset,
-) -> dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Returns rows and times of every series, in order of time, by name."""
-    times, series = row_times(dataset), dataset.table.segments.series
-    ends = np.cumsum(np.bincount(series, dataset.table.segments.num_rows)).astype(np.int64)
-    begins = [0, *ends.tolist()]
-    return {
-        canonical(dataset.series[number]): (np.arange(begin, end), times[begin:end])
-        for number, (begin, end) in enumerate(itertools.pairwise(begins))
-        if begin < end
-    }
 
 
 class CsvForm(NamedTuple):

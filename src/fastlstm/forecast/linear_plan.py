@@ -89,7 +89,7 @@ def choose_by_linear(
         best = choices.with_effects(best, kinds, bool(config.effects))
     if config.channels is None and 1 < len(dataset.roles.target) <= MAX_JOINT:
         best = choices.with_channels(best)
-    return choices.with_ridge(best)
+    return best
 
 
 @dataclass(frozen=True)
@@ -98,15 +98,15 @@ class _Choices:
     _part_of_setup: PartOfSetup
 
     def without_effects(self, kinds: Sequence[LinearPlan]) -> LinearPlan:
-        """Returns the best of some plans, each with a calendar if that is better."""
+        """Returns the best of some plans, each with a calendar if that is better, and with the
+        linear path if the network has one."""
         usual, more = (self._calendar_of(kinds[0], n)[0] for n in (None, FEW_YEARS))
         years = (None, FEW_YEARS) if more != usual else (None,)
-        plain, *others = itertools.product(kinds, years)
-        best = self._with_calendar(*plain)
-        if others:
-            best = self.with_ridge(best)
-        for kind, least_years in others:
-            found = self.with_ridge(self._with_calendar(kind, least_years))
+        tried = (
+            self._with_ridge(self._with_calendar(*each)) for each in itertools.product(kinds, years)
+        )
+        best = next(tried)
+        for found in tried:
             ratio = found.error_over(best)
             if not ratio < 1 - MIN_GAIN:  # also not where it is NaN
                 continue
@@ -181,7 +181,6 @@ class _Choices:
         needed = MIN_GAIN + _PER_ROW / max(1, int(rows))
         if not is_asked and (not dataset.roles.future or needed > _MOST_NEEDED):
             return plain
-        plain = self.with_ridge(plain)
         if not is_asked and plain.linear is None:
             return plain
         tried = [
@@ -256,7 +255,7 @@ class _Choices:
             " (`channels='joint'`: all from the past of all)"
         )
 
-    def with_ridge(self, plan: LinearPlan) -> LinearPlan:
+    def _with_ridge(self, plan: LinearPlan) -> LinearPlan:
         """Returns the plan with its linear path, if the network has one."""
         if plan.linear is not None:
             return plan

@@ -284,14 +284,12 @@ def _joined(columns: InputColumns, name: str, inputs: Mapping[str, NDArray[Any]]
         raise _bad(f"{shapes}; all axes but the last must agree")
     dtype = np.float32 if numbers is None else numbers.dtype
     joined = np.empty((*sent.shape[:-1], len(columns.names)), dtype=dtype)
-    for place, column in enumerate(columns.names):
-        if column in columns.codes:
-            assert names is not None
-            own = names[..., columns.categorical.index(column)]
-            joined[..., place] = _codes(own, columns.codes[column], column)
-        else:
-            assert numbers is not None
-            joined[..., place] = numbers[..., columns.numbers.index(column)]
+    if numbers is not None:
+        joined[..., [columns.names.index(column) for column in columns.numbers]] = numbers
+    for place, column in enumerate(columns.categorical):
+        assert names is not None
+        codes = _codes(names[..., place], columns.codes[column], column)
+        joined[..., columns.names.index(column)] = codes
     return joined
 
 
