@@ -261,7 +261,7 @@ class _ForecastSession(RunSession):
                 network.set_effects(ridge.effects)
             if sizes.has_joint_path:
                 ridge = joint_ridge(network, task.inputs, task.split, ridge)
-            network.set_linear(ridge.weight, ridge.bias, ridge.future, is_start, ridge.joint)
+            network.set_linear(ridge, is_start)
 
     def _with_size(
         self, config: ForecastConfig, dataset: SeriesDataset, split: Split, device: torch.device
