@@ -74,7 +74,8 @@ class LinearPlan(NamedTuple):
 def choose_by_linear(
     config: ForecastConfig, dataset: SeriesDataset, split: Split, part_of_setup: PartOfSetup
 ) -> LinearPlan:
-    """Returns the plan of a new forecaster, with the linear path if its network has one.
+    """Returns the plan of a new forecaster, with the linear path if it was compared with another:
+    to fit it takes a pass over the table.
 
     Raises:
         ConfigError: an option that the table does not allow.
@@ -98,13 +99,13 @@ class _Choices:
     _part_of_setup: PartOfSetup
 
     def without_effects(self, kinds: Sequence[LinearPlan]) -> LinearPlan:
-        """Returns the best of some plans, each with a calendar if that is better, and with the
-        linear path if the network has one."""
+        """Returns the best of some plans, each with a calendar if that is better."""
         usual, more = (self._calendar_of(kinds[0], n)[0] for n in (None, FEW_YEARS))
         years = (None, FEW_YEARS) if more != usual else (None,)
-        tried = (
-            self._with_ridge(self._with_calendar(*each)) for each in itertools.product(kinds, years)
-        )
+        pairs = list(itertools.product(kinds, years))
+        if len(pairs) == 1:
+            return self._with_calendar(*pairs[0])
+        tried = (self._with_ridge(self._with_calendar(*pair)) for pair in pairs)
         best = next(tried)
         for found in tried:
             ratio = found.error_over(best)
@@ -181,6 +182,7 @@ class _Choices:
         needed = MIN_GAIN + _PER_ROW / max(1, int(rows))
         if not is_asked and (not dataset.roles.future or needed > _MOST_NEEDED):
             return plain
+        plain = self._with_ridge(plain)
         if not is_asked and plain.linear is None:
             return plain
         tried = [
@@ -259,7 +261,7 @@ class _Choices:
         """Returns the plan with its linear path, if the network has one."""
         if plan.linear is not None:
             return plan
-        with self._part_of_setup("the linear path"):
+        with self._part_of_setup("the scale"):
             found = self._ridges(plan.config, plan.dataset)
         return plan._replace(linear=best_ridge(found)) if found else plan
 

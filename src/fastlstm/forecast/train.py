@@ -42,7 +42,7 @@ from fastlstm.forecast.plan import (
     training_loader,
     untrained_forecaster,
 )
-from fastlstm.forecast.ridge import Ridge, joint_ridge
+from fastlstm.forecast.ridge import Ridge, best_ridge, fit_ridges, joint_ridge
 from fastlstm.forecast.size_plan import CHOSEN, can_choose_size, choose_size, step_seconds
 from fastlstm.forecast.table_schema import apply_schema
 from fastlstm.forecast.task import ForecastTask
@@ -207,7 +207,7 @@ class _ForecastSession(RunSession):
             self, stored, dataset, split, inputs, loader, device, stop_criterion.budget_s
         )
         task.is_averaged = base is None and sizes.linear
-        if linear is not None and sizes.linear:
+        if is_new and sizes.linear and self.world.is_leader:
             self._set_linear(task, linear)
         spread = config.evaluations or default_evaluations(task, stop_criterion, config.patience)
         plan = dataclasses.replace(plan, evaluations=spread)
@@ -251,10 +251,12 @@ class _ForecastSession(RunSession):
             dataset = with_calendar(dataset, parts)
         return config, dataset, linear
 
-    def _set_linear(self, task: ForecastTask, ridge: Ridge) -> None:
+    def _set_linear(self, task: ForecastTask, ridge: Ridge | None) -> None:
         """Sets the weights of the linear path, with a joint part if it has one, and the effects."""
         network, sizes = task.model, task.model.config
         with self.part_of_setup("the linear path"):
+            if ridge is None:
+                ridge = best_ridge(fit_ridges(network, task.inputs, task.split))
             # Several targets: the path is averaged with the trained LSTM instead.
             is_start = task.stored.config.linear is True or sizes.num_targets == 1
             if ridge.effects is not None:
