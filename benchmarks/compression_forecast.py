@@ -119,7 +119,7 @@ class Bench:
             for runner, found in zip(runners, rates, strict=True):
                 past = np.zeros((_BATCH, runner.input_size, len(runner.past.names)), runner.dtype)
                 began = time.process_time()
-                runner.run(past).values()
+                runner.run(past).arrays()
                 found.append(_BATCH / (time.process_time() - began))
         return [statistics.median(found) for found in rates]
 

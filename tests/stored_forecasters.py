@@ -69,10 +69,10 @@ def expected_of(stored, inputs, levels):
     """What the source gives."""
     model = WindowForecaster(stored, "model")
     forecasts = model.run(inputs["past"], inputs.get("future"), inputs.get("static"))
-    expected: dict[str, NDArray[Any]] = {"forecast": forecasts.values()}
+    found = forecasts.arrays(levels)
+    names = ("forecast", "quantiles") if levels else ("forecast",)
+    expected: dict[str, NDArray[Any]] = {name: found[name] for name in names}
     output, parameters = stored.network.output, forecasts.parameters
-    if levels:
-        expected["quantiles"] = forecasts.quantiles(levels)
     if isinstance(output, StudentT):
         degrees, _, scale = output.read(parameters)
         std = stored.scaler.std[: scale.shape[-1]]

@@ -37,17 +37,14 @@ class Estimator(Generic[StoredT]):
         elif all(parameter.kind != parameter.VAR_KEYWORD for parameter in parameters):
             cls.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
 
-    @classmethod
-    def _defaults(cls) -> dict[str, Any]:
-        return _defaults(inspect.signature(cls))
-
     def get_options(self) -> dict[str, Any]:
         """Returns the training options by name."""
         return {name: getattr(self, name) for name in self.options.parameters}
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Returns the constructor's arguments by name."""
-        return {name: getattr(self, name, default) for name, default in self._defaults().items()}
+        defaults = _defaults(inspect.signature(type(self)))
+        return {name: getattr(self, name, default) for name, default in defaults.items()}
 
     def set_params(self, **parameters: Any) -> Self:
         """Changes arguments of the constructor.
@@ -71,7 +68,7 @@ class Estimator(Generic[StoredT]):
         return self.stored_
 
     def __repr__(self) -> str:
-        defaults = self._defaults()
+        defaults = _defaults(inspect.signature(type(self)))
         shown = [f"{n}={v!r}" for n, v in self.get_params().items() if v != defaults[n]]
         return f"{type(self).__name__}({', '.join(shown)})"
 

@@ -42,7 +42,9 @@ def files(tmp_path, monkeypatch):
     Path("rows.jsonl").write_text('{"ds": 1, "y": 2}\n')
     Path("stories").mkdir()
     pq.write_table(pa.table({"text": ["a", "b"], "stars": [1, 2]}), "stories/0.parquet")
-    pq.write_table(pa.table({"body": ["a", "b"], "stars": [1, 2]}), "bodies.parquet")
+    pq.write_table(
+        pa.table({"id": ["x", "y"], "body": ["a" * 40, None], "stars": [1, 2]}), "bodies.parquet"
+    )
     Path("c.yaml").write_text("horizon: 4\n")
     Path("texts").mkdir()
     Path("texts/a.txt").write_text(PROSE)

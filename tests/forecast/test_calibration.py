@@ -45,11 +45,9 @@ def inside(model: Forecaster, level: float) -> tuple[NDArray[np.bool_], NDArray[
     """Returns which test values lie in their interval, and which belong to quiet hours."""
     rows = model._windows(model.dataset_, "test", 1)[1].rows()
     ends = ((1 - level) / 2, (1 + level) / 2)
-    found = []
-    for q, y in model.stored_.forecast(model._inputs, rows, ends):
-        found.append((q[..., 0] <= y) & (y <= q[..., 1]))
+    q, y = model.stored_.forecast(model._inputs, rows, ends)
     quiet = deviations()[rows[:, None] + INPUT + np.arange(HORIZON)] < 0.5
-    return torch.cat(found)[..., 0].numpy(), quiet
+    return ((q[..., 0] <= y) & (y <= q[..., 1]))[..., 0], quiet
 
 
 @pytest.mark.parametrize("output", ["quantiles", "student_t"])
@@ -171,11 +169,8 @@ def test_quantiles_are_calibrated_on_validation_values(output: Any) -> None:
     model = Forecaster(**{**QUICK, "steps": 1}, output=output).fit(noisy(600))
     rows = model._windows(model.dataset_, "valid", 1)[1].rows()
     levels = (0.025, 0.1, 0.3, 0.825, 0.975)
-    below = [
-        (y[..., None] <= q)[:, :, 0].double()
-        for q, y in model.stored_.forecast(model._inputs, rows, levels)
-    ]
-    share = torch.cat(below).mean(0)  # per step
+    q, y = model.stored_.forecast(model._inputs, rows, levels)
+    share = (y[..., None] <= q)[:, :, 0].mean(0)  # per step
     for step in range(HORIZON):
         assert share[step].tolist() == pytest.approx(levels, abs=0.03)
 
@@ -274,7 +269,12 @@ def test_calibration_reads_evenly_spread_windows(monkeypatch: pytest.MonkeyPatch
     assert len(taken[0]) == 100
     assert (taken[0][0], taken[0][-1]) == (valid.rows()[0], valid.rows()[-1])
     # Where the time may not be enough for all, those that come first are of the whole part.
-    calibrate(model.network_, model._inputs, valid, should_continue=lambda done: False)
+    monkeypatch.setattr("fastlstm.forecast.calibration.MIN_CALIBRATED", 64)
+    for limit_s, num in ((0.0, 64), (600.0, 100)):
+        calibrate(
+            model.network_, model._inputs, valid, lambda *how_far: shown.append(how_far), limit_s
+        )
+        assert shown[-1] == (num, 100)
     assert np.array_equal(np.sort(taken[1]), taken[0])
     places = np.searchsorted(taken[0], np.sort(taken[1][:20]))
     assert np.diff([0, *places, 100]).max() <= 15
@@ -350,8 +350,8 @@ def test_smooth_and_noisy_series_have_intervals_of_their_own() -> None:
     assert noise[1] > 2 * noise[0]
     part = model._windows(model.dataset_, "test", 1)[1].rows()
     series = model.dataset_.table.segments.of_rows(part)
-    found = model.stored_.forecast(model._inputs, part, (0.1, 0.9))
-    is_inside = torch.cat([(q[..., 0] <= y) & (y <= q[..., 1]) for q, y in found]).numpy()
+    q, y = model.stored_.forecast(model._inputs, part, (0.1, 0.9))
+    is_inside = (q[..., 0] <= y) & (y <= q[..., 1])
     for number in (0, 1):
         assert is_inside[series == number].mean() == pytest.approx(0.8, abs=0.08)
     other = table.set_column(0, "unique_id", pa.array(["s1"] * rows + ["new"] * rows))

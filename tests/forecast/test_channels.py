@@ -96,7 +96,8 @@ def test_a_joint_part_adds_what_its_weights_say(
     weight, bias = torch.zeros(6, 12), torch.zeros(6)
     weight[3 * 1 + 2, 6 * 0 + 4] = 2.0  # the third step of target 1 from lag 4 of target 0
     bias[3 * 0 + 1] = 7.0
-    network.set_linear(torch.zeros(3, L), torch.zeros(3), torch.zeros(3, 0), True, (weight, bias))
+    own = torch.zeros(3, L), torch.zeros(3), torch.zeros(3, 0)
+    network.set_linear(Ridge(*own, 0.0, (weight, bias)), is_start=True)
     x = torch.randn(5, L + 3, 2)
     want = torch.zeros(5, 3, 2)
     want[:, 2, 1], want[:, 1, 0] = 2 * x[:, older + 4, 0], 7.0

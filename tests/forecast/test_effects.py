@@ -89,7 +89,8 @@ def test_effects_are_subtracted_from_the_past_and_added_ahead() -> None:
         8, 4, num_targets=2, num_future=3, patch=2, hidden_size=4, linear=True, effects=True
     )
     network = ForecastNetwork(sizes).eval()
-    network.set_linear(torch.ones(4, 8), torch.zeros(4), torch.zeros(4, 3), is_start=True)
+    ridge = Ridge(torch.ones(4, 8), torch.zeros(4), torch.zeros(4, 3), 0.0)
+    network.set_linear(ridge, is_start=True)
     values = torch.randn(5, 12, 5)
     effects = network.effects(values[..., 2:])
     rest = values[..., :2] - effects

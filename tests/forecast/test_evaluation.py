@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 from numpy.typing import NDArray
 
 from fastlstm import Forecaster
@@ -98,10 +97,7 @@ def scales_of(model: Forecaster, rows: NDArray[np.int64]) -> list[NDArray[np.flo
 
 def quantiles_of(model: Forecaster, rows: NDArray[np.int64], levels: list[float]) -> Any:
     """Quantiles of every window in units of the table, shape ``(windows, h, levels)``."""
-    mean, std = scales_of(model, rows)
-    parts = model.stored_.forecast(model._inputs, rows, levels)
-    found = torch.cat([found for found, _ in parts])[:, :, 0].double().numpy()
-    return found * std[..., None] + mean[..., None]
+    return model.stored_.forecast(model._inputs, rows, levels)[0][:, :, 0]
 
 
 def test_without_training_windows_there_is_no_ridge() -> None:
@@ -125,10 +121,9 @@ def test_every_figure_follows_its_definition(missing: float, output: Any) -> Non
     assert rows.tolist() == [s * ROWS + origin - INPUT for s, origin in origins]
     in_sample = [pd.Series(row[:TRAIN].astype(np.float64)).diff(SEASON).abs().mean() for row in y]
     scale = np.array([in_sample[s] for s, _ in origins])
-    mean, std = scales_of(model, rows)
+    _, std = scales_of(model, rows)
     about["unit"] = np.broadcast_to(std, about["actual"].shape)
-    center = torch.cat([found for found, _ in model.stored_.forecast(model._inputs, rows)])
-    about["forecaster"] = center[:, :, 0, 0].double().numpy() * std + mean
+    about["forecaster"] = model.stored_.forecast(model._inputs, rows)[0][:, :, 0, 0]
     for name in ("forecaster", "naive", "seasonal_naive"):
         want = errors_of(about[name], about, scale)
         found = {key: report[name][key] for key in want}
@@ -171,7 +166,7 @@ def test_several_targets_are_scored_in_their_deviations() -> None:
     report, plain = (model.backtest(season=SEASON, scaled=scaled) for scaled in (True, False))
     scaler = model._inputs.scaler
     rows = model._windows(model.dataset_, "test", 1)[1].rows()
-    center = torch.cat([found for found, _ in model.stored_.forecast(model._inputs, rows)])
+    center = model.stored_.forecast(model._inputs, rows)[0][..., 0]
     figures: dict[str, Any] = {"actual": [], "naive": [], "seasonal_naive": [], "forecaster": []}
     scales = []
     origins = windows_of(y[None, :, 0])
@@ -179,7 +174,7 @@ def test_several_targets_are_scored_in_their_deviations() -> None:
         scaled = ((y[:, c] - scaler.mean[c]) / scaler.std[c]).astype(np.float32)
         for name, found in naive_of(scaled[None], origins).items():
             figures[name].append(found)
-        figures["forecaster"].append(center[:, :, c, 0].double().numpy())
+        figures["forecaster"].append((center[:, :, c] - scaler.mean[c]) / scaler.std[c])
         in_sample = pd.Series(scaled[:TRAIN].astype(np.float64)).diff(SEASON).abs().mean()
         scales.append(np.full(len(origins), in_sample))
     about = {name: np.concatenate(found) for name, found in figures.items()}
@@ -286,6 +281,15 @@ def test_the_test_event_has_the_scores_of_backtest(model: Forecaster) -> None:
     assert (observed[0.8], observed[0.95]) == (coverage[0.8], coverage[0.95])
     assert [event["series"] for event in examples] == ["s0", "s0", "s1", "s1", "s2", "s2"]
     assert len({event["times"][0] for event in examples}) == 6, "each at another time"
+
+
+def test_more_windows_than_a_batch_are_shown(model: Forecaster) -> None:
+    rows = np.resize(model._windows(model.dataset_, "test", 1)[1].rows(), 257)
+    about = model.stored_, model.dataset_, model._inputs
+    *_, last = evaluation.examples(*about, rows)
+    (alone,) = evaluation.examples(*about, rows[-1:])
+    assert last["times"] == alone["times"]
+    assert last["center"] == pytest.approx(alone["center"], rel=1e-5)
 
 
 def test_an_evaluation_prints_a_line_for_each_series(model: Forecaster) -> None:

@@ -28,7 +28,6 @@ from fastlstm.forecast.forecast_table import (
     kind_of,
     write_rows,
 )
-from fastlstm.forecast.table_schema import TableSchema
 from forecast_server import L, fit_plain, h, waves
 from series_frames import long_table
 
@@ -129,12 +128,11 @@ def part(whole: pa.Table, first: int, end: int) -> pa.Table:
     return whole.filter(pa.array((row >= first) & (row < end)))
 
 
-def read(past: SeriesDataset, future: pa.Table, may_miss: bool = False) -> Any:
-    schema = TableSchema.of(past, may_miss)
+def read(past: SeriesDataset, future: pa.Table) -> Any:
     times = np.stack([past.frequency.after(0, ROWS)[-HORIZON:]] * 2)
     start = int(past.table.segments.start_times[0])
     ahead = prepare_future(future, CONFIG, past)
-    return future_covariates(ahead, past, schema, np.array([1, 0]), times + start)
+    return future_covariates(ahead, past, past.categories, np.array([1, 0]), times + start)
 
 
 @pytest.fixture(scope="module")
@@ -176,9 +174,9 @@ def test_a_missing_value_is_refused_unless_the_past_misses_some(past: SeriesData
     filled = prepare(part(planned(plan=plan, y=y), 0, ROWS - HORIZON), CONFIG)
     for before in (past, filled):
         with pytest.raises(DataError, match="'plan' is missing for series 's0' at 2020-01-01 11:0"):
-            read(before, ahead, may_miss=before is filled)
+            read(before, ahead)
     holed = prepare(part(planned(plan=plan), 0, ROWS - HORIZON), CONFIG)
-    assert np.isnan(read(holed, ahead, may_miss=True)[..., 0]).tolist() == [
+    assert np.isnan(read(holed, ahead)[..., 0]).tolist() == [
         [False] * 3, [False, False, True]
     ]  # fmt: skip
 
@@ -188,8 +186,7 @@ def test_rows_without_times_count_from_the_first_step() -> None:
     whole = pa.table({"y": np.sin(np.arange(9.0)), "plan": np.arange(9.0)})
     past = prepare(whole.slice(0, 7), config)
     ahead = prepare_future(whole.slice(7).select(["plan"]), config, past)
-    schema = TableSchema.of(past, False)
-    values = future_covariates(ahead, past, schema, np.array([0]), np.array([[7, 8]]))
+    values = future_covariates(ahead, past, past.categories, np.array([0]), np.array([[7, 8]]))
     assert values[..., 0].tolist() == [[7.0, 8.0]]
 
 

@@ -103,8 +103,8 @@ def test_no_forecast_is_below_0_where_no_value_is(normalize: Any, tmp_path: Path
         found = model.predict_quantiles(quantiles=levels) if levels else model.predict()
         values = found.filter(like="y").to_numpy()
         assert values.min() >= 0
-        numbers = served.run(ends, statics=np.arange(2, dtype=np.float32)[:, None])
-        numbers = numbers.quantiles(levels) if levels else numbers.values()
+        run = served.run(ends, statics=np.arange(2, dtype=np.float32)[:, None])
+        numbers = run.arrays(levels)["quantiles" if levels else "forecast"]
         np.testing.assert_allclose(numbers.reshape(values.shape), values, atol=1e-4)
     free = Forecaster(**{**given, "normalize": "last"}, non_negative=False).fit(rare)
     assert free.predict_quantiles(quantiles=(0.05,))["y-q0.05"].min() < 0
@@ -134,8 +134,10 @@ def test_saved_served_and_trained_on_it_stays_the_same(model: Forecaster, tmp_pa
     ends = sales().groupby("unique_id").tail(28)["y"].to_numpy(np.float32).reshape(2, 28, 1)
     served = load_window_forecaster(tmp_path)
     known = served.run(ends, statics=np.arange(2, dtype=np.float32)[:, None])
-    np.testing.assert_allclose(known.values().reshape(-1), due, rtol=1e-4)
-    alone = served.run(ends).values().reshape(-1)  # unknown series are scaled by their window
+    np.testing.assert_allclose(known.arrays()["forecast"].reshape(-1), due, rtol=1e-4)
+    alone = (
+        served.run(ends).arrays()["forecast"].reshape(-1)
+    )  # unknown series are scaled by their window
     np.testing.assert_allclose(alone, due, rtol=1e-4)
     renamed = sales().assign(unique_id=lambda frame: frame["unique_id"] + "x")
     np.testing.assert_allclose(again.predict(renamed)["y"].to_numpy(), due, rtol=1e-4)

@@ -12,7 +12,7 @@ import torch
 from fastlstm import Forecaster
 from fastlstm.forecast.data.window_index import read_windows
 from fastlstm.forecast.model.network import ForecasterConfig, ForecastNetwork
-from fastlstm.forecast.ridge import _ALPHAS, _LEAST, best_share, fit_ridges
+from fastlstm.forecast.ridge import _ALPHAS, _LEAST, Ridge, best_share, fit_ridges
 
 INPUT, HORIZON, ROWS = 8, 3, 500
 SPLIT = (300, 100, 100)
@@ -131,7 +131,7 @@ def test_an_average_with_the_linear_path(output: Any) -> None:
     network, values = ForecastNetwork(sizes).eval(), torch.randn(5, 11, 2)
     for is_start in (False, True):
         weight, bias = torch.randn(3, 8), torch.randn(3)
-        network.set_linear(weight, bias, torch.zeros(3, 0), is_start)
+        network.set_linear(Ridge(weight, bias, torch.zeros(3, 0), 0.0), is_start)
         torch.nn.init.normal_(network.head.weight)
         before, linear = network(values), network.linear_forecast(values)
         level = values[:, 7:8]

@@ -56,24 +56,27 @@ def task_of(session: Any, budget_s: float | None) -> ForecastTask:
     return task
 
 
-@pytest.mark.parametrize(("limit_s", "num"), [(0.0, 256), (600.0, 1024)])
-def test_quantiles_are_calibrated_on_enough_windows_and_on_what_the_time_allows(
-    monkeypatch: pytest.MonkeyPatch, limit_s: float, num: int
+def test_calibration_has_a_share_of_the_budget_and_shows_its_progress(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def calibrate(*args: Any) -> None:
-        for done in range(64, 1025, 64):
-            args[-2](done, 1024)
-            if not args[-1](done):
-                return
+    limits: list[float | None] = []
+
+    def calibrate(network: Any, inputs: Any, valid: Any, show: Any, limit_s: float | None) -> None:
+        limits.append(limit_s)
+        for done in range(64, 257, 64):
+            show(done, 1024)
 
     monkeypatch.setattr(task_module, "calibrate", calibrate)
     monkeypatch.setattr("fastlstm.training.session._SHOW_EVERY_S", -1.0)
     events: list[dict[str, Any]] = []
-    task = task_of(RunSession(None, [events.append]), 100.0)
-    network: Any = None
-    assert task._calibrate(network, limit_s / 100) == (None, num, 1024)
+    session, network = RunSession(None, [events.append]), Network(2, 2)
+    for budget_s in (100.0, None):
+        assert task_of(session, budget_s)._calibrate(network, 0.06) == (None, 256, 1024)  # type: ignore[arg-type]
+    session.stop = lambda: True
+    task_of(session, 100.0)._calibrate(network, 0.06)  # type: ignore[arg-type]
+    assert limits == [6.0, None, 0.0]
     assert {event["doing"] for event in events} == {"calibrating quantiles"}
-    assert [event["done"] for event in events] == list(range(64, num + 1, 64))
+    assert [event["done"] for event in events] == 3 * list(range(64, 257, 64))
 
 
 def test_the_evaluation_leaves_the_report_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,14 +157,14 @@ def test_a_stop_during_calibration_acts_at_once(
     calibrate, finish = task_module.calibrate, ForecastTask.finish
     read, is_finishing = list[list[int]](), list[bool]()
 
-    def counted(network: Any, inputs: Any, valid: Any, show: Any, should_continue: Any) -> Any:
+    def counted(network: Any, inputs: Any, valid: Any, show: Any, limit_s: Any) -> Any:
         read.append([])
 
         def shown(done: int, total: int) -> None:
             read[-1].append(done)
             show(done, total)
 
-        return calibrate(network, inputs, valid, shown, should_continue)
+        return calibrate(network, inputs, valid, shown, limit_s)
 
     def finished(task: ForecastTask, trainer: Any) -> Any:
         is_finishing.append(True)
@@ -209,11 +212,9 @@ def test_the_validation_loss_is_the_mean_of_present_values(
     monkeypatch.setattr("fastlstm.forecast.task.EVALUATION_BATCH", size)
     model = Forecaster(**SMALL).fit(values(most_missing))
     rows = model._windows(model.dataset_, "valid", 1)[1].rows()
-    errors = [
-        np.abs(found[..., 0].numpy() - target.numpy()).ravel()
-        for found, target in model.stored_.forecast(model._inputs, rows)
-    ]
-    assert model.fitted_.best_loss == pytest.approx(float(np.nanmean(np.concatenate(errors))))
+    found, actual = model.stored_.forecast(model._inputs, rows)
+    errors = np.abs(found[..., 0] - actual) / model._inputs.scaler.std[0]
+    assert model.fitted_.best_loss == pytest.approx(float(np.nanmean(errors)))
 
 
 def test_a_validation_part_without_values_is_an_error() -> None:

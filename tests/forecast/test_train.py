@@ -345,7 +345,7 @@ def test_a_late_series_does_not_shorten_the_input_of_the_others() -> None:
     [
         ({"batch_size": 16}, 256),
         ({"batch_size": 400, "steps": 10}, 360),
-        ({"batch_size": 16, "steps": None, "budget": "6s"}, None),
+        ({"batch_size": 16, "steps": None, "budget": "12s"}, None),
         ({"batch_size": 1000, "steps": 16}, 1425),
     ],
 )

@@ -37,22 +37,22 @@ def test_windows_are_forecast_as_their_table_is(
     numbers = np.arange(3, dtype=np.float32)[:, None]
     forecasts = windows.run(ends_of(windows).astype(np.float32), statics=numbers)
     expected = model.predict()["y"].to_numpy().reshape(3, h, 1)
-    np.testing.assert_allclose(forecasts.values(), expected, rtol=1e-4)
+    np.testing.assert_allclose(forecasts.arrays()["forecast"], expected, rtol=1e-4)
     table = model.predict_quantiles(quantiles=(0.1, 0.9))
-    quantiles = forecasts.quantiles((0.1, 0.9))
+    quantiles = forecasts.arrays((0.1, 0.9))["quantiles"]
     assert quantiles.shape == (3, h, 1, 2)
     for n, name in enumerate(("y-q0.1", "y-q0.9")):
         due = table[name].to_numpy().reshape(3, h, 1)
         np.testing.assert_allclose(quantiles[..., n], due, rtol=1e-4)
     assert windows.typical("y") == pytest.approx(np.mean(waves()["y"]), rel=0.1)
     with pytest.raises(ConfigError, match="outside"):
-        forecasts.quantiles((0.0001,))
+        forecasts.arrays((0.0001,))
 
 
 def test_windows_beyond_the_memory_are_forecast_in_halves(
     windows: WindowForecaster, model: Forecaster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    want = windows.run(ends_of(windows).astype(np.float32)).values()
+    want = windows.run(ends_of(windows).astype(np.float32)).arrays()["forecast"]
     forward, sizes = ForecastNetwork.forward, list[int]()
 
     def bounded(self: ForecastNetwork, values: torch.Tensor, *rest: Any) -> Any:
@@ -62,7 +62,7 @@ def test_windows_beyond_the_memory_are_forecast_in_halves(
         return forward(self, values, *rest)
 
     monkeypatch.setattr(ForecastNetwork, "forward", bounded)
-    found = windows.run(ends_of(windows).astype(np.float32)).values()
+    found = windows.run(ends_of(windows).astype(np.float32)).arrays()["forecast"]
     np.testing.assert_allclose(found, want, rtol=1e-5)
     assert sizes == [3, 1, 2, 1, 1]
 

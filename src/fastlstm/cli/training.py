@@ -36,10 +36,10 @@ from fastlstm.system.object_store import is_url
 from fastlstm.text.config import PARTS, WHY_NOT_OF_TEXTS, TrainConfig
 from fastlstm.text.data.source_kind import (
     SourceKind,
+    column_of_texts,
     few,
     files_of,
     kind_of_source,
-    text_columns,
 )
 from fastlstm.text.data.sources import BUILT_IN, open_source
 
@@ -237,9 +237,9 @@ def _refuse_unclear(kinds: dict[str, SourceKind], names: Container[str]) -> None
     the options of a text model."""
     as_text = ", or --as-text to train a text model on its characters" if "as_text" in names else ""
     for source, kind in kinds.items():
-        columns = text_columns(files_of(source)[0]) if "text_field" in names else []
-        of_texts = f", or --text-field {columns[0]} to train a text model on it" if columns else ""
-        if kind == "csv" or (kind == "binary table" and columns):
+        column = column_of_texts(source) if "text_field" in names else None
+        of_texts = f", or --text-field {column} to train a text model on it" if column else ""
+        if kind == "csv" or (kind == "binary table" and column):
             raise UsageError(
                 f"{source} is a table: give --horizon N to train a forecaster of its next N"
                 f" rows{of_texts or as_text}"

@@ -39,7 +39,7 @@ from fastlstm.compression.session import (
     Result,
 )
 from fastlstm.errors import ConfigError, DataError
-from fastlstm.forecast.calibration import Calibration, calibrate
+from fastlstm.forecast.calibration import calibrate
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.error_measures import QuantileScores
@@ -58,7 +58,6 @@ from fastlstm.forecast.files import (
 from fastlstm.forecast.model.network import FIXED, ForecasterConfig, ForecastNetwork
 from fastlstm.forecast.plan import fitted_scaler
 from fastlstm.forecast.table_schema import apply_schema
-from fastlstm.forecast.task import MIN_CALIBRATED
 from fastlstm.forecast.train import source_text, train_forecaster
 from fastlstm.forecast.window_forecaster import WindowForecaster
 from fastlstm.ops.explain import explain
@@ -194,7 +193,9 @@ class ForecastCompression(CompressionSession):
         is_own = has_own_intervals(self.stored)
         if self._valid is not None:
             assert self._inputs is not None
-            calibration = _calibrated(result, self._inputs, self._valid, self._limit_s)
+            calibration = calibrate(
+                result.network, self._inputs, self._valid, limit_s=self._limit_s
+            )
             result, is_own = dataclasses.replace(result, calibration=calibration), self._is_own
         return result_of(result, has_own_intervals=is_own, **facts)
 
@@ -279,7 +280,7 @@ class ForecastCompression(CompressionSession):
             if self.stored.network.output.is_calibrated:
                 self.notes.append(self._note_on_intervals(list(blocks)))
             if self._valid is not None:
-                calibration = _calibrated(self.stored, inputs, self._valid, limit_s)
+                calibration = calibrate(self.stored.network, inputs, self._valid, limit_s=limit_s)
                 self.stored = dataclasses.replace(self.stored, calibration=calibration)
             if has_both:
                 del blocks["valid"]
@@ -410,19 +411,6 @@ def described(stored: StoredForecaster, **facts: bool) -> StoredForecaster:
     about = {**stored.compression.about, **facts}
     compression = dataclasses.replace(stored.compression, about=about)
     return dataclasses.replace(stored, compression=compression)
-
-
-def _calibrated(
-    source: StoredForecaster, inputs: ScaledWindows, valid: WindowIndex, limit_s: float | None
-) -> Calibration:
-    """Returns a calibration of a forecaster, on fewer windows after `limit_s` seconds."""
-    started = time.perf_counter()
-
-    def has_time(done: int) -> bool:
-        return time.perf_counter() - started < (limit_s or 0.0) or done < MIN_CALIBRATED
-
-    should_continue = None if limit_s is None else has_time
-    return calibrate(source.network, inputs, valid, should_continue=should_continue)
 
 
 def measure_of(stored: StoredForecaster) -> str:
@@ -561,7 +549,7 @@ def _speed(stored: StoredForecaster, batch: int) -> float:
     past = np.tile(mean, (batch, sizes.input_size, 1))
     future = np.tile(mean[len(mean) - sizes.num_future :], (batch, sizes.horizon, 1))
     args = [rows if rows.size else None for rows in (future, np.tile(static, (batch, 1)))]
-    return batch * calls_per_s(lambda: runner.run(past, *args).values(), _SPEED_S)
+    return batch * calls_per_s(lambda: runner.run(past, *args).arrays(), _SPEED_S)
 
 
 def figures_of(

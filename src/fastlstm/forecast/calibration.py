@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,8 @@ LEVELS = (0.005, 0.01, 0.025, *(k / 20 for k in range(1, 20)), 0.975, 0.99, 0.99
 _MEDIAN = LEVELS.index(0.5)
 _INNER = LEVELS.index(0.25) + 1, LEVELS.index(0.75)
 """Levels of the intervals of less than 50 %."""
+MIN_CALIBRATED = 256
+"""Least validation windows for calibration, however long it takes: a level needs up to 199."""
 _MAX_WINDOWS = 5_000
 _MAX_VALUES = 1 << 24
 """Most network outputs held in memory: 64 MB."""
@@ -129,40 +132,39 @@ def calibrate(
     inputs: ScaledWindows,
     valid: WindowIndex,
     show: Callable[[int, int], None] | None = None,
-    should_continue: Callable[[int], bool] | None = None,
+    limit_s: float | None = None,
     noise_before: Tensor | None = None,
 ) -> Calibration:
     """Calibrates on up to 5,000 evenly spread windows, fewer for long horizons.
 
     A distribution of counts is not calibrated. `show` is called with the number of windows done and
-    of all, `should_continue` with the number done; False skips the rest. `noise_before` is the
-    `noise` of an earlier calibration, for series with few or no windows.
+    of all. After `limit_s` seconds, but at least `MIN_CALIBRATED` windows, the rest is skipped.
+    `noise_before` is the `noise` of an earlier calibration, for series with few or no windows.
     """
     config, output = network.config, network.output
     h, C = config.horizon, config.num_targets
     if not output.is_calibrated:
         return Calibration.none(config)
     limit = min(_MAX_WINDOWS, max(1, _MAX_VALUES // (h * C * output.num_parameters)))
-    answers, targets, spreads, places = [], [], [], []
-    rows, done, size = valid.rows(limit), 0, 256
-    if should_continue is not None:
+    answers, targets, spreads = [], [], []
+    rows, done, size, started = valid.rows(limit), 0, 256, time.perf_counter()
+    if limit_s is not None:
         rows, size = spread_out(rows), 64
+    segments = inputs.table.segments.of_rows(rows)
     for values, statics in inputs.read(rows, config, size):
         answers.append(network(values, statics))
         targets.append(values[:, config.input_size :, :C].clone())
         spreads.append(spread(values, config))
-        segments = inputs.table.segments.of_rows(rows[done : done + len(values)])
-        places.append(inputs.places(segments))
         done += len(values)
         if show is not None:
             show(done, len(rows))
-        if should_continue is not None and not should_continue(done):
+        is_late = limit_s is not None and time.perf_counter() - started >= limit_s
+        if is_late and done >= MIN_CALIBRATED:
             break
     answer, target, wide = torch.cat(answers), torch.cat(targets), torch.cat(spreads)
-    noise = None
-    if inputs.series is not None:
+    noise, at = None, inputs.places(segments[:done])
+    if inputs.series is not None and at is not None:
         error = (output.center(answer) - target).abs() / wide[:, None]
-        at = np.concatenate([part for part in places if part is not None])
         if noise_before is None:
             noise_before = torch.ones(inputs.series.num_at_fit, C)
         noise = _noise(error[at >= 0], at[at >= 0], noise_before)
@@ -172,20 +174,13 @@ def calibrate(
         base = output.quantiles(answer[:, t], LEVELS)
         residuals.append(conformal((target[:, t, :, None] - base) / wide[..., None]))
     shifts = torch.stack(residuals, 1)
-    series = inputs.table.segments.series[inputs.table.segments.of_rows(rows)]
-    _allow_for_offset(shifts, int(windows_apart(rows, series, h).max()))
-    return Calibration(shifts, noise)
-
-
-def _allow_for_offset(shifts: Tensor, num_apart: int) -> None:
-    """Widens intervals ``(25, h, C)`` by an offset of the other sign.
-
-    All series may rise or fall together, so the median error of few windows apart may have the
-    other sign in the next ones. Intervals then hold errors around both offsets.
-    """
+    # All series may rise or fall together, so the median error of few windows apart may have the
+    # other sign in the next ones. Intervals then hold errors around both offsets.
+    num_apart = int(windows_apart(rows, inputs.table.segments.series[segments], h).max())
     offset = 2 * shifts[_MEDIAN] * min(1.0, _FEW_APART / num_apart)
     shifts[:_MEDIAN] -= offset.clamp(min=0)
     shifts[_MEDIAN + 1 :] -= offset.clamp(max=0)
+    return Calibration(shifts, noise)
 
 
 def _around(quantiles: Tensor, point: Tensor, is_median: bool) -> Tensor:

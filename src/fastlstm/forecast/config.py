@@ -217,7 +217,12 @@ class ForecastConfig(TrainingOptions, ReadOptions):
             if read is not None:
                 object.__setattr__(self, field.name, read(field.name, getattr(self, field.name)))
         if self.calendar is not None:
-            object.__setattr__(self, "calendar", _calendar(self.calendar))
+            if unknown := [part for part in self.calendar if part not in ("none", *CALENDAR)]:
+                raise ConfigError(
+                    f"`calendar` is '{unknown[0]}', expected some of {', '.join(CALENDAR)}, or none"
+                )
+            chosen = tuple(part for part in CALENDAR if part in self.calendar)
+            object.__setattr__(self, "calendar", chosen)
         if double := set(self.missing_value) & set(self.keep_value):
             shown = ", ".join(c if isinstance(c, str) else f"{c:g}" for c in double)
             raise ConfigError(
@@ -250,15 +255,6 @@ def _names(field: str, value: Any) -> Names | None:
     if not isinstance(value, Iterable) or not all(isinstance(name, str) for name in value):
         raise ConfigError(f"`{field}` is {value!r}, expected names of columns")
     return tuple(value)
-
-
-def _calendar(parts: Names) -> Names:
-    """Returns the parts of a calendar in the order of `CALENDAR`; nothing for "none"."""
-    if unknown := [part for part in parts if part not in ("none", *CALENDAR)]:
-        raise ConfigError(
-            f"`calendar` is '{unknown[0]}', expected some of {', '.join(CALENDAR)}, or none"
-        )
-    return tuple(part for part in CALENDAR if part in parts)
 
 
 def _numbers(field: str, value: Any) -> Numbers:

@@ -120,13 +120,8 @@ def _rows(network: ForecastNetwork, inputs: ScaledWindows, split: Split, part: s
         steps = sizes.horizon
         index = split.windows(table, part, 1, steps)
     limit = min(_MAX_ROWS, _MAX_VALUES // len(table.columns)) // index.length
-    sizes = dataclasses.replace(
-        sizes,
-        input_size=1,
-        patch=1,
-        horizon=steps,
-        has_missing=False,  # a gap stays one
-    )
+    # Without `has_missing` a gap stays one.
+    sizes = dataclasses.replace(sizes, input_size=1, patch=1, horizon=steps, has_missing=False)
     C, known, targets = sizes.num_targets, list[Tensor](), list[Tensor]()
     for values, _ in inputs.read(index.rows(max(1, limit)), sizes):
         known.append(values[..., C + sizes.num_past :])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
@@ -373,16 +373,15 @@ def series_numbers(dataset: SeriesDataset, names: Sequence[Any] | None) -> list[
     return [known[str(name)] for name in wanted]
 
 
-def _times_of(dataset: SeriesDataset, rows: range, ahead: int) -> list[str] | None:
-    """Returns the times of consecutive rows and of the steps after them as ISO 8601; None if the
-    table has no times."""
+def _times_of(dataset: SeriesDataset, row: int, count: int) -> list[str] | None:
+    """Returns the times of `count` steps from a row on as ISO 8601, also of steps after its
+    segment; None if the table has no times."""
     if not dataset.has_clock:
         return None
     segments = dataset.table.segments
-    segment = int(segments.of_rows(np.array([rows[0]]))[0])
-    first = rows[0] - int(segments.first_rows[segment])
-    start = int(segments.start_times[segment])
-    times = dataset.frequency.after(start, first + len(rows) + ahead)[first:]
+    segment = int(segments.of_rows(np.array([row]))[0])
+    first, start = row - int(segments.first_rows[segment]), int(segments.start_times[segment])
+    times = dataset.frequency.after(start, first + count)[first:]
     unit: Literal["s", "us"] = "us" if (times % 1_000_000).any() else "s"
     return [str(time) for time in np.datetime_as_string(times.astype("datetime64[us]"), unit=unit)]
 
@@ -408,38 +407,43 @@ def example_rows(
     return np.unique(np.concatenate(chosen))
 
 
-def shown_forecast(
+def shown_forecasts(
     dataset: SeriesDataset,
-    of: tuple[int, int],
-    rows: range,
-    past: Floats,
+    rows: NDArray[np.int64],
+    shown: int,
+    picks: Iterable[tuple[int, int]],
     center: Floats,
-    curves: Floats,
-    ahead: int = 0,
-) -> dict[str, Any]:
-    """Returns the keys of an event `forecast` that need no actual values.
+    ends: Floats,
+) -> list[dict[str, Any]]:
+    """Returns the keys of an event `forecast` that need no actual values, for each of `picks`: a
+    window and the number of a target.
 
-    `of` are the numbers of series and target, `rows` the rows with times and `ahead` the steps
-    after them, `past` values before the forecast ``(steps,)``, `center` the forecast ``(h,)``, and
-    `curves` its quantiles ``(h, 6)`` at `FAN_LEVELS`.
+    The windows begin at `rows`, with `shown` steps before the forecasts; `center` are the forecasts
+    ``(N, h, C, 1)``, `ends` their quantiles ``(N, h, C, 6)`` at `FAN_LEVELS`.
     """
-    series, target = of
-    ends = dict(zip(FAN_LEVELS, curves.T.tolist(), strict=True))
-    bands = [
-        {"level": level, "low": ends[(100 - level) / 200], "high": ends[(100 + level) / 200]}
-        for level in FAN
-    ]
-    main = bands.pop(FAN.index(80))
-    return {
-        "series": str(dataset.series[series]) if len(dataset.series) > 1 else None,
-        "target": dataset.roles.target[target],
-        "times": _times_of(dataset, rows, ahead),
-        "past": past.tolist(),
-        "center": center.tolist(),
-        "low": main["low"],
-        "high": main["high"],
-        "bands": bands,
-    }
+    series = dataset.table.segments.series[dataset.table.segments.of_rows(rows)]
+    past = read_windows(dataset.table, rows, shown).double().numpy()
+    past += dataset.table.origins(series)[:, None]
+    events = []
+    for n, c in picks:
+        curves = dict(zip(FAN_LEVELS, ends[n, :, c].T.tolist(), strict=True))
+        low, high = ([curves[(100 + sign * level) / 200] for level in FAN] for sign in (-1, 1))
+        bands = [
+            {"level": level, "low": low, "high": high}
+            for level, low, high in zip(FAN, low, high, strict=True)
+        ]
+        main = bands.pop(FAN.index(80))
+        events.append({
+            "series": str(dataset.series[series[n]]) if len(dataset.series) > 1 else None,
+            "target": dataset.roles.target[c],
+            "times": _times_of(dataset, int(rows[n]), shown + center.shape[1]),
+            "past": past[n, :, c].tolist(),
+            "center": center[n, :, c, 0].tolist(),
+            "low": main["low"],
+            "high": main["high"],
+            "bands": bands,
+        })  # fmt: skip
+    return events
 
 
 def examples(
@@ -448,23 +452,13 @@ def examples(
     """Returns an event `forecast` per window, each about one target."""
     sizes = stored.network.config
     shown = min(sizes.input_size, shown_past(sizes.horizon))
-    past = read_windows(dataset.table, rows, sizes.input_size)[:, -shown:].numpy()
-    segments = dataset.table.segments.of_rows(rows)
-    series = dataset.table.segments.series[segments]
-    past = past + dataset.table.origins(series)[:, None]  # as float64
-    shape = len(rows), len(dataset.table.columns)
-    mean, std = (np.broadcast_to(scale, shape) for scale in inputs.scales(segments))
-    center, actual = next(stored.forecast(inputs, rows))
-    ends, _ = next(stored.forecast(inputs, rows, FAN_LEVELS))
+    center, actual = stored.forecast(inputs, rows)
+    ends, _ = stored.forecast(inputs, rows, FAN_LEVELS)
+    picks = [(n, n % sizes.num_targets) for n in range(len(rows))]
+    first = rows + sizes.input_size - shown
+    events = shown_forecasts(dataset, first, shown, picks, center, ends)
     zone = dataset.time_zone if dataset.is_wall or not dataset.time_zone else "UTC"
-    events = []
-    for n, row in enumerate(rows.tolist()):
-        c, first = n % sizes.num_targets, row + sizes.input_size
-        unit, shift = float(std[n, c]), float(mean[n, c])
-        plain, curves = (part[n, :, c].double().numpy() * unit + shift for part in (center, ends))
-        rows_shown = range(first - shown, first + sizes.horizon)
-        of = int(series[n]), c
-        about = shown_forecast(dataset, of, rows_shown, past[n, :, c], plain[:, 0], curves)
-        values = (actual[n, :, c].double() * unit + shift).tolist()
-        events.append({"event": "forecast", **about, "time_zone": zone, "actual": values})
-    return events
+    return [
+        {"event": "forecast", **event, "time_zone": zone, "actual": actual[n, :, c].tolist()}
+        for event, (n, c) in zip(events, picks, strict=True)
+    ]

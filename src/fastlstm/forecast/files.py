@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastlstm.errors import CorruptFileError, FormatError
-from fastlstm.forecast.calibration import LEVELS, Calibration, require_known
+from fastlstm.forecast.calibration import LEVELS, Calibration
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.calendar import calendar_names
 from fastlstm.forecast.data.scaled_windows import ScaledWindows, SeriesScale
@@ -143,9 +143,7 @@ class StoredForecaster:
         return [("forecasts", targets + every), *read, *model_rows(facts)]
 
     def unsupported(self, levels: Sequence[float]) -> str | None:
-        """Returns a warning if some quantiles are infinite, else None. Raises ConfigError: a level
-        outside the calibrated range."""
-        require_known(levels)
+        """Returns a warning if some quantiles are infinite, else None."""
         is_calibrated = self.network.output.is_calibrated
         return self.calibration.unsupported(levels) if is_calibrated else None
 
@@ -177,15 +175,21 @@ class StoredForecaster:
 
     def forecast(
         self, inputs: ScaledWindows, rows: NDArray[np.int64], levels: Sequence[float] = ()
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yields batches of `answer` and of the actual values ``(B, h, C)``, both scaled, for the
-        windows that begin at `rows`."""
-        config, done = self.network.config, 0
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Returns forecasts ``(N, h, C, 1)``, or quantiles ``(N, h, C, len(levels))``, and actual
+        values ``(N, h, C)`` of the windows that begin at `rows`, in the table's units."""
+        config, done, parts = self.network.config, 0, list[tuple[Tensor, Tensor]]()
+        segments = inputs.table.segments.of_rows(rows)
         for values, statics in inputs.read(rows, config):
-            segments = inputs.table.segments.of_rows(rows[done : done + len(values)])
+            places = inputs.places(segments[done : done + len(values)])
             done += len(values)
-            target = values[:, config.input_size :, : config.num_targets]
-            yield self.answer(values, statics, levels, inputs.places(segments)), target
+            target = values[:, config.input_size :, : config.num_targets, None].clone()
+            parts.append((self.answer(values, statics, levels, places), target))
+        mean, std = (s[:, None, : config.num_targets, None] for s in inputs.scales(segments))
+        found, actual = (
+            torch.cat(part).double().numpy() * std + mean for part in zip(*parts, strict=True)
+        )
+        return found, actual[..., 0]
 
 
 def forecaster_files(stored: StoredForecaster) -> dict[str, bytes]:
@@ -291,15 +295,12 @@ def read_forecaster(path: str | Path) -> StoredForecaster:
         NonFiniteError: a weight is NaN or Inf.
         RunDirectoryError: nothing is published there.
     """
-    return _forecaster(read_model(path, "forecaster", FILES), Path(path))
+    return forecaster_of(read_model(path, "forecaster", FILES), Path(path))
 
 
-def forecaster_of(checkpoint: Checkpoint) -> StoredForecaster:
-    """Returns the forecaster of a checkpoint with initial weights, not calibrated."""
-    return _forecaster(checkpoint.files, checkpoint.path)
-
-
-def _forecaster(files: Mapping[str, bytes], path: Path) -> StoredForecaster:
+def forecaster_of(files: Mapping[str, bytes], path: Path) -> StoredForecaster:
+    """Returns the forecaster of the files of a directory; without `MODEL_FILE`, as those of a
+    checkpoint, with initial weights, not calibrated."""
     origin = path / CONFIG_FILE
     config = _config(files[CONFIG_FILE], origin)
     resolved, given, key = stored_options(config, ForecastConfig, origin)

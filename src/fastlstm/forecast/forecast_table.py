@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,12 +32,12 @@ from fastlstm.forecast.evaluation import (
     FAN_LEVELS,
     require_counts,
     series_numbers,
-    shown_forecast,
+    shown_forecasts,
     shown_past,
 )
 from fastlstm.forecast.files import StoredForecaster
 from fastlstm.forecast.plan import forecast_ends
-from fastlstm.forecast.table_schema import TableSchema, numbers_at_fit, renumbered
+from fastlstm.forecast.table_schema import numbers_at_fit, renumbered
 from fastlstm.forecast.window_forecaster import float64_columns
 
 if TYPE_CHECKING:
@@ -92,22 +91,21 @@ def read_future(stored: StoredForecaster, future: Any, past: SeriesDataset) -> S
 
 
 def future_covariates(
-    future: SeriesDataset, past: SeriesDataset, schema: TableSchema, series: NDArray[np.int64],
-    times: NDArray[np.int64],
+    future: SeriesDataset, past: SeriesDataset, categories: Mapping[str, list[Any]],
+    series: NDArray[np.int64], times: NDArray[np.int64],
 ) -> NDArray[np.float64]:  # fmt: skip
     """Returns the future covariates of every forecast, shape ``(N, h, F)``, in their units.
 
-    `future` has the future columns in the network's order. `series` are the numbers in `past` of
-    the series to forecast, ``(N,)``, `times` those of their steps, ``(N, h)``, int64.
+    `future` has the future columns in the network's order, `categories` are those of fit. `series`
+    are the numbers in `past` of the series to forecast, ``(N,)``, `times` those of their steps,
+    ``(N, h)``, int64.
 
     Raises:
         DataError: a step without a row, or without a value of a column that the past always has;
             the message names series and time.
     """
-    rows_of = _rows_by_series(future)
     if past.roles.time is None:  # row 0 of `future` is the first step to forecast
         times = times - times[:, :1]
-    places = np.empty_like(times)
 
     def who(n: int) -> str:
         return f"series '{past.series[series[n]]}'" if len(past.series) > 1 else "the table"
@@ -115,20 +113,22 @@ def future_covariates(
     def when(n: int, step: int) -> str:
         return show_time(int(times[n, step])) if past.has_clock else f"step {times[n, step]}"
 
-    for n, number in enumerate(series.tolist()):
-        name = canonical(past.series[number])
-        rows, known = rows_of.get(name, (times[n, :0], times[n, :0]))
-        at = np.searchsorted(known, times[n])
-        is_there = at < len(known)
-        is_there[is_there] = known[at[is_there]] == times[n, is_there]
-        if not is_there.all():
-            gone = when(n, int(np.argmin(is_there)))
-            raise DataError(
-                f"the future table has no row for {who(n)} at {gone}; it needs"
-                f" {counted(times.shape[1], 'row')} after the end of every series"
-            )
-        places[n] = rows[at]
-    table, rows = future.table, places.reshape(-1)
+    table, named = future.table, {canonical(name): n for n, name in enumerate(future.series)}
+    owners = np.array([named.get(canonical(past.series[n]), -1) for n in series.tolist()])
+    every = np.concatenate([row_times(future), times.reshape(-1)])
+    moments, at = np.unique(every, return_inverse=True)
+    # Rows are in order of series and time, and so are their keys.
+    known = np.repeat(table.segments.series, table.segments.num_rows) * len(moments)
+    known += at[: table.num_rows]
+    wanted = owners[:, None] * len(moments) + at[table.num_rows :].reshape(times.shape)
+    rows = np.searchsorted(known, wanted).clip(max=len(known) - 1)
+    if (is_gone := known[rows] != wanted).any():
+        n, step = np.argwhere(is_gone)[0].tolist()
+        raise DataError(
+            f"the future table has no row for {who(n)} at {when(n, step)}; it needs"
+            f" {counted(times.shape[1], 'row')} after the end of every series"
+        )
+    rows = rows.reshape(-1)
     origins = table.origins(table.segments.series[table.segments.of_rows(rows)])
     rows_ahead = read_windows(table, rows, 1).numpy() + origins[:, None]
     values: NDArray[np.float64] = rows_ahead.reshape(*times.shape, -1)
@@ -140,9 +140,9 @@ def future_covariates(
             f"'{table.columns[place]}' is missing for {who(n)} at {when(n, step)}, a step to"
             " forecast; the past has it in every row with a target: fill it in"
         )
-    for place, column in enumerate(future.table.columns):
+    for place, column in enumerate(table.columns):
         if column in future.categories:
-            numbers = numbers_at_fit(column, future, schema)
+            numbers = numbers_at_fit(column, future, categories)
             values[..., place] = renumbered(values[..., place], numbers)
     return values
 
@@ -155,20 +155,6 @@ def _missed_before(past: SeriesDataset, columns: Sequence[str]) -> NDArray[np.bo
         is_missing = np.isnan(table.rows(begin, end))
         found |= is_missing[~is_missing[:, :C].all(1)][:, places].any(0)
     return found
-
-
-def _rows_by_series(
-    dataset: SeriesDataset,
-) -> dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Returns rows and times of every series, in order of time, by name."""
-    times, series = row_times(dataset), dataset.table.segments.series
-    ends = np.cumsum(np.bincount(series, dataset.table.segments.num_rows)).astype(np.int64)
-    begins = [0, *ends.tolist()]
-    return {
-        canonical(dataset.series[number]): (np.arange(begin, end), times[begin:end])
-        for number, (begin, end) in enumerate(itertools.pairwise(begins))
-        if begin < end
-    }
 
 
 class CsvForm(NamedTuple):
@@ -211,21 +197,17 @@ def write_rows(
 
 
 def _shortened(table: pa.Table) -> pa.Table:
-    """Returns a table whose numbers of float64 have `DIGITS` significant digits."""
+    """Returns a table with the numbers of `DIGITS` significant digits nearest to its float64."""
     for number, field in enumerate(table.schema):
         if pa.types.is_float64(field.type):
-            values = _rounded(table.column(number).to_numpy())
+            values = table.column(number).to_numpy()
+            is_number = np.isfinite(values) & (values != 0)
+            size = np.log10(np.abs(values), where=is_number, out=np.zeros_like(values))
+            places = DIGITS - 1 - np.floor(size)
+            up, down = 10.0 ** places.clip(0, 300), 10.0 ** (-places).clip(0)  # exact powers
+            values = np.where(is_number, np.rint(values * up / down) * down / up, values)
             table = table.set_column(number, field, pa.array(values))
     return table
-
-
-def _rounded(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns the numbers of `DIGITS` significant digits nearest to `values`."""
-    is_number = np.isfinite(values) & (values != 0)
-    size = np.log10(np.abs(values), where=is_number, out=np.zeros_like(values))
-    places = DIGITS - 1 - np.floor(size)
-    up, down = 10.0 ** places.clip(0, 300), 10.0 ** (-places).clip(0)  # exact powers
-    return np.where(is_number, np.rint(values * up / down) * down / up, values)
 
 
 class Forecasts:
@@ -334,16 +316,10 @@ class Forecasts:
         last = last[np.linspace(0, len(last) - 1, many).astype(np.int64)]
         shown = min(sizes.input_size, shown_past(h))
         rows = segments.first_rows[last] + segments.num_rows[last] - shown
-        past = read_windows(self.dataset.table, rows, shown)[..., :C].double().numpy()
-        past += self.dataset.table.origins(segments.series[last])[:, None, :C]
         known = self._known(last)
         center, ends = (self._answers(last, known, levels) for levels in ((), FAN_LEVELS))
-        events = []
-        for n, c in [(n, c) for n in range(len(last)) for c in range(C)][:limit]:
-            of, rows_shown = (int(segments.series[last[n]]), c), range(rows[n], rows[n] + shown)
-            own = past[n, :, c], center[n, :, c, 0], ends[n, :, c]
-            events.append(shown_forecast(self.dataset, of, rows_shown, *own, h))
-        return events
+        picks = [(n, c) for n in range(len(last)) for c in range(C)][:limit]
+        return shown_forecasts(self.dataset, rows, shown, picks, center, ends)
 
     def _known(self, segments: NDArray[np.int64]) -> NDArray[np.float64] | None:
         """Returns the scaled future covariates of the forecasts, ``(N, h, F)``."""
@@ -354,7 +330,8 @@ class Forecasts:
         times = _times_ahead(self.dataset, segments, sizes.horizon)
         known = calendar_values(self.dataset, times, stored.config.calendar or ())
         if self.future is not None:
-            given = future_covariates(self.future, self.dataset, stored.schema, series, times)
+            names = stored.schema.categories
+            given = future_covariates(self.future, self.dataset, names, series, times)
             known = np.concatenate([given, known], -1)
         place = sizes.num_targets + sizes.num_past
         return (known - stored.scaler.mean[place:]) / stored.scaler.std[place:]

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
-from torch import Tensor
 
 from fastlstm.errors import ConfigError, DataError, counted, kind_of_value
 from fastlstm.estimator import Estimator, signature_of, warn
@@ -619,29 +617,21 @@ def _of_one_origin(
     rows = windows.rows()
     segments = dataset.table.segments.of_rows(rows)
     series = dataset.table.segments.series[segments]
-    center, _ = _joined(stored.forecast(inputs, rows))
+    levels = tuple(quantiles)
+    answers = {of: stored.forecast(inputs, rows, of)[0] for of in {(), levels}}
     ahead = read_windows(dataset.table, rows + sizes.input_size, sizes.horizon).double().numpy()
     ahead += dataset.table.origins(series)[:, None]
-    ends = _joined(stored.forecast(inputs, rows, quantiles))[0] if len(quantiles) else center
-    mean, std = (scale[:, None, : sizes.num_targets] for scale in inputs.scales(segments))
     last = rows + sizes.input_size - 1 - dataset.table.segments.first_rows[segments]
     times = times_from(dataset, segments, last, sizes.horizon + 1)
     table = step_columns(dataset, pa.array(list(dataset.series)), segments, times[:, 1:])
     table["cutoff"] = as_times(dataset, np.repeat(times[:, :1], sizes.horizon, 1))
     for c, name in enumerate(roles.target):
         table[name] = pa.array(ahead[..., c].reshape(-1), from_pandas=True)
-        columns = {f"{name}-forecast": center[..., 0]}
-        columns |= {f"{name}-q{level:g}": ends[..., k] for k, level in enumerate(quantiles)}
+        columns = {f"{name}-forecast": answers[()][..., 0]}
+        columns |= {f"{name}-q{level:g}": answers[levels][..., k] for k, level in enumerate(levels)}
         for column, values in columns.items():
-            scaled = values[..., c] * std[..., c] + mean[..., c]
-            table[column] = pa.array(scaled.reshape(-1), from_pandas=True)
+            table[column] = pa.array(values[..., c].reshape(-1), from_pandas=True)
     return pa.table(table)
-
-
-def _joined(batches: Iterable[tuple[Tensor, Tensor]]) -> list[NDArray[np.float64]]:
-    """Returns the parts of all batches."""
-    parts = zip(*batches, strict=True)
-    return [np.concatenate([tensor.double().numpy() for tensor in part]) for part in parts]
 
 
 def _require_part(part: Any) -> None:

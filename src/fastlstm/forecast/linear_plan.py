@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -74,38 +74,40 @@ class LinearPlan(NamedTuple):
 def choose_by_linear(
     config: ForecastConfig, dataset: SeriesDataset, split: Split, part_of_setup: PartOfSetup
 ) -> LinearPlan:
-    """Returns the plan of a new forecaster.
+    """Returns the plan of a new forecaster, with the linear path if it was compared with another:
+    to fit it takes a pass over the table.
 
     Raises:
         ConfigError: an option that the table does not allow.
         DataError: a part of the table is too short.
     """
-    return _Choices(split, part_of_setup).plan(config, dataset)
+    choices = _Choices(split, part_of_setup)
+    start = _with_bound(LinearPlan(replace(config, effects=False), dataset))
+    kinds = [start, *_logarithms(start, split)]
+    best = choices.without_effects(kinds)
+    is_fit = config.tbptt is None and config.output != "negative_binomial"
+    if config.effects or (config.effects is None and is_fit and config.linear is not False):
+        best = choices.with_effects(best, kinds, bool(config.effects))
+    if config.channels is None and 1 < len(dataset.roles.target) <= MAX_JOINT:
+        best = choices.with_channels(best)
+    return best
 
 
+@dataclass(frozen=True)
 class _Choices:
-    def __init__(self, split: Split, part_of_setup: PartOfSetup) -> None:
-        self._split, self._part_of_setup = split, part_of_setup
+    _split: Split
+    _part_of_setup: PartOfSetup
 
-    def plan(self, config: ForecastConfig, dataset: SeriesDataset) -> LinearPlan:
-        start = _with_bound(LinearPlan(replace(config, effects=False), dataset))
-        kinds = [start, *_logarithms(start, self._split)]
-        best = self._without_effects(kinds)
-        if _may_have_effects(config):
-            best = self._with_effects(best, kinds, bool(config.effects))
-        if config.channels is None and 1 < len(dataset.roles.target) <= MAX_JOINT:
-            best = self._with_channels(best)
-        return best
-
-    def _without_effects(self, kinds: Sequence[LinearPlan]) -> LinearPlan:
+    def without_effects(self, kinds: Sequence[LinearPlan]) -> LinearPlan:
         """Returns the best of some plans, each with a calendar if that is better."""
-        years = (None, FEW_YEARS)[: 1 + _has_few_years(kinds[0], self._split)]
-        plain, *others = itertools.product(kinds, years)
-        best = self._with_calendar(*plain)
-        if others:
-            best = self._with_ridge(best)
-        for kind, least_years in others:
-            found = self._with_ridge(self._with_calendar(kind, least_years))
+        usual, more = (self._calendar_of(kinds[0], n)[0] for n in (None, FEW_YEARS))
+        years = (None, FEW_YEARS) if more != usual else (None,)
+        pairs = list(itertools.product(kinds, years))
+        if len(pairs) == 1:
+            return self._with_calendar(*pairs[0])
+        tried = (self._with_ridge(self._with_calendar(*pair)) for pair in pairs)
+        best = next(tried)
+        for found in tried:
             ratio = found.error_over(best)
             if not ratio < 1 - MIN_GAIN:  # also not where it is NaN
                 continue
@@ -155,9 +157,11 @@ class _Choices:
     ) -> tuple[tuple[str, ...], LinearPlan]:
         """Returns the parts of a calendar that may be chosen, and the plan with a note on parts
         whose names the table has."""
-        if not _may_have_calendar(plan):
+        config, dataset = plan.config, plan.dataset
+        is_small = len(dataset.roles.target) == 1 and dataset.table.num_rows <= MAX_ROWS
+        if config.calendar is not None or config.linear is False or not is_small:
             return (), plan
-        parts, taken = calendar_parts(plan.dataset, self._split.train_ends, least_years)
+        parts, taken = calendar_parts(dataset, self._split.train_ends, least_years)
         if taken:
             plan = plan.noted(
                 f"the calendar leaves out {taken[0].partition('_')[0]}, as the table has a column"
@@ -165,7 +169,7 @@ class _Choices:
             )
         return parts, plan
 
-    def _with_effects(
+    def with_effects(
         self, plain: LinearPlan, kinds: Sequence[LinearPlan], is_asked: bool
     ) -> LinearPlan:
         """Returns the plan with effects of future covariates and of the calendar, in the best of
@@ -174,7 +178,8 @@ class _Choices:
         if not parts:
             parts, start = self._calendar_of(start)
             dataset = with_calendar(dataset, parts)
-        needed = MIN_GAIN + _PER_ROW / self._num_train_rows(dataset)
+        rows = (self._split.train_ends - dataset.table.segments.first_rows).clip(0).sum()
+        needed = MIN_GAIN + _PER_ROW / max(1, int(rows))
         if not is_asked and (not dataset.roles.future or needed > _MOST_NEEDED):
             return plain
         plain = self._with_ridge(plain)
@@ -226,7 +231,7 @@ class _Choices:
             best = found if best is None or found.error_over(best) < 1 else best
         return best
 
-    def _with_channels(self, plan: LinearPlan) -> LinearPlan:
+    def with_channels(self, plan: LinearPlan) -> LinearPlan:
         """Returns the plan with joint channels, if lags of other targets lower the error of a
         linear forecast, and with shared ones otherwise; and the linear path."""
         with self._part_of_setup("the channels"):
@@ -283,10 +288,6 @@ class _Choices:
             found.append(linear._replace(effects=effects))
         return plan._replace(linear=best_ridge(found))
 
-    def _num_train_rows(self, dataset: SeriesDataset) -> int:
-        rows = self._split.train_ends - dataset.table.segments.first_rows
-        return max(1, int(rows.clip(0).sum()))
-
     def _untrained(
         self, config: ForecastConfig, dataset: SeriesDataset
     ) -> tuple[ForecastNetwork, ScaledWindows]:
@@ -333,28 +334,6 @@ def _with_bound(plan: LinearPlan) -> LinearPlan:
         f"{zeros.sum() / (zeros + above).sum():.0%} of the values of the target are 0, none is"
         " below: no forecast is below 0 (`non_negative=False` allows it)"
     )
-
-
-def _may_have_effects(config: ForecastConfig) -> bool:
-    """Returns whether effects are asked for, or may be chosen."""
-    is_fit = config.tbptt is None and config.output != "negative_binomial"
-    return config.effects or (config.effects is None and is_fit and config.linear is not False)
-
-
-def _may_have_calendar(plan: LinearPlan) -> bool:
-    is_open = plan.config.calendar is None and plan.config.linear is not False
-    is_small = len(plan.dataset.roles.target) == 1 and plan.dataset.table.num_rows <= MAX_ROWS
-    return is_open and is_small
-
-
-def _has_few_years(plan: LinearPlan, split: Split) -> bool:
-    """Returns whether a calendar may be chosen, and the training rows have a season of `FEW_YEARS`
-    that is not among its parts."""
-    config, dataset = plan.config, plan.dataset
-    if len(dataset.roles.target) > 1:
-        return False
-    parts, more = (calendar_parts(dataset, split.train_ends, n)[0] for n in (None, FEW_YEARS))
-    return config.calendar is None and parts != more
 
 
 def _logarithms(plan: LinearPlan, split: Split) -> list[LinearPlan]:

@@ -60,17 +60,14 @@ def choose_architecture(
         )
     input_size, patch = _sizes(config, *_usual_rows(config, table, split))
     num_names = {name: len(dataset.categories[name]) for name in roles.categorical}
-    names = {f.name for f in fields(ForecasterConfig)}
-    is_stateful = config.tbptt is not None
-    chosen: dict[str, Any] = {"input_size": input_size, "patch": patch, "stateful": is_stateful}
-    chosen["normalize"] = config.normalize or "last"
-    chosen["channels"] = config.channels or "shared"
-    chosen["non_negative"] = bool(config.non_negative)
-    is_linear = (
-        config.linear is not False and not is_stateful and config.output != "negative_binomial"
-    )
-    chosen["linear"] = is_linear and input_size <= MAX_LAGS
-    chosen["effects"] = bool(config.effects)
+    names, is_stateful = {f.name for f in fields(ForecasterConfig)}, config.tbptt is not None
+    is_linear = config.linear is not False and config.output != "negative_binomial"
+    chosen: dict[str, Any] = {
+        "input_size": input_size, "patch": patch, "stateful": is_stateful,
+        "normalize": config.normalize or "last", "channels": config.channels or "shared",
+        "non_negative": bool(config.non_negative), "effects": bool(config.effects),
+        "linear": is_linear and not is_stateful and input_size <= MAX_LAGS,
+    }  # fmt: skip
     return ForecasterConfig(
         num_targets=len(roles.target),
         num_past=len(roles.past),
@@ -145,10 +142,11 @@ def untrained_forecaster(
         series = SeriesScale.fit(
             dataset.table, dataset.series, split.train_ends, of_all, is_centered, keeps_empty=False
         )
+    timeline = replace(dataset.timeline, may_miss=sizes.has_missing)
+    schema = TableSchema(dataset.table.columns, timeline, dataset.categories)
     return StoredForecaster(
-        config, given, network, scaler, Calibration.none(sizes),
-        static_scale(dataset), TableSchema.of(dataset, sizes.has_missing), dataset.key,
-        series=series,
+        config, given, network, scaler, Calibration.none(sizes), static_scale(dataset), schema,
+        dataset.key, series=series,
     )  # fmt: skip
 
 

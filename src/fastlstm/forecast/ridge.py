@@ -8,7 +8,7 @@ forecast, which is the linear path of the network; the LSTM learns the rest (NLi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -87,11 +87,8 @@ def fit_ridges(
         split.windows(inputs.table, part, sizes.input_size, sizes.horizon)
         for part in ("train", "valid")
     )
-    F = network.future.num_numbers
-    moments = _Moments(min(sizes.input_size, MAX_LAGS), sizes.horizon, F)
-    for x, f, y, *_ in _rows(network, inputs, train, _MAX_ROWS):
-        moments.add(x, f, y)
-    moments.center()
+    lags, h, F = min(sizes.input_size, MAX_LAGS), sizes.horizon, network.future.num_numbers
+    moments = _Moments(lags, h, F, _rows(network, inputs, train, _MAX_ROWS))
     parts = list(_rows(network, inputs, valid, _MAX_VALID_ROWS))
     found = []
     for num_future in sorted({0, min(num_given, moments.num_future), moments.num_future}):
@@ -226,9 +223,8 @@ def _regressions(
 ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
     """Returns weight and bias of regressions of `y` ``(N, m)`` on `x` ``(N, lags)`` for every
     penalty, and their sums of absolute errors on new windows, ``(penalties, m)``."""
-    moments = _Moments(x.shape[1], y.shape[1], 0)
-    moments.add(x, y[..., None][..., :0], y.nan_to_num(0.0))
-    moments.center()
+    rows = x, y[..., None][..., :0], y.nan_to_num(0.0)
+    moments = _Moments(x.shape[1], y.shape[1], 0, [rows])
     found = [moments.solution(0, alpha)[:2] for alpha in _ALPHAS]
     return found, torch.stack([(x_new @ w.T + b - y_new).abs().nansum(0) for w, b in found])
 
@@ -236,33 +232,29 @@ def _regressions(
 class _Moments:
     """Second moments of L lags, F future covariates and targets of h steps; solves the regression.
 
-    `num_future` is F, or 0 if there are too many.
+    `batches` are lags ``(N, L)``, future covariates ``(N, h, F)``, targets ``(N, h)`` and more that
+    is not read. `num_future` is F, or 0 if there are too many.
 
     The future covariates of a step are regressors of this step only and have hardly any penalty:
     they are eliminated step by step (Frisch & Waugh 1933).
     """
 
-    def __init__(self, L: int, h: int, F: int) -> None:
+    def __init__(self, L: int, h: int, F: int, batches: Iterable[Sequence[Tensor]]) -> None:
         self._size = L + 1, h, F
         self.num_future = F = F if h * F <= _MAX_FUTURE else 0
         shapes = (L + 1, L + 1), (L + 1, h), (L + 1, h * F), (h, F), (h, F, F)
-        self._sums = [torch.zeros(shape, dtype=torch.float64) for shape in shapes]
-
-    def add(self, x: Tensor, f: Tensor, y: Tensor) -> None:
-        """Adds a batch: lags ``(N, L)``, future covariates ``(N, h, F)``, targets ``(N, h)``."""
-        x, f = torch.cat([torch.ones(len(x), 1), x], 1), f[..., : self.num_future]
-        by_step = f.transpose(0, 1)
-        parts = (
-            x.T @ x, x.T @ y, x.T @ f.flatten(1), (f * y[..., None]).sum(0),
-            by_step.transpose(1, 2) @ by_step,
-        )  # fmt: skip
-        for total, part in zip(self._sums, parts, strict=True):
-            total += part.double()
-
-    def center(self) -> None:
-        """Subtracts the means."""
-        count = self._sums[0][0, 0].clamp(min=1)
-        xx, xy, xf, fy, ff = (total / count for total in self._sums)
+        sums = [torch.zeros(shape, dtype=torch.float64) for shape in shapes]
+        for x, f, y, *_ in batches:
+            x, f = torch.cat([torch.ones(len(x), 1), x], 1), f[..., :F]
+            by_step = f.transpose(0, 1)
+            parts = (
+                x.T @ x, x.T @ y, x.T @ f.flatten(1), (f * y[..., None]).sum(0),
+                by_step.transpose(1, 2) @ by_step,
+            )  # fmt: skip
+            for total, part in zip(sums, parts, strict=True):
+                total += part.double()
+        count = sums[0][0, 0].clamp(min=1)
+        xx, xy, xf, fy, ff = (total / count for total in sums)
         self._mean = x, y, f = xx[0, 1:], xy[0], xf[0].view_as(fy)
         self._values, self._vectors = torch.linalg.eigh(xx[1:, 1:] - x[:, None] * x)
         self._values = self._values.clamp(min=0)

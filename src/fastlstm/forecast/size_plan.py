@@ -123,19 +123,16 @@ def _filling(
     if is_open:
         changes += [("precision", name, MIN_GAIN) for name in faster]
     if "batch_size" not in chosen and config.tbptt is None:
-        most = _num_windows(best, dataset, split) // (_MIN_STEPS_PER_EPOCH * config.accumulate)
-        sizes = (config.batch_size * times for times in _BATCHES)
-        changes += [("batch_size", size, _BATCH_GAIN) for size in sizes if size <= most]
+        sizes = choose_architecture(best, dataset, split)
+        windows = split.windows(dataset.table, "train", sizes.input_size, sizes.horizon)
+        most = len(windows) // (_MIN_STEPS_PER_EPOCH * config.accumulate)
+        batches = (config.batch_size * times for times in _BATCHES)
+        changes += [("batch_size", size, _BATCH_GAIN) for size in batches if size <= most]
     for name, value, gain in changes:
         timed = replace(best, **{name: value})
         if (timed_rate := rate_of(timed)) > gain * rate:
             best, rate = timed, timed_rate
     return best, rate
-
-
-def _num_windows(config: ForecastConfig, dataset: SeriesDataset, split: Split) -> int:
-    sizes = choose_architecture(config, dataset, split)
-    return len(split.windows(dataset.table, "train", sizes.input_size, sizes.horizon))
 
 
 def _step_s(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,12 +26,6 @@ class TableSchema:
     columns: tuple[str, ...]
     timeline: Timeline
     categories: dict[str, list[Any]]
-
-    @staticmethod
-    def of(dataset: SeriesDataset, may_miss: bool) -> TableSchema:
-        """Returns the schema of a table."""
-        timeline = replace(dataset.timeline, may_miss=may_miss)
-        return TableSchema(dataset.table.columns, timeline, dataset.categories)
 
 
 def apply_schema(dataset: SeriesDataset, stored: StoredForecaster) -> ScaledWindows:
@@ -63,7 +58,9 @@ def apply_schema(dataset: SeriesDataset, stored: StoredForecaster) -> ScaledWind
             f"{name} has missing values, the table at fit had none: fill them, or fit on a table"
             " with missing values"
         )
-    numbers = {name: numbers_at_fit(name, dataset, schema) for name in dataset.categories}
+    numbers = {
+        name: numbers_at_fit(name, dataset, schema.categories) for name in dataset.categories
+    }
     renumbered = {
         columns.index(name): known
         for name, known in numbers.items()
@@ -78,9 +75,11 @@ def apply_schema(dataset: SeriesDataset, stored: StoredForecaster) -> ScaledWind
     )
 
 
-def numbers_at_fit(name: str, dataset: SeriesDataset, schema: TableSchema) -> NDArray[np.float32]:
+def numbers_at_fit(
+    name: str, dataset: SeriesDataset, categories: Mapping[str, list[Any]]
+) -> NDArray[np.float32]:
     """Returns the number at fit of every name of a categorical column, by its number here."""
-    known = {canonical(value): number for number, value in enumerate(schema.categories[name])}
+    known = {canonical(value): number for number, value in enumerate(categories[name])}
     names = [canonical(value) for value in dataset.categories[name]]
     for value in names:
         if value not in known:

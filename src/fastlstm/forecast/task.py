@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fastlstm.errors import DataError, Stopped
-from fastlstm.forecast.calibration import Calibration, calibrate
+from fastlstm.forecast.calibration import MIN_CALIBRATED, Calibration, calibrate
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.error_measures import QuantileScores
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
@@ -44,8 +43,6 @@ from fastlstm.training.task import Score, Task, Watch
 from fastlstm.training.trainer import CLOSING_S, Trainer
 
 EVALUATION_BATCH = 256
-MIN_CALIBRATED = 256
-"""Least validation windows for calibration, however long it takes: a level needs up to 199."""
 _FINAL_SHARE, _EARLY_SHARE, _TEST_SHARE = 0.1, 0.02, 0.15
 """Largest shares of a budget: for the last calibration, an earlier one, and the test part."""
 _CALIBRATION_COST, _TEST_COST = 1.5, 2.5
@@ -171,7 +168,7 @@ class ForecastTask(Task):
                 if self._origins:
                     before = None if state is None else rows_of_state(state, own)
                     parameters, after = self.model.read_chunk(part.values, part.statics, before)
-                    states.append(after.detach())
+                    states.append(RecurrentState(*(tensor.detach() for tensor in after)))
                 else:
                     parameters = self.model(part.values, part.statics)
             yield self.part_loss(part, parameters.float())
@@ -365,7 +362,7 @@ class ForecastTask(Task):
         If the run was stopped before, reads `MIN_CALIBRATED` windows; a stop now raises Stopped.
         """
         is_stopped = self._is_stopped()
-        started, read, total = time.perf_counter(), 0, 0
+        read, total = 0, 0
         show_progress = self.session.watch("calibrating quantiles", "windows")
 
         def show(done: int, of: int) -> None:
@@ -375,14 +372,9 @@ class ForecastTask(Task):
             if not is_stopped:
                 self._stop_if_asked("calibrating quantiles")
 
-        def has_time(done: int) -> bool:
-            return time.perf_counter() - started < limit_s or done < MIN_CALIBRATED
-
-        limit_s = 0.0 if is_stopped else share * (self.budget_s or 0.0)
-        is_limited = is_stopped or self.budget_s is not None
-        should_continue = has_time if is_limited else None
-        calibration = calibrate(network, self.inputs, self.valid, show, should_continue)
-        return calibration, read, total
+        limit_s = None if self.budget_s is None else share * self.budget_s
+        limit_s = 0.0 if is_stopped else limit_s
+        return calibrate(network, self.inputs, self.valid, show, limit_s), read, total
 
     def _is_stopped(self) -> bool:
         return self.session.stop is not None and self.session.stop()

@@ -34,7 +34,6 @@ from fastlstm.forecast.files import (
     read_options,
 )
 from fastlstm.forecast.linear_plan import choose_by_linear, num_without_logarithm
-from fastlstm.forecast.model.network import ForecasterConfig
 from fastlstm.forecast.plan import (
     LEARNING_RATES,
     forecast_ends,
@@ -156,7 +155,7 @@ def train_forecaster(
         ) as begin:
             if is_kept and begin.checkpoint is not None:
                 with reading(begin.checkpoint):
-                    base = forecaster_of(begin.checkpoint)
+                    base = forecaster_of(begin.checkpoint.files, begin.checkpoint.path)
             return session.train(frame, begin, own, base, make_task)
 
 
@@ -212,15 +211,13 @@ class _ForecastSession(RunSession):
             self._set_linear(task, linear)
         spread = config.evaluations or default_evaluations(task, stop_criterion, config.patience)
         plan = dataclasses.replace(plan, evaluations=spread)
-        shown = _notes(stored, dataset, split, is_new)
+        shown, warning = _notes(stored, dataset, split, is_new)
         self.notes += [*shown, *notes_on(choice.name, device, _layer_call(config, device))]
         about = {"source": source_text(frame), "precision_why": start.why(choice)}
         about |= {} if self.origin is None else {"start": self.origin}
+        about |= _about(task, stored, dataset)
         own = [RiseStopping()] * (self.ends_early and _may_rise(config, stop_criterion))
-        result = self.fit(
-            task, plan, checkpoint, [*callbacks, *own], about | _about(task, stored, dataset),
-            _warning(stored.given, sizes, dataset, split),
-        )  # fmt: skip
+        result = self.fit(task, plan, checkpoint, [*callbacks, *own], about, warning)
         return Trained(self._told(task.stored), dataset, inputs, result)
 
     def _told(self, stored: StoredForecaster) -> StoredForecaster:
@@ -254,19 +251,19 @@ class _ForecastSession(RunSession):
             dataset = with_calendar(dataset, parts)
         return config, dataset, linear
 
-    def _set_linear(self, task: ForecastTask, known: Ridge | None) -> None:
-        """Sets the linear path to ridge regression, fitted here unless `known`."""
-        network, inputs, sizes = task.model, task.inputs, task.model.config
+    def _set_linear(self, task: ForecastTask, ridge: Ridge | None) -> None:
+        """Sets the weights of the linear path, with a joint part if it has one, and the effects."""
+        network, sizes = task.model, task.model.config
         with self.part_of_setup("the linear path"):
-            if known is None:
-                known = best_ridge(fit_ridges(network, inputs, task.split))
+            if ridge is None:
+                ridge = best_ridge(fit_ridges(network, task.inputs, task.split))
             # Several targets: the path is averaged with the trained LSTM instead.
             is_start = task.stored.config.linear is True or sizes.num_targets == 1
-            if known.effects is not None:
-                network.set_effects(known.effects)
+            if ridge.effects is not None:
+                network.set_effects(ridge.effects)
             if sizes.has_joint_path:
-                known = joint_ridge(network, inputs, task.split, known)
-            network.set_linear(known.weight, known.bias, known.future, is_start, known.joint)
+                ridge = joint_ridge(network, task.inputs, task.split, ridge)
+            network.set_linear(ridge, is_start)
 
     def _with_size(
         self, config: ForecastConfig, dataset: SeriesDataset, split: Split, device: torch.device
@@ -328,33 +325,23 @@ class _ForecastSession(RunSession):
 
 def _notes(
     stored: StoredForecaster, dataset: SeriesDataset, split: Split, is_new: bool
-) -> list[str]:
-    """Returns what to know about an input that was shortened and about the table."""
-    short = note_of_short_input(stored.given, stored.network.config, dataset, split)
-    own = [short] if is_new and short else []
-    return [*own, *(note for note in dataset.notes if note not in _warned(dataset))]
-
-
-def _warned(dataset: SeriesDataset) -> list[str]:
-    return [text for text in dataset.repairs if text.startswith((DROPPED, COUNTED))]
-
-
-def _warning(
-    config: ForecastConfig, sizes: ForecasterConfig, dataset: SeriesDataset, split: Split
-) -> str | None:
-    """Returns a warning about series too short to train on or to forecast, rows that were dropped
-    and years that are no time, if there are any."""
+) -> tuple[list[str], str | None]:
+    """Returns notes on an input that was shortened and on the table, and a warning about series too
+    short to train on or to forecast, rows that were dropped and years that are no time."""
+    given, sizes = stored.given, stored.network.config
+    warned = [text for text in dataset.repairs if text.startswith((DROPPED, COUNTED))]
+    shortened = note_of_short_input(given, sizes, dataset, split) if is_new else None
+    notes = [shortened, *(note for note in dataset.notes if note not in warned)]
     ends, short = forecast_ends(dataset, sizes.input_size)
-    notes = [note_of_short_series(config, sizes, dataset, split)]
+    warnings = [note_of_short_series(given, sizes, dataset, split)]
     what = "leave series out" if len(ends) else "be refused"
-    if config.normalize == "log" and (num := num_without_logarithm(dataset)):
-        notes.append(
+    if given.normalize == "log" and (num := num_without_logarithm(dataset)):
+        warnings.append(
             f"the target is 0 or less in {counted(num, 'row')}, which have no logarithm and are"
             " read as a little above 0: `normalize='last'` reads them as they are"
         )
-    notes += [short and f"forecasts of this table will {what}: {short}"]
-    notes += _warned(dataset)
-    return "; ".join(filter(None, notes)) or None
+    warnings += [short and f"forecasts of this table will {what}: {short}", *warned]
+    return list(filter(None, notes)), "; ".join(filter(None, warnings)) or None
 
 
 def _layer_call(config: ForecastConfig, device: torch.device) -> LSTMCall:

@@ -193,14 +193,14 @@ class WindowForecasts:
             self.stored, self.parameters[rows], self.width[rows], self.dtype, mean, std
         )
 
-    def values(self) -> Floats:
-        """Returns the forecasts in the table's units, shape ``(B, h, C)``."""
-        return self._numbers(self.outputs()["forecast"])
-
-    def quantiles(self, levels: Sequence[float]) -> Floats:
-        """Returns quantiles in the table's units, shape ``(B, h, C, Q)``. Raises ConfigError: a
-        level outside the calibrated range."""
-        return self._numbers(self.outputs(levels)["quantiles"])
+    def arrays(self, levels: Sequence[float] = ()) -> dict[str, Floats]:
+        """Returns `outputs` in `dtype`: `forecast` ``(B, h, C)``, `quantiles` ``(B, h, C, Q)`` ….
+        Raises ConfigError: a level outside the calibrated range."""
+        with np.errstate(over="ignore"):
+            return {
+                name: found.numpy().astype(self.dtype)
+                for name, found in self.outputs(levels).items()
+            }
 
     def outputs(self, levels: Sequence[float] = ()) -> dict[str, Tensor]:
         """Returns the outputs of an exported forecaster: `forecast`, `quantiles` if there are
@@ -218,10 +218,6 @@ class WindowForecasts:
             scaled = self.stored.network.bounded(scaled)
             found["quantiles"] = scaled.double() * std[..., None] + mean[..., None]
         return found
-
-    def _numbers(self, found: Tensor) -> Floats:
-        with np.errstate(over="ignore"):
-            return found.numpy().astype(self.dtype)
 
 
 def float64_columns(stored: StoredForecaster) -> list[str]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from fastlstm.errors import DataError
+from fastlstm.forecast.data.scaled_windows import SeriesScale
 from fastlstm.forecast.data.splits import fit_scaler, split_table
 from fastlstm.forecast.data.table import Segments, Table
 from fastlstm.forecast.data.timeline import Frequency
@@ -87,9 +90,29 @@ def test_a_scaler_sees_training_rows_only(monkeypatch: pytest.MonkeyPatch) -> No
     np.testing.assert_allclose(before.mean, np.nanmean(source.values[rows], 0), rtol=1e-6)
     np.testing.assert_allclose(before.std, np.nanstd(source.values[rows], 0), rtol=1e-5)
     source.values[60:100] = 1e9
-    after = fit_scaler(source, split.train_ends)
+    after = fit_scaler(replace(source), split.train_ends)
     assert (before.mean == after.mean).all()
     assert (before.std == after.std).all()
+
+
+def test_statistics_of_rows_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass over 20 million rows takes seconds, and each choice before training asks for them."""
+    source = table((0, 40), (100, 60))
+    split, default = split_table(source, HOUR, (60, 30, 10)), (np.zeros(1), np.ones(1))
+
+    def fitted() -> list[np.ndarray]:
+        scaler = fit_scaler(source, split.train_ends, categorical=[1])
+        scale = SeriesScale.fit(source, ["a", "b"], split.train_ends, default)
+        return [scaler.mean, scaler.std, scale.mean, scale.std]
+
+    before = [values.copy() for values in fitted()]
+    for values in fitted():
+        values[:] = np.nan
+    monkeypatch.setattr(Table, "rows", None)
+    assert all(map(np.array_equal, before, fitted()))
+    assert fit_scaler(source, split.train_ends).std[1] != 1
+    with pytest.raises(TypeError):
+        fit_scaler(source, split.valid_ends)
 
 
 def test_a_constant_column_is_divided_by_one_and_categories_stay() -> None:

@@ -148,6 +148,16 @@ def _moments(
     table: Table, num_series: int, num_targets: int, ends: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Returns mean and variance of the rows of every series up to `ends`; NaN without any."""
+    key = f"{num_targets} targets of {num_series} series", ends.tobytes()
+    if key not in table.statistics:
+        table.statistics[key] = _summed(table, num_series, num_targets, ends)
+    mean, variance = table.statistics[key]
+    return mean, variance
+
+
+def _summed(
+    table: Table, num_series: int, num_targets: int, ends: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     segments, shape = table.segments, (num_series, num_targets)
     count, total, squares = (np.zeros(shape) for _ in range(3))
     center = np.full(shape, np.nan)

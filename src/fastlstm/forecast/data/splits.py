@@ -105,6 +105,17 @@ def fit_scaler(table: Table, ends: NDArray[np.int64], categorical: Sequence[int]
     """Computes mean and standard deviation of every column over the training rows of each segment,
     which end (exclusive) at `ends`; the columns at the positions `categorical` are not scaled.
     Raises DataError: no training rows."""
+    key = "columns", ends.tobytes()
+    if key not in table.statistics:
+        table.statistics[key] = _moments(table, ends)
+    mean, std = (values.copy() for values in table.statistics[key])
+    mean[list(categorical)], std[list(categorical)] = 0.0, 1.0
+    return Scaler(mean, std)
+
+
+def _moments(
+    table: Table, ends: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     center: NDArray[np.float64] | None = None
     count, total, squares = (np.zeros(len(table.columns)) for _ in range(3))
     for first, last in _merged(table.segments.first_rows, ends):
@@ -126,8 +137,7 @@ def fit_scaler(table: Table, ends: NDArray[np.int64], categorical: Sequence[int]
     variance = np.maximum(squares / count - mean**2, 0)
     std = np.where(variance > 1e-12 * mean**2, np.sqrt(variance), 1.0)
     mean += center + (table.origin[0] if len(table.origin) == 1 else 0.0)
-    mean[list(categorical)], std[list(categorical)] = 0.0, 1.0
-    return Scaler(mean, std)
+    return mean, std
 
 
 def _merged(firsts: NDArray[np.int64], lasts: NDArray[np.int64]) -> list[tuple[int, int]]:

@@ -107,6 +107,12 @@ class Table:
     def num_rows(self) -> int:
         return len(self.values)
 
+    @cached_property
+    def statistics(self) -> dict[tuple[str, bytes], tuple[NDArray[np.float64], ...]]:
+        """What was computed over the rows, by name and ends of segments: the rows stay as they are,
+        and the choices before training ask for the same statistics many times."""
+        return {}
+
     def rows(self, first: int, last: int) -> NDArray[np.float32]:
         """Returns rows ``first .. last - 1`` minus `origin` as float32; missing values are NaN."""
         stored = self.values[first:last]

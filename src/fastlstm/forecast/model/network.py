@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +31,9 @@ from fastlstm.nn.linear import Linear
 from fastlstm.nn.lstm import LSTM
 from fastlstm.system.fields import check_values
 from fastlstm.training.precision import allow_tf32, tf32_kept
+
+if TYPE_CHECKING:
+    from fastlstm.forecast.ridge import Ridge
 
 _MAX_EMBEDDING = 16
 MAX_LAGS = 2048
@@ -271,10 +274,6 @@ class RecurrentState(NamedTuple):
     cell: Tensor
     level: Tensor
 
-    def detach(self) -> RecurrentState:
-        """Returns the state, detached from the graph."""
-        return RecurrentState(*(tensor.detach() for tensor in self))
-
 
 class ForecastNetwork(nn.Module):
     """The network of a `config`; `output` interprets its last layer."""
@@ -445,24 +444,16 @@ class ForecastNetwork(nn.Module):
         return self.left(self.linear(targets, values[:, L:, first:]) * scale + shift)
 
     @torch.no_grad()
-    def set_linear(
-        self,
-        weight: Tensor,
-        bias: Tensor,
-        future: Tensor,
-        is_start: bool,
-        joint: tuple[Tensor, Tensor] | None = None,
-    ) -> None:
-        """Sets the weights of the linear path: lags ``(h, L)``, bias ``(h,)``, numeric future
-        covariates ``(h, F)``, and weight and bias of `joint_part`. With `is_start` the network
-        starts at the linear forecast; else the path has no share in the forecast."""
-        self.linear_weight.copy_(weight)
-        self.linear_bias.copy_(bias)
+    def set_linear(self, ridge: Ridge, is_start: bool) -> None:
+        """Sets the weights of the linear path, on all L lags. With `is_start` the network starts at
+        the linear forecast; else the path has no share in the forecast."""
+        self.linear_weight.copy_(ridge.weight)
+        self.linear_bias.copy_(ridge.bias)
         if self.future.num_numbers:
-            self.linear_future.copy_(future)
-        if joint is not None and self.config.has_joint_path:
-            self.linear_joint.copy_(joint[0])
-            self.linear_joint_bias.copy_(joint[1])
+            self.linear_future.copy_(ridge.future)
+        if ridge.joint is not None and self.config.has_joint_path:
+            self.linear_joint.copy_(ridge.joint[0])
+            self.linear_joint_bias.copy_(ridge.joint[1])
         self.linear_share.fill_(float(is_start))
         if is_start:
             self.zero_head()

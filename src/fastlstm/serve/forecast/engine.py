@@ -12,7 +12,7 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -76,17 +76,12 @@ class ForecastRequest:
 
 
 Answer = tuple[ForecastRequest, "WindowForecasts | ApiError"]
-
-
-class BatchResult(NamedTuple):
-    """A pass of the network: its duration, and forecasts or an error for each request."""
-
-    seconds: float
-    answers: Sequence[Answer]
+Pass = tuple[float, Sequence[Answer]]
+"""A pass of the network: its seconds, and forecasts or an error for each request."""
 
 
 class DynamicBatcher(ModelThread):
-    """Runs a forecaster on one thread, which delivers a `BatchResult` per pass.
+    """Runs a forecaster on one thread, which delivers each `Pass`.
 
     A pass has at most `max_streams` windows, and runs on `threads` threads.
     """
@@ -99,7 +94,7 @@ class DynamicBatcher(ModelThread):
         model: WindowForecaster,
         settings: Settings,
         threads: int,
-        deliver: Callable[[BatchResult], object],
+        deliver: Callable[[Pass], object],
         *,
         is_shared: bool = False,
     ) -> None:
@@ -133,11 +128,11 @@ class DynamicBatcher(ModelThread):
                 self.num_active = sum(map(len, batch))
             start_s = time.perf_counter()
             answers = self._answers(batch)
-            self._deliver(BatchResult(time.perf_counter() - start_s, answers))
+            self._deliver((time.perf_counter() - start_s, answers))
             del batch, answers  # not kept in memory until the next pass
             self.num_active = 0
         error = Unavailable(ENDING)
-        self._deliver(BatchResult(0.0, [(request, error) for request in self._waiting]))
+        self._deliver((0.0, [(request, error) for request in self._waiting]))
 
     def _next_batch(self) -> list[ForecastRequest]:
         """Takes what fits into one pass: at least one request, as none is larger than a pass."""
@@ -380,26 +375,23 @@ class ForecastEngine(Engine):
         )
 
     def _outputs(self, request: InferRequest, forecasts: WindowForecasts) -> Outputs:
-        make: dict[str, Callable[[], Any]] = {
-            "forecast": forecasts.values,
-            "quantiles": lambda: forecasts.quantiles(request.levels),
-        }
-        if "quantiles" in request.outputs:
-            text = forecasts.stored.unsupported(request.levels)
-            if text is not None:
-                raise ApiError(400, f"{text}{request.rows_note}")
-        outputs = {name: make[name]() for name in request.outputs}
+        levels = request.levels if "quantiles" in request.outputs else ()
+        if levels and (text := forecasts.stored.unsupported(levels)) is not None:
+            raise ApiError(400, f"{text}{request.rows_note}")
+        found = forecasts.arrays(levels)
+        outputs = {name: found[name] for name in request.outputs}
         if not all(np.isfinite(values).all() for values in outputs.values()):
             message = "the forecast is not finite: the inputs are far beyond what the model knows"
             raise ApiError(400, f"{message}{request.rows_note}")
         return outputs
 
-    def _spread(self, batch: BatchResult) -> None:
+    def _spread(self, output: Pass) -> None:
+        seconds, answers = output
         self._progress_s = time.monotonic()
-        if batch.seconds:
-            self._metrics.tick.observe(batch.seconds)
-            self._metrics.batch.observe(sum(len(request) for request, _ in batch.answers))
-        for request, answer in batch.answers:
+        if seconds:
+            self._metrics.tick.observe(seconds)
+            self._metrics.batch.observe(sum(len(request) for request, _ in answers))
+        for request, answer in answers:
             if isinstance(answer, ApiError):
                 self._metrics.failures.inc()
                 settle(request.pending.result, error=answer)

@@ -185,7 +185,7 @@ def input_specs(model: WindowForecaster) -> dict[str, TensorSpec]:
         ("static", (-1,), model.static, True),
         ("series", (-1,), model.series, True),
     ]
-    specs, floats = {}, _datatype(model)
+    specs, floats = {}, f"FP{8 * model.dtype.itemsize}"
     for group, lead, columns, may_miss in groups:
         for name, datatype, listed in (
             (group, floats, columns.numbers),
@@ -199,15 +199,11 @@ def input_specs(model: WindowForecaster) -> dict[str, TensorSpec]:
 
 def output_specs(model: WindowForecaster) -> dict[str, TensorSpec]:
     """Returns a forecaster's outputs by name."""
-    shape, floats = (-1, model.horizon, len(model.targets)), _datatype(model)
+    shape, floats = (-1, model.horizon, len(model.targets)), f"FP{8 * model.dtype.itemsize}"
     return {
         "forecast": TensorSpec("forecast", floats, shape, model.targets),
         "quantiles": TensorSpec("quantiles", floats, (*shape, -1)),
     }
-
-
-def _datatype(model: WindowForecaster) -> str:
-    return next(name for name, dtype in FLOATS.items() if dtype == model.dtype)
 
 
 def request_decoder(inputs: Iterable[TensorSpec]) -> msgspec.json.Decoder[InferFields]:
@@ -288,14 +284,12 @@ def _joined(columns: InputColumns, name: str, inputs: Mapping[str, NDArray[Any]]
         raise _bad(f"{shapes}; all axes but the last must agree")
     dtype = np.float32 if numbers is None else numbers.dtype
     joined = np.empty((*sent.shape[:-1], len(columns.names)), dtype=dtype)
-    for place, column in enumerate(columns.names):
-        if column in columns.codes:
-            assert names is not None
-            own = names[..., columns.categorical.index(column)]
-            joined[..., place] = _codes(own, columns.codes[column], column)
-        else:
-            assert numbers is not None
-            joined[..., place] = numbers[..., columns.numbers.index(column)]
+    if numbers is not None:
+        joined[..., [columns.names.index(column) for column in columns.numbers]] = numbers
+    for place, column in enumerate(columns.categorical):
+        assert names is not None
+        codes = _codes(names[..., place], columns.codes[column], column)
+        joined[..., columns.names.index(column)] = codes
     return joined
 
 

@@ -7,11 +7,14 @@ from io import BufferedIOBase
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from fastlstm.errors import DataError
 
-_ROWS = 1024
+_ROWS, _FIRST_ROWS = 1024, 64
+_LONG = 32
+"""Mean bytes from which a column holds texts, not names."""
 _KINDS = (pa.string(), pa.large_string(), pa.string_view())
 
 
@@ -21,6 +24,18 @@ def text_columns(file: Path) -> list[str]:
         return _named(pq.read_schema(file))
     except (OSError, pa.ArrowException):
         return []
+
+
+def column_of_texts(file: Path) -> str | None:
+    """Returns the column with the longest texts in the first rows; None if all are short, such as
+    names, or the file cannot be read."""
+    try:
+        rows = next(pq.ParquetFile(file).iter_batches(_FIRST_ROWS, columns=text_columns(file)))
+        lengths = {n: pc.mean(pc.binary_length(rows[n])).as_py() for n in rows.schema.names}
+    except (OSError, pa.ArrowException, StopIteration):
+        return None
+    name = max(lengths, key=lambda name: lengths[name] or 0, default=None)
+    return name if name is not None and (lengths[name] or 0) >= _LONG else None
 
 
 def _named(schema: pa.Schema) -> list[str]:

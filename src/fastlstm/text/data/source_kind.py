@@ -40,7 +40,7 @@ def kind_of_source(source: str, text_field: str | None = None) -> SourceKind:
     """Returns the kind of a source of `train`; "unknown" if it does not exist. With `text_field`,
     Parquet files are texts if the first one has a column of texts of this name."""
     tables, texts = files_of(source)
-    if text_field is not None and text_field in text_columns(tables):
+    if text_field is not None and _has_texts(tables, text_field):
         texts += filter(_is_parquet, tables)
         tables = [path for path in tables if not _is_parquet(path)]
     if tables and texts:
@@ -51,14 +51,23 @@ def kind_of_source(source: str, text_field: str | None = None) -> SourceKind:
     return "text" if texts or is_built_in else "unknown"
 
 
-def text_columns(tables: Sequence[Path]) -> list[str]:
-    """Returns the columns of texts of the first Parquet file; none without one that is readable."""
+def _has_texts(tables: Sequence[Path], column: str) -> bool:
     file = next(filter(_is_parquet, tables), None)
     if file is None:
-        return []
+        return False
+    from fastlstm.text.data.parquet import text_columns  # pyarrow takes a while to import
+
+    return column in text_columns(file)
+
+
+def column_of_texts(source: str) -> str | None:
+    """Returns the column of the first Parquet file of a source that holds long texts, or None."""
+    file = next(filter(_is_parquet, files_of(source)[0]), None)
+    if file is None:
+        return None
     from fastlstm.text.data import parquet  # pyarrow takes a while to import
 
-    return parquet.text_columns(file)
+    return parquet.column_of_texts(file)
 
 
 def _is_parquet(path: Path) -> bool:
