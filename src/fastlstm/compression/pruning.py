@@ -215,10 +215,13 @@ class HeldZeros(_ZeroMasks):
     def on_begin(self, trainer: Trainer) -> None:
         self._matrices = prunable(trainer.model)
         for name, parameter in self._matrices.items():
-            gates = num_gates(name, len(parameter))
-            is_zero = _scores(parameter, self._structured, gates) == 0
-            share = int(is_zero.sum()) / is_zero.numel()
-            self.masks[name] = mask_of(parameter, share, self._structured, gates)
+            is_zero = parameter == 0
+            if self._structured == "blocks":
+                gates = num_gates(name, len(parameter))
+                is_zero_block = _scores(parameter, "blocks", gates) == 0
+                share = int(is_zero_block.sum()) / is_zero_block.numel()
+                is_zero = mask_of(parameter, share, "blocks", gates)
+            self.masks[name] = is_zero
 
 
 def position(trainer: Trainer, at: float, steps_done: int) -> float:

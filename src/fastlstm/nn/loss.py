@@ -235,7 +235,9 @@ def _chunked_gradients(
         if db is not None:
             db += d.sum(0, dtype=plan.wide)
         d = d.to(plan.gemm)
-        if df is not None:
+        if df is not None and df.dtype == d.dtype:
+            torch.mm(d, w, out=df[rows])
+        elif df is not None:
             df[rows] = torch.mm(d, w)
         if dw is not None and dw.dtype == f.dtype:
             dw.addmm_(d.t(), f)

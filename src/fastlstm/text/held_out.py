@@ -33,7 +33,8 @@ def open_held_out(config: TrainConfig, source: InputText) -> dict[str, InputText
     """Finds the texts of the options `valid` and `test`, by part, without reading them. Raises
     DataError: a text is missing, or two of source, validation and test share a file."""
     named = {part: getattr(config, part) for part in PARTS}
-    sources = {part: open_source(name) for part, name in named.items() if name is not None}
+    given = {part: name for part, name in named.items() if name is not None}
+    sources = {part: open_source(name, config.text_field) for part, name in given.items()}
     if not sources:
         return {}
     owners = dict.fromkeys(_places(source), "the source")

@@ -187,10 +187,10 @@ def parse_config(data: bytes, origin: Path) -> tuple[dict[str, Any], ModelConfig
             checked_compression(config["compression"])
         sizes = built(ModelConfig, model, "model")
         check_values(sizes, MODEL_BOUNDS)
+    except (ConfigError, FormatError) as error:  # also a ValueError
+        raise FormatError(f"{origin}: {error!s:.200}") from None
     except ValueError as error:
         raise FormatError(f"{origin}: {error}; put the right file back") from None
     except TypeError as error:
         raise FormatError(f"{origin}: 'model' is incomplete ({error})") from None
-    except (ConfigError, FormatError) as error:
-        raise FormatError(f"{origin}: {error!s:.200}") from None
     return config, sizes

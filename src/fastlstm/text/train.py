@@ -163,7 +163,7 @@ def train(
         stack.enter_context(torch_settings_kept())
         world = stack.enter_context(joined(config, stop))
         with world.together():
-            opened = open_source(source)
+            opened = open_source(source, config.text_field)
             if not (as_text or resume):
                 _refuse_tables(source, config)
         callbacks, resume = checked_callbacks(callbacks), resume or world.attempt > 0

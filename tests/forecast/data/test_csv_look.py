@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from fastlstm.errors import DataError
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.csv_look import kind_of
 from fastlstm.forecast.data.dataset import SeriesDataset
-from fastlstm.forecast.data.preparation import prepare
+from fastlstm.forecast.data.preparation import prepare, prepare_future
 from fastlstm.forecast.data.time_text import formats_of, is_like_time, read_times
 from fastlstm.system.charset import guess_of
 from fastlstm.system.fields import built
@@ -558,6 +559,10 @@ def test_years_and_weeks_of_any_name_are_the_time(names: tuple[str, str], cured:
             "--time year --series country",
         ),
         (
+            ["Jahr;y", *(f"{2019 - n};{n}" for n in range(60))],
+            "--time Jahr --disorder sort",
+        ),
+        (
             ["rownames,time,y", *(f"{n + 1},{1949 + n / 12:.3f},{n}" for n in range(60))],
             "--time-format year",
         ),
@@ -566,7 +571,7 @@ def test_years_and_weeks_of_any_name_are_the_time(names: tuple[str, str], cured:
             "--time Time --time-format year",
         ),
     ],
-    ids=["one series", "panel", "panel by year", "months of R", "quarters of R"],
+    ids=["one series", "panel", "panel by year", "newest first", "months of R", "quarters of R"],
 )
 def test_years_are_times(lines: list[str], options: str, cured: Any) -> None:
     found, data = cured(lines)
@@ -579,10 +584,30 @@ def test_years_are_times(lines: list[str], options: str, cured: Any) -> None:
 def test_years_that_are_no_times_are_values(read: Any) -> None:
     rng = np.random.default_rng(0)
     lines = ["year,y", *(f"{1990 + rng.integers(20)},{n}" for n in range(60))]
-    assert read(lines).roles.past == ("year",)
+    found = read(lines)
+    assert found.roles.past == ("year",)
+    assert "'year' holds years" in found.repairs[0]
+    for name in ("operating_time_h", "cycle_time", "centimetres", "Time"):
+        lines = [f"{name},y", *(f"{1650 + n},{n}" for n in range(60))]
+        assert read(lines).roles.past == (name,)
     lines = ["year,y", *(f"{1990 + n},{n}" for n in range(60))]
     assert read(lines, "--ignore year").roles.values == ("y",)
     assert read(lines, "--past year").roles.values == ("y", "year")
+
+
+def test_numbers_of_time_beyond_64_bits_are_refused(read: Any) -> None:
+    lines = ["timestamp,y", *(f"202401{n + 1:02}123059123456,{n}" for n in range(28))]
+    with pytest.raises(DataError, match=r"numbers with fractions \(2.0240101"):
+        read(lines)
+
+
+def test_a_table_whose_rows_are_counted_is_not_asked_for_times(tmp_path: Path) -> None:
+    """Its forecaster was fitted with the years left out, and `predict` has no way to say so."""
+    frame = pandas.DataFrame({"year": 1900 + np.arange(80), "y": 1.0 * np.arange(80), "promo": 0.0})
+    config = ForecastConfig(horizon=4, future=("promo",), ignore=("year",), cache_dir=str(tmp_path))
+    past = prepare(frame, config)
+    assert prepare(frame, replace(config, ignore=()), like=past.timeline).roles.time is None
+    assert prepare_future(frame, config, past).roles.time is None
 
 
 def test_a_fraction_of_a_year_that_is_no_month_is_named(read: Any) -> None:

@@ -198,7 +198,11 @@ def parquet(tmp_path, texts, name="text", **options):
     return (Document("a.parquet", path, form="parquet"),)
 
 
-@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()], ids=str)
+@pytest.mark.parametrize(
+    "kind",
+    [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())],
+    ids=str,
+)
 def test_parquet_joins_its_texts(tmp_path, kind):
     texts = pa.array(["a\r\nb", "é\n", "", "c"] * 600, kind)
     documents = parquet(tmp_path, texts, row_group_size=1000)

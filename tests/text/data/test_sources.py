@@ -2,6 +2,8 @@
 
 import os
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from fastlstm.errors import DataError
@@ -56,6 +58,17 @@ def test_a_name_with_magic_characters_is_a_file_when_it_exists(tmp_path):
 def test_the_form_is_known_by_suffix(tmp_path, name, form):
     (tmp_path / name).write_text("{}")
     assert open_source(tmp_path / name).documents[0].form == form
+
+
+def test_a_parquet_file_of_a_directory_needs_the_column_of_texts(tmp_path):
+    for name, column in (("a.parquet", "text"), ("b.parquet", "body")):
+        pq.write_table(pa.table({column: ["x"]}), tmp_path / name)
+    (tmp_path / "c.txt").write_text("c")
+    found = open_source(tmp_path)
+    assert [document.path.name for document in found.documents] == ["a.parquet", "c.txt"]
+    assert found.notes == (f"{tmp_path}: 1 file skipped (1 .parquet)",)
+    found = open_source(tmp_path, text_field="body")
+    assert [document.path.name for document in found.documents] == ["b.parquet", "c.txt"]
 
 
 def test_missing_file_names_the_nearest(tree):

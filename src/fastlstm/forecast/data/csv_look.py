@@ -47,7 +47,10 @@ _MAYBE_GROUP = re.compile(r"[+-]?(\d{1,3}|[1-9]\d{0,2}\.\d{3})")
 _ISO = re.compile(r"\d{4}-\d\d-\d\d([T ]|$)")
 _CLOCK = re.compile(r"\d{1,2}[:.]\d{2}([:.]\d{2}(\.\d+)?)?( ?[AaPp][Mm])?")
 _YEAR = re.compile(r"(18|19|20)\d\d")
-_NAMED = r"(?i:jan|feb|m[aä]r|apr|ma[iy]|jun|jul|aug|sep|o[ck]t|nov|de[cz])[a-zä]{0,6}"
+_NAMED = (
+    r"(?i:jan(?:uary?)?|feb(?:ruary?)?|mar(?:ch)?|märz?|apr(?:il)?|ma[iy]|jun[ei]?|jul[iy]?"
+    r"|aug(?:ust)?|sept?(?:ember)?|o[ck]t(?:ober)?|nov(?:ember)?|de[cz](?:ember)?)"
+)
 _MONTHS = re.compile(
     r"[A-Z][a-z]{2,8}[-/ .]\d{2}(\d{2})?|\d{1,2}[-/.]\d{4}|\d{4}[-/.]\d{1,2}"
     rf"|\d{{4}}[-/ .]{_NAMED}|{_NAMED}[-/.]\d{{1,2}}[-/.]\d{{4}}"

@@ -41,6 +41,7 @@ from fastlstm.forecast.data.roles import (
     RoleRequest,
     Roles,
     find_roles,
+    is_year,
     listed,
     series_key,
     zone_shown,
@@ -150,7 +151,7 @@ def prepare_table(
     records, request = reshaped(records, request, options)
     problems = Problems(records.name)
     with problems.fatal():
-        roles = find_roles(records, request, problems)
+        roles = find_roles(records, request, problems, like)
         roles = replace(roles, notes=(*looked, *roles.notes))
         if request.has_target and like is None:
             require_columns(options, records.schema.names, records.name)
@@ -490,6 +491,9 @@ def _repairs(
     for why in dict.fromkeys(left_out.values()):
         names = listed([name for name in left_out if left_out[name] == why])
         repairs.append(f"ignored columns ({why}): {names}")
+    for name, column in ingested.columns.items() if roles.time is None else ():
+        if is_year(name, *column.range) and name not in roles.target:
+            repairs.append(f"{COUNTED}, although column '{name}' holds years: see `time`")
     if records.jumps and roles.time is None and roles.series is None:
         repairs.append(
             f"{records.jumps}, but rows are counted as steps in time: give a column of times, or"

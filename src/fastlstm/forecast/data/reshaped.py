@@ -72,10 +72,11 @@ def reshaped(
     months, steps = _months(records, columns), numbered(columns)
     numbers = set(steps)
     others = [name for name in columns if name not in numbers]
+    given = {*request.target, *(request.past or ()), *request.future, *request.static}
     is_by_time = bool(months) or are_dates(columns)
-    if steps and not is_by_time and request.time is None:
+    if steps and not is_by_time and request.time is None and (wide or options.look):
         is_by_time = any(is_text(records.schema.field(n).type) for n in others) and (
-            find_time(records, others) is None
+            find_time(records, [name for name in others if name not in given]) is None
         )
     if not wide and is_by_time and options.look:
         what = f"a column for each {'month' if months else 'time'}"
@@ -215,18 +216,20 @@ class _Long(_Reshaped):
         records: Records,
         wide: list[str],
         labels: pa.Array,
-        time: str = "",
+        time: str | None = None,
         names: Sequence[str] = (),
         year: str = "",
     ) -> None:
-        kind = records.schema.field(time).type if time else labels.type
+        kind = labels.type if time is None else records.schema.field(time).type
         series = [] if year and not names else [(_SERIES, pa.string())]
-        super().__init__(records, [*series, (time or _TIME, kind), (_TARGET, pa.float64())])
+        self._time_name = _TIME if time is None else time
+        super().__init__(records, [*series, (self._time_name, kind), (_TARGET, pa.float64())])
         self._wide, self._labels, self._time = wide, labels, time
         self._names, self._year = names, year
 
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
-        read = [name for name in (*self._names, self._time, self._year, *self._wide) if name]
+        own = [name for name in (self._time, self._year or None) if name is not None]
+        read = [*self._names, *own, *self._wide]
         asked = {name: self._records.schema.field(name).type for name in read}
         asked |= dict.fromkeys(self._names, pa.string()) if self.is_parsed else {}
         asked |= {name: kind for name, kind in types.items() if name == self._time}
@@ -234,7 +237,7 @@ class _Long(_Reshaped):
         for batch in self._records.batches(asked):
             rows = np.repeat(np.arange(len(batch), dtype=np.int32), len(self._wide))
             places = np.tile(np.arange(len(self._wide), dtype=np.int32), len(batch))
-            if self._time:
+            if self._time is not None:
                 series = pa.DictionaryArray.from_arrays(places, self._labels)
                 times = batch.column(self._time).take(pa.array(rows))
             else:
@@ -248,7 +251,7 @@ class _Long(_Reshaped):
                 years = batch.column(self._year).cast(pa.string()).take(pa.array(rows))
                 times = pc.binary_join_element_wise(years, times, "")
             target = pa.array(self._values(batch, row).ravel(), from_pandas=True)
-            columns = {_SERIES: series, self._time or _TIME: times, _TARGET: target}
+            columns = {_SERIES: series, self._time_name: times, _TARGET: target}
             row += len(batch)
             yield pa.record_batch({name: columns[name] for name in types})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import combinations
@@ -36,6 +37,7 @@ from fastlstm.forecast.data.time_text import (
     month_numbers,
     parts_of,
 )
+from fastlstm.forecast.data.timeline import Timeline
 
 TIME_NAMES = ("ds", "date", "datetime", "timestamp", "time")
 SERIES_NAMES = ("unique_id", "series_id", "item_id")
@@ -132,8 +134,11 @@ class Roles:
         return (*self.target, *self.past, *self.future)
 
 
-def find_roles(records: Records, request: RoleRequest, problems: Problems) -> Roles:
-    """Chooses the role of every column; `problems` collects errors of missing columns.
+def find_roles(
+    records: Records, request: RoleRequest, problems: Problems, like: Timeline | None = None
+) -> Roles:
+    """Chooses the role of every column; `problems` collects errors of missing columns. If rows were
+    counted in the table `like`, a column that may hold times is not asked about.
 
     Reads the first rows if no column is called or typed a time, or one may count rows.
 
@@ -148,7 +153,9 @@ def find_roles(records: Records, request: RoleRequest, problems: Problems) -> Ro
     assigned = {name for role in LISTS for name in _columns(request, role)}
     free = [name for name in names if name not in assigned and name != request.time]
     series = request.series or _first(SERIES_NAMES, free)
-    time = request.time or find_time(records, [name for name in free if name != series])
+    time = request.time
+    with suppress(*[DataError] * (like is not None and like.frequency.unit == "rows")):
+        time = time or find_time(records, [name for name in free if name != series])
     counters = counters_of(records, [name for name in free if name not in (series, time)], series)
     usable_numbers = {f.name for f in schema if is_number(f.type)} - counters
     taken = {time, series, *assigned.difference(request.target)}
@@ -431,6 +438,11 @@ def _are_numbers(texts: pa.Array, low: int, high: int) -> bool:
         return False
     bounds = pc.min_max(texts.cast(pa.int64())).as_py()
     return bool(low <= bounds["min"] and bounds["max"] <= high)
+
+
+def is_year(name: str, low: float, high: float) -> bool:
+    """Returns whether a column of this name and range holds years."""
+    return name.strip().lower() in YEAR_NAMES and 1800 <= low < high <= 2100
 
 
 def _refuse_numbers(records: Records, names: Sequence[str], problems: Problems) -> None:

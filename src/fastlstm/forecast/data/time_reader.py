@@ -39,6 +39,8 @@ YEARS = "year"
 NUMBER_FORMATS = (EXCEL, YEARS, *EPOCH_UNITS)
 _MONTH_DIGITS = 0.07
 """Twelve times the error of a year with two digits of its fraction."""
+_MONTHLY_NAMES = ("time", "date", "datetime", "period", "month", "quarter")
+"""Names of columns that may hold years with fractions."""
 _FEWEST_YEARS, _YEAR_ROWS = 3, 1 << 17
 """Different years from which a column is one of times, and the rows that are looked at."""
 _DATE_FORMATS = ("%Y%m", "%Y%m%d", "%Y%m%d%H", "%Y%m%d%H%M", "%Y%m%d%H%M%S")
@@ -77,10 +79,10 @@ def refuse_unread_time(records: Records, names: Sequence[str]) -> None:
     numbers since 1970 or 1900, or of years in order, in all or of each series."""
     kinds = {name: records.schema.field(name).type for name in names}
     likely = [n for n, k in kinds.items() if pa.types.is_integer(k) or pa.types.is_floating(k)]
-    of_time = [n for n in likely if n.strip().lower() in YEAR_NAMES or _NAMES_OF_TIME.search(n)]
-    for name, texts in records.first_texts(of_time, _YEAR_ROWS).items():
+    named = [n for n in likely if n.strip().lower() in (*YEAR_NAMES, *_MONTHLY_NAMES)]
+    for name, texts in records.first_texts(named, _YEAR_ROWS).items():
         given = _years(texts.cast(pa.float64()).to_numpy(zero_copy_only=False))
-        if given is not None:
+        if given or (given is not None and name.strip().lower() in YEAR_NAMES):
             what = f"years in the column {name!r} ({texts[0]})"
             others = f"; if these are not the times of the rows, `ignore={name!r}`"
             raise looks_like(records.name, [(what, {"time": name} | given)], others)
@@ -109,7 +111,8 @@ def _years(values: NDArray[np.float64]) -> dict[str, str] | None:
     months, steps = months_of(values), np.diff(values)
     if months is None or len(np.unique(values)) < _FEWEST_YEARS:
         return None
-    is_in_order = (steps > 0).sum() >= 2 * (steps < 0).sum()
+    ahead, back = (steps > 0).sum(), (steps < 0).sum()
+    is_in_order = max(ahead, back) >= 2 * min(ahead, back)
     return ({"time_format": YEARS} if (months % 12).any() else {}) if is_in_order else None
 
 
@@ -287,7 +290,7 @@ class TimeReader:
             return column.cast(pa.int64())
         except pa.ArrowInvalid:
             values = column.to_numpy(zero_copy_only=False)
-        form, odd = unit_since_1970(values.min(), values.max()), values[values % 1 != 0]
+        form, odd = unit_since_1970(values.min(), values.max()), [*values[values % 1 != 0], *values]
         form = YEARS if months_of(values) is not None else form
         cure = f"give `time_format={form!r}`, or" if form else "convert them, or"
         raise CurableError(

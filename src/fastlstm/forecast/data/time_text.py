@@ -22,7 +22,7 @@ _YEAR_FIRST = (
 )
 _PERIOD = r"^\s*(?P<year>\d{4})[-/ ]?(?P<kind>[WQM])(?P<number>\d{1,2})\s*$"
 _QUARTER_FIRST = r"^\s*(?:Q([1-4])|([1-4])Q)[-/ ]?(\d{4})\s*$"
-_MONTH = r"^\s*(\d{4})[- /](\d{1,2})\s*$"
+_MONTH = r"^\s*(\d{4})[- ](\d{1,2})\s*$"
 YEAR_NAMES = ("year", "yr", "jahr", "année", "annee", "anno", "año", "ano", "jaar", "rok", "år")
 PERIODS = {
     **dict.fromkeys(("week", "wk", "isoweek", "iso_week", "woche", "kw", "semaine", "semana"), "W"),

@@ -39,7 +39,8 @@ def column_of_texts(file: Path) -> str | None:
 
 
 def _named(schema: pa.Schema) -> list[str]:
-    return [column.name for column in schema if column.type in _KINDS]
+    kinds = {c.name: getattr(c.type, "value_type", c.type) for c in schema}  # of categories too
+    return [name for name, kind in kinds.items() if kind in _KINDS]
 
 
 def texts_of(stream: BufferedIOBase, name: str, column: str) -> Iterator[bytes | None]:

@@ -15,6 +15,7 @@ from fastlstm.text.data.sources import (
     BUILT_IN,
     PARQUET_SUFFIXES,
     TEXT_SUFFIXES,
+    text_columns,
     text_suffix,
     walk,
 )
@@ -53,11 +54,7 @@ def kind_of_source(source: str, text_field: str | None = None) -> SourceKind:
 
 def _has_texts(tables: Sequence[Path], column: str) -> bool:
     file = next(filter(_is_parquet, tables), None)
-    if file is None:
-        return False
-    from fastlstm.text.data.parquet import text_columns  # pyarrow takes a while to import
-
-    return column in text_columns(file)
+    return file is not None and column in text_columns(file)
 
 
 def column_of_texts(source: str) -> str | None:

@@ -126,7 +126,7 @@ class InputText:
         return rows
 
 
-def open_source(source: str | Path | Sequence[str | Path]) -> InputText:
+def open_source(source: str | Path | Sequence[str | Path], text_field: str = "text") -> InputText:
     """Finds the documents of a source without reading them.
 
     Args:
@@ -134,18 +134,19 @@ def open_source(source: str | Path | Sequence[str | Path]) -> InputText:
             ``"-"`` for stdin, the name of a built-in corpus (``python-docs``, ``python-stdlib``),
             or a sequence of those, taken in order. ``.gz`` and ``.zst`` are decompressed;
             ``.jsonl`` holds one JSON object per line, ``.parquet`` one document per row.
+        text_field: the column of texts that Parquet files of a directory must have.
 
     Raises:
         DataError: there is no such file, or no text in it.
     """
     if isinstance(source, str | Path):
-        return _open_one(source)
+        return _open_one(source, text_field)
     if not isinstance(source, Sequence) or not all(isinstance(p, str | Path) for p in source):
         raise DataError(
             f"the source is {kind_of_value(source)}, expected a path or a list of paths; for a"
             " frame or an array use fastlstm.Forecaster(horizon=N).fit(table)"
         )
-    parts = [_open_one(part) for part in source]
+    parts = [_open_one(part, text_field) for part in source]
     if not parts:
         raise DataError(_NO_SOURCE)
     if len(parts) == 1:
@@ -157,7 +158,7 @@ def open_source(source: str | Path | Sequence[str | Path]) -> InputText:
     )
 
 
-def _open_one(source: str | Path) -> InputText:
+def _open_one(source: str | Path, text_field: str) -> InputText:
     name = str(source)
     if source == "":  # Path("") would be the current directory
         raise DataError(_NO_SOURCE)
@@ -175,7 +176,7 @@ def _open_one(source: str | Path) -> InputText:
             return _open_glob(name)
         raise _missing(name, path, error) from error
     if stat.S_ISDIR(mode):
-        return _open_directory(path)
+        return _open_directory(path, text_field)
     notes = (_RAW_JSON.format(name),) if text_suffix(path) == ".json" else ()
     return InputText(name, (_file(path, name, mode),), notes)
 
@@ -226,12 +227,13 @@ def _open_glob(pattern: str) -> InputText:
     return InputText(pattern, documents)
 
 
-def _open_directory(root: Path) -> InputText:
+def _open_directory(root: Path, text_field: str) -> InputText:
     documents: list[Document] = []
     skipped: Counter[str] = Counter()
     for path in sorted(walk(root, _refuse)):
         info = path.stat() if path.exists() else None
-        is_text = text_suffix(path) in {*TEXT_SUFFIXES, *PARQUET_SUFFIXES}
+        is_parquet = text_suffix(path) in PARQUET_SUFFIXES and text_field in text_columns(path)
+        is_text = is_parquet or text_suffix(path) in TEXT_SUFFIXES
         if not is_text or info is None or not stat.S_ISREG(info.st_mode):
             skipped[path.suffix.lower() or "no suffix"] += 1
         elif info.st_size:
@@ -246,6 +248,13 @@ def _open_directory(root: Path) -> InputText:
     files = counted(sum(skipped.values()), "file")
     notes = (f"{root}: {files} skipped ({kinds})",) if skipped else ()
     return InputText(str(root), tuple(documents), notes)
+
+
+def text_columns(file: Path) -> list[str]:
+    """Returns the columns of texts of a Parquet file; none if it cannot be read."""
+    from fastlstm.text.data import parquet  # pyarrow takes a while to import
+
+    return parquet.text_columns(file)
 
 
 def walk(root: Path, onerror: Callable[[OSError], object] | None = None) -> Iterator[Path]:

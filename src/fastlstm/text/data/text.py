@@ -264,7 +264,7 @@ def prepare_text(
         "char": "character", "byte": "anywhere", "bpe": "token",
     }  # fmt: skip
     rules = TextRules(kind != "byte", cuts[kind], **reading)
-    opened = source if isinstance(source, InputText) else open_source(source)
+    opened = source if isinstance(source, InputText) else open_source(source, rules.text_field)
     cache = TextCache(Path(cache_dir) if cache_dir is not None else environment.cache_dir())
     passes = 3 if kind == "bpe" and tokenizer is None else 2
     work = Pass(opened, rules, BLOCK_BYTES, should_stop, on_progress, passes)
