@@ -229,6 +229,10 @@ def test_a_parquet_file_without_the_texts_is_refused(tmp_path):
     body = parquet(tmp_path, ["a"], "body")
     with pytest.raises(DataError, match="no column of texts 'text'; its columns of texts: body"):
         read(body, TextRules())
+    lists = parquet(tmp_path, [["a", "b"]])
+    with pytest.raises(DataError, match="no column of texts 'text'; its columns of texts: none"):
+        read(lists, TextRules())
+    body = parquet(tmp_path, ["a"], "body")
     with pytest.raises(DataError, match="no column of texts 'id'"):
         read(body, TextRules(text_field="id"))
     assert read(body, TextRules(text_field="body")) == b"a"

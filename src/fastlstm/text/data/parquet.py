@@ -39,8 +39,10 @@ def column_of_texts(file: Path) -> str | None:
 
 
 def _named(schema: pa.Schema) -> list[str]:
-    kinds = {c.name: getattr(c.type, "value_type", c.type) for c in schema}  # of categories too
-    return [name for name, kind in kinds.items() if kind in _KINDS]
+    kinds = (
+        (c.name, c.type.value_type if pa.types.is_dictionary(c.type) else c.type) for c in schema
+    )
+    return [name for name, kind in kinds if kind in _KINDS]
 
 
 def texts_of(stream: BufferedIOBase, name: str, column: str) -> Iterator[bytes | None]:
