@@ -137,8 +137,7 @@ class Roles:
 def find_roles(
     records: Records, request: RoleRequest, problems: Problems, like: Timeline | None = None
 ) -> Roles:
-    """Chooses the role of every column; `problems` collects errors of missing columns. If rows were
-    counted in the table `like`, a column that may hold times is not asked about.
+    """Chooses the role of every column; `problems` collects errors of missing columns.
 
     Reads the first rows if no column is called or typed a time, or one may count rows.
 
@@ -146,16 +145,13 @@ def find_roles(
         DataError: two roles for one column, no target, a missing column of target, time or series,
             too many columns, or texts that look like times in an unknown format.
     """
-    schema, origin = records.schema, records.name
-    names = schema.names
+    schema, origin, names = records.schema, records.name, records.schema.names
     require_few(names, origin)
     request = _existing(names, request, origin, problems)
     assigned = {name for role in LISTS for name in _columns(request, role)}
     free = [name for name in names if name not in assigned and name != request.time]
     series = request.series or _first(SERIES_NAMES, free)
-    time = request.time
-    with suppress(*[DataError] * (like is not None and like.frequency.unit == "rows")):
-        time = time or find_time(records, [name for name in free if name != series])
+    time = request.time or _time_like(records, [name for name in free if name != series], like)
     counters = counters_of(records, [name for name in free if name not in (series, time)], series)
     usable_numbers = {f.name for f in schema if is_number(f.type)} - counters
     taken = {time, series, *assigned.difference(request.target)}
@@ -301,6 +297,13 @@ def is_number(kind: pa.DataType) -> bool:
     kinds = pa.types
     tests = (kinds.is_integer, kinds.is_floating, kinds.is_boolean, kinds.is_decimal)
     return kinds.is_null(kind) or any(is_kind(kind) for is_kind in tests)
+
+
+def _time_like(records: Records, free: Sequence[str], like: Timeline | None) -> str | None:
+    """Returns the column of times; if rows were counted in `like`, nothing is asked about."""
+    with suppress(*[DataError] * (like is not None and like.frequency.unit == "rows")):
+        return find_time(records, free)
+    return None
 
 
 def find_time(records: Records, free: Sequence[str]) -> str | None:
