@@ -237,12 +237,13 @@ def _refuse_unclear(kinds: dict[str, SourceKind], names: Container[str]) -> None
     the options of a text model."""
     as_text = ", or --as-text to train a text model on its characters" if "as_text" in names else ""
     for source, kind in kinds.items():
-        column = column_of_texts(source) if "text_field" in names else None
-        of_texts = f", or --text-field {column} to train a text model on it" if column else ""
-        if kind == "csv" or (kind == "binary table" and column):
+        may_have_texts = kind == "binary table" and "text_field" in names
+        column = column_of_texts(source) if may_have_texts else None
+        if kind == "csv" or column is not None:
+            of_texts = f", or --text-field {column} to train a text model on it"
             raise UsageError(
                 f"{source} is a table: give --horizon N to train a forecaster of its next N"
-                f" rows{of_texts or as_text}"
+                f" rows{of_texts if column is not None else as_text}"
             )
         if kind == "mixed":
             tables, texts = files_of(source)

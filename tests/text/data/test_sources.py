@@ -52,7 +52,7 @@ def test_a_name_with_magic_characters_is_a_file_when_it_exists(tmp_path):
     ("name", "form"),
     [
         ("a.txt", "plain"), ("a.jsonl", "jsonl"), ("a.NDJSON.zst", "jsonl"),
-        ("a.parquet", "parquet"), ("a.PQ", "parquet"),
+        ("a.parquet", "parquet"), ("a.PQ", "parquet"), ("a.parquet.zst", "plain"),
     ],
 )  # fmt: skip
 def test_the_form_is_known_by_suffix(tmp_path, name, form):

@@ -201,7 +201,8 @@ def _by_time(
         labels = [f"-{month:02}-01" for month in range(1, 13)]
     elif times == steps:
         labels = [int("".join(filter(str.isdecimal, time))) for time in times]
-    return _Long(records, times, pa.array(labels), names=names, year="".join(months[:1])), roles
+    year = months[0] if months else None
+    return _Long(records, times, pa.array(labels), names=names, year=year), roles
 
 
 class _Long(_Reshaped):
@@ -218,7 +219,7 @@ class _Long(_Reshaped):
         labels: pa.Array,
         time: str | None = None,
         names: Sequence[str] = (),
-        year: str = "",
+        year: str | None = None,
     ) -> None:
         kind = labels.type if time is None else records.schema.field(time).type
         series = [] if year and not names else [(_SERIES, pa.string())]
@@ -228,7 +229,7 @@ class _Long(_Reshaped):
         self._names, self._year = names, year
 
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
-        own = [name for name in (self._time, self._year or None) if name is not None]
+        own = [name for name in (self._time, self._year) if name is not None]
         read = [*self._names, *own, *self._wide]
         asked = {name: self._records.schema.field(name).type for name in read}
         asked |= dict.fromkeys(self._names, pa.string()) if self.is_parsed else {}
@@ -247,7 +248,7 @@ class _Long(_Reshaped):
                 if names:
                     label = pc.utf8_trim(pc.binary_join_element_wise(*names, "/"), "/")
                 series = pa.DictionaryArray.from_arrays(rows, label)
-            if self._year:
+            if self._year is not None:
                 years = batch.column(self._year).cast(pa.string()).take(pa.array(rows))
                 times = pc.binary_join_element_wise(years, times, "")
             target = pa.array(self._values(batch, row).ravel(), from_pandas=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import combinations
@@ -300,10 +299,14 @@ def is_number(kind: pa.DataType) -> bool:
 
 
 def _time_like(records: Records, free: Sequence[str], like: Timeline | None) -> str | None:
-    """Returns the column of times; if rows were counted in `like`, nothing is asked about."""
-    with suppress(*[DataError] * (like is not None and like.frequency.unit == "rows")):
+    """Returns the column of times. Columns that only may hold times are no error if the table
+    `like` was read with its rows counted."""
+    try:
         return find_time(records, free)
-    return None
+    except DataError:
+        if like is None or like.frequency.unit != "rows":
+            raise
+        return None
 
 
 def find_time(records: Records, free: Sequence[str]) -> str | None:

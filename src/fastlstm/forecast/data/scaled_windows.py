@@ -19,7 +19,7 @@ from torch import Tensor
 from fastlstm.forecast.data.naive import last_present
 from fastlstm.forecast.data.names import canonical
 from fastlstm.forecast.data.splits import Scaler
-from fastlstm.forecast.data.table import Table, row_blocks
+from fastlstm.forecast.data.table import Statistics, Table, row_blocks
 from fastlstm.forecast.data.window_index import read_windows
 
 if TYPE_CHECKING:
@@ -63,11 +63,15 @@ class SeriesScale:
         new as a series of another table.
         """
         firsts, num = table.segments.first_rows, len(default[0])
-        mean, variance = _moments(table, len(series), num, ends)
+        what = f"{num} targets of {len(series)} series"
+
+        def moments(ends: NDArray[np.int64]) -> Statistics:
+            return table.statistics(what, ends, lambda: _moments(table, len(series), num, ends))
+
+        mean, variance = moments(ends)
         is_empty, is_flat = np.isnan(mean), variance <= (CONSTANT * mean) ** 2
         if is_flat.any():
-            every = _moments(table, len(series), num, firsts + table.segments.num_rows)
-            variance = np.where(is_flat, every[1], variance)
+            variance = np.where(is_flat, moments(firsts + table.segments.num_rows)[1], variance)
         level = np.where(mean == 0, 1.0, np.abs(mean))
         std = np.maximum(np.sqrt(variance), CONSTANT * level)
         mean, std = np.where(is_empty, default[0], mean), np.where(is_empty, default[1], std)
@@ -146,18 +150,8 @@ class SeriesOfTable(NamedTuple):
 
 def _moments(
     table: Table, num_series: int, num_targets: int, ends: NDArray[np.int64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+) -> Statistics:
     """Returns mean and variance of the rows of every series up to `ends`; NaN without any."""
-    key = f"{num_targets} targets of {num_series} series", ends.tobytes()
-    if key not in table.statistics:
-        table.statistics[key] = _summed(table, num_series, num_targets, ends)
-    mean, variance = table.statistics[key]
-    return mean, variance
-
-
-def _summed(
-    table: Table, num_series: int, num_targets: int, ends: NDArray[np.int64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     segments, shape = table.segments, (num_series, num_targets)
     count, total, squares = (np.zeros(shape) for _ in range(3))
     center = np.full(shape, np.nan)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fastlstm.errors import DataError, counted
 from fastlstm.forecast.config import split_of
-from fastlstm.forecast.data.table import Segments, Table, row_blocks
+from fastlstm.forecast.data.table import Segments, Statistics, Table, row_blocks
 from fastlstm.forecast.data.timeline import Frequency
 from fastlstm.forecast.data.window_index import WindowIndex, index_windows
 
@@ -105,17 +105,14 @@ def fit_scaler(table: Table, ends: NDArray[np.int64], categorical: Sequence[int]
     """Computes mean and standard deviation of every column over the training rows of each segment,
     which end (exclusive) at `ends`; the columns at the positions `categorical` are not scaled.
     Raises DataError: no training rows."""
-    key = "columns", ends.tobytes()
-    if key not in table.statistics:
-        table.statistics[key] = _moments(table, ends)
-    mean, std = (values.copy() for values in table.statistics[key])
+    found = table.statistics("columns", ends, lambda: _moments(table, ends))
+    mean, std = (values.copy() for values in found)
     mean[list(categorical)], std[list(categorical)] = 0.0, 1.0
     return Scaler(mean, std)
 
 
-def _moments(
-    table: Table, ends: NDArray[np.int64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _moments(table: Table, ends: NDArray[np.int64]) -> Statistics:
+    """Returns mean and standard deviation of every column."""
     center: NDArray[np.float64] | None = None
     count, total, squares = (np.zeros(len(table.columns)) for _ in range(3))
     for first, last in _merged(table.segments.first_rows, ends):

@@ -15,7 +15,7 @@ origin, because float32 would lose digits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from fastlstm.errors import DataError
 
+Statistics = tuple[NDArray[np.float64], NDArray[np.float64]]
 DTYPES = ("float32", "float16", "int16")
 """Dtypes of stored values; the native code knows each by its position here."""
 MISSING_INT16 = -32768
@@ -108,10 +109,21 @@ class Table:
         return len(self.values)
 
     @cached_property
-    def statistics(self) -> dict[tuple[str, bytes], tuple[NDArray[np.float64], ...]]:
-        """What was computed over the rows, by name and ends of segments: the rows stay as they are,
-        and the choices before training ask for the same statistics many times."""
+    def _statistics(self) -> dict[tuple[str, bytes], Statistics]:
         return {}
+
+    def statistics(
+        self, name: str, ends: NDArray[np.int64], compute: Callable[[], Statistics]
+    ) -> Statistics:
+        """Returns statistics of the rows of each segment up to `ends`, computed once: the choices
+        before training ask for the same ones many times, and rows do not change. The arrays are
+        read-only."""
+        key = name, ends.tobytes()
+        if key not in self._statistics:
+            self._statistics[key] = compute()
+            for values in self._statistics[key]:
+                values.flags.writeable = False
+        return self._statistics[key]
 
     def rows(self, first: int, last: int) -> NDArray[np.float32]:
         """Returns rows ``first .. last - 1`` minus `origin` as float32; missing values are NaN."""

@@ -81,11 +81,11 @@ def refuse_unread_time(records: Records, names: Sequence[str]) -> None:
     likely = [n for n, k in kinds.items() if pa.types.is_integer(k) or pa.types.is_floating(k)]
     named = [n for n in likely if n.strip().lower() in (*YEAR_NAMES, *_MONTHLY_NAMES)]
     for name, texts in records.first_texts(named, _YEAR_ROWS).items():
-        given = _years(texts.cast(pa.float64()).to_numpy(zero_copy_only=False))
-        if given or (given is not None and name.strip().lower() in YEAR_NAMES):
+        given = _years(name, texts.cast(pa.float64()).to_numpy(zero_copy_only=False))
+        if given is not None:
             what = f"years in the column {name!r} ({texts[0]})"
             others = f"; if these are not the times of the rows, `ignore={name!r}`"
-            raise looks_like(records.name, [(what, {"time": name} | given)], others)
+            raise looks_like(records.name, [(what, given)], others)
     for name, texts in records.first_texts(likely).items():
         values = texts.cast(pa.float64()).to_numpy(zero_copy_only=False)
         if pa.types.is_integer(kinds[name]) and len(values) and _are_dates(texts, values, "%Y%m%d"):
@@ -105,15 +105,18 @@ def refuse_unread_time(records: Records, names: Sequence[str]) -> None:
             )
 
 
-def _years(values: NDArray[np.float64]) -> dict[str, str] | None:
-    """Returns the option that reads years in order, in all rows or in those of each series; None if
-    the values are no such years."""
+def _years(name: str, values: NDArray[np.float64]) -> dict[str, str] | None:
+    """Returns the options that read years in order, in all rows or in those of each series; None if
+    the values are no such years. Only a column called a year may have years without fractions."""
     months, steps = months_of(values), np.diff(values)
     if months is None or len(np.unique(values)) < _FEWEST_YEARS:
         return None
     ahead, back = (steps > 0).sum(), (steps < 0).sum()
-    is_in_order = max(ahead, back) >= 2 * min(ahead, back)
-    return ({"time_format": YEARS} if (months % 12).any() else {}) if is_in_order else None
+    if max(ahead, back) < 2 * min(ahead, back):
+        return None
+    if (months % 12).any():
+        return {"time": name, "time_format": YEARS}
+    return {"time": name} if name.strip().lower() in YEAR_NAMES else None
 
 
 class TimeReader:

@@ -73,11 +73,6 @@ class BlockReader:
         self._documents = documents
         self._rules = rules
         self._block_bytes = block_bytes
-        self._records = {
-            "plain": self._plain_records,
-            "jsonl": self._json_records,
-            "parquet": self._parquet_records,
-        }
 
     def __iter__(self) -> Iterator[bytes]:
         cut = {"character": character_cut, "token": token_cut, "anywhere": len}[self._rules.cut]
@@ -125,7 +120,12 @@ class BlockReader:
         base, name = self.consumed, document.name
         stream, position = open_document(document)
         try:
-            for is_start, piece in self._records[document.form](stream, name):
+            records = {
+                "plain": self._plain_records,
+                "jsonl": self._json_records,
+                "parquet": self._parquet_records,
+            }[document.form]
+            for is_start, piece in records(stream, name):
                 self.consumed = base + position()
                 if piece:
                     yield is_start, piece

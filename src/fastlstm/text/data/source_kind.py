@@ -15,6 +15,7 @@ from fastlstm.text.data.sources import (
     BUILT_IN,
     PARQUET_SUFFIXES,
     TEXT_SUFFIXES,
+    is_parquet,
     text_columns,
     text_suffix,
     walk,
@@ -42,8 +43,8 @@ def kind_of_source(source: str, text_field: str | None = None) -> SourceKind:
     Parquet files are texts if the first one has a column of texts of this name."""
     tables, texts = files_of(source)
     if text_field is not None and _has_texts(tables, text_field):
-        texts += filter(_is_parquet, tables)
-        tables = [path for path in tables if not _is_parquet(path)]
+        texts += filter(is_parquet, tables)
+        tables = [path for path in tables if not is_parquet(path)]
     if tables and texts:
         return "mixed"
     if tables:
@@ -53,22 +54,18 @@ def kind_of_source(source: str, text_field: str | None = None) -> SourceKind:
 
 
 def _has_texts(tables: Sequence[Path], column: str) -> bool:
-    file = next(filter(_is_parquet, tables), None)
+    file = next(filter(is_parquet, tables), None)
     return file is not None and column in text_columns(file)
 
 
 def column_of_texts(source: str) -> str | None:
     """Returns the column of the first Parquet file of a source that holds long texts, or None."""
-    file = next(filter(_is_parquet, files_of(source)[0]), None)
+    file = next(filter(is_parquet, files_of(source)[0]), None)
     if file is None:
         return None
     from fastlstm.text.data import parquet  # pyarrow takes a while to import
 
     return parquet.column_of_texts(file)
-
-
-def _is_parquet(path: Path) -> bool:
-    return path.name.lower().endswith(PARQUET_SUFFIXES)
 
 
 def _is_binary(path: Path) -> bool:

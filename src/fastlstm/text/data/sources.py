@@ -65,10 +65,7 @@ _RAW_JSON = (
 )
 PARQUET_SUFFIXES = (".parquet", ".pq")
 Form = Literal["plain", "jsonl", "parquet"]
-_FORMS: dict[str, Form] = {
-    **dict.fromkeys((".jsonl", ".ndjson"), "jsonl"),
-    **dict.fromkeys(PARQUET_SUFFIXES, "parquet"),
-}
+_JSONL_SUFFIXES = (".jsonl", ".ndjson")
 
 
 @dataclass(frozen=True)
@@ -206,8 +203,14 @@ def hint_of_file(path: Path, others: Iterable[str] = ()) -> str:
 def _file(path: Path, name: str, mode: int) -> Document:
     if not os.access(path, os.R_OK):
         raise DataError(f"cannot read {name}: Permission denied; check its permissions")
-    form = _FORMS.get(text_suffix(path), "plain")
+    form: Form = "jsonl" if text_suffix(path) in _JSONL_SUFFIXES else "plain"
+    form = "parquet" if is_parquet(path) else form
     return Document(name, path, form=form, is_stream=not stat.S_ISREG(mode))
+
+
+def is_parquet(path: Path) -> bool:
+    """Returns whether a file is named as a Parquet file, which is compressed inside."""
+    return path.suffix.lower() in PARQUET_SUFFIXES
 
 
 def text_suffix(path: Path) -> str:
@@ -232,8 +235,8 @@ def _open_directory(root: Path, text_field: str) -> InputText:
     skipped: Counter[str] = Counter()
     for path in sorted(walk(root, _refuse)):
         info = path.stat() if path.exists() else None
-        is_parquet = text_suffix(path) in PARQUET_SUFFIXES and text_field in text_columns(path)
-        is_text = is_parquet or text_suffix(path) in TEXT_SUFFIXES
+        has_texts = is_parquet(path) and text_field in text_columns(path)
+        is_text = has_texts or text_suffix(path) in TEXT_SUFFIXES
         if not is_text or info is None or not stat.S_ISREG(info.st_mode):
             skipped[path.suffix.lower() or "no suffix"] += 1
         elif info.st_size:
