@@ -406,7 +406,7 @@ def test_a_backend_that_knows_no_option_refuses():
         layer(torch.zeros(T, B, I, dtype=torch.float64))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 def test_a_torchscript_trace_holds_the_options():
     layer = make(torch.float32, **ALL).eval()
     traced = torch.jit.trace(layer, inputs(layer)[0])

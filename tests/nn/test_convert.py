@@ -127,7 +127,6 @@ def test_a_restored_layer_computes_with_the_weights_it_has_now():
     torch.testing.assert_close(fastlstm.restore(layer)(x)[0], twin(x)[0])
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_restored_layer_is_scripted_with_the_weights_it_has_now():
     layer = fastlstm.LSTM(I, H)
     layer._parameters["weight_hh_l0"] = nn.Parameter(torch.zeros(4 * H, H))

@@ -271,7 +271,7 @@ def test_vmap_over_an_ensemble_and_per_sample_gradients():
         torch.testing.assert_close(each[name].sum(0), whole, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.filterwarnings(LOOP, "ignore::DeprecationWarning")
+@pytest.mark.filterwarnings(LOOP)
 @pytest.mark.parametrize("options", [{}, {"recurrent_dropout": 0.5}], ids=["plain", "of training"])
 def test_forward_mode_equals_the_product_with_the_jacobian(options):
     plain, theirs = pair()
@@ -330,7 +330,7 @@ def test_a_weight_that_an_output_does_not_depend_on():
     assert first[1] is None or first[1].norm() == 0
 
 
-@pytest.mark.filterwarnings(LOOP, "ignore::DeprecationWarning")
+@pytest.mark.filterwarnings(LOOP)
 def test_autocast_rounds_no_tangent_between_steps():
     torch.manual_seed(0)
     shapes = ((T, B, I), (B, H), (B, H), (4 * H, I), (4 * H, H))

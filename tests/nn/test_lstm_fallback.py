@@ -44,7 +44,6 @@ def test_bf16_runs_on_torchs_own():
     torch.testing.assert_close(y.float(), layer(x)[0], rtol=0.05, atol=0.05)
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
 def test_transforms_are_seen_while_they_are_active():
     seen = []
 

@@ -50,6 +50,10 @@ def test_gradients_of_a_layer_used_twice_sum():
         torch.testing.assert_close(a.grad, b.grad, msg=lambda text, name=name: f"{name}: {text}")
 
 
+NON_LEAF = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+"""torch's tracer looks at the gradient of every input."""
+
+
 @pytest.fixture
 def dynamo():
     """torch's switch for tracing into any `nn.LSTM`, and no graph of another test."""
@@ -93,6 +97,21 @@ def test_compile_without_a_break(backend, has_lengths, strict, options, dtype):
     want = gradients(module, module, x, hx, **fields)
     for a, b in zip(gradients(module, compiled, x, hx, **fields), want, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
+
+
+@NON_LEAF
+def test_without_allow_rnn_a_compiled_model_calls_the_layer_untraced():
+    """Only torch 2.15 and newer could trace its methods, and does so wrongly."""
+    torch._dynamo.reset()
+    layer = fastlstm.LSTM(I, H)
+    x = torch.randn(4, 3, I)
+    for model in (layer, torch.nn.Sequential(torch.nn.Linear(I, I), layer)):
+        want = model(x)[0].sum()
+        want.backward()
+        got = torch.compile(model, backend="eager")(x)[0].sum()
+        got.backward()
+        assert torch.equal(got, want)
+    torch._dynamo.reset()
 
 
 @pytest.mark.usefixtures("dynamo")
@@ -223,6 +242,7 @@ def test_opcheck(call):
     torch.library.opcheck(lstm_sequence, sequence_arguments(**CALLS[call]))
 
 
+@NON_LEAF
 @pytest.mark.parametrize("call", [name for name in CALLS if CALLS[name].get("keep", True)])
 def test_opcheck_with_gradients(call):
     torch.library.opcheck(lstm_sequence, sequence_arguments(**CALLS[call], requires_grad=True))

@@ -122,7 +122,7 @@ def test_the_order_of_axes_may_change(pair):
     agree(pair, x)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.* Python loop over time")
+@pytest.mark.filterwarnings("ignore:.* Python loop over time")
 def test_forward_derivatives_are_not_dropped(pair):
     x = torch.randn(1, B, I)
     prepare(pair, x)
@@ -343,7 +343,7 @@ def test_copies_and_pickles_start_anew(pair):
     agree((peer, twin), x)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 def test_a_trace_holds_no_constant(pair):
     _, own = pair
     x = torch.randn(1, B, I)

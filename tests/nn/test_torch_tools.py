@@ -173,7 +173,6 @@ def test_fx_of_a_single_layer_is_refused_as_by_torch():
             torch.fx.symbolic_trace(layer)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_torchscript_is_refused_with_the_way_out(tagger, x):
     for model in (tagger, tagger.rnn):
         with pytest.raises(UsageError, match=r"call fastlstm\.restore\(model\) first"):
@@ -183,9 +182,7 @@ def test_torchscript_is_refused_with_the_way_out(tagger, x):
     torch.testing.assert_close(torch.jit.script(fastlstm.restore(tagger))(x), want)
 
 
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning", "ignore:The tensor attributes"
-)
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:The tensor attributes")
 def test_stored_programs_that_need_fastlstm(tagger, x, tmp_path):
     """A trace does not, nor the exported program of a restored model; another names its lack."""
     torch.save([x, tagger(x).detach()], tmp_path / "pair.pt")

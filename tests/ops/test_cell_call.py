@@ -86,7 +86,7 @@ def test_zoneout_masks_are_as_random_as_they_must_be(p):
 
 
 def test_the_shares_of_zoneout_are_exact():
-    assert CellCall(CellOptions(zoneout=(0.3, 0.1))).thresholds == (19661, 6554)
+    assert CellCall(CellOptions(zoneout=(0.3, 0.1))).thresholds() == (19661, 6554)
     none = zoneout_masks(SEED, T, 50_000, H, CellCall())
     every = zoneout_masks(SEED, T, 50_000, H, CellCall(CellOptions(zoneout=(1.0, 1.0))))
     assert not any(mask.any() for mask in none)

@@ -268,7 +268,7 @@ def test_wrong_arguments_are_named(make_model):
         model.features(tokens_of(4, 3)[:0], state)
 
 
-@pytest.mark.filterwarnings("ignore:.* Python loop over time", "ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.* Python loop over time")
 def test_the_loss_has_a_tangent_in_forward_mode(make_model):
     model = make_model().requires_grad_(False).eval()
     tokens, state = tokens_of(5, 3), model.initial_state(3)

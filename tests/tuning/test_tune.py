@@ -393,8 +393,10 @@ def test_the_command_finds_settings_and_can_be_continued(
     assert main(command[1:]) == 0
     config = ["train", str(text), "--config", "search/config.yaml", "--out", "second"]
     assert main(config) == 0
-    study = optuna.load_study(study_name="tune", storage="sqlite:///search/study.db")
+    stored = optuna.storages.RDBStorage("sqlite:///search/study.db")
+    study = optuna.load_study(study_name="tune", storage=stored)
     assert study.best_value == facts["best"]["expected"]
+    stored.engine.dispose()
     assert len(list(Path("search/trials").iterdir())) == len(facts["trials"])
 
 

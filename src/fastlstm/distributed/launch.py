@@ -25,8 +25,8 @@ from fastlstm.system.signal_handlers import ONE_SIGNAL_S, STOP_SIGNALS, handling
 _MAX_RESTARTS = 100
 _SIGNALS = "signals_to_handle"
 _NEWER: dict[str, Any] = {_SIGNALS: "SIGQUIT", "shutdown_timeout": 8}
-"""Fields of LaunchConfig from torch 2.9 and 2.12 on; without the first, torch handles signals and
-kills the processes after 30 s."""
+"""Fields of LaunchConfig, the second from torch 2.12 on. Without the first, torch handles signals
+and kills the processes after 30 s."""
 _KEEP_ALIVE_S = 24 * 3600
 """Long, because each sign of life of the only agent makes the file longer."""
 _LEADER_FIRST_S = 2.0

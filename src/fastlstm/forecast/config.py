@@ -138,7 +138,8 @@ class ForecastConfig(TrainingOptions, ReadOptions):
         categorical: covariates that are categories.
         ignore: columns not to use.
         cache_dir: cache of prepared tables (default ~/.cache/fastlstm).
-        split: train/validation/test by time, in percent, or in steps: 8640,2880,2880.
+        split: train/validation/test by time, in percent, or in steps: 8640,2880,2880; with
+            rest,48,48 the last rows of each series, wherever it ends.
         input_size: past steps that the model reads; default up to 720, if the data allows.
         patch: time steps per LSTM step; default fits input and horizon.
         hidden_size: hidden units, H.
@@ -281,17 +282,20 @@ _READERS = {"Names": _names, "Names | None": _names, "Numbers": _numbers}
 
 
 def split_of(text: str) -> tuple[float, ...] | tuple[int, ...]:
-    """Returns the shares, with sum 1, of ``"70/10/20"``, or the steps of ``"8640,2880,2880"``.
-    Raises ConfigError: another text."""
+    """Returns the shares, with sum 1, of ``"70/10/20"``, or the steps of ``"8640,2880,2880"``; of
+    ``"rest,48,48"`` the first is 0. Raises ConfigError: another text."""
     if "/" in text:
         return parse_split(text)
+    first, *others = (part.strip() for part in text.split(","))
+    is_rest = first == "rest" and len(others) == 2
     try:
-        counts = tuple(int(part) for part in text.split(","))
+        counts = tuple(int(part) for part in ([] if is_rest else [first]) + others)
     except ValueError:
         counts = ()
     if len(counts) not in (2, 3) or any(count < 1 for count in counts):
         raise ConfigError(
             f"`split` is {text!r}, expected training/validation/test in percent, such as 70/10/20,"
-            " or two or three counts of steps, such as 8640,2880,2880"
+            " two or three counts of steps, such as 8640,2880,2880, or rest,48,48: the last rows of"
+            " each series"
         )
-    return counts
+    return (0, *counts) if is_rest else counts

@@ -253,6 +253,8 @@ class LSTM(nn.LSTM):
             TypeError: an input that is no tensor.
             UsageError: a PackedSequence in `torch.export`.
         """
+        if torch.compiler.is_dynamo_compiling() and not torch._dynamo.config.allow_rnn:
+            return _untraced_without_allow_rnn(self, input, hx, lengths, padding)
         if isinstance(input, Proxy):
             return self._fx_node(input, input, hx, lengths=lengths, padding=padding)
         if not isinstance(input, Tensor):
@@ -398,7 +400,7 @@ class LSTM(nn.LSTM):
             )
         if has_lengths:
             raise ShapeError("a PackedSequence knows its lengths; leave out lengths=")
-        if getattr(torch.compiler, "is_exporting", bool)():  # torch 2.6 lacks it
+        if torch.compiler.is_exporting():
             raise UsageError(
                 "a graph cannot hold a PackedSequence, whose sizes depend on its lengths, not even"
                 " torch's nn.LSTM can be exported with one; call the LSTM with padded input and"
@@ -679,7 +681,7 @@ for _name in OPTION_NAMES:
 
 def _proxy_in(hx: Any, lengths: Any) -> Proxy | None:
     """Returns a state or lengths under a `torch.fx` trace, or None."""
-    values = (*hx, lengths) if isinstance(hx, tuple | list) else (hx, lengths)
+    values = (*hx, lengths) if isinstance(hx, (tuple, list)) else (hx, lengths)
     return next((t for t in values if isinstance(t, Proxy)), None)
 
 
@@ -701,3 +703,10 @@ def without_missing_kernel(input: Any) -> AbstractContextManager[None]:
             torch.ops.aten.lstm.input._dispatch_cache.clear()
         return nullcontext()
     return hidden_from(compute_dtype(x), x.device.type)
+
+
+@torch._disable_dynamo  # type: ignore[attr-defined]
+def _untraced_without_allow_rnn(layer: LSTM, *args: Any) -> tuple[Any, State]:
+    """Calls a layer outside of a trace: torch.compile forbids tracing into an `nn.LSTM` without
+    `allow_rnn`, and torch 2.15 then traces its methods wrongly instead of leaving them out."""
+    return layer.forward(*args)

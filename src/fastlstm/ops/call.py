@@ -60,23 +60,20 @@ class LSTMArgs(NamedTuple):
     beta_c: Tensor | None = None
     seed: Tensor | None = None
 
-    @property
     def sizes(self) -> tuple[int, int, int, int]:
-        """T, B, I, H."""
+        """Returns T, B, I, H. A method, as torch 2.10 traces no property of a tuple."""
         if self.tokens is None:
             T, B, I = self.rows.shape  # noqa: E741
         else:
             (T, B), (_, I) = self.tokens.shape, self.rows.shape  # noqa: E741
         return T, B, I, self.w_hh.shape[1]
 
-    @property
     def weights(self) -> LSTMWeights:
-        """The parameters of torch's cell."""
+        """Returns the parameters of torch's cell."""
         return LSTMWeights(self.w_ih, self.w_hh, self.b_ih, self.b_hh)
 
-    @property
     def norm(self) -> tuple[Tensor | None, ...]:
-        """The parameters of layer norm."""
+        """Returns the parameters of layer norm."""
         return self.gamma_ih, self.gamma_hh, self.gamma_c, self.beta_c
 
     def embedded(self) -> LSTMArgs:
@@ -194,7 +191,7 @@ def describe_call(
     """Describes a call with tensors that are already checked."""
     requires_grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in args)
     return LSTMCall(
-        *args.sizes,
+        *args.sizes(),
         compute_dtype(args.rows),
         args.rows.device.type,
         requires_grad,

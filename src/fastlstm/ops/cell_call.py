@@ -49,7 +49,6 @@ class CellCall(NamedTuple):
     mask: Tensor | None = None
     seed: Tensor | None = None
 
-    @property
     def thresholds(self) -> tuple[int, int]:
         """How many of 65,536 draws keep the old output, and the old cell."""
         keep_h, keep_c = self.options.zoneout
@@ -98,7 +97,7 @@ def zoneout_masks(seed: Tensor, T: int, B: int, H: int, cell: CellCall) -> tuple
     low, high = seed & _LOW, (seed >> 32) & _LOW
     key = _hash32((_hash32(rows ^ low) + high) & _LOW)
     drawn = _hash32((_times(units, 0x9E3779B9) + key) & _LOW)
-    keep_h, keep_c = cell.thresholds
+    keep_h, keep_c = cell.thresholds()
     return (drawn & 0xFFFF) < keep_h, (drawn >> 16) < keep_c
 
 

@@ -25,7 +25,7 @@ class CheckpointedLSTMFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, steps: int, call: LSTMCall, *tensors: Tensor) -> tuple[Tensor, ...]:
         args, is_bf16 = LSTMArgs(*tensors), call.dtype is torch.bfloat16
-        T, B, _, H = args.sizes
+        T, B, _, H = args.sizes()
         y = empty((T, B, H), element_dtype(is_bf16))
         states: list[Tensor] = []
         h, c = args.h0, args.c0
@@ -49,7 +49,7 @@ class CheckpointedLSTMFunction(torch.autograd.Function):
         if slow is not None:
             return None, None, *slow
         states = (args.h0, args.c0, *saved)
-        (T, B, *_), steps = args.sizes, ctx.steps
+        (T, B, *_), steps = args.sizes(), ctx.steps
         dy, dh, dc = grads
         d_rows: list[Tensor] = []
         total: Gradients | None = None
@@ -83,7 +83,7 @@ def _part(args: LSTMArgs, first: int, steps: int) -> LSTMArgs:
         args = args._replace(rows=args.rows[first:][:steps])
     else:
         args = args._replace(tokens=args.tokens[first:][:steps])
-    T = args.sizes[0]
+    T = args.sizes()[0]
     begins, ends = (None if t is None else (t - first).clamp(0, T) for t in args[9:11])
     return args._replace(begins=begins, ends=ends)
 

@@ -92,7 +92,7 @@ def _(
     tensors: list[Tensor], present: int, options: str, is_bf16: bool, keep: bool
 ) -> tuple[Tensor, ...]:
     args = LSTMArgs(*all_tensors(tensors, present, NUM_ARGS))
-    T, B, _, H = args.sizes
+    T, B, _, H = args.sizes()
     kernel, has_norm = fastest_kernels(is_bf16), args.gamma_hh is not None
     layout = native_call.saved_layout(kernel, *((T, B, H) if keep else (0, 0, 0)), has_norm)
     new, f32 = args.h0.new_empty, torch.float32
@@ -121,7 +121,9 @@ def lstm_sequence_backward(tensors: list[Tensor], present: int, options: str) ->
 def _(tensors: list[Tensor], present: int, options: str) -> list[Tensor]:
     args, (y, *_), _ = _split(tensors, present)
     bias = args.w_hh.new_empty(args.w_hh.shape[:1])
-    whole = [t for t in (args.h0, args.c0, args.w_ih, args.w_hh, bias, *args.norm) if t is not None]
+    whole = [
+        t for t in (args.h0, args.c0, args.w_ih, args.w_hh, bias, *args.norm()) if t is not None
+    ]
     dtype = y.dtype if args.tokens is None else torch.float32
     return [
         args.rows.new_empty(args.rows.shape, dtype=dtype),

@@ -50,14 +50,14 @@ def _empty_output(call: LSTMCall, args: LSTMArgs) -> LSTMOutput:
         gates = cast.rows @ cast.w_ih.t() + cast.h0 @ cast.w_hh.t()
         for bias in (cast.b_ih, cast.b_hh):
             gates = gates if bias is None else gates + bias
-        for each in args.norm:
+        for each in args.norm():
             gates = gates if each is None else gates + 0.0 * each.sum().to(gates.dtype)
     return LSTMOutput(gates[..., : call.H], args.h0.clone(), args.c0.clone())
 
 
 def check_args(args: LSTMArgs) -> None:
     """Raises ShapeError for an argument of the wrong shape, device or dtype."""
-    rows, tokens, w_hh, weights = args.rows, args.tokens, args.w_hh, args.weights
+    rows, tokens, w_hh, weights = args.rows, args.tokens, args.w_hh, args.weights()
     if tokens is None:
         if rows.dim() != 3:
             raise ShapeError(f"x has shape {tuple(rows.shape)}, expected (T, B, I)")
@@ -73,7 +73,7 @@ def check_args(args: LSTMArgs) -> None:
             f"w_hh has shape {tuple(w_hh.shape)}, expected (4H, H); gates i, f, g, o are"
             " stacked along the first axis"
         )
-    T, B, I, _ = args.sizes  # noqa: E741
+    T, B, I, _ = args.sizes()  # noqa: E741
     if 0 in (I, H):
         raise ShapeError(f"input size {I} and hidden size {H} were given, both must be at least 1")
     if args.w_ih.dim() == 2 and args.w_ih.shape[1] != I:

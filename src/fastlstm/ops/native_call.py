@@ -89,7 +89,7 @@ def forward(
     `keep` the saved activations. `first_row` is the number of earlier rows `t * B + b` of a longer
     sequence, for its random draws. Raises ShapeError for a token outside of the embedding.
     """
-    T, B, I, H = args.sizes  # noqa: E741
+    T, B, I, H = args.sizes()  # noqa: E741
     _check_tokens(args)
     kernel = kernels.fastest_kernels(is_bf16)
     threads = kernels.num_threads(B, I, H)
@@ -133,7 +133,7 @@ def backward(
     marks arguments that need a gradient. Returns float32 gradients, for dense rows in the dtype of
     `y`; raises the errors of `forward`.
     """
-    T, B, I, H = args.sizes  # noqa: E741
+    T, B, I, H = args.sizes()  # noqa: E741
     is_bf16 = y.dtype == torch.bfloat16
     _check_tokens(args)  # their memory may have been written to since: a data loader's buffer
     kernel = kernels.fastest_kernels(is_bf16)
@@ -151,7 +151,7 @@ def backward(
     dw_ih = empty((4 * H, I)) if needs.w_ih else None
     dw_hh = empty((4 * H, H)) if needs.w_hh else None
     db = empty((4 * H,)) if needs.b_ih or needs.b_hh else None
-    d_norm = [None if t is None else empty(t.shape) for t in args.norm]
+    d_norm = [None if t is None else empty(t.shape) for t in args.norm()]
     h0, mask = each(floats, (args.h0, args.mask))
     tokens, begins, ends = each(dense, (args.tokens, args.begins, args.ends))
     cell, _kept = _native_options(args, options, first_row, saved)
@@ -168,7 +168,7 @@ def backward(
 
 def _backward_weights(args: LSTMArgs, kernel: Any, threads: int) -> tuple[Tensor | None, ...]:
     """Returns the packed weights; or for few rows None, w_ih and w_hh, which need no packing."""
-    T, B, I, H = args.sizes  # noqa: E741
+    T, B, I, H = args.sizes()  # noqa: E741
     if args.gamma_hh is None and kernel.reads_unpacked(T, B, I, H):
         return None, floats(args.w_ih), floats(args.w_hh)
     return packed(args, kernel, threads, is_backward=True, in_training=True).memory, None, None
@@ -196,7 +196,7 @@ def _native_options(
     names = options.activation, options.recurrent_activation
     tensors = (
         *each(dense, (args.seed,)),
-        *each(floats, args.norm),
+        *each(floats, args.norm()),
         *(saved[2:] if saved is not None else (None, None)),
     )
     native = hardware.native().LSTMCellCall(

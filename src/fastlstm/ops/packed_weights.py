@@ -18,8 +18,8 @@ from fastlstm.system import hardware
 
 
 def _pack(args: LSTMArgs, kernel: Any, threads: int, is_backward: bool, memory: Tensor) -> None:
-    _, _, I, H = args.sizes  # noqa: E741
-    weights = each(floats, args.weights)
+    _, _, I, H = args.sizes()  # noqa: E741
+    weights = each(floats, args.weights())
     kernel.pack(threads, is_backward, I, H, *map(address_of, weights), memory.data_ptr())
 
 
@@ -149,8 +149,8 @@ def packed(
     It reads all values to find out, unless the weights are frozen. With `in_training` frozen
     weights are thawed, and weights that have just changed are not cached: most are used once.
     """
-    _, _, I, H = args.sizes  # noqa: E741
-    weights = [t for t in (args.weights[:2] if is_backward else args.weights) if t is not None]
+    _, _, I, H = args.sizes()  # noqa: E741
+    weights = [t for t in (args.weights()[:2] if is_backward else args.weights()) if t is not None]
     if in_training and _FROZEN:
         thaw(args.w_hh)
     cache = _PACKED[is_backward]

@@ -87,10 +87,10 @@ def run_reference(args: LSTMArgs, options: CellOptions, dtype: torch.dtype) -> L
     device = args.rows.device.type
     with torch.autocast(device, enabled=False) if is_autocast(device) else nullcontext():
         args = args.cast(dtype).embedded()
-        norm = None if args.gamma_hh is None else Norm(*args.norm)  # type: ignore[arg-type]
+        norm = None if args.gamma_hh is None else Norm(*args.norm())  # type: ignore[arg-type]
         cell = CellCall(options, norm, args.mask, args.seed)
         lanes = args.begins, args.ends
-        return lstm_reference(args.rows, args.h0, args.c0, args.weights, cell, *lanes)
+        return lstm_reference(args.rows, args.h0, args.c0, args.weights(), cell, *lanes)
 
 
 def _normalised(x: Tensor) -> Tensor:

@@ -37,6 +37,7 @@ try:
     import optuna
     from optuna.trial import FrozenTrial, Trial, TrialState
     from sqlalchemy.exc import SQLAlchemyError
+    from sqlalchemy.pool import NullPool
 except ImportError as error:
     raise MissingExtraError("tune needs Optuna: pip install 'fastlstm[tune]'") from error
 
@@ -122,7 +123,7 @@ def load_study(path: Path) -> optuna.Study:
     connect = partial(sqlite3.connect, path / STUDY_FILE, timeout=60.0, check_same_thread=False)
     try:  # a damaged file raises all kinds of errors
         stored = optuna.storages.RDBStorage(
-            f"sqlite:///{STUDY_FILE}", engine_kwargs={"creator": connect}
+            f"sqlite:///{STUDY_FILE}", engine_kwargs={"creator": connect, "poolclass": NullPool}
         )
         study = optuna.create_study(storage=stored, study_name="tune", load_if_exists=True)
         study.get_trials(deepcopy=False)  # reads them

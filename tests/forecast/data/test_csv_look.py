@@ -126,6 +126,12 @@ CASES: dict[str, tuple[list[str], str, int]] = {
          *(f"c{k}," + ",".join(str(k + n) for n in range(40)) for k in range(20))],
         "--wide", 800,
     ),
+    "names of series among counted columns": (  # as R writes a matrix, rows of several lengths
+        [",".join(f'"V{n}"' for n in range(1, 42)),
+         *(f'"H{k}"' + "".join(f',"{k + n}"' for n in range(40 - k)) + "," * k
+           for k in range(20))],
+        "--wide", 20 * 40 - sum(range(20)),
+    ),
     "rows without any value": (
         ["Date;Time;y;z", *(line.replace(";7;7", ";?;?")
          for line in rows("{t:%d/%m/%Y};{t:%H:%M:%S};{n};{n}", 600, 1))],

@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fastlstm.errors import DataError
+from fastlstm.errors import ConfigError, DataError
+from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.scaled_windows import SeriesScale
-from fastlstm.forecast.data.splits import fit_scaler, split_table
+from fastlstm.forecast.data.splits import fit_scaler, split_table, validation_steps
 from fastlstm.forecast.data.table import Segments, Table
 from fastlstm.forecast.data.timeline import Frequency
 
@@ -40,6 +41,22 @@ def test_all_series_are_cut_at_one_time() -> None:
         assert ((valid >= 60) & (valid < 90)).all()
         assert (test >= 90).all()
         assert len(train) + len(valid) + len(test) == source.segments.num_rows[segment]
+
+
+def test_the_rest_is_split_at_the_end_of_each_series() -> None:
+    """A series may end before others, have several segments, or be shorter than the last parts."""
+    source = table((0, 40, 70, 90), (100, 20, 12, 8))
+    source = replace(source, segments=replace(source.segments, series=np.array([0, 1, 1, 2])))
+    split = split_table(source, HOUR, "rest,15,10")
+    parts = [split.train_ends, split.valid_ends, split.test_ends] - source.segments.first_rows
+    assert parts.T.tolist() == [[75, 90, 100], [17, 20, 20], [0, 2, 12], [0, 0, 8]]
+    assert validation_steps(source, HOUR, "rest,15,10") == 15
+
+
+@pytest.mark.parametrize("split", ["rest", "rest,5", "5,rest,5", "rest,5,0", "rest,1,2,3", "0,5,5"])
+def test_another_rest_is_refused(split: str) -> None:
+    with pytest.raises(ConfigError, match=r"or rest,48,48: the last rows of each series$"):
+        ForecastConfig(horizon=3, split=split)
 
 
 @pytest.mark.parametrize("split", ["70/10/20", "60/40", "98/1/1"])

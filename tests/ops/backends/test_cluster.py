@@ -71,14 +71,6 @@ def test_an_older_gpu_is_refused_before_anything_is_compiled(gpu):
     assert ClusterBackend().supports(CALL) == told
 
 
-@pytest.mark.usefixtures("gpu")
-def test_a_torch_that_cannot_sum_wide_is_refused(monkeypatch):
-    """The backward pass needs products that sum and return float32."""
-    monkeypatch.setattr(cluster, "SUMS_WIDE", False)
-    told = f"these kernels need torch 2.8 or newer, this is {torch.__version__}"
-    assert ClusterBackend().supports(CALL) == GridBackend().supports(CALL) == told
-
-
 @pytest.mark.parametrize("why", ["cuda.bindings is missing, …", "NVRTC cannot be loaded (…)"])
 def test_a_missing_library_is_the_reason(gpu, why):
     gpu[512] = KernelError(why)

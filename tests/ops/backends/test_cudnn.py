@@ -94,7 +94,8 @@ def test_weights_of_the_caller_stay_where_they_are(ops):
     x, h0, c0, *weights = ops.make(2, 2, 3, 5).copy(torch.float32, ("w_ih", "b_ih")).list()
     given = LSTMArgs(x, None, h0, c0, *weights)
     assert (
-        len({w.data_ptr() for w in (*given.weights, *cudnn.own_weights(given, given).weights)}) == 8
+        len({w.data_ptr() for w in (*given.weights(), *cudnn.own_weights(given, given).weights())})
+        == 8
     )
     cast = given.cast(torch.bfloat16)
     assert cudnn.own_weights(cast, given).w_hh is cast.w_hh

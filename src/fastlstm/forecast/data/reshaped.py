@@ -69,7 +69,7 @@ def reshaped(
             kept = {*request.future, *request.static, *(request.past or ()), *request.target}
             records = _Joined(records, label, columns, mark, kept, options)
     columns = [name for name in records.schema.names if name not in request.ignore]
-    months, steps = _months(records, columns), numbered(columns)
+    months, steps = _months(records, columns), _steps(records, columns)
     numbers = set(steps)
     others = [name for name in columns if name not in numbers]
     given = {*request.target, *(request.past or ()), *request.future, *request.static}
@@ -179,7 +179,7 @@ def _by_time(
     records: Records, request: RoleRequest, columns: list[str]
 ) -> tuple[Records, RoleRequest]:
     """A row per series or year, a column per time or month; columns of text name the series."""
-    months, steps = _months(records, columns), numbered(columns)
+    months, steps = _months(records, columns), _steps(records, columns)
     times = months[1:] or steps or list(filter(is_date, columns))
     taken = {*times, *months}
     others = [name for name in columns if name not in taken]
@@ -267,6 +267,12 @@ class _Long(_Reshaped):
             column = column.cast(pa.float64(), safe=False)
             values[:, place] = column.to_numpy(zero_copy_only=False)
         return values
+
+
+def _steps(records: Records, columns: Sequence[str]) -> list[str]:
+    """Returns the columns whose names count; the first may hold names of series: V1, V2 …."""
+    steps = numbered(columns)
+    return steps[bool(steps) and is_text(records.schema.field(steps[0]).type) :]
 
 
 def _months(records: Records, columns: Sequence[str]) -> list[str]:

@@ -1,4 +1,5 @@
-"""Training, validation and test parts by time, with the same cuts for all series; scaling."""
+"""Training, validation and test parts by time: at one time for all series, or at the end of each;
+scaling."""
 
 from __future__ import annotations
 
@@ -54,8 +55,8 @@ class Split:
 def split_table(
     table: Table, frequency: Frequency, split: str | Sequence[int] = "70/10/20"
 ) -> Split:
-    """Splits a table by time, by shares of the rows in percent or counts of steps from the start.
-    Raises ConfigError: an invalid split."""
+    """Splits a table by time, by shares of the rows in percent or counts of steps, as `split_of`
+    reads them. Raises ConfigError: an invalid split."""
     segments = table.segments
     starts, rows = frequency.ticks(segments.start_times), segments.num_rows
     cuts = _cuts(segments, starts, split)
@@ -65,26 +66,30 @@ def split_table(
 def validation_steps(table: Table, frequency: Frequency, split: str) -> int:
     """Returns the number of steps from the first of the validation part to its end."""
     cuts = _cuts(table.segments, frequency.ticks(table.segments.start_times), split)
-    return cuts[1] - cuts[0]
+    return int(np.max(cuts[1] - cuts[0]))
 
 
 def _cuts(
     segments: Segments, starts: NDArray[np.int64], split: str | Sequence[int]
-) -> tuple[int, int, int]:
-    """Returns the ticks at which the training, validation and test part end: of shares, the first
-    ticks with at least these shares of all rows before them."""
+) -> Sequence[int | NDArray[np.int64]]:
+    """Returns the ticks at which the training, validation and test part end, of each segment or of
+    all: of shares, the first ticks with at least these shares of all rows before them."""
     parts = split_of(split if isinstance(split, str) else ",".join(map(str, split)))
-    last = int((starts + segments.num_rows).max())
+    ends = starts + segments.num_rows
+    first, last = int(starts.min()), int(ends.max())
     if isinstance(parts[0], float):
-        first, wanted = int(starts.min()), np.cumsum(parts)[:2] * int(segments.num_rows.sum())
+        wanted = np.cumsum(parts)[:2] * int(segments.num_rows.sum())
 
         def rows_before(tick: int) -> int:
             return int(np.clip(tick - starts, 0, segments.num_rows).sum())
 
         ticks = range(first, last)
-        train, valid = (first + bisect_left(ticks, num, key=rows_before) for num in wanted)
-        return train, valid, last
-    train, valid, *test = (int(starts.min()) + int(count) for count in np.cumsum(parts))
+        return [*(first + bisect_left(ticks, num, key=rows_before) for num in wanted), last]
+    counts = [int(count) for count in parts]
+    if counts[0] == 0:
+        of_series = np.searchsorted(segments.series, segments.series, side="right") - 1
+        return [ends[of_series] - after for after in (sum(counts), counts[2], 0)]
+    train, valid, *test = (first + int(count) for count in np.cumsum(counts))
     return train, valid, test[0] if test else last
 
 

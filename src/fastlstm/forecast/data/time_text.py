@@ -169,10 +169,11 @@ def _starts_of_periods(periods: pa.Array) -> pa.Array:
         raise pa.ArrowInvalid("no period")
     year = years.cast(pa.int64()).to_numpy() - 1970
     if kind == "W":  # the 4th of January lies in the first week, which begins on Monday
-        fourth = year.astype("M8[Y]").astype("M8[D]") + 3
-        start = fourth - (fourth.astype(np.int64) + 3) % 7 + 7 * (number - 1)
-        if ((start + 3).astype("M8[Y]").astype(np.int64) != year).any():
+        fourth = year.astype("M8[Y]").astype("M8[D]").astype(np.int64) + 3
+        days = fourth - (fourth + 3) % 7 + 7 * (number - 1)
+        if ((days + 3).astype("M8[D]").astype("M8[Y]").astype(np.int64) != year).any():
             raise pa.ArrowInvalid("no such week")
+        start = days.astype("M8[D]")
     else:
         months = 3 if kind == "Q" else 1
         start = (12 * year + months * (number - 1)).astype("M8[M]")

@@ -21,7 +21,7 @@ from fastlstm.ops.cuda.cluster_lstm import (
     rows_per_cluster,
     run_cluster_lstm,
 )
-from fastlstm.ops.cuda.embedding import MAX_TABLE_ROWS, SUMS_WIDE
+from fastlstm.ops.cuda.embedding import MAX_TABLE_ROWS
 from fastlstm.ops.reference import run_reference
 
 _MAX_ERROR = 3e-2
@@ -47,8 +47,6 @@ class ClusterBackend:
         if call.dtype not in (torch.bfloat16, torch.float16):
             name = str(call.dtype).removeprefix("torch.")
             return f"these kernels compute in bf16 and fp16, not in {name}"
-        if not SUMS_WIDE:
-            return f"these kernels need torch 2.8 or newer, this is {torch.__version__}"
         if call.max_activation_bytes is not None:
             return "these kernels save all activations, max_activation_bytes limits them"
         if max(self.sizes) < call.H:

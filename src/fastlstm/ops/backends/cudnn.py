@@ -111,9 +111,9 @@ def cudnn_lstm(call: LSTMCall, args: LSTMArgs) -> LSTMOutput:
     if to != call:
         args = pad_arguments(call, to, args)
     args = LSTMArgs(*(None if t is None else t.contiguous() for t in args))  # type: ignore[arg-type]
-    if call.device == "cuda" and torch.backends.cudnn.enabled and lie_apart(args.weights):
+    if call.device == "cuda" and torch.backends.cudnn.enabled and lie_apart(args.weights()):
         args = own_weights(args, given)
-        weights, lstm_mode = [w for w in args.weights if w is not None], 2
+        weights, lstm_mode = [w for w in args.weights() if w is not None], 2
         with torch.no_grad():  # moves them into one buffer, as cuDNN wants them
             torch._cudnn_rnn_flatten_weight(
                 weights, len(weights), to.I, lstm_mode, to.H, 0, 1, False, False
@@ -125,7 +125,7 @@ def cudnn_lstm(call: LSTMCall, args: LSTMArgs) -> LSTMOutput:
 
 def torch_lstm(call: LSTMCall, args: LSTMArgs) -> LSTMOutput:
     """Runs one layer through `torch.lstm`, which chooses the kernel."""
-    weights = [w for w in args.weights if w is not None]
+    weights = [w for w in args.weights() if w is not None]
     state = args.h0.unsqueeze(0), args.c0.unsqueeze(0)
     is_training = call.requires_grad
     y, h, c = torch.lstm(
@@ -144,7 +144,7 @@ def own_weights(args: LSTMArgs, given: LSTMArgs) -> LSTMArgs:
 
     The caller's tensors keep their memory: others may share them or need them for backward.
     """
-    theirs = [id(w) for w in given.weights if w is not None]
+    theirs = [id(w) for w in given.weights() if w is not None]
     copies = {
         name: w.clone()
         for name in ("w_ih", "w_hh", "b_ih", "b_hh")

@@ -327,7 +327,7 @@ class _ClusterLSTM(torch.autograd.Function):
 def _forward(
     call: LSTMCall, args: LSTMArgs, gx: Tensor | None, variant: KernelVariant
 ) -> tuple[LSTMOutput, Saved]:
-    T, B, _, H = args.sizes
+    T, B, _, H = args.sizes()
     dtype, device = call.dtype, args.rows.device
     w_ih: Tensor | None = None
     if gx is None:
@@ -362,7 +362,7 @@ def _gate_gradients(
     """Returns the gradients, `(T * B, 4H)` with gates innermost, of the sums that enter the gates
     and of the recurrent product, which are the same without a layer norm; and the gradients of c0,
     biases and norms, and of h0 without the part that passes through w_hh."""
-    T, B, _, H = args.sizes
+    T, B, _, H = args.sizes()
     dtype, device = call.dtype, args.rows.device
     dy, dhT, dcT = grads
     shape = (T, B, H)
@@ -401,7 +401,7 @@ def _backward(
     variant: KernelVariant,
 ) -> tuple[Tensor | None, Gradients]:
     """Returns the gradient of the projected rows, if these are given, and all other gradients."""
-    T, B, _, H = args.sizes
+    T, B, _, H = args.sizes()
     dtype = call.dtype
     d, product, gradients = _gate_gradients(call, args, saved, grads, variant)
     if args.tokens is not None:
@@ -446,7 +446,7 @@ def _variant(call: LSTMCall, args: LSTMArgs, norm_size: int, *, is_grid: bool) -
 
 def _shared_arguments(call: LSTMCall, args: LSTMArgs) -> dict[str, Any]:
     """Returns what both kernels read; it must live until they are launched."""
-    keep_h, keep_c = CellCall(call.options).thresholds
+    keep_h, keep_c = CellCall(call.options).thresholds()
     p_h, p_c = call.options.zoneout
     begins, ends = each(dense, (args.begins, args.ends))
     gamma = None if args.gamma_hh is None else _gates_last(args.gamma_hh, torch.float32)
@@ -488,11 +488,11 @@ def _weights_kernel(entry: str, dtype: torch.dtype, device: int) -> CudaKernel:
 def _packed_weights(args: LSTMArgs, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | None]:
     """Returns w_ih and the sum of the biases with gates innermost, and w_hh, in `dtype`."""
     has_bias = args.b_ih is not None and args.b_hh is not None
-    kinds = {t.dtype for t in args.weights if t is not None}
+    kinds = {t.dtype for t in args.weights() if t is not None}
     if kinds != {torch.float32}:
         bias = _gates_last(args.b_ih + args.b_hh, dtype) if has_bias else None  # type: ignore[operator]
         return _gates_last(args.w_ih, dtype), _aligned(args.w_hh.to(dtype)), bias
-    w_ih, w_hh, b_ih, b_hh = each(dense, args.weights)
+    w_ih, w_hh, b_ih, b_hh = each(dense, args.weights())
     to_ih, to_hh = (torch.empty_like(w, dtype=dtype) for w in (w_ih, w_hh))
     to_bias = None if b_ih is None else torch.empty_like(b_ih, dtype=dtype)
     arguments = _Weights(

@@ -11,8 +11,6 @@ from fastlstm.ops.autograd import is_batched
 from fastlstm.ops.call import compute_dtype
 from fastlstm.ops.custom_op import is_traced
 
-SUMS_WIDE = torch.__version__ >= "2.8"
-"""Whether torch.mm returns float32 for bf16 and fp16."""
 MAX_TABLE_ROWS = 1024
 """The gradient of a larger table would be a product over too many zeros."""
 
@@ -28,7 +26,6 @@ def embedding(tokens: Tensor, table: Tensor) -> Tensor:
         not table.is_cuda
         or dtype not in (torch.bfloat16, torch.float16)
         or len(table) > MAX_TABLE_ROWS
-        or not SUMS_WIDE
         or is_traced(tokens, table)
     ):
         return torch.nn.functional.embedding(tokens, table)
