@@ -118,7 +118,7 @@ def test_training_warns_where_the_forecast_will_be_refused() -> None:
     alone = given.filter(pa.compute.equal(given["unique_id"], "s0"))
     with pytest.warns(UserWarning, match=f"forecasts of this table will be refused: {told}"):
         model = Forecaster(**QUICK, gaps="split").fit(alone)
-    assert "train with `gaps='fill'`" in str(outcome(lambda: model.predict(alone)))
+    assert "`input_size` or with `gaps='fill'`" in str(outcome(lambda: model.predict(alone)))
 
 
 @pytest.mark.parametrize("num_missing", [6, 24, 200])

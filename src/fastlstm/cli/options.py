@@ -32,7 +32,7 @@ _TEXT_GROUPS = {
     "output": "| eval_every checkpoint_every keep_checkpoints sample_every log_every tensorboard",
 }
 _TABLE_GROUPS = {
-    "forecast": "horizon | input_size split patch",
+    "forecast": "horizon | input_size pad_start split patch",
     "columns": "target time series future | past static calendar categorical ignore",
     "table": f"| {' '.join(READING)} cache_dir",
     "model": "| hidden_size num_layers dropout output"

@@ -141,6 +141,9 @@ class ForecastConfig(TrainingOptions, ReadOptions):
         split: train/validation/test by time, in percent, or in steps: 8640,2880,2880; with
             rest,48,48 the last rows of each series, wherever it ends.
         input_size: past steps that the model reads; default up to 720, if the data allows.
+        pad_start: empty rows before each series, so that series shorter than the input are trained
+            on and forecast; default: as many as an input of up to 4 horizons needs, if one in ten
+            series is too short for it.
         patch: time steps per LSTM step; default fits input and horizon.
         hidden_size: hidden units, H.
         num_layers: number of LSTM layers.
@@ -189,6 +192,7 @@ class ForecastConfig(TrainingOptions, ReadOptions):
     split: str = "70/10/20"
 
     input_size: int | None = None
+    pad_start: int | None = None
     patch: int | None = None
     hidden_size: int = 256
     num_layers: int = 1
@@ -239,7 +243,7 @@ class ForecastConfig(TrainingOptions, ReadOptions):
 
 _BOUNDS: dict[str, tuple[float, float]] = {
     **BOUNDS,
-    **dict.fromkeys(("skip_rows", "skip_footer", "skip_below"), (0, 10**6)),
+    **dict.fromkeys(("skip_rows", "skip_footer", "skip_below", "pad_start"), (0, 10**6)),
     **dict.fromkeys(("horizon", "input_size", "patch", "tbptt", "evaluations"), (1, 10**6)),
     "hidden_size": (1, 65_536),
     "num_layers": (1, 64),

@@ -19,6 +19,7 @@ from fastlstm.forecast.calibration import calibrate, require_known, require_numb
 from fastlstm.forecast.config import READING, ForecastConfig, split_of
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.error_measures import QuantileScores, SeriesErrors
+from fastlstm.forecast.data.padding import own_rows
 from fastlstm.forecast.data.preparation import prepare
 from fastlstm.forecast.data.roles import LISTS
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
@@ -599,8 +600,8 @@ def _warn_of_repairs(dataset: SeriesDataset, told: Collection[str] = ()) -> None
 
 def _num_steps(dataset: SeriesDataset) -> int:
     """Returns the steps from the first time of a table to the last."""
-    starts = dataset.frequency.ticks(dataset.table.segments.start_times)
-    return int((starts + dataset.table.segments.num_rows).max() - starts.min())
+    starts, rows = own_rows(dataset.table, dataset.frequency)
+    return int((starts + rows).max() - starts.min())
 
 
 def _of_one_origin(

@@ -15,6 +15,7 @@ from fastlstm.errors import ConfigError, DataError, counted
 from fastlstm.forecast.calibration import Calibration
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.dataset import SeriesDataset
+from fastlstm.forecast.data.padding import own_rows, padded
 from fastlstm.forecast.data.scaled_windows import SeriesScale
 from fastlstm.forecast.data.splits import Scaler, Split, fit_scaler
 from fastlstm.forecast.data.table import Table
@@ -40,6 +41,10 @@ _SHARE_OF_SHORT = 0.1
 _LEAST_HORIZONS = 3
 """Rows of a series that counts for the chosen input, in horizons, at least."""
 _MAX_NAMED = 5
+_PADDED_HORIZONS = 4
+"""Input of padded series, in horizons, at most: longer ones were no better (benchmarks/log)."""
+_MOST_CELLS = 1 << 27
+"""Values of the largest table that is padded without being asked to: it is copied into memory."""
 
 
 def choose_architecture(
@@ -86,17 +91,50 @@ def choose_architecture(
     )
 
 
-def _usual_rows(config: ForecastConfig, table: Table, split: Split) -> tuple[int, int]:
-    """Returns the training rows, and the rows up to the end, that nine in ten series have, of the
-    series that are long beside the horizon; without any the longest decides."""
+def with_padding(
+    config: ForecastConfig, dataset: SeriesDataset, split: Split
+) -> tuple[ForecastConfig, SeriesDataset, str]:
+    """Pads the series of a table if one in ten is too short for an input of up to four horizons.
+
+    Returns the options with the padding and the input, the table, and a note, empty without
+    padding.
+    """
+    table, horizon, num_series = dataset.table, config.horizon, len(dataset.series)
+    rows, at_end = longest_segments(table, split), table.segments.num_rows[_last_segments(table)]
+    wanted = _sizes(config, *_usual_rows(config, table, split, 0.5))[0]
+    wanted = min(wanted, _PADDED_HORIZONS * horizon)
+    least = min(horizon, wanted // 2)  # rows of a padded input
+    num = wanted - least
+    is_short = (least + horizon <= rows) & (rows < wanted + horizon)
+    is_short |= (least <= at_end) & (at_end < wanted)
+    cells = (table.num_rows + num * num_series) * len(table.columns)
+    is_chosen = config.pad_start is not None or config.input_size is not None
+    if (
+        is_chosen
+        or config.tbptt is not None
+        or is_short.mean() < _SHARE_OF_SHORT
+        or num * num_series > table.num_rows
+        or cells > _MOST_CELLS
+    ):
+        return config, dataset, ""
+    note = (
+        f"{counted(num, 'empty row')} before each series, as {is_short.sum():,} of {num_series:,}"
+        f" series are too short for the input of {counted(wanted, 'step')}; `pad_start=0` adds none"
+    )
+    return replace(config, pad_start=num, input_size=wanted), padded(dataset, num), note
+
+
+def _usual_rows(
+    config: ForecastConfig, table: Table, split: Split, share: float = _SHARE_OF_SHORT
+) -> tuple[int, int]:
+    """Returns the training rows, and the rows up to the end, that all but a share of the series
+    have, of the series that are long beside the horizon; without any the longest decides."""
     rows, at_end = longest_segments(table, split), table.segments.num_rows[_last_segments(table)]
     least = _LEAST_HORIZONS * config.horizon
     usual, ending = (some[some > least] for some in (rows, at_end))
     return (
-        int(np.quantile(usual, _SHARE_OF_SHORT)) if len(usual) else int(rows.max()),
-        int(np.quantile(ending, _SHARE_OF_SHORT, method="lower"))
-        if len(ending)
-        else _LONGEST_INPUT,
+        int(np.quantile(usual, share)) if len(usual) else int(rows.max()),
+        int(np.quantile(ending, share, method="lower")) if len(ending) else _LONGEST_INPUT,
     )
 
 
@@ -196,14 +234,16 @@ def note_of_short_series(
     short = np.flatnonzero(longest < needed)
     if len(short) == 0:
         return None
+    padding, least = dataset.table.padding, int(longest[short].min())
+    own = max(0, int(longest[short[0]]) - padding)
     note = (
-        f"{len(short):,} of {len(longest):,} series lack {needed:,} consecutive training rows"
-        f" ('{dataset.series[short[0]]}' has {longest[short[0]]:,}): not trained on"
+        f"{len(short):,} of {len(longest):,} series lack {needed - padding:,} consecutive training"
+        f" rows ('{dataset.series[short[0]]}' has {own:,}): not trained on"
     )
-    fitting = (int(longest[short].min()) - sizes.horizon) // sizes.patch * sizes.patch
+    fitting = (least - sizes.horizon) // sizes.patch * sizes.patch
     if config.tbptt is not None or fitting < 1:
         return note
-    return f"{note}; `input_size={fitting!r}` takes all"
+    return f"{note}; `pad_start={needed - least + padding!r}` or `input_size={fitting!r}` takes all"
 
 
 def note_of_short_input(
@@ -212,7 +252,7 @@ def note_of_short_input(
     """Returns a note that the chosen input is shorter than the longest series allows, if so."""
     table, rows = dataset.table, longest_segments(dataset.table, split)
     whole = _sizes(given, int(rows.max()))[0]
-    if given.input_size is not None or sizes.input_size >= whole:
+    if given.input_size is not None or table.padding or sizes.input_size >= whole:
         return None
     usual, at_end = _usual_rows(given, table, split)
     what, counts = "training rows", rows
@@ -241,16 +281,17 @@ def forecast_ends(dataset: SeriesDataset, input_size: int) -> tuple[NDArray[np.i
     if len(short) == 0:
         return last, ""
     names = [dataset.series[number] for number in segments.series[short[:_MAX_NAMED]]]
-    first, *others = segments.num_rows[short[:_MAX_NAMED]].tolist()
+    _, rows = own_rows(dataset.table, dataset.frequency)
+    first, *others = rows[short[:_MAX_NAMED]].tolist()
     text = f"series '{names[0]}' ends in" if names[0] != "" else "the table has"
     text += f" {counted(first, 'row')} without gaps"
-    text += "".join(f", '{name}' in {rows:,}" for name, rows in zip(names[1:], others, strict=True))
+    text += "".join(f", '{name}' in {num:,}" for name, num in zip(names[1:], others, strict=True))
     more = f" ({len(short)} series are too short)" if len(short) > 1 else ""
     has_gap = (segments.series[short - 1] == segments.series[short]) & (short > 0)
-    fill = ", or train with `gaps='fill'`" if has_gap.any() else ""
+    other = "`gaps='fill'`" if has_gap.any() else "`pad_start`"
     return last[~is_short], (
         f"{text}{more}, a forecast reads the last {input_size}; give more rows of the past, or"
-        f" train with a smaller `input_size`{fill}"
+        f" train with a smaller `input_size` or with {other}"
     )
 
 

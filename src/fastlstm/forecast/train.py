@@ -41,6 +41,7 @@ from fastlstm.forecast.plan import (
     note_of_short_series,
     training_loader,
     untrained_forecaster,
+    with_padding,
 )
 from fastlstm.forecast.ridge import Ridge, best_ridge, fit_ridges, joint_ridge
 from fastlstm.forecast.size_plan import CHOSEN, can_choose_size, choose_size, step_seconds
@@ -184,6 +185,11 @@ class _ForecastSession(RunSession):
         dataset = self._prepared(frame, config, checkpoint, base)
         split = split_table(dataset.table, dataset.frequency, config.split)
         is_new = base is None and checkpoint is None
+        if is_new:
+            config, dataset, note = with_padding(config, dataset, split)
+            self.notes += [note] * bool(note)
+            split = split_table(dataset.table, dataset.frequency, config.split)
+            dataset = with_calendar(dataset, config.calendar or ())
         config, dataset, linear = self._decided(config, dataset, split, device, is_new)
         if base is None:
             config = self.with_rate(config, LEARNING_RATES)
@@ -297,7 +303,10 @@ class _ForecastSession(RunSession):
             self.emit({"event": "prepare", "done_bytes": done, "total_bytes": total})
 
         if base is not None:
-            config = dataclasses.replace(config, calendar=base.config.calendar, **base.columns)
+            own = {name: getattr(base.config, name) for name in ("calendar", "pad_start")}
+            config = dataclasses.replace(config, **own, **base.columns)
+        elif checkpoint is None:
+            config = dataclasses.replace(config, calendar=None)  # added behind the padding
         like = None if base is None else base.schema.timeline
         with self.world.together():
             with self.part_of_setup("the table"):
@@ -366,7 +375,7 @@ def _about(task: ForecastTask, stored: StoredForecaster, dataset: SeriesDataset)
     with autocast(config.precision, next(network.parameters()).device):
         kernels = [str(line) for line in explain(network.train(), T=steps, B=batch)]
     return {
-        "rows": dataset.table.num_rows,
+        "rows": dataset.table.num_rows - dataset.table.padding * len(dataset.series),
         "series": len(dataset.series),
         **{role: list(getattr(dataset.roles, role)) for role in _ROLES},
         "frequency": str(dataset.frequency) if is_named else None,

@@ -26,9 +26,9 @@ COMPRESSED_VERSION = FORMAT_VERSION + 1
 _OF_TABLES = """
     balance bidirectional calendar categorical channels disorder duplicates effects evaluations
     future gaps hidden_size horizon ignore input_size keep_value linear loss missing_value
-    non_negative normalize output past patch series static target tbptt time time_format tz snap
-    delimiter decimal thousands header skip_rows skip_footer skip_below skip_headers na look wide
-    quotes escape units
+    non_negative normalize output pad_start past patch series static target tbptt time time_format
+    tz snap delimiter decimal thousands header skip_rows skip_footer skip_below skip_headers na look
+    wide quotes escape units
 """
 OPTIONS_OF_TABLES = frozenset(_OF_TABLES.split())
 """Fields of ForecastConfig that TrainConfig lacks: they ask for a forecaster."""

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from fastlstm.errors import DataError
 from fastlstm.forecast.data.dataset import SeriesDataset
-from fastlstm.forecast.data.table import Table
 from fastlstm.forecast.data.timeline import DAY_US
 
 _HARMONICS = {"hour": 2, "weekday": 3, "year": 2}
@@ -119,6 +118,6 @@ def with_calendar(dataset: SeriesDataset, parts: Sequence[str]) -> SeriesDataset
     origin = np.pad(table.origin, ((0, 0), (0, len(names))))
     return replace(
         dataset,
-        table=Table(values, (*table.columns, *names), table.segments, origin),
+        table=replace(table, values=values, columns=(*table.columns, *names), origin=origin),
         roles=replace(dataset.roles, future=(*dataset.roles.future, *names)),
     )

@@ -13,6 +13,7 @@ from fastlstm.forecast.config import READING, ForecastConfig
 from fastlstm.forecast.data.calendar import with_calendar
 from fastlstm.forecast.data.csv_look import LOOK_HINT
 from fastlstm.forecast.data.dataset import SeriesDataset, prepare_table
+from fastlstm.forecast.data.padding import padded
 from fastlstm.forecast.data.problems import (
     Finding,
     findings,
@@ -39,7 +40,7 @@ def prepare(
 ) -> SeriesDataset:
     """Prepares a table; see `fastlstm.forecast.data.dataset.prepare_table`.
 
-    By default the roles of the columns are those of `config`, whose calendar is added.
+    By default the roles of the columns are those of `config`, whose padding and calendar are added.
     """
     if hasattr(frame, "read_all"):  # a stream of Arrow can be read once
         frame = frame.read_all()
@@ -49,7 +50,9 @@ def prepare(
         if roles is None and (found := findings(error)):
             raise _with_all_options(error, found, frame, config) from None
         raise
-    return with_calendar(dataset, config.calendar or ()) if roles is None else dataset
+    if roles is not None:
+        return dataset
+    return with_calendar(padded(dataset, config.pad_start or 0), config.calendar or ())
 
 
 def _read(

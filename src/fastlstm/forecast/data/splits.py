@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from fastlstm.errors import DataError, counted
 from fastlstm.forecast.config import split_of
-from fastlstm.forecast.data.table import Segments, Statistics, Table, row_blocks
+from fastlstm.forecast.data.padding import own_rows
+from fastlstm.forecast.data.table import Statistics, Table, row_blocks
 from fastlstm.forecast.data.timeline import Frequency
 from fastlstm.forecast.data.window_index import WindowIndex, index_windows
 
@@ -57,37 +58,38 @@ def split_table(
 ) -> Split:
     """Splits a table by time, by shares of the rows in percent or counts of steps, as `split_of`
     reads them. Raises ConfigError: an invalid split."""
-    segments = table.segments
-    starts, rows = frequency.ticks(segments.start_times), segments.num_rows
-    cuts = _cuts(segments, starts, split)
-    return Split(*(segments.first_rows + (cut - starts).clip(0, rows) for cut in cuts))
+    segments, starts = table.segments, frequency.ticks(table.segments.start_times)
+    cuts = _cuts(table, frequency, split)
+    return Split(*(segments.first_rows + (cut - starts).clip(0, segments.num_rows) for cut in cuts))
 
 
 def validation_steps(table: Table, frequency: Frequency, split: str) -> int:
     """Returns the number of steps from the first of the validation part to its end."""
-    cuts = _cuts(table.segments, frequency.ticks(table.segments.start_times), split)
+    cuts = _cuts(table, frequency, split)
     return int(np.max(cuts[1] - cuts[0]))
 
 
 def _cuts(
-    segments: Segments, starts: NDArray[np.int64], split: str | Sequence[int]
+    table: Table, frequency: Frequency, split: str | Sequence[int]
 ) -> Sequence[int | NDArray[np.int64]]:
     """Returns the ticks at which the training, validation and test part end, of each segment or of
     all: of shares, the first ticks with at least these shares of all rows before them."""
     parts = split_of(split if isinstance(split, str) else ",".join(map(str, split)))
-    ends = starts + segments.num_rows
+    starts, rows = own_rows(table, frequency)
+    ends = starts + rows
     first, last = int(starts.min()), int(ends.max())
     if isinstance(parts[0], float):
-        wanted = np.cumsum(parts)[:2] * int(segments.num_rows.sum())
+        wanted = np.cumsum(parts)[:2] * int(rows.sum())
 
         def rows_before(tick: int) -> int:
-            return int(np.clip(tick - starts, 0, segments.num_rows).sum())
+            return int(np.clip(tick - starts, 0, rows).sum())
 
         ticks = range(first, last)
         return [*(first + bisect_left(ticks, num, key=rows_before) for num in wanted), last]
     counts = [int(count) for count in parts]
     if counts[0] == 0:
-        of_series = np.searchsorted(segments.series, segments.series, side="right") - 1
+        series = table.segments.series
+        of_series = np.searchsorted(series, series, side="right") - 1
         return [ends[of_series] - after for after in (sum(counts), counts[2], 0)]
     train, valid, *test = (first + int(count) for count in np.cumsum(counts))
     return train, valid, test[0] if test else last

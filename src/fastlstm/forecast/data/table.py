@@ -92,12 +92,14 @@ class Table:
         segments: cover all rows.
         origin: float64, subtracted before storage; rows and windows are returned without it. Shape
             ``(1, C)``, or ``(S, C)`` with one of each series.
+        padding: rows without values before the first row of each series.
     """
 
     values: NDArray[Any]
     columns: tuple[str, ...]
     segments: Segments
     origin: NDArray[np.float64] = field(default_factory=lambda: np.zeros((1, 1)))
+    padding: int = 0
 
     @cached_property
     def scale_and_offset(self) -> NDArray[np.float32]:

@@ -95,9 +95,9 @@ class Frequency:
         steps = np.diff(self.ticks(times))[is_same]
         return len(steps) == 0 or most_frequent(steps) == 1
 
-    def after(self, start: int, count: int) -> NDArray[np.int64]:
-        """Returns `count` times, beginning with `start`."""
-        numbers = np.arange(count, dtype=np.int64)
+    def after(self, start: int, count: int, first: int = 0) -> NDArray[np.int64]:
+        """Returns `count` times, beginning `first` steps after `start`."""
+        numbers = np.arange(first, first + count, dtype=np.int64)
         if self.unit == "business_days":
             tick = int(self.ticks(np.array([start]))[0])
             weeks, days = np.divmod(tick + numbers, 5)
