@@ -109,6 +109,7 @@ PACKED, OPERATOR = "ops/packed_weights.py", "ops/custom_op.py"
 WINDOWS_CPP, WINDOW_LOADER = "csrc/windows.cpp", "forecast/data/window_loader.py"
 ARRANGE = "forecast/data/arrange.py"
 INGEST, SPLITS = "forecast/data/ingest.py", "forecast/data/splits.py"
+PADDING = "forecast/data/padding.py"
 NETWORK = "forecast/model/network.py"
 CALIBRATION, OUTPUTS = "forecast/calibration.py", "forecast/model/outputs.py"
 SEQUENCE_NETWORK, SEQUENCES = "sequence/model.py", "sequence/data.py"
@@ -440,6 +441,15 @@ BUGS = (
     Bug("series: validation begins too late", SPLITS, "before - input_size", "before"),
     Bug("series: the scaler sees all rows", SPLITS,
         "in _merged(table.segments.first_rows, ends):", "in [(0, table.num_rows)]:"),
+    Bug("series: the rest is cut at the end of all series", SPLITS,
+        "[ends[of_series] - after", "[ends.max() - after"),
+    Bug("series: padding counts as rows of the parts", PADDING,
+        "frequency.ticks(segments.start_times) + added", "frequency.ticks(segments.start_times)"),
+    Bug("series: padding does not move the times back", PADDING, "1, -num)[0]", "1, 0)[0]"),
+    Bug("series: every segment is padded", PADDING,
+        "np.diff(segments.series, prepend=-1) != 0", "segments.series >= 0"),
+    Bug("series: a forecast reads the table unpadded", COUNTS,
+        "padded(dataset, config.pad_start or 0)", "dataset"),
     Bug("series: the future is seen", NETWORK, "values[:, L:, C + config.num_past :]",
         "values[:, L:, C : C + config.num_future]"),
     Bug("series: the joint path reads the oldest lags", NETWORK,

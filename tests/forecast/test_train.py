@@ -214,7 +214,7 @@ def test_pictures_of_forecasts_are_in_units_of_the_table_however_far_from_0(tmp_
 
 @pytest.mark.parametrize(
     ("given", "needed", "advice"),
-    [({}, 30, "; `pad_start=1` or `input_size=18` takes all"), ({"tbptt": 12}, 18, "")],
+    [({}, 30, "; `input_size=18` takes all"), ({"tbptt": 12}, 18, "")],
 )
 def test_series_too_short_to_be_trained_on_are_named(
     given: dict[str, Any], needed: int, advice: str

@@ -402,8 +402,7 @@ class Forecaster(InNotebook, Estimator[StoredForecaster]):
         require_known(quantiles)
         require_counts(n_windows=n_windows, step_size=step_size)
         config, _ = _config(options)
-        dataset = prepare(frame, config)
-        total = _num_steps(dataset)
+        total = _num_steps(prepare(frame, config))
         first = total - horizon - (n_windows - 1) * step_size
         train, valid, *_ = split_of(config.split)
         least = valid if isinstance(valid, int) else 1
@@ -421,7 +420,7 @@ class Forecaster(InNotebook, Estimator[StoredForecaster]):
             if refit or model is None:
                 model = Forecaster(**{**options, "split": cuts}).fit(frame)
                 model._warn_unsupported(quantiles)
-            found = _of_one_origin(model.stored_, model._inputs, dataset, cuts, quantiles)
+            found = _of_one_origin(model.stored_, model._inputs, model.dataset_, cuts, quantiles)
             tables.append(found)
         kind = kind_of(frame)
         return as_kind(pa.concat_tables(tables), "arrow" if kind == "array" else kind)

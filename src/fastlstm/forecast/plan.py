@@ -101,9 +101,11 @@ def with_padding(
     """
     table, horizon, num_series = dataset.table, config.horizon, len(dataset.series)
     rows, at_end = longest_segments(table, split), table.segments.num_rows[_last_segments(table)]
-    wanted = _sizes(config, *_usual_rows(config, table, split, 0.5))[0]
+    wanted, patch = _sizes(config, *_usual_rows(config, table, split, 0.5))
     wanted = min(wanted, _PADDED_HORIZONS * horizon)
-    least = min(horizon, wanted // 2)  # rows of a padded input
+    if config.patch is not None:
+        wanted = max(1, wanted // patch) * patch
+    least = max(1, min(horizon, wanted // 2))  # rows of a padded input
     num = wanted - least
     is_short = (least + horizon <= rows) & (rows < wanted + horizon)
     is_short |= (least <= at_end) & (at_end < wanted)
@@ -112,6 +114,7 @@ def with_padding(
     if (
         is_chosen
         or config.tbptt is not None
+        or num == 0
         or is_short.mean() < _SHARE_OF_SHORT
         or num * num_series > table.num_rows
         or cells > _MOST_CELLS
@@ -234,16 +237,16 @@ def note_of_short_series(
     short = np.flatnonzero(longest < needed)
     if len(short) == 0:
         return None
-    padding, least = dataset.table.padding, int(longest[short].min())
+    padding = dataset.table.padding
     own = max(0, int(longest[short[0]]) - padding)
     note = (
         f"{len(short):,} of {len(longest):,} series lack {needed - padding:,} consecutive training"
         f" rows ('{dataset.series[short[0]]}' has {own:,}): not trained on"
     )
-    fitting = (least - sizes.horizon) // sizes.patch * sizes.patch
-    if config.tbptt is not None or fitting < 1:
+    fitting = (int(longest[short].min()) - sizes.horizon) // sizes.patch * sizes.patch
+    if config.tbptt is not None or fitting < 1 or padding:
         return note
-    return f"{note}; `pad_start={needed - least + padding!r}` or `input_size={fitting!r}` takes all"
+    return f"{note}; `input_size={fitting!r}` takes all"
 
 
 def note_of_short_input(

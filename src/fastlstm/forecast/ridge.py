@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split
+from fastlstm.forecast.data.table import Table
 from fastlstm.forecast.data.window_index import WindowIndex
 from fastlstm.forecast.model.network import MAX_LAGS, ForecastNetwork
 
@@ -327,7 +328,8 @@ def _rows(
     targets ``(N, h)``, their shifts ``(N, 1 or h)`` and scales ``(N, 1)``."""
     config = network.config
     L, C = config.input_size, config.num_targets
-    for values, lags, *others in _read(network, inputs, windows.rows(max(1, limit // C))):
+    rows = _without_padding(inputs.table, windows.rows(max(1, limit // C)), windows.length)
+    for values, lags, *others in _read(network, inputs, rows):
         x, y, shift, scale = (
             part.transpose(1, 2).flatten(0, 1) for part in (lags[:, -MAX_LAGS:], *others)
         )
@@ -335,6 +337,15 @@ def _rows(
         known = network.future.numbers(values[:, L:, C + config.num_past :])
         known = known.repeat_interleave(C, 0)
         yield x[is_there], known[is_there], y[is_there], shift[is_there], scale[is_there]
+
+
+def _without_padding(table: Table, rows: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+    """Returns the windows that begin at `rows`, those with padding only of series without others:
+    a missing lag is read as the level, which is wrong for the lags of long series."""
+    of = table.segments.of_rows(rows)
+    begins, added = table.segments.first_rows[of], table.padded_rows[of]
+    is_short = table.segments.num_rows[of] - added < length
+    return rows[(rows >= begins + added) | is_short]
 
 
 def _read(

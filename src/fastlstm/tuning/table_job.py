@@ -66,7 +66,7 @@ class TableJob(Job):
         "dropout": "dropout {:g}", "input": "{} steps in", "patch": "patches of {}",
         "normalize": "normalize {}", "threads": "threads {}", "precision": "{}",
     }  # fmt: skip
-    size, per = "hidden_size", "forecast"
+    size, per, more = "hidden_size", "forecast", ("pad_start",)
 
     def train(self, source: Any, config: ForecastConfig, **options: Any) -> None:
         train_forecaster(source, config, make_task=TrialTask, stop=self.stop, **options)

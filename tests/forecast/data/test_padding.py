@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ import pyarrow as pa
 import pytest
 
 from fastlstm import Forecaster
+from fastlstm.errors import DataError
 from fastlstm.forecast.config import ForecastConfig, ReadOptions
-from fastlstm.forecast.data.calendar import row_times
+from fastlstm.forecast.data.calendar import calendar_parts, row_times
 from fastlstm.forecast.data.dataset import prepare_table
 from fastlstm.forecast.data.padding import own_rows, padded
-from fastlstm.forecast.data.preparation import prepare
+from fastlstm.forecast.data.preparation import prepare, require_counts
 from fastlstm.forecast.data.roles import RoleRequest
 from fastlstm.forecast.data.splits import split_table, validation_steps
 from fastlstm.forecast.forecast_table import read_past
@@ -160,3 +162,41 @@ def test_padding_that_is_asked_for_is_read_with_the_table(tmp_path: Path) -> Non
     assert found.table.padding == 9
     assert found.table.num_rows == sum(LENGTHS) + 27
     assert prepare(ragged(), replace(config, pad_start=None)).table.padding == 0
+
+
+def test_cross_validation_reads_the_table_that_was_padded() -> None:
+    options = {**RAGGED, "steps": 60, "split": "70/10/20"}
+    found = Forecaster(**options).cross_validation(ragged((200,) * 12 + (28,) * 3), n_windows=2)
+    errors = np.abs(found["y"].to_numpy() - found["y-forecast"].to_numpy())
+    assert errors.mean() < 5.0  # of waves of 20
+
+
+def test_a_padded_input_is_a_multiple_of_the_patch() -> None:
+    found, _ = trained(ragged((200,) * 12 + (28,) * 3), patch=5, steps=1)
+    assert (found.stored.config.input_size, found.stored.config.pad_start) == (20, 14)
+
+
+def test_a_wrong_count_is_named_by_its_row_in_the_table(tmp_path: Path) -> None:
+    y = np.where(np.arange(60) == 43, -1.0, 5.0)
+    table = pa.table({"unique_id": ["a"] * 40 + ["b"] * 20, "ds": [*range(40), *range(20)], "y": y})
+    with pytest.raises(DataError, match="'y' is -1 in row 3 of series 'b', expected counts"):
+        require_counts(padded(prepare_table(table, cache_dir=tmp_path), 30))
+
+
+def test_padding_teaches_no_calendar(tmp_path: Path) -> None:
+    dates = np.arange("2019-01", "2021-07", dtype="M8[M]").astype("M8[us]")
+    plain = prepare_table(pa.table({"ds": dates, "y": np.arange(30.0) ** 0.5}), cache_dir=tmp_path)
+    for num, dataset in ((0, plain), (18, padded(plain, 18))):
+        assert calendar_parts(dataset, np.array([20 + num]))[0] == ()
+        assert calendar_parts(dataset, np.array([26 + num]))[0] == ("year",)
+
+
+def test_the_linear_path_learns_from_whole_windows_of_long_series() -> None:
+    table, noise = ragged((200,) * 12 + (28,) * 3), np.random.default_rng(1)
+    y = table["y"].to_numpy() + noise.normal(size=table.num_rows)
+    table, maes = table.set_column(2, "y", pa.array(y)), []
+    for changes in ({}, {"pad_start": 0, "input_size": 24}):
+        model = Forecaster(**{**RAGGED, "split": "70/10/20", "steps": 2, **changes})
+        with warnings.catch_warnings(action="ignore"):  # of the short series
+            maes.append(model.fit(table).backtest()["ridge"]["mae"])
+    assert maes[0] < 1.3 * maes[1]

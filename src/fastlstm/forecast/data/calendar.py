@@ -50,10 +50,10 @@ def calendar_parts(
     """
     if not dataset.has_clock:
         return (), []
-    segments = dataset.table.segments
-    used = np.flatnonzero(train_ends > segments.first_rows)
-    starts, rows = segments.start_times[used], (train_ends - segments.first_rows)[used]
-    step_us = int(dataset.frequency.after(0, 2)[1])
+    segments, added = dataset.table.segments, dataset.table.padded_rows
+    rows, step_us = train_ends - segments.first_rows - added, int(dataset.frequency.after(0, 2)[1])
+    used = np.flatnonzero(rows > 0)
+    starts, rows = (segments.start_times + added * step_us)[used], rows[used]
     span_us = int((starts + rows * step_us).max() - starts.min())
     parts = [
         part

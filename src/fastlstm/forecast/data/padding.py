@@ -18,7 +18,7 @@ def padded(dataset: SeriesDataset, num: int) -> SeriesDataset:
     if num == 0:
         return dataset
     table, segments = dataset.table, dataset.table.segments
-    is_first = _are_first(segments)
+    is_first = np.diff(segments.series, prepend=-1) != 0
     added = num * np.cumsum(is_first)
     shape = table.num_rows + int(added[-1]), len(table.columns)
     empty = MISSING_INT16 if table.values.dtype == np.int16 else np.nan
@@ -37,11 +37,5 @@ def padded(dataset: SeriesDataset, num: int) -> SeriesDataset:
 
 def own_rows(table: Table, frequency: Frequency) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Returns the tick of the first row and the number of rows of each segment, without padding."""
-    segments = table.segments
-    added = table.padding * _are_first(segments)
+    segments, added = table.segments, table.padded_rows
     return frequency.ticks(segments.start_times) + added, segments.num_rows - added
-
-
-def _are_first(segments: Segments) -> NDArray[np.bool_]:
-    """Returns which segments are the first ones of their series."""
-    return np.asarray(np.diff(segments.series, prepend=-1) != 0)

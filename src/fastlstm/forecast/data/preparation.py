@@ -147,7 +147,8 @@ def require_counts(dataset: SeriesDataset) -> None:
             row, column = bad[0]
             segment = table.segments.of_rows(np.array([begin + row]))[0]
             series = dataset.series[int(table.segments.series[segment])]
-            place = begin + int(row) - int(table.segments.first_rows[segment])
+            first = table.segments.first_rows[segment] + table.padded_rows[segment]
+            place = begin + int(row) - int(first)
             raise DataError(
                 f"target '{names[column]}' is {rows[row, column]:g} in row {place} of series"
                 f" '{series}', expected counts (0, 1, 2 …) for `output='negative_binomial'`; use"

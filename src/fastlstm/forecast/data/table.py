@@ -110,6 +110,11 @@ class Table:
     def num_rows(self) -> int:
         return len(self.values)
 
+    @property
+    def padded_rows(self) -> NDArray[np.int64]:
+        """Rows of padding at the start of each segment, ``(S,)``."""
+        return np.where(np.diff(self.segments.series, prepend=-1) != 0, self.padding, 0)
+
     @cached_property
     def _statistics(self) -> dict[tuple[str, bytes], Statistics]:
         return {}
