@@ -133,7 +133,7 @@ clean:  ## remove the environment and everything built; runs/ stays
 
 .venv/.place:
 	@test -n "$(PYTHON)" || { echo "fastlstm needs Python 3.11 or newer: install it with 'apt-get install python3.11 python3.11-venv python3.11-dev'." >&2; exit 1; }
-	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "fastlstm needs Python 3.11 or newer, $(PYTHON) is older: install one and run 'make PYTHON=python3.11'." >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "fastlstm needs Python 3.11 or newer, $(PYTHON) is older or does not run: install one and run 'make PYTHON=python3.11'." >&2; exit 1; }
 	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { echo "fastlstm needs Python's venv module: install it with 'apt-get install python3-venv'." >&2; exit 1; }
 	@if [ -n "$$CXX" ]; then set -- "$$CXX"; else set -- c++ g++ clang++; fi; \
 	for compiler; do if command -v "$${compiler%% *}" >/dev/null; then exit 0; fi; done; \

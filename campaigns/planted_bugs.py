@@ -445,7 +445,7 @@ BUGS = (
         "[ends[of_series] - after", "[ends.max() - after"),
     Bug("series: padding counts as rows of the parts", PADDING,
         "frequency.ticks(segments.start_times) + added", "frequency.ticks(segments.start_times)"),
-    Bug("series: padding does not move the times back", PADDING, "1, -num)[0]", "1, 0)[0]"),
+    Bug("series: padding does not move the months back", PADDING, "1, -num)[0]", "1, 0)[0]"),
     Bug("series: every segment is padded", PADDING,
         "np.diff(segments.series, prepend=-1) != 0", "segments.series >= 0"),
     Bug("series: a forecast reads the table unpadded", COUNTS,

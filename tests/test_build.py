@@ -83,7 +83,7 @@ def test_make_with_an_old_python_names_it(checkout, bare_path):
     done = run(["make", "install", "PYTHON=python3.9"], checkout, bare_path)
     assert done.returncode != 0
     assert done.stderr.splitlines()[0] == (
-        "fastlstm needs Python 3.11 or newer, python3.9 is older:"
+        "fastlstm needs Python 3.11 or newer, python3.9 is older or does not run:"
         " install one and run 'make PYTHON=python3.11'."
     )
 

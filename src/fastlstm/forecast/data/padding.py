@@ -27,9 +27,11 @@ def padded(dataset: SeriesDataset, num: int) -> SeriesDataset:
     first_rows = segments.first_rows + added - num * is_first
     is_own[(first_rows[is_first][:, None] + np.arange(num)).reshape(-1)] = False
     values[is_own] = table.values
-    starts = segments.start_times.copy()
-    for place in np.flatnonzero(is_first).tolist():
-        starts[place] = dataset.frequency.after(int(starts[place]), 1, -num)[0]
+    frequency = dataset.frequency
+    starts = segments.start_times - num * frequency.step * is_first
+    if frequency.unit not in ("us", "rows"):
+        before = [frequency.after(int(start), 1, -num)[0] for start in segments.start_times]
+        starts = np.where(is_first, before, segments.start_times)
     moved = Segments(segments.series, first_rows, segments.num_rows + num * is_first, starts)
     wider = Table(values, table.columns, moved, table.origin, padding=num)
     return replace(dataset, table=wider, has_missing=True)
