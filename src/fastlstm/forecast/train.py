@@ -183,13 +183,8 @@ class _ForecastSession(RunSession):
         config, device, checkpoint = start.options, start.device, start.checkpoint
         require_fast_kernels(config, _layer_call(config, device))
         dataset = self._prepared(frame, config, checkpoint, base)
-        split = split_table(dataset.table, dataset.frequency, config.split)
         is_new = base is None and checkpoint is None
-        if is_new:
-            config, dataset, note = with_padding(config, dataset, split)
-            self.notes += [note] * bool(note)
-            split = split_table(dataset.table, dataset.frequency, config.split)
-            dataset = with_calendar(dataset, config.calendar or ())
+        config, dataset, split = self._divided(config, dataset, is_new)
         config, dataset, linear = self._decided(config, dataset, split, device, is_new)
         if base is None:
             config = self.with_rate(config, LEARNING_RATES)
@@ -234,6 +229,19 @@ class _ForecastSession(RunSession):
         if self.world.size > 1:
             stored.network.load_state_dict(self.world.told_tensors(stored.network.state_dict()))
         return dataclasses.replace(stored, calibration=calibration)
+
+    def _divided(
+        self, config: ForecastConfig, dataset: SeriesDataset, is_new: bool
+    ) -> tuple[ForecastConfig, SeriesDataset, Split]:
+        """Returns the options and the table, of a new run with padding and calendar, and the parts
+        of the table."""
+        split = split_table(dataset.table, dataset.frequency, config.split)
+        if not is_new:
+            return config, dataset, split
+        config, dataset, note = with_padding(config, dataset, split)
+        self.notes += [note] * bool(note)
+        split = split_table(dataset.table, dataset.frequency, config.split)
+        return config, with_calendar(dataset, config.calendar or ()), split
 
     def _decided(
         self,
