@@ -182,7 +182,9 @@ def test_torchscript_is_refused_with_the_way_out(tagger, x):
     torch.testing.assert_close(torch.jit.script(fastlstm.restore(tagger))(x), want)
 
 
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:The tensor attributes")
+@pytest.mark.filterwarnings(
+    "ignore::torch.jit.TracerWarning", "ignore:The tensor attributes", "ignore:_check_is_size"
+)
 def test_stored_programs_that_need_fastlstm(tagger, x, tmp_path):
     """A trace does not, nor the exported program of a restored model; another names its lack."""
     torch.save([x, tagger(x).detach()], tmp_path / "pair.pt")

@@ -67,7 +67,7 @@ def test_rows_are_moved_behind_empty_ones(kind: str, tmp_path: Path) -> None:
     "dates",
     [
         np.arange("2019-03", "2026-10", dtype="M8[M]").astype("M8[us]"),
-        np.arange("2019-04", "2026-11", dtype="M8[M]").astype("M8[D]") - 1,  # last days
+        np.arange("2019-04", "2026-11", dtype="M8[M]").astype("M8[D]") - np.timedelta64(1, "D"),
         np.busday_offset("2024-01-01", np.arange(91), roll="forward").astype("M8[us]"),
         np.arange(91),
     ],
