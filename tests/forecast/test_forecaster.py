@@ -332,7 +332,11 @@ BAD = [
     ({"steps": 5, "epochs": 1}, lambda: waves(), "`steps` and `epochs` exclude each other"),
     ({"budget": "soon", "steps": None}, lambda: waves(), "expected a duration"),
     ({"target": "z"}, lambda: waves(), "no column 'z'"),
-    ({"split": "5,0"}, lambda: waves(), "`split` is '5,0', .* two or three counts of steps"),
+    (
+        {"split": "5,0"},
+        lambda: waves(),
+        "`split` is '5,0', .* two or three counts of steps, .*, or rest,48,48",
+    ),
     ({"split": (1, 2, 3, 4)}, lambda: waves(), "two or three counts of steps"),
     ({"tbptt": 12, "balance": True}, lambda: waves(), "leave out one of them"),
     ({"tbptt": 13}, lambda: waves(), "`tbptt` is 13, not a multiple of `patch` 6; give `tbptt=12`"),

@@ -138,8 +138,8 @@ class ForecastConfig(TrainingOptions, ReadOptions):
         categorical: covariates that are categories.
         ignore: columns not to use.
         cache_dir: cache of prepared tables (default ~/.cache/fastlstm).
-        split: train/validation/test by time, in percent, or in steps: 8640,2880,2880; with
-            rest,48,48 the last rows of each series, wherever it ends.
+        split: train/validation/test by time, in percent, or in steps: 8640,2880,2880; rest,48,48:
+            the last 48 rows of each series for the test, the 48 before them for validation.
         input_size: past steps that the model reads; default up to 720, if the data allows.
         pad_start: empty rows before each series, so that series shorter than the input are trained
             on and forecast; default: as many as an input of up to 4 horizons needs, if one in ten

@@ -178,8 +178,7 @@ class _Choices:
         if not parts:
             parts, start = self._calendar_of(start)
             dataset = with_calendar(dataset, parts)
-        begins = dataset.table.segments.first_rows + dataset.table.padded_rows
-        rows = (self._split.train_ends - begins).clip(0).sum()
+        rows = (self._split.train_ends - dataset.table.own_first_rows).clip(0).sum()
         needed = MIN_GAIN + _PER_ROW / max(1, int(rows))
         if not is_asked and (not dataset.roles.future or needed > _MOST_NEEDED):
             return plain

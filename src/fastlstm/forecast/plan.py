@@ -99,6 +99,9 @@ def with_padding(
     Returns the options with the padding and the input, the table, and a note, empty without
     padding.
     """
+    is_chosen = config.pad_start is not None or config.input_size is not None
+    if is_chosen or config.tbptt is not None:
+        return config, dataset, ""
     table, horizon, num_series = dataset.table, config.horizon, len(dataset.series)
     rows, at_end = longest_segments(table, split), table.segments.num_rows[_last_segments(table)]
     wanted, patch = _sizes(config, *_usual_rows(config, table, split, 0.5))
@@ -110,11 +113,8 @@ def with_padding(
     is_short = (least + horizon <= rows) & (rows < wanted + horizon)
     is_short |= (least <= at_end) & (at_end < wanted)
     cells = (table.num_rows + num * num_series) * len(table.columns)
-    is_chosen = config.pad_start is not None or config.input_size is not None
     if (
-        is_chosen
-        or config.tbptt is not None
-        or num == 0
+        num == 0
         or is_short.mean() < _SHARE_OF_SHORT
         or num * num_series > table.num_rows
         or cells > _MOST_CELLS
@@ -237,11 +237,10 @@ def note_of_short_series(
     short = np.flatnonzero(longest < needed)
     if len(short) == 0:
         return None
-    padding = dataset.table.padding
-    own = max(0, int(longest[short[0]]) - padding)
+    own, padding = longest_segments(dataset.table, split, is_padded=False), dataset.table.padding
     note = (
         f"{len(short):,} of {len(longest):,} series lack {needed - padding:,} consecutive training"
-        f" rows ('{dataset.series[short[0]]}' has {own:,}): not trained on"
+        f" rows ('{dataset.series[short[0]]}' has {own[short[0]]:,}): not trained on"
     )
     fitting = (int(longest[short].min()) - sizes.horizon) // sizes.patch * sizes.patch
     if config.tbptt is not None or fitting < 1 or padding:
@@ -298,12 +297,12 @@ def forecast_ends(dataset: SeriesDataset, input_size: int) -> tuple[NDArray[np.i
     )
 
 
-def longest_segments(table: Table, split: Split) -> NDArray[np.int64]:
-    """Returns each series' longest run of training rows without gaps, shape ``(series,)``."""
-    segments = table.segments
-    rows = np.clip(split.train_ends - segments.first_rows, 0, None)
-    first = np.flatnonzero(np.diff(segments.series, prepend=segments.series[0] - 1))
-    return np.asarray(np.maximum.reduceat(rows, first))
+def longest_segments(table: Table, split: Split, is_padded: bool = True) -> NDArray[np.int64]:
+    """Returns each series' longest run of training rows without gaps, with its padding or without,
+    shape ``(series,)``."""
+    begins = table.segments.first_rows if is_padded else table.own_first_rows
+    rows = np.clip(split.train_ends - begins, 0, None)
+    return np.asarray(np.maximum.reduceat(rows, np.flatnonzero(table.segments.are_first)))
 
 
 def flop_per_window(config: ForecasterConfig) -> int:

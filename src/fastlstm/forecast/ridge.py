@@ -343,9 +343,8 @@ def _without_padding(table: Table, rows: NDArray[np.int64], length: int) -> NDAr
     """Returns the windows that begin at `rows`, those with padding only of series without others:
     a missing lag is read as the level, which is wrong for the lags of long series."""
     of = table.segments.of_rows(rows)
-    begins, added = table.segments.first_rows[of], table.padded_rows[of]
-    is_short = table.segments.num_rows[of] - added < length
-    return rows[(rows >= begins + added) | is_short]
+    is_short = (table.segments.num_rows - table.padded_rows)[of] < length
+    return rows[(rows >= table.own_first_rows[of]) | is_short]
 
 
 def _read(

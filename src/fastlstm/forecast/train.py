@@ -239,8 +239,9 @@ class _ForecastSession(RunSession):
         if not is_new:
             return config, dataset, split
         config, dataset, note = with_padding(config, dataset, split)
-        self.notes += [note] * bool(note)
-        split = split_table(dataset.table, dataset.frequency, config.split)
+        if note:
+            self.notes.append(note)
+            split = split_table(dataset.table, dataset.frequency, config.split)
         return config, with_calendar(dataset, config.calendar or ()), split
 
     def _decided(

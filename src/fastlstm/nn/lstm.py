@@ -705,7 +705,7 @@ def without_missing_kernel(input: Any) -> AbstractContextManager[None]:
     return hidden_from(compute_dtype(x), x.device.type)
 
 
-@torch._disable_dynamo  # type: ignore[attr-defined]
+@torch._disable_dynamo  # type: ignore[attr-defined]  # the public one imports torch._dynamo
 def _untraced_without_allow_rnn(layer: LSTM, *args: Any) -> tuple[Any, State]:
     """Calls a layer outside of a trace: torch.compile forbids tracing into an `nn.LSTM` without
     `allow_rnn`, and torch 2.15 then traces its methods wrongly instead of leaving them out."""

@@ -21,6 +21,7 @@ from fastlstm.forecast.data.preparation import prepare, require_counts
 from fastlstm.forecast.data.roles import RoleRequest
 from fastlstm.forecast.data.splits import split_table, validation_steps
 from fastlstm.forecast.forecast_table import read_past
+from fastlstm.forecast.plan import longest_segments
 from fastlstm.forecast.train import train_forecaster
 from series_frames import QUICK_RUN, long_table
 
@@ -200,3 +201,15 @@ def test_the_linear_path_learns_from_whole_windows_of_long_series() -> None:
         with warnings.catch_warnings(action="ignore"):  # of the short series
             maes.append(model.fit(table).backtest()["ridge"]["mae"])
     assert maes[0] < 1.3 * maes[1]
+
+
+def test_the_longest_segment_may_be_one_without_padding(tmp_path: Path) -> None:
+    source = ragged((60,)).drop_columns("temp").take(np.r_[:10, 40:60])
+    plain = prepare_table(source, ReadOptions(gaps="split"), cache_dir=tmp_path)
+    table = padded(plain, 5).table
+    split = split_table(table, plain.frequency, "50,5,5")
+    assert longest_segments(table, split).tolist() == [15]
+    assert longest_segments(table, split, is_padded=False).tolist() == [10]
+    split = split_table(table, plain.frequency, "58,1,1")
+    assert longest_segments(table, split).tolist() == [18]
+    assert longest_segments(table, split, is_padded=False).tolist() == [18]

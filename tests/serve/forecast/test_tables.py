@@ -202,7 +202,11 @@ def test_options_of_reading_are_spelled_as_parameters():
         ("?gaps=no", "`gaps` is 'no', expected one of split, fill"),
         ("?encoding=zip", "`encoding` is 'zip'"),
         ("?encoding=punycode", "`encoding` is 'punycode'"),
-        ("?encoding=utf-16", "`encoding=utf-16`"),
+        (
+            "?encoding=utf-16",
+            "`encoding=utf-16`: the text does not start with a byte order mark; give one with the"
+            " order, such as `encoding=utf-16-le`",
+        ),
         ("?delimiter=%C3%A9", "`delimiter` is 'é', expected a character of ASCII"),
         ("?escape=%00", "`escape` is '\\x00', expected a character of ASCII"),
         ("?escape=%22", "`escape` is '\"', expected a character of ASCII that is no quote"),

@@ -50,10 +50,11 @@ def calendar_parts(
     """
     if not dataset.has_clock:
         return (), []
-    segments, added = dataset.table.segments, dataset.table.padded_rows
-    rows, step_us = train_ends - segments.first_rows - added, int(dataset.frequency.after(0, 2)[1])
-    used = np.flatnonzero(rows > 0)
-    starts, rows = (segments.start_times + added * step_us)[used], rows[used]
+    table, step_us = dataset.table, int(dataset.frequency.after(0, 2)[1])
+    starts = table.segments.start_times + table.padded_rows * step_us
+    rows = train_ends - table.own_first_rows
+    used = rows > 0
+    starts, rows = starts[used], rows[used]
     span_us = int((starts + rows * step_us).max() - starts.min())
     parts = [
         part

@@ -18,7 +18,7 @@ def padded(dataset: SeriesDataset, num: int) -> SeriesDataset:
     if num == 0:
         return dataset
     table, segments = dataset.table, dataset.table.segments
-    is_first = np.diff(segments.series, prepend=-1) != 0
+    is_first = segments.are_first
     added = num * np.cumsum(is_first)
     shape = table.num_rows + int(added[-1]), len(table.columns)
     empty = MISSING_INT16 if table.values.dtype == np.int16 else np.nan

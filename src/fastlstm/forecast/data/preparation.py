@@ -66,13 +66,15 @@ def _read(
     try:
         roles = roles or RoleRequest(**{name: getattr(config, name) for name in _ROLES})
         return prepare_table(frame, config, roles, like, config.cache_dir, on_progress, is_trial)
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"byte {error.object[error.start]:#x} is no character in"
-            f" `encoding={config.encoding!r}`; give another, or correct the file"
-        ) from error
-    except UnicodeError as error:  # such as UTF-16 without the mark of its byte order
-        raise DataError(f"`encoding={config.encoding!r}`: {error}; give another") from error
+    except UnicodeError as error:
+        where = f"`encoding={config.encoding!r}`"
+        if "BOM" in str(error):  # of which class, depends on Python's version
+            text = f"{where}: the text does not start with a byte order mark; give one with"
+            raise DataError(f"{text} the order, such as `encoding='utf-16-le'`") from error
+        if isinstance(error, UnicodeDecodeError):
+            byte = f"byte {error.object[error.start]:#x} is no character in {where}"
+            raise DataError(f"{byte}; give another, or correct the file") from error
+        raise DataError(f"{where}: {error}; give another") from error
 
 
 def _with_all_options(
@@ -147,8 +149,7 @@ def require_counts(dataset: SeriesDataset) -> None:
             row, column = bad[0]
             segment = table.segments.of_rows(np.array([begin + row]))[0]
             series = dataset.series[int(table.segments.series[segment])]
-            first = table.segments.first_rows[segment] + table.padded_rows[segment]
-            place = begin + int(row) - int(first)
+            place = begin + int(row) - int(table.own_first_rows[segment])
             raise DataError(
                 f"target '{names[column]}' is {rows[row, column]:g} in row {place} of series"
                 f" '{series}', expected counts (0, 1, 2 …) for `output='negative_binomial'`; use"

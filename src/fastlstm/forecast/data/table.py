@@ -77,6 +77,11 @@ class Segments:
     def __len__(self) -> int:
         return len(self.series)
 
+    @property
+    def are_first(self) -> NDArray[np.bool_]:
+        """Which segments are the first ones of their series, ``(S,)``."""
+        return np.asarray(np.diff(self.series, prepend=-1) != 0)
+
     def of_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the segment of every row."""
         return np.asarray(np.searchsorted(self.first_rows, rows, side="right") - 1)
@@ -113,7 +118,12 @@ class Table:
     @property
     def padded_rows(self) -> NDArray[np.int64]:
         """Rows of padding at the start of each segment, ``(S,)``."""
-        return np.where(np.diff(self.segments.series, prepend=-1) != 0, self.padding, 0)
+        return self.padding * self.segments.are_first
+
+    @property
+    def own_first_rows(self) -> NDArray[np.int64]:
+        """First row of each segment behind its padding, ``(S,)``."""
+        return self.segments.first_rows + self.padded_rows
 
     @cached_property
     def _statistics(self) -> dict[tuple[str, bytes], Statistics]:
