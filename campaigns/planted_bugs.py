@@ -28,6 +28,7 @@ TESTS = [
     "tests/ops/backends/test_native_cell_options.py",
     "tests/ops/backends/test_native_random.py",
     "tests/ops/backends/test_native_memory.py",
+    "tests/ops/test_both_directions.py",
     "tests/nn/test_changed_weights.py",
     "tests/nn/test_convert.py",
     "tests/nn/test_prepared.py",
@@ -106,6 +107,7 @@ STREAM = "csrc/decode_stream.cpp"
 QUANTIZED, QUANTIZED_AMX = "csrc/cpu/quantized.h", "csrc/cpu/quantized_amx.h"
 PREPARED, AUTOGRAD, PARTS = "nn/prepared.py", "ops/autograd.py", "ops/checkpointing.py"
 PACKED, OPERATOR = "ops/packed_weights.py", "ops/custom_op.py"
+BINDINGS, NATIVE_CALL = "csrc/lstm_bindings.cpp", "ops/native_call.py"
 WINDOWS_CPP, WINDOW_LOADER = "csrc/windows.cpp", "forecast/data/window_loader.py"
 ARRANGE = "forecast/data/arrange.py"
 INGEST, SPLITS = "forecast/data/ingest.py", "forecast/data/splits.py"
@@ -135,7 +137,7 @@ BUGS = (
         "t >= ends[b]) && (ends == nullptr || t < begins[b])"),
     Bug("ends included", FORWARD, "t < ends[b]", "t <= ends[b]"),
     Bug("y not zero outside a lane", FORWARD, "      out = Vec{};\n", ""),
-    Bug("h_last of the last step", FORWARD, "((end - 1) * g.B + b)", "((g.T - 1) * g.B + b)"),
+    Bug("h_last of the last step", FORWARD, "(g.row(end - 1) + b)", "(g.row(g.T - 1) + b)"),
     Bug("state padding not zeroed", FORWARD, "++k) row[k] = 0;", "++k) (void)row;"),
     Bug("one state for two steps", FORWARD, "states + (step & 1) * lanes * state_stride",
         "states + (step & 0) * lanes * state_stride"),
@@ -169,13 +171,23 @@ BUGS = (
         "? dc * f + dc_kept : Vec{});"),
     Bug("gate gradient of an idle lane", BACKWARD, "for (int j = 0; j < 4; ++j) Format::store(gate",
         "for (int j = 0; j < 3; ++j) Format::store(gate"),
-    Bug("dx chunk offset", BACKWARD, "(g.dx) + t * g.B * g.I;\n  const auto chunk",
+    Bug("dx chunk offset", BACKWARD, "(g.dx) + order.first * g.I;\n  const auto chunk",
         "(g.dx) + t / s.steps * g.B * g.I;\n  const auto chunk"),
     Bug("dx of a lane's rows", BACKWARD, "rows{k * g.B + lanes.begin, k * g.B + lanes.end}",
         "rows{lanes.begin, lanes.end}"),
     Bug("gradient of the wrong token", BACKWARD,
-        "g.input.tokens[chunk.rows[r].at] * kGroup",
-        "(g.input.tokens[chunk.rows[r].at] + 1) % g.input.num_rows * kGroup"),
+        "g.input.tokens[g.row(row.step) + row.lane] * kGroup",
+        "(g.input.tokens[g.row(row.step) + row.lane] + 1) % g.input.num_rows * kGroup"),
+    Bug("both: order of a short chunk", FORWARD, "ChunkOrder::of(g, t, steps)",
+        "ChunkOrder::of(g, t, s.steps)"),
+    Bug("both: output before a step", FORWARD, "(g.row(t - 1) + b) * g.y_stride",
+        "(g.row(t - 1) + b) * g.H"),
+    Bug("both: state before a reversed step", BACKWARD, "(g.is_reversed ? -g.B : g.B) * g.y_stride",
+        "g.B * g.y_stride"),
+    Bug("both: one barrier", BINDINGS, "&barriers[which]", "&barriers[0]"),
+    Bug("both: one workspace", BINDINGS, "    memory += bytes_of(call);\n", ""),
+    Bug("both: one memory of packed weights", PACKED, "kept.get(index)", "kept.get(0)"),
+    Bug("both: gradient of the other output", NATIVE_CALL, "at = k * H * y.itemsize", "at = 0"),
     Bug("frequent tokens summed plainly", BACKWARD, "is_compensated = Format::kPair == 1 && ",
         "is_compensated = false && "),
     Bug("padding reaches the weights", WEIGHTS,

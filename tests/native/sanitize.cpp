@@ -36,7 +36,8 @@ enum Option : unsigned {
   kInitial = 8,
   kLast = 16,
   kNorm = 32,
-  kZoneout = 64
+  kZoneout = 64,
+  kReversed = 128  // with rows of y that lie apart
 };
 
 // Exactly `size` bytes on the heap, aligned to 64, filled with a NaN of float and of bf16.
@@ -119,12 +120,27 @@ std::vector<Named> run(const Kernels& kernel, Shape n, unsigned options, int thr
   const bool is_bf16 = kernel.is_bf16;
   const int64_t size = is_bf16 ? 2 : 4;
   const int64_t padded = (H + kernel.lanes - 1) / kernel.lanes * kernel.lanes;
-  const bool has_tokens = options & kTokens;
+  const bool has_tokens = options & kTokens, is_reversed = options & kReversed;
+  const int64_t y_stride = is_reversed ? H + 3 : H;
+  const int64_t y_bytes = ((T * B - 1) * y_stride + H) * size;
   Random random(static_cast<unsigned>(H));
   std::vector<Named> found;
   const auto output = [&](const char* name, bool bf16, int64_t bytes) {
     found.push_back({name, bf16, Buffer(bytes)});
     return found.back().value.get();
+  };
+  // The columns of y; nothing may be written between its rows.
+  const auto output_rows = [&](const char* name, const Buffer& y) {
+    auto* const out = static_cast<char*>(output(name, is_bf16, T * B * H * size));
+    for (int64_t row = 0; row < T * B; ++row) {
+      const char* const from = y.get<char>() + row * y_stride * size;
+      std::memcpy(out + row * H * size, from, static_cast<size_t>(H * size));
+      for (int64_t k = H * size; k < y_stride * size && row + 1 < T * B; ++k) {
+        if (from[k] == '\xff') continue;
+        std::printf("%s %s is written beside row %d\n", kernel.isa, name, static_cast<int>(row));
+        std::abort();
+      }
+    }
   };
   const auto optional = [&](unsigned option, int64_t count) {
     Buffer values = random.floats(count);
@@ -148,7 +164,7 @@ std::vector<Named> run(const Kernels& kernel, Shape n, unsigned options, int thr
   const int64_t num_rows = has_tokens ? 7 : T * B;
   const int64_t stride = is_bf16 ? (I + 31) / 32 * 32 : I;
   const Buffer rows = random.elements(num_rows, I, stride, is_bf16);
-  const Buffer dy = random.elements(T * B, H, H, is_bf16);
+  const Buffer dy = random.elements(T * B, H, y_stride, is_bf16);
   Buffer tokens, begins, ends;
   if (has_tokens) tokens = Buffer(T * B * 8);
   for (int64_t k = 0; k < tokens.size() / 8; ++k) {
@@ -185,7 +201,9 @@ std::vector<Named> run(const Kernels& kernel, Shape n, unsigned options, int thr
                      beta_c.get<float>(),
                      normed.get(),
                      moments.get<float>()};
+  Buffer y;
   for (const bool keep : {false, true}) {
+    y = Buffer(y_bytes);
     Buffer cells(keep ? (T + 1) * B * padded * 4 : 0);
     cell_call.normed = keep ? normed.get() : nullptr;
     cell_call.moments = keep ? moments.get<float>() : nullptr;
@@ -194,6 +212,7 @@ std::vector<Named> run(const Kernels& kernel, Shape n, unsigned options, int thr
                      I,
                      H,
                      threads,
+                     is_reversed,
                      input,
                      forward_weights,
                      h0.get<float>(),
@@ -201,7 +220,8 @@ std::vector<Named> run(const Kernels& kernel, Shape n, unsigned options, int thr
                      mask.get<float>(),
                      begins.get<int64_t>(),
                      ends.get<int64_t>(),
-                     output(keep ? "y kept" : "y", is_bf16, T * B * H * size),
+                     y.get(),
+                     y_stride,
                      static_cast<float*>(output("h_last", false, B * H * 4)),
                      static_cast<float*>(output("c_last", false, B * H * 4)),
                      keep ? gates.get() : nullptr,
@@ -211,10 +231,10 @@ std::vector<Named> run(const Kernels& kernel, Shape n, unsigned options, int thr
     const Buffer workspace(kernel.forward_workspace(args));
     args.workspace = workspace.get();
     run_team(threads, [&](Member me) { kernel.forward(args, me); });
+    output_rows(keep ? "y kept" : "y", y);
     if (keep) found.push_back({"cells", false, std::move(cells)});
   }
   const auto* const cells = found.back().value.get<float>();
-  const void* const y = found[found.size() - 4].value.get();
 
   const bool is_table = has_tokens || !is_bf16;
   // As torch has them in every second shape that allows it.
@@ -225,6 +245,7 @@ std::vector<Named> run(const Kernels& kernel, Shape n, unsigned options, int thr
                     I,
                     H,
                     threads,
+                    is_reversed,
                     input,
                     is_unpacked ? nullptr : pack.out,
                     pack.w_ih,
@@ -233,7 +254,8 @@ std::vector<Named> run(const Kernels& kernel, Shape n, unsigned options, int thr
                     mask.get<float>(),
                     begins.get<int64_t>(),
                     ends.get<int64_t>(),
-                    y,
+                    y.get(),
+                    y_stride,
                     cells,
                     gates.get(),
                     options & kLast ? nullptr : dy.get(),
@@ -421,7 +443,7 @@ int run_all(int part) {
     wrong += compare_projections(*kernel, part);
     for (const Shape& shape : kShapes) {
       const unsigned at = static_cast<unsigned>(index);
-      for (const unsigned options : {0u, (at * 37 + 5) % 128, 31u - at % 4, 127u - at % 4}) {
+      for (const unsigned options : {0u, (at * 37 + 5) % 256, 31u - at % 4, 127u - at % 4, 255u - at % 8}) {
         if (index++ % part != 0) continue;
         wrong += compare(*kernel, shape, options);
         ++cases;

@@ -81,7 +81,8 @@ struct CellCall {
 
 struct ForwardArgs {
   int64_t T, B, I, H;
-  int64_t threads;  // the workspace is for a team of at most this many
+  int64_t threads;   // the workspace is for a team of at most this many
+  bool is_reversed;  // step t has the rows of step T - 1 - t of the input and of y
   Input input;
   const void* weights;          // packed by pack_forward
   const float* h0;              // (B, H) or null for zero
@@ -90,18 +91,23 @@ struct ForwardArgs {
   const int64_t* begins;        // (B) first step of each lane, or null for 0
   const int64_t* ends;          // (B) one past the last step of each lane, or null for T
   void* y;                      // (T * B, H) elements; zero outside a lane's steps
+  int64_t y_stride;             // elements from row to row of y, at least H
   float* h_last;                // (B, H)
   float* c_last;                // (B, H)
   void* gates;   // gate_rows(T, B) * G elements kept for backward, aligned to 64, or null
   float* cells;  // (T + 1) * B * U * lanes kept for backward, or null with gates
   const CellCall* cell_call;  // or null for torch's cell
   void* workspace;            // forward_workspace(...) bytes, aligned to 64
+
+  // Lane 0 of step t is this row of the input and of y.
+  int64_t row(int64_t t) const { return (is_reversed ? T - 1 - t : t) * B; }
 };
 
 // T and B are at least 1.
 struct BackwardArgs {
   int64_t T, B, I, H;
-  int64_t threads;  // the workspace is for a team of at most this many
+  int64_t threads;   // the workspace is for a team of at most this many
+  bool is_reversed;  // as in forward; holds for dy and dx too
   Input input;
   const void* weights;          // packed by pack_backward, or null with the next two
   const float* w_ih;            // (4H, I) as torch has it: Kernels::reads_unpacked
@@ -111,6 +117,7 @@ struct BackwardArgs {
   const int64_t* begins;        // as in forward
   const int64_t* ends;          // as in forward
   const void* y;                // of forward
+  int64_t y_stride;             // as in forward; holds for dy too
   const float* cells;           // of forward
   void* gates;                  // of forward; overwritten with their gradients
   const void* dy;               // (T * B, H) elements or null for zero
@@ -129,6 +136,8 @@ struct BackwardArgs {
   float* dgamma_c;              // (H)
   float* dbeta_c;               // (H)
   void* workspace;              // backward_workspace(...) bytes, aligned to 64
+
+  int64_t row(int64_t t) const { return (is_reversed ? T - 1 - t : t) * B; }  // as in forward
 };
 
 constexpr int kByteSums = 16;

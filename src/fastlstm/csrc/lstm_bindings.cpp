@@ -4,6 +4,8 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
+#include <vector>
+
 #include "cpu/dispatch.h"
 #include "cpu/features.h"
 #include "cpu/threads.h"
@@ -44,77 +46,93 @@ void pack(const Kernels& k, int threads, bool is_backward, int64_t I, int64_t H,
   run_team(threads, [&](Member me) { body(args, me); });
 }
 
-void forward(const Kernels& k, int threads, int64_t T, int64_t B, int64_t I, int64_t H,
-             Address rows, int64_t num_rows, int64_t stride, Address tokens, Address weights,
-             Address h0, Address c0, Address mask, Address begins, Address ends, Address y,
-             Address h_last, Address c_last, Address gates, Address cells, Address cell_call) {
-  ForwardArgs args{T,
-                   B,
-                   I,
-                   H,
-                   threads,
-                   {pointer<const void>(rows), num_rows, stride, pointer<const int64_t>(tokens)},
-                   pointer<const void>(weights),
-                   pointer<const float>(h0),
-                   pointer<const float>(c0),
-                   pointer<const float>(mask),
-                   pointer<const int64_t>(begins),
-                   pointer<const int64_t>(ends),
-                   pointer<void>(y),
-                   pointer<float>(h_last),
-                   pointer<float>(c_last),
-                   pointer<void>(gates),
-                   pointer<float>(cells),
-                   pointer<const CellCall>(cell_call),
-                   nullptr};
+// The fields of a call one by one, from a tuple of sizes and addresses.
+class Fields {
+ public:
+  struct AnyPointer {
+    Address value;
+    template <typename T>
+    operator T*() const {
+      return pointer<T>(value);
+    }
+  };
+
+  Fields(nb::handle tuple, int64_t count) : tuple_(tuple) {
+    const int64_t found = nb::isinstance<nb::tuple>(tuple) ? PyTuple_Size(tuple.ptr()) : 0;
+    if (found != count) {
+      const auto text =
+          "a call has " + std::to_string(found) + " fields, expected " + std::to_string(count);
+      throw nb::value_error(text.c_str());
+    }
+  }
+  int64_t size() {
+    const int64_t value = PyLong_AsLongLong(PyTuple_GetItem(tuple_.ptr(), at_++));
+    if (value == -1 && PyErr_Occurred() != nullptr) throw nb::python_error();
+    return value;
+  }
+  AnyPointer address() { return {static_cast<Address>(size())}; }
+  Input input() { return {address(), size(), size(), address()}; }
+
+ private:
+  nb::handle tuple_;
+  int64_t at_ = 0;
+};
+
+// Braces evaluate from left to right.
+ForwardArgs forward_args(nb::handle tuple, int threads) {
+  Fields f(tuple, 22);
+  return {f.size(),    f.size(),    f.size(),    f.size(),    threads,     f.size() != 0,
+          f.input(),   f.address(), f.address(), f.address(), f.address(), f.address(),
+          f.address(), f.address(), f.size(),    f.address(), f.address(), f.address(),
+          f.address(), f.address(), nullptr};
+}
+
+BackwardArgs backward_args(nb::handle tuple, int threads) {
+  Fields f(tuple, 34);
+  return {f.size(),    f.size(),    f.size(),    f.size(),    threads,     f.size() != 0,
+          f.input(),   f.address(), f.address(), f.address(), f.address(), f.address(),
+          f.address(), f.address(), f.address(), f.size(),    f.address(), f.address(),
+          f.address(), f.address(), f.address(), f.address(), f.address(), f.address(),
+          f.address(), f.address(), f.address(), f.address(), f.address(), f.address(),
+          f.address(), f.address(), nullptr};
+}
+
+// Runs one call or two, the directions of a layer, on one team: two on `members` threads each, side
+// by side, where the team has so many, otherwise one after the other on all.
+template <typename Args>
+void run_calls(int threads, int members, std::vector<Args>& calls,
+               int64_t (*workspace_bytes)(const Args&), void (*run)(const Args&, Member)) {
   nb::gil_scoped_release release;
-  args.workspace = scratch().take(k.forward_workspace(args));
-  run_team(threads, [&](Member me) { k.forward(args, me); });
+  int64_t bytes = 0;
+  const auto bytes_of = [&](const Args& call) { return (workspace_bytes(call) + 63) / 64 * 64; };
+  for (const Args& call : calls) bytes += bytes_of(call);
+  auto* memory = static_cast<char*>(scratch().take(bytes));
+  for (Args& call : calls) {
+    call.workspace = memory;
+    memory += bytes_of(call);
+  }
+  Barrier barriers[2];
+  run_team(threads, [&](Member me) {
+    if (calls.size() < 2 || 2 * members > me.count) {
+      for (const Args& call : calls) run(call, me);
+      return;
+    }
+    const int which = me.index / members;
+    if (which < 2) run(calls[which], {me.index % members, members, &barriers[which]});
+  });
   scratch().give_back();
 }
 
-void backward(const Kernels& k, int threads, int64_t T, int64_t B, int64_t I, int64_t H,
-              Address rows, int64_t num_rows, int64_t stride, Address tokens, Address weights,
-              Address w_ih, Address w_hh, Address h0, Address mask, Address begins, Address ends,
-              Address y, Address cells, Address gates, Address dy, Address dh_last, Address dc_last,
-              Address dx, Address dh0, Address dc0, Address dw_ih, Address dw_hh, Address db,
-              Address dgamma_ih, Address dgamma_hh, Address dgamma_c, Address dbeta_c,
-              Address cell_call) {
-  BackwardArgs args{T,
-                    B,
-                    I,
-                    H,
-                    threads,
-                    {pointer<const void>(rows), num_rows, stride, pointer<const int64_t>(tokens)},
-                    pointer<const void>(weights),
-                    pointer<const float>(w_ih),
-                    pointer<const float>(w_hh),
-                    pointer<const float>(h0),
-                    pointer<const float>(mask),
-                    pointer<const int64_t>(begins),
-                    pointer<const int64_t>(ends),
-                    pointer<const void>(y),
-                    pointer<const float>(cells),
-                    pointer<void>(gates),
-                    pointer<const void>(dy),
-                    pointer<const float>(dh_last),
-                    pointer<const float>(dc_last),
-                    pointer<void>(dx),
-                    pointer<float>(dh0),
-                    pointer<float>(dc0),
-                    pointer<float>(dw_ih),
-                    pointer<float>(dw_hh),
-                    pointer<float>(db),
-                    pointer<const CellCall>(cell_call),
-                    pointer<float>(dgamma_ih),
-                    pointer<float>(dgamma_hh),
-                    pointer<float>(dgamma_c),
-                    pointer<float>(dbeta_c),
-                    nullptr};
-  nb::gil_scoped_release release;
-  args.workspace = scratch().take(k.backward_workspace(args));
-  run_team(threads, [&](Member me) { k.backward(args, me); });
-  scratch().give_back();
+void forward(const Kernels& k, int threads, int members, nb::args calls) {
+  std::vector<ForwardArgs> all;
+  for (nb::handle call : calls) all.push_back(forward_args(call, threads));
+  run_calls(threads, members, all, k.forward_workspace, k.forward);
+}
+
+void backward(const Kernels& k, int threads, int members, nb::args calls) {
+  std::vector<BackwardArgs> all;
+  for (nb::handle call : calls) all.push_back(backward_args(call, threads));
+  run_calls(threads, members, all, k.backward_workspace, k.backward);
 }
 
 void project(const Kernels& k, int threads, int64_t N, int64_t H, int64_t V, Address features,

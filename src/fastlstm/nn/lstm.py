@@ -37,7 +37,7 @@ from fastlstm.ops.left_alone import (
     left_to_torch,
     options_of,
 )
-from fastlstm.ops.lstm import check_args, run
+from fastlstm.ops.lstm import check_args, run, run_layer
 from fastlstm.system.fields import is_whole
 
 State = tuple[Tensor, Tensor]
@@ -554,26 +554,24 @@ class LSTM(nn.LSTM):
         norms = self.norms(x.device)
         hs, cs = [], []
         for layer in range(self.num_layers):
-            outputs = []
+            both = []
             for index in range(layer * directions, (layer + 1) * directions):
                 h0, c0 = (zero, zero) if state is None else (state[0][index], state[1][index])
                 # A float16 state would round the result.
                 h0, c0 = (t.to(torch.promote_types(t.dtype, dtype)) for t in (h0, c0))
-                steps, step_lanes = x, lanes
-                if is_reverse := index % directions == 1:
-                    steps = x.flip(0)
-                    step_lanes = None if lanes is None else lanes.reversed(x.shape[0])
-                out = run(
-                    self._call_args(steps, h0, c0, weights[index], step_lanes, norms[index]),
-                    options,
-                    backend=self.backend or ("reference" if is_slow else None),
-                    strict=self.strict,
-                    max_activation_bytes=self.max_activation_bytes,
-                )
-                outputs.append(out.y.flip(0) if is_reverse else out.y)
-                hs.append(out.hT)
-                cs.append(out.cT)
-            x = outputs[0] if directions == 1 else torch.cat(outputs, dim=2)
+                own = lanes
+                if lanes is not None and index % directions == 1:
+                    own = lanes.reversed(x.shape[0])
+                both.append(self._call_args(x, h0, c0, weights[index], own, norms[index]))
+            x, last = run_layer(
+                both,
+                options,
+                backend=self.backend or ("reference" if is_slow else None),
+                strict=self.strict,
+                max_activation_bytes=self.max_activation_bytes,
+            )
+            hs += last[::2]
+            cs += last[1::2]
             if self.dropout > 0 and self.training and layer < self.num_layers - 1:
                 x = dropped_between_layers(x, self.dropout, lanes if is_packed else None)
         # Never views, which `detach_` refuses.

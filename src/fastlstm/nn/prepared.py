@@ -115,12 +115,12 @@ class PreparedCall:
         y = kernels.empty((self.shape[0], self.shape[1], self.hidden), self.dtype)
         h, c = kernels.empty(self.state_shape), kernels.empty(self.state_shape)
         with kernels.profiled("fastlstm::lstm", x):
-            ready.kernel.forward(
-                *self.sizes,
+            ready.kernel.forward(threads, threads, (
+                T, B, I, self.hidden, 0,
                 x.data_ptr(), T * B, kernels.padded_columns(I, is_bf16), 0,
                 ready.memory.data_ptr(), h0.data_ptr(), c0.data_ptr(), 0, 0, 0,
-                y.data_ptr(), h.data_ptr(), c.data_ptr(), 0, 0, 0,
-            )  # fmt: skip
+                y.data_ptr(), self.hidden, h.data_ptr(), c.data_ptr(), 0, 0, 0,
+            ))  # fmt: skip
         return y, (h.to(self.dtype), c.to(self.dtype)) if is_bf16 else (h, c)
 
 

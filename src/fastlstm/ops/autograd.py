@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,37 +23,48 @@ NUM_ARGS = len(LSTMArgs._fields)
 
 
 class LSTMFunction(torch.autograd.Function):
-    """The sequence with all activations saved.
+    """One direction or both of a layer with all activations saved: `native_call.forward_layer`.
 
-    The first backward pass overwrites the activations; a second one computes them again.
+    `tensors` are the fields of an `LSTMArgs` for every direction. Returns `y`, then `hT` and `cT`
+    of every direction. The first backward pass overwrites the activations; a second one computes
+    them again.
     """
 
     @staticmethod
     def forward(ctx: Any, call: LSTMCall, *tensors: Tensor) -> tuple[Tensor, ...]:
         is_bf16 = call.dtype is torch.bfloat16
-        y, hT, cT, saved = native_call.forward(LSTMArgs(*tensors), is_bf16, True, call.options)
-        assert saved is not None
-        ctx.save_for_backward(*tensors, y, *saved)
+        directions = _each(LSTMArgs, tensors)
+        y, states, saved = native_call.forward_layer(directions, is_bf16, True, call.options)
+        ctx.save_for_backward(*tensors, y, *itertools.chain(*saved))
         ctx.set_materialize_grads(False)
-        ctx.call, ctx.is_used = call, False
-        return y, hT, cT
+        ctx.call, ctx.is_used, ctx.count = call, False, len(tensors)
+        return y, *states
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Grads:
-        args, y, tensors = saved_tensors(ctx)
-        call: LSTMCall = ctx.call
-        needs = LSTMArgs(*ctx.needs_input_grad[1:])
-        slow = slow_gradients(args, call.options, grads, needs, strict=call.strict)
+        tensors, count, call = ctx.saved_tensors, ctx.count, ctx.call
+        directions, y = _each(LSTMArgs, tensors[:count]), tensors[count]
+        needs = _each(LSTMArgs, ctx.needs_input_grad[1:])
+        for args in directions:
+            check_mask(args)
+        slow = slow_gradients(directions, call.options, grads, needs, strict=call.strict)
         if slow is not None:
             return None, *slow
-        saved = SavedActivations(*tensors)
+        saved: Any = _each(SavedActivations, tensors[count + 1 :])
         if ctx.is_used:
-            *_, fresh = native_call.forward(args, y.dtype is torch.bfloat16, True, call.options)
-            assert fresh is not None
-            saved = fresh
+            is_bf16 = y.dtype is torch.bfloat16
+            *_, saved = native_call.forward_layer(directions, is_bf16, True, call.options)
         ctx.is_used = True
-        gradients = native_call.backward(args, y, saved, grads, needs, call.options)
-        return None, *by_argument(args, gradients, needs)
+        found = native_call.backward_layer(directions, y, saved, grads, needs, call.options)
+        return None, *itertools.chain(*map(by_argument, directions, found, needs))
+
+
+def _each(kind: Any, fields: Sequence[Any]) -> list[Any]:
+    """Returns a named tuple `kind` for every direction, from the fields of all."""
+    size = len(kind._fields)
+    if len(fields) == size:
+        return [kind(*fields)]
+    return [kind(*fields[at : at + size]) for at in range(0, len(fields), size)]
 
 
 def saved_tensors(ctx: Any) -> tuple[LSTMArgs, Tensor, tuple[Tensor, ...]]:
@@ -79,21 +92,26 @@ def by_argument(args: LSTMArgs, gradients: Gradients, needs: LSTMArgs) -> Grads:
 
 
 def slow_gradients(
-    args: LSTMArgs, options: CellOptions, grads: Grads, needs: LSTMArgs, *, strict: bool
+    directions: Sequence[LSTMArgs],
+    options: CellOptions,
+    grads: Grads,
+    needs: Sequence[LSTMArgs],
+    *,
+    strict: bool,
 ) -> Grads | None:
     """Returns gradients that the kernels cannot compute, or None if they can.
 
-    `grads` are the gradients of `y`, `hT`, `cT`, or None; `needs` marks the arguments whose
-    gradients are needed. torch's operators compute these gradients, in the dtype of each argument,
-    differentiable in grad mode; `strict` raises KernelError instead.
+    `grads` are the gradients of `y`, then of `hT` and `cT` of every direction, or None; `needs`
+    marks the arguments whose gradients are needed. torch's operators compute these gradients, in
+    the dtype of each argument, differentiable in grad mode; `strict` raises KernelError instead.
     """
     present = [g for g in grads if g is not None]
     if not present:
-        return (None,) * NUM_ARGS
+        return (None,) * (NUM_ARGS * len(directions))
     if any(map(is_batched, present)):
         why = "gradients in batches (is_grads_batched=True, vectorize=True)"
     elif torch.is_grad_enabled() and any(
-        t is not None and t.requires_grad for t in (*args, *present)
+        t is not None and t.requires_grad for t in itertools.chain(*directions, present)
     ):
         why = "a gradient that is itself differentiated (create_graph=True)"
     else:
@@ -101,27 +119,39 @@ def slow_gradients(
     _refuse_or_warn(why, strict=strict)
     is_differentiable = torch.is_grad_enabled()
     with torch.enable_grad(), torch.autocast("cpu", enabled=False):
+        given: list[Any] = list(itertools.chain(*directions))
         # Views: a tensor given as two arguments has a gradient for each.
-        views = {
-            name: t.view_as(t)
-            for (name, t), need in zip(args._asdict().items(), needs, strict=True)
-            if t is not None and need and t.is_floating_point()
-        }
-        outputs = run_reference(args._replace(**views), options, torch.float32)
-        pairs = [(o, g.to(o.dtype)) for o, g in zip(outputs, grads, strict=True) if g is not None]
+        views = [
+            t.view_as(t) if t is not None and need and t.is_floating_point() else t
+            for t, need in zip(given, itertools.chain(*needs), strict=True)
+        ]
+        outputs = _reference_layer(_each(LSTMArgs, views), options)
+        pairs = [
+            (o, g.to(o.dtype))
+            for o, g in zip(outputs, grads, strict=True)
+            if g is not None and o.requires_grad
+        ]
         gradients = torch.autograd.grad(
             [o for o, _ in pairs],
-            list(views.values()),
+            [view for view, t in zip(views, given, strict=True) if view is not t],
             [g for _, g in pairs],
             create_graph=is_differentiable,
             allow_unused=True,
         )
-    by_name = {
-        name: g.to(views[name].dtype)
-        for name, g in zip(views, gradients, strict=True)
-        if g is not None
-    }
-    return tuple(by_name.get(name) for name in LSTMArgs._fields)
+    rest = iter(gradients)
+    found = [None if view is t else next(rest) for view, t in zip(views, given, strict=True)]
+    return tuple(g if g is None else g.to(t.dtype) for g, t in zip(found, given, strict=True))
+
+
+def _reference_layer(directions: Sequence[LSTMArgs], options: CellOptions) -> list[Tensor]:
+    """Returns `native_call.forward_layer`'s `y` and states, in float32 by torch's operators."""
+    outputs, states = [], []
+    for k, args in enumerate(directions):
+        steps = args if k == 0 else args._replace(rows=args.rows.flip(0))
+        y, *last = run_reference(steps, options, torch.float32)
+        outputs.append(y if k == 0 else y.flip(0))
+        states += last
+    return [outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2), *states]
 
 
 def outputs_with_tangents(args: LSTMArgs, call: LSTMCall) -> LSTMOutput:

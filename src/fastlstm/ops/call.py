@@ -116,6 +116,7 @@ class LSTMCall(NamedTuple):
         max_activation_bytes: limit of saved activations, beside arguments and `y`; the rest is
             computed again in the backward pass. None saves everything.
         strict: no slower path may replace the kernel, not even for second derivatives.
+        directions: of the layer; for reports.
     """
 
     T: int
@@ -131,6 +132,7 @@ class LSTMCall(NamedTuple):
     has_lengths: bool = False
     max_activation_bytes: int | None = None
     strict: bool = False
+    directions: int = 1
 
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")

@@ -45,7 +45,7 @@ class CheckpointedLSTMFunction(torch.autograd.Function):
         args, _, saved = saved_tensors(ctx)
         call: LSTMCall = ctx.call
         needs = LSTMArgs(*ctx.needs_input_grad[2:])
-        slow = slow_gradients(args, call.options, grads, needs, strict=call.strict)
+        slow = slow_gradients((args,), call.options, grads, (needs,), strict=call.strict)
         if slow is not None:
             return None, None, *slow
         states = (args.h0, args.c0, *saved)

@@ -152,7 +152,8 @@ def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
     needs = LSTMArgs(*all_tensors(ctx.needs_input_grad[0], ctx.present, NUM_ARGS))
     if not ctx.has_kept and any(g is not None for g in grads[:3]):
         raise KernelError("lstm_sequence ran with keep=False and can have no gradient")
-    gradients = slow_gradients(args, parsed_options(ctx.options), grads[:3], needs, strict=False)
+    options = parsed_options(ctx.options)
+    gradients = slow_gradients((args,), options, grads[:3], (needs,), strict=False)
     if gradients is None:
         arguments = present_tensors((*args, *saved[-_OUTPUTS:], *grads[:3]))
         computed = Gradients(*lstm_sequence_backward(*arguments, ctx.options))

@@ -155,4 +155,5 @@ def layer_calls(layer: nn.LSTM, T: int, B: int, *, training: bool = True) -> Ite
             has_bias=layer.bias,
             options=options_of(layer),
             max_activation_bytes=getattr(layer, "max_activation_bytes", None),
+            directions=directions,
         )

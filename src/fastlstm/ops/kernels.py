@@ -20,6 +20,8 @@ _MIN_FLOP_PER_STEP = 1 << 17
 
 Never on some of the threads: OpenMP ends those that a smaller team does not need.
 """
+_MIN_FLOP_OF_TEAM = 1 << 20
+"""A direction with less work does not run beside the other: starting a team would cost more."""
 _BLOCK = 4 << 20
 """Bytes from which a buffer is a block of csrc/cpu/allocator.h: huge pages, kept for the next."""
 
@@ -40,6 +42,18 @@ def fastest_kernels(is_bf16: bool) -> Any:
 def num_threads(B: int, I: int, H: int) -> int:  # noqa: E741
     """Returns the number of threads for a sequence of this size."""
     return 1 if 8 * B * H * (H + I) < _MIN_FLOP_PER_STEP else torch.get_num_threads()
+
+
+def team_of_layer(T: int, B: int, I: int, H: int, directions: int) -> tuple[int, int]:  # noqa: E741
+    """Returns the threads of a layer's team, and those of each direction if both run side by side.
+
+    An odd team runs one direction after the other: halves would not be equal.
+    """
+    threads = num_threads(B, I, H)
+    if directions == 1 or T * 8 * B * H * (H + I) < _MIN_FLOP_OF_TEAM:
+        return threads, threads
+    team = torch.get_num_threads()
+    return team, 1 if threads == 1 else team // 2 if team % 2 == 0 else team
 
 
 def profiled(name: str, *tensors: Tensor) -> Any:

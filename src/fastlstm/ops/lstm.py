@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+from torch import Tensor
 
 from fastlstm.errors import ShapeError
+from fastlstm.ops.backends.native import NativeBackend
 from fastlstm.ops.call import LSTMArgs, LSTMCall, LSTMOutput, describe_call
 from fastlstm.ops.cell_options import TORCHS_CELL, CellOptions
 from fastlstm.ops.registry import select
@@ -41,6 +45,53 @@ def run(
     runner = select(call, backend=backend, strict=strict).backend
     y, hT, cT = runner.run(call, args) if call.T and call.B else _empty_output(call, args)
     return LSTMOutput(y, hT.to(args.h0.dtype), cT.to(args.c0.dtype))
+
+
+def run_layer(
+    directions: Sequence[LSTMArgs],
+    options: CellOptions = TORCHS_CELL,
+    *,
+    backend: str | None = None,
+    strict: bool = False,
+    max_activation_bytes: int | None = None,
+) -> tuple[Tensor, list[Tensor]]:
+    """Runs one direction or both of a layer over a whole sequence.
+
+    Args:
+        directions: arguments of each, as in `run`. The second reads the same rows from the last
+            step to the first; its begins and ends count its own steps.
+        options: as in `run`.
+        backend: as in `run`.
+        strict: as in `run`.
+        max_activation_bytes: as in `run`.
+
+    Returns:
+        `y` `(T, B, D * H)`; `hT` and `cT` of every direction in one list.
+
+    Raises:
+        KernelError: no allowed kernel runs this call.
+    """
+    if len(directions) == 2:
+        must = strict or backend is not None
+        call, other = (
+            describe_call(args, options, max_activation_bytes=max_activation_bytes, strict=must)
+            for args in directions
+        )
+        runner = select(call, backend=backend, strict=strict).backend
+        if call == other and isinstance(runner, NativeBackend):
+            found = runner.run_both(call, directions)
+            if found is not None:
+                return found
+    outputs, states = [], []
+    for index, args in enumerate(directions):
+        steps = args if index == 0 else args._replace(rows=args.rows.flip(0))
+        y, *last = run(
+            steps, options, backend=backend, strict=strict,
+            max_activation_bytes=max_activation_bytes,
+        )  # fmt: skip
+        outputs.append(y if index == 0 else y.flip(0))
+        states += last
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2), states
 
 
 def _empty_output(call: LSTMCall, args: LSTMArgs) -> LSTMOutput:

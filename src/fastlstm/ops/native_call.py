@@ -5,6 +5,7 @@ csrc/lstm.h defines layouts and lifetimes. Nothing here knows of autograd.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -89,32 +90,62 @@ def forward(
     `keep` the saved activations. `first_row` is the number of earlier rows `t * B + b` of a longer
     sequence, for its random draws. Raises ShapeError for a token outside of the embedding.
     """
-    T, B, I, H = args.sizes()  # noqa: E741
-    _check_tokens(args)
-    kernel = kernels.fastest_kernels(is_bf16)
-    threads = kernels.num_threads(B, I, H)
-    weights = packed(args, kernel, threads, in_training=keep).memory
-    rows = elements(args.rows, is_bf16)
-    num_rows = T * B if args.tokens is None else args.rows.shape[0]
-    y = empty((T, B, H), element_dtype(is_bf16)) if y is None else y
-    hT, cT = empty((B, H)), empty((B, H))
-    saved = None
-    if keep:
-        layout = saved_layout(kernel, T, B, H, args.gamma_hh is not None)
-        saved = SavedActivations(*(empty((n,), dtype) for n, dtype in layout))
-    state = each(floats, (args.h0, args.c0, args.mask))
-    whole = each(dense, (args.tokens, args.begins, args.ends))
-    tokens, *ends = map(address_of, whole)
-    cell, _kept = _native_options(args, options, first_row, saved)
-    with kernels.profiled("fastlstm::lstm", rows, args.w_ih, args.w_hh, y):
-        kernel.forward(
-            threads, T, B, I, H,
-            rows.data_ptr(), num_rows, kernels.padded_columns(I, is_bf16), tokens,
-            weights.data_ptr(), *map(address_of, state), *ends,
-            y.data_ptr(), hT.data_ptr(), cT.data_ptr(),
-            *(map(address_of, saved[:2]) if saved is not None else (0, 0)), cell,
-        )  # fmt: skip
+    y, (hT, cT), (saved,) = forward_layer((args,), is_bf16, keep, options, first_row=first_row, y=y)
     return y, hT, cT, saved
+
+
+def forward_layer(
+    directions: Sequence[LSTMArgs],
+    is_bf16: bool,
+    keep: bool,
+    options: CellOptions = TORCHS_CELL,
+    *,
+    first_row: int = 0,
+    y: Tensor | None = None,
+) -> tuple[Tensor, list[Tensor], list[Any]]:
+    """Runs one direction or both of a layer, like `forward`; both run side by side.
+
+    The second direction reads the same rows from the last step to the first; its begins and ends
+    count its own steps. Returns `y` `(T, B, D * H)`; `hT`, `cT` of every direction in one list; the
+        `SavedActivations` of every direction, or None.
+    """
+    T, B, I, H = directions[0].sizes()  # noqa: E741
+    kernel = kernels.fastest_kernels(is_bf16)
+    num = len(directions)
+    y = empty((T, B, num * H), element_dtype(is_bf16)) if y is None else y
+    threads, members = kernels.team_of_layer(T, B, I, H, num)
+    states = [empty((B, H)) for _ in range(2 * num)]
+    calls, all_saved, in_use = [], [], []
+    for k, args in enumerate(directions):
+        _check_tokens(args)
+        weights = packed(args, kernel, threads, in_training=keep, index=k).memory
+        rows = elements(args.rows, is_bf16)
+        saved = None
+        if keep:
+            layout = saved_layout(kernel, T, B, H, args.gamma_hh is not None)
+            saved = SavedActivations(*(empty((n,), dtype) for n, dtype in layout))
+        given = (weights, *each(floats, (args.h0, args.c0, args.mask)))
+        tokens, *ends = each(dense, (args.tokens, args.begins, args.ends))
+        cell, kept = _native_options(args, options, first_row, saved)
+        calls.append((
+            T, B, I, H, k,
+            *_input(rows, tokens, I, is_bf16),
+            *map(address_of, (*given, *ends)),
+            y.data_ptr() + k * H * y.itemsize, num * H, *map(address_of, states[2 * k : 2 * k + 2]),
+            *(map(address_of, saved[:2]) if saved is not None else (0, 0)), cell,
+        ))  # fmt: skip
+        all_saved.append(saved)
+        in_use.append((rows, given, tokens, ends, kept))
+    first = directions[0]
+    with kernels.profiled("fastlstm::lstm", first.rows, first.w_ih, first.w_hh, y):
+        kernel.forward(threads, members, *calls)
+    return y, states, all_saved
+
+
+def _input(rows: Tensor, tokens: Tensor | None, I: int, is_bf16: bool) -> tuple[int, ...]:  # noqa: E741
+    """Returns the fields of `Input` (csrc/lstm.h): address and number of rows, stride, tokens."""
+    num_rows = rows.shape[0] if tokens is not None else rows.shape[0] * rows.shape[1]
+    return rows.data_ptr(), num_rows, kernels.padded_columns(I, is_bf16), address_of(tokens)
 
 
 def backward(
@@ -133,45 +164,83 @@ def backward(
     marks arguments that need a gradient. Returns float32 gradients, for dense rows in the dtype of
     `y`; raises the errors of `forward`.
     """
-    T, B, I, H = args.sizes()  # noqa: E741
-    is_bf16 = y.dtype == torch.bfloat16
-    _check_tokens(args)  # their memory may have been written to since: a data loader's buffer
+    (gradients,) = backward_layer(
+        (args,), y, (saved,), grads, (needs,), options, first_row=first_row
+    )
+    return gradients
+
+
+def backward_layer(
+    directions: Sequence[LSTMArgs],
+    y: Tensor,
+    all_saved: Sequence[SavedActivations],
+    grads: tuple[Tensor | None, ...],
+    needs: Sequence[LSTMArgs],
+    options: CellOptions = TORCHS_CELL,
+    *,
+    first_row: int = 0,
+) -> list[Gradients]:
+    """Runs `forward_layer` backward, like `backward`.
+
+    `grads` are the gradients of `y` `(T, B, D * H)`, then of `hT` and `cT` of every direction, or
+    None each. Returns the gradients of every direction.
+    """
+    T, B, I, H = directions[0].sizes()  # noqa: E741
+    num, is_bf16 = len(directions), y.dtype == torch.bfloat16
     kernel = kernels.fastest_kernels(is_bf16)
-    threads = kernels.num_threads(B, I, H)
-    weights, w_ih, w_hh = _backward_weights(args, kernel, threads)
-    rows = elements(args.rows, is_bf16)
-    num_rows = T * B if args.tokens is None else args.rows.shape[0]
+    threads, members = kernels.team_of_layer(T, B, I, H, num)
     dy = None if grads[0] is None else grads[0].to(y.dtype).contiguous()
-    d_state = each(floats, grads[1:])
-    d_rows = None
-    if needs.rows:
-        d_rows = empty(args.rows.shape, y.dtype if args.tokens is None else torch.float32)
-    dh0 = empty((B, H)) if needs.h0 else None
-    dc0 = empty((B, H)) if needs.c0 else None
-    dw_ih = empty((4 * H, I)) if needs.w_ih else None
-    dw_hh = empty((4 * H, H)) if needs.w_hh else None
-    db = empty((4 * H,)) if needs.b_ih or needs.b_hh else None
-    d_norm = [None if t is None else empty(t.shape) for t in args.norm()]
-    h0, mask = each(floats, (args.h0, args.mask))
-    tokens, begins, ends = each(dense, (args.tokens, args.begins, args.ends))
-    cell, _kept = _native_options(args, options, first_row, saved)
-    with kernels.profiled("fastlstm::lstm_backward", rows, args.w_ih, args.w_hh, y):
-        kernel.backward(
-            threads, T, B, I, H,
-            rows.data_ptr(), num_rows, kernels.padded_columns(I, is_bf16), address_of(tokens),
-            *map(address_of, (weights, w_ih, w_hh, h0, mask, begins, ends)),
-            *map(address_of, (y, saved.cells, saved.gates, dy, *d_state)),
-            *map(address_of, (d_rows, dh0, dc0, dw_ih, dw_hh, db, *d_norm)), cell,
-        )  # fmt: skip
-    return Gradients(d_rows, dh0, dc0, dw_ih, dw_hh, db, *d_norm)
+    calls, found, in_use = [], [], []
+    for k, (args, saved, need) in enumerate(zip(directions, all_saved, needs, strict=True)):
+        _check_tokens(args)  # their memory may have been written to since: a data loader's buffer
+        weights = _backward_weights(args, kernel, threads, k)
+        rows = elements(args.rows, is_bf16)
+        gradients = _empty_gradients(args, need, y.dtype)
+        d_state = each(floats, grads[1 + 2 * k : 3 + 2 * k])
+        h0, mask = each(floats, (args.h0, args.mask))
+        tokens, begins, ends = each(dense, (args.tokens, args.begins, args.ends))
+        cell, kept = _native_options(args, options, first_row, saved)
+        at = k * H * y.itemsize
+        calls.append((
+            T, B, I, H, k,
+            *_input(rows, tokens, I, is_bf16),
+            *map(address_of, (*weights, h0, mask, begins, ends)),
+            y.data_ptr() + at, num * H, *map(address_of, (saved.cells, saved.gates)),
+            0 if dy is None else dy.data_ptr() + at, *map(address_of, d_state),
+            *map(address_of, gradients[:6]), cell, *map(address_of, gradients[6:]),
+        ))  # fmt: skip
+        found.append(gradients)
+        in_use.append((weights, rows, d_state, h0, mask, tokens, begins, ends, kept))
+    first = directions[0]
+    with kernels.profiled("fastlstm::lstm_backward", first.rows, first.w_ih, first.w_hh, y):
+        kernel.backward(threads, members, *calls)
+    return found
 
 
-def _backward_weights(args: LSTMArgs, kernel: Any, threads: int) -> tuple[Tensor | None, ...]:
+def _empty_gradients(args: LSTMArgs, needs: LSTMArgs, dtype: torch.dtype) -> Gradients:
+    """Returns memory for the gradients that `needs` marks; layer norm needs all of its own."""
+    _, B, I, H = args.sizes()  # noqa: E741
+    rows = dtype if args.tokens is None else torch.float32
+    return Gradients(
+        empty(args.rows.shape, rows) if needs.rows else None,
+        empty((B, H)) if needs.h0 else None,
+        empty((B, H)) if needs.c0 else None,
+        empty((4 * H, I)) if needs.w_ih else None,
+        empty((4 * H, H)) if needs.w_hh else None,
+        empty((4 * H,)) if needs.b_ih or needs.b_hh else None,
+        *(None if t is None else empty(t.shape) for t in args.norm()),
+    )
+
+
+def _backward_weights(
+    args: LSTMArgs, kernel: Any, threads: int, index: int
+) -> tuple[Tensor | None, ...]:
     """Returns the packed weights; or for few rows None, w_ih and w_hh, which need no packing."""
     T, B, I, H = args.sizes()  # noqa: E741
     if args.gamma_hh is None and kernel.reads_unpacked(T, B, I, H):
         return None, floats(args.w_ih), floats(args.w_hh)
-    return packed(args, kernel, threads, is_backward=True, in_training=True).memory, None, None
+    weights = packed(args, kernel, threads, is_backward=True, in_training=True, index=index)
+    return weights.memory, None, None
 
 
 def _check_tokens(args: LSTMArgs) -> None:

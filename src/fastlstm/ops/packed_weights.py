@@ -143,11 +143,13 @@ def packed(
     *,
     is_backward: bool = False,
     in_training: bool = False,
+    index: int = 0,
 ) -> Packed:
     """Returns packed weights, from the cache if the weights have not changed.
 
     It reads all values to find out, unless the weights are frozen. With `in_training` frozen
-    weights are thawed, and weights that have just changed are not cached: most are used once.
+    weights are thawed, and weights that have just changed are not cached: most are used once, and
+    the next such call of this thread with the same `index` overwrites them.
     """
     _, _, I, H = args.sizes()  # noqa: E741
     weights = [t for t in (args.weights()[:2] if is_backward else args.weights()) if t is not None]
@@ -162,7 +164,7 @@ def packed(
         is_known = known.contents.are_sources(weights)
     is_kept = is_known or not in_training
     size = kernel.backward_bytes(I, H) if is_backward else kernel.forward_bytes(I, H)
-    memory = empty((size,), torch.uint8) if is_kept else _scratch(size)
+    memory = empty((size,), torch.uint8) if is_kept else _scratch(size, index)
     # Read before packing: the next call detects a write by another thread in between.
     contents = (
         Contents.of(weights, threads) if is_kept else Contents(tuple(map(SourceTensor.of, weights)))
@@ -202,13 +204,15 @@ _THREAD = threading.local()
 _MAX_SCRATCH = 128 << 20
 
 
-def _scratch(size: int) -> Tensor:
-    """Returns at least `size` bytes, which the next call of this thread overwrites.
+def _scratch(size: int, index: int) -> Tensor:
+    """Returns at least `size` bytes, which this thread's next call with `index` overwrites.
 
-    Up to 128 MB are kept, because fresh pages are expensive.
+    Up to 128 MB of each are kept, because fresh pages are expensive.
     """
-    scratch: Tensor | None = getattr(_THREAD, "scratch", None)
+    kept: dict[int, Tensor] = _THREAD.__dict__.setdefault("scratch", {})
+    scratch = kept.get(index)
     if scratch is None or scratch.nbytes < size:
         scratch = empty((size,), torch.uint8)
-        _THREAD.scratch = scratch if size <= _MAX_SCRATCH else None
+        if size <= _MAX_SCRATCH:
+            kept[index] = scratch
     return scratch

@@ -41,6 +41,7 @@ PROJECTIONS = (  # N, H, V
 OPTIONS = (
     *("tokens", "lengths", "mask", "initial", "last", "only states", "norm", "zoneout"),
     "packed",  # for backward, where it may read the weights as torch has them
+    *("reversed", "rows of y lie apart"),
 )
 
 
@@ -159,7 +160,19 @@ def run_case(kernel, place, threads, shape, options, seed):
         begins = arena.input("begins", first, 8)
         ends = arena.input("ends", rng.integers(first, T + 1), 8)
     mask, h0, c0 = optional("mask", "mask"), optional("initial", "h0"), optional("initial", "c0")
-    sizes = (threads, T, B, I, H, address(x), num_rows, stride, address(tokens))
+    is_reversed = int("reversed" in options)
+    y_stride = H + 3 if "rows of y lie apart" in options else H
+    y_bytes = ((T * B - 1) * y_stride + H) * size if T and B else 0
+    sizes = (T, B, I, H, is_reversed, address(x), num_rows, stride, address(tokens))
+
+    def rows_of_y(y):
+        """The values of `y`; what lies between its rows must not be written."""
+        if not y.nbytes:
+            return y
+        padded = np.concatenate([y, np.full((y_stride - H) * size, PATTERN, np.uint8)])
+        by_row = padded.reshape(T * B, y_stride * size)
+        assert (by_row[:, H * size :] == PATTERN).all(), "written between the rows of y"
+        return np.ascontiguousarray(by_row[:, : H * size]).reshape(-1)
 
     norm: list[np.ndarray | None] = [None] * 4
     if "norm" in options:
@@ -175,13 +188,16 @@ def run_case(kernel, place, threads, shape, options, seed):
         return hardware.native().LSTMCellCall(1, 0, *zoneout, 0, *addresses)
 
     def forward(gates, cells):
-        y = arena.output("y", T * B * H * size, size)
+        y = arena.output("y", y_bytes, size)
         outputs = [y, arena.output("h_last", B * H * 4), arena.output("c_last", B * H * 4)]
-        given = (packed[0], h0, c0, mask, begins, ends, *outputs, gates, cells)
+        given = map(address, (packed[0], h0, c0, mask, begins, ends, y))
+        rest = map(address, (*outputs[1:], gates, cells))
         hardware.native().fill_scratch(PATTERN)
         chosen = cell_call()
-        kernel.forward(*sizes, *map(address, given), 0 if chosen is None else chosen.address)
-        assert is_written(y, is_bf16), "y has holes"
+        chosen_address = 0 if chosen is None else chosen.address
+        call = (*sizes, *given, y_stride, *rest, chosen_address)
+        kernel.forward(threads, threads, call)
+        assert is_written(rows_of_y(y), is_bf16), "y has holes"
         assert all(is_written(out, False) for out in outputs[1:]), "last states have holes"
         return outputs
 
@@ -202,7 +218,8 @@ def run_case(kernel, place, threads, shape, options, seed):
 
     dy = None
     if "last" not in options or "initial" in options:
-        dy = arena.input("dy", elements(rng.uniform(-1, 1, (T, B, H)), is_bf16), size)
+        values = elements(rng.uniform(-1, 1, y_bytes // size), is_bf16)
+        dy = arena.input("dy", values, size)
     dh_last, dc_last = optional("last", "dh_last"), optional("last", "dc_last")
     states = [arena.output("dh0", B * H * 4), arena.output("dc0", B * H * 4)]
     is_dense = tokens is None
@@ -220,12 +237,13 @@ def run_case(kernel, place, threads, shape, options, seed):
         d_norm = [arena.output(f"dnorm {k}", 4 * n) for k, n in enumerate(sizes_of_norm)]
     is_unpacked = not options & {"norm", "packed"} and kernel.reads_unpacked(T, B, I, H)
     read = (None, w_ih, w_hh) if is_unpacked else (packed[1], None, None)
-    given = (*read, h0, mask, begins, ends, y, cells, gates, dy, dh_last, dc_last)
+    given = map(address, (*read, h0, mask, begins, ends, y))
+    rest = (cells, gates, dy, dh_last, dc_last, dx, *states, *weights)
     hardware.native().fill_scratch(PATTERN)
     chosen = cell_call()
-    given = (*given, dx, *states, *weights, *d_norm)
     chosen_address = 0 if chosen is None else chosen.address
-    kernel.backward(*sizes, *map(address, given), chosen_address)
+    call = (*sizes, *given, y_stride, *map(address, rest), chosen_address, *map(address, d_norm))
+    kernel.backward(threads, threads, call)
     assert dx is None or is_written(dx, is_bf16 and is_dense), "dx has holes"
     for out in (*states, *weights, *d_norm):
         assert out is None or is_written(out, False), "gradients have holes"

@@ -83,7 +83,7 @@ void backward_step(const BackwardArgs& g, const Sizes<Format>& n, const Backward
   const float* const cells = g.cells + t * g.B * n.hidden;
   const float* const new_cells = cells + g.B * n.hidden;
   const Element* const dy =
-      g.dy == nullptr ? nullptr : static_cast<const Element*>(g.dy) + t * g.B * g.H;
+      g.dy == nullptr ? nullptr : static_cast<const Element*>(g.dy) + g.row(t) * g.y_stride;
   const bool has_lengths = g.begins != nullptr || g.ends != nullptr;
   const bool has_zoneout = rule.has_zoneout(), is_last = t == g.T - 1;
   // Not inlined: three places call it.
@@ -113,7 +113,10 @@ void backward_step(const BackwardArgs& g, const Sizes<Format>& n, const Backward
           __builtin_prefetch(ahead + line, 1, 2);
         }
         __builtin_prefetch(cells - g.B * n.hidden + k * g.B + b * kLanes, 0, 2);
-        if (dy != nullptr) __builtin_prefetch(dy - g.B * g.H + b * g.H + k, 0, 2);
+        if (dy != nullptr) {
+          const int64_t ahead_of_dy = g.row(before) - g.row(t) + b;
+          __builtin_prefetch(dy + ahead_of_dy * g.y_stride + k, 0, 2);
+        }
       }
       if (has_lengths) {
         if (takes) Float32::store(s.carry + k * g.B + b * kLanes, active ? Vec{} : dh);
@@ -122,7 +125,7 @@ void backward_step(const BackwardArgs& g, const Sizes<Format>& n, const Backward
           continue;
         }
       }
-      if (dy != nullptr) dh += load_part<Format>(dy + b * g.H + k, count);
+      if (dy != nullptr) dh += load_part<Format>(dy + b * g.y_stride + k, count);
       const Vec i = Format::load(gate), f = Format::load(gate + kLanes);
       const Vec z = Format::load(gate + 2 * kLanes), o = Format::load(gate + 3 * kLanes);
       const Vec old = Float32::load(cells + k * g.B + b * kLanes);
@@ -186,17 +189,17 @@ void finish_backward(const BackwardArgs& g, const Sizes<Format>& n,
                  });
 }
 
-// out (rows, I) = gate gradients * w_ih for some rows and strips.
+// out (rows, I) = gate gradients * w_ih for some rows and strips, stored as in memory.
 template <typename Format, typename Out, typename Engine>
 void input_gradient(const BackwardArgs& g, const Sizes<Format>& n, const BackwardWeights<Format>& w,
                     Engine& engine, const Left<typename Format::Element>& gates, Range rows,
-                    Range strips, typename Out::Element* out) {
+                    Range strips, const ChunkOrder& order, typename Out::Element* out) {
   multiply_gates(g, n, w, false, engine, gates, rows, {strips.begin, strips.end},
                  [&](int64_t row, int64_t strip, int num, const float* sums) {
+                   auto* const to = out + order(row) * g.I;
                    for (int q = 0; q < num; ++q) {
                      const int64_t k = (strip + q) * kLanes;
-                     store_part<Out>(out + row * g.I + k, Float32::load(sums + q * kLanes),
-                                     g.I - k);
+                     store_part<Out>(to + k, Float32::load(sums + q * kLanes), g.I - k);
                    }
                  });
 }
@@ -211,8 +214,9 @@ void sum_by_token(const BackwardArgs& g, const BackwardScratch<Format>& s,
   float* const sums = s.d_table.at(0, group, 0);
   float* const all_lost = s.is_compensated ? s.lost.at(0, group, 0) : nullptr;
   for (int64_t r = 0; r < chunk.count; ++r) {
-    const auto* const gate = gates.at(0, group, 0) + chunk.rows[r].gate;
-    const int64_t at = g.input.tokens[chunk.rows[r].at] * kGroup;
+    const RowChunk::Row& row = chunk.rows[r];
+    const auto* const gate = gates.at(0, group, 0) + row.gate;
+    const int64_t at = g.input.tokens[g.row(row.step) + row.lane] * kGroup;
     for (int64_t k = at; k < at + kGroup; k += kLanes) {
       const Vec old = Float32::load(sums + k);
       Vec v = Format::load(gate + k - at);
@@ -302,7 +306,7 @@ void table_gradients(const BackwardArgs& g, const Sizes<Format>& n,
   if (g.dx != nullptr) {
     const Range rows = part_of({0, num_rows}, me.index, me.count, Engine::kRows);
     input_gradient<Format, Float32>(g, n, w, engine, s.d_table_elements.left(0, 0), rows,
-                                    {0, n.input_strips}, static_cast<float*>(g.dx));
+                                    {0, n.input_strips}, ChunkOrder{}, static_cast<float*>(g.dx));
   }
   if (count == 0) return;
   const GateMatrix<const typename Format::Element> table{s.d_table_elements.gates, num_rows,
@@ -315,15 +319,22 @@ void table_gradients(const BackwardArgs& g, const Sizes<Format>& n,
 template <typename Format>
 Factor<Format> recurrent_factor(const BackwardArgs& g, const BackwardScratch<Format>& s) {
   const auto* const y = static_cast<const typename Format::Element*>(g.y);
-  return {g.H, g.dw_hh, y - g.B * g.H, g.H, s.first, g.begins, nullptr, g.recurrent_mask, false};
+  const int64_t step = (g.is_reversed ? -g.B : g.B) * g.y_stride;
+  return {g.H,      g.dw_hh,    y + g.row(0) * g.y_stride - step,
+          step,     g.y_stride, s.first,
+          g.begins, nullptr,    g.recurrent_mask,
+          false};
 }
 
 template <typename Format>
 Factor<Format> input_factor(const BackwardArgs& g) {
-  const bool has_padding = g.input.tokens == nullptr && (g.begins != nullptr || g.ends != nullptr);
+  const bool is_dense = g.input.tokens == nullptr;
+  const bool has_padding = is_dense && (g.begins != nullptr || g.ends != nullptr);
+  const auto* const rows = static_cast<const typename Format::Element*>(g.input.rows);
   return {g.I,
           g.dw_ih,
-          static_cast<const typename Format::Element*>(g.input.rows),
+          rows + (is_dense ? g.row(0) : 0) * g.input.stride,
+          (g.is_reversed ? -g.B : g.B) * g.input.stride,
           g.input.stride,
           nullptr,
           g.begins,
@@ -339,7 +350,7 @@ void all_weight_gradients(const BackwardArgs& g, const Sizes<Format>& n,
   using F = Factor<Format>;
   const F recurrent = recurrent_factor(g, s);
   const F dense = input_factor<Format>(g);
-  const F bias{1, g.db, nullptr, 0, nullptr, nullptr, nullptr, nullptr, false};
+  const F bias{1, g.db, nullptr, 0, 0, nullptr, nullptr, nullptr, nullptr, false};
   F first[3], second[2];
   int num_first = 0, num_second = 0;
   if (g.dw_hh != nullptr) first[num_first++] = recurrent;
@@ -356,12 +367,14 @@ void chunk_input_gradient(const BackwardArgs& g, const Sizes<Format>& n,
                           const BackwardWeights<Format>& w, const BackwardScratch<Format>& s,
                           const Blocks& blocks, Items& items, Engine& engine, int64_t t,
                           const GateMatrix<typename Format::Element>& gates) {
-  auto* const dx = static_cast<typename Format::Element*>(g.dx) + t * g.B * g.I;
+  const int64_t steps = min_of(s.steps, g.T - t);
+  const auto order = ChunkOrder::of(g, t, steps);
+  auto* const dx = static_cast<typename Format::Element*>(g.dx) + order.first * g.I;
   const auto chunk = gates.left(t / s.steps, 0);
   items.each(blocks, t % 2 != 0, [&](const Share& item) __attribute__((noinline)) {
-    const Range rows{item.lanes.begin, min_of(item.lanes.end, (g.T - t) * g.B)};
+    const Range rows{item.lanes.begin, min_of(item.lanes.end, steps * g.B)};
     if (rows.begin < rows.end) {
-      input_gradient<Format, Format>(g, n, w, engine, chunk, rows, item.units, dx);
+      input_gradient<Format, Format>(g, n, w, engine, chunk, rows, item.units, order, dx);
     }
   });
 }
@@ -372,11 +385,13 @@ void chunk_input_gradient(const BackwardArgs& g, const Sizes<Format>& n,
                           const BackwardWeights<Format>& w, const BackwardScratch<Format>& s,
                           Range lanes, Engine& engine, int64_t t,
                           const GateMatrix<typename Format::Element>& gates) {
-  auto* const dx = static_cast<typename Format::Element*>(g.dx) + t * g.B * g.I;
-  for (int64_t k = 0; k < min_of(s.steps, g.T - t); ++k) {
+  const int64_t steps = min_of(s.steps, g.T - t);
+  const auto order = ChunkOrder::of(g, t, steps);
+  auto* const dx = static_cast<typename Format::Element*>(g.dx) + order.first * g.I;
+  for (int64_t k = 0; k < steps; ++k) {
     const Range rows{k * g.B + lanes.begin, k * g.B + lanes.end};
     input_gradient<Format, Format>(g, n, w, engine, gates.left(t / s.steps, 0), rows,
-                                   {0, n.input_strips}, dx);
+                                   {0, n.input_strips}, order, dx);
   }
 }
 

@@ -59,6 +59,26 @@ bool splits_lanes(int64_t B, int64_t H, int threads, bool has_norm) {
   return has_norm ? splits_lanes(B, bytes, threads, kLaneBlock) : splits_lanes(B, bytes, threads);
 }
 
+// A row of the chunk of `steps` steps that begins at step t, counted in memory, by its number in
+// the order of the steps, and the reverse: the same function.
+struct ChunkOrder {
+  template <typename Args>
+  static ChunkOrder of(const Args& g, int64_t t, int64_t steps) {
+    const int64_t first = g.is_reversed ? g.row(t + steps - 1) : g.row(t);
+    return {first, static_cast<uint32_t>(g.B), static_cast<uint32_t>(steps), g.is_reversed};
+  }
+
+  FASTLSTM_INLINE int64_t operator()(int64_t row) const {
+    if (!is_reversed) return row;
+    const auto at = static_cast<uint32_t>(row);
+    return (steps - 1 - at / lanes) * lanes + at % lanes;
+  }
+
+  int64_t first;  // row of the chunk's begin in memory
+  uint32_t lanes, steps;
+  bool is_reversed;
+};
+
 FASTLSTM_INLINE bool is_active(const int64_t* begins, const int64_t* ends, int64_t t, int64_t b) {
   return (begins == nullptr || t >= begins[b]) && (ends == nullptr || t < ends[b]);
 }
@@ -96,7 +116,7 @@ FASTLSTM_INLINE Vec output_before(const ForwardArgs& g, int64_t t, int64_t b, in
   const int64_t count = g.H - k;
   if (t > (g.begins == nullptr ? 0 : g.begins[b])) {
     const auto* const y = static_cast<const typename Format::Element*>(g.y);
-    return load_part<Format>(y + ((t - 1) * g.B + b) * g.H + k, count);
+    return load_part<Format>(y + (g.row(t - 1) + b) * g.y_stride + k, count);
   }
   return g.h0 == nullptr ? Vec{} : load_part<Float32>(g.h0 + b * g.H + k, count);
 }
@@ -109,10 +129,10 @@ void forward_step(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWei
   using Element = typename Format::Element;
   const Element* const state = s.state(t, g.B);
   Element* const new_state = s.state(t + 1, g.B);
-  Element* const y = static_cast<Element*>(g.y) + t * g.B * g.H;
+  Element* const y = static_cast<Element*>(g.y) + g.row(t) * g.y_stride;
   const GateMatrix<Element> gates{static_cast<Element*>(g.gates), s.steps * g.B, n.units};
   const int64_t first_row = t % s.steps * g.B;
-  const int64_t* const tokens = g.input.tokens == nullptr ? nullptr : g.input.tokens + t * g.B;
+  const int64_t* const tokens = g.input.tokens == nullptr ? nullptr : g.input.tokens + g.row(t);
   const bool has_lengths = g.begins != nullptr || g.ends != nullptr;
   Element* const all_kept =
       g.gates == nullptr ? nullptr : gates.at(t / s.steps, my.units.begin, first_row);
@@ -137,7 +157,7 @@ void forward_step(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWei
       Format::store(new_state + b * s.state_stride + k, h);
     }
     Float32::store(new_cells + k * g.B + b * kLanes, c);
-    store_part<Format>(y + b * g.H + k, out, count);
+    store_part<Format>(y + b * g.y_stride + k, out, count);
   };
   // A row is finished while the gates of the next one are formed: a core waits for neither.
   struct {
@@ -178,20 +198,21 @@ struct AddBias {
   const ForwardWeights<Format>& w;
 };
 
-// Rows of the input times w_ih for the units of one thread; finish(row, group, sums) completes
-// the four sums of a group before they are stored.
+// Rows of the input times w_ih for the units of one thread, stored in the order of the steps;
+// finish(row, group, sums) completes the four sums of a group before.
 template <typename Format, typename Engine, typename Finish>
 void project_input(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWeights<Format>& w,
                    Engine& engine, Range rows, Range units, const void* input,
-                   const GateMatrix<float>& projected, Finish&& finish) {
+                   const ChunkOrder& order, const GateMatrix<float>& projected, Finish&& finish) {
   const auto* const elements = static_cast<const typename Format::Element*>(input);
   multiply(engine, plain(elements, g.input.stride, n.input_inner), rows, w.input, w.input_stride,
            {4 * units.begin, 4 * units.end}, n.input_inner,
            [&](int64_t row, int64_t strip, int, const float* sums) {
-             float* const out = projected.at(0, strip / 4, row);
+             const int64_t at = order(row);
+             float* const out = projected.at(0, strip / 4, at);
              Vec sum[4];
              for (int q = 0; q < 4; ++q) sum[q] = Float32::load(sums + q * kLanes);
-             finish(row, strip / 4, sum);
+             finish(at, strip / 4, sum);
              for (int q = 0; q < 4; ++q) Float32::store(out + q * kLanes, sum[q]);
            });
 }
@@ -202,16 +223,26 @@ void project_chunk(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWe
                    const ForwardScratch<Format>& s, const Share& my, Engine& engine, int64_t t,
                    Finish&& finish) {
   const int64_t steps = min_of(s.steps, g.T - t);
+  const auto order = ChunkOrder::of(g, t, steps);
   const auto* const rows =
-      static_cast<const typename Format::Element*>(g.input.rows) + t * g.B * g.input.stride;
+      static_cast<const typename Format::Element*>(g.input.rows) + order.first * g.input.stride;
   if (my.lanes.end - my.lanes.begin == g.B) {
-    project_input(g, n, w, engine, {0, steps * g.B}, my.units, rows, s.projected, finish);
+    project_input(g, n, w, engine, {0, steps * g.B}, my.units, rows, order, s.projected, finish);
     return;
   }
   for (int64_t k = 0; k < steps; ++k) {
     const Range part{k * g.B + my.lanes.begin, k * g.B + my.lanes.end};
-    project_input(g, n, w, engine, part, my.units, rows, s.projected, finish);
+    project_input(g, n, w, engine, part, my.units, rows, order, s.projected, finish);
   }
+}
+
+// The whole embedding: the part of one thread.
+template <typename Format, typename Engine, typename Finish>
+void project_table(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWeights<Format>& w,
+                   const ForwardScratch<Format>& s, Engine& engine, Member me, Finish&& finish) {
+  const Range rows = part_of({0, g.input.num_rows}, me.index, me.count, Engine::kRows);
+  project_input(g, n, w, engine, rows, {0, n.units}, g.input.rows, ChunkOrder{}, s.projected,
+                finish);
 }
 
 // h_last and c_last of the lanes and units of one thread.
@@ -226,7 +257,7 @@ void finish_forward(const ForwardArgs& g, const float* cells, const Share& my) {
       const int64_t count = g.H - k;
       Vec h{};
       if (end > begin) {
-        h = load_part<Format>(y + ((end - 1) * g.B + b) * g.H + k, count);
+        h = load_part<Format>(y + (g.row(end - 1) + b) * g.y_stride + k, count);
       } else if (g.h0 != nullptr) {
         h = load_part<Float32>(g.h0 + b * g.H + k, count);
       }
@@ -254,10 +285,7 @@ void forward_loop(const ForwardArgs& g, Member me) {
   const AddBias<Format> add_bias{w};
   float* cells = g.gates == nullptr ? s.cells : g.cells;
   start_forward(g, n, s, cells, my);
-  if (!is_dense) {
-    const Range rows = part_of({0, g.input.num_rows}, me.index, me.count, Engine::kRows);
-    project_input(g, n, w, engine, rows, {0, n.units}, g.input.rows, s.projected, add_bias);
-  }
+  if (!is_dense) project_table(g, n, w, s, engine, me, add_bias);
   me.barrier->wait(me.count);
   for (int64_t t = 0; t < g.T; ++t) {
     float* const new_cells = g.gates == nullptr ? cells : cells + g.B * n.hidden;

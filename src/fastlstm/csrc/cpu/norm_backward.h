@@ -142,7 +142,9 @@ void norm_backward_outputs(const BackwardArgs& g, const Sizes<Format>& n,
       ns.of_cells.at(0, u, b) = ns.of_cells.at(1, u, b) = 0.0f;
       return;
     }
-    if (dy != nullptr) dh += load_part<Format>(dy + at * g.H + k, count);
+    if (dy != nullptr) {
+      dh += load_part<Format>(dy + (g.row(step.t) + b) * g.y_stride + k, count);
+    }
     Vec kept{};
     if (step.cell.has_zoneout()) kept = step.cell.keep(at, k).h * dh;
     if (has_carry) Float32::store(carry, kept);

@@ -69,7 +69,7 @@ void norm_gates(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWeigh
   const GateMatrix<Element> gates{static_cast<Element*>(g.gates), s.steps * g.B, n.units};
   const Normed<Element> normed(g.cell_call->normed, g.T, g.B, s.steps, n.units);
   const int64_t first_row = t % s.steps * g.B, chunk = t / s.steps;
-  const int64_t* const tokens = g.input.tokens == nullptr ? nullptr : g.input.tokens + t * g.B;
+  const int64_t* const tokens = g.input.tokens == nullptr ? nullptr : g.input.tokens + g.row(t);
   const bool has_lengths = g.begins != nullptr || g.ends != nullptr;
   for (int64_t u = my.units.begin; u < my.units.end; ++u) {
     const int64_t k = u * kLanes, count = g.H - k;
@@ -120,7 +120,7 @@ template <typename Format, typename Cell>
 void norm_outputs(const ForwardArgs& g, const ForwardScratch<Format>& s,
                   const NormForwardScratch<Format>& ns, const Share& my, const Cell& cell,
                   int64_t t) {
-  auto* const y = static_cast<typename Format::Element*>(g.y) + t * g.B * g.H;
+  auto* const y = static_cast<typename Format::Element*>(g.y) + g.row(t) * g.y_stride;
   const auto* const state = s.state(t, g.B);
   auto* const new_state = s.state(t + 1, g.B);
   const bool has_lengths = g.begins != nullptr || g.ends != nullptr;
@@ -136,7 +136,7 @@ void norm_outputs(const ForwardArgs& g, const ForwardScratch<Format>& s,
         h = mix(cell.keep(t * g.B + b, k).h, output_before<Format>(g, t, b, k), h);
       }
       const bool active = !has_lengths || is_active(g.begins, g.ends, t, b);
-      store_part<Format>(y + b * g.H + k, active ? h : Vec{}, count);
+      store_part<Format>(y + b * g.y_stride + k, active ? h : Vec{}, count);
       const int64_t at = b * s.state_stride + k;
       if (!active) {
         h = Format::load(state + at);
@@ -176,10 +176,7 @@ void norm_forward_loop(const ForwardArgs& g, Member me) {
   const bool keeps = g.gates != nullptr;
   float* cells = keeps ? g.cells : s.cells;
   start_forward(g, n, s, cells, my);
-  if (tokens != nullptr) {
-    const Range rows = part_of({0, g.input.num_rows}, me.index, me.count, Engine::kRows);
-    project_input(g, n, w, engine, rows, {0, n.units}, g.input.rows, s.projected, add_moments);
-  }
+  if (tokens != nullptr) project_table(g, n, w, s, engine, me, add_moments);
   me.barrier->wait(me.count);
   if (tokens != nullptr) merge_groups<4>(ns.partial_ih, {0, g.input.num_rows}, g.H, ns.ih);
   for (int64_t t = 0; t < g.T; ++t) {
@@ -202,7 +199,7 @@ void norm_forward_loop(const ForwardArgs& g, Member me) {
     if (keeps && (is_alone || me.index == 0)) {
       const KeptMoments kept(g.cell_call->moments, g.T, g.B);
       for (int64_t b = my.lanes.begin; b < my.lanes.end; ++b) {
-        const int64_t input = tokens ? tokens[t * g.B + b] : t % s.steps * g.B + b;
+        const int64_t input = tokens ? tokens[g.row(t) + b] : t % s.steps * g.B + b;
         kept.scale_hh[t * g.B + b] = ns.hh.scale()[b];
         kept.scale_ih[t * g.B + b] = ns.ih.scale()[input];
         kept.mean_c[t * g.B + b] = ns.c.mean()[b];

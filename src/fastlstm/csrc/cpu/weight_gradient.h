@@ -18,7 +18,6 @@ struct Rows {
 struct RowChunk {
   static constexpr int64_t kMost = 1280;
   struct Row {
-    int64_t at;    // its number in the batch
     int64_t gate;  // its gates of group 0 in a GateMatrix
     int32_t step, lane;
   };
@@ -38,7 +37,7 @@ struct RowChunk {
     for (int64_t r = 0; r < count; ++r) {
       const int64_t at = begin + r;
       const int64_t gate = gates.at(at / gates.rows, 0, at % gates.rows) - gates.gates;
-      rows[r] = {at, gate, static_cast<int32_t>(step), static_cast<int32_t>(lane)};
+      rows[r] = {gate, static_cast<int32_t>(step), static_cast<int32_t>(lane)};
       if (++lane == all.lanes) lane = 0, ++step;
     }
     return true;
@@ -54,19 +53,22 @@ struct Factor {
   using Element = typename Format::Element;
   int64_t width;
   float* out;
-  const Element* rows;  // row r at rows + r * stride
-  int64_t stride;
-  const Element* first;  // replaces every row up to its lane's begin; or null
+  const Element* rows;          // of step 0, lane 0
+  int64_t step_stride, stride;  // elements from step to step, from lane to lane
+  const Element* first;         // replaces every row up to its lane's begin; or null
   const int64_t *begins, *ends;
   const float* mask;
   bool has_padding;  // rows outside of their lane's steps count as zero
 
   FASTLSTM_INLINE void prefetch(const RowChunk::Row& r, int64_t k) const {
-    if (rows != nullptr) __builtin_prefetch(rows + r.at * stride + k, 0, 2);
+    if (rows != nullptr) __builtin_prefetch(row_of(r) + k, 0, 2);
+  }
+  FASTLSTM_INLINE const Element* row_of(const RowChunk::Row& r) const {
+    return rows + r.step * step_stride + r.lane * stride;
   }
   FASTLSTM_INLINE Vec load(const RowChunk::Row& r, int64_t k) const {
     if (rows == nullptr) return splat(1.0f);
-    const Element* row = rows + r.at * stride;
+    const Element* row = row_of(r);
     if (first != nullptr) {
       if (r.step <= (begins == nullptr ? 0 : begins[r.lane])) row = first + r.lane * width;
     } else if (has_padding && !is_active(begins, ends, r.step, r.lane)) {

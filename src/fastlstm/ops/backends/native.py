@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fastlstm.errors import counted
 from fastlstm.ops import kernels, native_call
@@ -47,10 +49,15 @@ class NativeBackend:
         table = kernels.fastest_kernels(is_bf16)
         threads = kernels.num_threads(call.B, call.I, call.H)
         split = "1 thread"
+        if call.directions == 2 and self._can_run_both(call):
+            team, members = kernels.team_of_layer(call.T, call.B, call.I, call.H, 2)
+            if 2 * members <= team:
+                threads, split = members, "1 thread for each direction"
         if threads > 1:
             has_norm = call.options.layer_norm
             by_lanes = table.splits_lanes(call.B, call.H, threads, has_norm)
-            split = f"{counted(threads, 'thread')} by {'lanes' if by_lanes else 'units'}"
+            each = split.removeprefix("1 thread")
+            split = f"{counted(threads, 'thread')}{each} by {'lanes' if by_lanes else 'units'}"
         name = (
             f"fused LSTM {'bf16' if is_bf16 else 'fp32'} ({_UNITS[table.isa]}, {split}, panels of"
             f" {table.lanes} units)"
@@ -84,6 +91,29 @@ class NativeBackend:
             if steps < call.T:
                 return LSTMOutput(*CheckpointedLSTMFunction.apply(steps, call, *args))  # type: ignore[no-untyped-call]
         return LSTMOutput(*LSTMFunction.apply(call, *args))  # type: ignore[no-untyped-call]
+
+    def run_both(
+        self, call: LSTMCall, directions: Sequence[LSTMArgs]
+    ) -> tuple[Tensor, list[Tensor]] | None:
+        """Runs both directions of a layer side by side, as `run_layer`, or returns None if they
+        must run one after the other: with tokens, in a trace, or within a limit of memory."""
+        if not self._can_run_both(call) or is_traced(*directions[0], *directions[1]):
+            return None
+        if call.requires_grad:
+            tensors = itertools.chain.from_iterable(directions)
+            y, *states = LSTMFunction.apply(call, *tensors)  # type: ignore[no-untyped-call]
+        else:
+            is_bf16 = call.dtype == torch.bfloat16
+            y, states, _ = native_call.forward_layer(directions, is_bf16, False, call.options)
+        given = itertools.chain.from_iterable((args.h0, args.c0) for args in directions)
+        return y, [t.to(first.dtype) for t, first in zip(states, given, strict=True)]
+
+    @staticmethod
+    def _can_run_both(call: LSTMCall) -> bool:
+        if call.has_tokens or not (call.T and call.B):
+            return False
+        is_limited = call.requires_grad and call.max_activation_bytes is not None
+        return not is_limited or steps_per_part(call)[0] >= call.T
 
 
 def _slower(table: Any, threads: int) -> Iterator[str]:

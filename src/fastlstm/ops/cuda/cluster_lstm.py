@@ -312,7 +312,7 @@ class _ClusterLSTM(torch.autograd.Function):
         args, saved = LSTMArgs(*tensors[:num]), Saved(*tensors[num:])
         needs = LSTMArgs(*ctx.needs_input_grad[3:])
         if not ctx.variant.norm_size:
-            slow = slow_gradients(args, call.options, grads, needs, strict=call.strict)
+            slow = slow_gradients((args,), call.options, grads, (needs,), strict=call.strict)
             if slow is not None:
                 return None, None, None, *slow
         elif torch.is_grad_enabled():
