@@ -63,6 +63,26 @@ def lengths_page(folder: Path) -> list[str]:
     return [*lines, "", "By `python benchmarks/lengths.py`.", ""]
 
 
+def model_layers_page(folder: Path) -> list[str]:
+    """Returns the table of the layers of published models."""
+    rows = stored_rows(folder / "model_layers.jsonl", "model", "dtype", "mode")
+    if not rows:
+        return []
+    ratios = {(row["model"], row["dtype"], row["mode"]): f"{row['ratio']:.2f}x" for row in rows}
+    columns = [(dtype, mode) for dtype in ("fp32", "bf16") for mode in ("infer", "train")]
+    names = [f"{dtype} {'pass' if mode == 'infer' else 'step'}" for dtype, mode in columns]
+    lines = [
+        "The LSTM layers of published models with their sizes, alone, torch's time by ours:",
+        "",
+        *table_head("model", "T, B, I, H, L, directions", *names),
+    ]
+    for row in {row["model"]: row for row in rows}.values():
+        sizes = ", ".join(str(row[name]) for name in "TBIHLD") + ", packed" * row["is_packed"]
+        cells = " | ".join(ratios.get((row["model"], *column), "") for column in columns)
+        lines.append(f"| {row['model']} | {sizes} | {cells} |")
+    return [*lines, "", "By `python benchmarks/model_layers.py`.", ""]
+
+
 def variants_page(folder: Path) -> list[str]:
     """Returns the table of what a variant adds to the plain layer."""
     rows = stored_rows(folder / "variants.jsonl", "shape", "dtype")

@@ -54,6 +54,12 @@ BENCHMARKS = (
         "small_models.jsonl",
     ),
     Benchmark(
+        "model_layers",
+        "the LSTM layers of published models, beside nn.LSTM",
+        "model_layers.py",
+        "model_layers.jsonl",
+    ),
+    Benchmark(
         "growth",
         "time and memory as H, B, T, threads, layers grow",
         "growth.py",

@@ -20,6 +20,7 @@ from layer_tables import (
     growth_page,
     growth_rows,
     lengths_page,
+    model_layers_page,
     section,
     table_head,
     variants_page,
@@ -193,6 +194,7 @@ def layer_lines(folder: Path, suffix: str) -> list[str]:
     return [
         *section("Forward pass", forward_page(folder)),
         *section("The drop-in layer", grid_page(grid_rows(folder), f"images/grid{suffix}.svg")),
+        *section("Layers of published models", model_layers_page(folder)),
         *section("Growth", growth_page(growth_rows(folder), f"images/growth{suffix}.svg")),
         *section("Sequences of different lengths", lengths_page(folder)),
         *section("Options of the cell", variants_page(folder)),
