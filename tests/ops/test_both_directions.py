@@ -13,6 +13,7 @@ from fastlstm.ops.backends.native import NativeBackend
 
 SHAPES = (  # T, B, I, H
     (33, 2, 16, 64),
+    (450, 2, 16, 64),  # small steps, but many
     (100, 22, 48, 40),
     (7, 200, 33, 64),
     (40, 70, 20, 50),
@@ -122,6 +123,31 @@ def test_a_second_backward_pass_computes_the_activations_again():
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_the_output_may_be_written_to_as_in_torch(is_packed):
+    layer, x = layer_of("plain", 16, 64), torch.randn(20, 3, 16)
+    torchs = torch.nn.LSTM(16, 64, bidirectional=True)
+    torchs.load_state_dict(layer.state_dict())
+    for each in (layer, torchs):
+        pack = torch.nn.utils.rnn.pack_padded_sequence
+        y, _ = each(pack(x, torch.tensor([20, 20, 20])) if is_packed else x)
+        y = y.data if is_packed else y
+        y.mul_(2.0)
+        y.sum().backward()
+    for a, b in zip(layer.parameters(), torchs.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, atol=1e-4, rtol=1e-4)
+
+
+def test_a_layer_with_a_limit_of_memory_compiles_to_one_graph(monkeypatch):
+    monkeypatch.setattr(torch._dynamo.config, "allow_rnn", True)
+    layer, x = layer_of("plain", 16, 64), torch.randn(200, 3, 16)
+    layer.max_activation_bytes = 10**6
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x)[0], layer(x)[0])
+    sizes = {0: torch.export.Dim("T", min=2, max=5000), 1: torch.export.Dim("B", min=2, max=100)}
+    torch.export.export(layer, (x,), dynamic_shapes=(sizes,), strict=False)
+
+
 def test_second_derivatives_are_those_of_torch():
     layer = layer_of("plain", 5, 6)
     torchs = torch.nn.LSTM(5, 6, bidirectional=True)
@@ -156,9 +182,9 @@ def test_weights_packed_in_training_do_not_overwrite_each_other():
         (2, (100, 8, 64, 64), (2, 1)),
         (8, (100, 32, 512, 512), (8, 4)),
         (3, (100, 32, 512, 512), (3, 3)),  # halves would not be equal
-        (8, (100, 1, 64, 64), (8, 1)),  # small steps: one thread each
-        (3, (100, 1, 64, 64), (3, 1)),
-        (8, (2, 1, 64, 64), (1, 1)),  # too little work to start a team for
+        (8, (1000, 1, 64, 64), (8, 1)),  # small steps: one thread each
+        (3, (1000, 1, 64, 64), (3, 1)),
+        (8, (100, 1, 64, 64), (1, 1)),  # too little work to wake a team for
     ],
 )
 def test_team_of_both_directions(threads, shape, expected):

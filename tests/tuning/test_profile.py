@@ -650,3 +650,17 @@ def test_operations_are_recorded_again_if_torch_returns_none(monkeypatch):
     answers = iter([[], ["an operation"]])
     monkeypatch.setattr(op_times, "_recorded", lambda *_: next(answers))
     assert op_times.op_times(None) == ["an operation"]
+
+
+def test_flop_of_a_bidirectional_layer():
+    """One event of the profiler stands for both directions."""
+    layer, x = fastlstm.LSTM(64, 128, bidirectional=True), torch.randn(50, 8, 64)
+    with torch.profiler.profile(record_shapes=True) as seen:
+        layer(x)[0].sum().backward()
+    found = {
+        e.key: e.count * op_times._flop(e.key, e.input_shapes)
+        for e in seen.key_averages(group_by_input_shape=True)
+        if e.key in ("fastlstm::lstm", "fastlstm::lstm_backward")
+    }
+    forward = 2 * 8 * 128 * 50 * 8 * (64 + 128)
+    assert found == {"fastlstm::lstm": forward, "fastlstm::lstm_backward": 2 * forward}

@@ -120,7 +120,7 @@ void run_calls(int threads, int members, std::vector<Args>& calls,
     const int which = me.index / members;
     if (which < 2) run(calls[which], {me.index % members, members, &barriers[which]});
   });
-  scratch().give_back();
+  scratch().give_back(calls.size());
 }
 
 void forward(const Kernels& k, int threads, int members, nb::args calls) {

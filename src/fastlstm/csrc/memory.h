@@ -19,7 +19,7 @@ T* pointer(Address address) {
 }
 
 // Memory of one thread's calls, kept from one to the next: fresh pages would cost more than a short
-// sequence. What is larger than kKept goes with its call.
+// sequence. What is larger than kKept for each of its calls goes with them.
 class Scratch {
  public:
   void* take(int64_t bytes) {
@@ -34,8 +34,8 @@ class Scratch {
     }
     return memory_.get();
   }
-  void give_back() {
-    if (size_ > kKept) {
+  void give_back(size_t calls = 1) {
+    if (size_ > calls * kKept) {
       memory_.reset();
       size_ = 0;
     }

@@ -38,7 +38,8 @@ class LSTMFunction(torch.autograd.Function):
         ctx.save_for_backward(*tensors, y, *itertools.chain(*saved))
         ctx.set_materialize_grads(False)
         ctx.call, ctx.is_used, ctx.count = call, False, len(tensors)
-        return y, *states
+        # As in torch, the joined output may be written to; the saved one has the states.
+        return y if len(directions) == 1 else y.clone(), *states
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Grads:

@@ -20,8 +20,8 @@ _MIN_FLOP_PER_STEP = 1 << 17
 
 Never on some of the threads: OpenMP ends those that a smaller team does not need.
 """
-_MIN_FLOP_OF_TEAM = 1 << 20
-"""A direction with less work does not run beside the other: starting a team would cost more."""
+_MIN_FLOP_OF_TEAM = 1 << 25
+"""A direction of such steps with less work does not run beside the other: the threads may sleep."""
 _BLOCK = 4 << 20
 """Bytes from which a buffer is a block of csrc/cpu/allocator.h: huge pages, kept for the next."""
 
@@ -49,11 +49,12 @@ def team_of_layer(T: int, B: int, I: int, H: int, directions: int) -> tuple[int,
 
     An odd team runs one direction after the other: halves would not be equal.
     """
-    threads = num_threads(B, I, H)
-    if directions == 1 or T * 8 * B * H * (H + I) < _MIN_FLOP_OF_TEAM:
+    threads, team = num_threads(B, I, H), torch.get_num_threads()
+    if directions == 1:
         return threads, threads
-    team = torch.get_num_threads()
-    return team, 1 if threads == 1 else team // 2 if team % 2 == 0 else team
+    if threads == 1:
+        return (team, 1) if T * 8 * B * H * (H + I) >= _MIN_FLOP_OF_TEAM else (1, 1)
+    return team, team // 2 if team % 2 == 0 else team
 
 
 def profiled(name: str, *tensors: Tensor) -> Any:

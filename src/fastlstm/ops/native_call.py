@@ -114,11 +114,12 @@ def forward_layer(
     num = len(directions)
     y = empty((T, B, num * H), element_dtype(is_bf16)) if y is None else y
     threads, members = kernels.team_of_layer(T, B, I, H, num)
+    packers = kernels.num_threads(B, I, H)
     states = [empty((B, H)) for _ in range(2 * num)]
     calls, all_saved, in_use = [], [], []
     for k, args in enumerate(directions):
         _check_tokens(args)
-        weights = packed(args, kernel, threads, in_training=keep, index=k).memory
+        weights = packed(args, kernel, packers, in_training=keep, index=k).memory
         rows = elements(args.rows, is_bf16)
         saved = None
         if keep:
@@ -189,11 +190,12 @@ def backward_layer(
     num, is_bf16 = len(directions), y.dtype == torch.bfloat16
     kernel = kernels.fastest_kernels(is_bf16)
     threads, members = kernels.team_of_layer(T, B, I, H, num)
+    packers = kernels.num_threads(B, I, H)
     dy = None if grads[0] is None else grads[0].to(y.dtype).contiguous()
     calls, found, in_use = [], [], []
     for k, (args, saved, need) in enumerate(zip(directions, all_saved, needs, strict=True)):
         _check_tokens(args)  # their memory may have been written to since: a data loader's buffer
-        weights = _backward_weights(args, kernel, threads, k)
+        weights = _backward_weights(args, kernel, packers, k)
         rows = elements(args.rows, is_bf16)
         gradients = _empty_gradients(args, need, y.dtype)
         d_state = each(floats, grads[1 + 2 * k : 3 + 2 * k])

@@ -128,12 +128,13 @@ def _by_name(events: Any, steps: int, device: str, ceiling_gflops: float) -> lis
 def _flop(name: str, shapes: list[list[int]]) -> int:
     """Returns the floating-point operations of one call of this project's kernels, else 0.
 
-    A layer has an input `(T, B, I)` or a table `(V, I)` of its rows, two weights and the output
-    `(T, B, H)`; the output layer multiplies `(rows, H)` by `(V, H)`.
+    A layer has an input `(T, B, I)` or a table `(V, I)` of its rows, two weights, of which the
+    second is `(4H, H)`, and the output `(T, B, D * H)`; the output layer multiplies `(rows, H)` by
+    `(V, H)`.
     """
     if name in ("fastlstm::lstm", "fastlstm::lstm_backward") and len(shapes) >= 4:
-        rows, (T, B, H) = shapes[0], shapes[3]
-        flop = lstm_flop(T, B, rows[-1], H, V=rows[0] if len(rows) == 2 else None)
+        rows, (_, H), (T, B, columns) = shapes[0], *shapes[2:4]
+        flop = lstm_flop(T, B, rows[-1], H, V=rows[0] if len(rows) == 2 else None) * (columns // H)
         return 2 * flop if name.endswith("backward") else flop
     if name == "_ProjectedCrossEntropy" and len(shapes) >= 2:
         return 2 * prod(shapes[0]) * shapes[1][0]

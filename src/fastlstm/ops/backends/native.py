@@ -97,7 +97,7 @@ class NativeBackend:
     ) -> tuple[Tensor, list[Tensor]] | None:
         """Runs both directions of a layer side by side, as `run_layer`, or returns None if they
         must run one after the other: with tokens, in a trace, or within a limit of memory."""
-        if not self._can_run_both(call) or is_traced(*directions[0], *directions[1]):
+        if is_traced(*directions[0], *directions[1]) or not self._can_run_both(call):
             return None
         if call.requires_grad:
             tensors = itertools.chain.from_iterable(directions)
