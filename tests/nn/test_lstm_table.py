@@ -185,9 +185,24 @@ class OurNegated(fastlstm.LSTM):
         return super().forward(-input, hx)
 
 
-@row("a subclass with a forward pass that calls this one")
+@row("a subclass, without a forward pass or with one that calls `super().forward()`")
 def _(make):
     train(make(I, H, cls=OurNegated if make is ours else Negated), given())
+
+
+class Explicit(nn.LSTM):
+    def forward(self, input, hx=None):
+        return nn.LSTM.forward(self, -input, hx)
+
+
+class OurExplicit(fastlstm.LSTM):
+    def forward(self, input, hx=None):
+        return fastlstm.LSTM.forward(self, -input, hx)
+
+
+@row("a subclass with another forward pass, or a name of `fastlstm.LSTM`")
+def _(make):
+    train(make(I, H, cls=OurExplicit if make is ours else Explicit), given())
 
 
 @row("`torch.func.functional_call`")

@@ -138,8 +138,8 @@ def test_the_output_may_be_written_to_as_in_torch(is_packed):
         torch.testing.assert_close(a.grad, b.grad, atol=1e-4, rtol=1e-4)
 
 
-def test_a_layer_with_a_limit_of_memory_compiles_to_one_graph(monkeypatch):
-    monkeypatch.setattr(torch._dynamo.config, "allow_rnn", True)
+@torch._dynamo.config.patch(allow_rnn=True)
+def test_a_layer_with_a_limit_of_memory_compiles_to_one_graph():
     layer, x = layer_of("plain", 16, 64), torch.randn(200, 3, 16)
     layer.max_activation_bytes = 10**6
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")

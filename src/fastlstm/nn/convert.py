@@ -8,11 +8,13 @@ from __future__ import annotations
 import warnings
 from typing import TypeVar
 
+import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
 from fastlstm.errors import UsageError
 from fastlstm.nn.lstm import LSTM, check_max_activation_bytes
+from fastlstm.nn.subclasses import accelerated, change_class, original
 from fastlstm.ops import packed_weights
 from fastlstm.ops.cell_options import TORCHS_CELL
 from fastlstm.ops.explain import layer_calls
@@ -33,10 +35,13 @@ def accelerate(model: Module, *, max_activation_bytes: int | None = None) -> Mod
     The layers stay the same objects: parameters, hooks, references and training state are kept.
     `restore` undoes it.
 
-    Other recurrent modules stay: subclasses of `nn.LSTM`, which may have their own forward pass,
-    `nn.GRU`, `nn.RNN`, cells, quantized and TorchScript layers. One UserWarning names them, and
-    layers that torch computes all the same (float64, `proj_size`), with the reasons;
-    `explain(model)` reports them with the backend `"torch"`.
+    A subclass of `nn.LSTM`, parametrized or not, stays an instance of its class; the kernels run
+    its calls of `super().forward()`. It is left alone if its forward pass has no such call, or
+    if it defines a name of `LSTM` or a step of `nn.LSTM`'s forward pass.
+
+    Other recurrent modules stay: `nn.GRU`, `nn.RNN`, cells, quantized and TorchScript layers. One
+    UserWarning names all that is left alone, and layers that torch computes all the same (float64,
+    `proj_size`), with the reasons; `explain(model)` reports them with the backend `"torch"`.
 
     Args:
         model: any module.
@@ -54,9 +59,9 @@ def accelerate(model: Module, *, max_activation_bytes: int | None = None) -> Mod
     """
     check_max_activation_bytes(max_activation_bytes)
     modules = list(recurrent_modules(model))
-    for _, module, _ in modules:
-        if type(module) is nn.LSTM:
-            module.__class__ = LSTM
+    for _, module, left_alone in modules:
+        if left_alone is None and isinstance(module, nn.LSTM) and not isinstance(module, LSTM):
+            change_class(module, accelerated)
             if max_activation_bytes is not None:
                 module.max_activation_bytes = max_activation_bytes
     left = [_named(path, f"{left.runs}: {left.why}") for path, _, left in modules if left]
@@ -88,9 +93,10 @@ def _named(path: str, why: str) -> str:
 def restore(model: Module) -> Module:
     """Turns every `fastlstm.LSTM` of a model back into torch's `nn.LSTM`, in place.
 
-    The layers stay the same objects: parameters, hooks, training state, dtype and device are kept.
-    `strict`, `backend` and `max_activation_bytes` are dropped. Restore a model before you quantize
-    or script it, or pickle it for a machine without fastlstm.
+    Subclasses of `nn.LSTM` that `accelerate` changed get their class back. The layers stay the same
+    objects: parameters, hooks, training state, dtype and device are kept. `strict`, `backend` and
+    `max_activation_bytes` are dropped. Restore a model before you quantize or script it, or pickle
+    it for a machine without fastlstm.
 
     Args:
         model: any module.
@@ -100,7 +106,7 @@ def restore(model: Module) -> Module:
 
     Raises:
         UsageError: the model is no `nn.Module`, or it has a layer that torch cannot compute (layer
-            norm, zoneout, …) or a subclass of `fastlstm.LSTM`; names the layer, changes nothing.
+            norm, zoneout, …) or of a subclass of `fastlstm.LSTM`; names the layer, changes nothing.
     """
     check_module(model)
     layers = {path: m for path, m in model.named_modules() if isinstance(m, LSTM)}
@@ -112,8 +118,9 @@ def restore(model: Module) -> Module:
     for layer in layers.values():
         for name in _OWN_FIELDS:
             layer.__dict__.pop(name, None)
-        layer.__class__ = nn.LSTM  # type: ignore[assignment]
-        layer._update_flat_weights()  # as torch does: keeps weights written to the list
+        change_class(layer, original)
+        with torch.no_grad():  # a parametrized weight with a graph could not be copied
+            layer._update_flat_weights()  # as torch does: keeps weights written to the list
     return model
 
 
@@ -186,9 +193,5 @@ def _why_not(layer: LSTM) -> str | None:
         return "torch's LSTM has no weight_hook"
     if not layer.is_drop_in:
         return "its model calls run(), which torch's LSTM lacks"
-    if type(layer) is LSTM:
-        return None
-    if parametrize.is_parametrized(layer):
-        names = ", ".join(layer.parametrizations)  # type: ignore[arg-type]
-        return f"{names} is parametrized; remove_parametrizations first"
-    return f"{type(layer).__name__} is a subclass of fastlstm.LSTM"
+    kind = parametrize.type_before_parametrizations(layer)
+    return None if original(kind) else f"{kind.__name__} is a subclass of fastlstm.LSTM"

@@ -346,7 +346,9 @@ class LSTM(nn.LSTM):
         kwargs = {} if options["lengths"] is None else options
         args = (input,) if hx is None else (input, hx)
         path = proxy.tracer.path_of_module(self)  # type: ignore[attr-defined]
-        if not path:  # the layer itself is traced: torch raises its error
+        # The layer itself is traced, or the node would run a subclass's forward pass a second time:
+        # torch raises its error.
+        if not path or type(self).forward is not LSTM.forward:
             return self._torch(input, hx)
         node: Any = proxy.tracer.create_proxy("call_module", path, args, kwargs)
         return node  # type: ignore[no-any-return]
@@ -707,4 +709,4 @@ def without_missing_kernel(input: Any) -> AbstractContextManager[None]:
 def _untraced_without_allow_rnn(layer: LSTM, *args: Any) -> tuple[Any, State]:
     """Calls a layer outside of a trace: torch.compile forbids tracing into an `nn.LSTM` without
     `allow_rnn`, and torch 2.15 then traces its methods wrongly instead of leaving them out."""
-    return layer.forward(*args)
+    return LSTM.forward(layer, *args)  # a subclass's own forward pass is already running

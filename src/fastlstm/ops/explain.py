@@ -124,9 +124,9 @@ def _steps_and_batch(module: nn.Module, input: Tensor) -> tuple[int, int]:
 
 
 def _report(name: str, lstm: nn.LSTM, call: LSTMCall, path: str) -> LayerReport:
-    is_torchs = type(lstm) is nn.LSTM
+    is_torchs = not hasattr(lstm, "is_drop_in")
     reason = left_to_torch(lstm, call)
-    if reason is not None and (is_torchs or getattr(lstm, "is_drop_in", False)):
+    if reason is not None and getattr(lstm, "is_drop_in", True):
         return LayerReport(name, call, "torch", "torch.nn.LSTM", False, reason, path)
     selection = select(call, backend=getattr(lstm, "backend", None))
     backend, kernel, why = selection.backend.name, selection.kernel, selection.why

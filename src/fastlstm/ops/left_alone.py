@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
 
 from fastlstm.errors import UsageError, kind_of_value
 from fastlstm.ops.call import LSTMCall
 from fastlstm.ops.cell_options import TORCHS_CELL, CellOptions
 from fastlstm.ops.registry import own_refusal
+from fastlstm.ops.subclasses import why_not_beneath
 
 BEYOND_TORCH = "torch.func.vmap, jvp and forward-mode derivatives have no rule for torch's LSTM"
 _WORDS = ("LSTM", "GRU", "RNN")
@@ -41,8 +41,8 @@ def check_module(model: object) -> None:
 def recurrent_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module, LeftAlone | None]]:
     """Yields every recurrent module with its path and the reason why it is left alone, or None.
 
-    None stands for `nn.LSTM` and for fastlstm's layers. Modules inside a quantized or TorchScript
-    layer are skipped.
+    None stands for what `accelerate` changes and for fastlstm's layers. Modules inside a quantized
+    or TorchScript layer are skipped.
     """
     check_module(model)
     inside: str | None = None
@@ -117,15 +117,10 @@ def _full_name(kind: type) -> str:
 
 
 def _left_lstm(lstm: nn.LSTM) -> LeftAlone | None:
-    kind = type(lstm)
-    if kind is nn.LSTM or hasattr(lstm, "is_drop_in"):
+    if hasattr(lstm, "is_drop_in") or (why := why_not_beneath(lstm)) is None:
         return None
-    if parametrize.is_parametrized(lstm) and kind.__bases__ == (nn.LSTM,):
-        names = ", ".join(lstm.parametrizations)  # type: ignore[arg-type]
-        why = f"{names} is parametrized, which changed the class; call accelerate first"
-        return LeftAlone("nn.LSTM, parametrized", why)
-    why = f"{kind.__name__} is a subclass of nn.LSTM, its forward pass may be its own"
-    return LeftAlone(f"forward pass of {kind.__name__}", why)
+    kind = type(lstm)
+    return LeftAlone("nn.LSTM" if kind is nn.LSTM else f"forward pass of {kind.__name__}", why)
 
 
 def _name(kind: type) -> str:
