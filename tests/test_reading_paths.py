@@ -50,13 +50,13 @@ def train(folder: Path) -> None:
 
 
 def test_from_a_step_to_the_native_call(tmp_path, monkeypatch):
-    forward, stacks = native_call.forward_layer, []
+    forward, stacks = native_call.forward, []
 
     def seen(*args: Any, **kwargs: Any) -> Any:
         stacks.append([*files_on_stack(), "ops/native_call.py"])
         return forward(*args, **kwargs)
 
-    monkeypatch.setattr(native_call, "forward_layer", seen)
+    monkeypatch.setattr(native_call, "forward", seen)
     train(tmp_path)
     steps = [stack for stack in stacks if "training/stepper.py" in stack]
     assert steps

@@ -443,7 +443,8 @@ int run_all(int part) {
     wrong += compare_projections(*kernel, part);
     for (const Shape& shape : kShapes) {
       const unsigned at = static_cast<unsigned>(index);
-      for (const unsigned options : {0u, (at * 37 + 5) % 256, 31u - at % 4, 127u - at % 4, 255u - at % 8}) {
+      for (const unsigned options :
+           {0u, (at * 37 + 5) % 256, 31u - at % 4, 127u - at % 4, 255u - at % 8}) {
         if (index++ % part != 0) continue;
         wrong += compare(*kernel, shape, options);
         ++cases;

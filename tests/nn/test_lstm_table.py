@@ -350,7 +350,7 @@ def ran(monkeypatch):
 
         monkeypatch.setattr(owner, name, watched)
 
-    watch(native_call, "forward_layer", "kernels")
+    watch(native_call, "forward", "kernels")
     watch(lstm.LSTM, "_torch", "torch's own")
     return found
 

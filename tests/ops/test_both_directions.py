@@ -27,9 +27,10 @@ KINDS = (
 
 @pytest.fixture(autouse=True)
 def threads():
+    before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
-    torch.set_num_threads(1)
+    torch.set_num_threads(before)
 
 
 def layer_of(kind, I, H):  # noqa: E741

@@ -20,20 +20,21 @@ def made(ops, dtype=torch.float32):
 
 def test_only_what_is_needed_is_kept_and_computed(ops):
     arguments, args = made(ops)
-    y, _, _, saved = native_call.forward(args, False, False)
+    y, _, (saved,) = native_call.forward((args,), False, False)
     assert saved is None
-    *_, saved = native_call.forward(args, False, True, y=y)
+    *_, saved = native_call.forward((args,), False, True, y=y)
     needs = LSTMArgs(*(False,) * len(NEEDS))
-    found = native_call.backward(args, y, saved, (arguments.dy.float(), None, None), needs)
+    grads = arguments.dy.float(), None, None
+    (found,) = native_call.backward((args,), y, saved, grads, (needs,))
     assert all(g is None for g in found)
 
 
 def test_the_output_is_written_to_given_memory(ops):
     _, args = made(ops)
     place = torch.empty(T, B, H)
-    y, *_ = native_call.forward(args, False, False, y=place)
+    y, *_ = native_call.forward((args,), False, False, y=place)
     assert y is place
-    assert torch.equal(place, native_call.forward(args, False, False)[0])
+    assert torch.equal(place, native_call.forward((args,), False, False)[0])
 
 
 @pytest.mark.parametrize("has_norm", [False, True])
@@ -57,9 +58,10 @@ def gradients_of(B, T, *, real=None, is_bf16=False):
     dy[:, B if real is None else real :] = 0
     rows, h0, c0 = whole[0][:, :B].contiguous(), whole[1][:B], whole[2][:B]
     args = LSTMArgs(rows, None, h0, c0, *weights)
-    y, _, _, saved = native_call.forward(args, is_bf16, True)
+    y, _, saved = native_call.forward((args,), is_bf16, True)
     grads = dy[:, :B].contiguous(), None, None
-    return native_call.backward(args, y, saved, grads, LSTMArgs(*(True,) * len(args)))
+    (found,) = native_call.backward((args,), y, saved, grads, (LSTMArgs(*(True,) * len(args)),))
+    return found
 
 
 SHORT = pytest.mark.parametrize(("B", "T"), [(1, 1), (3, 1), (1, 4), (4, 3), (10, 2)])

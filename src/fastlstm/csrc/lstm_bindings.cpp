@@ -97,8 +97,8 @@ BackwardArgs backward_args(nb::handle tuple, int threads) {
           f.address(), f.address(), nullptr};
 }
 
-// Runs one call or two, the directions of a layer, on one team: two on `members` threads each, side
-// by side, where the team has so many, otherwise one after the other on all.
+// Runs calls, the directions of a layer, on one team: side by side on `members` threads each if the
+// team has so many, otherwise one after the other on all.
 template <typename Args>
 void run_calls(int threads, int members, std::vector<Args>& calls,
                int64_t (*workspace_bytes)(const Args&), void (*run)(const Args&, Member)) {
@@ -111,14 +111,15 @@ void run_calls(int threads, int members, std::vector<Args>& calls,
     call.workspace = memory;
     memory += bytes_of(call);
   }
-  Barrier barriers[2];
+  const int count = static_cast<int>(calls.size());
+  std::vector<Barrier> barriers(calls.size());
   run_team(threads, [&](Member me) {
-    if (calls.size() < 2 || 2 * members > me.count) {
+    if (count * members > me.count) {
       for (const Args& call : calls) run(call, me);
       return;
     }
     const int which = me.index / members;
-    if (which < 2) run(calls[which], {me.index % members, members, &barriers[which]});
+    if (which < count) run(calls[which], {me.index % members, members, &barriers[which]});
   });
   scratch().give_back(calls.size());
 }

@@ -556,7 +556,7 @@ class LSTM(nn.LSTM):
         norms = self.norms(x.device)
         hs, cs = [], []
         for layer in range(self.num_layers):
-            both = []
+            arguments = []
             for index in range(layer * directions, (layer + 1) * directions):
                 h0, c0 = (zero, zero) if state is None else (state[0][index], state[1][index])
                 # A float16 state would round the result.
@@ -564,9 +564,9 @@ class LSTM(nn.LSTM):
                 own = lanes
                 if lanes is not None and index % directions == 1:
                     own = lanes.reversed(x.shape[0])
-                both.append(self._call_args(x, h0, c0, weights[index], own, norms[index]))
+                arguments.append(self._call_args(x, h0, c0, weights[index], own, norms[index]))
             x, last = run_layer(
-                both,
+                arguments,
                 options,
                 backend=self.backend or ("reference" if is_slow else None),
                 strict=self.strict,

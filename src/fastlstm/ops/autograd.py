@@ -23,7 +23,7 @@ NUM_ARGS = len(LSTMArgs._fields)
 
 
 class LSTMFunction(torch.autograd.Function):
-    """One direction or both of a layer with all activations saved: `native_call.forward_layer`.
+    """One direction or both of a layer with all activations saved: `native_call.forward`.
 
     `tensors` are the fields of an `LSTMArgs` for every direction. Returns `y`, then `hT` and `cT`
     of every direction. The first backward pass overwrites the activations; a second one computes
@@ -34,7 +34,7 @@ class LSTMFunction(torch.autograd.Function):
     def forward(ctx: Any, call: LSTMCall, *tensors: Tensor) -> tuple[Tensor, ...]:
         is_bf16 = call.dtype is torch.bfloat16
         directions = _each(LSTMArgs, tensors)
-        y, states, saved = native_call.forward_layer(directions, is_bf16, True, call.options)
+        y, states, saved = native_call.forward(directions, is_bf16, True, call.options)
         ctx.save_for_backward(*tensors, y, *itertools.chain(*saved))
         ctx.set_materialize_grads(False)
         ctx.call, ctx.is_used, ctx.count = call, False, len(tensors)
@@ -54,9 +54,9 @@ class LSTMFunction(torch.autograd.Function):
         saved: Any = _each(SavedActivations, tensors[count + 1 :])
         if ctx.is_used:
             is_bf16 = y.dtype is torch.bfloat16
-            *_, saved = native_call.forward_layer(directions, is_bf16, True, call.options)
+            *_, saved = native_call.forward(directions, is_bf16, True, call.options)
         ctx.is_used = True
-        found = native_call.backward_layer(directions, y, saved, grads, needs, call.options)
+        found = native_call.backward(directions, y, saved, grads, needs, call.options)
         return None, *itertools.chain(*map(by_argument, directions, found, needs))
 
 
@@ -145,7 +145,7 @@ def slow_gradients(
 
 
 def _reference_layer(directions: Sequence[LSTMArgs], options: CellOptions) -> list[Tensor]:
-    """Returns `native_call.forward_layer`'s `y` and states, in float32 by torch's operators."""
+    """Returns `native_call.forward`'s `y` and states, in float32 by torch's operators."""
     outputs, states = [], []
     for k, args in enumerate(directions):
         steps = args if k == 0 else args._replace(rows=args.rows.flip(0))

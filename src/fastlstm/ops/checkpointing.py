@@ -32,8 +32,8 @@ class CheckpointedLSTMFunction(torch.autograd.Function):
         for first in range(0, T, steps):
             states += (h, c)
             part = _part(args._replace(h0=h, c0=c), first, steps)
-            _, h, c, _ = native_call.forward(
-                part, is_bf16, False, call.options, first_row=first * B, y=y[first:][:steps]
+            _, (h, c), _ = native_call.forward(
+                (part,), is_bf16, False, call.options, first_row=first * B, y=y[first:][:steps]
             )
         ctx.save_for_backward(*tensors, y, *states[2:])
         ctx.set_materialize_grads(False)
@@ -58,13 +58,12 @@ class CheckpointedLSTMFunction(torch.autograd.Function):
             first = number * steps
             h, c = states[2 * number : 2 * number + 2]
             part = _part(args._replace(h0=h, c0=c), first, steps)
-            part_y, _, _, fresh = native_call.forward(
-                part, call.dtype is torch.bfloat16, True, call.options, first_row=first * B
+            part_y, _, fresh = native_call.forward(
+                (part,), call.dtype is torch.bfloat16, True, call.options, first_row=first * B
             )
-            assert fresh is not None
             part_grads = (None if dy is None else dy[first:][:steps], dh, dc)
-            gradients = native_call.backward(
-                part, part_y, fresh, part_grads, inner, call.options, first_row=first * B
+            (gradients,) = native_call.backward(
+                (part,), part_y, fresh, part_grads, (inner,), call.options, first_row=first * B
             )
             dh, dc = gradients.h0, gradients.c0
             if args.tokens is None and gradients.rows is not None:

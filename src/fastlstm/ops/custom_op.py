@@ -80,7 +80,7 @@ def lstm_sequence(
     Returns y, hT, cT and `SavedActivations`, which are empty without `keep`.
     """
     args = LSTMArgs(*all_tensors(tensors, present, NUM_ARGS))
-    y, hT, cT, saved = native_call.forward(args, is_bf16, keep, parsed_options(options))
+    y, (hT, cT), (saved,) = native_call.forward((args,), is_bf16, keep, parsed_options(options))
     if saved is None:
         layout = native_call.saved_layout(fastest_kernels(is_bf16), 0, 0, 0, has_norm=False)
         saved = SavedActivations(*(empty((n,), dtype) for n, dtype in layout))
@@ -113,7 +113,9 @@ def lstm_sequence_backward(tensors: list[Tensor], present: int, options: str) ->
     saved = SavedActivations(*activations)
     saved = saved._replace(gates=saved.gates.clone(), normed=saved.normed.clone())
     needs = LSTMArgs(*(True,) * NUM_ARGS)  # type: ignore[arg-type]
-    gradients = native_call.backward(args, y, saved, tuple(grads), needs, parsed_options(options))
+    (gradients,) = native_call.backward(
+        (args,), y, (saved,), tuple(grads), (needs,), parsed_options(options)
+    )
     return [t for t in gradients if t is not None]
 
 

@@ -76,25 +76,6 @@ def symbolic_gate_rows(T: Any, B: Any) -> Any:
 
 
 def forward(
-    args: LSTMArgs,
-    is_bf16: bool,
-    keep: bool,
-    options: CellOptions = TORCHS_CELL,
-    *,
-    first_row: int = 0,
-    y: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, SavedActivations | None]:
-    """Runs a sequence on the CPU, with matrix operands in bf16 or float32.
-
-    Returns `y` `(T, B, H)`, in the memory of `y` if given, `hT`, `cT` `(B, H)` float32, and with
-    `keep` the saved activations. `first_row` is the number of earlier rows `t * B + b` of a longer
-    sequence, for its random draws. Raises ShapeError for a token outside of the embedding.
-    """
-    y, (hT, cT), (saved,) = forward_layer((args,), is_bf16, keep, options, first_row=first_row, y=y)
-    return y, hT, cT, saved
-
-
-def forward_layer(
     directions: Sequence[LSTMArgs],
     is_bf16: bool,
     keep: bool,
@@ -103,11 +84,15 @@ def forward_layer(
     first_row: int = 0,
     y: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor], list[Any]]:
-    """Runs one direction or both of a layer, like `forward`; both run side by side.
+    """Runs one direction or both of a layer on the CPU, with matrix operands in bf16 or float32.
 
-    The second direction reads the same rows from the last step to the first; its begins and ends
-    count its own steps. Returns `y` `(T, B, D * H)`; `hT`, `cT` of every direction in one list; the
-        `SavedActivations` of every direction, or None.
+    Both directions run side by side. The second reads the same rows from the last step to the
+    first; its begins and ends count its own steps. `first_row` is the number of earlier rows
+    `t * B + b` of a longer sequence, for its random draws.
+
+    Returns `y` `(T, B, D * H)`, in the memory of `y` if given; `hT`, `cT` `(B, H)` float32 of every
+    direction in one list; with `keep` the `SavedActivations` of every direction, else None each.
+    Raises ShapeError for a token outside of the embedding.
     """
     T, B, I, H = directions[0].sizes()  # noqa: E741
     kernel = kernels.fastest_kernels(is_bf16)
@@ -150,28 +135,6 @@ def _input(rows: Tensor, tokens: Tensor | None, I: int, is_bf16: bool) -> tuple[
 
 
 def backward(
-    args: LSTMArgs,
-    y: Tensor,
-    saved: SavedActivations,
-    grads: tuple[Tensor | None, ...],
-    needs: LSTMArgs,
-    options: CellOptions = TORCHS_CELL,
-    *,
-    first_row: int = 0,
-) -> Gradients:
-    """Runs a sequence of `forward` backward; `saved.gates` and `saved.normed` are overwritten.
-
-    `grads` are the gradients of `y` `(T, B, H)`, `hT` and `cT` `(B, H)`, or None each; `needs`
-    marks arguments that need a gradient. Returns float32 gradients, for dense rows in the dtype of
-    `y`; raises the errors of `forward`.
-    """
-    (gradients,) = backward_layer(
-        (args,), y, (saved,), grads, (needs,), options, first_row=first_row
-    )
-    return gradients
-
-
-def backward_layer(
     directions: Sequence[LSTMArgs],
     y: Tensor,
     all_saved: Sequence[SavedActivations],
@@ -181,10 +144,11 @@ def backward_layer(
     *,
     first_row: int = 0,
 ) -> list[Gradients]:
-    """Runs `forward_layer` backward, like `backward`.
+    """Runs `forward` backward; `gates` and `normed` of the saved activations are overwritten.
 
-    `grads` are the gradients of `y` `(T, B, D * H)`, then of `hT` and `cT` of every direction, or
-    None each. Returns the gradients of every direction.
+    `grads` are the gradients of `y` `(T, B, D * H)`, then of `hT` and `cT` `(B, H)` of every
+    direction, or None each; `needs` marks arguments that need a gradient. Returns float32 gradients
+    of every direction, for dense rows in the dtype of `y`; raises the errors of `forward`.
     """
     T, B, I, H = directions[0].sizes()  # noqa: E741
     num, is_bf16 = len(directions), y.dtype == torch.bfloat16

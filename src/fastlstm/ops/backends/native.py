@@ -47,17 +47,16 @@ class NativeBackend:
         """Returns the kernel with its instruction set, threads, panels, options and memory."""
         is_bf16 = call.dtype == torch.bfloat16
         table = kernels.fastest_kernels(is_bf16)
-        threads = kernels.num_threads(call.B, call.I, call.H)
-        split = "1 thread"
+        threads, whose = kernels.num_threads(call.B, call.I, call.H), ""
         if call.directions == 2 and self._can_run_both(call):
             team, members = kernels.team_of_layer(call.T, call.B, call.I, call.H, 2)
             if 2 * members <= team:
-                threads, split = members, "1 thread for each direction"
+                threads, whose = members, " for each direction"
+        split = f"{counted(threads, 'thread')}{whose}"
         if threads > 1:
             has_norm = call.options.layer_norm
             by_lanes = table.splits_lanes(call.B, call.H, threads, has_norm)
-            each = split.removeprefix("1 thread")
-            split = f"{counted(threads, 'thread')}{each} by {'lanes' if by_lanes else 'units'}"
+            split += f" by {'lanes' if by_lanes else 'units'}"
         name = (
             f"fused LSTM {'bf16' if is_bf16 else 'fp32'} ({_UNITS[table.isa]}, {split}, panels of"
             f" {table.lanes} units)"
@@ -84,7 +83,7 @@ class NativeBackend:
             return run_custom_op(call, args)
         if not call.requires_grad:
             is_bf16 = call.dtype == torch.bfloat16
-            y, hT, cT, _ = native_call.forward(args, is_bf16, False, call.options)
+            y, (hT, cT), _ = native_call.forward((args,), is_bf16, False, call.options)
             return LSTMOutput(y, hT, cT)
         if call.max_activation_bytes is not None:
             steps, _ = steps_per_part(call)
@@ -104,7 +103,7 @@ class NativeBackend:
             y, *states = LSTMFunction.apply(call, *tensors)  # type: ignore[no-untyped-call]
         else:
             is_bf16 = call.dtype == torch.bfloat16
-            y, states, _ = native_call.forward_layer(directions, is_bf16, False, call.options)
+            y, states, _ = native_call.forward(directions, is_bf16, False, call.options)
         given = itertools.chain.from_iterable((args.h0, args.c0) for args in directions)
         return y, [t.to(first.dtype) for t, first in zip(states, given, strict=True)]
 
