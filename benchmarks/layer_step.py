@@ -122,13 +122,14 @@ def gate(cell: Cell, dtype: str) -> tuple[str, float]:
         assert x.grad is not None
         tensors = {"y": y.detach(), "h": h.detach(), "c": c.detach(), "dx": x.grad}
         found[name] = {**tensors, **{f"d{n}": p.grad for n, p in layer.named_parameters()}}
-    distances = {n: _distance(found["fastlstm"][n], want) for n, want in found["torch"].items()}
+    distances = {n: distance(found["fastlstm"][n], want) for n, want in found["torch"].items()}
     # A NaN is the furthest of all.
     worst = max(distances, key=lambda n: math.inf if math.isnan(distances[n]) else distances[n])
     return worst, distances[worst]
 
 
-def _distance(got: Tensor | None, want: Tensor | None) -> float:
+def distance(got: Tensor | None, want: Tensor | None) -> float:
+    """Returns the relative RMS distance; NaN if one is missing."""
     if got is None or want is None:
         return math.nan
     norm = float(want.double().norm())
