@@ -362,6 +362,14 @@ def test_parametrized_weights():
     assert_close("y", ours(x)[0], theirs(x)[0], VALUE)
 
 
+def test_the_list_holds_a_deleted_weight():
+    theirs, ours = pair()
+    for layer in (theirs, ours):
+        layer._flat_weights[1] = layer._parameters.pop("weight_hh_l0").detach() * 2
+    x = torch.randn(6, 4, I)
+    assert_close("y", ours(x)[0], theirs(x)[0], VALUE)
+
+
 @pytest.mark.usefixtures("only_ours", "peer_in_bf16")
 @pytest.mark.parametrize("with_state", [False, True], ids=["zero state", "state given"])
 def test_autocast_gives_the_dtypes_of_torch(with_state):

@@ -445,12 +445,15 @@ class LSTM(nn.LSTM):
     def _flat(self) -> list[Any]:
         """Returns the weights in one list.
 
-        As in torch, entries written to `_flat_weights` are used until a parameter is replaced.
+        As in torch, entries written to `_flat_weights` are used until a parameter is replaced, and
+        those of deleted parameters.
         """
         own: dict[str, Any] = self._parameters
         names = self._flat_weights_names
-        if torch.compiler.is_compiling() or any(name not in own for name in names):
+        if torch.compiler.is_compiling():
             return [own[n] if n in own else getattr(self, n) for n in names]
+        if any(name not in own for name in names):
+            return [getattr(self, n, w) for n, w in zip(names, self._flat_weights, strict=True)]
         seen = [None if ref is None else ref() for ref in self._flat_weight_refs]
         if len(seen) != len(names) or any(map(is_not, seen, map(own.get, names))):
             self._init_flat_weights()
