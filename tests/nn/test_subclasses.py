@@ -1,11 +1,14 @@
 """Subclasses of `nn.LSTM` after `accelerate`: results, classes, copies, tracers, the way back."""
 
+import contextlib
 import copy
 import gc
 import pickle
+import threading
 import warnings
 import weakref
 from abc import ABC, abstractmethod
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -14,7 +17,7 @@ from torch.nn.utils import parametrizations, parametrize
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import fastlstm
-from fastlstm.nn import lstm
+from fastlstm.nn import lstm, subclasses
 from fastlstm.nn.subclasses import accelerated
 from fastlstm.ops import native_call
 
@@ -178,6 +181,22 @@ def test_a_class_that_no_layer_has_is_forgotten():
     made = weakref.ref(accelerated(Local))
     gc.collect()
     assert made() is None
+
+
+def test_threads_make_one_class(monkeypatch):
+    both = threading.Barrier(2)
+
+    class Slow(weakref.WeakValueDictionary):
+        def setdefault(self, key, default):
+            with contextlib.suppress(threading.BrokenBarrierError):
+                both.wait(0.2)
+            self[key] = default
+            return default
+
+    monkeypatch.setattr(subclasses, "_ACCELERATED", Slow())
+    with ThreadPoolExecutor(2) as pool:
+        layers = list(pool.map(changed, (Plain(I, H), Plain(I, H))))
+    assert all(type(changed(layer, fastlstm.restore)) is Plain for layer in layers)
 
 
 class Own(fastlstm.LSTM):

@@ -7,6 +7,7 @@ finds our `LSTM` in front of `nn.LSTM`. `ops/subclasses.py` says when that is ri
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import RLock
 from typing import Any, cast
 from weakref import WeakValueDictionary
 
@@ -17,17 +18,20 @@ from fastlstm.nn.lstm import LSTM
 
 _ACCELERATED = WeakValueDictionary[type, type]([(nn.LSTM, LSTM)])
 """Class -> its accelerated one, which lives as long as its layers."""
+_LOCK = RLock()
+"""Two threads get one class."""
 
 
 def accelerated(kind: type) -> type:
     """Returns the one class with `LSTM` beneath a class."""
-    found = _ACCELERATED.get(kind)
-    if found is not None:
-        return found
-    names = ("__module__", "__qualname__", "__doc__")
-    namespace = {name: getattr(kind, name) for name in names}
-    made = type(kind)(kind.__name__, (kind, LSTM), namespace | {"__reduce_ex__": _reduced})
-    return _ACCELERATED.setdefault(kind, made)
+    with _LOCK:
+        found = _ACCELERATED.get(kind)
+        if found is not None:
+            return found
+        names = ("__module__", "__qualname__", "__doc__")
+        namespace = {name: getattr(kind, name) for name in names}
+        made = type(kind)(kind.__name__, (kind, LSTM), namespace | {"__reduce_ex__": _reduced})
+        return _ACCELERATED.setdefault(kind, made)
 
 
 def original(kind: type) -> type | None:
