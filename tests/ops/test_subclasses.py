@@ -7,8 +7,11 @@ from typing import Generic, TypeVar
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.utils import parametrizations
 
 import fastlstm
+from fastlstm.ops.left_alone import left_alone
 from fastlstm.ops.subclasses import OWN_NAMES, why_not_beneath
 
 Value = TypeVar("Value")
@@ -106,6 +109,49 @@ class Listed(nn.LSTM):
         raise AssertionError("a class was made")
 
 
+class OfType(nn.LSTM):
+    def forward(self, x, hx=None):
+        return super(type(self), self).forward(-x, hx)
+
+
+class OfClass(nn.LSTM):
+    def reset_parameters(self):
+        super(self.__class__, self).reset_parameters()
+
+
+class Sets(nn.LSTM):
+    def forward(self, x, hx=None):
+        self.activation = "relu"
+        return super().forward(x, hx)
+
+
+class Asks(nn.LSTM):
+    @property
+    def is_normed(self):
+        return hasattr(self, "norms")
+
+
+class Reads(nn.LSTM):
+    def penalty(self):
+        return sum(w.abs().sum() for w in self._flat_weights)
+
+
+class Lazy(LazyModuleMixin, nn.LSTM):
+    cls_to_become = nn.LSTM
+
+
+class Named(nn.LSTM):
+    def extra_repr(self):
+        return f"{type(self).__name__}, {self.__class__.__qualname__}, {super().extra_repr()}"
+
+
+class Delegates(Explicit):
+    """Finds names that it lacks in another layer."""
+
+    def __getattr__(self, name):
+        return getattr(self._modules["other"], name)
+
+
 def given(**attributes):
     layer = Plain(3, 4)
     for name, value in attributes.items():
@@ -113,7 +159,7 @@ def given(**attributes):
     return layer
 
 
-TAKEN = (nn.LSTM, Plain, Calls, OldStyle, Nested, Decorated, FromBase)
+TAKEN = (nn.LSTM, Plain, Calls, OldStyle, Nested, Decorated, FromBase, Named)
 
 LEFT = {
     "nn.LSTM by name": (lambda: Explicit(3, 4), "Explicit.forward does not call super().forward()"),
@@ -122,6 +168,12 @@ LEFT = {
     "no function": (lambda: Partial(3, 4), "Partial.forward does not call super().forward()"),
     "metaclass": (lambda: OfMeta(3, 4), "the metaclass Meta of OfMeta"),
     "class made": (lambda: Listed(3, 4), "Listed defines __init_subclass__"),
+    "type": (lambda: OfType(3, 4), "OfType.forward uses type(self), which accelerate would change"),
+    "its class": (lambda: OfClass(3, 4), "OfClass.reset_parameters uses type(self)"),
+    "sets": (lambda: Sets(3, 4), "Sets.forward uses self.activation"),
+    "asks": (lambda: Asks(3, 4), "Asks.is_normed uses self.norms"),
+    "reads": (lambda: Reads(3, 4), "Reads.penalty uses self._flat_weights"),
+    "lazy": (lambda: Lazy(3, 4), "Lazy defines cls_to_become"),
     "behind": (lambda: Behind(3, 4), "Options defines options"),
     "attribute": (lambda: given(strict=True, run=3), "its own run, strict would clash"),
     "submodule": (lambda: given(layer_norm=nn.LayerNorm(4)), "its own layer_norm would clash"),
@@ -132,7 +184,16 @@ LEFT = {
 
 @pytest.mark.parametrize("kind", TAKEN)
 def test_classes_that_compute_the_same(kind):
-    assert why_not_beneath(kind(3, 4)) is None
+    layer = kind(3, 4)
+    assert why_not_beneath(layer) is None
+    assert why_not_beneath(parametrizations.weight_norm(layer, "weight_hh_l0")) is None
+
+
+def test_the_names_of_a_layer_inside_are_not_its_own():
+    layer = Calls(3, 4)
+    layer.other = fastlstm.LSTM(3, 4)
+    layer.__class__ = Delegates
+    assert "Explicit.forward does not call super().forward()" in left_alone(layer).why
 
 
 def test_a_generic_class_is_left_alone_by_name():

@@ -36,8 +36,9 @@ def accelerate(model: Module, *, max_activation_bytes: int | None = None) -> Mod
     `restore` undoes it.
 
     A subclass of `nn.LSTM`, parametrized or not, stays an instance of its class; the kernels run
-    its calls of `super().forward()`. It is left alone if its forward pass has no such call, or
-    if it defines a name of `LSTM` or a step of `nn.LSTM`'s forward pass.
+    its calls of `super().forward()`. It is left alone if its forward pass has no such call, if it
+    defines a name of `LSTM` or a step of `nn.LSTM`'s forward pass, or if a method uses such a name
+    or `type(self)`.
 
     Other recurrent modules stay: `nn.GRU`, `nn.RNN`, cells, quantized and TorchScript layers. One
     UserWarning names all that is left alone, and layers that torch computes all the same (float64,

@@ -117,7 +117,7 @@ def _full_name(kind: type) -> str:
 
 
 def _left_lstm(lstm: nn.LSTM) -> LeftAlone | None:
-    if hasattr(lstm, "is_drop_in") or (why := why_not_beneath(lstm)) is None:
+    if hasattr(type(lstm), "is_drop_in") or (why := why_not_beneath(lstm)) is None:
         return None
     kind = type(lstm)
     return LeftAlone("nn.LSTM" if kind is nn.LSTM else f"forward pass of {kind.__name__}", why)

@@ -15,6 +15,7 @@ from types import CodeType
 from typing import Any
 
 from torch import nn
+from torch.nn.utils import parametrize
 
 OWN_NAMES = {
     "_added", "_call_args", "_fits", "_flat", "_forward_packed", "_fx_node",
@@ -34,10 +35,12 @@ _STEPS = {
 }  # fmt: skip
 """Steps of `nn.LSTM`'s forward pass that `fastlstm.LSTM` takes in another way."""
 
-_OF_THE_CLASS = {"__init_subclass__", "__new__", "__reduce__", "__reduce_ex__"}
-"""Would act on the new class, or are replaced there."""
+_OF_THE_CLASS = {"__init_subclass__", "__new__", "__reduce__", "__reduce_ex__", "cls_to_become"}
+"""Would act on the new class, or are replaced there; a lazy layer changes its class itself."""
 
 _TAKEN = OWN_NAMES | _STEPS | _OF_THE_CLASS
+_USED = OWN_NAMES | {"_flat_weights"}
+_TYPE = {("type", "self"), ("self", "__class__")}
 
 
 def why_not_beneath(lstm: nn.LSTM) -> str | None:
@@ -55,6 +58,9 @@ def why_not_beneath(lstm: nn.LSTM) -> str | None:
             continue
         if clash := ", ".join(sorted(vars(owner).keys() & _TAKEN)):
             return f"{owner.__name__} defines {clash}, on which fastlstm.LSTM depends"
+    for owner in parametrize.type_before_parametrizations(lstm).__mro__:
+        if owner not in nn.LSTM.__mro__ and (use := _noticing(owner)):
+            return f"{owner.__name__}.{use}, which accelerate would change"
     for owner in kind.__mro__[: kind.__mro__.index(nn.LSTM)]:
         if "forward" in vars(owner) and not _calls_super(vars(owner)["forward"]):
             return (
@@ -63,16 +69,37 @@ def why_not_beneath(lstm: nn.LSTM) -> str | None:
     return None
 
 
+def _noticing(owner: type) -> str | None:
+    """Returns a method of a class that would notice the new class, or None."""
+    for method, value in vars(owner).items():
+        for code in _codes(value.fget if isinstance(value, property) else value):
+            names = list(_names(code))
+            for a, b, c in zip(names, names[1:], [*names[2:], ""], strict=False):
+                if a == "self" and b in _USED:
+                    return f"{method} uses self.{b}"
+                if (a, b) in _TYPE and c not in ("__name__", "__qualname__"):
+                    return f"{method} uses type(self)"
+    return None
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Yields names and texts in the order of their use."""
+    for step in dis.get_instructions(code):
+        values = step.argval if isinstance(step.argval, tuple) else (step.argval,)
+        yield from (value for value in values if isinstance(value, str))
+
+
 def _calls_super(forward: Any) -> bool:
     """Whether the code of a forward pass has `super().forward`."""
-    code = getattr(inspect.unwrap(forward), "__code__", None)
-    return code is not None and any(map(_has_super_forward, _codes(code)))
+    return any(map(_has_super_forward, _codes(forward)))
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for const in code.co_consts:
-        if isinstance(const, CodeType):
+def _codes(function: Any) -> Iterator[CodeType]:
+    """Yields the code of a function and of those inside it; none of other values."""
+    code = getattr(inspect.unwrap(function), "__code__", function)
+    if isinstance(code, CodeType):
+        yield code
+        for const in code.co_consts:
             yield from _codes(const)
 
 
