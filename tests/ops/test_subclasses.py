@@ -176,6 +176,7 @@ LEFT = {
     "lazy": (lambda: Lazy(3, 4), "Lazy defines cls_to_become"),
     "behind": (lambda: Behind(3, 4), "Options defines options"),
     "attribute": (lambda: given(strict=True, run=3), "its own run, strict would clash"),
+    "step": (lambda: given(permute_hidden=abs), "its own permute_hidden would clash"),
     "submodule": (lambda: given(layer_norm=nn.LayerNorm(4)), "its own layer_norm would clash"),
     "parameter": (lambda: given(zoneout=nn.Parameter(torch.ones(1))), "its own zoneout would"),
     "forward": (lambda: given(forward=abs), "its forward was replaced"),

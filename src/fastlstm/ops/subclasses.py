@@ -39,6 +39,7 @@ _OF_THE_CLASS = {"__init_subclass__", "__new__", "__reduce__", "__reduce_ex__", 
 """Would act on the new class, or are replaced there; a lazy layer changes its class itself."""
 
 _TAKEN = OWN_NAMES | _STEPS | _OF_THE_CLASS
+_CLASHING = OWN_NAMES | {name for name in _STEPS if hasattr(nn.LSTM, name)}
 _USED = OWN_NAMES | {"_flat_weights"}
 _TYPE = {("type", "self"), ("self", "__class__")}
 
@@ -48,7 +49,7 @@ def why_not_beneath(lstm: nn.LSTM) -> str | None:
     if "forward" in vars(lstm):
         return "its forward was replaced on this one layer; call accelerate before that"
     stored = {*vars(lstm), *lstm._modules, *lstm._parameters, *lstm._buffers}
-    if clash := ", ".join(sorted(stored & OWN_NAMES)):
+    if clash := ", ".join(sorted(stored & _CLASHING)):
         return f"its own {clash} would clash with fastlstm.LSTM's; give that another name"
     kind = type(lstm)
     if type(kind) not in (type, ABCMeta):
