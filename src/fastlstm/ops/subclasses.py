@@ -60,7 +60,7 @@ def why_not_beneath(lstm: nn.LSTM) -> str | None:
         if clash := ", ".join(sorted(vars(owner).keys() & _TAKEN)):
             return f"{owner.__name__} defines {clash}, on which fastlstm.LSTM depends"
     for owner in parametrize.type_before_parametrizations(lstm).__mro__:
-        if owner not in nn.LSTM.__mro__ and (use := _noticing(owner)):
+        if owner not in nn.LSTM.__mro__ and (use := _dependent_method(owner)):
             return f"{owner.__name__}.{use}, which accelerate would change"
     for owner in kind.__mro__[: kind.__mro__.index(nn.LSTM)]:
         if "forward" in vars(owner) and not _calls_super(vars(owner)["forward"]):
@@ -70,8 +70,8 @@ def why_not_beneath(lstm: nn.LSTM) -> str | None:
     return None
 
 
-def _noticing(owner: type) -> str | None:
-    """Returns a method of a class that would notice the new class, or None."""
+def _dependent_method(owner: type) -> str | None:
+    """Returns a method whose result depends on the class of the layer, or None."""
     for method, value in vars(owner).items():
         for code in _codes(value.fget if isinstance(value, property) else value):
             names = list(_names(code))

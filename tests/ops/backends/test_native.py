@@ -293,6 +293,16 @@ def test_reasons_for_a_slow_kernel_are_reported(monkeypatch, name, reasons):
 
 
 @pytest.mark.isa
+@pytest.mark.parametrize("isa", ISAS)
+def test_bf16_rows_are_padded_to_what_a_product_takes(isa):
+    kernel = kernels.kernel_table(isa, True)
+    step = 32 if isa == "amx_bf16" else 4 if isa == "neon_bf16" else 2
+    inner = -(-1 // step) * step + -(-203 // step) * step
+    gates = 4 * -(-203 // kernel.lanes) * kernel.lanes
+    assert kernel.forward_bytes(1, 203) == gates * inner * 2 + gates * 4
+
+
+@pytest.mark.isa
 def test_threads_beside_torchs_are_reported(monkeypatch, threads):
     monkeypatch.setattr(hardware, "join_openmp", lambda: False)
     call = LSTMCall(8, 64, 64, 64, torch.float32, "cpu", requires_grad=True)

@@ -57,7 +57,7 @@ struct Exactly<Bfloat16> {
   // 2^y = 2^n 2^r, polynomials fitted for the least relative error over |r| <= 1/2.
   static FASTLSTM_INLINE Vec sigmoid(Vec x) {
     Vec n;  // 2^126 at most: infinity times its inverse is no number
-    const Vec r = split(bounded(x * -1.44269504f, 126.0f), n);
+    const Vec r = split(min_of(x * -1.44269504f, splat(126.0f)), n);
     const Vec p = ((0.05517132f * r + 0.24261054f) * r + 0.69326099f) * r + 0.99992811f;
     return inverse(1.0f + power(p, n));
   }

@@ -30,6 +30,8 @@ using portable::keep_loaded;
 using portable::LinePart;
 using portable::load_scales;
 using portable::max_lane;
+using portable::max_of;
+using portable::min_of;
 using portable::multiply_add;
 using portable::product_of_halves;
 using portable::reciprocal;

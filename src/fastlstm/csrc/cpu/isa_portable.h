@@ -6,6 +6,9 @@
 
 namespace fastlstm::FASTLSTM_ISA::portable {
 
+FASTLSTM_INLINE Vec min_of(Vec a, Vec b) { return b < a ? b : a; }  // keeps a NaN of `a`
+FASTLSTM_INLINE Vec max_of(Vec a, Vec b) { return b > a ? b : a; }
+
 // 1 / x to about 1 ulp for normal, finite x whose reciprocal is normal.
 FASTLSTM_INLINE Vec reciprocal(Vec x) { return 1.0f / x; }
 

@@ -11,7 +11,7 @@ namespace fastlstm::FASTLSTM_ISA {
 struct Int8 {
   using Element = uint8_t;
   static constexpr int kPair = 4;
-  static constexpr int kInner = 64;  // what an AMX tile takes at once
+  static constexpr int kInner = kHasTiles ? 64 : 8;  // what a product takes at once
   static constexpr uint8_t kZero = 128;
 
   static FASTLSTM_INLINE Vec load(const uint8_t* p) {

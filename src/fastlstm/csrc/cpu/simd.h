@@ -12,6 +12,17 @@
 
 namespace fastlstm::FASTLSTM_ISA {
 
+#if defined(__AMX_TILE__)
+inline constexpr bool kHasTiles = true;
+#else
+inline constexpr bool kHasTiles = false;
+#endif
+#if defined(FASTLSTM_HAS_SQUARES)
+inline constexpr bool kHasSquares = true;
+#else
+inline constexpr bool kHasSquares = false;
+#endif
+
 FASTLSTM_INLINE Vec widen_bf16(Halves h) { return bits_of<Vec>(widen(h) << 16); }
 
 // An element in every lane.
@@ -38,7 +49,7 @@ struct Float32 {
 struct Bfloat16 {
   using Element = uint16_t;
   static constexpr int kPair = 2;
-  static constexpr int kInner = 32;  // what an AMX tile takes at once
+  static constexpr int kInner = kHasTiles ? 32 : kHasSquares ? 4 : 2;  // as a product takes it
   static FASTLSTM_INLINE Vec load(const uint16_t* p) {
     Halves h;
     __builtin_memcpy(&h, p, sizeof h);

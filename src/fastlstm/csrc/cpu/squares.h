@@ -11,12 +11,6 @@
 
 namespace fastlstm::FASTLSTM_ISA {
 
-#if defined(FASTLSTM_HAS_SQUARES)
-inline constexpr bool kHasSquares = true;
-#else
-inline constexpr bool kHasSquares = false;
-#endif
-
 template <int stride, typename Sum>
 FASTLSTM_INLINE void exchange(Sum& a, Sum& b) {
   Words low = bits_of<Words>(a), high = bits_of<Words>(b);

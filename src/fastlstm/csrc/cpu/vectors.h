@@ -46,7 +46,5 @@ FASTLSTM_INLINE void store_bits(void* p, Vector v) {
 }
 
 FASTLSTM_INLINE Vec splat(float x) { return x - Vec{}; }
-FASTLSTM_INLINE Vec min_of(Vec a, Vec b) { return b < a ? b : a; }  // keeps a NaN of `a`
-FASTLSTM_INLINE Vec max_of(Vec a, Vec b) { return b > a ? b : a; }
 
 }  // namespace fastlstm::FASTLSTM_ISA
