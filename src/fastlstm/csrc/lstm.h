@@ -8,6 +8,8 @@
 // Kept for backward, in the order in which a thread goes over them: cells as [t][group][b][lane]
 // for t = 0 (the initial ones) to T; gates as [chunk][group][row][i, f, g, o][lane], where a chunk
 // is S = chunk_steps(T, B) steps and row counts the S * B lanes of its steps.
+// Gradients of gates have the same order, but if the last group has r < lanes units, a row of it is
+// [i, f, g, o][r] and zeros: packed weights are in that order, and no product runs over the gap.
 //
 // Every pointer may be null where "or null" is said and is otherwise valid for the whole call; no
 // two arguments overlap unless said. Nothing outside the stated sizes is read or written.

@@ -294,12 +294,18 @@ def test_reasons_for_a_slow_kernel_are_reported(monkeypatch, name, reasons):
 
 @pytest.mark.isa
 @pytest.mark.parametrize("isa", ISAS)
-def test_bf16_rows_are_padded_to_what_a_product_takes(isa):
+def test_weights_are_padded_to_what_a_product_takes(isa):
     kernel = kernels.kernel_table(isa, True)
     step = 32 if isa == "amx_bf16" else 4 if isa == "neon_bf16" else 2
-    inner = -(-1 // step) * step + -(-203 // step) * step
-    gates = 4 * -(-203 // kernel.lanes) * kernel.lanes
-    assert kernel.forward_bytes(1, 203) == gates * inner * 2 + gates * 4
+
+    def padded(size, multiple):
+        return -(-size // multiple) * multiple
+
+    I, H, lanes = 1, 203, kernel.lanes  # noqa: E741
+    forward = padded(4 * H, lanes) * (padded(I, step) + padded(H, step))
+    assert kernel.forward_bytes(I, H) == 2 * forward + 4 * 4 * padded(H, lanes)
+    backward = padded(4 * H, step) * (padded(I, lanes) + padded(H, lanes))
+    assert kernel.backward_bytes(I, H) == 2 * backward
 
 
 @pytest.mark.isa

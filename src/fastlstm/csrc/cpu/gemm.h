@@ -31,8 +31,10 @@ FASTLSTM_INLINE Range part_of(Range whole, int64_t index, int64_t count, int64_t
 // is half there.
 class Strips {
  public:
+  FASTLSTM_INLINE Strips(Range all, bool is_reversed = false)
+      : all_(all), is_reversed_(is_reversed) {}
   FASTLSTM_INLINE Strips(int64_t begin, int64_t end, bool is_reversed = false)
-      : all_{begin, end}, is_reversed_(is_reversed) {}
+      : Strips({begin, end}, is_reversed) {}
 
   FASTLSTM_INLINE int64_t panels(int64_t size = kStrips) const {
     return ceil_div(all_.end - all_.begin, size);
@@ -59,7 +61,7 @@ struct Left {
   FASTLSTM_INLINE Left from_row(int64_t row) const {
     return {rows + row * row_stride, row_stride, block, block_stride};
   }
-  // `count` values of the inner dimension from `at` on; both whole blocks where there are several.
+  // `count` values of the inner dimension from `at` on, a whole block where there are several.
   FASTLSTM_INLINE Left part(int64_t at, int64_t count) const {
     if (block_stride == 0) return {rows + at, row_stride, count, 0};
     return {rows + at / block * block_stride, row_stride, block, block_stride};
@@ -85,8 +87,8 @@ struct VectorEngine {
   // One row has twice as many sums at once: each waits for itself.
   static constexpr int kRowStrips = 2 * kStrips;
 
-  // out[rows][strips * kLanes] = a * b over `inner` values, whole blocks of a; with `add` on top of
-  // what `out` holds. Strip s starts at b + s * strip_stride.
+  // out[rows][strips * kLanes] = a * b over `inner` values, the last of a block; with `add` on top
+  // of what `out` holds. Strip s starts at b + s * strip_stride.
   static void block(Left<Element> a, int rows, const Element* b, int64_t strip_stride, int strips,
                     int64_t inner, bool add, float* out) {
     by_rows<kRows>(a, rows, b, strip_stride, strips, inner, add, out);
@@ -237,7 +239,8 @@ struct VectorEngine {
     // The hardware does not foresee where the next block of the rows lies, or the next rows.
     for (int64_t at = 0; at < inner; at += a.block) {
       const float* ahead = a.rows + (a.block_stride == 0 ? kRow * a.row_stride : a.block_stride);
-      for (int64_t k = 0; k < a.block; ++k) {
+      const int64_t count = min_of(a.block, inner - at);
+      for (int64_t k = 0; k < count; ++k) {
         __builtin_prefetch(ahead, 0, 3);
         ahead += kRow;
         add_products(
@@ -262,7 +265,8 @@ struct VectorEngine {
     if constexpr (is_square) to_squares(sum);
     for (int64_t at = 0; at < inner; at += a.block) {
       const uint16_t* ahead = a.rows + (a.block_stride == 0 ? kRow * a.row_stride : a.block_stride);
-      for (int64_t k = 0; k < a.block; k += kStep, b += kStep * kLanes) {
+      const int64_t count = min_of(a.block, inner - at);
+      for (int64_t k = 0; k < count; k += kStep, b += kStep * kLanes) {
         __builtin_prefetch(ahead, 0, 3);
         ahead += kStep * kRow;
         if constexpr (is_square) {
@@ -293,8 +297,9 @@ struct VectorEngine {
     read(sum, add, out, out_stride);
     for (int64_t at = 0; at < inner; at += a.block) {
       const uint16_t* ahead = a.rows + (a.block_stride == 0 ? kRow * a.row_stride : a.block_stride);
-      for (int64_t first = 0; first < a.block; first += kWide) {
-        const int64_t count = min_of(kWide, a.block - first);
+      const int64_t block = min_of(a.block, inner - at);
+      for (int64_t first = 0; first < block; first += kWide) {
+        const int64_t count = min_of(kWide, block - first);
         for (int r = 0; r < kRow; ++r) {
           const uint16_t* const row = a.rows + r * a.row_stride + first;
           for (int64_t k = 0; k < count; k += kLanes) {

@@ -44,7 +44,8 @@ class TileEngine {
     _tile_zero(2);
     if constexpr (kStrip > 1) _tile_zero(3);
     for (int64_t at = 0; at < inner; at += a.block) {
-      for (int64_t k = 0; k < a.block; k += 32) {
+      const int64_t count = min_of(a.block, inner - at);
+      for (int64_t k = 0; k < count; k += 32) {
         _tile_loadd(4, a.rows + k, a_bytes);
         _tile_loadd(6, b, 64);
         _tile_dpbf16ps(0, 4, 6);

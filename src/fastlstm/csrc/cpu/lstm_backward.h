@@ -69,8 +69,8 @@ FASTLSTM_INLINE void multiply_gates(const BackwardArgs& g, const Sizes<Format>& 
                                     is_recurrent ? g.H : g.I, g.H, strips, epilogue);
     }
   }
-  multiply(engine, gates, rows, is_recurrent ? w.recurrent : w.input, w.stride, strips, n.gates,
-           epilogue);
+  multiply(engine, gates, rows, is_recurrent ? w.recurrent : w.input, w.stride, strips,
+           n.gate_inner, epilogue);
 }
 
 // One step of some units and lanes: dh from the next step's gate gradients, then this step's.
@@ -144,10 +144,8 @@ void backward_step(const BackwardArgs& g, const Sizes<Format>& n, const Backward
       dc += dh * o * rule.squash_slope(squashed);
       const CellGradients d = new_cell_backward(rule, dc, i, f, z, old);
       Float32::store(at, rule.has_zoneout() ? d.old + dc_kept : d.old);
-      Format::store(gate, d.i);
-      Format::store(gate + kLanes, d.f);
-      Format::store(gate + 2 * kLanes, d.z);
-      Format::store(gate + 3 * kLanes, dh * squashed * rule.gate_slope(o));
+      store_gates<Format>({d.i, d.f, d.z, dh * squashed * rule.gate_slope(o)}, n.width(strip + q),
+                          gate);
     }
   };
   if (is_last) {
@@ -287,7 +285,7 @@ void recurrent_gradient(const BackwardArgs& g, const Sizes<Format>& n,
   if (has_tokens) clear_table(s, units);
   const SumsByToken<Format> beside{g, s, gates, has_tokens};
   if (count > 0) {
-    weight_gradient(factors, count, 0, s.width, {g.T * g.B, g.B}, g.H, gates, n, s.gradient, items,
+    weight_gradient(factors, count, 0, s.width, {g.T * g.B, g.B}, gates, n, s.gradient, items,
                     engine, me, beside);
   } else if (has_tokens) {
     sum_by_token(g, s, gates, units);
@@ -311,8 +309,8 @@ void table_gradients(const BackwardArgs& g, const Sizes<Format>& n,
   if (count == 0) return;
   const GateMatrix<const typename Format::Element> table{s.d_table_elements.gates, num_rows,
                                                          n.units};
-  weight_gradient(factors, count, round_up(g.H, kLanes), s.width, {num_rows, num_rows}, g.H, table,
-                  n, s.gradient, items, engine, me, SumsByToken<Format>{g, s, table, false});
+  weight_gradient(factors, count, round_up(g.H, kLanes), s.width, {num_rows, num_rows}, table, n,
+                  s.gradient, items, engine, me, SumsByToken<Format>{g, s, table, false});
 }
 
 // The state: row r is y of the step before.
@@ -407,7 +405,7 @@ void backward_loop(const BackwardArgs& g, Member me) {
   const Share my = share_of(me, n.units, g.B, is_alone);
   Items items(s.items, me);
   const auto blocks_of = [&](int64_t units, int64_t rows) {
-    return Blocks::of<Engine>(units, rows, me.count, kStrips, 2 * kLanes * n.gates);
+    return Blocks::of<Engine>(units, rows, me.count, kStrips, 2 * kLanes * n.gate_inner);
   };
   const Blocks blocks = blocks_of(n.units, g.B),
                dx_blocks = blocks_of(n.input_strips, s.steps * g.B);

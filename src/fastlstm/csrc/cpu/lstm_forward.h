@@ -164,16 +164,17 @@ void forward_step(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWei
     int64_t lane = -1, unit;
     Vec o, c, old;
   } last;
+  const GateSums gate_sums(n);
   multiply(engine, plain(state, s.state_stride, n.state_inner), my.lanes, w.recurrent,
-           w.recurrent_stride, {4 * my.units.begin, 4 * my.units.end, t % 2 != 0}, n.state_inner,
-           [&](int64_t b, int64_t strip, int, const float* sum) {
+           w.recurrent_stride, {n.strips_of(my.units), t % 2 != 0}, n.state_inner,
+           [&](int64_t b, int64_t strip, int, const float* sums) {
              const int64_t u = strip / 4, k = u * kLanes;
              const float* const in = s.projected.at(0, u, tokens ? tokens[b] : first_row + b);
-             const auto gate = [&](int q) {
-               return Float32::load(sum + q * kLanes) + Float32::load(in + q * kLanes);
-             };
-             const Vec i = cell.gate(gate(0)), f = cell.gate(gate(1)), z = cell.squash(gate(2));
-             const Vec o = cell.gate(gate(3));
+             Vec gate[4];
+             gate_sums.load(sums, u, gate);
+             for (int q = 0; q < 4; ++q) gate[q] += Float32::load(in + q * kLanes);
+             const Vec i = cell.gate(gate[0]), f = cell.gate(gate[1]), z = cell.squash(gate[2]);
+             const Vec o = cell.gate(gate[3]);
              const Vec old = Float32::load(cells + k * g.B + b * kLanes);
              if (all_kept != nullptr) {
                Element* const kept =
@@ -205,13 +206,14 @@ void project_input(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWe
                    Engine& engine, Range rows, Range units, const void* input,
                    const ChunkOrder& order, const GateMatrix<float>& projected, Finish&& finish) {
   const auto* const elements = static_cast<const typename Format::Element*>(input);
+  const GateSums gate_sums(n);
   multiply(engine, plain(elements, g.input.stride, n.input_inner), rows, w.input, w.input_stride,
-           {4 * units.begin, 4 * units.end}, n.input_inner,
+           n.strips_of(units), n.input_inner,
            [&](int64_t row, int64_t strip, int, const float* sums) {
              const int64_t at = order(row);
              float* const out = projected.at(0, strip / 4, at);
              Vec sum[4];
-             for (int q = 0; q < 4; ++q) sum[q] = Float32::load(sums + q * kLanes);
+             gate_sums.load(sums, strip / 4, sum);
              finish(at, strip / 4, sum);
              for (int q = 0; q < 4; ++q) Float32::store(out + q * kLanes, sum[q]);
            });

@@ -169,7 +169,7 @@ void norm_backward_outputs(const BackwardArgs& g, const Sizes<Format>& n,
   }
   const int64_t next = step.t + 1;
   multiply(engine, step.gates.left(next / s.steps, next % s.steps * g.B), my.lanes, w.recurrent,
-           w.stride, {my.units.begin, my.units.end, next % 2 != 0}, n.gates,
+           w.stride, {my.units.begin, my.units.end, next % 2 != 0}, n.gate_inner,
            [&](int64_t b, int64_t strip, int strips, const float* sums) {
              for (int q = 0; q < strips; ++q) one(b, strip + q, sums + q * kLanes);
            });
@@ -275,15 +275,18 @@ void norm_backward_products(const BackwardArgs& g, const NormBackwardScratch<For
       const Element* const hh = step.normed.hh.at(step.chunk, u, step.row + b);
       Element* const ih = step.normed.ih.at(step.chunk, u, step.row + b);
       const float scale_hh = step.moments.scale_hh[at], scale_ih = step.moments.scale_ih[at];
+      Vec all_hh[4], all_ih[4];
       for (int q = 0; q < 4; ++q) {
         const Vec da = Float32::load(d_gate + q * kLanes);
         const Vec n_hh = Format::load(hh + q * kLanes), n_ih = Format::load(ih + q * kLanes);
         const Vec d_hh = da * gamma_hh[q] - ns.mean(0, b) - n_hh * ns.mean(1, b);
         const Vec d_ih = da * gamma_ih[q] - ns.mean(2, b) - n_ih * ns.mean(3, b);
         // What an idle lane was given is not looked at: it may be NaN.
-        Format::store(gate + q * kLanes, active ? first_lanes(d_hh * scale_hh, count) : Vec{});
-        Format::store(ih + q * kLanes, active ? first_lanes(d_ih * scale_ih, count) : Vec{});
+        all_hh[q] = active ? first_lanes(d_hh * scale_hh, count) : Vec{};
+        all_ih[q] = active ? first_lanes(d_ih * scale_ih, count) : Vec{};
       }
+      store_gates<Format>(all_hh, min_of(count, kLanes), gate);
+      store_gates<Format>(all_ih, min_of(count, kLanes), ih);
     }
   }
 }
@@ -318,8 +321,7 @@ void norm_weight_gradients(const BackwardArgs& g, const Sizes<Format>& n,
   const F recurrent = recurrent_factor(g, s), dense = input_factor<Format>(g);
   const Rows rows{g.T * g.B, g.B};
   if (g.dw_hh != nullptr) {
-    weight_gradient(&recurrent, 1, 0, s.width, rows, g.H, d_hh, n, s.gradient, items, engine, me,
-                    none);
+    weight_gradient(&recurrent, 1, 0, s.width, rows, d_hh, n, s.gradient, items, engine, me, none);
   }
   me.barrier->wait(me.count);  // the scratch can be used anew
   if (g.input.tokens != nullptr) {
@@ -328,7 +330,7 @@ void norm_weight_gradients(const BackwardArgs& g, const Sizes<Format>& n,
     round_table(s, units);
     table_gradients(g, n, w, s, &dense, g.dw_ih != nullptr ? 1 : 0, items, engine, me);
   } else if (g.dw_ih != nullptr) {
-    weight_gradient(&dense, 1, 0, s.width, rows, g.H, d_ih, n, s.gradient, items, engine, me, none);
+    weight_gradient(&dense, 1, 0, s.width, rows, d_ih, n, s.gradient, items, engine, me, none);
   }
 }
 
@@ -349,8 +351,8 @@ void norm_backward_loop(const BackwardArgs& g, Member me) {
     if (!is_alone) me.barrier->wait(me.count);
   };
   Items items(s.items, me);
-  const auto dx_blocks =
-      Blocks::of<Engine>(n.input_strips, s.steps * g.B, me.count, kStrips, 2 * kLanes * n.gates);
+  const auto dx_blocks = Blocks::of<Engine>(n.input_strips, s.steps * g.B, me.count, kStrips,
+                                            2 * kLanes * n.gate_inner);
   const Cell cell(g.cell_call);
   const GateMatrix<Element> d_hh{static_cast<Element*>(g.gates), s.steps * g.B, n.units};
   const GateMatrix<Element> d_ih =

@@ -44,16 +44,15 @@ template <typename Format, typename Engine>
 void norm_products(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWeights<Format>& w,
                    const ForwardScratch<Format>& s, const NormForwardScratch<Format>& ns,
                    const Share& my, Engine& engine, int64_t t) {
+  const GateSums gate_sums(n);
   multiply(engine, plain(s.state(t, g.B), s.state_stride, n.state_inner), my.lanes, w.recurrent,
-           w.recurrent_stride, {4 * my.units.begin, 4 * my.units.end, t % 2 != 0}, n.state_inner,
+           w.recurrent_stride, {n.strips_of(my.units), t % 2 != 0}, n.state_inner,
            [&](int64_t b, int64_t strip, int, const float* sums) {
              const int64_t u = strip / 4;
              float* const raw = ns.raw.at(0, u, b);
              Vec v[4];
-             for (int q = 0; q < 4; ++q) {
-               v[q] = Float32::load(sums + q * kLanes);
-               Float32::store(raw + q * kLanes, v[q]);
-             }
+             gate_sums.load(sums, u, v);
+             for (int q = 0; q < 4; ++q) Float32::store(raw + q * kLanes, v[q]);
              add_group(v, g.H - u * kLanes, ns.partial_hh, u, b);
            });
 }

@@ -15,13 +15,31 @@ struct Sizes {
       : units(ceil_div(H, kLanes)),
         hidden(units * kLanes),
         gates(4 * hidden),
+        strips(ceil_div(4 * H, kLanes)),
+        gate_inner(round_up(4 * H, Format::kInner)),
+        rest(H - (units - 1) * kLanes),
         state_inner(round_up(H, Format::kInner)),
         input_inner(round_up(I, Format::kInner)),
         input_strips(ceil_div(I, kLanes)) {}
 
+  // Units of a group: its gates stand in packed weights and in gradients `width` apart.
+  FASTLSTM_INLINE int64_t width(int64_t group) const { return group == units - 1 ? rest : kLanes; }
+  // The row of weights (4H, columns) of a gate in that order, or -1 for padding.
+  FASTLSTM_INLINE int64_t row_of(int64_t gate) const {
+    const int64_t u = gate / (4 * kLanes), at = gate % (4 * kLanes), count = width(u);
+    const int64_t H = (units - 1) * kLanes + rest;
+    return at < 4 * count ? at / count * H + u * kLanes + at % count : -1;
+  }
+  FASTLSTM_INLINE Range strips_of(Range groups) const {
+    return {min_of(4 * groups.begin, strips), min_of(4 * groups.end, strips)};
+  }
+
   int64_t units;        // groups of kLanes hidden units
   int64_t hidden;       // H padded to whole groups
-  int64_t gates;        // G of lstm.h; whole tiles as an inner dimension
+  int64_t gates;        // G of lstm.h
+  int64_t strips;       // of gates
+  int64_t gate_inner;   // gates as an inner dimension
+  int64_t rest;         // units of the last group
   int64_t state_inner;  // H as an inner dimension
   int64_t input_inner;  // I as an inner dimension
   int64_t input_strips;
@@ -52,15 +70,38 @@ struct ForwardWeights {
   ForwardWeights(const void* packed, const Sizes<Format>& n)
       : recurrent(static_cast<const Element*>(packed)),
         recurrent_stride(n.state_inner * kLanes),
-        input(recurrent + 4 * n.units * recurrent_stride),
+        input(recurrent + n.strips * recurrent_stride),
         input_stride(n.input_inner * kLanes),
-        bias(reinterpret_cast<const float*>(input + 4 * n.units * input_stride)) {}
+        bias(reinterpret_cast<const float*>(input + n.strips * input_stride)) {}
 
-  const Element* recurrent;  // strip 4 u + gate
+  const Element* recurrent;
   int64_t recurrent_stride;
   const Element* input;
   int64_t input_stride;
-  const float* bias;
+  const float* bias;  // [group][gate][kLanes]
+};
+
+// The sums of a group's four gates in a row of a panel; zero beyond the units.
+class GateSums {
+ public:
+  template <typename Format>
+  explicit GateSums(const Sizes<Format>& n) : last_(n.units - 1), rest_(n.rest) {
+    for (int64_t l = 0; l < kLanes; ++l) inside_[l] = l < rest_ ? ~0u : 0u;
+  }
+
+  FASTLSTM_INLINE void load(const float* sums, int64_t u, Vec (&v)[4]) const {
+    if (u != last_ || rest_ == kLanes) {
+      for (int q = 0; q < 4; ++q) v[q] = Float32::load(sums + q * kLanes);
+    } else {
+      for (int q = 0; q < 4; ++q) {
+        v[q] = bits_of<Vec>(bits_of<Words>(Float32::load(sums + q * rest_)) & inside_);
+      }
+    }
+  }
+
+ private:
+  int64_t last_, rest_;
+  Words inside_;
 };
 
 // Rows of weights as torch has them lie far apart, so reading them costs more than reading strips:
@@ -78,13 +119,23 @@ struct BackwardWeights {
   using Element = typename Format::Element;
   BackwardWeights(const void* packed, const Sizes<Format>& n)
       : recurrent(static_cast<const Element*>(packed)),
-        stride(n.gates * kLanes),
+        stride(n.gate_inner * kLanes),
         input(recurrent + n.units * stride) {}
 
   const Element* recurrent;
   int64_t stride;
   const Element* input;
 };
+
+// Gradients of a group's gates in a row, in the order of packed weights; zero beyond the units.
+template <typename Format>
+FASTLSTM_INLINE void store_gates(const Vec (&gates)[4], int64_t width,
+                                 typename Format::Element* out) {
+  if (width < kLanes) {
+    for (int q = 0; q < 4; ++q) Format::store(out + q * kLanes, Vec{});
+  }
+  for (int q = 0; q < 4; ++q) Format::store(out + q * width, gates[q]);
+}
 
 // Rows of gates as lstm.h lays them out: a chunk of `rows`, group by group.
 template <typename Element>
@@ -106,14 +157,14 @@ struct GateMatrix {
 template <typename Format>
 int64_t forward_bytes(int64_t I, int64_t H) {
   const Sizes<Format> n(I, H);
-  const int64_t elements = n.gates * (n.state_inner + n.input_inner);
+  const int64_t elements = n.strips * kLanes * (n.state_inner + n.input_inner);
   return elements * static_cast<int64_t>(sizeof(typename Format::Element)) + n.gates * 4;
 }
 
 template <typename Format>
 int64_t backward_bytes(int64_t I, int64_t H) {
   const Sizes<Format> n(I, H);
-  const int64_t elements = n.gates * kLanes * (n.units + n.input_strips);
+  const int64_t elements = n.gate_inner * kLanes * (n.units + n.input_strips);
   return elements * static_cast<int64_t>(sizeof(typename Format::Element));
 }
 
@@ -135,18 +186,16 @@ FASTLSTM_INLINE Words load_words(const float* p, int64_t count) {
 
 FASTLSTM_INLINE void store_words(void* p, Words w) { __builtin_memcpy(p, &w, sizeof w); }
 
-// One strip of w (4H, columns) for gate group `u`, gate `gate`: column l is row gate*H + u*lanes +
-// l.
-template <typename Format>
-void pack_gate_strip(const float* w, int64_t H, int64_t columns, int64_t inner, int64_t u,
-                     int64_t gate, typename Format::Element* strip) {
+// One strip of w (rows, columns): column l is row row_of(l), zero where that is negative.
+template <typename Format, typename RowOf>
+void pack_row_strip(const float* w, int64_t columns, int64_t inner, RowOf&& row_of,
+                    typename Format::Element* strip) {
   constexpr int64_t kStep = kLanes * Format::kPair;
   for (int64_t k = 0; k < round_up(inner, kStep); k += kStep) {
     Words rows[kLanes];
     for (int l = 0; l < kLanes; ++l) {
-      const int64_t unit = u * kLanes + l;
-      const float* row = w + (gate * H + unit) * columns + k;
-      rows[l] = unit < H ? load_words<Format>(row, columns - k) : Words{};
+      const int64_t row = row_of(l);
+      rows[l] = row < 0 ? Words{} : load_words<Format>(w + row * columns + k, columns - k);
     }
     transpose(rows);
     const int64_t count = min_of(kLanes, ceil_div(inner - k, Format::kPair));
@@ -157,15 +206,13 @@ void pack_gate_strip(const float* w, int64_t H, int64_t columns, int64_t inner, 
 
 // One strip of w (4H, columns) with gates as the inner dimension: columns first, first + 1, ...
 template <typename Format>
-void pack_column_strip(const float* w, int64_t H, int64_t columns, int64_t inner, int64_t first,
+void pack_column_strip(const Sizes<Format>& n, const float* w, int64_t columns, int64_t first,
                        typename Format::Element* strip) {
   const auto row = [&](int64_t k) {
-    const int64_t unit = k / (4 * kLanes) * kLanes + k % kLanes;
-    const int64_t gate = k / kLanes % 4;
-    if (unit >= H || k >= 4 * round_up(H, kLanes)) return Vec{};
-    return load_part<Float32>(w + (gate * H + unit) * columns + first, columns - first);
+    const int64_t at = k < n.gates ? n.row_of(k) : -1;
+    return at < 0 ? Vec{} : load_part<Float32>(w + at * columns + first, columns - first);
   };
-  for (int64_t k = 0; k < inner; k += Format::kPair) {
+  for (int64_t k = 0; k < n.gate_inner; k += Format::kPair) {
     if constexpr (Format::kPair == 1) {
       Float32::store(strip + k * kLanes, row(k));
     } else {
@@ -179,15 +226,18 @@ void pack_forward(const PackArgs& args, Member me) {
   using Element = typename Format::Element;
   const Sizes<Format> n(args.I, args.H);
   const ForwardWeights<Format> packed(args.out, n);
-  const Range mine = part_of({0, 4 * n.units}, me.index, me.count);
+  const Range mine = part_of({0, n.strips}, me.index, me.count);
   for (int64_t s = mine.begin; s < mine.end; ++s) {
-    const int64_t u = s / 4, gate = s % 4;
-    pack_gate_strip<Format>(args.w_hh, args.H, args.H, n.state_inner, u, gate,
-                            const_cast<Element*>(packed.recurrent) + s * packed.recurrent_stride);
-    pack_gate_strip<Format>(args.w_ih, args.H, args.I, n.input_inner, u, gate,
-                            const_cast<Element*>(packed.input) + s * packed.input_stride);
+    const auto row_of = [&](int64_t lane) { return n.row_of(s * kLanes + lane); };
+    pack_row_strip<Format>(args.w_hh, args.H, n.state_inner, row_of,
+                           const_cast<Element*>(packed.recurrent) + s * packed.recurrent_stride);
+    pack_row_strip<Format>(args.w_ih, args.I, n.input_inner, row_of,
+                           const_cast<Element*>(packed.input) + s * packed.input_stride);
+  }
+  const Range biases = part_of({0, 4 * n.units}, me.index, me.count);
+  for (int64_t s = biases.begin; s < biases.end; ++s) {
     Vec bias{};
-    const int64_t at = gate * args.H + u * kLanes, count = args.H - u * kLanes;
+    const int64_t k = s / 4 * kLanes, at = s % 4 * args.H + k, count = args.H - k;
     if (args.b_ih != nullptr) bias += load_part<Float32>(args.b_ih + at, count);
     if (args.b_hh != nullptr) bias += load_part<Float32>(args.b_hh + at, count);
     Float32::store(const_cast<float*>(packed.bias) + s * kLanes, bias);
@@ -203,9 +253,8 @@ void pack_backward(const PackArgs& args, Member me) {
   for (int64_t s = mine.begin; s < mine.end; ++s) {
     const bool is_recurrent = s < n.units;
     const int64_t first = (is_recurrent ? s : s - n.units) * kLanes;
-    pack_column_strip<Format>(is_recurrent ? args.w_hh : args.w_ih, args.H,
-                              is_recurrent ? args.H : args.I, n.gates, first,
-                              const_cast<Element*>(packed.recurrent) + s * packed.stride);
+    pack_column_strip(n, is_recurrent ? args.w_hh : args.w_ih, is_recurrent ? args.H : args.I,
+                      first, const_cast<Element*>(packed.recurrent) + s * packed.stride);
   }
 }
 

@@ -86,7 +86,11 @@ void pack_projection(const ProjectionArgs& g, const ProjectionScratch<Format>& s
   if (g.targets != nullptr) {
     const Range mine = part_of({0, s.strips}, me.index, me.count);
     for (int64_t u = mine.begin; u < mine.end; ++u) {
-      pack_gate_strip<Format>(g.weight, g.V, g.H, s.inner, u, 0, s.weights + u * s.inner * kLanes);
+      const auto row_of = [&](int64_t lane) {
+        const int64_t row = u * kLanes + lane;
+        return row < g.V ? row : -1;
+      };
+      pack_row_strip<Format>(g.weight, g.H, s.inner, row_of, s.weights + u * s.inner * kLanes);
     }
   }
   if (g.df == nullptr) return;

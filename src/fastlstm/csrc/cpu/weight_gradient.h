@@ -171,23 +171,22 @@ void pack_gates(const GateMatrix<const typename Format::Element>& gates, const R
   }
 }
 
-// out[gate * H + unit][k] = sums[first + k][gates of the unit], for one strip.
+// out[row of a gate][k] = sums[k][gate], for one strip.
 template <typename Format>
-void write_gradient(const float* sums, int64_t num_gates, int64_t width, int64_t strip, int64_t H,
+void write_gradient(const Sizes<Format>& n, const float* sums, int64_t width, int64_t strip,
                     float* out) {
-  const int64_t gate = strip % 4, unit = strip / 4 * kLanes;
-  const int64_t units = min_of(kLanes, H - unit);
   for (int64_t k = 0; k < width; k += kLanes) {
     Words block[kLanes];
     for (int64_t j = 0; j < kLanes; ++j) {
       block[j] = k + j < width
-                     ? bits_of<Words>(Float32::load(sums + (k + j) * num_gates + strip * kLanes))
+                     ? bits_of<Words>(Float32::load(sums + (k + j) * n.gates + strip * kLanes))
                      : Words{};
     }
     transpose(block);
-    for (int64_t l = 0; l < units; ++l) {
-      float* const row = out + (gate * H + unit + l) * width + k;
-      store_part<Float32>(row, bits_of<Vec>(block[l]), width - k);
+    for (int64_t l = 0; l < kLanes; ++l) {
+      const int64_t row = n.row_of(strip * kLanes + l);
+      if (row < 0) break;
+      store_part<Float32>(out + row * width + k, bits_of<Vec>(block[l]), width - k);
     }
   }
 }
@@ -198,8 +197,9 @@ inline constexpr int64_t kFewRows = 128;
 // stand in `left` side by side, and every value of `out` is summed and written once. In float32 the
 // sums are those of `weight_gradient` below, bit for bit.
 template <typename Format>
-void few_rows_gradient(const Factor<Format>& factor, const RowChunk& chunk, Range units, int64_t H,
-                       const GateMatrix<const typename Format::Element>& gates, float* left) {
+void few_rows_gradient(const Sizes<Format>& n, const Factor<Format>& factor, const RowChunk& chunk,
+                       Range units, const GateMatrix<const typename Format::Element>& gates,
+                       float* left) {
   constexpr int kGates = 4, kVectors = 2;
   const int64_t width = round_up(factor.width, kVectors * kLanes);
   for (int64_t r = 0; r < chunk.count; ++r) {
@@ -208,7 +208,8 @@ void few_rows_gradient(const Factor<Format>& factor, const RowChunk& chunk, Rang
       Float32::store(left + r * width + k, is_inside ? factor.load(chunk.rows[r], k) : Vec{});
     }
   }
-  const auto tile = [&](const auto* group, int64_t first, int64_t unit) {
+  const auto tile = [&](int64_t u, int64_t first) {
+    const auto* const group = gates.at(0, u, 0);
     for (int64_t k = 0; k < factor.width; k += kVectors * kLanes) {
       Vec sum[kGates][kVectors] = {};
       for (int64_t r = 0; r < chunk.count; ++r) {
@@ -222,8 +223,10 @@ void few_rows_gradient(const Factor<Format>& factor, const RowChunk& chunk, Rang
           for (int v = 0; v < kVectors; ++v) sum[j][v] += held[v] * one;
         }
       }
-      for (int64_t j = 0; j < min_of(kGates, H - unit); ++j) {
-        float* const out = factor.out + (first / kLanes * H + unit + j) * factor.width + k;
+      for (int64_t j = 0; j < kGates; ++j) {
+        const int64_t at = n.row_of(4 * kLanes * u + first + j);
+        if (at < 0) break;
+        float* const out = factor.out + at * factor.width + k;
         for (int64_t v = 0; v < kVectors && k + v * kLanes < factor.width; ++v) {
           store_part<Float32>(out + v * kLanes, sum[j][v], factor.width - k - v * kLanes);
         }
@@ -231,10 +234,7 @@ void few_rows_gradient(const Factor<Format>& factor, const RowChunk& chunk, Rang
     }
   };
   for (int64_t u = units.begin; u < units.end; ++u) {
-    for (int64_t first = 0; first < 4 * kLanes; first += kGates) {
-      const int64_t unit = u * kLanes + first % kLanes;
-      if (unit < H) tile(gates.at(0, u, 0), first, unit);
-    }
+    for (int64_t first = 0; first < 4 * n.width(u); first += kGates) tile(u, first);
   }
 }
 
@@ -243,15 +243,14 @@ void few_rows_gradient(const Factor<Format>& factor, const RowChunk& chunk, Rang
 // group of the thread while the gates are in its cache.
 template <typename Format, typename Engine, typename Beside>
 void weight_gradient(const Factor<Format>* factors, int num_factors, int64_t column, int64_t width,
-                     const Rows& rows, int64_t H,
-                     const GateMatrix<const typename Format::Element>& gates,
+                     const Rows& rows, const GateMatrix<const typename Format::Element>& gates,
                      const Sizes<Format>& n, char* scratch, Items& items, Engine& engine, Member me,
                      const Beside& beside) {
   const GradientScratch<Format> s(scratch, width, me);
   constexpr int64_t kChunk = GradientScratch<Format>::kChunk;
   constexpr int64_t kStride = GradientScratch<Format>::kStride;
   const Range units = part_of({0, n.units}, me.index, me.count);
-  const Range strips{4 * units.begin, 4 * units.end};
+  const Range strips = n.strips_of(units);
   float* const sums = s.sums + column * n.gates;
   int64_t columns = 0;
   for (int f = 0; f < num_factors; ++f) columns += round_up(factors[f].width, kLanes);
@@ -264,7 +263,7 @@ void weight_gradient(const Factor<Format>* factors, int num_factors, int64_t col
     chunk.next(rows, gates);
     for (int f = 0; f < num_factors; ++f) {
       if (factors[f].out == nullptr) continue;
-      few_rows_gradient(factors[f], chunk, units, H, gates, reinterpret_cast<float*>(s.right));
+      few_rows_gradient(n, factors[f], chunk, units, gates, reinterpret_cast<float*>(s.right));
     }
     for (int64_t u = units.begin; u < units.end; ++u) beside(chunk, u);
     return;
@@ -294,8 +293,9 @@ void weight_gradient(const Factor<Format>* factors, int num_factors, int64_t col
           from += round_up(factors[f].width, kLanes);
           if (part.begin >= part.end) continue;
           multiply(engine, plain(left, kStride, padded), part, s.right, kChunk * kLanes,
-                   {0, kStrips}, padded, [&](int64_t row, int64_t, int, const float* block) {
-                     for (int q = 0; q < kStrips; ++q) {
+                   {0, min_of(kStrips, n.strips - kStrips * u)}, padded,
+                   [&](int64_t row, int64_t, int num, const float* block) {
+                     for (int q = 0; q < num; ++q) {
                        float* to = sums + row * n.gates + (kStrips * u + q) * kLanes;
                        Vec v = Float32::load(block + q * kLanes);
                        if (!is_first) v += Float32::load(to);
@@ -310,8 +310,7 @@ void weight_gradient(const Factor<Format>* factors, int num_factors, int64_t col
   int64_t at = 0;
   for (int f = 0; f < num_factors; ++f) {
     for (int64_t strip = strips.begin; strip < strips.end && factors[f].out != nullptr; ++strip) {
-      write_gradient<Format>(sums + at * n.gates, n.gates, factors[f].width, strip, H,
-                             factors[f].out);
+      write_gradient(n, sums + at * n.gates, factors[f].width, strip, factors[f].out);
     }
     at += round_up(factors[f].width, kLanes);
   }
