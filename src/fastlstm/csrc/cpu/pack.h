@@ -26,9 +26,10 @@ struct Sizes {
   FASTLSTM_INLINE int64_t width(int64_t group) const { return group == units - 1 ? rest : kLanes; }
   // The row of weights (4H, columns) of a gate in that order, or -1 for padding.
   FASTLSTM_INLINE int64_t row_of(int64_t gate) const {
-    const int64_t u = gate / (4 * kLanes), at = gate % (4 * kLanes), count = width(u);
-    const int64_t H = (units - 1) * kLanes + rest;
-    return at < 4 * count ? at / count * H + u * kLanes + at % count : -1;
+    const int64_t u = gate / (4 * kLanes), first = u * kLanes, H = (units - 1) * kLanes + rest;
+    const auto at = static_cast<uint32_t>(gate % (4 * kLanes)), count = static_cast<uint32_t>(rest);
+    if (u < units - 1) return at / kLanes * H + first + at % kLanes;  // without a division
+    return at < 4 * count ? at / count * H + first + at % count : -1;
   }
   FASTLSTM_INLINE Range strips_of(Range groups) const {
     return {min_of(4 * groups.begin, strips), min_of(4 * groups.end, strips)};
@@ -191,11 +192,12 @@ template <typename Format, typename RowOf>
 void pack_row_strip(const float* w, int64_t columns, int64_t inner, RowOf&& row_of,
                     typename Format::Element* strip) {
   constexpr int64_t kStep = kLanes * Format::kPair;
+  int64_t of[kLanes];
+  for (int l = 0; l < kLanes; ++l) of[l] = row_of(l);
   for (int64_t k = 0; k < round_up(inner, kStep); k += kStep) {
     Words rows[kLanes];
     for (int l = 0; l < kLanes; ++l) {
-      const int64_t row = row_of(l);
-      rows[l] = row < 0 ? Words{} : load_words<Format>(w + row * columns + k, columns - k);
+      rows[l] = of[l] < 0 ? Words{} : load_words<Format>(w + of[l] * columns + k, columns - k);
     }
     transpose(rows);
     const int64_t count = min_of(kLanes, ceil_div(inner - k, Format::kPair));
@@ -208,15 +210,24 @@ void pack_row_strip(const float* w, int64_t columns, int64_t inner, RowOf&& row_
 template <typename Format>
 void pack_column_strip(const Sizes<Format>& n, const float* w, int64_t columns, int64_t first,
                        typename Format::Element* strip) {
+  constexpr int64_t kGroup = 4 * kLanes;
+  const float* rows[kGroup];
   const auto row = [&](int64_t k) {
-    const int64_t at = k < n.gates ? n.row_of(k) : -1;
-    return at < 0 ? Vec{} : load_part<Float32>(w + at * columns + first, columns - first);
+    return rows[k] == nullptr ? Vec{} : load_part<Float32>(rows[k] + first, columns - first);
   };
-  for (int64_t k = 0; k < n.gate_inner; k += Format::kPair) {
-    if constexpr (Format::kPair == 1) {
-      Float32::store(strip + k * kLanes, row(k));
-    } else {
-      store_words(strip + k * kLanes, pair_rows(round_to_bf16(row(k)), round_to_bf16(row(k + 1))));
+  for (int64_t at = 0; at < n.gate_inner; at += kGroup) {
+    for (int64_t k = 0; k < kGroup; ++k) {
+      const int64_t of = n.row_of(at + k);
+      rows[k] = of < 0 ? nullptr : w + of * columns;
+    }
+    const int64_t count = min_of(kGroup, n.gate_inner - at);
+    for (int64_t k = 0; k < count; k += Format::kPair) {
+      if constexpr (Format::kPair == 1) {
+        Float32::store(strip + (at + k) * kLanes, row(k));
+      } else {
+        store_words(strip + (at + k) * kLanes,
+                    pair_rows(round_to_bf16(row(k)), round_to_bf16(row(k + 1))));
+      }
     }
   }
 }
