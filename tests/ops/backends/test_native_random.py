@@ -21,7 +21,7 @@ def test_random_shapes(group):
 
 # Beyond these sizes a product is summed in parts, or over several chunks of rows.
 SPLIT = {
-    "gates in parts": (2, 7, 3, 401), "input in parts": (2, 149, 1603, 3),
+    "gates in parts": (2, 7, 3, 801), "input in parts": (2, 149, 1603, 3),
     "wide input": (1, 3, 3301, 3), "wide input of many rows": (1, 29, 12301, 9),
     "chunks of rows": (40, 53, 3, 5), "units on two threads": (3, 5, 4, 301),
     "lanes and units on four threads": (4, 9, 20, 17),
