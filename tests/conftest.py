@@ -181,6 +181,16 @@ def _own_cache(tmp_path_factory):
         os.environ["FASTLSTM_CACHE"] = before
 
 
+@pytest.fixture(autouse=True)
+def _own_threads():
+    """Restores torch's number of threads, which a command in the test's process sets."""
+    torch = sys.modules.get("torch")
+    before = torch.get_num_threads() if torch else 0
+    yield
+    if torch and torch.get_num_threads() != before:
+        torch.set_num_threads(before)
+
+
 @pytest.fixture
 def same_random_numbers():
     """Fails a test that changes the state of torch's, numpy's or Python's random numbers."""

@@ -182,7 +182,7 @@ def test_weights_are_compared_if_the_text_is_readable(tiny_run, tmp_path, capsys
     assert main(arguments) == 0
     line = capsys.readouterr().err.splitlines()[-1]
     assert re.fullmatch(
-        r"int8: 0\.01 MB of weights a token instead of 0\.01 \(fp32\), [\d.]+x the speed,"
+        r"int8: 0\.0[01] MB of weights a token instead of 0\.01 \(fp32\), [\d.]+x the speed,"
         r" [+-][\d.]+ % bits/char \([\d.]+ to [\d.]+ on 1,[\d]+ tokens\)",
         line,
     ), line
