@@ -61,7 +61,7 @@ struct Left {
   FASTLSTM_INLINE Left from_row(int64_t row) const {
     return {rows + row * row_stride, row_stride, block, block_stride};
   }
-  // `count` values of the inner dimension from `at` on, a whole block where there are several.
+  // `count` values of the inner dimension from `at` on, where a block begins if there are several.
   FASTLSTM_INLINE Left part(int64_t at, int64_t count) const {
     if (block_stride == 0) return {rows + at, row_stride, count, 0};
     return {rows + at / block * block_stride, row_stride, block, block_stride};
@@ -87,8 +87,8 @@ struct VectorEngine {
   // One row has twice as many sums at once: each waits for itself.
   static constexpr int kRowStrips = 2 * kStrips;
 
-  // out[rows][strips * kLanes] = a * b over `inner` values, the last of a block; with `add` on top
-  // of what `out` holds. Strip s starts at b + s * strip_stride.
+  // out[rows][strips * kLanes] = a * b over `inner` values, of which the last block of a may have
+  // fewer; with `add` on top of what `out` holds. Strip s starts at b + s * strip_stride.
   static void block(Left<Element> a, int rows, const Element* b, int64_t strip_stride, int strips,
                     int64_t inner, bool add, float* out) {
     by_rows<kRows>(a, rows, b, strip_stride, strips, inner, add, out);

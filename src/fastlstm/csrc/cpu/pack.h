@@ -22,7 +22,7 @@ struct Sizes {
         input_inner(round_up(I, Format::kInner)),
         input_strips(ceil_div(I, kLanes)) {}
 
-  // Units of a group: its gates stand in packed weights and in gradients `width` apart.
+  // Units of a group, and the distance of its gates in packed weights and in gradients.
   FASTLSTM_INLINE int64_t width(int64_t group) const { return group == units - 1 ? rest : kLanes; }
   // The row of weights (4H, columns) of a gate in that order, or -1 for padding.
   FASTLSTM_INLINE int64_t row_of(int64_t gate) const {
