@@ -53,7 +53,7 @@ for sanitizer; do
   for source in threads crowding dispatch features decode_dispatch kernels_scalar; do
     $CXX $common $definitions -I$csrc -c "$csrc/cpu/$source.cpp" -o "$folder/$source.o"
   done
-  for source in decode_stream windows job_queue; do
+  for source in decode_stream windows job_queue text_keys; do
     $CXX $common -I$csrc -c "$csrc/$source.cpp" -o "$folder/$source.o"
   done
   for isa in $isas; do

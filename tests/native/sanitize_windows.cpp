@@ -1,6 +1,6 @@
 // Windows of a table without Python: the order, the groups, the places and the copies of all three
-// kinds of cell, checked against what they are said to be, and the queue of jobs used from several
-// threads. Built by sanitize.sh, whose sanitizers check memory and races.
+// kinds of cell, checked against what they are said to be, the queue of jobs used from several
+// threads, and the keys of texts. Built by sanitize.sh, whose sanitizers check memory and races.
 #include <algorithm>
 #include <atomic>
 #include <bit>
@@ -8,13 +8,16 @@
 #include <cstdio>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <random>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "job_queue.h"
+#include "text_keys.h"
 #include "windows.h"
 
 namespace fastlstm {
@@ -203,8 +206,33 @@ void check_queue() {
   }
 }
 
+void check_texts() {
+  TextKeys keys(1, 2);
+  std::map<std::string, int64_t> expected;
+  std::mt19937_64 random(0);
+  for (const int64_t count : {0, 1, 63, 64, 65, 5000}) {
+    std::string data;
+    std::vector<int64_t> offsets{0}, found(count);
+    std::vector<std::string> texts;
+    for (int64_t i = 0; i < count; ++i) {
+      texts.push_back(std::string(random() % 20, 'x') + std::to_string(random() % 2000));
+      if (random() % 100 == 0) texts.back().clear();
+      data += texts.back();
+      offsets.push_back(static_cast<int64_t>(data.size()));
+    }
+    const std::unique_ptr<char[]> exact(new char[data.size()]);  // a read beyond it is found
+    std::memcpy(exact.get(), data.data(), data.size());
+    keys.find(offsets.data(), exact.get(), count, found.data());
+    for (int64_t i = 0; i < count; ++i) {
+      const auto key = expected.emplace(texts[i], expected.size()).first->second;
+      expect(found[i] == key, "texts", i);
+    }
+  }
+}
+
 int run_all() {
   check_permutations();
+  check_texts();
   check_groups();
   for (const bool has_groups : {false, true}) {
     for (const int64_t columns : {1, 3, 17}) {
@@ -216,7 +244,7 @@ int run_all() {
     }
   }
   check_queue();
-  std::printf("windows, groups and jobs: %d wrong\n", wrong);
+  std::printf("windows, groups, jobs and texts: %d wrong\n", wrong);
   return wrong == 0 ? 0 : 1;
 }
 

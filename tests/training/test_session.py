@@ -63,6 +63,16 @@ def test_a_set_up_of_more_than_a_tenth_of_a_budget_is_noted(clock, budget_s, is_
     assert session._notes_on_setup(plan) == ([text] if is_said else [])
 
 
+def test_a_table_that_took_most_of_the_set_up_is_said_to_be_in_the_cache(clock):
+    session = RunSession(None, [])
+    with session.part_of_setup("the table"):
+        clock.wall_s, clock.own_s = clock.wall_s + 7, clock.own_s + 7
+    clock.wall_s, clock.own_s = clock.wall_s + 2, clock.own_s + 2
+    plan: Any = SimpleNamespace(stop_criterion=SimpleNamespace(budget_s=9.0))
+    (note,) = session._notes_on_setup(plan)
+    assert note.endswith("; the table is in the cache now, so the next start takes less")
+
+
 def test_the_end_is_shown_when_the_report_is_written(tmp_path, clock):
     events: list[dict[str, Any]] = []
     session = session_in(tmp_path, events)

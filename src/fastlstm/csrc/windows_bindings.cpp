@@ -1,12 +1,14 @@
-// Windows of a table in Python: addresses come in as integers from forecast/data/window_index.py
-// and window_loader.py, which know the sizes and keep the memory alive.
+// Windows and names of a table in Python: addresses come in as integers from forecast/data/, whose
+// window_index.py, window_loader.py and names.py know the sizes and keep the memory alive.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/vector.h>
 
 #include <optional>
 
 #include "job_queue.h"
 #include "memory.h"
+#include "text_keys.h"
 #include "windows.h"
 
 namespace nb = nanobind;
@@ -85,6 +87,16 @@ void bind_windows(nb::module_& m) {
           "out"_a)
       .def("wait", &JobQueue::wait, "number"_a, "timeout_s"_a,
            nb::call_guard<nb::gil_scoped_release>());
+  nb::class_<TextKeys>(m, "TextKeys")
+      .def(nb::init<uint64_t, uint64_t>(), "k0"_a, "k1"_a)
+      .def(
+          "find",
+          [](TextKeys& seen, Address offsets, Address data, int64_t count, Address keys) {
+            nb::gil_scoped_release release;
+            return seen.find(pointer<const int64_t>(offsets), pointer<const char>(data), count,
+                             pointer<int64_t>(keys));
+          },
+          "offsets"_a, "data"_a, "count"_a, "keys"_a);
 }
 
 }  // namespace fastlstm

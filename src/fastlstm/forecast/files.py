@@ -257,9 +257,16 @@ def description_files(stored: StoredForecaster) -> dict[str, bytes]:
     }
     return {
         CONFIG_FILE: json.dumps(config, indent=1).encode(),
-        SCHEMA_FILE: json.dumps(schema, indent=1).encode(),
-        SCALER_FILE: json.dumps(scales, indent=1).encode(),
+        SCHEMA_FILE: _json(schema),
+        SCALER_FILE: _json(scales),
     }
+
+
+def _json(values: Mapping[str, Any]) -> bytes:
+    """Returns JSON with a line per key; `indent` writes one per number, and takes 7 times as long
+    because it runs in Python: seconds for the scales of 200,000 series."""
+    lines = (f" {json.dumps(key)}: {json.dumps(value)}" for key, value in values.items())
+    return ("{\n" + ",\n".join(lines) + "\n}").encode()
 
 
 def read_options(checkpoint: Checkpoint) -> tuple[ForecastConfig, ForecastConfig, str]:

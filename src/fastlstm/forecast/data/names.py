@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import secrets
+from array import array
 from collections.abc import Callable
 from decimal import Decimal
 from functools import partial
@@ -13,8 +15,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from fastlstm._native import TextKeys
+
 _without_fraction = partial(re.compile(r"^(-?\d+)\.0+\Z").sub, r"\1")
 """Returns the text of a number without a fraction of zeros: "7" for "7.0"."""
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def canonical(name: Any) -> str:
@@ -26,6 +34,26 @@ def canonical(name: Any) -> str:
     return str(name)
 
 
+class _Seen:
+    """The values of one type that have a number. Python looks at each of them once: in a table by
+    date every series occurs in every batch."""
+
+    def __init__(self) -> None:
+        self._keys = TextKeys(secrets.randbits(64), secrets.randbits(64))
+        self._numbers = array("q")
+
+    def numbers(self, values: pa.Array, number_of: Callable[[Any], int]) -> NDArray[np.int64]:
+        """Returns the number of each value; `number_of` is called with the new ones in order."""
+        is_cast = _is_text(values.type) or pa.types.is_integer(values.type)
+        texts = values if is_cast else pa.array(map(str, values.to_pylist()), pa.string())
+        texts, keys = texts.cast(pa.large_string()), np.empty(len(values), dtype=np.int64)
+        _, offsets, data = texts.buffers()
+        begin = offsets.address + 8 * texts.offset
+        new = self._keys.find(begin, data.address if data else 0, len(keys), keys.ctypes.data)
+        self._numbers.extend(map(number_of, values.take(pa.array(new, pa.int64())).to_pylist()))
+        return np.asarray(np.frombuffer(self._numbers, dtype=np.int64)[keys])
+
+
 class Names:
     """Numbers the names of a column in order of first appearance; `kind` is Arrow's type of the
     column where it was read as text instead."""
@@ -34,6 +62,7 @@ class Names:
         self._numbers: dict[str, int] = {}
         self._values: list[Any] = []
         self._same: dict[str, tuple[Any, Any]] = {}
+        self._seen: dict[pa.DataType, _Seen] = {}
         self._read: Callable[[str], str] = str
         if kind is not None and pa.types.is_floating(kind):
             self._read = _without_fraction
@@ -60,6 +89,8 @@ class Names:
 
     def number(self, column: pa.Array) -> NDArray[np.int64]:
         """Returns the number of every name; numbers of nulls are arbitrary."""
+        if _is_text(column.type) and not column.null_count:
+            return self._numbers_of(column)
         column = column.dictionary_encode()
         indices = column.indices.fill_null(0) if column.null_count else column.indices
         places = indices.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
@@ -69,8 +100,11 @@ class Names:
         used, first = np.unique(starts, return_index=True)
         used = used[np.argsort(first)]
         numbers = np.zeros(len(column.dictionary), dtype=np.int64)
-        numbers[used] = [self._of(v) for v in column.dictionary.take(pa.array(used)).to_pylist()]
+        numbers[used] = self._numbers_of(column.dictionary.take(pa.array(used)))
         return np.asarray(numbers[places])
+
+    def _numbers_of(self, values: pa.Array) -> NDArray[np.int64]:
+        return self._seen.setdefault(values.type, _Seen()).numbers(values, self._of)
 
     def _of(self, value: Any) -> int:
         if isinstance(value, str):
