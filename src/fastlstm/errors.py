@@ -283,10 +283,13 @@ def _plain(word: str) -> str:
 
 
 _PANDAS = {
-    **dict.fromkeys((".xlsx", ".xlsm", ".xls", ".ods"), "read_excel({!r})"),
+    **dict.fromkeys((".xlsx", ".xlsm", ".xlsb", ".xls", ".ods"), "read_excel({!r})"),
+    **dict.fromkeys((".bz2", ".xz", ".zip"), "read_csv({!r})"), ".gzip": "read_parquet({!r})",
+    **dict.fromkeys((".pkl", ".pickle"), "read_pickle({!r})"),
+    **dict.fromkeys((".db", ".sqlite"), "read_sql('SELECT * FROM NAME', 'sqlite:///{}')"),
     ".json": "read_json({!r})", ".jsonl": "read_json({!r}, lines=True)",
     ".ndjson": "read_json({!r}, lines=True)", ".orc": "read_orc({!r})",
-    **dict.fromkeys((".h5", ".hdf5"), "read_hdf({!r})"), ".dta": "read_stata({!r})",
+    **dict.fromkeys((".h5", ".hdf5", ".hdf"), "read_hdf({!r})"), ".dta": "read_stata({!r})",
     ".sas7bdat": "read_sas({!r})", ".sav": "read_spss({!r})",
 }  # fmt: skip
 """Tables of other programs by suffix, and how pandas reads them."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -148,11 +148,34 @@ def remote_files(url: str, suffixes: tuple[str, ...]) -> list[RemoteFile]:
     with store_errors(url, "read"):
         found = store.get_file_info(fs.FileSelector(base, recursive=True))
     wanted = re.compile(_pattern(path) if "*" in path else ".*", re.DOTALL)
-    paths = sorted(f.path for f in found if f.is_file and f.path.lower().endswith(suffixes))
-    paths = [place for place in paths if wanted.fullmatch(place)]
+    paths = [f.path for f in found if f.is_file and wanted.fullmatch(f.path)]
+    if "*" not in path:
+        paths = [base + place for place in visible((p[len(base) :] for p in paths), url)]
+    paths = sorted(place for place in paths if place.lower().endswith(suffixes))
     if not paths:
         raise DataError(f"{url} has no table; expected files ending in {', '.join(suffixes)}")
     return [RemoteFile(_address(url, path, place), place, store) for place in paths]
+
+
+_HIDDEN = re.compile(r"(?:^|/)(?:\.|_[^/=]*/)")
+_LAKES = {
+    r"(?:^|/)_delta_log(?:/|$)": ("Delta", "deltalake.DeltaTable({!r}).to_pyarrow_table()"),
+    r"\.metadata\.json$": ("Iceberg", "table.scan().to_arrow() of pyiceberg"),
+}
+
+
+def visible(paths: Iterable[str], directory: str) -> list[str]:
+    """Returns the paths below a directory without hidden files ("._a.csv") and directories that
+    start with "." or "_", as Spark's. Raises DataError for a table whose directory keeps old rows.
+    """
+    paths = list(paths)
+    for mark, (kind, how) in _LAKES.items():
+        if any(re.search(mark, path) for path in paths):
+            raise DataError(
+                f"{directory} is a table of {kind}, whose directory keeps files of rows that were"
+                f" deleted; give what {how.format(directory)} returns, or a Parquet file of it"
+            )
+    return [path for path in paths if not _HIDDEN.search(path)]
 
 
 def _pattern(path: str) -> str:

@@ -893,6 +893,24 @@ def test_names_of_months_beside_years_and_a_header_of_three_lines(months: str, c
     assert (data.table.num_rows, str(data.frequency)) == (60, "1 month")
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ['"ds" "y"', *rows('"{n}" "{t:%Y-%m-%d}" {x}')],  # R's write.table
+        ['"Index" "y"', *rows(DAY + " {x}")],
+        ["ds          y", *rows(DAY + "  {n:9}")],
+    ],
+)
+def test_columns_separated_by_blanks_are_told(lines: list[str], read: Any, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="are separated by blanks") as caught:
+        read(lines)
+    code = re.search(r"pandas.*index=False\)", str(caught.value))
+    assert code is not None
+    eval(code[0].replace("'table.csv'", f"{str(tmp_path / 'table.csv')!r}"))
+    assert prepare(str(tmp_path / "table.csv"), ForecastConfig()).table.num_rows == 60
+    assert read(["y", *rows("{n:03} 250")], "--thousands ' '").table.num_rows == 60
+
+
 def test_a_long_cell_takes_no_longer_than_a_short_one() -> None:
     """The pattern of intervals took minutes for 80 kB, and a server read them."""
     assert kind_of("a1" * 200_000) == "text"

@@ -18,6 +18,7 @@ from decimal import Decimal
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
@@ -31,12 +32,13 @@ from fastlstm.forecast.data.problems import CurableError, Finding
 from fastlstm.forecast.data.table import require_matrix, row_blocks, rows_at_once
 from fastlstm.forecast.data.time_text import are_times
 from fastlstm.system.cache import file_signature
-from fastlstm.system.object_store import RemoteFile, is_url, remote_files
+from fastlstm.system.object_store import RemoteFile, is_url, remote_files, visible
 
 NULL_WORDS = tuple(csv.ConvertOptions().null_values)
 """Texts of a CSV that mean "no value" where numbers or times are expected."""
 
 _BATCH_ROWS = 1 << 18
+_NAME = pa.dictionary(pa.int32(), pa.string())
 _FIRST_TEXTS = 300
 """Values of a column that are looked at to see what it holds."""
 NUMBER = r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"
@@ -104,22 +106,37 @@ def _files(source: str | Path) -> list[TableFile]:
     if source == "":  # its path would be the current directory
         raise DataError("there is no file ''")
     if os.path.isdir(path):  # Path.is_dir would raise without permission
-        paths: Iterable[Path] = path.rglob("*")
+        found = visible((str(p.relative_to(path)) for p in path.rglob("*")), str(path))
+        paths: Iterable[Path] = map(path.joinpath, found)
         reason = f"{path} has no table; expected files ending in {', '.join(SUFFIXES)}"
     elif os.path.exists(path):
         return [path]
     else:
         paths = map(Path, glob.glob(str(path), recursive=True))
         reason = f"there is no file {path}"
-    files = sorted(p for p in paths if p.is_file() and p.name.lower().endswith(SUFFIXES))
+    files = [p for p in paths if p.is_file() and p.name.lower().endswith(SUFFIXES)]
     if not files:
         raise DataError(reason)
     return _tables(files)
 
 
 def _tables(files: Sequence[TableFile]) -> list[TableFile]:
+    """Returns the tables among files, part.2 before part.10."""
     tables = [file for file in files if not file.name.lower().endswith((".txt", ".dat"))]
-    return tables or list(files)  # a .txt or .dat beside tables describes them
+    # A .txt or .dat beside tables describes them.
+    return sorted(
+        tables or files,
+        key=lambda file: [
+            int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", str(file))
+        ],
+    )
+
+
+def _partition(file: TableFile) -> dict[str, str | None]:
+    """Returns what directories such as "store=7" say of all rows of a file (Hive's form)."""
+    path = "" if isinstance(file, MemoryFile) else str(getattr(file, "path", file))
+    found = re.findall(r"(?<![^/])([^/=]+)=([^/]*)/", path)
+    return {k: None if v == "__HIVE_DEFAULT_PARTITION__" else unquote(v) for k, v in found}
 
 
 class Records(ABC):
@@ -202,7 +219,7 @@ class FrameRecords(Records):
 
 
 class FileRecords(Records):
-    """One file; `file` is where it is."""
+    """One file; `file` is where it is, `partition` the columns that its directories add."""
 
     def __init__(self, file: TableFile) -> None:
         self.file, self.name = file, str(file)
@@ -212,6 +229,8 @@ class FileRecords(Records):
             self.signature = [signature_of(file)]
             self.total_bytes = int(self.signature[0][1])
         self.schema = self._read_schema()
+        keys = _partition(file).items()
+        self.partition = {k: value for k, value in keys if k not in self.schema.names}
 
     @abstractmethod
     def _read_schema(self) -> pa.Schema:
@@ -251,7 +270,7 @@ class ParquetRecords(FileRecords):
 
 
 class ArrowRecords(FileRecords):
-    """An Arrow IPC file (also called Feather)."""
+    """An Arrow IPC file (also called Feather), or a stream, as Hugging Face's datasets write."""
 
     def _read_schema(self) -> pa.Schema:
         with self._open() as (_, file):
@@ -259,8 +278,10 @@ class ArrowRecords(FileRecords):
 
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
         with self._open() as (source, file):
-            for number in range(file.num_record_batches):
-                whole = file.get_batch(number).select(list(types))
+            is_stream = isinstance(file, ipc.RecordBatchStreamReader)
+            numbers = () if is_stream else range(file.num_record_batches)
+            for batch in file if is_stream else map(file.get_batch, numbers):
+                whole = batch.select(list(types))
                 self.done_bytes = source.tell()
                 for begin, end in row_blocks(0, whole.num_rows, len(types), _BATCH_ROWS):
                     yield whole.slice(begin, end - begin)
@@ -268,7 +289,9 @@ class ArrowRecords(FileRecords):
     @contextmanager
     def _open(self) -> Iterator[tuple[Any, Any]]:
         with self._reading(), open_input(self.file, is_mapped=True) as source:
-            yield source, ipc.open_file(source)
+            is_file = source.read(6) == b"ARROW1"
+            source.seek(0)
+            yield source, ipc.open_file(source) if is_file else ipc.open_stream(source)
 
 
 class NumpyRecords(FileRecords):
@@ -296,18 +319,19 @@ class NumpyRecords(FileRecords):
 
 
 class JoinedRecords(Records):
-    """Several files with the same columns, concatenated."""
+    """Files with the same columns, concatenated; directories ("store=7") add columns of texts."""
 
-    def __init__(self, parts: Sequence[Records]) -> None:
+    def __init__(self, parts: Sequence[FileRecords]) -> None:
         self.parts = parts
-        self.name = f"{parts[0].name} and {len(parts) - 1} more"
+        self.name = parts[0].name + (f" and {len(parts) - 1} more" if len(parts) > 1 else "")
         self.signature = [file for part in parts for file in part.signature or ()]
         self.total_bytes = sum(part.total_bytes or 0 for part in parts)
         self.is_parsed = all(part.is_parsed for part in parts)
         self.null_words = parts[0].null_words
         for part in parts:
             require_distinct(part.schema.names, part.name)
-            missing = set(parts[0].schema.names) ^ set(part.schema.names)
+            own, first = ({*p.schema.names, *p.partition} for p in (part, parts[0]))
+            missing = own ^ first
             if missing:
                 raise DataError(
                     f"{part.name} and {parts[0].name} differ in the columns"
@@ -317,14 +341,19 @@ class JoinedRecords(Records):
             name: _joined_type([part.schema.field(name).type for part in parts])
             for name in parts[0].schema.names
         }
-        self.schema = pa.schema(kinds)
+        self.schema = pa.schema(kinds | dict.fromkeys(parts[0].partition, _NAME))
 
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
         done = 0
         for part in self.parts:
-            for batch in part.batches(types):
+            own = {name: kind for name, kind in types.items() if name not in part.partition}
+            own = own or {self.schema.names[0]: self.schema.types[0]}  # it has the rows' number
+            for batch in part.batches(own):
                 self.done_bytes = done + part.done_bytes
-                yield batch
+                columns = dict(zip(own, batch.columns, strict=True))
+                for name, value in part.partition.items():
+                    columns[name] = pa.array([value], _NAME).take(pa.repeat(0, len(batch)))
+                yield pa.RecordBatch.from_pydict({name: columns[name] for name in types})
             done += part.total_bytes or 0
 
 
@@ -425,9 +454,11 @@ def _arrow_table(frame: Any) -> pa.Table:
         return pa.RecordBatchReader.from_stream(frame).read_all()
     if hasattr(frame, "toarray"):
         raise DataError("got a sparse array, sparse input is not supported; give X.toarray()")
+    methods = ("to_pandas", "toPandas", "to_dataframe", "to_table", "collect", "compute")
+    found = next((f"; give its `{name}()`" for name in methods if hasattr(frame, name)), "")
     raise DataError(
         f"got {kind_of_value(frame)}, expected a path, a pandas, polars or Arrow frame, or a NumPy"
-        " array"
+        f" array{found}"
     )
 
 
