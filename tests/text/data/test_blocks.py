@@ -1,9 +1,11 @@
 """Clean blocks: the simple definition holds whatever the block size cuts through."""
 
+import bz2
 import codecs
 import errno
 import gzip
 import json
+import lzma
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -12,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyarrow import ipc
 
 from fastlstm.errors import DataError, MissingExtraError
 from fastlstm.text.data import blocks as blocks_module
@@ -22,6 +25,7 @@ from fastlstm.text.data.blocks import (
     refuse_binary,
     token_cut,
 )
+from fastlstm.text.data.parquet import column_of_texts
 from fastlstm.text.data.sources import Document, open_source
 
 BOM = codecs.BOM_UTF8
@@ -213,6 +217,18 @@ def test_parquet_joins_its_texts(tmp_path, kind):
     assert read(documents, TextRules(keep_crlf=True)).decode().startswith("a\r\nb\né")
 
 
+@pytest.mark.parametrize("opened", [ipc.new_file, ipc.new_stream])
+def test_arrow_joins_its_texts(tmp_path, opened):
+    table = pa.table({"id": range(3000), "text": ["a\r\nb", "é\n", "c"] * 1000})
+    with opened(tmp_path / "a.arrow", table.schema) as writer:
+        writer.write_table(table, max_chunksize=700)
+    [document] = open_source(tmp_path / "a.arrow").documents
+    for block_bytes in (100, 1 << 18):
+        reader = BlockReader([document], TextRules(), block_bytes)
+        assert b"".join(reader).decode() == "\n".join(["a\nb\né\nc"] * 1000)
+    assert column_of_texts(tmp_path / "a.arrow") is None  # short ones
+
+
 def test_a_parquet_text_that_is_missing_or_broken_is_named(tmp_path):
     broken = parquet(tmp_path, pa.array([b"a", b"b\xff", None], pa.binary()).view(pa.string()))
     with pytest.raises(DataError, match=r"a.parquet row 2: invalid UTF-8 at byte 1 of the text"):
@@ -237,7 +253,7 @@ def test_a_parquet_file_without_the_texts_is_refused(tmp_path):
         read(body, TextRules(text_field="id"))
     assert read(body, TextRules(text_field="body")) == b"a"
     body[0].path.write_bytes(body[0].path.read_bytes()[:-9])
-    with pytest.raises(DataError, match="damaged Parquet data"):
+    with pytest.raises(DataError, match="damaged Parquet or Arrow data"):
         read(body, TextRules(text_field="body"))
 
 
@@ -273,6 +289,8 @@ def test_another_text_field(tmp_path):
         (b"PK\3\4" + bytes(26) + b"[Content_Types].xml word/document.xml", "is a Word document"),
         (b"PK\3\4" + bytes(26) + b"[Content_Types].xml xl/workbook.xml", "is an Excel workbook"),
         (b"PK\3\4" + bytes(26) + b"book.txt", "is a zip archive"),
+        (bz2.compress(b"a text"), "is compressed by bzip2, not plain text"),
+        (lzma.compress(b"a text"), "is compressed by xz, not plain text"),
     ],
 )
 def test_binary_is_refused(head, message):

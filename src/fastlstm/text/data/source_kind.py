@@ -24,7 +24,7 @@ from fastlstm.text.data.sources import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_BINARY_TABLES = (*PARQUET_SUFFIXES, ".arrow", ".feather", ".ipc", ".npy")
+_BINARY_TABLES = (*PARQUET_SUFFIXES, ".feather", ".ipc", ".npy")
 _CSV = tuple(kind + packed for kind in (".csv", ".tsv") for packed in ("", ".gz", ".zst"))
 _SNIFFED_LINES, _SNIFFED_BYTES = 20, 1 << 20
 _QUOTED, _DELIMITER = re.compile(r'"([^"]*)"'), re.compile(r"[,;\t|]")
@@ -87,11 +87,11 @@ def files_of(source: str) -> tuple[list[Path], list[Path]]:
             for p in islice(walk(path), _MAX_FILES)
             if _is_binary(p) or text_suffix(p) in TEXT_SUFFIXES
         ]
-    elif os.path.exists(path) or _is_binary(path):
+    elif os.path.exists(path):
         files = [path]
     else:
-        has_magic = glob.has_magic(source)
-        files = [Path(p) for p in glob.glob(str(path), recursive=True)] if has_magic else []
+        found = glob.glob(str(path), recursive=True) if glob.has_magic(source) else []
+        files = [Path(p) for p in found] or [path] * _is_binary(path)
     tables: list[Path] = []
     texts: list[Path] = []
     for file in files:
