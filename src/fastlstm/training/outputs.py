@@ -59,6 +59,8 @@ class EventHub:
             try:
                 observer(event)
             except OSError as error:
+                if observer not in self._observers:  # the warning about another removed it
+                    continue
                 self._observers.remove(observer)
                 name = type(observer).__name__
                 self.say("warning", f"{name} stopped ({error.strerror}); the run continues")
