@@ -158,24 +158,31 @@ def remote_files(url: str, suffixes: tuple[str, ...]) -> list[RemoteFile]:
 
 
 _HIDDEN = re.compile(r"(?:^|/)(?:\.|_[^/=]*/)")
-_LAKES = {
-    r"(?:^|/)_delta_log(?:/|$)": ("Delta", "deltalake.DeltaTable({!r}).to_pyarrow_table()"),
-    r"\.metadata\.json$": ("Iceberg", "table.scan().to_arrow() of pyiceberg"),
-}
+_LAKE = re.compile(r"(?:^|/)(?:_delta_log/|metadata/[^/]*\.metadata\.json$)")
 
 
 def visible(paths: Iterable[str], directory: str) -> list[str]:
-    """Returns the paths below a directory without hidden files ("._a.csv") and directories that
-    start with "." or "_", as Spark's. Raises DataError for a table whose directory keeps old rows.
-    """
+    """Returns the paths below a directory without hidden files and directories such as "_temporary"
+    of Spark. Raises DataError for a table of Delta or Iceberg."""
     paths = list(paths)
-    for mark, (kind, how) in _LAKES.items():
-        if any(re.search(mark, path) for path in paths):
-            raise DataError(
-                f"{directory} is a table of {kind}, whose directory keeps files of rows that were"
-                f" deleted; give what {how.format(directory)} returns, or a Parquet file of it"
-            )
+    if any(map(_LAKE.search, paths)):
+        raise DataError(
+            f"{directory} is a table of Delta or Iceberg, which keeps files of deleted rows; give"
+            f" what deltalake.DeltaTable({directory!r}).to_pyarrow_table(), or scan().to_arrow() of"
+            " pyiceberg's table, returns, or a Parquet file of it"
+        )
     return [path for path in paths if not _HIDDEN.search(path)]
+
+
+def arrow_batches(source: Any) -> tuple[Any, Iterable[Any]]:
+    """Returns the schema and the batches of an open Arrow file or stream, as Hugging Face's."""
+    from pyarrow import ipc
+
+    is_file = source.read(6) == b"ARROW1"
+    source.seek(0)
+    opened: Any = ipc.open_file(source) if is_file else ipc.open_stream(source)
+    numbers = range(opened.num_record_batches) if is_file else ()
+    return opened.schema, map(opened.get_batch, numbers) if is_file else opened
 
 
 def _pattern(path: str) -> str:

@@ -137,8 +137,8 @@ def test_days_that_only_directories_name_are_the_time(folder: Any, tmp_path: Pat
 @pytest.mark.parametrize(
     ("beside", "message"),
     [
-        ("_delta_log/0.json", r"a table of Delta, whose .*deltalake\.DeltaTable\('.*t'\)"),
-        ("metadata/1.metadata.json", r"a table of Iceberg, whose .*scan\(\)\.to_arrow\(\)"),
+        ("_delta_log/0.json", r"Delta or Iceberg, which .*deltalake\.DeltaTable\(.*t.\)"),
+        ("metadata/1.metadata.json", r"scan\(\)\.to_arrow\(\) of pyiceberg"),
     ],
 )
 def test_a_directory_that_keeps_deleted_rows_is_refused(

@@ -9,6 +9,7 @@ import lzma
 from pathlib import Path
 from unittest.mock import Mock
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -227,6 +228,11 @@ def test_arrow_joins_its_texts(tmp_path, opened):
         reader = BlockReader([document], TextRules(), block_bytes)
         assert b"".join(reader).decode() == "\n".join(["a\nb\né\nc"] * 1000)
     assert column_of_texts(tmp_path / "a.arrow") is None  # short ones
+    data = (tmp_path / "a.arrow").read_bytes()
+    place = data.find(np.array([0, 4, 7], "int32").tobytes())
+    (tmp_path / "a.arrow").write_bytes(data[:place] + b"\0\0\0\x7f" + data[place + 4 :])
+    with pytest.raises(DataError, match="damaged Parquet or Arrow data"):
+        read([document], TextRules())
 
 
 def test_a_parquet_text_that_is_missing_or_broken_is_named(tmp_path):

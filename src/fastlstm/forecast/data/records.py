@@ -23,7 +23,7 @@ from urllib.parse import unquote
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import csv, ipc
+from pyarrow import csv
 from pyarrow import parquet as pq
 
 from fastlstm.errors import DataError, kind_of_value
@@ -32,7 +32,7 @@ from fastlstm.forecast.data.problems import CurableError, Finding
 from fastlstm.forecast.data.table import require_matrix, row_blocks, rows_at_once
 from fastlstm.forecast.data.time_text import are_times
 from fastlstm.system.cache import file_signature
-from fastlstm.system.object_store import RemoteFile, is_url, remote_files, visible
+from fastlstm.system.object_store import RemoteFile, arrow_batches, is_url, remote_files, visible
 
 NULL_WORDS = tuple(csv.ConvertOptions().null_values)
 """Texts of a CSV that mean "no value" where numbers or times are expected."""
@@ -121,15 +121,13 @@ def _files(source: str | Path) -> list[TableFile]:
 
 
 def _tables(files: Sequence[TableFile]) -> list[TableFile]:
-    """Returns the tables among files, part.2 before part.10."""
+    """Returns the tables among files, part.2 before part.10; a .txt or .dat describes others."""
+
+    def place(file: TableFile) -> list[str | int]:
+        return [int(p) if p.isdecimal() else p for p in re.split(r"(\d+)", str(file))]
+
     tables = [file for file in files if not file.name.lower().endswith((".txt", ".dat"))]
-    # A .txt or .dat beside tables describes them.
-    return sorted(
-        tables or files,
-        key=lambda file: [
-            int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", str(file))
-        ],
-    )
+    return sorted(tables or files, key=place)
 
 
 def _partition(file: TableFile) -> dict[str, str | None]:
@@ -273,25 +271,21 @@ class ArrowRecords(FileRecords):
     """An Arrow IPC file (also called Feather), or a stream, as Hugging Face's datasets write."""
 
     def _read_schema(self) -> pa.Schema:
-        with self._open() as (_, file):
-            return file.schema
+        with self._open() as (_, schema, _):
+            return schema
 
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
-        with self._open() as (source, file):
-            is_stream = isinstance(file, ipc.RecordBatchStreamReader)
-            numbers = () if is_stream else range(file.num_record_batches)
-            for batch in file if is_stream else map(file.get_batch, numbers):
+        with self._open() as (source, _, batches):
+            for batch in batches:
                 whole = batch.select(list(types))
                 self.done_bytes = source.tell()
                 for begin, end in row_blocks(0, whole.num_rows, len(types), _BATCH_ROWS):
                     yield whole.slice(begin, end - begin)
 
     @contextmanager
-    def _open(self) -> Iterator[tuple[Any, Any]]:
+    def _open(self) -> Iterator[tuple[Any, pa.Schema, Iterable[pa.RecordBatch]]]:
         with self._reading(), open_input(self.file, is_mapped=True) as source:
-            is_file = source.read(6) == b"ARROW1"
-            source.seek(0)
-            yield source, ipc.open_file(source) if is_file else ipc.open_stream(source)
+            yield source, *arrow_batches(source)
 
 
 class NumpyRecords(FileRecords):

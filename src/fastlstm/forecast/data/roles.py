@@ -45,7 +45,7 @@ _PLACE = re.compile("^(lat|lon|elev|alt|id$|index|year|month|day|code|num)|(_id|
 """Columns that are probably forecast, and others that are not."""
 CODE = re.compile("(^|_)(id|nbr|no|nr|num|code|key)$", re.I)
 TARGET_NAMES = ("y", "target")
-COUNTERS = ("", "Unnamed: 0", "__index_level_0__")
+COUNTERS = ("", "Unnamed: 0", "__index_level_0__", "__null_dask_index__")
 """Row counters that tools write; ignored unless named."""
 _COUNTER = re.compile(
     r"unnamed.*|(.*[_ ])?id|index|idx|#|no\.?|nr\.?|s\.? ?no\.?"

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from io import BufferedIOBase
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyarrow import ipc
 
 from fastlstm.errors import DataError
+from fastlstm.system.object_store import arrow_batches
 
 _ROWS, _FIRST_ROWS = 1024, 64
-_ARROW_FILE, _ARROW_STREAM = b"ARROW1", b"\xff\xff\xff\xff"
 _LONG = 32
 """Mean bytes from which a column holds texts, not names."""
 _KINDS = (pa.string(), pa.large_string(), pa.string_view())
@@ -34,30 +34,24 @@ def column_of_texts(file: Path) -> str | None:
     names, or the file cannot be read."""
     try:
         with file.open("rb") as stream:
-            schema, read = _opened(stream)
-            rows = next(iter(read(_named(schema)))).slice(0, _FIRST_ROWS)
-        lengths = {n: pc.mean(pc.binary_length(rows[n])).as_py() for n in rows.schema.names}
+            columns = text_columns(file)
+            rows = next(iter(_opened(stream, columns)[1])).slice(0, _FIRST_ROWS)
+        lengths = {n: pc.mean(pc.binary_length(rows[n])).as_py() for n in columns}
     except (OSError, pa.ArrowException, StopIteration):
         return None
     name = max(lengths, key=lambda name: lengths[name] or 0, default=None)
     return name if name is not None and (lengths[name] or 0) >= _LONG else None
 
 
-def _opened(
-    stream: BufferedIOBase,
-) -> tuple[pa.Schema, Callable[[Sequence[str]], Iterable[pa.RecordBatch]]]:
-    """Returns the schema of a file, and what reads batches of some columns."""
-    magic = stream.read(len(_ARROW_FILE))
+def _opened(stream: Any, columns: Sequence[str] = ()) -> tuple[pa.Schema, Iterable[Any]]:
+    """Returns the schema of a file and its batches, which hold `columns` or more."""
+    is_parquet = stream.read(4) == b"PAR1"
     stream.seek(0)
-    if magic == _ARROW_FILE:
-        file = ipc.open_file(stream)
-        batches: Iterable[pa.RecordBatch] = map(file.get_batch, range(file.num_record_batches))
-        return file.schema, lambda columns: (batch.select(columns) for batch in batches)
-    if magic.startswith(_ARROW_STREAM):  # as Hugging Face's datasets write
-        reader = ipc.open_stream(stream)
-        return reader.schema, lambda columns: (batch.select(columns) for batch in reader)
+    if not is_parquet:
+        schema, batches = arrow_batches(stream)  # a bad offset would read beyond the memory
+        return schema, (batch for batch in batches if batch.validate(full=True) is None)
     parquet = pq.ParquetFile(stream)
-    return parquet.schema_arrow, lambda columns: parquet.iter_batches(_ROWS, columns=columns)
+    return parquet.schema_arrow, parquet.iter_batches(_ROWS, columns=list(columns))
 
 
 def _named(schema: pa.Schema) -> list[str]:
@@ -71,15 +65,15 @@ def texts_of(stream: BufferedIOBase, name: str, column: str) -> Iterator[bytes |
     """Yields the texts of a column, row by row; None where one is missing. Raises DataError: the
     file is damaged, or has no such column of texts."""
     try:
-        schema, read = _opened(stream)
+        schema, batches = _opened(stream, [column])
         named = _named(schema)
         if column not in named:
             raise DataError(
                 f"{name} has no column of texts '{column}'; its columns of texts:"
                 f" {', '.join(named[:8]) or 'none'}. Name one with `text_field`"
             )
-        for batch in read([column]):
-            yield from batch.column(0).cast(pa.large_string()).cast(pa.large_binary()).to_pylist()
+        for batch in batches:
+            yield from batch[column].cast(pa.large_string()).cast(pa.large_binary()).to_pylist()
     except pa.ArrowException as error:
         raise DataError(
             f"{name}: damaged Parquet or Arrow data ({error}); download it again"
