@@ -284,8 +284,7 @@ def _plain(word: str) -> str:
 
 _PANDAS = {
     **dict.fromkeys((".xlsx", ".xlsm", ".xlsb", ".xls", ".ods"), "read_excel({!r})"),
-    **dict.fromkeys((".bz2", ".xz", ".zip"), "read_csv({!r})"), ".gzip": "read_parquet({!r})",
-    **dict.fromkeys((".pkl", ".pickle"), "read_pickle({!r})"),
+    **dict.fromkeys((".bz2", ".xz", ".zip"), "read_csv({!r})"), ".pkl": "read_pickle({!r})",
     **dict.fromkeys((".db", ".sqlite"), "read_sql('SELECT * FROM NAME', 'sqlite:///{}')"),
     ".json": "read_json({!r})", ".jsonl": "read_json({!r}, lines=True)",
     ".ndjson": "read_json({!r}, lines=True)", ".orc": "read_orc({!r})",

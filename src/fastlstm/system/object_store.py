@@ -148,9 +148,7 @@ def remote_files(url: str, suffixes: tuple[str, ...]) -> list[RemoteFile]:
     with store_errors(url, "read"):
         found = store.get_file_info(fs.FileSelector(base, recursive=True))
     wanted = re.compile(_pattern(path) if "*" in path else ".*", re.DOTALL)
-    paths = [f.path for f in found if f.is_file and wanted.fullmatch(f.path)]
-    if "*" not in path:
-        paths = [base + place for place in visible((p[len(base) :] for p in paths), url)]
+    paths = visible((f.path for f in found if f.is_file and wanted.fullmatch(f.path)), base, url)
     paths = sorted(place for place in paths if place.lower().endswith(suffixes))
     if not paths:
         raise DataError(f"{url} has no table; expected files ending in {', '.join(suffixes)}")
@@ -161,17 +159,17 @@ _HIDDEN = re.compile(r"(?:^|/)(?:\.|_[^/=]*/)")
 _LAKE = re.compile(r"(?:^|/)(?:_delta_log/|metadata/[^/]*\.metadata\.json$)")
 
 
-def visible(paths: Iterable[str], directory: str) -> list[str]:
-    """Returns the paths below a directory without hidden files and directories such as "_temporary"
-    of Spark. Raises DataError for a table of Delta or Iceberg."""
+def visible(paths: Iterable[str], base: str, source: str) -> list[str]:
+    """Returns the paths below `base` without hidden files and directories such as "_temporary" of
+    Spark. Raises DataError if they are a table of Delta or Iceberg."""
     paths = list(paths)
-    if any(map(_LAKE.search, paths)):
+    if any(_LAKE.search(path, len(base)) for path in paths):
         raise DataError(
-            f"{directory} is a table of Delta or Iceberg, which keeps files of deleted rows; give"
-            f" what deltalake.DeltaTable({directory!r}).to_pyarrow_table(), or scan().to_arrow() of"
+            f"{source} is a table of Delta or Iceberg, which keeps files of deleted rows; give what"
+            f" deltalake.DeltaTable({source!r}).to_pyarrow_table(), or scan().to_arrow() of"
             " pyiceberg's table, returns, or a Parquet file of it"
         )
-    return [path for path in paths if not _HIDDEN.search(path)]
+    return [path for path in paths if not _HIDDEN.search(path, len(base))]
 
 
 def arrow_batches(source: Any) -> tuple[Any, Iterable[Any]]:

@@ -902,7 +902,7 @@ def test_names_of_months_beside_years_and_a_header_of_three_lines(months: str, c
     ],
 )
 def test_columns_separated_by_blanks_are_told(lines: list[str], read: Any, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="are separated by blanks") as caught:
+    with pytest.raises(DataError, match="if blanks separate its columns, convert it by") as caught:
         read(lines)
     code = re.search(r"pandas.*index=False\)", str(caught.value))
     assert code is not None

@@ -99,11 +99,6 @@ def _findings(
         rows, last = (split_lines(lines, form, mark) for lines in (head, tail))
     except (pa.ArrowException, OSError, csv.Error):  # whoever reads it says why
         return [], 0
-    if form.delimiter is None and _is_separated_by_blanks(head):
-        raise DataError(
-            f"{file}: its columns are separated by blanks; convert it, for example by"
-            f" pandas.read_csv({str(file)!r}, sep=r'\\s+').to_csv('table.csv', index=False)"
-        )
     if guess is not None:
         found.append((f"text in {guess[0]} ({guess[1]})", {"encoding": guess[0]}))
     if not (widths := Counter(len(row) for row in rows if any(row))):
@@ -143,13 +138,6 @@ def _findings(
     columns = {name: [c for row in body if (c := row[k].strip())] for k, name in enumerate(names)}
     found += _marks_and_words(columns, mark, form, others)
     return found, is_cut * (len(head) + len(tail))
-
-
-def _is_separated_by_blanks(lines: Sequence[str]) -> bool:
-    """Returns whether lines have no delimiter, and most end with a number behind other words."""
-    rows = [line for line in lines[1:] if line.strip()]
-    ends = [kind_of(line.split()[-1]) == "number" != kind_of(line) for line in rows]
-    return len(rows) < 2 * sum(ends) and not any(mark in "".join(lines) for mark in DELIMITERS)
 
 
 def _spread_names(file: TableFile, skipped: int, line: int) -> DataError:

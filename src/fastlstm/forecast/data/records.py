@@ -11,7 +11,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from decimal import Decimal
@@ -106,8 +106,8 @@ def _files(source: str | Path) -> list[TableFile]:
     if source == "":  # its path would be the current directory
         raise DataError("there is no file ''")
     if os.path.isdir(path):  # Path.is_dir would raise without permission
-        found = visible((str(p.relative_to(path)) for p in path.rglob("*")), str(path))
-        paths: Iterable[Path] = map(path.joinpath, found)
+        base = str(path) if path.parts else ""  # paths below "." do not begin with it
+        paths = map(Path, visible(map(str, path.rglob("*")), base, str(path)))
         reason = f"{path} has no table; expected files ending in {', '.join(SUFFIXES)}"
     elif os.path.exists(path):
         return [path]
@@ -122,12 +122,11 @@ def _files(source: str | Path) -> list[TableFile]:
 
 def _tables(files: Sequence[TableFile]) -> list[TableFile]:
     """Returns the tables among files, part.2 before part.10; a .txt or .dat describes others."""
-
-    def place(file: TableFile) -> list[str | int]:
-        return [int(p) if p.isdecimal() else p for p in re.split(r"(\d+)", str(file))]
-
     tables = [file for file in files if not file.name.lower().endswith((".txt", ".dat"))]
-    return sorted(tables or files, key=place)
+    return sorted(
+        tables or files,
+        key=lambda file: [(p.isdecimal() and int(p), p) for p in re.split(r"(\d+)", str(file))],
+    )
 
 
 def _partition(file: TableFile) -> dict[str, str | None]:
@@ -226,9 +225,9 @@ class FileRecords(Records):
         else:
             self.signature = [signature_of(file)]
             self.total_bytes = int(self.signature[0][1])
-        self.schema = self._read_schema()
-        keys = _partition(file).items()
-        self.partition = {k: value for k, value in keys if k not in self.schema.names}
+        own, keys = self._read_schema(), _partition(file)
+        self.partition = {name: keys[name] for name in keys if name not in own.names}
+        self.schema = pa.schema([*own, *((name, _NAME) for name in self.partition)])
 
     @abstractmethod
     def _read_schema(self) -> pa.Schema:
@@ -271,21 +270,16 @@ class ArrowRecords(FileRecords):
     """An Arrow IPC file (also called Feather), or a stream, as Hugging Face's datasets write."""
 
     def _read_schema(self) -> pa.Schema:
-        with self._open() as (_, schema, _):
-            return schema
+        with self._reading(), open_input(self.file, is_mapped=True) as source:
+            return arrow_batches(source)[0]
 
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
-        with self._open() as (source, _, batches):
-            for batch in batches:
+        with self._reading(), open_input(self.file, is_mapped=True) as source:
+            for batch in arrow_batches(source)[1]:
                 whole = batch.select(list(types))
                 self.done_bytes = source.tell()
                 for begin, end in row_blocks(0, whole.num_rows, len(types), _BATCH_ROWS):
                     yield whole.slice(begin, end - begin)
-
-    @contextmanager
-    def _open(self) -> Iterator[tuple[Any, pa.Schema, Iterable[pa.RecordBatch]]]:
-        with self._reading(), open_input(self.file, is_mapped=True) as source:
-            yield source, *arrow_batches(source)
 
 
 class NumpyRecords(FileRecords):
@@ -324,8 +318,7 @@ class JoinedRecords(Records):
         self.null_words = parts[0].null_words
         for part in parts:
             require_distinct(part.schema.names, part.name)
-            own, first = ({*p.schema.names, *p.partition} for p in (part, parts[0]))
-            missing = own ^ first
+            missing = set(parts[0].schema.names) ^ set(part.schema.names)
             if missing:
                 raise DataError(
                     f"{part.name} and {parts[0].name} differ in the columns"
@@ -335,7 +328,7 @@ class JoinedRecords(Records):
             name: _joined_type([part.schema.field(name).type for part in parts])
             for name in parts[0].schema.names
         }
-        self.schema = pa.schema(kinds | dict.fromkeys(parts[0].partition, _NAME))
+        self.schema = pa.schema(kinds)
 
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
         done = 0
@@ -344,10 +337,10 @@ class JoinedRecords(Records):
             own = own or {self.schema.names[0]: self.schema.types[0]}  # it has the rows' number
             for batch in part.batches(own):
                 self.done_bytes = done + part.done_bytes
-                columns = dict(zip(own, batch.columns, strict=True))
                 for name, value in part.partition.items():
-                    columns[name] = pa.array([value], _NAME).take(pa.repeat(0, len(batch)))
-                yield pa.RecordBatch.from_pydict({name: columns[name] for name in types})
+                    names = pa.array([value], _NAME).take(pa.repeat(0, len(batch)))
+                    batch = batch.append_column(name, names)
+                yield batch.select(list(types))
             done += part.total_bytes or 0
 
 

@@ -75,6 +75,4 @@ def texts_of(stream: BufferedIOBase, name: str, column: str) -> Iterator[bytes |
         for batch in batches:
             yield from batch[column].cast(pa.large_string()).cast(pa.large_binary()).to_pylist()
     except pa.ArrowException as error:
-        raise DataError(
-            f"{name}: damaged Parquet or Arrow data ({error}); download it again"
-        ) from error
+        raise DataError(f"{name}: damaged data ({error}); download it again") from error

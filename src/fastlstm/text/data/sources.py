@@ -237,11 +237,10 @@ def _open_directory(root: Path, text_field: str) -> InputText:
     columns = {path for path in paths if is_parquet(path) and text_field in text_columns(path)}
     plain = TEXT_SUFFIXES - ({".json"} if columns else set())  # it describes them
     for path in paths:
-        info = path.stat() if path.exists() else None
         is_text = path in columns or text_suffix(path) in plain
-        if not is_text or info is None or not stat.S_ISREG(info.st_mode):
+        if not is_text or not path.is_file():
             skipped[path.suffix.lower() or "no suffix"] += 1
-        elif info.st_size:
+        elif (info := path.stat()).st_size:
             documents.append(_file(path, str(path), info.st_mode))
     kinds = ", ".join(f"{count} {kind}" for kind, count in skipped.most_common(5))
     if not documents:
