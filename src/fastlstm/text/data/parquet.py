@@ -23,8 +23,7 @@ _KINDS = (pa.string(), pa.large_string(), pa.string_view())
 def text_columns(file: Path) -> list[str]:
     """Returns the names of the columns of texts; none if the file cannot be read."""
     try:
-        with file.open("rb") as stream:
-            return _named(_opened(stream)[0])
+        return _named(_opened(pa.memory_map(str(file)))[0])
     except (OSError, pa.ArrowException):
         return []
 
@@ -33,9 +32,8 @@ def column_of_texts(file: Path) -> str | None:
     """Returns the column with the longest texts in the first rows; None if all are short, such as
     names, or the file cannot be read."""
     try:
-        with file.open("rb") as stream:
-            columns = text_columns(file)
-            rows = next(iter(_opened(stream, columns)[1])).slice(0, _FIRST_ROWS)
+        columns = text_columns(file)
+        rows = next(iter(_opened(pa.memory_map(str(file)), columns)[1])).slice(0, _FIRST_ROWS)
         lengths = {n: pc.mean(pc.binary_length(rows[n])).as_py() for n in columns}
     except (OSError, pa.ArrowException, StopIteration):
         return None
