@@ -148,7 +148,7 @@ def remote_files(url: str, suffixes: tuple[str, ...]) -> list[RemoteFile]:
     with store_errors(url, "read"):
         found = store.get_file_info(fs.FileSelector(base, recursive=True))
     wanted = re.compile(_pattern(path) if "*" in path else ".*", re.DOTALL)
-    paths = visible((f.path for f in found if f.is_file and wanted.fullmatch(f.path)), base, url)
+    paths = visible([f.path for f in found if f.is_file and wanted.fullmatch(f.path)], base, url)
     paths = sorted(place for place in paths if place.lower().endswith(suffixes))
     if not paths:
         raise DataError(f"{url} has no table; expected files ending in {', '.join(suffixes)}")
@@ -159,10 +159,9 @@ _HIDDEN = re.compile(r"(?:^|/)(?:\.|_[^/=]*/)")
 _LAKE = re.compile(r"(?:^|/)(?:_delta_log/|metadata/[^/]*\.metadata\.json$)")
 
 
-def visible(paths: Iterable[str], base: str, source: str) -> list[str]:
+def visible(paths: list[str], base: str, source: str) -> list[str]:
     """Returns the paths below `base` without hidden files and directories such as "_temporary" of
     Spark. Raises DataError if they are a table of Delta or Iceberg."""
-    paths = list(paths)
     if any(_LAKE.search(path, len(base)) for path in paths):
         raise DataError(
             f"{source} is a table of Delta or Iceberg, which keeps files of deleted rows; give what"

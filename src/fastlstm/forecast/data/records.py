@@ -107,7 +107,7 @@ def _files(source: str | Path) -> list[TableFile]:
         raise DataError("there is no file ''")
     if os.path.isdir(path):  # Path.is_dir would raise without permission
         base = str(path) if path.parts else ""  # paths below "." do not begin with it
-        paths = map(Path, visible(map(str, path.rglob("*")), base, str(path)))
+        paths = map(Path, visible([str(p) for p in path.rglob("*")], base, str(path)))
         reason = f"{path} has no table; expected files ending in {', '.join(SUFFIXES)}"
     elif os.path.exists(path):
         return [path]
@@ -121,10 +121,9 @@ def _files(source: str | Path) -> list[TableFile]:
 
 
 def _tables(files: Sequence[TableFile]) -> list[TableFile]:
-    """Returns the tables among files, part.2 before part.10; a .txt or .dat describes others."""
     tables = [file for file in files if not file.name.lower().endswith((".txt", ".dat"))]
-    return sorted(
-        tables or files,
+    return sorted(  # part.2 before part.10
+        tables or files,  # a .txt or .dat beside tables describes them
         key=lambda file: [(p.isdecimal() and int(p), p) for p in re.split(r"(\d+)", str(file))],
     )
 
