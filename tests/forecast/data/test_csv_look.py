@@ -902,12 +902,14 @@ def test_names_of_months_beside_years_and_a_header_of_three_lines(months: str, c
     ],
 )
 def test_columns_separated_by_blanks_are_told(lines: list[str], read: Any, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="if blanks separate its columns, convert it by") as caught:
+    with pytest.raises(DataError, match="if blanks separate columns, convert it by") as caught:
         read(lines)
     code = re.search(r"pandas.*index=False\)", str(caught.value))
     assert code is not None
-    eval(code[0].replace("'table.csv'", f"{str(tmp_path / 'table.csv')!r}"))
-    assert prepare(str(tmp_path / "table.csv"), ForecastConfig()).table.num_rows == 60
+    made = tmp_path / "table.csv"
+    names = {"pandas": pandas, "FILE": tmp_path / "a.csv", "made": made}
+    eval(code[0].replace("'table.csv'", "made"), names)
+    assert prepare(str(made), ForecastConfig()).table.num_rows == 60
     assert read(["y", *rows("{n:03} 250")], "--thousands ' '").table.num_rows == 60
 
 

@@ -509,8 +509,8 @@ def _no_target(
         return DataError(
             f"{origin} has no column of numbers to forecast{but}{columns}: numbers are digits with"
             " a decimal point; for decimal commas give `decimal=','`, for 1,000 `thousands=','`,"
-            " for signs such as $ or % `units=True`; if blanks separate its columns, convert it by"
-            f" pandas.read_csv({origin!r}, sep=r'\\s+').to_csv('table.csv', index=False)"
+            " for signs such as $ or % `units=True`; if blanks separate columns, convert it by"
+            " pandas.read_csv(FILE, sep=r'\\s+').to_csv('table.csv', index=False)"
         )
     free = [name for name in numbers if not _PLACE.search(name)] or numbers
     likely = next(filter(_TARGET.search, free), free[0])
