@@ -285,7 +285,6 @@ def _plain(word: str) -> str:
 _PANDAS = {
     **dict.fromkeys((".xlsx", ".xlsm", ".xlsb", ".xls", ".ods"), "read_excel({!r})"),
     **dict.fromkeys((".bz2", ".xz", ".zip"), "read_csv({!r})"), ".pkl": "read_pickle({!r})",
-    **dict.fromkeys((".db", ".sqlite"), "read_sql('SELECT * FROM NAME', 'sqlite:///{}')"),
     ".json": "read_json({!r})", ".jsonl": "read_json({!r}, lines=True)",
     ".ndjson": "read_json({!r}, lines=True)", ".orc": "read_orc({!r})",
     **dict.fromkeys((".h5", ".hdf5", ".hdf"), "read_hdf({!r})"), ".dta": "read_stata({!r})",

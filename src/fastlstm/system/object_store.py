@@ -177,9 +177,8 @@ def arrow_batches(source: Any) -> tuple[Any, Iterable[Any]]:
 
     is_file = source.read(6) == b"ARROW1"
     source.seek(0)
-    opened: Any = ipc.open_file(source) if is_file else ipc.open_stream(source)
-    numbers = range(opened.num_record_batches) if is_file else ()
-    return opened.schema, map(opened.get_batch, numbers) if is_file else opened
+    data: Any = ipc.open_file(source) if is_file else ipc.open_stream(source)
+    return data.schema, map(data.get_batch, range(data.num_record_batches)) if is_file else data
 
 
 def _pattern(path: str) -> str:

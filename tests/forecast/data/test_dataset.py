@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyarrow import csv, dataset, feather
+from pyarrow import csv, feather
 from pyarrow import parquet as pq
 
 from fastlstm.errors import DataError
@@ -365,7 +365,6 @@ def test_nothing_there_is_said(tmp_path: Path) -> None:
     for name, reader in (
         ("a.csv.xz", "csv"),
         ("a.pkl", "pickle"),
-        ("a.db", "sql"),
         ("a.h5", "hdf"),
     ):
         (tmp_path / name).touch()
@@ -411,16 +410,6 @@ def test_a_frame_that_is_no_table_is_refused_in_one_line() -> None:
         with pytest.raises(DataError, match="DataFrame") as caught:
             prepared(frame)
         assert "\n" not in str(caught.value)
-
-
-def test_a_frame_of_another_library_is_refused_with_its_own_method() -> None:
-    polars = pytest.importorskip("polars")
-    for frame, method in (
-        (polars.LazyFrame({"y": [1.0]}), "collect"),
-        (dataset.dataset(long_table()), "to_table"),
-    ):
-        with pytest.raises(DataError, match=rf"NumPy array; give its `{method}\(\)`"):
-            prepared(frame)
 
 
 def test_names_that_json_does_not_know_are_written_out() -> None:

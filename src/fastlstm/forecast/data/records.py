@@ -131,8 +131,8 @@ def _tables(files: Sequence[TableFile]) -> list[TableFile]:
 def _partition(file: TableFile) -> dict[str, str | None]:
     """Returns what directories such as "store=7" say of all rows of a file (Hive's form)."""
     path = "" if isinstance(file, MemoryFile) else str(getattr(file, "path", file))
-    found = re.findall(r"(?<![^/])([^/=]+)=([^/]*)/", path)
-    return {k: None if v == "__HIVE_DEFAULT_PARTITION__" else unquote(v) for k, v in found}
+    null, found = "__HIVE_DEFAULT_PARTITION__", re.findall(r"(?<![^/])([^/=]+)=([^/]*)/", path)
+    return {unquote(k): None if v == null else unquote(v) for k, v in found}
 
 
 class Records(ABC):
@@ -440,11 +440,9 @@ def _arrow_table(frame: Any) -> pa.Table:
         return pa.RecordBatchReader.from_stream(frame).read_all()
     if hasattr(frame, "toarray"):
         raise DataError("got a sparse array, sparse input is not supported; give X.toarray()")
-    methods = ("to_pandas", "toPandas", "to_dataframe", "to_table", "collect", "compute")
-    found = next((f"; give its `{name}()`" for name in methods if hasattr(frame, name)), "")
     raise DataError(
         f"got {kind_of_value(frame)}, expected a path, a pandas, polars or Arrow frame, or a NumPy"
-        f" array{found}"
+        " array"
     )
 
 
