@@ -893,6 +893,19 @@ def test_names_of_months_beside_years_and_a_header_of_three_lines(months: str, c
     assert (data.table.num_rows, str(data.frequency)) == (60, "1 month")
 
 
+@pytest.mark.parametrize("name", ["ts", "Time", "created_at", "unix"])
+@pytest.mark.parametrize("form", ["s", "%Y%m%d%H", "%Y%m%d%H%M", "%Y%m%d%H%M%S"])
+def test_numbers_of_times_are_told_whatever_their_column_is_called(
+    name: str, form: str, cured: Any
+) -> None:
+    hours = pandas.date_range(START, periods=300, freq="h")
+    texts = [f"{int(t.timestamp())}" if form == "s" else f"{t:{form}}" for t in hours]
+    found, dataset = cured([f"{name},y", *(f"{t},{n}.5" for n, t in enumerate(texts))])
+    assert found == f"--time {name} --time-format {form}"
+    assert str(dataset.frequency) == "1 hour"
+    assert dataset.table.segments.start_times[0] == hours[0].timestamp() * 1e6
+
+
 @pytest.mark.parametrize(
     "lines",
     [

@@ -225,10 +225,9 @@ def _plain(texts: pa.Array) -> pa.Array:
 
 def are_times(texts: pa.Array) -> bool:
     """Returns whether all texts can be read as times."""
-    try:
+    with suppress(pa.ArrowInvalid):
         return len(texts) > 0 and texts.null_count == 0 and read_times(texts) is not None
-    except pa.ArrowInvalid:
-        return False
+    return False
 
 
 def are_mostly_times(texts: pa.Array) -> bool:
