@@ -893,6 +893,22 @@ def test_names_of_months_beside_years_and_a_header_of_three_lines(months: str, c
     assert (data.table.num_rows, str(data.frequency)) == (60, "1 month")
 
 
+@pytest.mark.parametrize(
+    ("form", "shown"),
+    [
+        ("%a, %d %b %Y %H:%M:%S GMT", ""),  # of mails and HTTP
+        ("%Y%m%dT%H%M%SZ", ""),  # ISO 8601 without marks
+        ("%Y-%m-%d %H:%M:%S,125", "%Y-%m-%d %H:%M:%S.%f"),  # Python's logging
+        ("%d.%m.%Y %H:%M:%S.125", "%d.%m.%Y %H:%M:%S.%f"),
+    ],
+)
+def test_times_of_logs_and_mails_have_a_format(form: str, shown: str, cured: Any) -> None:
+    hours = pandas.date_range(START, periods=400, freq="h")
+    found, dataset = cured(["at,y", *(f'"{t:{form}}",{n}.5' for n, t in enumerate(hours))])
+    assert shlex.split(found) == ["--time", "at", "--time-format", shown or form]
+    assert str(dataset.frequency) == "1 hour"
+
+
 @pytest.mark.parametrize("name", ["ts", "Time", "created_at", "unix"])
 @pytest.mark.parametrize("form", ["s", "%Y%m%d%H", "%Y%m%d%H%M", "%Y%m%d%H%M%S"])
 def test_numbers_of_times_are_told_whatever_their_column_is_called(

@@ -49,17 +49,17 @@ _DATES = (
     *("%b-%d-%Y", "%Y-%b-%d", "%Y-%m-%d", "%m-%Y", "%b-%Y", "%B-%Y", "%b-%y", "%Y-%m", "%Y-%b"),
     "%Y-%B",
 )
-_OTHER_DATES = ("%Y%m%d", "%d%m%Y", "%b %d, %Y", "%B %d, %Y", "%a %d %b %Y")
+_OTHER_DATES = ("%Y%m%d", "%d%m%Y", "%b %d, %Y", "%B %d, %Y", "%a %d %b %Y", "%a, %d %b %Y")
 _CLOCKS = (
     *("", " %H:%M", " %H:%M:%S", " %H.%M", " %H.%M.%S", " %I:%M %p", " %I:%M:%S %p"),
-    *(", %H:%M", "T%H:%M:%S", " %H"),
+    *(", %H:%M", "T%H:%M:%S", " %H", " %H:%M:%S.%f", " %H:%M:%S GMT", "T%H%M%SZ"),
 )
 
 _ANY_DATE = (
     r"^\s*([A-Z][a-z]{2,8}\.?,? )?"  # the day of the week
     r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}"
     r"|[0-3]?\d[-/. ]+([0-3]?\d|[A-Za-z]{3,9})[-/., ]+(\d{4}|\d{2})"
-    r"|[A-Za-z]{3,9}\.? \d{1,2},? \d{4})"
+    r"|[A-Za-z]{3,9}\.? \d{1,2},? \d{4}|\d{8}T\d{6}Z)"
     r"([T ,]+\d{1,2}[:.]\d{2}.*)?\s*$"
 )
 """Dates in many forms, with or without a time of day."""
