@@ -88,8 +88,8 @@ def refuse_unread_time(records: Records, names: Sequence[str]) -> None:
             raise looks_like(records.name, [(what, given)], others)
     for name, texts in records.first_texts(likely).items():
         values = texts.cast(pa.float64()).to_numpy(zero_copy_only=False)
-        forms = _DATE_FORMATS[1:] if _NAMES_OF_TIME.search(name) else ("%Y%m%d",)
-        forms = tuple(f for f in forms if len(values) and _are_dates(texts, values, f))
+        asked = _DATE_FORMATS[1 : None if _NAMES_OF_TIME.search(name) else 2]
+        forms = [f for f in asked if len(values) and _are_dates(texts, values, f)]
         if pa.types.is_integer(kinds[name]) and forms:
             given = {"time": name, "time_format": forms[0]}
             what = f"dates in the column {name!r} ({texts[0]})"
