@@ -283,10 +283,11 @@ def _plain(word: str) -> str:
 
 
 _PANDAS = {
-    **dict.fromkeys((".xlsx", ".xlsm", ".xls", ".ods"), "read_excel({!r})"),
+    **dict.fromkeys((".xlsx", ".xlsm", ".xlsb", ".xls", ".ods"), "read_excel({!r})"),
+    **dict.fromkeys((".bz2", ".xz", ".zip"), "read_csv({!r})"), ".pkl": "read_pickle({!r})",
     ".json": "read_json({!r})", ".jsonl": "read_json({!r}, lines=True)",
     ".ndjson": "read_json({!r}, lines=True)", ".orc": "read_orc({!r})",
-    **dict.fromkeys((".h5", ".hdf5"), "read_hdf({!r})"), ".dta": "read_stata({!r})",
+    **dict.fromkeys((".h5", ".hdf5", ".hdf"), "read_hdf({!r})"), ".dta": "read_stata({!r})",
     ".sas7bdat": "read_sas({!r})", ".sav": "read_spss({!r})",
 }  # fmt: skip
 """Tables of other programs by suffix, and how pandas reads them."""

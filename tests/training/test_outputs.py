@@ -32,6 +32,17 @@ def test_an_observer_with_an_os_error_is_removed_with_a_warning():
     assert [event["text"] for event in events] == [text, "a", "b"]
 
 
+def test_two_observers_on_one_full_disk_are_removed():
+    events: list[Any] = []
+
+    def broken(event):
+        raise OSError(28, "No space left on device")
+
+    hub = EventHub(None, [broken, lambda event: broken(event), events.append])
+    hub.emit(message("a"))
+    assert [event["text"].split(" (")[0] for event in events] == ["function stopped"] * 2 + ["a"]
+
+
 def test_messages_are_spelled_as_the_caller_says():
     events: list[Any] = []
     before = SPELLING.set(str.upper)

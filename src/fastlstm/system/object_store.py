@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -148,11 +148,37 @@ def remote_files(url: str, suffixes: tuple[str, ...]) -> list[RemoteFile]:
     with store_errors(url, "read"):
         found = store.get_file_info(fs.FileSelector(base, recursive=True))
     wanted = re.compile(_pattern(path) if "*" in path else ".*", re.DOTALL)
-    paths = sorted(f.path for f in found if f.is_file and f.path.lower().endswith(suffixes))
-    paths = [place for place in paths if wanted.fullmatch(place)]
+    paths = visible([f.path for f in found if f.is_file and wanted.fullmatch(f.path)], base, url)
+    paths = sorted(place for place in paths if place.lower().endswith(suffixes))
     if not paths:
         raise DataError(f"{url} has no table; expected files ending in {', '.join(suffixes)}")
     return [RemoteFile(_address(url, path, place), place, store) for place in paths]
+
+
+_HIDDEN = re.compile(r"(?:^|/)(?:\.|_[^/=]*/)")
+_LAKE = re.compile(r"(?:^|/)(?:_delta_log/|metadata/[^/]*\.metadata\.json$)")
+
+
+def visible(paths: list[str], base: str, source: str) -> list[str]:
+    """Returns the paths below `base` without hidden files and directories such as "_temporary" of
+    Spark. Raises DataError if they are a table of Delta or Iceberg."""
+    if any(_LAKE.search(path, len(base)) for path in paths):
+        raise DataError(
+            f"{source} is a table of Delta or Iceberg, which keeps files of deleted rows; give what"
+            f" deltalake.DeltaTable({source!r}).to_pyarrow_table(), or scan().to_arrow() of"
+            " pyiceberg's table, returns, or a Parquet file of it"
+        )
+    return [path for path in paths if not _HIDDEN.search(path, len(base))]
+
+
+def arrow_batches(source: Any) -> tuple[Any, Iterable[Any]]:
+    """Returns the schema and the batches of an open Arrow file or stream, as Hugging Face's."""
+    from pyarrow import ipc
+
+    is_file = source.read(6) == b"ARROW1"
+    source.seek(0)
+    data: Any = ipc.open_file(source) if is_file else ipc.open_stream(source)
+    return data.schema, map(data.get_batch, range(data.num_record_batches)) if is_file else data
 
 
 def _pattern(path: str) -> str:

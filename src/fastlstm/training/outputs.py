@@ -59,9 +59,10 @@ class EventHub:
             try:
                 observer(event)
             except OSError as error:
-                self._observers.remove(observer)
-                name = type(observer).__name__
-                self.say("warning", f"{name} stopped ({error.strerror}); the run continues")
+                if observer in self._observers:  # else the warning about another removed it
+                    self._observers.remove(observer)
+                    name = type(observer).__name__
+                    self.say("warning", f"{name} stopped ({error.strerror}); the run continues")
 
     @contextmanager
     def files(self, checkpoint: Checkpoint | None, tensorboard: bool) -> Iterator[None]:

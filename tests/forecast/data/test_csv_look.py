@@ -893,6 +893,55 @@ def test_names_of_months_beside_years_and_a_header_of_three_lines(months: str, c
     assert (data.table.num_rows, str(data.frequency)) == (60, "1 month")
 
 
+@pytest.mark.parametrize(
+    ("form", "shown"),
+    [
+        ("%a, %d %b %Y %H:%M:%S GMT", ""),  # of mails and HTTP
+        ("%Y%m%dT%H%M%SZ", ""),  # ISO 8601 without marks
+        ("%Y-%m-%d %H:%M:%S,125", "%Y-%m-%d %H:%M:%S.%f"),  # Python's logging
+        ("%d.%m.%Y %H:%M:%S.125", "%d.%m.%Y %H:%M:%S.%f"),
+    ],
+)
+def test_times_of_logs_and_mails_have_a_format(form: str, shown: str, cured: Any) -> None:
+    hours = pandas.date_range(START, periods=400, freq="h")
+    found, dataset = cured(["at,y", *(f'"{t:{form}}",{n}.5' for n, t in enumerate(hours))])
+    assert shlex.split(found) == ["--time", "at", "--time-format", shown or form]
+    assert str(dataset.frequency) == "1 hour"
+
+
+@pytest.mark.parametrize("name", ["ts", "Time", "created_at", "unix"])
+@pytest.mark.parametrize("form", ["s", "%Y%m%d%H", "%Y%m%d%H%M", "%Y%m%d%H%M%S"])
+def test_numbers_of_times_are_told_whatever_their_column_is_called(
+    name: str, form: str, cured: Any
+) -> None:
+    hours = pandas.date_range(START, periods=300, freq="h")
+    texts = [f"{int(t.timestamp())}" if form == "s" else f"{t:{form}}" for t in hours]
+    found, dataset = cured([f"{name},y", *(f"{t},{n}.5" for n, t in enumerate(texts))])
+    assert found == f"--time {name} --time-format {form}"
+    assert str(dataset.frequency) == "1 hour"
+    assert dataset.table.segments.start_times[0] == hours[0].timestamp() * 1e6
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ['"ds" "y"', *rows('"{n}" "{t:%Y-%m-%d}" {x}')],  # R's write.table
+        ['"Index" "y"', *rows(DAY + " {x}")],
+        ["ds          y", *rows(DAY + "  {n:9}")],
+    ],
+)
+def test_columns_separated_by_blanks_are_told(lines: list[str], read: Any, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="if blanks separate columns, convert it by") as caught:
+        read(lines)
+    code = re.search(r"pandas.*index=False\)", str(caught.value))
+    assert code is not None
+    made = tmp_path / "table.csv"
+    names = {"pandas": pandas, "FILE": tmp_path / "a.csv", "made": made}
+    eval(code[0].replace("'table.csv'", "made"), names)
+    assert prepare(str(made), ForecastConfig()).table.num_rows == 60
+    assert read(["y", *rows("{n:03} 250")], "--thousands ' '").table.num_rows == 60
+
+
 def test_a_long_cell_takes_no_longer_than_a_short_one() -> None:
     """The pattern of intervals took minutes for 80 kB, and a server read them."""
     assert kind_of("a1" * 200_000) == "text"

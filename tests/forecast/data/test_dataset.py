@@ -362,6 +362,14 @@ def test_nothing_there_is_said(tmp_path: Path) -> None:
         DataError, match=r"pandas\.read_excel\('.*a\.xlsx'\)\.to_parquet\('.*a\.parq"
     ):
         prepared(tmp_path / "a.xlsx")
+    for name, reader in (
+        ("a.csv.xz", "csv"),
+        ("a.pkl", "pickle"),
+        ("a.h5", "hdf"),
+    ):
+        (tmp_path / name).touch()
+        with pytest.raises(DataError, match=rf"for example by pandas\.read_{reader}\("):
+            prepared(tmp_path / name)
     (tmp_path / "b.csv").write_bytes(b"")
     with pytest.raises(DataError, match=r"b\.csv is empty"):
         prepared(tmp_path / "b.csv")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from fastlstm import Forecaster
 from fastlstm.cli.main import main
 from fastlstm.errors import DataError
 from fastlstm.forecast.data.dataset import prepare_table
+from fastlstm.forecast.data.roles import RoleRequest
 from forecast_server import QUICK, waves
 from series_frames import long_table
 
@@ -82,6 +83,80 @@ def test_a_directory_of_a_store_is_one_table(store: Any, tmp_path: Path) -> None
     whole = content(prepare_table(table, cache_dir=tmp_path))
     for source in ("memory://shop/t", "memory://shop/t/*.csv"):
         assert content(prepare_table(source, cache_dir=tmp_path)) == whole
+
+
+@pytest.fixture(params=["disk", "store"])
+def folder(request: Any, store: Any, tmp_path: Path) -> tuple[str, Callable[[str, bytes], Any]]:
+    """The place of a directory, and what writes a file into it."""
+    if request.param == "store":
+        return "memory://shop/t", lambda name, data: store.pipe(f"/shop/t/{name}", data)
+
+    def write(name: str, data: bytes) -> None:
+        (tmp_path / "t" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "t" / name).write_bytes(data)
+
+    return str(tmp_path / "t"), write
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_directories_of_keys_are_columns_as_spark_and_duckdb_write_them(
+    suffix: str, folder: Any, tmp_path: Path
+) -> None:
+    place, write = folder
+    table = long_table(num_series=2)
+    names = ["unique_id", *table.column_names[1:]]
+    for number in range(0, 100, 5):  # hive sorts texts: month=10 before month=2
+        shop = "K%C3%B6ln" if number < 50 else "7"
+        part = packed(table.slice(number, 5).select(names[1:]), suffix)
+        write(f"unique_id={shop}/month={1 + number % 50 // 5}/part-0{suffix}", part)
+    for hidden in ("._part-0", "_temporary/0/part-0", ".ipynb_checkpoints/part-0"):
+        write(f"{hidden}{suffix}", b"no table")
+    for other in ("_SUCCESS", "_metadata", f".part-0{suffix}.crc"):
+        write(other, b"no table")
+    found = prepare_table(place, cache_dir=tmp_path)
+    assert found.series == ("7", "Köln")
+    wanted = table["y"].to_numpy().reshape(2, 50)[::-1]
+    np.testing.assert_array_equal(found.table.values[:, 0].reshape(2, 50), wanted)
+    assert any("month" in note for note in found.repairs)
+    asked = RoleRequest(past=("month",), ignore=("temp",))
+    months = prepare_table(f"{place}/u*/*/*{suffix}", request=asked, cache_dir=tmp_path)
+    np.testing.assert_array_equal(months.table.values[:, 1], np.tile(np.arange(50) // 5 + 1, 2))
+    one = f"{place}/unique_id=7/month=1/part-0{suffix}"
+    assert prepare_table(one, cache_dir=tmp_path).series == ("7",)
+
+
+def test_days_that_only_directories_name_are_the_time(folder: Any, tmp_path: Path) -> None:
+    place, write = folder
+    for day in range(1, 31):
+        write(f"date=2026-06-{day:02}/a.parquet", packed(pa.table({"y": [day * 0.5]}), ".parquet"))
+    found = prepare_table(place, cache_dir=tmp_path)
+    assert (found.roles.time, str(found.frequency)) == ("date", "1 day")
+    np.testing.assert_array_equal(found.table.values[:, 0], np.arange(1, 31) * 0.5)
+
+
+@pytest.mark.parametrize(
+    ("beside", "message"),
+    [
+        ("_delta_log/0.json", r"Delta or Iceberg, which .*deltalake\.DeltaTable\(.*t.\)"),
+        ("metadata/1.metadata.json", r"scan\(\)\.to_arrow\(\) of pyiceberg"),
+    ],
+)
+def test_a_directory_that_keeps_deleted_rows_is_refused(
+    beside: str, message: str, folder: Any, tmp_path: Path
+) -> None:
+    place, write = folder
+    write("data/part-0.parquet", packed(long_table(), ".parquet"))
+    write(beside, b"{}")
+    with pytest.raises(DataError, match=message):
+        prepare_table(place, cache_dir=tmp_path)
+
+
+def test_a_stream_of_arrow_is_read_as_a_file_of_it(tmp_path: Path) -> None:
+    table = long_table()
+    with ipc.new_stream(tmp_path / "data-00000-of-00001.arrow", table.schema) as writer:
+        writer.write_table(table, max_chunksize=40)
+    found = prepare_table(tmp_path, cache_dir=tmp_path / "cache")
+    assert content(found) == content(prepare_table(table, cache_dir=tmp_path / "cache"))
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused(store: Any, tmp_path: Path) -> None:

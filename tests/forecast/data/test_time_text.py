@@ -58,6 +58,35 @@ def test_times_are_read(times: list[str], form: str | None, tmp_path: Path) -> N
     assert found.table.segments.start_times[0] == micro(START)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2024-03-01 12:30:05 UTC",  # BigQuery, Ruby
+        "2024-03-01 12:30:05.250 UTC",  # Athena, Trino
+        "2024-03-01 12:30:05.250 -0730",  # Snowflake
+        "2024-03-01 12:30:05.2500000 +05:30",  # SQL Server
+        "2024-03-01T12:30:05.1234567Z",  # .NET
+        "2024-03-01T12:30:05.123456789Z",  # InfluxDB
+        "2024-03-01 12:30:05.123456789",
+        "2024-03-01 12:30 +02:00",
+    ],
+)
+def test_times_of_databases_are_those_of_pandas(text: str) -> None:
+    found, wanted = read_times(pa.array([text])), pandas.Timestamp(text).floor("us")
+    assert found.cast(pa.int64())[0].as_py() == round(wanted.timestamp() * 1e6)
+    assert (found.type.tz is None) == (wanted.tz is None)
+    assert read_times(pa.array([text, text])).equals(pa.concat_arrays([found, found]))
+
+
+def test_odd_digits_behind_minutes_are_no_fraction() -> None:
+    for text in ("2024-03-01 12:305", "2024-03-01 12:30:055", "2024-03-01 12:30 UTC+1"):
+        with pytest.raises(pa.ArrowInvalid):
+            read_times(pa.array([text]))
+    go = read_times(pa.array(["2024-03-01 12:30:05 +0000 UTC"]))
+    assert go.equals(read_times(pa.array(["2024-03-01 12:30:05Z"])))
+    assert is_like_time("01-JAN-24 12.30.05.000000 AM")  # Oracle: told, not counted as rows
+
+
 def test_a_fraction_of_a_second_is_kept() -> None:
     texts = pa.array(["01.02.2016 00:00:01.5", "01.02.2016 00:00:01.000007"])
     found = read_times(texts, "%d.%m.%Y %H:%M:%S.%f").cast(pa.int64()).to_pylist()

@@ -1,17 +1,21 @@
 """Clean blocks: the simple definition holds whatever the block size cuts through."""
 
+import bz2
 import codecs
 import errno
 import gzip
 import json
+import lzma
 from pathlib import Path
 from unittest.mock import Mock
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyarrow import ipc
 
 from fastlstm.errors import DataError, MissingExtraError
 from fastlstm.text.data import blocks as blocks_module
@@ -22,6 +26,7 @@ from fastlstm.text.data.blocks import (
     refuse_binary,
     token_cut,
 )
+from fastlstm.text.data.parquet import column_of_texts
 from fastlstm.text.data.sources import Document, open_source
 
 BOM = codecs.BOM_UTF8
@@ -213,6 +218,23 @@ def test_parquet_joins_its_texts(tmp_path, kind):
     assert read(documents, TextRules(keep_crlf=True)).decode().startswith("a\r\nb\né")
 
 
+@pytest.mark.parametrize("opened", [ipc.new_file, ipc.new_stream])
+def test_arrow_joins_its_texts(tmp_path, opened):
+    table = pa.table({"id": range(3000), "text": ["a\r\nb", "é\n", "c"] * 1000})
+    with opened(tmp_path / "a.arrow", table.schema) as writer:
+        writer.write_table(table, max_chunksize=700)
+    [document] = open_source(tmp_path / "a.arrow").documents
+    for block_bytes in (100, 1 << 18):
+        reader = BlockReader([document], TextRules(), block_bytes)
+        assert b"".join(reader).decode() == "\n".join(["a\nb\né\nc"] * 1000)
+    assert column_of_texts(tmp_path / "a.arrow") is None  # short ones
+    data = (tmp_path / "a.arrow").read_bytes()
+    place = data.find(np.array([0, 4, 7], "int32").tobytes())
+    (tmp_path / "a.arrow").write_bytes(data[:place] + b"\0\0\0\x7f" + data[place + 4 :])
+    with pytest.raises(DataError, match="damaged data "):
+        read([document], TextRules())
+
+
 def test_a_parquet_text_that_is_missing_or_broken_is_named(tmp_path):
     broken = parquet(tmp_path, pa.array([b"a", b"b\xff", None], pa.binary()).view(pa.string()))
     with pytest.raises(DataError, match=r"a.parquet row 2: invalid UTF-8 at byte 1 of the text"):
@@ -237,7 +259,7 @@ def test_a_parquet_file_without_the_texts_is_refused(tmp_path):
         read(body, TextRules(text_field="id"))
     assert read(body, TextRules(text_field="body")) == b"a"
     body[0].path.write_bytes(body[0].path.read_bytes()[:-9])
-    with pytest.raises(DataError, match="damaged Parquet data"):
+    with pytest.raises(DataError, match="damaged data "):
         read(body, TextRules(text_field="body"))
 
 
@@ -273,6 +295,8 @@ def test_another_text_field(tmp_path):
         (b"PK\3\4" + bytes(26) + b"[Content_Types].xml word/document.xml", "is a Word document"),
         (b"PK\3\4" + bytes(26) + b"[Content_Types].xml xl/workbook.xml", "is an Excel workbook"),
         (b"PK\3\4" + bytes(26) + b"book.txt", "is a zip archive"),
+        (bz2.compress(b"a text"), "is compressed by bzip2 or xz, not plain text"),
+        (lzma.compress(b"a text"), "is compressed by bzip2 or xz, not plain text"),
     ],
 )
 def test_binary_is_refused(head, message):

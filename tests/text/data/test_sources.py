@@ -5,8 +5,10 @@ import os
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import ipc
 
 from fastlstm.errors import DataError
+from fastlstm.text.data.source_kind import kind_of_source
 from fastlstm.text.data.sources import open_source
 
 
@@ -69,6 +71,18 @@ def test_a_parquet_file_of_a_directory_needs_the_column_of_texts(tmp_path):
     assert found.notes == (f"{tmp_path}: 1 file skipped (1 .parquet)",)
     found = open_source(tmp_path, text_field="body")
     assert [document.path.name for document in found.documents] == ["b.parquet", "c.txt"]
+
+
+def test_a_directory_of_hugging_face_is_its_texts_without_what_describes_them(tmp_path):
+    table = pa.table({"text": ["x" * 40]})
+    with ipc.new_stream(tmp_path / "data-00000-of-00001.arrow", table.schema) as writer:
+        writer.write_table(table)
+    for name in ("dataset_info.json", "state.json"):
+        (tmp_path / name).write_text("{}")
+    found = open_source(tmp_path)
+    assert [document.path.name for document in found.documents] == ["data-00000-of-00001.arrow"]
+    assert found.notes == (f"{tmp_path}: 2 files skipped (2 .json)",)
+    assert kind_of_source(str(tmp_path / "*.arrow"), "text") == "text"
 
 
 def test_missing_file_names_the_nearest(tree):

@@ -52,7 +52,7 @@ from fastlstm.system import environment
 from fastlstm.system.cache import Cache, is_intact, make_key
 from fastlstm.system.storage import append, fsync_file, read_json, write_file, write_json
 
-FORMAT_VERSION = 8
+FORMAT_VERSION = 9
 DROPPED, COUNTED = "duplicate timestamps", "rows are counted as steps in time"
 """How repairs begin that training warns of."""
 _EXACT = 1 << 24
@@ -183,7 +183,7 @@ def open_records(source: Any, form: ReadOptions, others: Sequence[str]) -> Recor
     if files is None:
         return FrameRecords(source)
     parts = [_open_file(path, form, others) for path in files]
-    return parts[0] if len(parts) == 1 else JoinedRecords(parts)
+    return parts[0] if len(parts) == 1 and not parts[0].partition else JoinedRecords(parts)
 
 
 def _look_at(records: Records, others: Sequence[str]) -> list[str]:
@@ -195,7 +195,7 @@ def _look_at(records: Records, others: Sequence[str]) -> list[str]:
     return [note for part in looked for note in require_expected(part.file, part.form, others)]
 
 
-def _open_file(file: TableFile, form: ReadOptions, others: Sequence[str]) -> Records:
+def _open_file(file: TableFile, form: ReadOptions, others: Sequence[str]) -> FileRecords:
     if isinstance(file, Path) and not file.is_file():
         raise DataError(f"{file} is a pipe or a device; save the table to a file: it is read twice")
     suffix = next((end for end in SUFFIXES if file.name.lower().endswith(end)), None)

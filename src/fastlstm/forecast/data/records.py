@@ -11,18 +11,19 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import csv, ipc
+from pyarrow import csv
 from pyarrow import parquet as pq
 
 from fastlstm.errors import DataError, kind_of_value
@@ -31,12 +32,13 @@ from fastlstm.forecast.data.problems import CurableError, Finding
 from fastlstm.forecast.data.table import require_matrix, row_blocks, rows_at_once
 from fastlstm.forecast.data.time_text import are_times
 from fastlstm.system.cache import file_signature
-from fastlstm.system.object_store import RemoteFile, is_url, remote_files
+from fastlstm.system.object_store import RemoteFile, arrow_batches, is_url, remote_files, visible
 
 NULL_WORDS = tuple(csv.ConvertOptions().null_values)
 """Texts of a CSV that mean "no value" where numbers or times are expected."""
 
 _BATCH_ROWS = 1 << 18
+_NAME = pa.dictionary(pa.int32(), pa.string())
 _FIRST_TEXTS = 300
 """Values of a column that are looked at to see what it holds."""
 NUMBER = r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"
@@ -104,14 +106,15 @@ def _files(source: str | Path) -> list[TableFile]:
     if source == "":  # its path would be the current directory
         raise DataError("there is no file ''")
     if os.path.isdir(path):  # Path.is_dir would raise without permission
-        paths: Iterable[Path] = path.rglob("*")
+        base = str(path) if path.parts else ""  # paths below "." do not begin with it
+        paths = map(Path, visible([str(p) for p in path.rglob("*")], base, str(path)))
         reason = f"{path} has no table; expected files ending in {', '.join(SUFFIXES)}"
     elif os.path.exists(path):
         return [path]
     else:
         paths = map(Path, glob.glob(str(path), recursive=True))
         reason = f"there is no file {path}"
-    files = sorted(p for p in paths if p.is_file() and p.name.lower().endswith(SUFFIXES))
+    files = [p for p in paths if p.is_file() and p.name.lower().endswith(SUFFIXES)]
     if not files:
         raise DataError(reason)
     return _tables(files)
@@ -119,7 +122,17 @@ def _files(source: str | Path) -> list[TableFile]:
 
 def _tables(files: Sequence[TableFile]) -> list[TableFile]:
     tables = [file for file in files if not file.name.lower().endswith((".txt", ".dat"))]
-    return tables or list(files)  # a .txt or .dat beside tables describes them
+    return sorted(  # part.2 before part.10
+        tables or files,  # a .txt or .dat beside tables describes them
+        key=lambda file: [(p.isdecimal() and int(p), p) for p in re.split(r"(\d+)", str(file))],
+    )
+
+
+def _partition(file: TableFile) -> dict[str, str | None]:
+    """Returns what directories such as "store=7" say of all rows of a file (Hive's form)."""
+    path = "" if isinstance(file, MemoryFile) else str(getattr(file, "path", file))
+    null, found = "__HIVE_DEFAULT_PARTITION__", re.findall(r"(?<![^/])([^/=]+)=([^/]*)/", path)
+    return {unquote(k): None if v == null else unquote(v) for k, v in found}
 
 
 class Records(ABC):
@@ -202,7 +215,7 @@ class FrameRecords(Records):
 
 
 class FileRecords(Records):
-    """One file; `file` is where it is."""
+    """One file; `file` is where it is, `partition` the columns that its directories add."""
 
     def __init__(self, file: TableFile) -> None:
         self.file, self.name = file, str(file)
@@ -211,7 +224,9 @@ class FileRecords(Records):
         else:
             self.signature = [signature_of(file)]
             self.total_bytes = int(self.signature[0][1])
-        self.schema = self._read_schema()
+        own, keys = self._read_schema(), _partition(file)
+        self.partition = {name: keys[name] for name in keys if name not in own.names}
+        self.schema = pa.schema([*own, *((name, _NAME) for name in self.partition)])
 
     @abstractmethod
     def _read_schema(self) -> pa.Schema:
@@ -251,24 +266,19 @@ class ParquetRecords(FileRecords):
 
 
 class ArrowRecords(FileRecords):
-    """An Arrow IPC file (also called Feather)."""
+    """An Arrow IPC file (also called Feather), or a stream, as Hugging Face's datasets write."""
 
     def _read_schema(self) -> pa.Schema:
-        with self._open() as (_, file):
-            return file.schema
+        with self._reading(), open_input(self.file, is_mapped=True) as source:
+            return arrow_batches(source)[0]
 
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
-        with self._open() as (source, file):
-            for number in range(file.num_record_batches):
-                whole = file.get_batch(number).select(list(types))
+        with self._reading(), open_input(self.file, is_mapped=True) as source:
+            for batch in arrow_batches(source)[1]:
+                whole = batch.select(list(types))
                 self.done_bytes = source.tell()
                 for begin, end in row_blocks(0, whole.num_rows, len(types), _BATCH_ROWS):
                     yield whole.slice(begin, end - begin)
-
-    @contextmanager
-    def _open(self) -> Iterator[tuple[Any, Any]]:
-        with self._reading(), open_input(self.file, is_mapped=True) as source:
-            yield source, ipc.open_file(source)
 
 
 class NumpyRecords(FileRecords):
@@ -296,11 +306,11 @@ class NumpyRecords(FileRecords):
 
 
 class JoinedRecords(Records):
-    """Several files with the same columns, concatenated."""
+    """Files with the same columns, concatenated; directories ("store=7") add columns of texts."""
 
-    def __init__(self, parts: Sequence[Records]) -> None:
+    def __init__(self, parts: Sequence[FileRecords]) -> None:
         self.parts = parts
-        self.name = f"{parts[0].name} and {len(parts) - 1} more"
+        self.name = parts[0].name + (f" and {len(parts) - 1} more" if len(parts) > 1 else "")
         self.signature = [file for part in parts for file in part.signature or ()]
         self.total_bytes = sum(part.total_bytes or 0 for part in parts)
         self.is_parsed = all(part.is_parsed for part in parts)
@@ -322,9 +332,14 @@ class JoinedRecords(Records):
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
         done = 0
         for part in self.parts:
-            for batch in part.batches(types):
+            own = {name: kind for name, kind in types.items() if name not in part.partition}
+            own = own or {self.schema.names[0]: self.schema.types[0]}  # it has the rows' number
+            for batch in part.batches(own):
                 self.done_bytes = done + part.done_bytes
-                yield batch
+                for name, value in part.partition.items():
+                    names = pa.array([value], _NAME).take(pa.repeat(0, len(batch)))
+                    batch = batch.append_column(name, names)
+                yield batch.select(list(types))
             done += part.total_bytes or 0
 
 

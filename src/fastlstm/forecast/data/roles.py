@@ -45,7 +45,7 @@ _PLACE = re.compile("^(lat|lon|elev|alt|id$|index|year|month|day|code|num)|(_id|
 """Columns that are probably forecast, and others that are not."""
 CODE = re.compile("(^|_)(id|nbr|no|nr|num|code|key)$", re.I)
 TARGET_NAMES = ("y", "target")
-COUNTERS = ("", "Unnamed: 0", "__index_level_0__")
+COUNTERS = ("", "Unnamed: 0", "__index_level_0__", "__null_dask_index__")
 """Row counters that tools write; ignored unless named."""
 _COUNTER = re.compile(
     r"unnamed.*|(.*[_ ])?id|index|idx|#|no\.?|nr\.?|s\.? ?no\.?"
@@ -509,7 +509,8 @@ def _no_target(
         return DataError(
             f"{origin} has no column of numbers to forecast{but}{columns}: numbers are digits with"
             " a decimal point; for decimal commas give `decimal=','`, for 1,000 `thousands=','`,"
-            " for signs such as $ or % `units=True`"
+            " for signs such as $ or % `units=True`; if blanks separate columns, convert it by"
+            " pandas.read_csv(FILE, sep=r'\\s+').to_csv('table.csv', index=False)"
         )
     free = [name for name in numbers if not _PLACE.search(name)] or numbers
     likely = next(filter(_TARGET.search, free), free[0])

@@ -47,7 +47,7 @@ _DATE_FORMATS = ("%Y%m", "%Y%m%d", "%Y%m%d%H", "%Y%m%d%H%M", "%Y%m%d%H%M%S")
 _EPOCH_YEARS = (10 * 365 * 86_400, 130 * 365 * 86_400)
 """Seconds since 1970 of 1980 and 2100: large whole numbers between them may be times."""
 _NAMES_OF_TIME = re.compile(
-    "time|epoch|stamp|(^|[^a-z])(date|datum|day|tag|week|month|period)([^a-z]|$)", re.I
+    "time|epoch|stamp|unix|_at$|(^|[^a-z])(ts|date|datum|day|tag|week|month|period)([^a-z]|$)", re.I
 )
 _CALENDAR = (-62_135_596_800, 253_402_300_799)
 """Seconds since 1970 at the start of year 1 and the end of year 9999."""
@@ -88,8 +88,10 @@ def refuse_unread_time(records: Records, names: Sequence[str]) -> None:
             raise looks_like(records.name, [(what, given)], others)
     for name, texts in records.first_texts(likely).items():
         values = texts.cast(pa.float64()).to_numpy(zero_copy_only=False)
-        if pa.types.is_integer(kinds[name]) and len(values) and _are_dates(texts, values, "%Y%m%d"):
-            given = {"time": name, "time_format": "%Y%m%d"}
+        asked = _DATE_FORMATS[1 : None if _NAMES_OF_TIME.search(name) else 2]
+        forms = [f for f in asked if len(values) and _are_dates(texts, values, f)]
+        if pa.types.is_integer(kinds[name]) and forms:
+            given = {"time": name, "time_format": forms[0]}
             what = f"dates in the column {name!r} ({texts[0]})"
             raise looks_like(records.name, [(what, given)], f"; if they are not, `ignore={name!r}`")
         if not _NAMES_OF_TIME.search(name):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 
 import numpy as np
@@ -34,6 +35,10 @@ _MONTH_NAMES = (
     *("jan", "feb|f[ée]v", "m[aä]r|mrz", "apr|avr", "ma[iy]", "jun|juin", "jul|juil"),
     *("aug|ao[uû]", "sep", "o[ck]t", "nov", "de[cz]|déc"),
 )
+_OF_DATABASES = (  # 2024-01-01 00:00:00 UTC, … 00:00:00.000 +0000, … 00:00:00.0000000 +00:00
+    (r" (?:\+0000 )?UTC\s*$", "Z"),
+    (r"(:\d\d)(?:(\.\d{1,6})\d*)? ?([+-]\d\d:?\d\d|Z)?\s*$", r"\1\2\3"),
+)
 _LATE = r"^(.*[T ])24((?:[:.]00)+)\s*$|^(\d{4}\D\d{1,2}\D\d{1,2} )24$"
 """24 o'clock, the end of a day."""
 _FIRST_ROWS = 100_000
@@ -44,18 +49,18 @@ _DATES = (
     *("%b-%d-%Y", "%Y-%b-%d", "%Y-%m-%d", "%m-%Y", "%b-%Y", "%B-%Y", "%b-%y", "%Y-%m", "%Y-%b"),
     "%Y-%B",
 )
-_OTHER_DATES = ("%Y%m%d", "%d%m%Y", "%b %d, %Y", "%B %d, %Y", "%a %d %b %Y")
+_OTHER_DATES = ("%Y%m%d", "%d%m%Y", "%b %d, %Y", "%B %d, %Y", "%a %d %b %Y", "%a, %d %b %Y")
 _CLOCKS = (
     *("", " %H:%M", " %H:%M:%S", " %H.%M", " %H.%M.%S", " %I:%M %p", " %I:%M:%S %p"),
-    *(", %H:%M", "T%H:%M:%S", " %H"),
+    *(", %H:%M", "T%H:%M:%S", " %H", " %H:%M:%S.%f", " %H:%M:%S GMT", "T%H%M%SZ"),
 )
 
 _ANY_DATE = (
     r"^\s*([A-Z][a-z]{2,8}\.?,? )?"  # the day of the week
     r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}"
     r"|[0-3]?\d[-/. ]+([0-3]?\d|[A-Za-z]{3,9})[-/., ]+(\d{4}|\d{2})"
-    r"|[A-Za-z]{3,9}\.? \d{1,2},? \d{4})"
-    r"([T ,]+\d{1,2}:\d{2}.*)?\s*$"
+    r"|[A-Za-z]{3,9}\.? \d{1,2},? \d{4}|\d{8}T\d{6}Z)"
+    r"([T ,]+\d{1,2}[:.]\d{2}.*)?\s*$"
 )
 """Dates in many forms, with or without a time of day."""
 
@@ -73,8 +78,10 @@ def read_times(column: pa.Array, form: str | None = None) -> pa.Array:
         return _read(column, form)
     except pa.ArrowInvalid:
         starts = starts_of(column)
+        for pattern, text in _OF_DATABASES if form is None else ():
+            starts = pc.replace_substring_regex(starts, pattern, text)
         is_late = pc.match_substring_regex(starts, _LATE)
-        if not pc.any(is_late).as_py():
+        if not pc.any(is_late).as_py() and starts.equals(column):
             raise
         times = _read(pc.replace_substring_regex(starts, _LATE, r"\1\300\2"), form)
         return pc.if_else(is_late, pc.add(times, pa.scalar(DAY_US, pa.duration("us"))), times)
@@ -90,10 +97,8 @@ def _read(column: pa.Array, form: str | None) -> pa.Array:
         return _by_format(column if " - " in form else starts_of(column), form)
     column = pc.replace_substring_regex(starts_of(column), _MONTH, r"\1-\2-01")
     for zone in (None, "UTC"):  # with a zone as in 2016-07-01T13:00Z
-        try:
+        with suppress(pa.ArrowInvalid):
             return column.cast(pa.timestamp("us", zone))
-        except pa.ArrowInvalid:
-            pass
     column = pc.replace_substring_regex(column, _QUARTER_FIRST, r"\3Q\1\2")
     periods = pc.extract_regex(column, _PERIOD)
     if not periods.null_count:
@@ -131,11 +136,9 @@ def formats_of(texts: pa.Array) -> list[str]:
     dates = [form.replace("-", mark) for mark in "-/. " for form in _DATES] + list(_OTHER_DATES)
     first, found = texts.slice(0, 1), list[tuple[tuple[int, int], str]]()
     for form in ("%Y", *dict.fromkeys(date + clock for date in dates for clock in _CLOCKS)):
-        try:
+        with suppress(pa.ArrowInvalid):
             if 1700 <= pc.year(read_times(first, form))[0].as_py() <= 2300:
                 found.append((_num_odd_steps(read_times(texts, form)), form))
-        except pa.ArrowInvalid:
-            continue
     found.sort(key=lambda one: one[0])
     turns = found[0][0][0] if found else 0
     # Of several series in turn the steps decide nothing: gaps and first days are odd steps too.
@@ -222,10 +225,9 @@ def _plain(texts: pa.Array) -> pa.Array:
 
 def are_times(texts: pa.Array) -> bool:
     """Returns whether all texts can be read as times."""
-    try:
+    with suppress(pa.ArrowInvalid):
         return len(texts) > 0 and texts.null_count == 0 and read_times(texts) is not None
-    except pa.ArrowInvalid:
-        return False
+    return False
 
 
 def are_mostly_times(texts: pa.Array) -> bool:

@@ -32,6 +32,7 @@ _FORMATS = {
     "a Word document": re.compile(rb"(?s)PK\x03\x04.{26,4000}word/|\xd0\xcf\x11\xe0"),
     "an Excel workbook": re.compile(rb"(?s)PK\x03\x04.{26,4000}xl/"),
     "a zip archive": re.compile(rb"PK\x03\x04"),
+    "compressed by bzip2 or xz": re.compile(rb"BZh\d1AY&SY|\xfd7zXZ\x00"),
 }
 """First bytes of files that users take for texts."""
 _CONTROL = bytes(set(range(32)) - {7, 8, 9, 10, 12, 13, 27})

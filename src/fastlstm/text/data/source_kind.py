@@ -24,7 +24,7 @@ from fastlstm.text.data.sources import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_BINARY_TABLES = (*PARQUET_SUFFIXES, ".arrow", ".feather", ".ipc", ".npy")
+_BINARY_TABLES = (*PARQUET_SUFFIXES, ".feather", ".ipc", ".npy")
 _CSV = tuple(kind + packed for kind in (".csv", ".tsv") for packed in ("", ".gz", ".zst"))
 _SNIFFED_LINES, _SNIFFED_BYTES = 20, 1 << 20
 _QUOTED, _DELIMITER = re.compile(r'"([^"]*)"'), re.compile(r"[,;\t|]")
@@ -42,7 +42,8 @@ def kind_of_source(source: str, text_field: str | None = None) -> SourceKind:
     """Returns the kind of a source of `train`; "unknown" if it does not exist. With `text_field`,
     Parquet files are texts if the first one has a column of texts of this name."""
     tables, texts = files_of(source)
-    if text_field is not None and _has_texts(tables, text_field):
+    first = None if text_field is None else next(filter(is_parquet, tables), None)
+    if first is not None and text_field in text_columns(first):
         texts += filter(is_parquet, tables)
         tables = [path for path in tables if not is_parquet(path)]
     if tables and texts:
@@ -51,11 +52,6 @@ def kind_of_source(source: str, text_field: str | None = None) -> SourceKind:
         return "binary table" if any(map(_is_binary, tables)) else "csv"
     is_built_in = source == "-" or source in BUILT_IN
     return "text" if texts or is_built_in else "unknown"
-
-
-def _has_texts(tables: Sequence[Path], column: str) -> bool:
-    file = next(filter(is_parquet, tables), None)
-    return file is not None and column in text_columns(file)
 
 
 def column_of_texts(source: str) -> str | None:
@@ -87,11 +83,11 @@ def files_of(source: str) -> tuple[list[Path], list[Path]]:
             for p in islice(walk(path), _MAX_FILES)
             if _is_binary(p) or text_suffix(p) in TEXT_SUFFIXES
         ]
-    elif os.path.exists(path) or _is_binary(path):
+    elif os.path.exists(path):
         files = [path]
     else:
-        has_magic = glob.has_magic(source)
-        files = [Path(p) for p in glob.glob(str(path), recursive=True)] if has_magic else []
+        found = glob.glob(str(path), recursive=True) if glob.has_magic(source) else []
+        files = [Path(p) for p in found] or [path] * _is_binary(path)
     tables: list[Path] = []
     texts: list[Path] = []
     for file in files:

@@ -63,7 +63,7 @@ _RAW_JSON = (
     "{} is read as it is, with its brackets and quotes; for the texts in it write one JSON object"
     " per line to a .jsonl file"
 )
-PARQUET_SUFFIXES = (".parquet", ".pq")
+PARQUET_SUFFIXES = (".parquet", ".pq", ".arrow")
 Form = Literal["plain", "jsonl", "parquet"]
 _JSONL_SUFFIXES = (".jsonl", ".ndjson")
 
@@ -209,7 +209,7 @@ def _file(path: Path, name: str, mode: int) -> Document:
 
 
 def is_parquet(path: Path) -> bool:
-    """Returns whether a file is named as a Parquet file, which is compressed inside."""
+    """Returns whether a file is named as one of Parquet or Arrow, compressed inside."""
     return path.suffix.lower() in PARQUET_SUFFIXES
 
 
@@ -233,13 +233,14 @@ def _open_glob(pattern: str) -> InputText:
 def _open_directory(root: Path, text_field: str) -> InputText:
     documents: list[Document] = []
     skipped: Counter[str] = Counter()
-    for path in sorted(walk(root, _refuse)):
-        info = path.stat() if path.exists() else None
-        has_texts = is_parquet(path) and text_field in text_columns(path)
-        is_text = has_texts or text_suffix(path) in TEXT_SUFFIXES
-        if not is_text or info is None or not stat.S_ISREG(info.st_mode):
+    paths = sorted(walk(root, _refuse))
+    columns = {path for path in paths if is_parquet(path) and text_field in text_columns(path)}
+    plain = TEXT_SUFFIXES - ({".json"} if columns else set())  # it describes them
+    for path in paths:
+        is_text = path in columns or text_suffix(path) in plain
+        if not is_text or not path.is_file():
             skipped[path.suffix.lower() or "no suffix"] += 1
-        elif info.st_size:
+        elif (info := path.stat()).st_size:
             documents.append(_file(path, str(path), info.st_mode))
     kinds = ", ".join(f"{count} {kind}" for kind, count in skipped.most_common(5))
     if not documents:
