@@ -111,7 +111,7 @@ class ChatChoice(Struct):
 
     index: Count
     message: ChatMessage
-    logprobs: None
+    logprobs: dict[str, list[Schema] | None] | None
     finish_reason: Literal["stop", "length"]
 
 
@@ -171,7 +171,7 @@ def document_of(engine: TextEngine | ForecastEngine, *, has_keys: bool) -> Schem
     else:
         about, paths, error = "OpenAI's text and chat completions", _text_paths(engine), "TextError"
         kinds = [TextError, Completion, ChatCompletion, Model, ModelList, Health]
-        kinds.append(engine.chat_decoder.type)
+        kinds += [decoder.type for decoder in (engine.chat_decoder, *engine.token_decoders)]
     _, schemas = msgspec.json.schema_components([*kinds, engine.decoder.type], ref_template=_REF)
     schemas["Error"] = {"$ref": _REF.format(name=error)}
     if isinstance(engine, TextEngine):
@@ -213,6 +213,9 @@ def _text_paths(engine: TextEngine) -> Schema:
         **_get("/v1/models/{name}", "the model", "Model", 404, name=engine.name),
         **_post("/v1/completions", "continues a prompt", *completion),
         **_post("/v1/chat/completions", "continues messages as a transcript", *chat),
+        **_post("/tokenize", "tokens of a text", _json("TokenizeRequest"), _OBJECT, *errors),
+        **_post("/detokenize", "their text", _json("DetokenizeRequest"), _OBJECT, *errors),
+        **_get("/tokenizer_info", "the vocabulary's kind, and how a text begins", _OBJECT),
     }
 
 
@@ -255,6 +258,7 @@ def _shared_paths() -> Schema:
         **_get("/", "the page", page),
         **_get("/health/live", "whether requests make progress", "Health"),
         **_get("/health/ready", "whether requests are taken", "Health"),
+        **_get("/health", "as /health/ready", "Health"),
     }
     live = paths["/health/live"]["get"]["responses"]
     live["503"] = {**live["200"], "description": "requests are under way and make no progress"}

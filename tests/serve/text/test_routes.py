@@ -52,7 +52,7 @@ def test_without_a_key_only_health_and_the_page_answer(guarded):
     for path in [*paths, *others, "/metrics?x=/health/live", "/%2e/metrics"]:
         for method in ("GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD"):
             answer = guarded.client.request(method, path)
-            is_open = path.removeprefix("/v2") in ("/health/live", "/health/ready")
+            is_open = path.removeprefix("/v2") in ("/health", "/health/live", "/health/ready")
             is_page = path == "/" and method in ("GET", "HEAD")
             if is_open or is_page:
                 assert answer.status_code in (200, 405), (method, path)
@@ -353,13 +353,15 @@ def test_while_the_model_loads_nothing_is_ready(lm):
             break
         except httpx.ConnectError:
             time.sleep(0.02)
-    assert httpx.get(f"{url}/health/ready").status_code == 503
+    for path in ("/health/ready", "/health"):
+        assert httpx.get(f"{url}{path}").status_code == 503
     answer = httpx.post(f"{url}/v1/completions", json={"prompt": "a"})
     assert answer.status_code == 503
     assert "still being loaded" in answer.json()["error"]["message"]
     loaded.set()
     thread.join(10)
-    assert httpx.get(f"{url}/health/ready").status_code == 200
+    for path in ("/health/ready", "/health"):
+        assert httpx.get(f"{url}{path}").status_code == 200
     starting[0].end()
 
 
