@@ -16,7 +16,7 @@ from schemathesis.generation.modes import GenerationMode
 from running_server import SETTINGS, Running
 
 MAIN = ("/v1/completions", "/v1/chat/completions", "/v2/models/{model}/infer")
-TIED = {"best_of", "stream_options", "return_session", "session", "logit_bias", "top_logprobs"}
+TIED = {"best_of", "stream_options", "return_session", "session", "logit_bias"}
 """Fields whose rules no schema can say: they depend on others, on a state, on the vocabulary."""
 
 

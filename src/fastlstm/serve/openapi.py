@@ -59,71 +59,41 @@ _TENSORS = [("inputs", list[Tensor]), ("outputs", list[Tensor])]  # type: ignore
 Metadata = defstruct(
     "Metadata", [("name", str), ("versions", list[str]), ("platform", str), *_TENSORS]
 )
+_OUTPUT = [("name", OutputName), ("shape", list[Size]), ("datatype", Literal["FP32", "FP64"])]
+OutputTensor = defstruct("OutputTensor", [*_OUTPUT, ("data", list[float])])
+_HEAD = [("model_name", str), ("model_version", str), ("outputs", list[OutputTensor])]  # type: ignore[valid-type]
+Answer = defstruct("Answer", [*_HEAD, ("id", str | UnsetType, UNSET)])
+Usage = defstruct("Usage", [(f"{of}_tokens", Count) for of in ("prompt", "completion", "total")])
+_LOGPROBS = [
+    ("tokens", list[str]),
+    ("token_logprobs", list[LogProbability | None]),
+    ("top_logprobs", list[dict[str, LogProbability] | None] | None),
+    ("text_offset", list[Count]),
+]
+Logprobs = defstruct("Logprobs", _LOGPROBS)
+_TOKEN = [("token", str), ("logprob", LogProbability), ("bytes", list[int])]
+Alternative = defstruct("Alternative", _TOKEN)
+_TOKEN += [("top_logprobs", list[Alternative])]  # type: ignore[valid-type]
+Scored = defstruct("Scored", _TOKEN)
+ChatLogprobs = defstruct("ChatLogprobs", [("content", list[Scored]), ("refusal", None)])  # type: ignore[valid-type]
+ChatMessage = defstruct("ChatMessage", [("role", Literal["assistant"]), ("content", str)])
+_SESSION = Annotated[str, Meta(description="with return_session")] | UnsetType
 
 
-class UsageSchema(Struct):
-    """Tokens of a request."""
-
-    prompt_tokens: Count
-    completion_tokens: Count
-    total_tokens: Count
-
-
-class LogprobsSchema(Struct):
-    """Log probabilities of tokens."""
-
-    tokens: list[str]
-    token_logprobs: list[LogProbability | None]
-    top_logprobs: list[dict[str, LogProbability] | None] | None
-    text_offset: list[Count]
+def _completion(name: str, kind: str, logprobs: Any, *own: Any) -> type[Struct]:
+    """Returns the schema of an answer whose choices have `own` fields."""
+    end = ("finish_reason", Literal["stop", "length"])
+    fields = [("index", Count), ("logprobs", logprobs | None), end, *own]
+    choice = defstruct(f"{name}Choice", fields)
+    choices = Annotated[list[choice], Meta(min_length=1)]  # type: ignore[valid-type]
+    head = [("id", str), ("object", Literal[kind]), ("created", Count), ("model", str)]
+    return defstruct(name, [*head, ("choices", choices), ("usage", Usage)])
 
 
-class ChoiceSchema(Struct):
-    """One text."""
-
-    text: str
-    index: Count
-    logprobs: LogprobsSchema | None
-    finish_reason: Literal["stop", "length"]
-    session: Annotated[str, Meta(description="with return_session")] | UnsetType = UNSET
-
-
-class Completion(Struct):
-    """The answer to a completion request."""
-
-    id: str
-    object: Literal["text_completion"]
-    created: Count
-    model: str
-    choices: Annotated[list[ChoiceSchema], Meta(min_length=1)]
-    usage: UsageSchema
-
-
-class ChatMessage(Struct):
-    """The answer of a chat."""
-
-    role: Literal["assistant"]
-    content: str
-
-
-class ChatChoice(Struct):
-    """One answer."""
-
-    index: Count
-    message: ChatMessage
-    logprobs: dict[str, list[Schema] | None] | None
-    finish_reason: Literal["stop", "length"]
-
-
-class ChatCompletion(Struct):
-    """The answer to a chat completion request."""
-
-    id: str
-    object: Literal["chat.completion"]
-    created: Count
-    model: str
-    choices: Annotated[list[ChatChoice], Meta(min_length=1)]
-    usage: UsageSchema
+_TEXT_PARTS = (("text", str), ("session", _SESSION, UNSET))
+Completion = _completion("Completion", "text_completion", Logprobs, *_TEXT_PARTS)
+_MESSAGE = ("message", ChatMessage)
+ChatCompletion = _completion("ChatCompletion", "chat.completion", ChatLogprobs, _MESSAGE)
 
 
 class Model(Struct):
@@ -141,24 +111,6 @@ class ModelList(Struct):
 
     data: list[Model]
     object: Literal["list"] = "list"
-
-
-class OutputTensor(Struct):
-    """An output with its numbers."""
-
-    name: OutputName
-    shape: list[Size]
-    datatype: Literal["FP32", "FP64"]
-    data: list[float]
-
-
-class Answer(Struct):
-    """The answer to an inference request."""
-
-    model_name: str
-    model_version: str
-    outputs: list[OutputTensor]
-    id: str | UnsetType = UNSET
 
 
 def document_of(engine: TextEngine | ForecastEngine, *, has_keys: bool) -> Schema:

@@ -129,6 +129,7 @@ def test_scores_of_an_answer_are_those_of_its_transcript(chat, chats):
         assert likeliest.items() <= top.items()
         assert len(likeliest) == 2
         assert top.keys() - likeliest.keys() <= {own}
+    assert chat(**{**options, "logprobs": None}).choices[0].logprobs.content == found
     chunks = chat(**options, stream=True)
     parts = [chunk.choices[0].logprobs.content for chunk in chunks]
     assert [one for part in parts for one in part] == found
@@ -156,7 +157,7 @@ def test_scores_with_many_alternatives_count_as_more(serve):
         ([{"role": "user", "content": "a", "name": f"n{k}"} for k in range(33)], {}, "35 names"),
         (TURNS, {"temperature": 9}, "expected `float` <= 2"),
         (TURNS, {"extra_body": {"prompt": "a"}}, "unknown field 'prompt'"),
-        (TURNS, {"top_logprobs": 2}, "top_logprobs: it needs logprobs: true"),
+        (TURNS, {"top_logprobs": 21}, "top_logprobs: expected `int` <= 20"),
         (TURNS, {"tools": [{}]}, "tools: expected .* length <= 0; the model writes text only"),
         (TURNS, {"tool_choice": "required"}, "'required'; the model writes text only"),
         (TURNS, {"response_format": {"type": "json_object"}}, "'json_object'; the model writes"),

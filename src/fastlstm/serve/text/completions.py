@@ -73,8 +73,7 @@ class Tokens:
         service, engine = self._service, self._service.text_engine
         channel = Channel(scope["state"]["tenant"], engine.relieve)
         async with service.admitted(engine, channel, scope, receive, send) as (sender, body):
-            function = engine.tokens_or_text
-            answer = _dumps(await engine.run(channel, len(body), function, body, self._is_back))
+            answer = await engine.run(channel, len(body), engine.tokens_of, body, self._is_back)
             await sender.start(b"application/json", len(answer))
             await sender.body(answer, is_last=True)
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import msgspec
+
 from fastlstm.errors import PromptError, as_flags, counted, respelled
 from fastlstm.serve.admission import Engine, Places, Reservation
 from fastlstm.serve.http.errors import ApiError, Disconnected, decode, no_model
@@ -210,17 +212,17 @@ class TextEngine(Engine):
         self._metrics.tokens_known.inc(sum(one.prefix.num_known for one in generations))
         return generations
 
-    def tokens_or_text(self, body: bytes, is_back: bool) -> dict[str, Any]:
-        """Answers a request for the tokens of a text, or for the text of tokens."""
+    def tokens_of(self, body: bytes, is_back: bool) -> bytes:
+        """Returns the JSON for a request for the tokens of a text, or for the text of tokens."""
         decoder = self.token_decoders[is_back]
         fields = decode(body, decoder, decoder.type.__struct_fields__)
         if fields.model not in (None, self.name):
             raise no_model(fields.model, self.name)
         if is_back:
-            return {"prompt": self.model.tokenizer.decode(fields.tokens)}
-        tokens = self._tokens(fields.prompt, "prompt")
-        limit = self._settings.max_prompt_tokens
-        return {"count": len(tokens), "max_model_len": limit, "tokens": tokens}
+            return msgspec.json.encode({"prompt": self.model.tokenizer.decode(fields.tokens)})
+        tokens, limit = self._tokens(fields.prompt, "prompt"), self._settings.max_prompt_tokens
+        answer = {"count": len(tokens), "max_model_len": limit, "tokens": tokens}
+        return msgspec.json.encode(answer)
 
     def _tokens(self, prompt: str | list[int], field: str) -> list[int]:
         limit, tokenizer = self._settings.max_prompt_tokens, self.model.tokenizer

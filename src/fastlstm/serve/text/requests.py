@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -20,9 +21,8 @@ MAX_LABELS = 32
 MAX_STOPS = 16
 CHAT_TOKENS = 256
 _SEEDS = 1 << 64
-_NOTES = dict.fromkeys(
-    ("tools", "tool_choice", "response_format"), "; the model writes text only, leave it out"
-)
+_TEXT_ONLY = "; the model writes text only, leave it out"
+_NOTES = dict.fromkeys(("tools", "tool_choice", "response_format"), _TEXT_ONLY)
 
 Prompt = str | list[int]
 Flag = bool | None
@@ -100,12 +100,6 @@ class Message(Struct, forbid_unknown_fields=True):
     annotations: Empty = None
 
 
-class ResponseFormat(Struct, forbid_unknown_fields=True):
-    """The form of an answer."""
-
-    type: Literal["text"]
-
-
 class ChatFields(SharedFields, forbid_unknown_fields=True, kw_only=True):
     """The fields of a chat completion request."""
 
@@ -114,7 +108,7 @@ class ChatFields(SharedFields, forbid_unknown_fields=True, kw_only=True):
     logprobs: Flag = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     # Clients send these by default: the values allowed here ask for nothing.
-    response_format: ResponseFormat | None = None
+    response_format: dict[Literal["type"], Literal["text"]] | None = None
     modalities: list[Literal["text"]] | None = None
     tools: Empty = None
     tool_choice: Literal["none", "auto"] | None = None
@@ -188,10 +182,8 @@ def token_decoders(vocab_size: int) -> list[msgspec.json.Decoder[Any]]:
     tokens = list[Annotated[int, Meta(ge=0, le=vocab_size - 1)]]
     more = [("model", str | None, None), ("add_special_tokens", Flag, None)]  # there are none
     kinds = (("TokenizeRequest", ("prompt", str)), ("DetokenizeRequest", ("tokens", tokens)))
-    return [
-        msgspec.json.Decoder(msgspec.defstruct(name, [own, *more], forbid_unknown_fields=True))
-        for name, own in kinds
-    ]
+    make = partial(msgspec.defstruct, forbid_unknown_fields=True)
+    return [msgspec.json.Decoder(make(name, [own, *more])) for name, own in kinds]
 
 
 def parse_completion(
@@ -242,10 +234,8 @@ def _chat(fields: ChatFields, given: dict[str, Any], settings: Settings) -> list
     default = given.get("max_tokens", min(CHAT_TOKENS, settings.max_tokens))
     given["max_tokens"] = given.get("max_completion_tokens", default)
     given["is_chat"] = True
-    if given.pop("logprobs", False):
-        given["logprobs"] = fields.top_logprobs or 0
-    elif fields.top_logprobs:
-        raise refused("top_logprobs", "it needs logprobs: true; leave it out")
+    is_scored = fields.logprobs or fields.top_logprobs
+    given["logprobs"] = (fields.top_logprobs or 0) if is_scored else None
     if fields.store:
         raise refused("store", "this server stores no answers; send false, or leave it out")
     lines = [
