@@ -167,7 +167,8 @@ def test_log_and_metrics_say_how_a_request_ended(serve, lm, capfd):
         model=replace(lm, decoder=decoder), log=True, max_streams=1, max_queue=0, max_tokens=10**9
     )
     assert server.post(prompt="a", max_tokens=3).status_code == 200
-    assert server.post(prompt=1).status_code == 400
+    for body in ({"prompt": 1}, {"x\n": 1}):
+        assert server.post(**body).status_code == 400
     assert server.client.get("/nothing").status_code == 404
     decoder.fails.set()
     assert server.post(prompt="a", max_tokens=3).status_code == 500
@@ -184,9 +185,10 @@ def test_log_and_metrics_say_how_a_request_ended(serve, lm, capfd):
         next(answer.iter_lines())
     server.end()
     lines = [json.loads(line) for line in capfd.readouterr().err.splitlines() if line[0] == "{"]
+    assert [line["param"] for line in lines if line["status"] == 400] == ["prompt", "x\n"]
     found = Counter((line["status"], line["outcome"]) for line in lines)
     assert found == {
-        (200, "ok"): 1, (400, "client_error"): 1, (404, "client_error"): 1, (500, "failed"): 1,
+        (200, "ok"): 1, (400, "client_error"): 2, (404, "client_error"): 1, (500, "failed"): 1,
         (200, "failed"): 1, (429, "rejected"): 1, (200, "disconnected"): 1,
     }  # fmt: skip
 
