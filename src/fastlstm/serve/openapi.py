@@ -43,8 +43,8 @@ Live = defstruct("Live", [("live", bool)])
 Ready = defstruct("Ready", [("ready", bool)])
 Name = str | None
 Failure = defstruct("Failure", [("message", str), ("type", str), ("param", Name), ("code", Name)])
-TextError = defstruct("TextError", [("error", Failure)])
-InferError = defstruct("InferError", [("error", str)])
+TextError = defstruct("Error", [("error", Failure)])
+InferError = defstruct("Error", [("error", str)])
 _ANSWER = [
     ("model", str),
     ("rows", list[Row]),
@@ -116,16 +116,15 @@ class ModelList(Struct):
 def document_of(engine: TextEngine | ForecastEngine, *, has_keys: bool) -> Schema:
     """Returns the OpenAPI document of a server of this model."""
     if isinstance(engine, ForecastEngine):
-        about, error = "Forecasts by the Open Inference Protocol", "InferError"
+        about = "Forecasts by the Open Inference Protocol"
         paths = _forecast_paths(engine)
         kinds = [InferError, Answer, Metadata, Server, Live, Ready, ModelReady, Health]
         kinds += [TableBody, TableAnswer]
     else:
-        about, paths, error = "OpenAI's text and chat completions", _text_paths(engine), "TextError"
+        about, paths = "OpenAI's text and chat completions", _text_paths(engine)
         kinds = [TextError, Completion, ChatCompletion, Model, ModelList, Health]
         kinds += [decoder.type for decoder in (engine.chat_decoder, *engine.token_decoders)]
     _, schemas = msgspec.json.schema_components([*kinds, engine.decoder.type], ref_template=_REF)
-    schemas["Error"] = {"$ref": _REF.format(name=error)}
     if isinstance(engine, TextEngine):
         # The four kinds of prompt; msgspec has one kind of list in a union.
         prompt = schemas["CompletionRequest"]["properties"]["prompt"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -174,7 +173,7 @@ class Logprobs:
 
     def __init__(self, vocabulary: Sequence[bytes], num_top: int) -> None:
         self.vocabulary, self.num_top = vocabulary, num_top
-        self._lists: dict[str, bytearray] = defaultdict(bytearray)
+        self._lists = {name: bytearray() for name in (*_FIELDS, "content")}
 
     def add(self, scores: Sequence[ScoredToken], base: int) -> None:
         """Appends tokens; their offsets count from character `base`."""

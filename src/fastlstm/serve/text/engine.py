@@ -221,8 +221,7 @@ class TextEngine(Engine):
         if is_back:
             return msgspec.json.encode({"prompt": self.model.tokenizer.decode(fields.tokens)})
         tokens, limit = self._tokens(fields.prompt, "prompt"), self._settings.max_prompt_tokens
-        answer = {"count": len(tokens), "max_model_len": limit, "tokens": tokens}
-        return msgspec.json.encode(answer)
+        return msgspec.json.encode({"count": len(tokens), "max_model_len": limit, "tokens": tokens})
 
     def _tokens(self, prompt: str | list[int], field: str) -> list[int]:
         limit, tokenizer = self._settings.max_prompt_tokens, self.model.tokenizer

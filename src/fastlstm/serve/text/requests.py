@@ -21,8 +21,7 @@ MAX_LABELS = 32
 MAX_STOPS = 16
 CHAT_TOKENS = 256
 _SEEDS = 1 << 64
-_TEXT_ONLY = "; the model writes text only, leave it out"
-_NOTES = dict.fromkeys(("tools", "tool_choice", "response_format"), _TEXT_ONLY)
+_NOTES = dict.fromkeys(("tools", "tool_choice", "response_format"), "; omit it, answers are text")
 
 Prompt = str | list[int]
 Flag = bool | None
@@ -32,7 +31,7 @@ Seed = Annotated[int, Meta(ge=-(_SEEDS >> 1), extra_json_schema={"maximum": _SEE
 Stop = Annotated[str, Meta(min_length=1, max_length=1000)]
 Stops = Stop | Annotated[list[Stop], Meta(max_length=MAX_STOPS)]
 Label = Annotated[str, Meta(max_length=1000)] | None
-Empty = Annotated[list[Any], Meta(max_length=0)] | None
+Empty = Annotated[list[dict[str, Any]], Meta(max_length=0)] | None
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
@@ -100,6 +99,12 @@ class Message(Struct, forbid_unknown_fields=True):
     annotations: Empty = None
 
 
+class ResponseFormat(Struct, forbid_unknown_fields=True):
+    """The form of an answer."""
+
+    type: Literal["text"]
+
+
 class ChatFields(SharedFields, forbid_unknown_fields=True, kw_only=True):
     """The fields of a chat completion request."""
 
@@ -108,13 +113,13 @@ class ChatFields(SharedFields, forbid_unknown_fields=True, kw_only=True):
     logprobs: Flag = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     # Clients send these by default: the values allowed here ask for nothing.
-    response_format: dict[Literal["type"], Literal["text"]] | None = None
+    response_format: ResponseFormat | None = None
     modalities: list[Literal["text"]] | None = None
     tools: Empty = None
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: Flag = None
     service_tier: Literal["auto", "default"] | None = None
-    store: Annotated[Flag, Meta(extra_json_schema={"enum": [False, None]})] = None
+    store: Flag = None
     metadata: dict[str, str] | None = None
     prompt_cache_key: Label = None
     safety_identifier: Label = None
@@ -234,8 +239,8 @@ def _chat(fields: ChatFields, given: dict[str, Any], settings: Settings) -> list
     default = given.get("max_tokens", min(CHAT_TOKENS, settings.max_tokens))
     given["max_tokens"] = given.get("max_completion_tokens", default)
     given["is_chat"] = True
-    is_scored = fields.logprobs or fields.top_logprobs
-    given["logprobs"] = (fields.top_logprobs or 0) if is_scored else None
+    top = fields.top_logprobs or 0
+    given["logprobs"] = top if fields.logprobs or top else None
     if fields.store:
         raise refused("store", "this server stores no answers; send false, or leave it out")
     lines = [
