@@ -34,6 +34,7 @@ OF_OTHER_PROGRAMS = {
     "wandb": "yes",
     "py-spy": "native pid",
     "curl": "data-binary",
+    "lm_eval": "tasks model-args",
 }
 
 
@@ -47,7 +48,8 @@ OF_OTHERS = """
     AWS_ENDPOINT_URL AWS_PROFILE endpoint_override GOMP_SPINCOUNT sched_autogroup_enabled use_mkldnn
     fully_shard ConvLSTM PolynomialDecay load_weights model_base_path output_0
     ModelCheckpoint jit_compile reset_states TensorListReserve
-    client_max_body_size max_fails proxy_request_buffering
+    client_max_body_size max_fails proxy_request_buffering add_header proxy_pass
+    custom_prefix_token_id auth_token OPENAI_API_KEY
     cpu_pressure memory_pressure FASTLSTM_ALERT_RULE _RUN
     c_0 h_0 T_i W_ih compute_90 d_1 d_2 test_x test_x_y save_to_disk
 """

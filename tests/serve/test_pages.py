@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,13 @@ from running_server import SETTINGS, Running
 
 SHELLS = [path for name in ("sh", "bash") if (path := shutil.which(name))]
 EVIL = "';touch pwned;$(touch pwned)`touch pwned`\\\nEND\ntouch pwned\n"
+
+
+@pytest.mark.parametrize("name", ["page.html", "forecast.html", "forecaster.html", "locked.html"])
+def test_a_page_works_below_a_path_of_a_proxy(name):
+    """Behind nginx's `location /lstm/`, an address that begins with / leads elsewhere."""
+    text = (files("fastlstm.serve") / name).read_text("utf-8")
+    assert not re.findall(r"""(?:href=|src=|fetch\(|ask\()["'`]/""", text)
 
 
 def examples(page: str) -> tuple[str, str]:
@@ -98,7 +106,7 @@ def test_the_page_of_a_forecaster_lists_inputs_and_outputs(whole_forecasts):
                  "(B, 24, 3)", "static_names", "(B, 6, 1, levels)"):  # fmt: skip
         assert part in text, part
     for link in ("/v2/models/waves", "/openapi.json", "/metrics", "/health/ready"):
-        assert f'<a href="{link}">' in answer.text
+        assert f'<a href=".{link}">' in answer.text
         assert whole_forecasts.client.get(link).status_code == 200
 
 

@@ -36,10 +36,11 @@ from fastlstm.serve.http.keys import check_access
 from fastlstm.serve.metrics import CONTENT_TYPE
 from fastlstm.serve.openapi import Model, ModelList, document_of
 from fastlstm.serve.service import Service
-from fastlstm.serve.text.completions import Completions
+from fastlstm.serve.text.completions import Completions, Tokens
 from fastlstm.text.data.tokenizer import Tokenizer
 from fastlstm.text.loading import InferenceModel
 from fastlstm.text.stored_model import parameter_shapes
+from fastlstm.text.writing import prompt_ids
 
 if TYPE_CHECKING:
     from fastlstm.forecast.window_forecaster import WindowForecaster
@@ -52,12 +53,16 @@ def make_app(service: Service) -> ASGIApp:
         Route("/", pages.page),
         Route("/health/live", pages.live),
         Route("/health/ready", pages.ready),
+        Route("/health", pages.ready),
         Route("/metrics", pages.metrics),
         Route("/openapi.json", pages.openapi),
         Route("/v1/models", pages.models),
         Route("/v1/models/{name:path}", pages.model),
         Route("/v1/completions", Completions(service), methods=["POST"]),
         Route("/v1/chat/completions", Completions(service, True), methods=["POST"]),
+        Route("/tokenize", Tokens(service), methods=["POST"]),
+        Route("/detokenize", Tokens(service, True), methods=["POST"]),
+        Route("/tokenizer_info", pages.tokenizer),
         Route("/forecast", TableForecasts(service), methods=["POST"]),
         *inference_routes(service),
     ]
@@ -110,6 +115,11 @@ class _Pages:
         if name != described.id:
             raise no_model(name, described.id)
         return _json(described)
+
+    async def tokenizer(self, request: Request) -> Response:
+        own = self._service.text_engine.model.tokenizer
+        begin = own.decode(prompt_ids(own, ""))
+        return JSONResponse({"bos_token": begin, "eos_token": None, "tokenizer_class": own.kind})
 
     def _described(self) -> Model:
         engine = self._service.text_engine

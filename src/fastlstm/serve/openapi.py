@@ -43,8 +43,8 @@ Live = defstruct("Live", [("live", bool)])
 Ready = defstruct("Ready", [("ready", bool)])
 Name = str | None
 Failure = defstruct("Failure", [("message", str), ("type", str), ("param", Name), ("code", Name)])
-TextError = defstruct("TextError", [("error", Failure)])
-InferError = defstruct("InferError", [("error", str)])
+TextError = defstruct("Error", [("error", Failure)])
+InferError = defstruct("Error", [("error", str)])
 _ANSWER = [
     ("model", str),
     ("rows", list[Row]),
@@ -59,71 +59,41 @@ _TENSORS = [("inputs", list[Tensor]), ("outputs", list[Tensor])]  # type: ignore
 Metadata = defstruct(
     "Metadata", [("name", str), ("versions", list[str]), ("platform", str), *_TENSORS]
 )
+_OUTPUT = [("name", OutputName), ("shape", list[Size]), ("datatype", Literal["FP32", "FP64"])]
+OutputTensor = defstruct("OutputTensor", [*_OUTPUT, ("data", list[float])])
+_HEAD = [("model_name", str), ("model_version", str), ("outputs", list[OutputTensor])]  # type: ignore[valid-type]
+Answer = defstruct("Answer", [*_HEAD, ("id", str | UnsetType, UNSET)])
+Usage = defstruct("Usage", [(f"{of}_tokens", Count) for of in ("prompt", "completion", "total")])
+_LOGPROBS = [
+    ("tokens", list[str]),
+    ("token_logprobs", list[LogProbability | None]),
+    ("top_logprobs", list[dict[str, LogProbability] | None] | None),
+    ("text_offset", list[Count]),
+]
+Logprobs = defstruct("Logprobs", _LOGPROBS)
+_TOKEN = [("token", str), ("logprob", LogProbability), ("bytes", list[int])]
+Alternative = defstruct("Alternative", _TOKEN)
+_TOKEN += [("top_logprobs", list[Alternative])]  # type: ignore[valid-type]
+Scored = defstruct("Scored", _TOKEN)
+ChatLogprobs = defstruct("ChatLogprobs", [("content", list[Scored]), ("refusal", None)])  # type: ignore[valid-type]
+ChatMessage = defstruct("ChatMessage", [("role", Literal["assistant"]), ("content", str)])
+_SESSION = Annotated[str, Meta(description="with return_session")] | UnsetType
 
 
-class UsageSchema(Struct):
-    """Tokens of a request."""
-
-    prompt_tokens: Count
-    completion_tokens: Count
-    total_tokens: Count
-
-
-class LogprobsSchema(Struct):
-    """Log probabilities of tokens."""
-
-    tokens: list[str]
-    token_logprobs: list[LogProbability | None]
-    top_logprobs: list[dict[str, LogProbability] | None] | None
-    text_offset: list[Count]
+def _completion(name: str, kind: str, logprobs: Any, *own: Any) -> type[Struct]:
+    """Returns the schema of an answer whose choices have `own` fields."""
+    end = ("finish_reason", Literal["stop", "length"])
+    fields = [("index", Count), ("logprobs", logprobs | None), end, *own]
+    choice = defstruct(f"{name}Choice", fields)
+    choices = Annotated[list[choice], Meta(min_length=1)]  # type: ignore[valid-type]
+    head = [("id", str), ("object", Literal[kind]), ("created", Count), ("model", str)]
+    return defstruct(name, [*head, ("choices", choices), ("usage", Usage)])
 
 
-class ChoiceSchema(Struct):
-    """One text."""
-
-    text: str
-    index: Count
-    logprobs: LogprobsSchema | None
-    finish_reason: Literal["stop", "length"]
-    session: Annotated[str, Meta(description="with return_session")] | UnsetType = UNSET
-
-
-class Completion(Struct):
-    """The answer to a completion request."""
-
-    id: str
-    object: Literal["text_completion"]
-    created: Count
-    model: str
-    choices: Annotated[list[ChoiceSchema], Meta(min_length=1)]
-    usage: UsageSchema
-
-
-class ChatMessage(Struct):
-    """The answer of a chat."""
-
-    role: Literal["assistant"]
-    content: str
-
-
-class ChatChoice(Struct):
-    """One answer."""
-
-    index: Count
-    message: ChatMessage
-    logprobs: None
-    finish_reason: Literal["stop", "length"]
-
-
-class ChatCompletion(Struct):
-    """The answer to a chat completion request."""
-
-    id: str
-    object: Literal["chat.completion"]
-    created: Count
-    model: str
-    choices: Annotated[list[ChatChoice], Meta(min_length=1)]
-    usage: UsageSchema
+_TEXT_PARTS = (("text", str), ("session", _SESSION, UNSET))
+Completion = _completion("Completion", "text_completion", Logprobs, *_TEXT_PARTS)
+_MESSAGE = ("message", ChatMessage)
+ChatCompletion = _completion("ChatCompletion", "chat.completion", ChatLogprobs, _MESSAGE)
 
 
 class Model(Struct):
@@ -143,37 +113,18 @@ class ModelList(Struct):
     object: Literal["list"] = "list"
 
 
-class OutputTensor(Struct):
-    """An output with its numbers."""
-
-    name: OutputName
-    shape: list[Size]
-    datatype: Literal["FP32", "FP64"]
-    data: list[float]
-
-
-class Answer(Struct):
-    """The answer to an inference request."""
-
-    model_name: str
-    model_version: str
-    outputs: list[OutputTensor]
-    id: str | UnsetType = UNSET
-
-
 def document_of(engine: TextEngine | ForecastEngine, *, has_keys: bool) -> Schema:
     """Returns the OpenAPI document of a server of this model."""
     if isinstance(engine, ForecastEngine):
-        about, error = "Forecasts by the Open Inference Protocol", "InferError"
+        about = "Forecasts by the Open Inference Protocol"
         paths = _forecast_paths(engine)
         kinds = [InferError, Answer, Metadata, Server, Live, Ready, ModelReady, Health]
         kinds += [TableBody, TableAnswer]
     else:
-        about, paths, error = "OpenAI's text and chat completions", _text_paths(engine), "TextError"
+        about, paths = "OpenAI's text and chat completions", _text_paths(engine)
         kinds = [TextError, Completion, ChatCompletion, Model, ModelList, Health]
-        kinds.append(engine.chat_decoder.type)
+        kinds += [decoder.type for decoder in (engine.chat_decoder, *engine.token_decoders)]
     _, schemas = msgspec.json.schema_components([*kinds, engine.decoder.type], ref_template=_REF)
-    schemas["Error"] = {"$ref": _REF.format(name=error)}
     if isinstance(engine, TextEngine):
         # The four kinds of prompt; msgspec has one kind of list in a union.
         prompt = schemas["CompletionRequest"]["properties"]["prompt"]
@@ -213,6 +164,9 @@ def _text_paths(engine: TextEngine) -> Schema:
         **_get("/v1/models/{name}", "the model", "Model", 404, name=engine.name),
         **_post("/v1/completions", "continues a prompt", *completion),
         **_post("/v1/chat/completions", "continues messages as a transcript", *chat),
+        **_post("/tokenize", "tokens of a text", _json("TokenizeRequest"), _OBJECT, *errors),
+        **_post("/detokenize", "their text", _json("DetokenizeRequest"), _OBJECT, *errors),
+        **_get("/tokenizer_info", "the vocabulary's kind, and how a text begins", _OBJECT),
     }
 
 
@@ -255,6 +209,7 @@ def _shared_paths() -> Schema:
         **_get("/", "the page", page),
         **_get("/health/live", "whether requests make progress", "Health"),
         **_get("/health/ready", "whether requests are taken", "Health"),
+        **_get("/health", "as /health/ready", "Health"),
     }
     live = paths["/health/live"]["get"]["responses"]
     live["503"] = {**live["200"], "description": "requests are under way and make no progress"}

@@ -42,6 +42,7 @@ def test_a_terminal_line_is_short():
         ({"status": 200, "windows": 1}, "200  1 window  "),
         ({"status": 200, "completion_tokens": 12_345}, "200  12,345 tokens  "),
         ({"status": 404}, "404  "),
+        ({"status": 400, "param": "a  b\n"}, "400  a%20%20b%0A  "),
         ({"status": 0, "failure": "disconnected"}, "499  "),
         ({"status": 200, "failure": "stalled"}, "  stalled"),
         ({"status": 500}, "  id an-id"),

@@ -90,6 +90,62 @@ def test_the_template_is_a_setting(serve, lm):
     assert answer["choices"][0]["finish_reason"] == "stop"
 
 
+def test_what_clients_send_by_default_changes_nothing(chat):
+    """The options of LangChain, pydantic-ai, the AI SDK, LiteLLM, guidellm and others."""
+    plain = chat().choices[0].message.content
+    ignored = {
+        "response_format": {"type": "text"},
+        "modalities": ["text"],
+        "tools": [],
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "service_tier": "auto",
+        "store": False,
+        "metadata": {"run": "a"},
+        "prompt_cache_key": "a",
+        "safety_identifier": "b",
+        "user": "c",
+        "logprobs": False,
+        "top_logprobs": 0,
+        "extra_body": {"ignore_eos": True},
+    }
+    answer = {"role": "assistant", "content": "a mat", "tool_calls": [], "annotations": []}
+    done = chat([TURNS[0], answer], **ignored)
+    assert done.choices[0].message.content == plain
+    assert done.choices[0].logprobs is None
+
+
+def test_scores_of_an_answer_are_those_of_its_transcript(chat, chats):
+    server, _ = chats
+    body = {"prompt": PROMPT, "max_tokens": 60, "seed": 7, "logprobs": 2, "stop": ["\nuser"]}
+    wanted = server.post(**body).json()["choices"][0]["logprobs"]
+    options = {"logprobs": True, "top_logprobs": 2, "stop": ["\nuser"]}
+    found = chat(**options).choices[0].logprobs.content
+    assert [one.token for one in found] == wanted["tokens"]
+    assert [one.logprob for one in found] == wanted["token_logprobs"]
+    assert [bytes(one.bytes).decode() for one in found] == wanted["tokens"]
+    for one, own, top in zip(found, wanted["tokens"], wanted["top_logprobs"], strict=True):
+        likeliest = {each.token: each.logprob for each in one.top_logprobs}
+        assert likeliest.items() <= top.items()
+        assert len(likeliest) == 2
+        assert top.keys() - likeliest.keys() <= {own}
+    assert chat(**{**options, "logprobs": None}).choices[0].logprobs.content == found
+    chunks = chat(**options, stream=True)
+    parts = [chunk.choices[0].logprobs.content for chunk in chunks]
+    assert [one for part in parts for one in part] == found
+    whole = chat(logprobs=True, top_logprobs=20, max_tokens=3).choices[0].logprobs
+    assert [len(one.top_logprobs) for one in whole.content] == [20] * 3
+
+
+def test_scores_with_many_alternatives_count_as_more(serve):
+    server = serve(chat_template=TEMPLATE, max_scored=1000)
+    body = {"messages": TURNS, "max_tokens": 200, "logprobs": True}
+    for top, status in ((2, 200), (12, 200), (20, 400)):
+        answer = server.client.post("/v1/chat/completions", json={**body, "top_logprobs": top})
+        assert answer.status_code == status, answer.text
+    assert "would repeat or score 1,400 tokens" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("messages", "options", "told"),
     [
@@ -101,7 +157,12 @@ def test_the_template_is_a_setting(serve, lm):
         ([{"role": "user", "content": "a", "name": f"n{k}"} for k in range(33)], {}, "35 names"),
         (TURNS, {"temperature": 9}, "expected `float` <= 2"),
         (TURNS, {"extra_body": {"prompt": "a"}}, "unknown field 'prompt'"),
-        (TURNS, {"logprobs": True}, "unknown field 'logprobs'"),
+        (TURNS, {"top_logprobs": 21}, "top_logprobs: expected `int` <= 20"),
+        (TURNS, {"tools": [{}]}, "tools: expected .* length <= 0; omit it, answers are"),
+        (TURNS, {"tool_choice": "required"}, "'required'; omit it, answers are text"),
+        (TURNS, {"response_format": {"type": "json_object"}}, "'json_object'; omit it, answers"),
+        (TURNS, {"store": True}, "this server stores no answers"),
+        (TURNS, {"service_tier": "flex"}, "service_tier: invalid enum value 'flex'"),
         (TURNS, {"max_tokens": 10**6}, "max_tokens: expected `int` <="),
         (TURNS, {"max_completion_tokens": 10**6}, "max_completion_tokens: expected `int` <="),
     ],

@@ -77,6 +77,40 @@ def test_stop_ends_before_the_string(create, server, streams):
         assert made.usage.completion_tokens == whole.index(stop) + 3
 
 
+def test_more_stops_than_openai_takes(create):
+    """lm-eval sends a task's stop strings, of which code tasks have five or more."""
+    whole = create(prompt="a", max_tokens=300, seed=4).choices[0].text
+    stops = [f"{letter}zzzz" for letter in "bcdefghijklm"] + [whole[9:12]]
+    made = create(prompt="a", max_tokens=300, seed=4, stop=stops).choices[0]
+    assert made.text == whole[: whole.index(whole[9:12])]
+    assert made.finish_reason == "stop"
+
+
+def test_tokens_of_a_text_as_harnesses_ask_for_them(client, server):
+    """The requests of lm-eval's remote tokenizer and of vLLM's benchmark."""
+    http = server.client
+    about = http.get("/tokenizer_info").json()
+    assert about == {"bos_token": "\n", "eos_token": None, "tokenizer_class": "char"}
+    text = "the cat sat.\n" * 400  # long enough for a worker
+    asked = {"model": "tiny", "prompt": text, "add_special_tokens": False}
+    answer = http.post("/tokenize", json=asked).json()
+    tokens = server.model.tokenizer.encode(text).tolist()
+    limit = server.settings.max_prompt_tokens
+    assert answer == {"count": len(text), "max_model_len": limit, "tokens": tokens}
+    assert http.post("/detokenize", json={"tokens": tokens}).json() == {"prompt": text}
+    assert http.post("/tokenize", json={"prompt": ""}).json()["tokens"] == []
+    for path, body, status, told in (
+        ("/tokenize", {"prompt": "a Q"}, 400, "not in the vocabulary: 'Q' at 2"),
+        ("/tokenize", {"prompt": "a" * (limit + 1)}, 400, "reads at most"),
+        ("/tokenize", {"prompt": "a", "model": "b"}, 404, "there is no model 'b' here"),
+        ("/detokenize", {"tokens": [30]}, 400, "tokens[0]: expected `int` <= 29"),
+        ("/detokenize", {"prompt": "a"}, 400, "unknown field 'prompt'"),
+    ):
+        refused = http.post(path, json=body)
+        assert refused.status_code == status
+        assert told in refused.json()["error"]["message"]
+
+
 def test_logprobs_and_echo(create):
     done = create(prompt="cat", max_tokens=4, seed=1, logprobs=2, echo=True, temperature=0)
     choice = done.choices[0]

@@ -52,7 +52,7 @@ def test_without_a_key_only_health_and_the_page_answer(guarded):
     for path in [*paths, *others, "/metrics?x=/health/live", "/%2e/metrics"]:
         for method in ("GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD"):
             answer = guarded.client.request(method, path)
-            is_open = path.removeprefix("/v2") in ("/health/live", "/health/ready")
+            is_open = path.removeprefix("/v2") in ("/health", "/health/live", "/health/ready")
             is_page = path == "/" and method in ("GET", "HEAD")
             if is_open or is_page:
                 assert answer.status_code in (200, 405), (method, path)
@@ -167,7 +167,8 @@ def test_log_and_metrics_say_how_a_request_ended(serve, lm, capfd):
         model=replace(lm, decoder=decoder), log=True, max_streams=1, max_queue=0, max_tokens=10**9
     )
     assert server.post(prompt="a", max_tokens=3).status_code == 200
-    assert server.post(prompt=1).status_code == 400
+    for body in ({"prompt": 1}, {"x\n": 1}):
+        assert server.post(**body).status_code == 400
     assert server.client.get("/nothing").status_code == 404
     decoder.fails.set()
     assert server.post(prompt="a", max_tokens=3).status_code == 500
@@ -184,9 +185,10 @@ def test_log_and_metrics_say_how_a_request_ended(serve, lm, capfd):
         next(answer.iter_lines())
     server.end()
     lines = [json.loads(line) for line in capfd.readouterr().err.splitlines() if line[0] == "{"]
+    assert [line["param"] for line in lines if line["status"] == 400] == ["prompt", "x\n"]
     found = Counter((line["status"], line["outcome"]) for line in lines)
     assert found == {
-        (200, "ok"): 1, (400, "client_error"): 1, (404, "client_error"): 1, (500, "failed"): 1,
+        (200, "ok"): 1, (400, "client_error"): 2, (404, "client_error"): 1, (500, "failed"): 1,
         (200, "failed"): 1, (429, "rejected"): 1, (200, "disconnected"): 1,
     }  # fmt: skip
 
@@ -353,13 +355,15 @@ def test_while_the_model_loads_nothing_is_ready(lm):
             break
         except httpx.ConnectError:
             time.sleep(0.02)
-    assert httpx.get(f"{url}/health/ready").status_code == 503
+    for path in ("/health/ready", "/health"):
+        assert httpx.get(f"{url}{path}").status_code == 503
     answer = httpx.post(f"{url}/v1/completions", json={"prompt": "a"})
     assert answer.status_code == 503
     assert "still being loaded" in answer.json()["error"]["message"]
     loaded.set()
     thread.join(10)
-    assert httpx.get(f"{url}/health/ready").status_code == 200
+    for path in ("/health/ready", "/health"):
+        assert httpx.get(f"{url}{path}").status_code == 200
     starting[0].end()
 
 

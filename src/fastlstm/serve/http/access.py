@@ -44,6 +44,7 @@ class Record:
         status: of the response; 0 before there is one.
         failure: why the answer was not completed: the client left ("disconnected") or did not read
             ("stalled"), the server ended ("cancelled") or failed ("failed").
+        param: the field for which the request was refused.
     """
 
     id: str
@@ -51,6 +52,7 @@ class Record:
     key: str = ""
     status: int = 0
     failure: str = ""
+    param: str | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
     windows: int = 0
@@ -131,6 +133,7 @@ class Access:
             own = ApiError(error.status_code, message, headers=dict(error.headers or {}))
             await _end(scope, send, record, own)
         except ApiError as error:
+            record.param = error.param
             if record.status:
                 kind = "cancelled" if isinstance(error, Unavailable) else "failed"
                 record.failure = record.failure or kind
@@ -187,6 +190,7 @@ def json_line(record: Record, client: str, method: str, path: str) -> str:
         "path": path,
         "status": record.status or GONE,
         "outcome": record.outcome,
+        "param": record.param,
         "seconds": round(time.monotonic() - record.start_s, 4),
         "first_chunk_s": record.first_chunk_s and round(record.first_chunk_s, 4),
         "prompt_tokens": record.prompt_tokens,
@@ -207,6 +211,7 @@ def terminal_line(record: Record, client: str, method: str, path: str) -> str:
         f"{datetime.datetime.now():%H:%M:%S}",
         f"{quote(method, _PLAIN)} {quote(path, _PLAIN, errors='replace')}",
         str(record.status or GONE),
+        quote(record.param or "", _PLAIN, errors="replace"),
         counted(record.completion_tokens, "token") if record.completion_tokens else "",
         counted(record.windows, "window") if record.windows else "",
         _duration(time.monotonic() - record.start_s),

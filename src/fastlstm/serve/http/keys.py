@@ -12,7 +12,8 @@ from starlette.types import Scope
 
 from fastlstm.serve.http.errors import ApiError
 
-OPEN_PATHS = frozenset({"/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"})
+_HEALTH = frozenset({"/health/live", "/health/ready"})
+OPEN_PATHS = _HEALTH | {f"/v2{path}" for path in _HEALTH} | {"/health"}
 """Paths for monitoring, which need no key."""
 NOBODY = b""
 """The tenant of all requests to a server without keys."""

@@ -62,6 +62,22 @@ class Completions:
 
 
 @dataclass
+class Tokens:
+    """Answers `POST /tokenize`, or the way back, as vLLM does, an ASGI application."""
+
+    _service: Service
+    _is_back: bool = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        service, engine = self._service, self._service.text_engine
+        channel = Channel(scope["state"]["tenant"], engine.relieve)
+        async with service.admitted(engine, channel, scope, receive, send) as (sender, body):
+            answer = await engine.run(channel, len(body), engine.tokens_of, body, self._is_back)
+            await sender.start(b"application/json", len(answer))
+            await sender.body(answer, is_last=True)
+
+
+@dataclass
 class _Answer:
     _engine: TextEngine
     _request: CompletionRequest
@@ -157,7 +173,7 @@ class Logprobs:
 
     def __init__(self, vocabulary: Sequence[bytes], num_top: int) -> None:
         self.vocabulary, self.num_top = vocabulary, num_top
-        self._lists = {name: bytearray() for name in _FIELDS}
+        self._lists = {name: bytearray() for name in (*_FIELDS, "content")}
 
     def add(self, scores: Sequence[ScoredToken], base: int) -> None:
         """Appends tokens; their offsets count from character `base`."""
@@ -196,6 +212,23 @@ class Logprobs:
         return [*parts, b"}"]
 
 
+class ChatLogprobs(Logprobs):
+    """OpenAI's `logprobs` object of a chat: an entry for each token."""
+
+    def add(self, scores: Sequence[ScoredToken], base: int) -> None:
+        for scored in scores:
+            own, *top = (self._named(*one) for one in [(scored.token, scored.logprob), *scored.top])
+            self._append("content", [{**own, "top_logprobs": top}])
+
+    def _named(self, token: int, logprob: float | None) -> dict[str, Any]:
+        piece = self.vocabulary[token]
+        score = max(logprob or 0.0, _LOWEST)
+        return {"token": token_name(piece), "logprob": score, "bytes": list(piece)}
+
+    def parts(self, before: Logprobs | None) -> Parts:
+        return [b'{"content":[', self._lists["content"], b'],"refusal":null}']
+
+
 def token_name(token: bytes) -> str:
     r"""Returns a token's text; bytes that are not UTF-8 on their own as ``bytes:\xe2``."""
     try:
@@ -216,7 +249,8 @@ class Prompt:
         text = tokenizer.decode(generation.prompt) if request.echo else ""
         self.text, self.length = _text_json(text), len(text)
         top = request.logprobs
-        self.scores = None if top is None else Logprobs(tokenizer.pieces, top)
+        kind = ChatLogprobs if request.is_chat else Logprobs
+        self.scores = None if top is None else kind(tokenizer.pieces, top)
         self._tokens = iter(generation.prompt if generation.scores_prompt else ())
         self._decoder, self._offset = tokenizer.stream_decoder(), 0
         if generation.state is None:  # the first of a text has no score
@@ -247,7 +281,7 @@ class Choice:
     def _clear(self) -> None:
         self._text, self._last = bytearray(), OutputChunk(self._index)
         own = self._prompt.scores
-        self._scores = None if own is None else Logprobs(own.vocabulary, own.num_top)
+        self._scores = None if own is None else type(own)(own.vocabulary, own.num_top)
 
     def add(self, chunk: OutputChunk) -> None:
         self._prompt.add(chunk.prompt_scores)

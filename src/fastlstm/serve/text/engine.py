@@ -9,9 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import msgspec
+
 from fastlstm.errors import PromptError, as_flags, counted, respelled
 from fastlstm.serve.admission import Engine, Places, Reservation
-from fastlstm.serve.http.errors import ApiError, Disconnected
+from fastlstm.serve.http.errors import ApiError, Disconnected, decode, no_model
 from fastlstm.serve.metrics import Metrics
 from fastlstm.serve.settings import Settings
 from fastlstm.serve.text.generation import NOTHING, GenerationRequest, OutputChunk, State
@@ -20,6 +22,7 @@ from fastlstm.serve.text.requests import (
     CompletionRequest,
     completion_decoder,
     parse_completion,
+    token_decoders,
 )
 from fastlstm.serve.text.scheduler import Advanced, Scheduler
 from fastlstm.text.loading import InferenceModel
@@ -108,6 +111,7 @@ class TextEngine(Engine):
         facts = model.name, model.tokenizer.vocab_size, settings.max_tokens
         self.decoder = completion_decoder(*facts)
         self.chat_decoder = completion_decoder(*facts, ChatFields)
+        self.token_decoders = token_decoders(model.tokenizer.vocab_size)
         self.scored = Places(settings.max_scored, is_shared=is_shared)
         self.scheduler = Scheduler(model, settings, threads, self._deliver, is_shared=is_shared)
         about = {"name": model.name, "weights": model.decoder.weight_format}
@@ -162,7 +166,8 @@ class TextEngine(Engine):
         """
         count = request.n * sum(len(g.prompt) for g in generations) if request.echo else 0
         if request.logprobs is not None and not request.stream:
-            count += request.num_choices * request.max_tokens
+            size = 1 + request.is_chat * request.logprobs // 3  # a chat lists each token's bytes
+            count += size * request.num_choices * request.max_tokens
         limit = self.scored.limit
         if count > limit:
             message = (
@@ -206,6 +211,17 @@ class TextEngine(Engine):
         ]
         self._metrics.tokens_known.inc(sum(one.prefix.num_known for one in generations))
         return generations
+
+    def tokens_of(self, body: bytes, is_back: bool) -> bytes:
+        """Returns the JSON for a request for the tokens of a text, or for the text of tokens."""
+        decoder = self.token_decoders[is_back]
+        fields = decode(body, decoder, decoder.type.__struct_fields__)
+        if fields.model not in (None, self.name):
+            raise no_model(fields.model, self.name)
+        if is_back:
+            return msgspec.json.encode({"prompt": self.model.tokenizer.decode(fields.tokens)})
+        tokens, limit = self._tokens(fields.prompt, "prompt"), self._settings.max_prompt_tokens
+        return msgspec.json.encode({"count": len(tokens), "max_model_len": limit, "tokens": tokens})
 
     def _tokens(self, prompt: str | list[int], field: str) -> list[int]:
         limit, tokenizer = self._settings.max_prompt_tokens, self.model.tokenizer

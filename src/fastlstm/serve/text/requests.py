@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -17,8 +18,10 @@ from fastlstm.text.sampling import SMALLEST, Sampling, sampling_of
 MAX_PROMPTS = 256
 MAX_BIASES = 300
 MAX_LABELS = 32
+MAX_STOPS = 16
 CHAT_TOKENS = 256
 _SEEDS = 1 << 64
+_NOTES = dict.fromkeys(("tools", "tool_choice", "response_format"), "; omit it, answers are text")
 
 Prompt = str | list[int]
 Flag = bool | None
@@ -26,7 +29,9 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)] | None
 Choices = Annotated[int, Meta(ge=1, le=128)] | None
 Seed = Annotated[int, Meta(ge=-(_SEEDS >> 1), extra_json_schema={"maximum": _SEEDS - 1})]
 Stop = Annotated[str, Meta(min_length=1, max_length=1000)]
-Stops = Stop | Annotated[list[Stop], Meta(max_length=4)]
+Stops = Stop | Annotated[list[Stop], Meta(max_length=MAX_STOPS)]
+Label = Annotated[str, Meta(max_length=1000)] | None
+Empty = Annotated[list[dict[str, Any]], Meta(max_length=0)] | None
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
@@ -57,7 +62,8 @@ class SharedFields(Struct, forbid_unknown_fields=True, kw_only=True):
     logit_bias: dict[int, float] | None = None
     stream: Flag = None
     stream_options: StreamOptions | None = None
-    user: Annotated[str, Meta(max_length=1000)] | None = None
+    user: Label = None
+    ignore_eos: Flag = None  # of vLLM: no text here has a token that ends it
 
 
 class CompletionFields(SharedFields, forbid_unknown_fields=True, kw_only=True):
@@ -85,12 +91,18 @@ class Message(Struct, forbid_unknown_fields=True):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
     name: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
-    # Null in the answers that clients send back.
+    # Null or empty in the answers that clients send back.
     refusal: None = None
-    tool_calls: None = None
+    tool_calls: Empty = None
     function_call: None = None
     audio: None = None
-    annotations: None = None
+    annotations: Empty = None
+
+
+class ResponseFormat(Struct, forbid_unknown_fields=True):
+    """The form of an answer."""
+
+    type: Literal["text"]
 
 
 class ChatFields(SharedFields, forbid_unknown_fields=True, kw_only=True):
@@ -98,6 +110,19 @@ class ChatFields(SharedFields, forbid_unknown_fields=True, kw_only=True):
 
     messages: Annotated[list[Message], Meta(min_length=1)]
     max_completion_tokens: int | None = None
+    logprobs: Flag = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    # Clients send these by default: the values allowed here ask for nothing.
+    response_format: ResponseFormat | None = None
+    modalities: list[Literal["text"]] | None = None
+    tools: Empty = None
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: Flag = None
+    service_tier: Literal["auto", "default"] | None = None
+    store: Flag = None
+    metadata: dict[str, str] | None = None
+    prompt_cache_key: Label = None
+    safety_identifier: Label = None
 
 
 @dataclass(frozen=True)
@@ -106,6 +131,7 @@ class CompletionRequest:
 
     Attributes:
         sampling: the run's defaults with the request's settings; its seed is the one sent.
+        logprobs: the likeliest tokens to list for each token; None lists no scores.
         is_chat: the prompt is a transcript; the answer is its next message.
         reports_usage: with `stream`, which chunks say how many tokens it took: "", "last", "all".
     """
@@ -156,6 +182,15 @@ def completion_decoder(
     return msgspec.json.Decoder(kind)
 
 
+def token_decoders(vocab_size: int) -> list[msgspec.json.Decoder[Any]]:
+    """Returns the decoders of vLLM's requests for the tokens of a text, and for their text."""
+    tokens = list[Annotated[int, Meta(ge=0, le=vocab_size - 1)]]
+    more = [("model", str | None, None), ("add_special_tokens", Flag, None)]  # there are none
+    kinds = (("TokenizeRequest", ("prompt", str)), ("DetokenizeRequest", ("tokens", tokens)))
+    make = partial(msgspec.defstruct, forbid_unknown_fields=True)
+    return [msgspec.json.Decoder(make(name, [own, *more])) for name, own in kinds]
+
+
 def parse_completion(
     body: bytes,
     decoder: msgspec.json.Decoder[Any],
@@ -165,7 +200,7 @@ def parse_completion(
 ) -> CompletionRequest:
     """Parses and checks a request body to a model; `defaults` are the run's."""
     names = decoder.type.__struct_fields__ + StreamOptions.__struct_fields__
-    fields = decode(body, decoder, names)
+    fields = decode(body, decoder, names, notes=_NOTES)
     if fields.model is not None and fields.model != model:
         raise no_model(fields.model, model)
     options = fields.stream_options or StreamOptions()
@@ -204,6 +239,10 @@ def _chat(fields: ChatFields, given: dict[str, Any], settings: Settings) -> list
     default = given.get("max_tokens", min(CHAT_TOKENS, settings.max_tokens))
     given["max_tokens"] = given.get("max_completion_tokens", default)
     given["is_chat"] = True
+    top = fields.top_logprobs or 0
+    given["logprobs"] = top if fields.logprobs or top else None
+    if fields.store:
+        raise refused("store", "this server stores no answers; send false, or leave it out")
     lines = [
         heads[label] + _content(message) + end
         for label, message in zip(labels, messages, strict=True)
