@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from operator import is_not
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,7 @@ from fastlstm.ops.left_alone import (
     options_of,
 )
 from fastlstm.ops.lstm import check_args, run, run_layer
+from fastlstm.ops.packed_weights import forget
 from fastlstm.system.fields import is_whole
 
 State = tuple[Tensor, Tensor]
@@ -198,6 +199,13 @@ class LSTM(nn.LSTM):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Checks `max_activation_bytes`; warns about a mark of torch.ao.quantization, which then
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """As torch's, which does not swap a weight that has a weak reference."""
+        if torch.__future__.get_swap_module_params_on_conversion():
+            self.__dict__.pop("_prepared", None)
+            forget(p for p in self._parameters.values() if p is not None)
+        return super()._apply(fn, recurse)  # type: ignore[no-any-return, no-untyped-call]
+
         skips the layer. Ends a prepared call, which has read the layer's attributes."""
         if name != "training" and not name.startswith("_"):
             self.__dict__.pop("_prepared", None)
