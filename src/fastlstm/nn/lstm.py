@@ -289,7 +289,8 @@ class LSTM(nn.LSTM):
             self._last_shape = input.shape
         is_batched = input.dim() == 3
         x = input if is_batched else input.unsqueeze(0 if self.batch_first else 1)
-        x = x.transpose(0, 1) if self.batch_first else x
+        # Dense, as in torch, so that a program may write to its input before the backward pass.
+        x = x.transpose(0, 1).contiguous() if self.batch_first else x
         state = hx if hx is None or is_batched else (hx[0].unsqueeze(1), hx[1].unsqueeze(1))
         lanes = None if lengths is None else lanes_of(lengths, padding, x)
         if is_ours:
