@@ -44,6 +44,8 @@ from fastlstm.system.fields import is_whole
 State = tuple[Tensor, Tensor]
 WeightHook = Callable[[str, Tensor], Tensor]
 
+_frame_compiler = torch._C._dynamo.eval_frame.get_eval_frame_callback
+"""Returns what compiles the functions that this thread calls, or None or False."""
 _SIZES = ("input_size", "hidden_size", "num_layers", "proj_size")
 
 
@@ -197,8 +199,6 @@ class LSTM(nn.LSTM):
     def _get_name(self) -> str:
         return "fastlstm.LSTM" if type(self) is LSTM else type(self).__name__
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Checks `max_activation_bytes`; warns about a mark of torch.ao.quantization, which then
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """As torch's, which does not swap a weight that has a weak reference."""
         if torch.__future__.get_swap_module_params_on_conversion():
@@ -206,6 +206,8 @@ class LSTM(nn.LSTM):
             forget(p for p in self._parameters.values() if p is not None)
         return super()._apply(fn, recurse)  # type: ignore[no-any-return, no-untyped-call]
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Checks `max_activation_bytes`; warns about a mark of torch.ao.quantization, which then
         skips the layer. Ends a prepared call, which has read the layer's attributes."""
         if name != "training" and not name.startswith("_"):
             self.__dict__.pop("_prepared", None)
@@ -261,7 +263,8 @@ class LSTM(nn.LSTM):
             TypeError: an input that is no tensor.
             UsageError: a PackedSequence in `torch.export`.
         """
-        if torch.compiler.is_dynamo_compiling() and not torch._dynamo.config.allow_rnn:
+        is_compiled = torch.compiler.is_dynamo_compiling() or callable(_frame_compiler())
+        if is_compiled and not torch._dynamo.config.allow_rnn:
             return _untraced_without_allow_rnn(self, input, hx, lengths, padding)
         if isinstance(input, Proxy):
             return self._fx_node(input, input, hx, lengths=lengths, padding=padding)
@@ -720,5 +723,6 @@ def without_missing_kernel(input: Any) -> AbstractContextManager[None]:
 @torch._disable_dynamo  # type: ignore[attr-defined]  # the public one imports torch._dynamo
 def _untraced_without_allow_rnn(layer: LSTM, *args: Any) -> tuple[Any, State]:
     """Calls a layer outside of a trace: torch.compile forbids tracing into an `nn.LSTM` without
-    `allow_rnn`, and torch 2.15 then traces its methods wrongly instead of leaving them out."""
+    `allow_rnn`. Older torch would compile every function that the layer calls, which is slower, and
+    torch 2.15 traces its methods wrongly."""
     return LSTM.forward(layer, *args)  # a subclass's own forward pass is already running
