@@ -33,9 +33,10 @@ class PreparedCall:
 
     def __init__(self, layer: nn.LSTM, weights: LSTMWeights, x: Tensor) -> None:
         shape = self.shape = x.shape
-        H = self.hidden = layer.hidden_size
+        H = layer.hidden_size
         self.dtype = compute_dtype(x)
         self.batch_first = layer.batch_first
+        self.is_turned = layer.batch_first and 1 not in shape[:2]
         B, T = shape[:2] if layer.batch_first else (shape[1], shape[0])
         I = shape[2]  # noqa: E741
         self.state_shape = (1, B, H)
@@ -90,7 +91,7 @@ class PreparedCall:
         if _described(weights) != self.weights:
             return None
         self.packed = None
-        rows = x.transpose(0, 1) if self.batch_first else x
+        rows = x.transpose(0, 1).contiguous() if self.batch_first else x
         args = LSTMArgs(rows, None, h0, c0, *LSTMWeights(*weights))
         y, h, c = LSTMFunction.apply(self.training_call, *args)  # type: ignore[no-untyped-call]
         y = y.transpose(0, 1) if self.batch_first else y
@@ -99,7 +100,7 @@ class PreparedCall:
     def _infer(
         self, x: Tensor, h0: Tensor, c0: Tensor, weights: list[Any]
     ) -> tuple[Tensor, State] | None:
-        threads, T, B, I, _ = self.sizes  # noqa: E741
+        threads, T, B, I, H = self.sizes  # noqa: E741
         is_bf16 = self.dtype is torch.bfloat16
         ready = self.packed  # a copy: another thread may train
         if ready is None:
@@ -110,17 +111,21 @@ class PreparedCall:
             ready = self.packed = packed(args, kernel, threads)
         elif not ready.is_still(weights, threads):
             return None
+        if self.is_turned:
+            x = x.transpose(0, 1)
+        x = kernels.elements(x, is_bf16)
         if is_bf16:
-            x, h0, c0 = kernels.elements(x, True), h0.float(), c0.float()
-        y = kernels.empty((self.shape[0], self.shape[1], self.hidden), self.dtype)
+            h0, c0 = h0.float(), c0.float()
+        y = kernels.empty((T, B, H) if self.is_turned else (*self.shape[:2], H), self.dtype)
         h, c = kernels.empty(self.state_shape), kernels.empty(self.state_shape)
         with kernels.profiled("fastlstm::lstm", x):
             ready.kernel.forward(threads, threads, (
-                T, B, I, self.hidden, 0,
+                T, B, I, H, 0,
                 x.data_ptr(), T * B, kernels.padded_columns(I, is_bf16), 0,
                 ready.memory.data_ptr(), h0.data_ptr(), c0.data_ptr(), 0, 0, 0,
-                y.data_ptr(), self.hidden, h.data_ptr(), c.data_ptr(), 0, 0, 0,
+                y.data_ptr(), H, h.data_ptr(), c.data_ptr(), 0, 0, 0,
             ))  # fmt: skip
+        y = y.transpose(0, 1) if self.is_turned else y
         return y, (h.to(self.dtype), c.to(self.dtype)) if is_bf16 else (h, c)
 
 
@@ -150,7 +155,6 @@ def can_prepare(layer: nn.LSTM, x: Tensor) -> bool:
         and layer.proj_size == 0
         and x.dim() == 3
         and 0 < x.shape[0] * x.shape[1] <= _MAX_ROWS
-        and (not layer.batch_first or 1 in x.shape[:2])
         and is_plain(x, compute_dtype(x))
         and not is_traced(x, *(layer._parameters.get(n) for n in names))
         and all(
