@@ -287,9 +287,10 @@ class LSTM(nn.LSTM):
         if not self._fits(input, hx, weights):
             return self._unfit(input, hx, flat, lengths is not None)
         if may_prepare and is_ours:
-            if self._last_shape == input.shape and can_prepare(self, input):
+            if self._last_shape != input.shape:
+                self._last_shape = input.shape
+            elif can_prepare(self, input):
                 self._prepared = PreparedCall(self, weights[0], input)
-            self._last_shape = input.shape
         is_batched = input.dim() == 3
         x = input if is_batched else input.unsqueeze(0 if self.batch_first else 1)
         # Dense, as in torch, so that a program may write to its input before the backward pass.
