@@ -182,7 +182,7 @@ def test_weights_of_another_shape_end_a_prepared_call(pair):
     own.weight_ih_l0.data = torch.randn(4 * H, I - 1)
     with torch.enable_grad(), pytest.raises(ShapeError, match="weight_ih_l0"):
         own(x)
-    prepared = PreparedCall(own, LSTMWeights(*own._flat_weights), torch.randn(1, B, I))
+    prepared = PreparedCall(own, [LSTMWeights(*own._flat_weights)], torch.randn(1, B, I))
     own.weight_ih_l0.data = torch.randn(4 * H, I - 2)
     assert prepared.call(own, x, None) is None
 
@@ -462,3 +462,42 @@ def test_steps_of_a_fused_optimizer_are_detected(rows, samples_before_step):
                 own(x)
         optimizer.step()
         optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("is_bf16", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_layers(batch_first, is_bf16, bias, calls):
+    """As torch's; in bf16, which rounds alike only here, as a copy that is not prepared."""
+    torch.manual_seed(0)
+    fields = {"num_layers": 3, "bias": bias, "batch_first": batch_first}
+    peer, own = nn.LSTM(I, H, **fields), fastlstm.LSTM(I, H, **fields)
+    with torch.autocast("cpu", torch.bfloat16, enabled=is_bf16):
+        for k in range(6):
+            if is_bf16:
+                peer = copy.deepcopy(own)
+                peer._last_shape = None
+            else:
+                peer.load_state_dict(own.state_dict())
+            x, hx = (
+                torch.randn(4, B, I),
+                tuple(torch.randn(3, 4 if batch_first else B, H) for _ in "hc"),
+            )
+            with torch.no_grad():
+                agree((peer, own), x, hx)
+            for got, want in zip(gradients(own, x, hx), gradients(peer, x, hx), strict=True):
+                torch.testing.assert_close(got, want)
+            with torch.no_grad():  # one layer changes
+                own._parameters[f"weight_hh_l{k % 3}"].data.mul_(0.9)
+    assert calls == [True] * 10
+
+
+def test_dropout_between_layers_is_not_prepared(calls):
+    layer, x = fastlstm.LSTM(I, H, num_layers=2, dropout=0.5), torch.randn(4, B, I)
+    assert not any(torch.equal(layer(x)[0], layer(x)[0]) for _ in range(3))
+    assert calls == []
+    layer.eval()
+    assert all(torch.equal(layer(x)[0], layer(x)[0]) for _ in range(3))
+    assert calls == [True] * 5
+    layer.train()
+    assert not torch.equal(layer(x)[0], layer(x)[0])

@@ -290,7 +290,7 @@ class LSTM(nn.LSTM):
             if self._last_shape != input.shape:
                 self._last_shape = input.shape
             elif can_prepare(self, input):
-                self._prepared = PreparedCall(self, weights[0], input)
+                self._prepared = PreparedCall(self, weights, input)
         is_batched = input.dim() == 3
         x = input if is_batched else input.unsqueeze(0 if self.batch_first else 1)
         # Dense, as in torch, so that a program may write to its input before the backward pass.
