@@ -38,6 +38,15 @@ def by_moving(layer):
     layer.weight_ih_l0.data.mul_(2)
 
 
+def by_swapping(layer):
+    """As by_moving, where torch gives each parameter the memory of another tensor."""
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        by_moving(layer)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+
+
 def by_flat_weights(layer):
     layer._flat_weights[0] = torch.ones(4 * H, I)
 

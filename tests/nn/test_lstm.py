@@ -314,6 +314,23 @@ def test_frozen_parameters_get_no_gradient():
     assert ours.bias_ih_l1.grad is None
 
 
+@pytest.mark.parametrize("is_bf16", [False, True])
+def test_a_batch_first_input_may_be_written_to_before_the_backward_pass(is_bf16):
+    """A residual connection in place, `x += layer(x)[0]`."""
+    x, grads = torch.randn(4, 6, I), []
+    layer = fastlstm.LSTM(I, H, batch_first=True)
+    for _ in range(4):
+        written = x.clone()
+        layer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_bf16):
+            y = layer(written)[0]
+        if grads:
+            written += 1
+        y.float().square().sum().backward()
+        grads.append([p.grad.clone() for p in layer.parameters()])
+    assert all(all(map(torch.equal, grads[0], found)) for found in grads[1:])
+
+
 @pytest.mark.parametrize("shape", [(6, 4, I), (1, 1, I)], ids=["long", "ready"])
 def test_weights_written_to_the_flat_list_are_used_as_by_torch(shape):
     theirs, ours = pair()

@@ -10,7 +10,7 @@ from torch import nn
 I, H = 5, 7  # noqa: E741
 
 WORKER = """
-import os, sys
+import os, sys, warnings
 import torch, fastlstm
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
@@ -33,6 +33,16 @@ for how in ("ddp", "fsdp"):
     (y.square().sum() + h.sum() + c.sum()).backward()
     grads = [p.grad.full_tensor() if how == "fsdp" else p.grad for p in layer.parameters()]
     torch.save(grads, f"{place}/{how}-{rank}.pt")
+texts = []
+try:
+    fastlstm.restore(model)
+except fastlstm.UsageError as error:
+    texts.append(str(error))
+stock = fully_shard(torch.nn.LSTM(5, 7), mesh=init_device_mesh("cpu", (2,)))
+with warnings.catch_warnings(record=True) as caught:
+    fastlstm.accelerate(stock)
+texts += [str(w.message) for w in caught]
+torch.save(texts, f"{place}/texts-{rank}.pt")
 distributed.destroy_process_group()
 # Gloo's threads can outlive the interpreter and abort the process (pytorch#190489).
 os._exit(0)
@@ -64,3 +74,10 @@ def test_gradients_are_averaged(gradients, how):
         got = torch.load(gradients / f"{how}-{rank}.pt", weights_only=True)
         for a, p in zip(got, layer.parameters(), strict=True):
             torch.testing.assert_close(a, p.grad)
+
+
+@pytest.mark.slow
+def test_a_sharded_layer_keeps_its_class_and_the_message_names_the_order(gradients):
+    refused, left = torch.load(gradients / "texts-0.pt", weights_only=True)
+    assert "call restore before fully_shard" in refused
+    assert "call accelerate before fully_shard" in left

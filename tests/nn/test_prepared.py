@@ -33,10 +33,10 @@ def state(batch=B):
     return torch.randn(1, batch, H), torch.randn(1, batch, H)
 
 
-def agree(pair, x, hx=None):
+def agree(pair, x, hx=None, **limits):
     (want, want_state), (got, got_state) = (layer(x, hx) for layer in pair)
     for a, b in zip((got, *got_state), (want, *want_state), strict=True):
-        torch.testing.assert_close(a, b)
+        torch.testing.assert_close(a, b, **limits)
 
 
 @pytest.fixture
@@ -144,17 +144,16 @@ def gradients(layer, x, hx):
     return [t.grad.clone() for t in leaves]
 
 
-@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize(("batch_first", "batch"), [(False, B), (True, B), (True, 1)])
 @pytest.mark.parametrize("bias", [False, True])
-def test_gradients_of_a_prepared_call_are_torchs(calls, batch_first, bias):
+def test_gradients_of_a_prepared_call_are_torchs(calls, batch_first, batch, bias):
     torch.manual_seed(0)
     peer, own = (
         kind(I, H, bias=bias, batch_first=batch_first) for kind in (nn.LSTM, fastlstm.LSTM)
     )
     own.load_state_dict(peer.state_dict())
-    batch = 1 if batch_first else B
     for _ in range(4):
-        x, hx = torch.randn((1, 2, I) if batch_first else (2, B, I)), state(batch)
+        x, hx = torch.randn((batch, 2, I) if batch_first else (2, batch, I)), state(batch)
         for got, want in zip(gradients(own, x, hx), gradients(peer, x, hx), strict=True):
             torch.testing.assert_close(got, want)
         with torch.no_grad():  # an optimizer
@@ -183,7 +182,7 @@ def test_weights_of_another_shape_end_a_prepared_call(pair):
     own.weight_ih_l0.data = torch.randn(4 * H, I - 1)
     with torch.enable_grad(), pytest.raises(ShapeError, match="weight_ih_l0"):
         own(x)
-    prepared = PreparedCall(own, LSTMWeights(*own._flat_weights), torch.randn(1, B, I))
+    prepared = PreparedCall(own, [LSTMWeights(*own._flat_weights)], torch.randn(1, B, I))
     own.weight_ih_l0.data = torch.randn(4 * H, I - 2)
     assert prepared.call(own, x, None) is None
 
@@ -304,13 +303,16 @@ def test_shapes_layouts_and_dtypes_that_change(pair):
 
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("steps", [1, 3])
-def test_batch_first(steps, batch):
+@pytest.mark.parametrize("is_bf16", [False, True])
+def test_batch_first(steps, batch, is_bf16, calls):
     torch.manual_seed(0)
     peer, own = nn.LSTM(I, H, batch_first=True), fastlstm.LSTM(I, H, batch_first=True)
     own.load_state_dict(peer.state_dict())
-    with torch.no_grad():
-        for _ in range(3):
-            agree((peer, own), torch.randn(batch, steps, I), state(batch))
+    limits = {"rtol": 0, "atol": 0.03} if is_bf16 else {}  # a unit of bf16 near 4
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=is_bf16):
+        for _ in range(4):
+            agree((peer, own), torch.randn(batch, steps, I), state(batch), **limits)
+    assert calls == [True, True]
 
 
 def test_wrong_arguments_are_still_refused(pair):
@@ -460,3 +462,42 @@ def test_steps_of_a_fused_optimizer_are_detected(rows, samples_before_step):
                 own(x)
         optimizer.step()
         optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("is_bf16", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_layers(batch_first, is_bf16, bias, calls):
+    """As torch's; in bf16, which rounds alike only here, as a copy that is not prepared."""
+    torch.manual_seed(0)
+    fields = {"num_layers": 3, "bias": bias, "batch_first": batch_first}
+    peer, own = nn.LSTM(I, H, **fields), fastlstm.LSTM(I, H, **fields)
+    with torch.autocast("cpu", torch.bfloat16, enabled=is_bf16):
+        for k in range(6):
+            if is_bf16:
+                peer = copy.deepcopy(own)
+                peer._last_shape = None
+            else:
+                peer.load_state_dict(own.state_dict())
+            x, hx = (
+                torch.randn(4, B, I),
+                tuple(torch.randn(3, 4 if batch_first else B, H) for _ in "hc"),
+            )
+            with torch.no_grad():
+                agree((peer, own), x, hx)
+            for got, want in zip(gradients(own, x, hx), gradients(peer, x, hx), strict=True):
+                torch.testing.assert_close(got, want)
+            with torch.no_grad():  # one layer changes
+                own._parameters[f"weight_hh_l{k % 3}"].data.mul_(0.9)
+    assert calls == [True] * 10
+
+
+def test_dropout_between_layers_is_not_prepared(calls):
+    layer, x = fastlstm.LSTM(I, H, num_layers=2, dropout=0.5), torch.randn(4, B, I)
+    assert not any(torch.equal(layer(x)[0], layer(x)[0]) for _ in range(3))
+    assert calls == []
+    layer.eval()
+    assert all(torch.equal(layer(x)[0], layer(x)[0]) for _ in range(3))
+    assert calls == [True] * 5
+    layer.train()
+    assert not torch.equal(layer(x)[0], layer(x)[0])

@@ -19,6 +19,7 @@ from fastlstm.ops import packed_weights
 from fastlstm.ops.cell_options import TORCHS_CELL
 from fastlstm.ops.explain import layer_calls
 from fastlstm.ops.left_alone import check_module, left_to_torch, recurrent_modules
+from fastlstm.ops.subclasses import is_of_fsdp
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -195,4 +196,5 @@ def _why_not(layer: LSTM) -> str | None:
     if not layer.is_drop_in:
         return "its model calls run(), which torch's LSTM lacks"
     kind = parametrize.type_before_parametrizations(layer)
-    return None if original(kind) else f"{kind.__name__} is a subclass of fastlstm.LSTM"
+    cure = "; call restore before fully_shard" if is_of_fsdp(kind) else ""
+    return None if original(kind) else f"{kind.__name__} is a subclass of fastlstm.LSTM{cure}"

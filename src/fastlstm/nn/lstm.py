@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from operator import is_not
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
@@ -38,11 +38,14 @@ from fastlstm.ops.left_alone import (
     options_of,
 )
 from fastlstm.ops.lstm import check_args, run, run_layer
+from fastlstm.ops.packed_weights import forget
 from fastlstm.system.fields import is_whole
 
 State = tuple[Tensor, Tensor]
 WeightHook = Callable[[str, Tensor], Tensor]
 
+_frame_compiler = torch._C._dynamo.eval_frame.get_eval_frame_callback
+"""Returns what compiles the functions that this thread calls, or None or False."""
 _SIZES = ("input_size", "hidden_size", "num_layers", "proj_size")
 
 
@@ -196,6 +199,13 @@ class LSTM(nn.LSTM):
     def _get_name(self) -> str:
         return "fastlstm.LSTM" if type(self) is LSTM else type(self).__name__
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """As torch's, which does not swap a weight that has a weak reference."""
+        if torch.__future__.get_swap_module_params_on_conversion():
+            self.__dict__.pop("_prepared", None)
+            forget(p for p in self._parameters.values() if p is not None)
+        return super()._apply(fn, recurse)  # type: ignore[no-any-return, no-untyped-call]
+
     def __setattr__(self, name: str, value: Any) -> None:
         """Checks `max_activation_bytes`; warns about a mark of torch.ao.quantization, which then
         skips the layer. Ends a prepared call, which has read the layer's attributes."""
@@ -253,7 +263,8 @@ class LSTM(nn.LSTM):
             TypeError: an input that is no tensor.
             UsageError: a PackedSequence in `torch.export`.
         """
-        if torch.compiler.is_dynamo_compiling() and not torch._dynamo.config.allow_rnn:
+        is_compiled = torch.compiler.is_dynamo_compiling() or callable(_frame_compiler())
+        if is_compiled and not torch._dynamo.config.allow_rnn:
             return _untraced_without_allow_rnn(self, input, hx, lengths, padding)
         if isinstance(input, Proxy):
             return self._fx_node(input, input, hx, lengths=lengths, padding=padding)
@@ -276,12 +287,14 @@ class LSTM(nn.LSTM):
         if not self._fits(input, hx, weights):
             return self._unfit(input, hx, flat, lengths is not None)
         if may_prepare and is_ours:
-            if self._last_shape == input.shape and can_prepare(self, input):
-                self._prepared = PreparedCall(self, weights[0], input)
-            self._last_shape = input.shape
+            if self._last_shape != input.shape:
+                self._last_shape = input.shape
+            elif can_prepare(self, input):
+                self._prepared = PreparedCall(self, weights, input)
         is_batched = input.dim() == 3
         x = input if is_batched else input.unsqueeze(0 if self.batch_first else 1)
-        x = x.transpose(0, 1) if self.batch_first else x
+        # Dense, as in torch, so that a program may write to its input before the backward pass.
+        x = x.transpose(0, 1).contiguous() if self.batch_first else x
         state = hx if hx is None or is_batched else (hx[0].unsqueeze(1), hx[1].unsqueeze(1))
         lanes = None if lengths is None else lanes_of(lengths, padding, x)
         if is_ours:
@@ -711,5 +724,6 @@ def without_missing_kernel(input: Any) -> AbstractContextManager[None]:
 @torch._disable_dynamo  # type: ignore[attr-defined]  # the public one imports torch._dynamo
 def _untraced_without_allow_rnn(layer: LSTM, *args: Any) -> tuple[Any, State]:
     """Calls a layer outside of a trace: torch.compile forbids tracing into an `nn.LSTM` without
-    `allow_rnn`, and torch 2.15 then traces its methods wrongly instead of leaving them out."""
+    `allow_rnn`. Older torch would compile every function that the layer calls, which is slower, and
+    torch 2.15 traces its methods wrongly."""
     return LSTM.forward(layer, *args)  # a subclass's own forward pass is already running

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -187,6 +187,13 @@ def thaw(w_hh: Tensor) -> None:
     frozen = _FROZEN.pop(w_hh, None)
     if frozen is not None:
         frozen.is_on = False
+
+
+def forget(tensors: Iterable[Any]) -> None:
+    """Drops what was packed of these weights, and every weak reference to them."""
+    for t in tensors:
+        for known in (*_PACKED, _FROZEN):
+            known.pop(t, None)
 
 
 _NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")

@@ -58,7 +58,8 @@ def why_not_beneath(lstm: nn.LSTM) -> str | None:
         if owner in nn.LSTM.__mro__:
             continue
         if clash := ", ".join(sorted(vars(owner).keys() & _TAKEN)):
-            return f"{owner.__name__} defines {clash}, on which fastlstm.LSTM depends"
+            cure = "; call accelerate before fully_shard" if is_of_fsdp(owner) else ""
+            return f"{owner.__name__} defines {clash}, on which fastlstm.LSTM depends{cure}"
     for owner in parametrize.type_before_parametrizations(lstm).__mro__:
         if owner not in nn.LSTM.__mro__ and (use := _dependent_method(owner)):
             return f"{owner.__name__}.{use}, which accelerate would change"
@@ -68,6 +69,11 @@ def why_not_beneath(lstm: nn.LSTM) -> str | None:
                 f"{owner.__name__}.forward does not call super().forward() and may compute anything"
             )
     return None
+
+
+def is_of_fsdp(kind: type) -> bool:
+    """Whether `torch.distributed.fsdp.fully_shard` made a class, or the class is FSDP's own."""
+    return any(c.__module__.startswith("torch.distributed.fsdp") for c in kind.__mro__)
 
 
 def _dependent_method(owner: type) -> str | None:
