@@ -130,7 +130,9 @@ def random_windows(
         inputs["future"] = values[:, L:, -F:]
     if config.num_static:
         inputs["static"] = statics
-    windows = {name: array.astype(np.float32) for name, array in inputs.items()}
+    windows: dict[str, NDArray[Any]] = {
+        name: array.astype(np.float32) for name, array in inputs.items()
+    }
     if names := _series_names(stored):
         windows["series"] = rng.integers(-1, len(names), B, dtype=np.int32)
     return windows
