@@ -33,7 +33,7 @@ elif tokenizer["kind"] == "byte":
     pieces = [bytes([byte]) for byte in range(256)]
     units = [bytes([byte]) for byte in prompt.encode()]
 else:
-    sys.exit(f"a {tokenizer['kind']} vocabulary needs its own library: pip install tokenizers")
+    sys.exit("a BPE vocabulary needs its own library: tokenizers reads hf_tokenizer.json")
 ids = {piece: token for token, piece in enumerate(pieces)}
 unknown = [unit.decode() for unit in units if unit not in ids]
 if unknown or not units:

@@ -68,7 +68,9 @@ def stored_forecaster(seed=0, scale=3.0, **options):
 def expected_of(stored, inputs, levels):
     """What the source gives."""
     model = WindowForecaster(stored, "model")
-    forecasts = model.run(inputs["past"], inputs.get("future"), inputs.get("static"))
+    parts = [inputs[name] for name in ("static", "series") if name in inputs]
+    statics = np.column_stack(parts) if parts else None
+    forecasts = model.run(inputs["past"], inputs.get("future"), statics)
     found = forecasts.arrays(levels)
     names = ("forecast", "quantiles") if levels else ("forecast",)
     expected: dict[str, NDArray[Any]] = {name: found[name] for name in names}

@@ -11,6 +11,7 @@ import onnx.reference
 import onnxruntime
 import pytest
 import safetensors.torch
+import tokenizers
 import torch
 
 import fastlstm
@@ -18,10 +19,13 @@ from exchange.conftest import CHARACTERS
 from fastlstm.errors import ConfigError, ExportError, MissingExtraError
 from fastlstm.exchange import export as export_module
 from fastlstm.exchange.text_source import TextExport
+from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.runs.weight_formats import QuantizedMatrix
+from fastlstm.text.config import ModelConfig
 from fastlstm.text.data.text import prepare_text
-from fastlstm.text.data.tokenizer import CharTokenizer
-from fastlstm.text.files import load_language_model
+from fastlstm.text.data.tokenizer import CharTokenizer, train_bpe
+from fastlstm.text.files import load_language_model, save_language_model
+from fastlstm.text.model import LanguageModel
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "one layer": {},
@@ -176,9 +180,25 @@ def test_the_directory_describes_itself(text_run, text, tmp_path):
     assert bits["run"] == bits["fastlstm"]
     assert bits["target"] == pytest.approx(bits["run"], abs=1e-6)
     assert [value["name"] for value in stored["inputs"]] == ["tokens", "h", "c"]
-    properties = onnx.load(tmp_path / "out" / "model.onnx").metadata_props
+    model = onnx.load(tmp_path / "out" / "model.onnx")
     tokenizer = (run / "tokenizer.json").read_text()
-    assert {p.key: p.value for p in properties}["tokenizer.json"] == tokenizer
+    assert {p.key: p.value for p in model.metadata_props} == {"tokenizer.json": tokenizer}
+    assert stored["metadata"] == {}  # tokenizer.json is a file of its own
+    assert model.ir_version == 8  # that of opset 17: older readers refuse newer ones
+
+
+def test_a_bpe_vocabulary_is_written_for_hugging_faces_tokenizers_too(tmp_path):
+    text = "the cat sat on the mat, the cat \u00e4te  the rat\n" * 9
+    tokenizer = train_bpe([text], 270)
+    model = LanguageModel(ModelConfig(rnn_size=8, vocab_size=len(tokenizer.pieces)))
+    run = RunDirectory(tmp_path / "run")
+    run.create()
+    run.publish(save_language_model(model, tokenizer))
+    fastlstm.export(run.path, to="onnx", out=tmp_path / "out")
+    read = tokenizers.Tokenizer.from_file(str(tmp_path / "out" / "hf_tokenizer.json"))
+    ids = tokenizer.encode(text).tolist()
+    assert read.encode(text).ids == ids
+    assert read.decode(ids) == text
 
 
 def test_bits_per_character_are_those_of_the_text(text_run, text, tmp_path):

@@ -62,7 +62,33 @@ def test_a_forecaster(forecaster_run, tmp_path, to):
     assert report.outputs[1].shape == ("B", 7, 2, 2)
     assert report.proof.max_error < 1e-5
     assert set(report.proof.figures["windows_per_s"]) == {"1", "64"}
+    stored = json.loads((tmp_path / "out" / "export.json").read_text())["metadata"]
+    assert (stored["columns"], stored["levels"]) == (["a", "b", "plan"], [0.1, 0.5])
+    assert (stored["series"], stored["frequency"]) == ([], "1 hour")
     assert "rounding" not in report.proof.figures
+
+
+def test_the_series_of_a_window_gives_the_forecasts_of_the_table(tmp_path):
+    """Of three series, whose levels and noises differ."""
+    rng = np.random.default_rng(0)
+    names, L = ["u", "v", "w"], 12
+    values = np.array([1.0, 40, 900]) * (3 + rng.normal(size=(200, 3)) * [0.01, 0.1, 0.5])
+    frame = pd.DataFrame(values, columns=names).assign(time=range(200))
+    frame = frame.melt("time", names, "name", "y").sort_values(["name", "time"])
+    model = fastlstm.Forecaster(
+        horizon=5, input_size=L, patch=3, hidden_size=8, series="name", steps=2, batch_size=8
+    ).fit(frame)
+    model.save(tmp_path / "run")
+    fastlstm.export(tmp_path / "run", to="onnx", out=tmp_path / "out", quantiles=(0.1, 0.9))
+    stored = json.loads((tmp_path / "out" / "export.json").read_text())["metadata"]
+    assert stored["series"] == names
+    session = onnxruntime.InferenceSession(tmp_path / "out" / "model.onnx")
+    past = values[-L:].T[..., None].astype(np.float32)
+    found = session.run(["quantiles"], {"past": past, "series": np.arange(3, dtype=np.int32)})[0]
+    due = model.predict_quantiles(quantiles=(0.1, 0.9))
+    for k, level in enumerate((0.1, 0.9)):
+        expected = due[f"y-q{level}"].to_numpy().reshape(3, 5)
+        np.testing.assert_allclose(found[..., 0, k], expected, rtol=1e-5)
 
 
 def test_the_error_of_rounding_is_told(text_run, forecaster_run, sequence_runs, tmp_path):

@@ -7,6 +7,7 @@ graph. `prove` compares the file in the target's runtime with fastlstm's network
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -170,6 +171,8 @@ class ExportReport(InNotebook):
         files: name -> size and SHA-256.
         inputs: names, types and shapes; lengths that callers choose are letters.
         outputs: as `inputs`.
+        metadata: a forecaster's columns, targets, …, a classifier's classes, as in the model's
+            file; some runtimes cannot read them there.
         proof: comparison with fastlstm; None without a check.
         notes: for the user.
     """
@@ -185,6 +188,7 @@ class ExportReport(InNotebook):
     files: dict[str, dict[str, Any]]
     inputs: list[Value]
     outputs: list[Value]
+    metadata: dict[str, Any]
     proof: Proof | None
     notes: list[str]
 
@@ -348,6 +352,11 @@ def _published(name: str, source: ExportSource, to: str, path: Path, check: bool
             weights=source.weight_format, is_step=source.is_step,
             files={n: dataclasses.asdict(FileRecord.of(data)) for n, data in files.items()},
             inputs=inputs, outputs=outputs, proof=proof, notes=source.notes,
+            metadata={
+                name: json.loads(text) if text[:1] in ("[", "{") else text
+                for name, text in graph.metadata.items()
+                if name not in files
+            },
         )  # fmt: skip
         storage.write_json(staged / REPORT_FILE, report.to_dict())
     return report

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fastlstm.errors import ConfigError
 from fastlstm.exchange.graph import Graph
 from fastlstm.exchange.source import Arrays, ExportSource, rounded_network
-from fastlstm.exchange.trace import Tracer
+from fastlstm.exchange.trace import Traced, Tracer
 from fastlstm.forecast.calibration import require_known
 from fastlstm.forecast.files import StoredForecaster
 from fastlstm.forecast.model.outputs import StudentT
@@ -63,7 +63,9 @@ class ForecastExport(ExportSource):
         yield random_windows(self._stored, BATCHES[1], missing=0.02)
 
     def run(self, inputs: Arrays) -> dict[str, NDArray[Any]]:
-        forecasts = self._model.run(inputs["past"], inputs.get("future"), inputs.get("static"))
+        parts = [inputs[name] for name in ("static", "series") if name in inputs]
+        statics = np.column_stack(parts) if parts else None
+        forecasts = self._model.run(inputs["past"], inputs.get("future"), statics)
         outputs = forecasts.outputs(self._levels)
         return {name: value.float().numpy() for name, value in outputs.items()}
 
@@ -98,8 +100,8 @@ class ForecastExport(ExportSource):
 
 def random_windows(
     stored: StoredForecaster, B: int, *, missing: float | None = None
-) -> dict[str, NDArray[np.float32]]:
-    """Returns B random windows for a forecaster's graph: `past`, `future` and `static`.
+) -> dict[str, NDArray[Any]]:
+    """Returns B random windows for a forecaster's graph: `past`, `future`, `static`, `series`.
 
     `missing` is the share of missing values, by default 0.3 for a model with missing values; then
     the first window lacks its first half, and the last window lacks its first column. Static
@@ -128,7 +130,16 @@ def random_windows(
         inputs["future"] = values[:, L:, -F:]
     if config.num_static:
         inputs["static"] = statics
-    return {name: array.astype(np.float32) for name, array in inputs.items()}
+    windows: dict[str, NDArray[Any]] = {
+        name: array.astype(np.float32) for name, array in inputs.items()
+    }
+    if names := _series_names(stored):
+        windows["series"] = rng.integers(-1, len(names), B, dtype=np.int32)
+    return windows
+
+
+def _series_names(stored: StoredForecaster) -> tuple[str, ...]:
+    return () if stored.series is None else stored.series.names
 
 
 def forecast_graph(
@@ -139,7 +150,8 @@ def forecast_graph(
     Inputs are float32 in the table's units, with names as numbers: `past` `(B, L, columns)`,
     `future` `(B, h, F)` with future covariates, `static` `(B, S)` with static ones. NaN is a
     missing value; in a model without missing values a missing target makes its forecast NaN. An
-    unused number stands for an unknown name.
+    unused number stands for an unknown name. A table of several series adds `series` `(B,)` int32,
+    the number of each window's series, -1 if unknown at fit: it has its own scale and intervals.
 
     Outputs: `forecast` `(B, h, C)`; `quantiles` `(B, h, C, Q)` with `levels`. student_t adds
     `degrees_of_freedom` and `scale` `(B, h, C)` of Student's t around the forecast;
@@ -164,9 +176,11 @@ def forecast_graph(
     past = g.traced_input("past", ("B", L, num))
     future = g.traced_input("future", ("B", h, config.num_future)) if config.num_future else None
     statics = g.traced_input("static", ("B", config.num_static)) if config.num_static else None
+    names = _series_names(stored)
+    series = Traced(g.input("series", ("B",), "int32")) if names else None
     with g.recording():
         model: Any = WindowForecaster(stored, "")
-        outputs = model.forecasts(past, future, statics).outputs(levels)
+        outputs = model.forecasts(past, future, statics, series).outputs(levels)
     for name, value in outputs.items():
         g.output(name, value.value)
     graph = g.finished()
@@ -176,6 +190,7 @@ def forecast_graph(
         "targets": columns[: config.num_targets],
         "future": columns[num - config.num_future :],
         "static": stored.config.static,
+        "series": names,
         "categories": stored.schema.categories,
         "levels": [float(level) for level in levels],
     }

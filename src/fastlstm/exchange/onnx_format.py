@@ -15,7 +15,7 @@ from fastlstm.exchange.source import needed
 from fastlstm.ops.cell_options import CellOptions
 from fastlstm.runs.weight_formats import QuantizedMatrix
 
-OPSET, IR_VERSION = 17, 10
+OPSET, IR_VERSION = 17, 8
 LARGEST_FILE = (1 << 31) - 1
 """The limit of protobuf, the format of ONNX files."""
 _OPERATORS = {

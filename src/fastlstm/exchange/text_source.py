@@ -20,6 +20,7 @@ from fastlstm.ops.cell_options import CellOptions
 from fastlstm.runs.weight_formats import as_floats, in_format
 from fastlstm.system.measurements import calls_per_s
 from fastlstm.text.config import ModelConfig
+from fastlstm.text.data.tokenizer import BpeTokenizer
 from fastlstm.text.decoder import Decoder, native_refusal
 from fastlstm.text.evaluation import PRIME, num_lanes
 from fastlstm.text.files import build_model
@@ -94,7 +95,11 @@ class TextExport(ExportSource):
         return TextExport(self._stored, "fp32")
 
     def files(self) -> dict[str, bytes]:
-        return {TOKENIZER_FILE: self._stored.tokenizer.to_json()}
+        tokenizer = self._stored.tokenizer
+        files = {TOKENIZER_FILE: tokenizer.to_json()}
+        if isinstance(tokenizer, BpeTokenizer):
+            files["hf_tokenizer.json"] = tokenizer.hugging_face_json()
+        return files
 
     def cases(self) -> Iterator[dict[str, NDArray[Any]]]:
         """Yields random tokens and states.

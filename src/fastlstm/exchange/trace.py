@@ -292,7 +292,13 @@ def _arithmetic(kind: str) -> Callable[..., Value]:
 
 
 def _comparison(kind: str) -> Callable[..., Value]:
-    return lambda g, a, b: g.binary(kind, g.value(a), g.value(b))
+    return lambda g, a, b: g.binary(kind, g.value(a), _like(g, b, a))
+
+
+def _like(g: Tracer, x: Any, other: Any) -> Value:
+    """Returns a value; a whole number gets the type of `other`, with which it is compared."""
+    is_whole = isinstance(x, int) and isinstance(other, Value)
+    return g.constant(np.asarray(x, other.dtype)) if is_whole else g.value(x)
 
 
 def _where(g: Tracer, condition: Any, a: Any, b: Any) -> Value:
@@ -318,8 +324,13 @@ def _nanmean(g: Tracer, x: Value, dim: int, keepdim: bool = False) -> Value:
 
 
 def _clamp(g: Tracer, x: Value, min: float | None = None, max: float | None = None) -> Value:
-    x = x if min is None else g.binary("maximum", x, float(min))
-    return x if max is None else g.binary("minimum", x, float(max))
+    """Writes `where`: the maximum and the minimum of some runtimes do not keep NaN."""
+    for bound, is_least in ((min, True), (max, False)):
+        if bound is not None:
+            limit = g.constant(np.asarray(bound, x.dtype))
+            is_out = g.binary("less", *((x, limit) if is_least else (limit, x)))
+            x = g.where(is_out, limit, x)
+    return x
 
 
 def _abs(g: Tracer, x: Value) -> Value:
@@ -363,7 +374,7 @@ def _repeated(g: Tracer, x: Tensor, like: Value) -> Value:
     """Returns a tensor once for each row of `like`, whose first axis has an unknown length."""
     for axis in range(1, len(like.shape)):
         like = g.slice(like, axis, 0, 1)
-    zero = g.cast(g.unary("is_nan", like), "float32") * 0.0
+    zero = g.cast(g.binary("less", like, like), "float32")
     return g.binary("add", zero, _array(x))
 
 
@@ -640,8 +651,8 @@ def _states(g: Tracer, x: Value, hx: Any, layer: nn.LSTM, D: int) -> list[tuple[
 def _zeros(g: Tracer, x: Value, shape: tuple[int, int, int]) -> Value:
     """Returns zeros `(D, B, H)` for a shape `(D, 1, H)` and the batch of `x` `(T, B, I)`."""
     first = g.slice(x, 0, 0, 1) if isinstance(x.shape[0], int) else g.reduce("max", x, 0)
-    is_nan = g.unary("is_nan", g.slice(first, 2, 0, 1))
-    return g.cast(is_nan, "float32") * 0.0 + np.zeros(shape, np.float32)  # 0 for any number
+    first = g.slice(first, 2, 0, 1)
+    return g.cast(g.binary("less", first, first), "float32") + np.zeros(shape, np.float32)
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -660,7 +671,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
         )
     },
     "eq": _comparison("equal"), "lt": _comparison("less"), "invert": _named("not"),
-    "gt": lambda g, a, b: g.binary("less", g.value(b), g.value(a)),
+    "gt": lambda g, a, b: g.binary("less", _like(g, b, a), g.value(a)),
     "isnan": _named("is_nan"),
     "hardsigmoid": _named("hard_sigmoid"),
     **{name: _named(name) for name in ("softsign", "elu", "selu", "silu")},

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -67,7 +68,7 @@ class Calibration:
         return Calibration(torch.zeros(len(LEVELS), config.horizon, config.num_targets))
 
     def width(
-        self, values: Tensor, config: ForecasterConfig, places: NDArray[np.int64] | None
+        self, values: Tensor, config: ForecasterConfig, places: NDArray[np.int64] | Tensor | None
     ) -> Tensor:
         """Returns the unit of the errors of each window, ``(B, C)``; `values` are scaled, `places`
         the number at fit of each window's series, -1 if unknown.
@@ -194,10 +195,10 @@ def _around(quantiles: Tensor, point: Tensor, is_median: bool) -> Tensor:
     return torch.cat([torch.minimum(below, point), middle, torch.maximum(above, point)], -1)
 
 
-def _of_windows(noise: Tensor, places: NDArray[np.int64]) -> Tensor:
+def _of_windows(noise: Tensor, places: NDArray[np.int64] | Tensor) -> Tensor:
     """Returns the noise of each window's series, ``(B, C)``; 1 for unknown series (number -1)."""
-    at = torch.from_numpy(places)
-    return torch.where(at[:, None] < 0, 1.0, noise[at])
+    at = torch.from_numpy(places) if isinstance(places, np.ndarray) else places
+    return torch.where((at > -1)[:, None], F.embedding(at.clamp(min=0), noise), 1.0)
 
 
 def _noise(errors: Tensor, places: NDArray[np.int64], before: Tensor) -> Tensor:

@@ -118,7 +118,7 @@ class WindowForecaster:
         """
         num_static, places = self.stored.network.config.num_static, None
         if statics is not None and statics.shape[1] > num_static:
-            places = np.nan_to_num(statics[:, -1], nan=-1).astype(np.int64)
+            places = torch.from_numpy(np.nan_to_num(statics[:, -1], nan=-1).astype(np.int64))
             statics = statics[:, :-1] if num_static else None
         ahead, static = (None if v is None else torch.from_numpy(v) for v in (future, statics))
         return self.forecasts(torch.from_numpy(past), ahead, static, places)
@@ -128,9 +128,10 @@ class WindowForecaster:
         past: Tensor,
         future: Tensor | None = None,
         statics: Tensor | None = None,
-        places: NDArray[np.int64] | None = None,
+        places: Tensor | None = None,
     ) -> WindowForecasts:
-        """Computes `run` with functions that `exchange.trace` can export.
+        """Computes `run` with functions that `exchange.trace` can export; `places` are the numbers
+        of the series, -1 if unknown.
 
         If the model has no missing values, a missing target makes its own forecast NaN; with joint
         channels it makes the forecasts of all targets NaN.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -98,9 +99,7 @@ class SeriesScale:
             raise ValueError(f"the scales of the series are expected to be {shape} numbers")
         return SeriesScale(tuple(names), mean, std, values.get("is_centered") is not False)
 
-    def of_windows(
-        self, targets: Tensor, places: NDArray[np.int64] | None
-    ) -> tuple[Tensor, Tensor]:
+    def of_windows(self, targets: Tensor, places: Tensor | None) -> tuple[Tensor, Tensor]:
         """Returns mean and spread, ``(B, C)``, of windows of targets ``(B, L, C)``, float64.
 
         A window of an unknown series, of place -1 or without `places`, is scaled by itself.
@@ -112,8 +111,8 @@ class SeriesScale:
         mean = mean if self.is_centered else mean * 0.0
         if places is None:
             return mean, std
-        known = torch.from_numpy(places >= 0)[:, None]
-        of_fit = (torch.from_numpy(scale[places]) for scale in (self.mean, self.std))
+        known, at = (places > -1)[:, None], places.clamp(min=0)
+        of_fit = (F.embedding(at, torch.from_numpy(scale)) for scale in (self.mean, self.std))
         mean, std = (torch.where(known, *pair) for pair in zip(of_fit, (mean, std), strict=True))
         return mean, std
 

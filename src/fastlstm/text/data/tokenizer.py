@@ -296,6 +296,12 @@ class BpeTokenizer(Tokenizer):
             known.update(fresh)
         return np.frombuffer(b"".join(map(known.__getitem__, words)), self.dtype)
 
+    def hugging_face_json(self) -> bytes:
+        """Returns the JSON of Hugging Face's tokenizers, `Tokenizer.from_file`."""
+        engine = _library().Tokenizer.from_str(self._engine.to_str())
+        engine.decoder = _library().decoders.ByteLevel()
+        return str(engine.to_str()).encode()
+
     def _fields(self) -> dict[str, Any]:
         return {"vocab": self.symbols, "merges": [list(pair) for pair in self.merges]}
 
