@@ -52,7 +52,7 @@ def test_values_fit_the_table():
     assert values["batch"] == [32, 16]
     assert values["input"] == [96, 48]
     assert values["patch"] == [24, 12]
-    assert values["dropout"] == [0.5, 0.2, 0.7]
+    assert values["dropout"] == [0.1, 0.0, 0.2]
     assert values["normalize"] == ["last", "standard", "none"]
     assert values_around(config, 16 * 32, 191)["batch"] == [32, 64, 16]
     assert values_around(config, 15 * 32, 192)["batch"] == [32, 16], "an epoch has eight steps"

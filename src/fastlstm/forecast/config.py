@@ -203,7 +203,7 @@ class ForecastConfig(TrainingOptions, ReadOptions):
     normalize: Normalize | None = None
     non_negative: bool | None = None
     tbptt: int | None = None
-    dropout: float = 0.5
+    dropout: float = 0.1
     output: OutputKind = "point"
     loss: Loss = "mae"
 

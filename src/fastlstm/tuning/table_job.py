@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fastlstm.tuning.size_limits import ModelCost, SizeLimits
     from fastlstm.tuning.tune import Search
 
-_DROPOUTS = (0.5, 0.2, 0.7)
+_DROPOUTS = (0.1, 0.0, 0.2)
 _LATENCY_S = 0.1
 _COMPARED = 2048
 

@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -343,7 +344,12 @@ def test_a_file_cut_in_half_is_named(name: str, tmp_path: Path) -> None:
         prepared(path)
 
 
-def test_a_csv_line_with_too_many_columns_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_csv_line_with_too_many_columns_is_named(
+    threads: int, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    request.addfinalizer(partial(pa.set_cpu_count, pa.cpu_count()))
+    pa.set_cpu_count(threads)
     path = tmp_path / "a.csv"
     path.write_text("ds,y\n1,2.5\n2,3.5,9\n3,1\n")
     with pytest.raises(DataError, match=r"line 3 has 3 columns, expected 2: '2,3.5,9'"):

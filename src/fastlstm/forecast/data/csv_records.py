@@ -6,6 +6,7 @@ import codecs
 import csv
 import io
 import re
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Literal
@@ -206,7 +207,9 @@ class CsvRecords(FileRecords):
             columns[name] = numbers
         return pa.record_batch(columns)
 
-    def _open(self, types: Mapping[str, pa.DataType] | None = None) -> Any:
+    def _open(
+        self, types: Mapping[str, pa.DataType] | None = None, use_threads: bool = True
+    ) -> Any:
         form = self.form
         self._raw, self._text = open_text(self.file, form)
         source = self._text
@@ -221,6 +224,7 @@ class CsvRecords(FileRecords):
         return arrow_csv.open_csv(
             source,
             arrow_csv.ReadOptions(
+                use_threads=use_threads,
                 block_size=_BLOCK_BYTES,
                 skip_rows=form.skip_rows + (self._names is not None and form.header),
                 skip_rows_after_names=form.skip_below,
@@ -245,6 +249,12 @@ class CsvRecords(FileRecords):
         if match is None:
             reason = next((text for words, text in _NO_ROWS.items() if words in str(error)), None)
             return None if reason is None else DataError(f"{self.name}: {reason}")
+        if match[1] is None:  # Arrow counts lines in one thread only
+            try:
+                with self._open(use_threads=False) as reader:
+                    deque(reader, maxlen=0)
+            except (pa.ArrowException, OSError) as found:
+                match = _OTHER_COLUMNS.search(str(found)) or match
         number = "a line" if match[1] is None else f"line {match[1]}"
         return DataError(
             f"{self.name}: {number} has {counted(int(match[3]), 'column')}, expected {match[2]}:"

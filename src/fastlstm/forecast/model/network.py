@@ -85,7 +85,7 @@ class ForecasterConfig:
     bidirectional: bool = False
     normalize: Normalize = "last"
     non_negative: bool = False
-    dropout: float = 0.5
+    dropout: float = 0.1
     has_missing: bool = False
     output: OutputKind = "point"
     loss: Loss = "mae"
