@@ -276,6 +276,9 @@ def test_what_needs_no_origin_has_none() -> None:
     price = prepared(long_table(y=values["y"], temp=np.full(150, 3.99)), roles=asked)
     assert price.table.origin.tolist() == [[0, 0]]  # 3.99 in float32 too: no second reading
     assert price.table.rows(0, 1)[0, 1] == np.float32(3.99)
+    for exact in (np.float32(3.99), 2.0**24):
+        same = prepared(long_table(y=values["y"], temp=np.full(150, exact)), roles=asked)
+        assert same.table.origin.tolist() == [[0, 0]]
     constant = prepared(long_table(temp=np.full(150, 1e9 + 1)), roles=asked)
     assert constant.table.origin.tolist() == [[0, 1e9 + 1]]
     assert constant.constant == ("temp",)

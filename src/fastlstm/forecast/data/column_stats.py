@@ -213,7 +213,8 @@ def best_origins(low: NDArray[np.float64], high: NDArray[np.float64]) -> NDArray
     with np.errstate(invalid="ignore", over="ignore"):  # numbers beyond float32 are refused later
         spread = high - low
         is_kept = spread == 0  # as are constants with the same digits in float32: prices, 3.99
-        is_kept[is_kept] = low[is_kept].astype(np.float32).astype(str) == low[is_kept].astype(str)
+        one, short = low[is_kept], low[is_kept].astype(np.float32)
+        is_kept[is_kept] = (short == one) | (short.astype(str) == one.astype(str))
         is_near_zero = np.maximum(abs(low), abs(high)) <= _MAX_RATIO * spread
         middle = low + spread / 2
     origins = np.where(spread >= 2, np.rint(middle), middle)
