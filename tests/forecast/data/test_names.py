@@ -11,6 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from fastlstm._native import TextKeys
+from fastlstm.forecast.data import names as names_module
 from fastlstm.forecast.data.names import Names, canonical, without_nan
 
 DAY = datetime.date(2024, 2, 29)
@@ -98,3 +100,20 @@ def test_a_missing_name_is_none(kind: str) -> None:
     found = Names()
     found.number(without_nan(column))
     assert found.plain() == names
+
+
+def test_empty_names_have_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C's functions refuse a null pointer even to no bytes."""
+
+    class Keys:
+        def __init__(self, *secret: int) -> None:
+            self._keys = TextKeys(*secret)
+
+        def find(self, offsets: int, data: int, *rest: int) -> list[int]:
+            assert offsets != 0
+            assert data != 0
+            return self._keys.find(offsets, data, *rest)
+
+    monkeypatch.setattr(names_module, "TextKeys", Keys)
+    for texts in (["", ""], [""], []):
+        assert Names().number(pa.array(texts, pa.string())).tolist() == [0] * len(texts)

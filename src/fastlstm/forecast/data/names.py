@@ -48,8 +48,8 @@ class _Seen:
         texts = values if is_cast else pa.array(map(str, values.to_pylist()), pa.string())
         texts, keys = texts.cast(pa.large_string()), np.empty(len(values), dtype=np.int64)
         _, offsets, data = texts.buffers()
-        begin = offsets.address + 8 * texts.offset
-        new = self._keys.find(begin, data.address if data else 0, len(keys), keys.ctypes.data)
+        begin, base = offsets.address + 8 * texts.offset, (data or offsets).address  # never null
+        new = self._keys.find(begin, base, len(keys), keys.ctypes.data)
         self._numbers.extend(map(number_of, values.take(pa.array(new, pa.int64())).to_pylist()))
         return np.asarray(np.frombuffer(self._numbers, dtype=np.int64)[keys])
 
