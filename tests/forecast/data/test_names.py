@@ -11,7 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from fastlstm.forecast.data.names import Names, canonical
+from fastlstm._native import TextKeys
+from fastlstm.forecast.data import names as names_module
+from fastlstm.forecast.data.names import Names, canonical, without_nan
 
 DAY = datetime.date(2024, 2, 29)
 VALUES = {
@@ -79,3 +81,39 @@ def test_missing_names() -> None:
     assert names.number(column)[[0, 2, 4]].tolist() == [0, 1, 0]
     assert names.number(pa.array([None, None], pa.string())).tolist() == [0, 0]
     assert names.plain() == ["a", "b"]
+
+
+TEXTS = pa.array(["unused", "a", "b"])
+MISSING: dict[str, tuple[pa.Array, list[Any]]] = {
+    "a name without a row": (
+        pa.DictionaryArray.from_arrays(pa.array([None, 2, 1]), TEXTS),
+        ["b", "a"],
+    ),
+    "of no type": (pa.nulls(2), []),
+    "NaN": (pa.array([float("nan"), 2.0, 1.0]).dictionary_encode(), [2.0, 1.0]),
+}
+
+
+@pytest.mark.parametrize("kind", MISSING)
+def test_a_missing_name_is_none(kind: str) -> None:
+    column, names = MISSING[kind]
+    found = Names()
+    found.number(without_nan(column))
+    assert found.plain() == names
+
+
+def test_empty_names_have_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C's functions refuse a null pointer even to no bytes."""
+
+    class Keys:
+        def __init__(self, *secret: int) -> None:
+            self._keys = TextKeys(*secret)
+
+        def find(self, offsets: int, data: int, *rest: int) -> list[int]:
+            assert offsets != 0
+            assert data != 0
+            return self._keys.find(offsets, data, *rest)
+
+    monkeypatch.setattr(names_module, "TextKeys", Keys)
+    for texts in (["", ""], [""], []):
+        assert Names().number(pa.array(texts, pa.string())).tolist() == [0] * len(texts)

@@ -97,6 +97,32 @@ print(refused)
     assert int(found.stdout) > 15
 
 
+def test_names_that_only_pandas_can_show_are_refused_without_it(tmp_path: Path) -> None:
+    code = """
+import sys
+import pyarrow as pa
+from fastlstm.errors import DataError
+from fastlstm.forecast.data.dataset import prepare_table
+from fastlstm.forecast.data.roles import RoleRequest
+
+class Nowhere:
+    def find_spec(self, name, *rest):
+        if name == "pandas":
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Nowhere())
+table = pa.table({"y": [1.0, 2.0], "x": pa.array([1, 2], pa.timestamp("ns"))})
+try:
+    prepare_table(table, request=RoleRequest(categorical=("x",)), cache_dir=sys.argv[1])
+except DataError as error:
+    print(error)
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert "cannot be read as names" in found.stdout, found.stderr[-2000:]
+
+
 def test_times_beyond_the_year_9999_are_shown(tmp_path: Path) -> None:
     seconds = [2**40 + 3600 * k for k in (0, 1, 3, 2, 4)]
     table = pa.table({"time": pa.array(seconds, pa.timestamp("s")), "y": np.arange(5) * 0.5})

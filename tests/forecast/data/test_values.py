@@ -273,7 +273,7 @@ def test_what_needs_no_origin_has_none() -> None:
     values = {"y": np.arange(150.0) + 0.5, "temp": np.full(150, 7.0)}
     asked = RoleRequest(past=("temp",))
     assert prepared(long_table(**values), roles=asked).table.origin.tolist() == [[0, 0]]
-    for price in (3.99, float(np.float32(15.3918371))):  # no second reading
+    for price in (3.99, float(np.float32(15.3918371)), 2.0**24):  # no second reading
         found = prepared(long_table(y=values["y"], temp=np.full(150, price)), roles=asked)
         assert found.table.origin.tolist() == [[0, 0]]
         assert found.table.rows(0, 1)[0, 1] == np.float32(price)

@@ -241,7 +241,7 @@ class TableIngest:
     def _numbered(self, names: Names, name: str, column: pa.Array) -> NDArray[np.int64]:
         try:
             return names.number(column)
-        except (pa.ArrowException, ArithmeticError) as error:
+        except (pa.ArrowException, ArithmeticError, ValueError) as error:  # ns without pandas
             raise DataError(
                 f"{self._name}: column '{name}' is {column.type!s:.80}, which cannot be read as"
                 f" names ({str(error).splitlines()[0]:.80}); convert them to text"

@@ -48,8 +48,8 @@ class _Seen:
         texts = values if is_cast else pa.array(map(str, values.to_pylist()), pa.string())
         texts, keys = texts.cast(pa.large_string()), np.empty(len(values), dtype=np.int64)
         _, offsets, data = texts.buffers()
-        begin = offsets.address + 8 * texts.offset
-        new = self._keys.find(begin, data.address if data else 0, len(keys), keys.ctypes.data)
+        begin, base = offsets.address + 8 * texts.offset, (data or offsets).address  # never null
+        new = self._keys.find(begin, base, len(keys), keys.ctypes.data)
         self._numbers.extend(map(number_of, values.take(pa.array(new, pa.int64())).to_pylist()))
         return np.asarray(np.frombuffer(self._numbers, dtype=np.int64)[keys])
 
@@ -92,10 +92,11 @@ class Names:
         if _is_text(column.type) and not column.null_count:
             return self._numbers_of(column)
         column = column.dictionary_encode()
-        indices = column.indices.fill_null(0) if column.null_count else column.indices
+        there = column.indices.drop_null()
+        if len(there) == 0:
+            return np.zeros(len(column), dtype=np.int64)
+        indices = column.indices.fill_null(there[0])
         places = indices.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
-        if len(column.dictionary) == 0:  # nothing but nulls
-            return np.zeros(len(places), dtype=np.int64)
         starts = places[np.flatnonzero(np.diff(places, prepend=-1))]
         used, first = np.unique(starts, return_index=True)
         used = used[np.argsort(first)]
@@ -119,9 +120,11 @@ class Names:
 
 
 def without_nan(column: pa.Array) -> pa.Array:
-    """Returns a column of names with NaN, and nulls of its dictionary, as nulls."""
-    if isinstance(column, pa.DictionaryArray) and column.dictionary.null_count:
-        column = column.dictionary_decode()
+    """Returns a column of names with NaN, also of its dictionary, and nulls of that as nulls."""
+    if isinstance(column, pa.DictionaryArray):
+        names = column.dictionary
+        if names.null_count or pa.types.is_floating(names.type):
+            column = column.dictionary_decode()
     if not pa.types.is_floating(column.type):
         return column
     return pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
