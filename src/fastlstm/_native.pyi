@@ -59,10 +59,3 @@ class Fingerprint:
 def lstm_kernels(isa: str, is_bf16: bool) -> Kernels: ...
 def use_openmp(library: str) -> bool:
     """Runs teams on this OpenMP runtime, which must be loaded; False where it cannot be used."""
-
-class TextKeys:
-    """Numbers texts in order of first appearance (csrc/text_keys.h); takes addresses."""
-
-    def __init__(self, k0: int, k1: int) -> None: ...
-    def find(self, offsets: int, data: int, count: int, keys: int) -> list[int]:
-        """Writes the key of each text; returns the places of those that are new."""

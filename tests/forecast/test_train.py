@@ -474,3 +474,13 @@ def test_times_of_forecasts_are_in_the_named_zone(
     assert {b - a for a, b in itertools.pairwise(written)} == {times[1] - times[0]}
     named = times if shown == zone else column.cast(pa.timestamp("us")).to_pylist()
     assert written[0] in named
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_only_a_table_of_files_is_said_to_be_in_the_cache(is_file, tmp_path):
+    table = np.random.default_rng(0).normal(size=(50, 1))
+    session = forecast_run._ForecastSession(None, [])
+    np.save(tmp_path / "a.npy", table)
+    config = ForecastConfig(horizon=2, cache_dir=str(tmp_path / "cache"))
+    session._prepared(tmp_path / "a.npy" if is_file else table, config, None, None)
+    assert session._cached_parts == ({"the table"} if is_file else set())

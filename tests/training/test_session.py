@@ -63,14 +63,16 @@ def test_a_set_up_of_more_than_a_tenth_of_a_budget_is_noted(clock, budget_s, is_
     assert session._notes_on_setup(plan) == ([text] if is_said else [])
 
 
-def test_a_table_that_took_most_of_the_set_up_is_said_to_be_in_the_cache(clock):
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_a_cached_table_that_took_most_of_the_set_up_is_said_to_be_in_the_cache(clock, is_cached):
     session = RunSession(None, [])
-    with session.part_of_setup("the table"):
+    with session.part_of_setup("the table", is_cached=is_cached):
         clock.wall_s, clock.own_s = clock.wall_s + 7, clock.own_s + 7
     clock.wall_s, clock.own_s = clock.wall_s + 2, clock.own_s + 2
     plan: Any = SimpleNamespace(stop_criterion=SimpleNamespace(budget_s=9.0))
     (note,) = session._notes_on_setup(plan)
-    assert note.endswith("; the table is in the cache now, so the next start takes less")
+    text = "; the table is in the cache now, so the next start takes less"
+    assert note.endswith(text) is is_cached
 
 
 def test_the_end_is_shown_when_the_report_is_written(tmp_path, clock):

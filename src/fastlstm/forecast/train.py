@@ -318,7 +318,8 @@ class _ForecastSession(RunSession):
             config = dataclasses.replace(config, calendar=None)  # added behind the padding
         like = None if base is None else base.schema.timeline
         with self.world.together():
-            with self.part_of_setup("the table"):
+            is_file = isinstance(frame, str | Path | list | tuple)
+            with self.part_of_setup("the table", is_cached=is_file):
                 dataset = prepare(frame, config, show, like=like)
             for name in dataset.roles.target:
                 if name in dataset.constant:

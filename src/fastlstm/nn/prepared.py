@@ -164,12 +164,11 @@ def is_plain(x: Tensor, dtype: torch.dtype) -> bool:
 
 def can_prepare(layer: nn.LSTM, x: Tensor) -> bool:
     """Whether a call of this shape can be prepared, and is small enough."""
+    if layer.bidirectional or drops_between_layers(layer) or layer.proj_size != 0:
+        return False
     names = [name for row in layer._all_weights for name in row]
     return (
-        not layer.bidirectional
-        and not drops_between_layers(layer)
-        and layer.proj_size == 0
-        and x.dim() == 3
+        x.dim() == 3
         and 0 < x.shape[0] * x.shape[1] <= _MAX_ROWS
         and is_plain(x, compute_dtype(x))
         and not is_traced(x, *(layer._parameters.get(n) for n in names))

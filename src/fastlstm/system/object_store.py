@@ -172,7 +172,8 @@ def visible(paths: list[str], base: str, source: str) -> list[str]:
 
 
 def arrow_batches(source: Any) -> tuple[Any, Iterable[Any]]:
-    """Returns the schema and the batches of an open Arrow file or stream, as Hugging Face's."""
+    """Returns the schema and the batches of an open Arrow IPC file, or of a stream, which Hugging
+    Face's datasets write."""
     from pyarrow import ipc
 
     is_file = source.read(6) == b"ARROW1"

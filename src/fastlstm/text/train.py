@@ -384,7 +384,7 @@ class TextSession(RunSession):
         unknown: UnknownPolicy,
         train_share: float = 1.0,
     ) -> TextDataset:
-        with self.part_of_setup("the text"):
+        with self.part_of_setup("the text", is_cached=True):
             return prepare_text(
                 source,
                 **{name: getattr(config, name) for name in ("vocab", "vocab_size", *READING)},

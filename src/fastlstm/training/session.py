@@ -66,8 +66,6 @@ _MAX_SETUP = 0.1
 """Share of a budget above which a note explains the set-up time."""
 _LEAST_PART_S, _QUIET_SHARE = 0.1, 0.8
 """Seconds from which the note names a part; CPU share of the time below which it names waiting."""
-_CACHED = "the text", "the table"
-"""Parts of the set-up that the next start reads from the cache."""
 
 
 @dataclass(frozen=True)
@@ -121,10 +119,14 @@ class RunSession(EventHub):
         self._mark = _thread_s()
         self._own_s = time.process_time()
         self._setup_parts: dict[str, float] = {}
+        self._cached_parts = set[str]()
 
     @contextmanager
-    def part_of_setup(self, name: str) -> Iterator[None]:
-        """Counts the time of the block as a named part of the set-up."""
+    def part_of_setup(self, name: str, is_cached: bool = False) -> Iterator[None]:
+        """Counts the time of the block as a named part of the set-up; `is_cached` if the next start
+        finds its result in the cache."""
+        if is_cached:
+            self._cached_parts.add(name)
         began = time.perf_counter()
         yield
         spent_s = self._setup_parts.get(name, 0.0) + time.perf_counter() - began
@@ -306,7 +308,7 @@ class RunSession(EventHub):
         text += f": {shown}" if shown else ""
         if own_s < _QUIET_SHARE * wall_s:
             text += f"; this process computed for {own_s:.1f} s of it and waited for the rest"
-        for name in _CACHED:
+        for name in self._cached_parts:
             if parts.get(name, 0.0) > wall_s / 2:
                 text += f"; {name} is in the cache now, so the next start takes less"
         return [text]

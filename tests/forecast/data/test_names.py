@@ -5,15 +5,15 @@ from __future__ import annotations
 import datetime
 import random
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from fastlstm._native import TextKeys
-from fastlstm.forecast.data import names as names_module
 from fastlstm.forecast.data.names import Names, canonical, without_nan
+from fastlstm.system import hardware
 
 DAY = datetime.date(2024, 2, 29)
 VALUES = {
@@ -104,16 +104,17 @@ def test_a_missing_name_is_none(kind: str) -> None:
 
 def test_empty_names_have_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """C's functions refuse a null pointer even to no bytes."""
+    keys_of = hardware.native().TextKeys
 
     class Keys:
         def __init__(self, *secret: int) -> None:
-            self._keys = TextKeys(*secret)
+            self._keys = keys_of(*secret)
 
         def find(self, offsets: int, data: int, *rest: int) -> list[int]:
             assert offsets != 0
             assert data != 0
             return self._keys.find(offsets, data, *rest)
 
-    monkeypatch.setattr(names_module, "TextKeys", Keys)
+    monkeypatch.setattr(hardware, "native", lambda: SimpleNamespace(TextKeys=Keys))
     for texts in (["", ""], [""], []):
         assert Names().number(pa.array(texts, pa.string())).tolist() == [0] * len(texts)

@@ -17,6 +17,7 @@ from pyarrow import csv as arrow_csv
 
 from fastlstm.errors import DataError, counted
 from fastlstm.forecast.config import ReadOptions
+from fastlstm.forecast.data.names import is_text
 from fastlstm.forecast.data.records import (
     MAX_COLUMNS,
     NULL_WORDS,
@@ -24,7 +25,6 @@ from fastlstm.forecast.data.records import (
     MemoryFile,
     TableFile,
     damaged,
-    is_text,
     numbers_of,
     open_input,
     require_distinct,

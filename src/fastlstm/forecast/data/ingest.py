@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from fastlstm.errors import DataError, nearest_hint
 from fastlstm.forecast.config import ReadOptions
 from fastlstm.forecast.data.column_stats import ColumnStats, SeriesRanges
-from fastlstm.forecast.data.names import Names, without_nan
+from fastlstm.forecast.data.names import Names, is_text, without_nan
 from fastlstm.forecast.data.problems import Problems
-from fastlstm.forecast.data.records import Records, damaged, is_text, numbers_of, with_nulls
+from fastlstm.forecast.data.records import Records, damaged, numbers_of, with_nulls
 from fastlstm.forecast.data.roles import Roles, listed, named_columns
 from fastlstm.forecast.data.table import row_blocks
 from fastlstm.forecast.data.time_reader import NUMBER_FORMATS, TimeReader

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 from array import array
+from collections import defaultdict
 from collections.abc import Callable
 from decimal import Decimal
 from functools import partial
@@ -15,14 +16,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fastlstm._native import TextKeys
+from fastlstm.system import hardware
 
 _without_fraction = partial(re.compile(r"^(-?\d+)\.0+\Z").sub, r"\1")
 """Returns the text of a number without a fraction of zeros: "7" for "7.0"."""
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+def is_text(kind: pa.DataType) -> bool:
+    """Returns whether a column of this type holds text."""
+    return kind in (pa.string(), pa.large_string(), pa.string_view())
 
 
 def canonical(name: Any) -> str:
@@ -39,12 +41,12 @@ class _Seen:
     date every series occurs in every batch."""
 
     def __init__(self) -> None:
-        self._keys = TextKeys(secrets.randbits(64), secrets.randbits(64))
+        self._keys = hardware.native().TextKeys(secrets.randbits(64), secrets.randbits(64))
         self._numbers = array("q")
 
     def numbers(self, values: pa.Array, number_of: Callable[[Any], int]) -> NDArray[np.int64]:
         """Returns the number of each value; `number_of` is called with the new ones in order."""
-        is_cast = _is_text(values.type) or pa.types.is_integer(values.type)
+        is_cast = is_text(values.type) or pa.types.is_integer(values.type)
         texts = values if is_cast else pa.array(map(str, values.to_pylist()), pa.string())
         texts, keys = texts.cast(pa.large_string()), np.empty(len(values), dtype=np.int64)
         _, offsets, data = texts.buffers()
@@ -62,7 +64,7 @@ class Names:
         self._numbers: dict[str, int] = {}
         self._values: list[Any] = []
         self._same: dict[str, tuple[Any, Any]] = {}
-        self._seen: dict[pa.DataType, _Seen] = {}
+        self._seen = defaultdict[pa.DataType, _Seen](_Seen)
         self._read: Callable[[str], str] = str
         if kind is not None and pa.types.is_floating(kind):
             self._read = _without_fraction
@@ -89,7 +91,7 @@ class Names:
 
     def number(self, column: pa.Array) -> NDArray[np.int64]:
         """Returns the number of every name; numbers of nulls are arbitrary."""
-        if _is_text(column.type) and not column.null_count:
+        if is_text(column.type) and not column.null_count:
             return self._numbers_of(column)
         column = column.dictionary_encode()
         there = column.indices.drop_null()
@@ -105,7 +107,7 @@ class Names:
         return np.asarray(numbers[places])
 
     def _numbers_of(self, values: pa.Array) -> NDArray[np.int64]:
-        return self._seen.setdefault(values.type, _Seen()).numbers(values, self._of)
+        return self._seen[values.type].numbers(values, self._of)
 
     def _of(self, value: Any) -> int:
         if isinstance(value, str):

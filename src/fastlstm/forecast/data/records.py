@@ -27,7 +27,7 @@ from pyarrow import csv
 from pyarrow import parquet as pq
 
 from fastlstm.errors import DataError, kind_of_value
-from fastlstm.forecast.data.names import canonical
+from fastlstm.forecast.data.names import canonical, is_text
 from fastlstm.forecast.data.problems import CurableError, Finding
 from fastlstm.forecast.data.table import require_matrix, row_blocks, rows_at_once
 from fastlstm.forecast.data.time_text import are_times
@@ -370,11 +370,6 @@ def damaged(name: str, error: Exception) -> DataError:
     """Returns the error for a file that Arrow or the system cannot read."""
     reason = str(error).splitlines()[0].rstrip(".")
     return DataError(f"{name} cannot be read ({reason}); is it complete?")
-
-
-def is_text(kind: pa.DataType) -> bool:
-    """Returns whether a column of this type holds text."""
-    return kind in (pa.string(), pa.large_string(), pa.string_view())
 
 
 def with_nulls(column: pa.Array, words: Sequence[str]) -> pa.Array:

@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from fastlstm.errors import DataError
 from fastlstm.forecast.config import ReadOptions
 from fastlstm.forecast.data.csv_look import LOOK_HINT, are_dates, is_date, numbered
+from fastlstm.forecast.data.names import is_text
 from fastlstm.forecast.data.problems import CurableError, looks_like, settings
 from fastlstm.forecast.data.records import (
     Records,
-    is_text,
     numbers_of,
     require_distinct,
     with_nulls,

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from fastlstm.errors import DataError, nearest_hint
 from fastlstm.forecast.config import ReadOptions
 from fastlstm.forecast.data.csv_look import are_categories, usual_kind
+from fastlstm.forecast.data.names import is_text
 from fastlstm.forecast.data.problems import CurableError, Problems, looks_like, merged, settings
 from fastlstm.forecast.data.records import (
     NUMBER,
     Records,
-    is_text,
     require_few,
     with_nulls,
 )

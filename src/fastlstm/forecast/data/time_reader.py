@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from fastlstm.errors import ConfigError, DataError, counted
 from fastlstm.forecast.config import ReadOptions
+from fastlstm.forecast.data.names import is_text
 from fastlstm.forecast.data.problems import CurableError, looks_like
-from fastlstm.forecast.data.records import Records, first_refused, is_text
+from fastlstm.forecast.data.records import Records, first_refused
 from fastlstm.forecast.data.table import row_blocks
 from fastlstm.forecast.data.time_text import (
     YEAR_NAMES,

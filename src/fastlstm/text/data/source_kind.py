@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Literal
 from fastlstm.system.object_store import is_url
 from fastlstm.text.data.sources import (
     BUILT_IN,
-    PARQUET_SUFFIXES,
+    COLUMNAR_SUFFIXES,
     TEXT_SUFFIXES,
-    is_parquet,
+    is_columnar,
     text_columns,
     text_suffix,
     walk,
@@ -24,7 +24,7 @@ from fastlstm.text.data.sources import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_BINARY_TABLES = (*PARQUET_SUFFIXES, ".feather", ".ipc", ".npy")
+_BINARY_TABLES = (*COLUMNAR_SUFFIXES, ".feather", ".ipc", ".npy")
 _CSV = tuple(kind + packed for kind in (".csv", ".tsv") for packed in ("", ".gz", ".zst"))
 _SNIFFED_LINES, _SNIFFED_BYTES = 20, 1 << 20
 _QUOTED, _DELIMITER = re.compile(r'"([^"]*)"'), re.compile(r"[,;\t|]")
@@ -42,10 +42,10 @@ def kind_of_source(source: str, text_field: str | None = None) -> SourceKind:
     """Returns the kind of a source of `train`; "unknown" if it does not exist. With `text_field`,
     Parquet files are texts if the first one has a column of texts of this name."""
     tables, texts = files_of(source)
-    first = None if text_field is None else next(filter(is_parquet, tables), None)
+    first = None if text_field is None else next(filter(is_columnar, tables), None)
     if first is not None and text_field in text_columns(first):
-        texts += filter(is_parquet, tables)
-        tables = [path for path in tables if not is_parquet(path)]
+        texts += filter(is_columnar, tables)
+        tables = [path for path in tables if not is_columnar(path)]
     if tables and texts:
         return "mixed"
     if tables:
@@ -56,7 +56,7 @@ def kind_of_source(source: str, text_field: str | None = None) -> SourceKind:
 
 def column_of_texts(source: str) -> str | None:
     """Returns the column of the first Parquet file of a source that holds long texts, or None."""
-    file = next(filter(is_parquet, files_of(source)[0]), None)
+    file = next(filter(is_columnar, files_of(source)[0]), None)
     if file is None:
         return None
     from fastlstm.text.data import parquet  # pyarrow takes a while to import

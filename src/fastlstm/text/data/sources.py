@@ -63,7 +63,7 @@ _RAW_JSON = (
     "{} is read as it is, with its brackets and quotes; for the texts in it write one JSON object"
     " per line to a .jsonl file"
 )
-PARQUET_SUFFIXES = (".parquet", ".pq", ".arrow")
+COLUMNAR_SUFFIXES = (".parquet", ".pq", ".arrow")
 Form = Literal["plain", "jsonl", "parquet"]
 _JSONL_SUFFIXES = (".jsonl", ".ndjson")
 
@@ -204,13 +204,13 @@ def _file(path: Path, name: str, mode: int) -> Document:
     if not os.access(path, os.R_OK):
         raise DataError(f"cannot read {name}: Permission denied; check its permissions")
     form: Form = "jsonl" if text_suffix(path) in _JSONL_SUFFIXES else "plain"
-    form = "parquet" if is_parquet(path) else form
+    form = "parquet" if is_columnar(path) else form
     return Document(name, path, form=form, is_stream=not stat.S_ISREG(mode))
 
 
-def is_parquet(path: Path) -> bool:
-    """Returns whether a file is named as one of Parquet or Arrow, compressed inside."""
-    return path.suffix.lower() in PARQUET_SUFFIXES
+def is_columnar(path: Path) -> bool:
+    """Returns whether a file is named as a Parquet or Arrow file, which is compressed inside."""
+    return path.suffix.lower() in COLUMNAR_SUFFIXES
 
 
 def text_suffix(path: Path) -> str:
@@ -234,7 +234,7 @@ def _open_directory(root: Path, text_field: str) -> InputText:
     documents: list[Document] = []
     skipped: Counter[str] = Counter()
     paths = sorted(walk(root, _refuse))
-    columns = {path for path in paths if is_parquet(path) and text_field in text_columns(path)}
+    columns = {path for path in paths if is_columnar(path) and text_field in text_columns(path)}
     plain = TEXT_SUFFIXES - ({".json"} if columns else set())  # it describes them
     for path in paths:
         is_text = path in columns or text_suffix(path) in plain
