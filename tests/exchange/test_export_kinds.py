@@ -208,6 +208,22 @@ def test_a_module_of_tokens(tmp_path):
         assert report.proof.max_error < 1e-5
 
 
+@pytest.mark.filterwarnings("ignore:The tensor attributes", "ignore:`isinstance.treespec")
+def test_exports_before_and_after_one_to_torch_do_not_change_it_nor_are_changed(tmp_path):
+    """torch caches the kernel that an export of an LSTM has taken."""
+    example = torch.randn(4, 3, 5)
+
+    def kinds_of_nodes():
+        program = torch.export.export(torch.nn.LSTM(5, 7).eval(), (example,), strict=False)
+        return [str(node.target) for node in program.graph.nodes]
+
+    before = kinds_of_nodes()
+    module = torch.nn.LSTM(4, 6, batch_first=True)
+    report = fastlstm.export(module, torch.randn(2, 4, 4), to="torch", out=tmp_path / "out")
+    assert report.inputs[0].shape[:2] == ("B", "T")
+    assert kinds_of_nodes() == before
+
+
 def test_missing_targets_make_every_output_of_a_distribution_nan(tmp_path):
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"a": rng.normal(size=300)})

@@ -6,8 +6,8 @@ import inspect
 import io
 import re
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -75,8 +75,9 @@ def state_dict_file(graph: Graph) -> bytes:
     return encode_tensors(tensors)
 
 
-def _any_number_of_steps() -> AbstractContextManager[None]:
-    """Returns a context in which torch.export leaves the length of an LSTM's input open."""
+@contextmanager
+def _any_number_of_steps() -> Iterator[None]:
+    """In this context torch.export leaves the length of an LSTM's input open."""
     try:
         from torch.export._patches import register_lstm_while_loop_decomposition
     except ImportError:
@@ -84,8 +85,15 @@ def _any_number_of_steps() -> AbstractContextManager[None]:
             f"torch {torch.__version__} exports an LSTM of one fixed length only; install a newer"
             " version"
         ) from None
-    context: AbstractContextManager[None] = register_lstm_while_loop_decomposition()
-    return context
+    # torch's context changes the kernel, but not the operator's cache of it: an export before this
+    # one would fix the length here, and this one would change later exports.
+    cache = torch.ops.aten.lstm.input._dispatch_cache
+    cache.clear()
+    try:
+        with register_lstm_while_loop_decomposition():
+            yield
+    finally:
+        cache.clear()
 
 
 class _GraphModule(nn.Module):
