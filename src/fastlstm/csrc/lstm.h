@@ -97,7 +97,7 @@ struct ForwardArgs {
   float* h_last;                // (B, H)
   float* c_last;                // (B, H)
   void* gates;   // gate_rows(T, B) * G elements kept for backward, aligned to 64, or null
-  float* cells;  // (T + 1) * B * U * lanes kept for backward, or null with gates
+  float* cells;  // (T + 1) * B * U * lanes kept for backward, aligned to 64, or null with gates
   const CellCall* cell_call;  // or null for torch's cell
   void* workspace;            // forward_workspace(...) bytes, aligned to 64
 

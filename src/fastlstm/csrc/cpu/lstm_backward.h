@@ -5,18 +5,17 @@
 
 namespace fastlstm::FASTLSTM_ISA {
 
-// Scratch of one backward call, shared by the team. With a null base only `bytes` counts.
+// Scratch of one backward call; `dc` and `carry` belong to `lanes`, those of one thread or of all,
+// as in forward. With a null base only `bytes` counts.
 template <typename Format>
 struct BackwardScratch {
   using Element = typename Format::Element;
 
-  BackwardScratch(const BackwardArgs& g, const Sizes<Format>& n, int64_t threads) {
+  BackwardScratch(const BackwardArgs& g, const Sizes<Format>& n, Range lanes, int64_t thread) {
     steps = chunk_steps(g.T, g.B);
     Carver carver(g.workspace);
     const bool has_tokens = g.input.tokens != nullptr;
     const int64_t table = has_tokens ? g.input.num_rows * n.gates : 0;
-    dc = carver.take<float>(g.B * n.hidden);
-    carry = carver.take<float>(g.B * n.hidden);
     first = carver.take<Element>(g.B * g.H);
     d_table = {carver.take<float>(table), g.input.num_rows, n.units};
     // Where a token occurs often, for an eighth of the gates' memory.
@@ -24,14 +23,18 @@ struct BackwardScratch {
     lost = {carver.take<float>(is_compensated ? table : 0), g.input.num_rows, n.units};
     d_table_elements = {carver.take<Element>(table), g.input.num_rows, n.units};
     width = round_up(g.H, kLanes) + round_up(g.I, kLanes) + kLanes;
-    gradient = carver.take<char>(GradientScratch<Format>::bytes(width, n, threads));
-    items = carver.take<char>(Items::bytes(threads));
-    bytes = carver.bytes();
+    gradient = carver.take<char>(GradientScratch<Format>::bytes(width, n, g.threads));
+    items = carver.take<char>(Items::bytes(g.threads));
+    const int64_t num_lanes = lanes.end - lanes.begin, of_lane = round_up(n.hidden, kLine);
+    bytes = carver.bytes() + 2 * g.B * of_lane * 4 + g.threads * kPage;
+    carver.take<char>(2 * lanes.begin * of_lane * 4 + thread * kPage);
+    dc = {carver.take<float>(num_lanes * of_lane) - lanes.begin * kLanes, num_lanes};
+    carry = {carver.take<float>(num_lanes * of_lane) - lanes.begin * kLanes, num_lanes};
   }
 
   int64_t steps;              // whose dx is formed at once
-  float* dc;                  // [group][B][lane]
-  float* carry;               // [group][B][lane]: dh that passes a step where its lane does nothing
+  Cells dc;                   // gradient of the cells before the step
+  Cells carry;                // dh that passes a step where its lane does nothing
   Element* first;             // [B][H]: h0 in memory format
   GateMatrix<float> d_table;  // gradient of the projected embedding
   GateMatrix<float> lost;     // what its sums lost to rounding
@@ -50,8 +53,8 @@ void start_backward(const BackwardArgs& g, const BackwardScratch<Format>& s, con
       const auto read = [&](const float* p) {
         return p == nullptr ? Vec{} : load_part<Float32>(p + b * g.H + k, count);
       };
-      Float32::store(s.dc + k * g.B + b * kLanes, read(g.dc_last));
-      Float32::store(s.carry + k * g.B + b * kLanes, read(g.dh_last));
+      Float32::store(s.dc.at(k, b), read(g.dc_last));
+      Float32::store(s.carry.at(k, b), read(g.dh_last));
       store_part<Format>(s.first + b * g.H + k, read(g.h0), count);
     }
   }
@@ -103,7 +106,7 @@ void backward_step(const BackwardArgs& g, const Sizes<Format>& n, const Backward
       const bool active = !has_lengths || is_active(g.begins, g.ends, t, b);
       const bool is_first = is_last || (g.ends != nullptr && t + 1 == g.ends[b]);
       const bool takes = has_zoneout || is_first || !active;
-      if (takes) dh += Float32::load(s.carry + k * g.B + b * kLanes);
+      if (takes) dh += Float32::load(s.carry.at(k, b));
       Element* const gate = gates.at(t / s.steps, strip + q, t % s.steps * g.B + b);
       if (t > 0) {  // what the next step will read comes from memory
         const int64_t before = t - 1;
@@ -119,7 +122,7 @@ void backward_step(const BackwardArgs& g, const Sizes<Format>& n, const Backward
         }
       }
       if (has_lengths) {
-        if (takes) Float32::store(s.carry + k * g.B + b * kLanes, active ? Vec{} : dh);
+        if (takes) Float32::store(s.carry.at(k, b), active ? Vec{} : dh);
         if (!active) {
           for (int j = 0; j < 4; ++j) Format::store(gate + j * kLanes, Vec{});
           continue;
@@ -129,7 +132,7 @@ void backward_step(const BackwardArgs& g, const Sizes<Format>& n, const Backward
       const Vec i = Format::load(gate), f = Format::load(gate + kLanes);
       const Vec z = Format::load(gate + 2 * kLanes), o = Format::load(gate + 3 * kLanes);
       const Vec old = Float32::load(cells + k * g.B + b * kLanes);
-      float* const at = s.dc + k * g.B + b * kLanes;
+      float* const at = s.dc.at(k, b);
       Vec c = Float32::load(new_cells + k * g.B + b * kLanes);
       Vec dc = Float32::load(at), dc_kept{};
       if (rule.has_zoneout()) {
@@ -137,7 +140,7 @@ void backward_step(const BackwardArgs& g, const Sizes<Format>& n, const Backward
         c = new_cell(rule, i, f, z, old);
         dc_kept = keep.c * dc;
         dc -= dc_kept;
-        Float32::store(s.carry + k * g.B + b * kLanes, keep.h * dh);
+        Float32::store(s.carry.at(k, b), keep.h * dh);
         dh -= keep.h * dh;
       }
       const Vec squashed = rule.squash(c);
@@ -168,7 +171,7 @@ void finish_backward(const BackwardArgs& g, const Sizes<Format>& n,
   const GateMatrix<Element> gates{static_cast<Element*>(g.gates), s.steps * g.B, n.units};
   for (int64_t b = my.lanes.begin; b < my.lanes.end && g.dc0 != nullptr; ++b) {
     for (int64_t k = my.units.begin * kLanes; k < my.units.end * kLanes; k += kLanes) {
-      const Vec dc = Float32::load(s.dc + k * g.B + b * kLanes);
+      const Vec dc = Float32::load(s.dc.at(k, b));
       store_part<Float32>(g.dc0 + b * g.H + k, dc, g.H - k);
     }
   }
@@ -181,7 +184,7 @@ void finish_backward(const BackwardArgs& g, const Sizes<Format>& n,
                      if (g.recurrent_mask != nullptr) {
                        dh *= load_part<Float32>(g.recurrent_mask + b * g.H + k, count);
                      }
-                     if (has_carry) dh += Float32::load(s.carry + k * g.B + b * kLanes);
+                     if (has_carry) dh += Float32::load(s.carry.at(k, b));
                      store_part<Float32>(g.dh0 + b * g.H + k, dh, count);
                    }
                  });
@@ -400,9 +403,10 @@ void backward_loop(const BackwardArgs& g, Member me) {
   Engine engine;
   const Sizes<Format> n(g.I, g.H);
   const BackwardWeights<Format> w(g.weights, n);
-  const BackwardScratch<Format> s(g, n, g.threads);
-  const bool is_alone = splits_lanes(g.B, n.gates * n.hidden * int64_t{sizeof(Element)}, me.count);
+  const bool is_alone =
+      splits_lanes(g.B, n.gates * n.hidden * int64_t{sizeof(Element)}, me.count, false);
   const Share my = share_of(me, n.units, g.B, is_alone);
+  const BackwardScratch<Format> s(g, n, my.lanes, is_alone ? me.index : 0);
   Items items(s.items, me);
   const auto blocks_of = [&](int64_t units, int64_t rows) {
     return Blocks::of<Engine>(units, rows, me.count, kStrips, 2 * kLanes * n.gate_inner);

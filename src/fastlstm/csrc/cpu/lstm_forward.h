@@ -1,8 +1,8 @@
 // A whole sequence forward: the time loop inside one team of threads.
 //
 // A thread begins every step with the same units, so that its part of the recurrent weights stays
-// in its own cache, and meets the others once per step. Where the weights are small, it owns lanes
-// instead and meets nobody.
+// in its own cache, and meets the others once per step. Where the weights are small or the lanes
+// many, it owns lanes instead and meets nobody.
 #pragma once
 
 #include "cpu/cell.h"
@@ -12,42 +12,68 @@
 
 namespace fastlstm::FASTLSTM_ISA {
 
-inline constexpr int64_t kSharedWeights = 512 << 10;
+inline constexpr int64_t kPage = 4096, kLine = 16;  // bytes; floats
 inline constexpr int64_t kLaneBlock = 16;  // with layer norm sums over lanes are those of blocks
 
-// Whether threads own lanes, and not units. `bytes`: of the recurrent weights.
+// Whether threads own lanes, and not units. A thread that owns lanes reads all recurrent weights
+// (`bytes`) at every step: from its own cache, or with lanes enough from the one that all share.
+// Tiles multiply too fast for the shared one.
 FASTLSTM_INLINE bool splits_lanes(int64_t num_lanes, int64_t bytes, int64_t threads,
-                                  int64_t least = 8) {
-  return bytes <= kSharedWeights && num_lanes >= least * threads;
+                                  bool has_norm) {
+  constexpr int64_t kOwn = (kHasTiles ? 512 : 1024) << 10, kShared = kHasTiles ? 0 : 4 << 20;
+  if (has_norm) return bytes <= 512 << 10 && num_lanes >= kLaneBlock * threads;
+  return num_lanes >= (bytes <= kOwn ? 8 : 16) * threads && bytes <= max_of(kOwn, kShared);
 }
 
-// Scratch of one forward call, shared by the team. With a null base only `bytes` counts.
+// A vector of floats for each group of units and each of some lanes.
+struct Cells {
+  FASTLSTM_INLINE float* at(int64_t k, int64_t b) const { return first + k * lanes + b * kLanes; }
+
+  float* first;
+  int64_t lanes;
+};
+
+// Scratch of one forward call. States, cells and projected input belong to `lanes`, those of one
+// thread or of all. With a null base only `bytes` counts.
+//
+// A core fetches lines ahead of what it reads, up to the end of a page. Where the next line is
+// another thread's, it travels from core to core at every step: so the lanes of a thread lie apart.
 template <typename Format>
 struct ForwardScratch {
   using Element = typename Format::Element;
-  ForwardScratch(const ForwardArgs& g, const Sizes<Format>& n) {
+  ForwardScratch(const ForwardArgs& g, const Sizes<Format>& n, Range lanes, int64_t thread)
+      : num_lanes(lanes.end - lanes.begin) {
     // One more cache line than needed: rows at a power of two would share the same cache sets.
     state_stride = round_up(n.state_inner * int64_t{sizeof(Element)}, 64) / sizeof(Element) +
                    64 / sizeof(Element);
     steps = chunk_steps(g.T, g.B);
-    const int64_t rows = g.input.tokens != nullptr ? g.input.num_rows : steps * g.B;
+    const bool has_table = g.input.tokens != nullptr;
     Carver carver(g.workspace);
-    states = carver.take<Element>(2 * g.B * state_stride);
-    projected = {carver.take<float>(rows * n.gates), rows, n.units};
-    cells = carver.take<float>(g.cells == nullptr ? g.B * n.hidden : 0);
     items = carver.take<char>(Items::bytes(g.threads));
-    bytes = carver.bytes();
+    if (has_table) projected.gates = carver.take<float>(g.input.num_rows * n.gates);
+    const int64_t of_state = 2 * state_stride, of_input = has_table ? 0 : steps * n.gates;
+    const int64_t of_cell = round_up(n.hidden, kLine);
+    const int64_t of_lane = of_state * int64_t{sizeof(Element)} + (of_input + of_cell) * 4;
+    bytes = carver.bytes() + g.B * of_lane + g.threads * kPage;
+    carver.take<char>(lanes.begin * of_lane + thread * kPage);
+    states = carver.take<Element>(num_lanes * of_state) - lanes.begin * state_stride;
+    cells = {carver.take<float>(num_lanes * of_cell) - lanes.begin * kLanes, num_lanes};
+    if (has_table) {
+      projected = {projected.gates, g.input.num_rows, n.units};
+    } else {
+      float* const inputs = carver.take<float>(num_lanes * of_input);
+      projected = {inputs - lanes.begin * projected.kGroup, steps * num_lanes, n.units};
+    }
   }
 
-  Element* state(int64_t step, int64_t lanes) const {
-    return states + (step & 1) * lanes * state_stride;
-  }
+  Element* state(int64_t step) const { return states + (step & 1) * num_lanes * state_stride; }
 
-  int64_t state_stride;         // elements
-  int64_t steps;                // of dense input that are projected at once
-  Element* states;              // [2][B][state_stride]: h_{t-1} as the recurrence sees it, and h_t
+  int64_t num_lanes;     // of `lanes`
+  int64_t state_stride;  // elements
+  int64_t steps;         // of dense input that are projected at once
+  Element* states;       // [2][lane][state_stride]: h_{t-1} as the recurrence sees it, and h_t
   GateMatrix<float> projected;  // input times w_ih, plus bias: of a chunk, or of every token
-  float* cells;                 // [group][B][lane] when none are kept
+  Cells cells;                  // c_{t-1}
   char* items;
   int64_t bytes;
 };
@@ -56,7 +82,7 @@ template <typename Format>
 bool splits_lanes(int64_t B, int64_t H, int threads, bool has_norm) {
   const Sizes<Format> n(1, H);
   const int64_t bytes = n.gates * n.state_inner * int64_t{sizeof(typename Format::Element)};
-  return has_norm ? splits_lanes(B, bytes, threads, kLaneBlock) : splits_lanes(B, bytes, threads);
+  return splits_lanes(B, bytes, threads, has_norm);
 }
 
 // A row of the chunk of `steps` steps that begins at step t, counted in memory, by its number in
@@ -69,7 +95,7 @@ struct ChunkOrder {
   }
 
   FASTLSTM_INLINE int64_t operator()(int64_t row) const {
-    if (!is_reversed) return row;
+    if (!is_reversed) return shift + row;
     const auto at = static_cast<uint32_t>(row);
     return (steps - 1 - at / lanes) * lanes + at % lanes;
   }
@@ -77,6 +103,7 @@ struct ChunkOrder {
   int64_t first;  // row of the chunk's begin in memory
   uint32_t lanes, steps;
   bool is_reversed;
+  int64_t shift = 0;  // added to the number of a row
 };
 
 FASTLSTM_INLINE bool is_active(const int64_t* begins, const int64_t* ends, int64_t t, int64_t b) {
@@ -86,7 +113,7 @@ FASTLSTM_INLINE bool is_active(const int64_t* begins, const int64_t* ends, int64
 // Brings h0 and c0 into the scratch, for the lanes and units of one thread.
 template <typename Format>
 void start_forward(const ForwardArgs& g, const Sizes<Format>& n, const ForwardScratch<Format>& s,
-                   float* cells, const Share& my) {
+                   const Share& my) {
   using Element = typename Format::Element;
   const int64_t from = my.units.begin * kLanes;
   const int64_t to = my.units.end * kLanes;
@@ -98,12 +125,13 @@ void start_forward(const ForwardArgs& g, const Sizes<Format>& n, const ForwardSc
         h *= load_part<Float32>(g.recurrent_mask + b * g.H + k, count);
       }
       const Vec c = g.c0 == nullptr ? Vec{} : load_part<Float32>(g.c0 + b * g.H + k, count);
-      store_part<Format>(s.state(0, g.B) + b * s.state_stride + k, h, n.state_inner - k);
-      Float32::store(cells + k * g.B + b * kLanes, c);
+      store_part<Format>(s.state(0) + b * s.state_stride + k, h, n.state_inner - k);
+      Float32::store(s.cells.at(k, b), c);
+      if (g.cells != nullptr) Float32::stream(Cells{g.cells, g.B}.at(k, b), c);
     }
     if (to == n.hidden) {  // the padding of both states is this thread's too
       for (int64_t t = 0; t < 2; ++t) {
-        Element* const row = s.state(t, g.B) + b * s.state_stride;
+        Element* const row = s.state(t) + b * s.state_stride;
         for (int64_t k = n.hidden; k < n.state_inner; ++k) row[k] = 0;
       }
     }
@@ -125,17 +153,17 @@ FASTLSTM_INLINE Vec output_before(const ForwardArgs& g, int64_t t, int64_t b, in
 template <typename Format, typename Engine, typename Cell>
 void forward_step(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWeights<Format>& w,
                   const ForwardScratch<Format>& s, const Share& my, Engine& engine, int64_t t,
-                  const Cell& cell, float* cells, float* new_cells) {
+                  const Cell& cell, const Cells& kept_cells) {
   using Element = typename Format::Element;
-  const Element* const state = s.state(t, g.B);
-  Element* const new_state = s.state(t + 1, g.B);
+  const Element* const state = s.state(t);
+  Element* const new_state = s.state(t + 1);
   Element* const y = static_cast<Element*>(g.y) + g.row(t) * g.y_stride;
   const GateMatrix<Element> gates{static_cast<Element*>(g.gates), s.steps * g.B, n.units};
-  const int64_t first_row = t % s.steps * g.B;
+  const int64_t first_row = t % s.steps * s.num_lanes;
   const int64_t* const tokens = g.input.tokens == nullptr ? nullptr : g.input.tokens + g.row(t);
   const bool has_lengths = g.begins != nullptr || g.ends != nullptr;
   Element* const all_kept =
-      g.gates == nullptr ? nullptr : gates.at(t / s.steps, my.units.begin, first_row);
+      g.gates == nullptr ? nullptr : gates.at(t / s.steps, my.units.begin, t % s.steps * g.B);
   const auto finish = [&](int64_t b, int64_t k, Vec o, Vec c, Vec old) {
     const int64_t count = g.H - k;
     Vec h = o * cell.squash(c);
@@ -156,7 +184,8 @@ void forward_step(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWei
       }
       Format::store(new_state + b * s.state_stride + k, h);
     }
-    Float32::store(new_cells + k * g.B + b * kLanes, c);
+    Float32::store(s.cells.at(k, b), c);
+    if (kept_cells.first != nullptr) Float32::stream(kept_cells.at(k, b), c);
     store_part<Format>(y + b * g.y_stride + k, out, count);
   };
   // A row is finished while the gates of the next one are formed: a core waits for neither.
@@ -175,7 +204,7 @@ void forward_step(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWei
              for (int q = 0; q < 4; ++q) gate[q] += Float32::load(in + q * kLanes);
              const Vec i = cell.gate(gate[0]), f = cell.gate(gate[1]), z = cell.squash(gate[2]);
              const Vec o = cell.gate(gate[3]);
-             const Vec old = Float32::load(cells + k * g.B + b * kLanes);
+             const Vec old = Float32::load(s.cells.at(k, b));
              if (all_kept != nullptr) {
                Element* const kept =
                    all_kept + ((u - my.units.begin) * gates.rows + b) * gates.kGroup;
@@ -233,8 +262,9 @@ void project_chunk(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWe
     return;
   }
   for (int64_t k = 0; k < steps; ++k) {
-    const Range part{k * g.B + my.lanes.begin, k * g.B + my.lanes.end};
-    project_input(g, n, w, engine, part, my.units, rows, order, s.projected, finish);
+    const int64_t at = g.is_reversed ? steps - 1 - k : k;
+    project_input(g, n, w, engine, my.lanes, my.units, rows + k * g.B * g.input.stride,
+                  {0, 0, 0, false, at * s.num_lanes}, s.projected, finish);
   }
 }
 
@@ -249,7 +279,7 @@ void project_table(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWe
 
 // h_last and c_last of the lanes and units of one thread.
 template <typename Format>
-void finish_forward(const ForwardArgs& g, const float* cells, const Share& my) {
+void finish_forward(const ForwardArgs& g, const Cells& cells, const Share& my) {
   using Element = typename Format::Element;
   const auto* const y = static_cast<const Element*>(g.y);
   for (int64_t b = my.lanes.begin; b < my.lanes.end; ++b) {
@@ -264,8 +294,7 @@ void finish_forward(const ForwardArgs& g, const float* cells, const Share& my) {
         h = load_part<Float32>(g.h0 + b * g.H + k, count);
       }
       store_part<Float32>(g.h_last + b * g.H + k, h, count);
-      store_part<Float32>(g.c_last + b * g.H + k, Float32::load(cells + k * g.B + b * kLanes),
-                          count);
+      store_part<Float32>(g.c_last + b * g.H + k, Float32::load(cells.at(k, b)), count);
     }
   }
 }
@@ -276,24 +305,24 @@ void forward_loop(const ForwardArgs& g, Member me) {
   Engine engine;
   const Sizes<Format> n(g.I, g.H);
   const ForwardWeights<Format> w(g.weights, n);
-  const ForwardScratch<Format> s(g, n);
   const bool is_alone = splits_lanes<Format>(g.B, g.H, me.count, false);
   const Share my = share_of(me, n.units, g.B, is_alone);
+  const ForwardScratch<Format> s(g, n, my.lanes, is_alone ? me.index : 0);
   Items items(s.items, me);
   const auto blocks =
       Blocks::of<Engine>(n.units, g.B, me.count, 1, 8 * kLanes * int64_t{n.state_inner});
   const Cell cell(g.cell_call);
   const bool is_dense = g.input.tokens == nullptr;
   const AddBias<Format> add_bias{w};
-  float* cells = g.gates == nullptr ? s.cells : g.cells;
-  start_forward(g, n, s, cells, my);
+  Cells kept_cells{g.cells, g.B};
+  start_forward(g, n, s, my);
   if (!is_dense) project_table(g, n, w, s, engine, me, add_bias);
   me.barrier->wait(me.count);
   for (int64_t t = 0; t < g.T; ++t) {
-    float* const new_cells = g.gates == nullptr ? cells : cells + g.B * n.hidden;
+    if (g.cells != nullptr) kept_cells.first += g.B * n.hidden;
     const auto step = [&](const Share& item) __attribute__((noinline)) {
       if (is_dense && t % s.steps == 0) project_chunk(g, n, w, s, item, engine, t, add_bias);
-      forward_step(g, n, w, s, item, engine, t, cell, cells, new_cells);
+      forward_step(g, n, w, s, item, engine, t, cell, kept_cells);
     };
     if (is_alone) {
       step(my);
@@ -301,9 +330,8 @@ void forward_loop(const ForwardArgs& g, Member me) {
       items.each(blocks, t % 2 != 0, step);
       me.barrier->wait(me.count);
     }
-    cells = new_cells;
   }
-  finish_forward<Format>(g, cells, my);
+  finish_forward<Format>(g, s.cells, my);
   stream_fence();
 }
 

@@ -133,7 +133,7 @@ void norm_backward_outputs(const BackwardArgs& g, const Sizes<Format>& n,
         dh *= load_part<Float32>(g.recurrent_mask + b * g.H + k, count);
       }
     }
-    float* const carry = s.carry + k * g.B + b * kLanes;
+    float* const carry = s.carry.at(k, b);
     if (is_last || has_carry) dh += Float32::load(carry);
     float* const out = ns.d_gates.at(0, u, b);
     if (has_lengths && !is_active(g.begins, g.ends, step.t, b)) {
@@ -205,7 +205,7 @@ void norm_backward_gates(const BackwardArgs& g, const BackwardScratch<Format>& s
       const Vec z = Format::load(gate + 2 * kLanes), o = Format::load(gate + 3 * kLanes);
       const Vec old = Float32::load(step.cells + k * g.B + b * kLanes);
       const Vec c = step.normed_cell(step.fresh_cell(gate, old), at);
-      float* const dc_at = s.dc + k * g.B + b * kLanes;
+      float* const dc_at = s.dc.at(k, b);
       Vec dc = Float32::load(dc_at), dc_kept{};
       if (cell.has_zoneout()) {
         dc_kept = cell.keep(at, k).c * dc;
@@ -342,10 +342,10 @@ void norm_backward_loop(const BackwardArgs& g, Member me) {
   Engine engine;
   const Sizes<Format> n(g.I, g.H);
   const BackwardWeights<Format> w(g.weights, n);
-  const BackwardScratch<Format> s(g, n, g.threads);
+  const BackwardScratch<Format> s(g, n, {0, g.B}, 0);
   const NormBackwardScratch<Format> ns(static_cast<char*>(g.workspace) + s.bytes, g, n, me.index);
   const bool is_alone =
-      splits_lanes(g.B, n.gates * n.hidden * int64_t{sizeof(Element)}, me.count, kLaneBlock);
+      splits_lanes(g.B, n.gates * n.hidden * int64_t{sizeof(Element)}, me.count, true);
   const Share my = share_of(me, n.units, g.B, is_alone, kLaneBlock);
   const auto meet = [&] {
     if (!is_alone) me.barrier->wait(me.count);
@@ -387,7 +387,7 @@ void norm_backward_loop(const BackwardArgs& g, Member me) {
 template <typename Format>
 int64_t backward_workspace(const BackwardArgs& g) {
   const Sizes<Format> n(g.I, g.H);
-  const BackwardScratch<Format> s(g, n, g.threads);
+  const BackwardScratch<Format> s(g, n, {0, g.B}, 0);
   if (g.cell_call == nullptr || g.cell_call->gamma_hh == nullptr) return s.bytes;
   return s.bytes + NormBackwardScratch<Format>(nullptr, g, n, 0).bytes;
 }

@@ -45,7 +45,7 @@ void norm_products(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWe
                    const ForwardScratch<Format>& s, const NormForwardScratch<Format>& ns,
                    const Share& my, Engine& engine, int64_t t) {
   const GateSums gate_sums(n);
-  multiply(engine, plain(s.state(t, g.B), s.state_stride, n.state_inner), my.lanes, w.recurrent,
+  multiply(engine, plain(s.state(t), s.state_stride, n.state_inner), my.lanes, w.recurrent,
            w.recurrent_stride, {n.strips_of(my.units), t % 2 != 0}, n.state_inner,
            [&](int64_t b, int64_t strip, int, const float* sums) {
              const int64_t u = strip / 4;
@@ -62,8 +62,7 @@ void norm_products(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWe
 template <typename Format, bool kKeep, typename Cell>
 void norm_gates(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWeights<Format>& w,
                 const ForwardScratch<Format>& s, const NormForwardScratch<Format>& ns,
-                const Share& my, const Cell& cell, int64_t t, const float* cells,
-                float* new_cells) {
+                const Share& my, const Cell& cell, int64_t t, const Cells& kept_cells) {
   using Element = typename Format::Element;
   const GateMatrix<Element> gates{static_cast<Element*>(g.gates), s.steps * g.B, n.units};
   const Normed<Element> normed(g.cell_call->normed, g.T, g.B, s.steps, n.units);
@@ -94,7 +93,7 @@ void norm_gates(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWeigh
       }
       const Vec i = cell.gate(a[0]), f = cell.gate(a[1]), z = cell.squash(a[2]);
       const Vec o = cell.gate(a[3]);
-      const Vec old = Float32::load(cells + k * g.B + b * kLanes);
+      const Vec old = Float32::load(s.cells.at(k, b));
       const Vec fresh[1] = {new_cell(cell, i, f, z, old)};
       add_group(fresh, count, ns.partial_c, u, b);
       Float32::store(raw, fresh[0]);
@@ -102,8 +101,9 @@ void norm_gates(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWeigh
       Vec c = fresh[0];
       if (cell.has_zoneout()) c = mix(cell.keep(t * g.B + b, k).c, old, c);
       if (has_lengths && !is_active(g.begins, g.ends, t, b)) c = old;
-      Float32::store(new_cells + k * g.B + b * kLanes, c);
+      Float32::store(s.cells.at(k, b), c);
       if constexpr (kKeep) {
+        Float32::stream(kept_cells.at(k, b), c);
         Element* const kept = gates.at(chunk, u, first_row + b);
         Format::stream(kept, i);
         Format::stream(kept + kLanes, f);
@@ -120,8 +120,8 @@ void norm_outputs(const ForwardArgs& g, const ForwardScratch<Format>& s,
                   const NormForwardScratch<Format>& ns, const Share& my, const Cell& cell,
                   int64_t t) {
   auto* const y = static_cast<typename Format::Element*>(g.y) + g.row(t) * g.y_stride;
-  const auto* const state = s.state(t, g.B);
-  auto* const new_state = s.state(t + 1, g.B);
+  const auto* const state = s.state(t);
+  auto* const new_state = s.state(t + 1);
   const bool has_lengths = g.begins != nullptr || g.ends != nullptr;
   for (int64_t u = my.units.begin; u < my.units.end; ++u) {
     const int64_t k = u * kLanes, count = g.H - k;
@@ -153,7 +153,7 @@ void norm_forward_loop(const ForwardArgs& g, Member me) {
   Engine engine;
   const Sizes<Format> n(g.I, g.H);
   const ForwardWeights<Format> w(g.weights, n);
-  const ForwardScratch<Format> s(g, n);
+  const ForwardScratch<Format> s(g, n, {0, g.B}, 0);
   const NormForwardScratch<Format> ns(static_cast<char*>(g.workspace) + s.bytes, g, n, s, me.index);
   const bool is_alone = splits_lanes<Format>(g.B, g.H, me.count, true);
   const Share my = share_of(me, n.units, g.B, is_alone, kLaneBlock);
@@ -173,8 +173,8 @@ void norm_forward_loop(const ForwardArgs& g, Member me) {
     }
   };
   const bool keeps = g.gates != nullptr;
-  float* cells = keeps ? g.cells : s.cells;
-  start_forward(g, n, s, cells, my);
+  Cells kept_cells{g.cells, g.B};
+  start_forward(g, n, s, my);
   if (tokens != nullptr) project_table(g, n, w, s, engine, me, add_moments);
   me.barrier->wait(me.count);
   if (tokens != nullptr) merge_groups<4>(ns.partial_ih, {0, g.input.num_rows}, g.H, ns.ih);
@@ -185,13 +185,12 @@ void norm_forward_loop(const ForwardArgs& g, Member me) {
     meet();
     if (has_projected) merge_inputs(min_of(s.steps, g.T - t));
     merge_groups<4>(ns.partial_hh, my.lanes, g.H, ns.hh);
-    float* const new_cells = keeps ? cells + g.B * n.hidden : cells;
     if (keeps) {
-      norm_gates<Format, true>(g, n, w, s, ns, my, cell, t, cells, new_cells);
+      kept_cells.first += g.B * n.hidden;
+      norm_gates<Format, true>(g, n, w, s, ns, my, cell, t, kept_cells);
     } else {
-      norm_gates<Format, false>(g, n, w, s, ns, my, cell, t, cells, new_cells);
+      norm_gates<Format, false>(g, n, w, s, ns, my, cell, t, kept_cells);
     }
-    cells = new_cells;
     meet();
     merge_groups<1>(ns.partial_c, my.lanes, g.H, ns.c);
     norm_outputs(g, s, ns, my, cell, t);
@@ -207,14 +206,14 @@ void norm_forward_loop(const ForwardArgs& g, Member me) {
     }
     meet();
   }
-  finish_forward<Format>(g, cells, my);
+  finish_forward<Format>(g, s.cells, my);
   stream_fence();
 }
 
 template <typename Format>
 int64_t forward_workspace(const ForwardArgs& g) {
   const Sizes<Format> n(g.I, g.H);
-  const ForwardScratch<Format> s(g, n);
+  const ForwardScratch<Format> s(g, n, {0, g.B}, 0);
   if (g.cell_call == nullptr || g.cell_call->gamma_hh == nullptr) return s.bytes;
   return s.bytes + NormForwardScratch<Format>(nullptr, g, n, s, 0).bytes;
 }
