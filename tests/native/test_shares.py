@@ -1,4 +1,4 @@
-"""Threads have equal shares of a step, however many there are: counted, not timed."""
+"""Threads have equal shares of a step, and memory of their own: counted, not timed."""
 
 from __future__ import annotations
 
@@ -13,15 +13,25 @@ ROOT = Path(__file__).parents[2]
 COMPILER = shutil.which(os.environ.get("CXX", "g++"))
 
 
-@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
-def test_nine_tenths_of_all_threads_time_are_work(tmp_path: Path) -> None:
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+
+
+def lines_of(name: str, tmp_path: Path) -> list[str]:
+    """Returns what the program `name` prints."""
     assert COMPILER is not None
-    program = tmp_path / "shares"
+    program = tmp_path / name
     flags = ["-std=c++20", "-O1", "-Wno-psabi", f"-I{ROOT / 'src/fastlstm/csrc'}"]
-    source = Path(__file__).with_name("shares.cpp")
+    source = Path(__file__).with_name(f"{name}.cpp")
     subprocess.run([COMPILER, *flags, source, "-o", program], check=True)
-    lines = subprocess.run([program], capture_output=True, text=True, check=True).stdout.split("\n")
-    rows = [line.split() for line in lines if line]
+    return subprocess.run([program], capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def test_nine_tenths_of_all_threads_time_are_work(tmp_path: Path) -> None:
+    rows = [line.split() for line in lines_of("shares", tmp_path)]
     assert len(rows) == 2 * 3 * 11
     for *size, forward, backward, weights in rows:
         assert min(float(forward), float(backward), float(weights)) >= 0.9, size
+
+
+def test_threads_that_own_lanes_write_no_page_of_another(tmp_path: Path) -> None:
+    assert not lines_of("scratch", tmp_path)

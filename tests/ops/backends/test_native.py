@@ -216,7 +216,9 @@ def test_lengths_and_recurrent_mask(ops, isa, dtype, threads):
         ops.assert_close(f"d{name}", got, exact_value, dtype)
 
 
-@pytest.mark.parametrize("sizes", [(9, 21, 24, 80), (4, 25, 40, 264), (3, 130, 8, 136)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [(9, 21, 24, 80), (4, 25, 40, 264), (3, 130, 8, 136), (2, 70, 8, 300)], ids=str
+)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_threads_and_repeats_give_equal_bits(ops, isa, dtype, sizes, monkeypatch):
     def run(num):
