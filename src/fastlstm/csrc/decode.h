@@ -129,6 +129,9 @@ struct DecodeKernels {
   void (*pack)(const DecodePackArgs&, Member);
   int64_t (*workspace)(const DecodeArgs&);
   void (*decode)(const DecodeArgs&, Member);
+  // Whether each thread decodes rows of its own, and not all threads all rows. `bytes`: of the
+  // weights that a step reads.
+  bool (*splits_rows)(int64_t rows, int64_t bytes, int64_t threads);
   uint32_t (*read_all)(const void*, int64_t bytes);  // for measuring; the result means nothing
 };
 

@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <utility>
@@ -41,8 +42,8 @@ class Model {
   Model(const DecodeKernels& kernels, int64_t V, int64_t E, int64_t H, int64_t R, bool is_residual,
         Address table, Address embedding, std::vector<DecodeLayer> layers,
         const DecodeMatrix& projection, const DecodeMatrix& output, Address output_bias,
-        int activation, int recurrent_activation)
-      : kernels_(kernels), layers_(std::move(layers)) {
+        int activation, int recurrent_activation, int64_t weight_bytes)
+      : kernels_(kernels), weight_bytes_(weight_bytes), layers_(std::move(layers)) {
     model_ = {V,
               E,
               H,
@@ -83,19 +84,56 @@ class Model {
     }
     if (rows.empty()) return 0.0;
     const auto begin = std::chrono::steady_clock::now();
-    DecodeArgs args{&model_, rows.data(), static_cast<int64_t>(rows.size()),
-                    steps,   threads,     nullptr};
-    thread_local Scratch scratch;
-    args.workspace = scratch.take(kernels_.workspace(args));
-    run_team(threads, [&](Member me) { kernels_.decode(args, me); });
-    scratch.give_back();
+    std::vector<DecodeArgs> parts = parts_of(rows, steps, threads);
+    run_parts(parts, threads);
     for (size_t k = 0; k < rows.size(); ++k) running[k]->finish(rows[k]);
     const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
     return taken.count();
   }
 
  private:
+  // All rows for one team, or parts that threads take one after the other. A thread with rows of
+  // its own meets nobody, but reads all weights at every step: they must be in a cache, the rows
+  // many.
+  std::vector<DecodeArgs> parts_of(std::vector<DecodeRow>& rows, int64_t steps, int threads) const {
+    constexpr int64_t kRows = 16,
+                      kPartsPerThread = 4;  // more, and late threads delay the others less
+    const auto count = static_cast<int64_t>(rows.size());
+    const bool is_split = kernels_.splits_rows(count, weight_bytes_, threads);
+    const int64_t per_thread = std::clamp(count / (kRows * threads), int64_t{1}, kPartsPerThread);
+    const int64_t num_parts = is_split ? per_thread * threads : 1;
+    std::vector<DecodeArgs> parts;
+    for (int64_t k = 0; k < num_parts; ++k) {
+      const int64_t begin = count * k / num_parts, end = count * (k + 1) / num_parts;
+      parts.push_back(
+          {&model_, rows.data() + begin, end - begin, steps, is_split ? 1 : threads, nullptr});
+    }
+    return parts;
+  }
+
+  void run_parts(std::vector<DecodeArgs>& parts, int threads) const {
+    constexpr int64_t kPage = 4096;  // between what two threads write: see ForwardScratch
+    thread_local Scratch scratch;
+    int64_t bytes = 0;
+    for (const DecodeArgs& part : parts) bytes += kernels_.workspace(part) + kPage;
+    auto* memory = static_cast<char*>(scratch.take(bytes));
+    for (DecodeArgs& part : parts) {
+      part.workspace = memory;
+      memory += kernels_.workspace(part) + kPage;
+    }
+    std::atomic<size_t> next{0};
+    run_team(threads, [&](Member me) {
+      if (parts.size() == 1) return kernels_.decode(parts[0], me);
+      Barrier alone;
+      for (size_t k = next++; k < parts.size(); k = next++) {
+        kernels_.decode(parts[k], {0, 1, &alone});
+      }
+    });
+    scratch.give_back();
+  }
+
   const DecodeKernels& kernels_;
+  int64_t weight_bytes_;
   std::vector<DecodeLayer> layers_;
   DecodeModel model_;
 };
@@ -205,7 +243,7 @@ void bind_decode(nb::module_& m) {
   nb::class_<Model>(m, "DecodeModel")
       .def(nb::init<const DecodeKernels&, int64_t, int64_t, int64_t, int64_t, bool, Address,
                     Address, std::vector<DecodeLayer>, const DecodeMatrix&, const DecodeMatrix&,
-                    Address, int, int>())
+                    Address, int, int, int64_t>())
       .def("run", &Model::run, "streams"_a, "steps"_a, "threads"_a);
   nb::class_<Settings>(m, "DecodeSettings")
       .def(nb::init<>())

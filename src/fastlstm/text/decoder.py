@@ -118,13 +118,14 @@ class Decoder:
         self.output_bias = bias[:V]
         by_token = [array for array in (table, rows) if array is not None]
         self._arrays += [*by_token, bias]
+        self.nbytes = sum(array.nbytes for array in self._arrays)
+        self.bytes_per_token = self.nbytes - sum(a.nbytes - a.nbytes // V for a in by_token)
         self._native = native.DecodeModel(
             self._kernels, V, E, H, config.output_width, config.residual,
             _address(table), _address(rows), layers, projection, output, _address(bias),
             ACTIVATIONS.index(config.activation), ACTIVATIONS.index(config.recurrent_activation),
+            self.bytes_per_token,
         )  # fmt: skip
-        self.nbytes = sum(array.nbytes for array in self._arrays)
-        self.bytes_per_token = self.nbytes - sum(a.nbytes - a.nbytes // V for a in by_token)
         self._tuners: dict[int, ThreadTuner] = {}
         inputs = config.num_layers * H + max(E, H) - H
         macs = 4 * H * (config.num_layers * H + inputs) - 64 * int(np.diff(self._blocks)[0])

@@ -206,7 +206,7 @@ def run_case(kernel, place, threads, shape, options, seed):
         arena.check()
         return
     gates = arena.output("gates", kernel.gate_rows(T, B) * 4 * padded * size, 64)
-    cells = arena.output("cells", (T + 1) * B * padded * 4)
+    cells = arena.output("cells", (T + 1) * B * padded * 4, 64)
     if "norm" in options:
         kept_norm[0] = arena.output("normed", 2 * gates.nbytes, 64)
         kept_norm[1] = arena.output("moments", 4 * T * B * 4)

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cpu/decode_step.h"
+#include "cpu/items.h"
 
 namespace fastlstm::FASTLSTM_ISA {
 
@@ -16,6 +17,11 @@ template <typename Format, typename Engine>
 void decode(const DecodeArgs& g, Member me) {
   FlushDenormals flush;
   DecodeLoop<Format, Engine>(g, me).run();
+}
+
+// By the rule of the layers' kernels, where recurrent weights are half of what a step reads.
+inline bool splits_rows(int64_t rows, int64_t bytes, int64_t threads) {
+  return threads > 1 && splits_lanes(rows, bytes / 2, threads, false);
 }
 
 // Reads whole vectors and does next to nothing with them: what the caches can deliver.
@@ -48,6 +54,7 @@ const DecodeKernels& decode_table(const char* isa, WeightFormat format) {
                                    pack_decode<Format>,
                                    decode_workspace<Format>,
                                    decode<Format, Engine>,
+                                   splits_rows,
                                    read_all};
   return table;
 }

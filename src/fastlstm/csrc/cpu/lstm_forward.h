@@ -12,19 +12,6 @@
 
 namespace fastlstm::FASTLSTM_ISA {
 
-inline constexpr int64_t kPage = 4096, kLine = 16;  // bytes; floats
-inline constexpr int64_t kLaneBlock = 16;  // with layer norm sums over lanes are those of blocks
-
-// Whether threads own lanes, and not units. A thread that owns lanes reads all recurrent weights
-// (`bytes`) at every step: from its own cache, or with lanes enough from the one that all share.
-// Tiles multiply too fast for the shared one.
-FASTLSTM_INLINE bool splits_lanes(int64_t num_lanes, int64_t bytes, int64_t threads,
-                                  bool has_norm) {
-  constexpr int64_t kOwn = (kHasTiles ? 512 : 1024) << 10, kShared = kHasTiles ? 0 : 4 << 20;
-  if (has_norm) return bytes <= 512 << 10 && num_lanes >= kLaneBlock * threads;
-  return num_lanes >= (bytes <= kOwn ? 8 : 16) * threads && bytes <= max_of(kOwn, kShared);
-}
-
 // A vector of floats for each group of units and each of some lanes.
 struct Cells {
   FASTLSTM_INLINE float* at(int64_t k, int64_t b) const { return first + k * lanes + b * kLanes; }
