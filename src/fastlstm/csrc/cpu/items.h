@@ -19,8 +19,8 @@ inline constexpr int64_t kLaneBlock = 16;  // with layer norm sums over lanes ar
 FASTLSTM_INLINE bool splits_lanes(int64_t num_lanes, int64_t bytes, int64_t threads,
                                   bool has_norm) {
   constexpr int64_t kOwn = (kHasTiles ? 512 : 768) << 10, kShared = kHasTiles ? 0 : 4 << 20;
-  if (has_norm) return bytes <= 512 << 10 && num_lanes >= kLaneBlock * threads;
-  return num_lanes >= (bytes <= kOwn ? 8 : 16) * threads && bytes <= max_of(kOwn, kShared);
+  const int64_t least = has_norm ? kLaneBlock : bytes <= kOwn ? 8 : 16;
+  return num_lanes >= least * threads && bytes <= max_of(kOwn, kShared);
 }
 
 // Units, or other strips of columns, and rows.

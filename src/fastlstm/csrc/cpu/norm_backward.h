@@ -14,22 +14,26 @@ struct NormSums {
   float *gamma_c, *beta_c;            // [group][lane]
 };
 
-// Scratch of one backward call behind `base`; `means` are those of thread `index`.
+// Scratch of one backward call behind `base`: `means` are a thread's own; gradients and partial
+// sums belong to `lanes`, as in forward. With a null base only `bytes` counts.
 template <typename Format>
 struct NormBackwardScratch {
-  NormBackwardScratch(void* base, const BackwardArgs& g, const Sizes<Format>& n, int64_t index) {
+  NormBackwardScratch(void* base, const BackwardArgs& g, const Sizes<Format>& n, Range lanes,
+                      int64_t thread) {
     Carver carver(base);
-    d_gates = {carver.take<float>(g.B * n.gates), g.B, n.units};
-    of_cells = {carver.take<float>(PartialSums<2>::size(n.units, g.B)), n.units, g.B};
-    of_gates = {carver.take<float>(PartialSums<4>::size(n.units, g.B)), n.units, g.B};
     blocks = ceil_div(g.B, kLaneBlock);
     const int64_t of_gate = blocks * n.gates, of_unit = blocks * n.hidden;
     first = {carver.take<float>(of_gate), carver.take<float>(of_gate), carver.take<float>(of_gate),
              carver.take<float>(of_unit), carver.take<float>(of_unit)};
     hidden = n.hidden;
     stride = round_up(g.B, kLanes);
-    means = carver.take<float>(g.threads * 4 * stride) + index * 4 * stride;
-    bytes = carver.bytes();
+    means = carver.take<float>(g.threads * 4 * stride) + thread * 4 * stride;
+    Carver before(nullptr), whole(nullptr);
+    take(before, n, {0, lanes.begin});
+    take(whole, n, {0, g.B});
+    bytes = carver.bytes() + whole.bytes() + g.threads * kPage;
+    carver.take<char>(before.bytes() + (lanes.begin > 0 ? thread * kPage : 0));
+    take(carver, n, lanes);
   }
 
   // Sum k over the features of lane b, divided by their number.
@@ -60,6 +64,16 @@ struct NormBackwardScratch {
   int64_t stride;
   float* means;
   int64_t bytes;
+
+ private:
+  void take(Carver& carver, const Sizes<Format>& n, Range lanes) {
+    const int64_t first = lanes.begin, count = lanes.end - first;
+    d_gates = {carver.take<float>(count * n.gates) - first * d_gates.kGroup, count, n.units};
+    float* const cells = carver.take<float>(PartialSums<2>::size(n.units, count));
+    float* const gates = carver.take<float>(PartialSums<4>::size(n.units, count));
+    of_cells = {cells - first, n.units, count};
+    of_gates = {gates - first, n.units, count};
+  }
 };
 
 FASTLSTM_INLINE void add_to(float* sum, Vec v) { Float32::store(sum, Float32::load(sum) + v); }
@@ -342,11 +356,12 @@ void norm_backward_loop(const BackwardArgs& g, Member me) {
   Engine engine;
   const Sizes<Format> n(g.I, g.H);
   const BackwardWeights<Format> w(g.weights, n);
-  const BackwardScratch<Format> s(g, n, {0, g.B}, 0);
-  const NormBackwardScratch<Format> ns(static_cast<char*>(g.workspace) + s.bytes, g, n, me.index);
   const bool is_alone =
       splits_lanes(g.B, n.gates * n.hidden * int64_t{sizeof(Element)}, me.count, true);
   const Share my = share_of(me, n.units, g.B, is_alone, kLaneBlock);
+  const BackwardScratch<Format> s(g, n, my.lanes, is_alone ? me.index : 0);
+  const NormBackwardScratch<Format> ns(static_cast<char*>(g.workspace) + s.bytes, g, n, my.lanes,
+                                       me.index);
   const auto meet = [&] {
     if (!is_alone) me.barrier->wait(me.count);
   };
@@ -389,7 +404,7 @@ int64_t backward_workspace(const BackwardArgs& g) {
   const Sizes<Format> n(g.I, g.H);
   const BackwardScratch<Format> s(g, n, {0, g.B}, 0);
   if (g.cell_call == nullptr || g.cell_call->gamma_hh == nullptr) return s.bytes;
-  return s.bytes + NormBackwardScratch<Format>(nullptr, g, n, 0).bytes;
+  return s.bytes + NormBackwardScratch<Format>(nullptr, g, n, {0, g.B}, 0).bytes;
 }
 
 template <typename Format, typename Engine>

@@ -5,33 +5,53 @@
 
 namespace fastlstm::FASTLSTM_ISA {
 
-// Scratch of one forward call behind `base`; the moments are those of thread `index`.
+// Scratch of one forward call behind `base`: products and partial sums of the lanes that `s` has,
+// moments of one thread. With a null base only `bytes` counts.
 template <typename Format>
 struct NormForwardScratch {
   NormForwardScratch(void* base, const ForwardArgs& g, const Sizes<Format>& n,
-                     const ForwardScratch<Format>& s, int64_t index) {
-    const int64_t inputs = s.projected.rows;
+                     const ForwardScratch<Format>& s, Range lanes, int64_t thread) {
+    const bool has_table = g.input.tokens != nullptr;
+    const int64_t inputs = has_table ? g.input.num_rows : s.steps * g.B;
     Carver carver(base);
-    raw = {carver.take<float>(g.B * n.gates), g.B, n.units};
-    partial_hh = {carver.take<float>(PartialSums<2>::size(n.units, g.B)), n.units, g.B};
-    partial_ih = {carver.take<float>(PartialSums<2>::size(n.units, inputs)), n.units, inputs};
-    partial_c = {carver.take<float>(PartialSums<2>::size(n.units, g.B)), n.units, g.B};
     for (int64_t k = 0; k < g.threads; ++k) {
       float* const of_hh = carver.take<float>(RowMoments::size(g.B));
       float* const of_ih = carver.take<float>(RowMoments::size(inputs));
       float* const of_c = carver.take<float>(RowMoments::size(g.B));
-      if (k != index) continue;
+      carver.take<char>(kPage);
+      if (k != thread) continue;
       hh = {of_hh, g.B};
       ih = {of_ih, inputs};
       c = {of_c, g.B};
     }
-    bytes = carver.bytes();
+    if (has_table) partial_ih = sums(carver, n, {0, inputs});
+    Carver before(nullptr), whole(nullptr);
+    take(before, n, {0, lanes.begin}, has_table ? 0 : s.steps);
+    take(whole, n, {0, g.B}, has_table ? 0 : s.steps);
+    bytes = carver.bytes() + whole.bytes() + g.threads * kPage;
+    carver.take<char>(before.bytes() + (lanes.begin > 0 ? thread * kPage : 0));
+    take(carver, n, lanes, has_table ? 0 : s.steps);
   }
 
   GateMatrix<float> raw;  // h * w_hh of a step, then the new cell and the output gate
   PartialSums<2> partial_hh, partial_ih, partial_c;
   RowMoments hh, ih, c;
   int64_t bytes;
+
+ private:
+  static PartialSums<2> sums(Carver& carver, const Sizes<Format>& n, Range rows) {
+    const int64_t count = rows.end - rows.begin;
+    float* const taken = carver.take<float>(PartialSums<2>::size(n.units, count));
+    return {taken - rows.begin, n.units, count};
+  }
+  // What belongs to some lanes; `steps` of dense input.
+  void take(Carver& carver, const Sizes<Format>& n, Range lanes, int64_t steps) {
+    const int64_t first = lanes.begin, count = lanes.end - first;
+    raw = {carver.take<float>(count * n.gates) - first * raw.kGroup, count, n.units};
+    partial_hh = sums(carver, n, lanes);
+    partial_c = sums(carver, n, lanes);
+    if (steps > 0) partial_ih = sums(carver, n, {first, first + steps * count});
+  }
 };
 
 // Four vectors of gates of a (4H) parameter; zero beyond H.
@@ -67,6 +87,7 @@ void norm_gates(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWeigh
   const GateMatrix<Element> gates{static_cast<Element*>(g.gates), s.steps * g.B, n.units};
   const Normed<Element> normed(g.cell_call->normed, g.T, g.B, s.steps, n.units);
   const int64_t first_row = t % s.steps * g.B, chunk = t / s.steps;
+  const int64_t first_input = t % s.steps * s.num_lanes;
   const int64_t* const tokens = g.input.tokens == nullptr ? nullptr : g.input.tokens + g.row(t);
   const bool has_lengths = g.begins != nullptr || g.ends != nullptr;
   for (int64_t u = my.units.begin; u < my.units.end; ++u) {
@@ -76,7 +97,7 @@ void norm_gates(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWeigh
     load_gates(g.cell_call->gamma_ih, g.H, k, gamma_ih);
     for (int q = 0; q < 4; ++q) bias[q] = Float32::load(w.bias + (4 * u + q) * kLanes);
     for (int64_t b = my.lanes.begin; b < my.lanes.end; ++b) {
-      const int64_t input = tokens ? tokens[b] : first_row + b;
+      const int64_t input = tokens ? tokens[b] : first_input + b;
       float* const raw = ns.raw.at(0, u, b);
       const float* const in = s.projected.at(0, u, input);
       const float mean_hh = ns.hh.mean()[b], scale_hh = ns.hh.scale()[b];
@@ -153,10 +174,11 @@ void norm_forward_loop(const ForwardArgs& g, Member me) {
   Engine engine;
   const Sizes<Format> n(g.I, g.H);
   const ForwardWeights<Format> w(g.weights, n);
-  const ForwardScratch<Format> s(g, n, {0, g.B}, 0);
-  const NormForwardScratch<Format> ns(static_cast<char*>(g.workspace) + s.bytes, g, n, s, me.index);
   const bool is_alone = splits_lanes<Format>(g.B, g.H, me.count, true);
   const Share my = share_of(me, n.units, g.B, is_alone, kLaneBlock);
+  const ForwardScratch<Format> s(g, n, my.lanes, is_alone ? me.index : 0);
+  const NormForwardScratch<Format> ns(static_cast<char*>(g.workspace) + s.bytes, g, n, s, my.lanes,
+                                      me.index);
   const auto meet = [&] {
     if (!is_alone) me.barrier->wait(me.count);
   };
@@ -167,7 +189,8 @@ void norm_forward_loop(const ForwardArgs& g, Member me) {
   };
   const auto merge_inputs = [&](int64_t steps) {
     if (!is_alone) return merge_groups<4>(ns.partial_ih, {0, steps * g.B}, g.H, ns.ih);
-    for (int64_t first = 0; first < steps * g.B; first += g.B) {
+    for (int64_t k = 0; k < steps; ++k) {
+      const int64_t first = k * s.num_lanes;
       const Range rows{first + my.lanes.begin, first + my.lanes.end};
       merge_groups<4>(ns.partial_ih, rows, g.H, ns.ih);
     }
@@ -197,7 +220,7 @@ void norm_forward_loop(const ForwardArgs& g, Member me) {
     if (keeps && (is_alone || me.index == 0)) {
       const KeptMoments kept(g.cell_call->moments, g.T, g.B);
       for (int64_t b = my.lanes.begin; b < my.lanes.end; ++b) {
-        const int64_t input = tokens ? tokens[g.row(t) + b] : t % s.steps * g.B + b;
+        const int64_t input = tokens ? tokens[g.row(t) + b] : t % s.steps * s.num_lanes + b;
         kept.scale_hh[t * g.B + b] = ns.hh.scale()[b];
         kept.scale_ih[t * g.B + b] = ns.ih.scale()[input];
         kept.mean_c[t * g.B + b] = ns.c.mean()[b];
@@ -215,7 +238,7 @@ int64_t forward_workspace(const ForwardArgs& g) {
   const Sizes<Format> n(g.I, g.H);
   const ForwardScratch<Format> s(g, n, {0, g.B}, 0);
   if (g.cell_call == nullptr || g.cell_call->gamma_hh == nullptr) return s.bytes;
-  return s.bytes + NormForwardScratch<Format>(nullptr, g, n, s, 0).bytes;
+  return s.bytes + NormForwardScratch<Format>(nullptr, g, n, s, {0, g.B}, 0).bytes;
 }
 
 template <typename Format, typename Engine>
