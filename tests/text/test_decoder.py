@@ -264,12 +264,12 @@ def test_long_memories_decay_as_their_forget_gates_say(random_model, isa, weight
 def test_a_text_depends_on_nothing_beside_it(random_model, isa, weights, output_rank):
     options = {"num_layers": 2, "rnn_size": 40, "output_norm": True, "output_rank": output_rank}
     decoder = Decoder.of(random_model(**options), weights)
-    alone = texts(decoder, 45, threads=1, steps=1, alone=True)
+    alone = texts(decoder, 70, threads=1, steps=1, alone=True)
     assert {status for _, status, _ in alone} == {"length", "stop"}
-    assert texts(decoder, 45, threads=1, steps=1000) == alone
-    assert texts(decoder, 45, threads=2, steps=3) == alone
-    assert texts(decoder, 45, threads=3, steps=7, order=-1) == alone
-    assert texts(decoder, 45, threads=7, steps=7) == alone  # too few for streams of a thread's own
+    assert texts(decoder, 70, threads=1, steps=1000) == alone
+    assert texts(decoder, 70, threads=2, steps=3) == alone
+    assert texts(decoder, 70, threads=3, steps=7, order=-1) == alone
+    assert texts(decoder, 70, threads=9, steps=7) == alone  # too few for streams of a thread's own
 
 
 def state_of(stream):

@@ -1,8 +1,8 @@
 // Layer norm over features that a team holds in groups: partial moments, then those of whole rows.
 //
 // Every thread forms the moments of all rows it works on from the partial ones of all groups, in
-// the order of the groups: results do not depend on the number of threads. Where the weights are
-// small it owns lanes, in whole blocks, and meets nobody in a step.
+// the order of the groups: results do not depend on the number of threads. Where
+// `splits_lanes` says so, it owns lanes, in whole blocks, and meets nobody in a step.
 #pragma once
 
 #include "cpu/lstm_forward.h"

@@ -27,7 +27,8 @@ struct NormBackwardScratch {
              carver.take<float>(of_unit), carver.take<float>(of_unit)};
     hidden = n.hidden;
     stride = round_up(g.B, kLanes);
-    means = carver.take<float>(g.threads * 4 * stride) + thread * 4 * stride;
+    const int64_t of_thread = 4 * stride + kPage / 4;
+    means = carver.take<float>(g.threads * of_thread) + thread * of_thread;
     Carver before(nullptr), whole(nullptr);
     take(before, n, {0, lanes.begin});
     take(whole, n, {0, g.B});
