@@ -87,7 +87,7 @@ def _any_number_of_steps() -> Iterator[None]:
         ) from None
     # torch's context changes the kernel, but not the operator's cache of it: an export before this
     # one would fix the length here, and this one would change later exports.
-    cache = torch.ops.aten.lstm.input._dispatch_cache
+    cache = getattr(torch.ops.aten.lstm.input, "_dispatch_cache", {})
     cache.clear()
     try:
         with register_lstm_while_loop_decomposition():
