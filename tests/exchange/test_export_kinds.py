@@ -209,7 +209,7 @@ def test_a_module_of_tokens(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:The tensor attributes", "ignore:`isinstance.treespec")
-def test_exports_before_and_after_one_to_torch_do_not_change_it_nor_are_changed(tmp_path):
+def test_an_export_to_torch_and_other_exports_do_not_change_each_other(tmp_path):
     """torch caches the kernel that an export of an LSTM has taken."""
     example = torch.randn(4, 3, 5)
 

@@ -96,8 +96,8 @@ class Model {
   // its own meets nobody, but reads all weights at every step: they must be in a cache, the rows
   // many.
   std::vector<DecodeArgs> parts_of(std::vector<DecodeRow>& rows, int64_t steps, int threads) const {
-    constexpr int64_t kRows = 16,
-                      kPartsPerThread = 4;  // more, and late threads delay the others less
+    // Several parts per thread: one whose core is busy takes fewer of them.
+    constexpr int64_t kRows = 16, kPartsPerThread = 4;
     const auto count = static_cast<int64_t>(rows.size());
     const bool is_split = kernels_.splits_rows(count, weight_bytes_, threads);
     const int64_t per_thread = std::clamp(count / (kRows * threads), int64_t{1}, kPartsPerThread);
@@ -112,7 +112,6 @@ class Model {
   }
 
   void run_parts(std::vector<DecodeArgs>& parts, int threads) const {
-    constexpr int64_t kPage = 4096;  // between what two threads write: see ForwardScratch
     thread_local Scratch scratch;
     int64_t bytes = 0;
     for (const DecodeArgs& part : parts) bytes += kernels_.workspace(part) + kPage;

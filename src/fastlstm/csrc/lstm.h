@@ -23,6 +23,9 @@ namespace fastlstm {
 
 class Barrier;
 
+// Bytes between what two threads write: a core fetches lines ahead up to the end of a page.
+constexpr int64_t kPage = 4096;
+
 // Steps that a chunk holds: enough rows for an efficient product, one step for a large batch.
 static inline int64_t chunk_steps(int64_t T, int64_t B) {
   constexpr int64_t kRows = 128;

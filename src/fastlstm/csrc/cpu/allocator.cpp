@@ -16,7 +16,7 @@
 namespace fastlstm {
 namespace {
 
-constexpr uintptr_t kPage = 2 << 20;
+constexpr uintptr_t kHugePage = 2 << 20;
 
 struct Block {
   void* memory;
@@ -37,7 +37,7 @@ void free_oldest() {
 
 // Whole pages, with an eighth to spare: blocks of nearly the same size take each other's place.
 uintptr_t block_bytes(uintptr_t bytes) {
-  uintptr_t grain = kPage;
+  uintptr_t grain = kHugePage;
   while (grain * 16 <= bytes) grain *= 2;
   return (bytes + grain - 1) / grain * grain;
 }
@@ -65,8 +65,9 @@ bool keep_freed_memory() {
 
 void use_huge_pages(void* memory, uintptr_t bytes) {
 #if defined(__linux__)
-  const uintptr_t begin = (reinterpret_cast<uintptr_t>(memory) + kPage - 1) / kPage * kPage;
-  const uintptr_t end = (reinterpret_cast<uintptr_t>(memory) + bytes) / kPage * kPage;
+  const uintptr_t begin =
+      (reinterpret_cast<uintptr_t>(memory) + kHugePage - 1) / kHugePage * kHugePage;
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(memory) + bytes) / kHugePage * kHugePage;
   if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 #else
   (void)memory;
@@ -86,10 +87,10 @@ void* take_block(uintptr_t bytes) {
 #if defined(_WIN32)
   return nullptr;
 #else
-  void* memory = std::aligned_alloc(kPage, bytes);
+  void* memory = std::aligned_alloc(kHugePage, bytes);
   while (memory == nullptr && !kept.empty()) {
     free_oldest();
-    memory = std::aligned_alloc(kPage, bytes);
+    memory = std::aligned_alloc(kHugePage, bytes);
   }
   if (memory != nullptr) use_huge_pages(memory, bytes);
   return memory;

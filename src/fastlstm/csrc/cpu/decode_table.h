@@ -19,7 +19,7 @@ void decode(const DecodeArgs& g, Member me) {
   DecodeLoop<Format, Engine>(g, me).run();
 }
 
-// By the rule of the layers' kernels, where recurrent weights are half of what a step reads.
+// The rule of layers; about half of the weights that a step reads are recurrent.
 inline bool splits_rows(int64_t rows, int64_t bytes, int64_t threads) {
   return threads > 1 && splits_lanes(rows, bytes / 2, threads, false);
 }

@@ -10,7 +10,6 @@
 
 namespace fastlstm::FASTLSTM_ISA {
 
-inline constexpr int64_t kPage = 4096;     // bytes
 inline constexpr int64_t kLine = 16;       // floats of a cache line
 inline constexpr int64_t kLaneBlock = 16;  // with layer norm sums over lanes are those of blocks
 
