@@ -6,6 +6,7 @@ that cannot run here has `<!-- not run: REASON -->` on the line before.
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import shlex
@@ -86,6 +87,7 @@ def run_line(line, monkeypatch):
 
 
 @pytest.mark.charts
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")  # files left open
 @pytest.mark.filterwarnings("ignore::UserWarning")  # such as intervals after three steps
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras' own
 @pytest.mark.parametrize("page", PAGES)
@@ -104,6 +106,8 @@ def test_blocks_run(page, tmp_path, monkeypatch, capsys):
             continue
         for line in commands(block):
             run_line(line, monkeypatch)
+    names.clear()
+    gc.collect()  # what a page leaves open fails here, and no later test
     for report in tmp_path.rglob("report.html"):
         assert "could not be drawn" not in report.read_text(encoding="utf-8")
 

@@ -20,6 +20,7 @@ from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.train import train_forecaster
 from fastlstm.nn import loss
 from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.training import muon
 from fastlstm.training.checkpoint import find_checkpoint
 from series_frames import long_table
 
@@ -41,6 +42,12 @@ def loss_as_on_a_gpu(monkeypatch):
     """On the CPU the loss looks at its targets, and has kernels that take a factor as a number."""
     monkeypatch.setattr(loss, "_check", lambda *_: None)
     monkeypatch.setattr(loss, "is_native", lambda *_: False)
+
+
+@pytest.fixture(autouse=True)
+def muon_in_float32(monkeypatch):
+    """In bf16, which CPUs with its instructions use, other rounding of a gradient is amplified."""
+    monkeypatch.setattr(muon.hardware, "bf16_instructions", lambda: None)
 
 
 class StopAt:
