@@ -59,6 +59,14 @@ def test_links_and_anchors_of_a_page_resolve(page):
             assert anchor in anchors(path), f"{link}#{anchor}"
 
 
+def test_no_two_brackets_stand_side_by_side():
+    """The site takes `[a][b]` for a link, and a link without a target ends its build."""
+    logs = sorted((REPOSITORY / "benchmarks" / "log").glob("*.md"))
+    for path in [*map(DOCS.joinpath, PAGES), *logs]:
+        text = CODE.sub("", path.read_text(encoding="utf-8"))
+        assert re.findall(r"\[[^]\n]*\]\[[^]\n]*\]", text) == [], path.name
+
+
 def test_the_reference_has_every_public_name_once():
     named = [
         name
