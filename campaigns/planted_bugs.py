@@ -529,7 +529,7 @@ BUGS = (
         "return Calibration(shifts, noise)", "return Calibration(shifts.flip(0), noise)"),
     Bug("series: intervals of few values too narrow", CALIBRATION, "* (count + 1)", "* count"),
     Bug("series: a missing value is carried by no one", "forecast/data/naive.py",
-        "np.where(np.isnan(by_season), 0, np", "np.where(by_season == 0, 0, np"),
+        "np.isnan(found).any(-1) & (sources", "np.isnan(found).all(-1) & (sources"),
     Bug("series: quantiles cross", CALIBRATION, "known = known.sort(-1).values", "pass"),
     Bug("series: counts are shifted", NETWORK, "return torch.zeros_like(one), 1 +",
         "return targets[:, -1], 1 +"),

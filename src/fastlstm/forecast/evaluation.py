@@ -16,7 +16,7 @@ from fastlstm.errors import ConfigError, DataError, counted, nearest_hint
 from fastlstm.forecast.calibration import LEVELS
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.error_measures import QuantileScores, Scores, SeriesErrors, StepErrors
-from fastlstm.forecast.data.naive import SeasonalNaive, seasonal_error
+from fastlstm.forecast.data.naive import naive_forecast, seasonal_error
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split
 from fastlstm.forecast.data.timeline import DAY_US
@@ -72,7 +72,7 @@ def evaluate_forecasts(
 
     Returns:
         Figures of "forecaster", "ridge" (unless a part is too short to fit it), "seasonal_naive"
-        (see `SeasonalNaive`) and "naive" (the last value). Without earlier values, both naive
+        (see `naive_forecast`) and "naive" (the last value). Without earlier values, both naive
         forecasts are the mean of the training rows (0 for counts).
     """
     network, config, table = stored.network, stored.network.config, inputs.table
@@ -80,7 +80,6 @@ def evaluate_forecasts(
     naive_error, ridge = (None, None) if split is None else _compared(stored, inputs, split, season)
     names = ("forecaster", *(() if ridge is None else ("ridge",)), "seasonal_naive", "naive")
     scores, done = {name: Scores(C) for name in names}, 0
-    last, seasonal = (SeasonalNaive(table, C, steps) for steps in (1, season))
     size = _windows_at_once(config, quantiles) if should_continue is None else 64
     for values, statics in inputs.read(rows, config, size):
         origins = rows[done : done + len(values)] + L
@@ -94,9 +93,10 @@ def evaluate_forecasts(
         found = stored.quantiles(parameters, values, inputs.places(parts), quantiles.levels)
         quantiles.add(found.numpy(), target, unit)
         scale = None if naive_error is None else naive_error[series][:, None] * (unit / std)
-        naive, of_season = ((n.forecast(origins, h) - center) / std for n in (last, seasonal))
+        naive, of_season = (naive_forecast(table, C, n, origins, h) for n in (1, season))
         answers: dict[str, Any] = {"forecaster": network.output.center(parameters).numpy()}
-        answers |= {"seasonal_naive": np.nan_to_num(of_season), "naive": np.nan_to_num(naive)}
+        answers["seasonal_naive"] = np.nan_to_num((of_season - center) / std)
+        answers["naive"] = np.nan_to_num((naive - center) / std)
         if ridge is not None:
             answers["ridge"] = ridge_forecast(network, ridge, values)
         base = _base(inputs, series, np.isnan(naive), (stored.scaler.mean[:C] - mean) / std)

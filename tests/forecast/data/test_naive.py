@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fastlstm.forecast.data import naive
-from fastlstm.forecast.data.naive import SeasonalNaive, last_present, seasonal_error
+from fastlstm.forecast.data.naive import last_present, naive_forecast, seasonal_error
 from fastlstm.forecast.data.table import Segments, Table, table_from_array
 
 pd = pytest.importorskip("pandas")
@@ -34,13 +34,12 @@ def test_gaps_in_time_are_no_pairs_and_no_seasons() -> None:
     rows = np.arange(20, dtype=np.float32)[:, None] ** 2
     rows[10:12] = np.nan
     source = table(rows, [0, 0], [10, 10])
-    last, seasonal = SeasonalNaive(source, 1, 1), SeasonalNaive(source, 1, 4)
     origins = np.array([12, 13, 14, 19])
     want = [[81, 81], [144, 144], [169, 169], [324, 324]]
-    assert last.forecast(origins, 2)[..., 0].tolist() == want
+    assert naive_forecast(source, 1, 1, origins, 2)[..., 0].tolist() == want
     # rows 9, 10 of the season before 13, 14 lie behind the gap or are missing
     want = [[81, 81, 81, 81], [144, 144, 144, 144], [169, 169, 144, 169], [225, 256, 289, 324]]
-    assert seasonal.forecast(origins, 4)[..., 0].tolist() == want
+    assert naive_forecast(source, 1, 4, origins, 4)[..., 0].tolist() == want
     error = seasonal_error(source, np.array([10, 16]), 1, 4)
     # of rows 14 and 15 the partner is missing
     assert error.tolist() == [[np.mean([t**2 - (t - 4) ** 2 for t in range(4, 10)])]]
@@ -48,25 +47,29 @@ def test_gaps_in_time_are_no_pairs_and_no_seasons() -> None:
 
 def test_a_season_that_begins_behind_a_gap_is_the_last_value() -> None:
     rows = np.arange(20, dtype=np.float32)[:, None]
-    forecast = SeasonalNaive(table(rows, [0, 0], [10, 10]), 1, 4).forecast(np.array([12, 14]), 4)
+    source = table(rows, [0, 0], [10, 10])
+    forecast = naive_forecast(source, 1, 4, np.array([12, 14]), 4)
     assert forecast[..., 0].tolist() == [[11, 11, 10, 11], [10, 11, 12, 13]]
 
 
 def test_forecasts_come_in_parts_and_blocks_as_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
     y = with_missing(240, 0.6)
     source, origins = table_from_array(y), np.arange(40, 200)
-    whole = SeasonalNaive(source, 1, 7).forecast(origins, 9)
+    whole = naive_forecast(source, 1, 7, origins, 9)
+    newest = naive_forecast(source, 1, 1, origins, 2)
+    monkeypatch.setattr(naive, "_FIRST_ROWS", 2)
     monkeypatch.setattr(naive, "_BLOCK_ROWS", 10)
-    parted = SeasonalNaive(source, 1, 7)
-    parts = [parted.forecast(part, 9) for part in np.array_split(origins, 13)]
-    np.testing.assert_array_equal(np.concatenate(parts), whole)
-    back = [parted.forecast(part, 9) for part in np.array_split(origins[::-1], 13)]
-    np.testing.assert_array_equal(np.concatenate(back)[::-1], whole)
+    for part in (origins, *np.array_split(origins[::-1], 13)):
+        found = naive_forecast(source, 1, 7, part, 9)
+        np.testing.assert_array_equal(found, whole[part - origins[0]])
+        found = naive_forecast(source, 1, 1, part, 2)
+        np.testing.assert_array_equal(found, newest[part - origins[0]])
     by_season = pd.Series(y).groupby(np.arange(len(y)) % 7).ffill()
     last = pd.Series(y).ffill()
-    for origin, forecast in zip(origins, whole[..., 0], strict=True):
+    for n, origin in enumerate(origins):
         want = by_season[origin - 7 + np.arange(9) % 7].fillna(last[origin - 1])
-        np.testing.assert_array_equal(forecast, want.to_numpy())
+        np.testing.assert_array_equal(whole[n, :, 0], want.to_numpy())
+        np.testing.assert_array_equal(newest[n, :, 0], [last[origin - 1]] * 2)
     error = seasonal_error(source, np.array([150]), 1, 7)
     assert error[0, 0] == pytest.approx(pd.Series(y[:150].astype(float)).diff(7).abs().mean())
 
@@ -74,6 +77,7 @@ def test_forecasts_come_in_parts_and_blocks_as_in_one(monkeypatch: pytest.Monkey
 def test_the_last_present_value_may_be_blocks_and_segments_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(naive, "_FIRST_ROWS", 2)
     monkeypatch.setattr(naive, "_BLOCK_ROWS", 4)
     y = np.full((30, 2), np.nan, dtype=np.float32)
     y[1], y[3, 0], y[12] = (1, 2), 5, (7, 8)

@@ -7,85 +7,34 @@ from numpy.typing import NDArray
 
 from fastlstm.forecast.data.table import Table
 
-_BLOCK_ROWS = 1 << 18
+_FIRST_ROWS, _BLOCK_ROWS = 256, 1 << 18
 
 
-class SeasonalNaive:
-    """Repeats the last value of the same season; with a season of 1 the last value.
+def naive_forecast(
+    table: Table, num_targets: int, season: int, origins: NDArray[np.int64], horizon: int
+) -> NDArray[np.float32]:
+    """Returns forecasts from `origins`, the rows of the first steps to forecast, of which none is
+    the first of a segment: the last value of the same season, shape ``(N, horizon, C)``.
 
     A missing value is replaced by the one a season earlier within the same segment, else by the
     last value of the series; if there is none, the forecast is NaN. The leading `num_targets`
-    columns are forecast; `season` is in rows.
+    columns are forecast; `season` is in rows, 1 for the last value.
 
-    Memory: the rows between the first and the last origin of a call.
-    Cost: reads these rows; with missing values all rows of a series before its last origin, once
-    if origins are increasing.
+    Cost: reads the season before each origin, and earlier ones only for missing values.
     """
-
-    def __init__(self, table: Table, num_targets: int, season: int) -> None:
-        self._num_targets, self._season = num_targets, season
-        self._of_season = _FilledRows(table, num_targets, season)
-        self._last = _FilledRows(table, num_targets, 1)
-        self._segments = table.segments
-        self._series_begins = table.segments.first_rows[
-            np.searchsorted(table.segments.series, table.segments.series)
-        ]
-
-    def forecast(self, origins: NDArray[np.int64], horizon: int) -> NDArray[np.float32]:
-        """Returns forecasts from `origins`, the rows of the first steps to forecast, of which none
-        is the first of a segment: shape ``(N, horizon, C)``; NaN for series without earlier values.
-        """
-        segments = self._segments.of_rows(origins - 1)
-        forecast = np.empty((len(origins), horizon, self._num_targets), dtype=np.float32)
-        for segment in np.unique(segments).tolist():
-            is_here = segments == segment
-            own = origins[is_here]
-            first, last = int(own.min()), int(own.max())
-            begin = int(self._segments.first_rows[segment])
-            low = max(begin, first - self._season)
-            sources = own[:, None] - self._season + np.arange(horizon) % self._season
-            found = self._of_season.rows(begin, low, last)[np.maximum(sources - low, 0)]
-            found[sources < low] = np.nan
-            before = self._last.rows(int(self._series_begins[segment]), first - 1, last)
-            forecast[is_here] = np.where(np.isnan(found), before[own - first][:, None], found)
-        return forecast
-
-
-class _FilledRows:
-    """Rows with missing values filled from earlier seasons; see `SeasonalNaive`."""
-
-    def __init__(self, table: Table, num_targets: int, season: int) -> None:
-        self._table = table
-        self._before = np.full((season, num_targets), np.nan, dtype=np.float32)
-        self._begin = self._end = -1
-
-    def rows(self, begin: int, first: int, last: int) -> NDArray[np.float32]:
-        """Returns rows ``first .. last - 1``, filled from rows since `begin`."""
-        if begin != self._begin or first < self._end:
-            self._before = np.full_like(self._before, np.nan)
-            self._begin = self._end = begin
-        season, num = self._before.shape
-        before = self._table.rows(max(begin, first - season), first)[:, :num]
-        if len(before) == season and not np.isnan(before).any():  # nothing to fill from earlier
-            self._before, self._end = before, first
-        while self._end < first:
-            stop = min(first, self._end + _BLOCK_ROWS)
-            self._before = self._filled(stop)[1]
-            self._end = stop
-        return self._filled(last)[0]
-
-    def _filled(self, stop: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Returns the filled rows up to `stop`, and the season that fills the next rows."""
-        season, num = self._before.shape
-        rows = self._table.rows(self._end, stop)[:, :num]
-        seasons = -(-len(rows) // season) + 1
-        values = np.full((seasons * season, num), np.nan, dtype=np.float32)
-        values[:season], values[season : season + len(rows)] = self._before, rows
-        by_season = values.reshape(seasons, season, num)
-        numbers = np.where(np.isnan(by_season), 0, np.arange(seasons)[:, None, None])
-        at = np.maximum.accumulate(numbers, axis=0)
-        filled = np.take_along_axis(by_season, at, axis=0).reshape(-1, num)
-        return filled[season : season + len(rows)], filled[len(rows) : len(rows) + season]
+    begins = table.segments.first_rows[table.segments.of_rows(origins - 1)][:, None]
+    sources = origins[:, None] - season + np.arange(min(horizon, season))
+    found = np.full((*sources.shape, num_targets), np.nan, dtype=np.float32)
+    while (is_open := np.isnan(found).any(-1) & (sources >= begins)).any():
+        values = table.rows_at(sources[is_open])[:, :num_targets]
+        found[is_open] = np.where(np.isnan(found[is_open]), values, found[is_open])
+        if season == 1:  # `last_present` reads the rows before by the block
+            break
+        sources -= season
+    for window in np.flatnonzero(np.isnan(found).any((1, 2))).tolist():
+        last = last_present(table, int(origins[window]), num_targets)
+        found[window] = np.where(np.isnan(found[window]), last, found[window])
+    return found[:, np.arange(horizon) % season]
 
 
 def last_present(table: Table, row: int, num_targets: int) -> NDArray[np.float32]:
@@ -94,14 +43,13 @@ def last_present(table: Table, row: int, num_targets: int) -> NDArray[np.float32
     """
     series, firsts = table.segments.series, table.segments.first_rows
     number = series[table.segments.of_rows(np.array([row]))[0]]
-    begin = int(firsts[np.searchsorted(series, number)])
+    begin, end, size = int(firsts[np.searchsorted(series, number)]), row, _FIRST_ROWS
     found = np.full(num_targets, np.nan, dtype=np.float32)
-    for end in range(row, begin, -_BLOCK_ROWS):
-        block = table.rows(max(begin, end - _BLOCK_ROWS), end)[::-1, :num_targets]
+    while end > begin and np.isnan(found).any():
+        block = table.rows(max(begin, end - size), end)[::-1, :num_targets]
         first = (~np.isnan(block)).argmax(0)
         found = np.where(np.isnan(found), block[first, np.arange(num_targets)], found)
-        if not np.isnan(found).any():
-            break
+        end, size = end - size, min(8 * size, _BLOCK_ROWS)
     return found
 
 

@@ -144,7 +144,11 @@ class Table:
 
     def rows(self, first: int, last: int) -> NDArray[np.float32]:
         """Returns rows ``first .. last - 1`` minus `origin` as float32; missing values are NaN."""
-        stored = self.values[first:last]
+        return self.rows_at(slice(first, last))
+
+    def rows_at(self, places: NDArray[np.int64] | slice) -> NDArray[np.float32]:
+        """Returns rows by number, as `rows` does."""
+        stored = self.values[places]
         if stored.dtype != np.int16:
             return np.asarray(stored, dtype=np.float32)
         rows = stored.astype(np.float32)
