@@ -20,7 +20,8 @@ TABLE = pa.table({"ds": pa.array([0, 3600], pa.timestamp("s")), "y": [1.0, 2.0]}
 class Model:
     """Stands for a forecaster: remembers what it is asked."""
 
-    schema, num_rows, csv_form = TABLE.schema, 2, forecast_table.CsvForm("s")
+    schema = csv_schema = TABLE.schema
+    num_rows = 2
 
     def __init__(self) -> None:
         self.asked: list[Any] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import io
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,8 @@ from fastlstm.forecast import forecast_table
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.preparation import prepare, prepare_future
+from fastlstm.forecast.data.timeline import Frequency
 from fastlstm.forecast.forecast_table import (
-    CsvForm,
     Forecasts,
     as_kind,
     future_covariates,
@@ -199,17 +200,12 @@ FORECASTS = pa.table(
 )
 
 
-SECONDS = CsvForm("s")
-
-
-def written(
-    suffix: str, sizes: list[int], form: CsvForm = SECONDS, rows: pa.Table = FORECASTS
-) -> bytes:
+def written(suffix: str, sizes: list[int]) -> bytes:
     file, tables, begin = io.BytesIO(), [], 0
     for size in sizes:
-        tables.append(rows.slice(begin, size))
+        tables.append(FORECASTS.slice(begin, size))
         begin += size
-    write_rows(file, suffix, rows.schema, tables, form)
+    write_rows(file, suffix, FORECASTS.schema, tables)
     return file.getvalue()
 
 
@@ -227,26 +223,41 @@ def test_the_size_of_blocks_changes_no_row(suffix: str, monkeypatch: pytest.Monk
         assert read(io.BytesIO(written(suffix, sizes))).equals(whole)
 
 
+DAY = 86_400_000_000
+
+
 @pytest.mark.parametrize("zone", [None, "Europe/Berlin"])
-def test_times_of_a_csv_have_fractions_only_where_one_has(zone: str | None) -> None:
-    times = pa.array([0, 3_600_000_000], pa.timestamp("us", zone))
-    rows = pa.table({"time": times, "y": [1.0, 2.0]})
-    found = csv.read_csv(io.BytesIO(written(".csv", [2], SECONDS, rows)))
-    assert found["time"].type == pa.timestamp("s", zone and "UTC")
-    assert found["time"].cast(times.type).equals(rows["time"])
-    finer = pa.table({"time": pa.array([0, 500_000], pa.timestamp("us", zone))})
-    assert b".5" in written(".csv", [2], CsvForm(), finer)
-    assert b"." not in written(".csv", [2], SECONDS, rows).replace(b"2.", b"").replace(b"1.", b"")
+@pytest.mark.parametrize(
+    ("start", "step", "plain", "zoned"),
+    [
+        (0, DAY, pa.date32(), "s"),
+        (3_600_000_000, DAY, pa.timestamp("s"), "s"),
+        (0, 3_600_000_000, pa.timestamp("s"), "s"),
+        (500_000, DAY, pa.timestamp("us"), "us"),
+        (0, 500_000, pa.timestamp("us"), "us"),
+    ],
+)
+def test_times_of_a_csv_are_as_short_as_all_allow(
+    model: Forecaster, zone: str | None, start: int, step: int, plain: pa.DataType, zoned: str
+) -> None:
+    own = model.dataset_
+    segments = replace(own.table.segments, start_times=np.array([0, start, 0]))
+    table, frequency = replace(own.table, segments=segments), Frequency(step)
+    dataset = replace(own, table=table, frequency=frequency, time_zone=zone, is_wall=False)
+    schema = Forecasts(model.stored_, dataset, model._inputs).csv_schema
+    assert schema.field("ds").type == (plain if zone is None else pa.timestamp(zoned, zone))
 
 
-def test_a_csv_has_the_digits_of_float32_and_dates_without_hours() -> None:
-    days = pa.array([0, 86_400_000_000] * 4, pa.timestamp("us"))
+def test_a_csv_has_the_digits_of_float32(
+    model: Forecaster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forecasts = Forecasts(model.stored_, model.dataset_, model._inputs)
+    schema = pa.schema([forecasts.csv_schema.field("y")])
     values = [103.14461146791918, -1 / 3, 0.0, 1.0, 12345678.9, 2e-7 / 3, float("inf"), None]
-    rows = pa.table({"ds": days, "y": pa.array(values, pa.float64())})
-    lines = written(".csv", [8], CsvForm("D", is_short=True), rows).decode().splitlines()
-    assert lines[1:4] == ["1970-01-01,103.1446", "1970-01-02,-0.3333333", "1970-01-01,0"]
-    found = [line.partition(",")[2] for line in lines[4:]]
-    assert [float(text) for text in found[:3]] == [1, 12345680, 6.666667e-08]
-    assert found[3:] == ["inf", "nan"]
-    whole = written(".csv", [8], CsvForm("D"), rows).decode()
-    assert "103.14461146791918" in whole
+    rows, file = pa.table({"y": pa.array(values, pa.float64())}), io.BytesIO()
+    write_rows(file, ".csv", schema, [rows])
+    lines = file.getvalue().decode().splitlines()
+    assert lines[1:6] == ["103.144615", "-0.33333334", "0", "1", "12345679"]
+    assert (float(lines[6]), lines[7:]) == (pytest.approx(2e-7 / 3), ["inf", ""])
+    monkeypatch.setattr(forecast_table, "float64_columns", lambda stored: ["y"])
+    assert forecasts.csv_schema.field("y").type == pa.float64()

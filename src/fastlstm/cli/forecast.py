@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastlstm.cli.command import Command, Option, Parsed, Positional, switch
 from fastlstm.cli.inputs import one_or_many, open_forecaster, read_sequences, refuse_swapped
@@ -15,9 +15,6 @@ from fastlstm.report.drawing import form_of
 from fastlstm.report.markup import visible
 from fastlstm.runs.run_directory import Kind
 from fastlstm.system.object_store import is_url, write_whole
-
-if TYPE_CHECKING:
-    from fastlstm.forecast.forecast_table import CsvForm
 
 _SUFFIXES = (".parquet", ".csv", ".arrow")
 """The suffixes of forecast files, as `forecast_table` writes them, without loading pyarrow."""
@@ -89,7 +86,8 @@ def _forecast(parsed: Parsed, data: list[str], suffix: str) -> None:
     if parsed["recalibrate"]:
         model.recalibrate(one_or_many(data))
     forecasts = model.forecasts(one_or_many(data), levels, future)
-    _write(parsed["out"], suffix, forecasts, forecasts.blocks(), forecasts.csv_form)
+    schema = forecasts.csv_schema if suffix == ".csv" else forecasts.schema
+    _write(parsed["out"], suffix, schema, forecasts.num_rows, forecasts.blocks())
     if parsed["plot"] is not None:
         forecasts.plot().save(parsed["plot"])
 
@@ -119,7 +117,7 @@ def _answer(parsed: Parsed, data: list[str], suffix: str) -> None:
     import pyarrow as pa
 
     table = pa.table(columns)
-    _write(parsed["out"], suffix, table, [table])
+    _write(parsed["out"], suffix, table.schema, table.num_rows, [table])
 
 
 def _suffix_of(out: str) -> str:
@@ -131,19 +129,17 @@ def _suffix_of(out: str) -> str:
     raise ConfigError(f"--out is {out!r}, expected a file name ending in {', '.join(_SUFFIXES)}")
 
 
-def _write(
-    out: str | None, suffix: str, table: Any, blocks: Iterable[Any], form: CsvForm | None = None
-) -> None:
-    """Writes the blocks of a table, which has `schema` and `num_rows`."""
+def _write(out: str | None, suffix: str, schema: Any, num_rows: int, blocks: Iterable[Any]) -> None:
+    """Writes the blocks of a table."""
     import pyarrow as pa
 
-    from fastlstm.forecast.forecast_table import CsvForm, write_rows
+    from fastlstm.forecast.forecast_table import write_rows
 
     def produce(file: Any) -> None:
-        write_rows(file, suffix, table.schema, blocks, form or CsvForm())
+        write_rows(file, suffix, schema, blocks)
 
     if out is None:
         produce(pa.PythonFile(sys.stdout.buffer, mode="w"))
         return
     write_whole(out, produce)
-    print(visible(f"{out}: {counted(table.num_rows, 'row')} of {', '.join(table.schema.names)}"))
+    print(visible(f"{out}: {counted(num_rows, 'row')} of {', '.join(schema.names)}"))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +26,7 @@ from fastlstm.forecast.data.names import canonical
 from fastlstm.forecast.data.preparation import prepare, prepare_future
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.table import row_blocks, rows_at_once
-from fastlstm.forecast.data.timeline import show_time
+from fastlstm.forecast.data.timeline import DAY_US, show_time
 from fastlstm.forecast.data.window_index import read_windows
 from fastlstm.forecast.evaluation import (
     FAN_LEVELS,
@@ -48,10 +48,7 @@ _WRITERS: dict[str, Any] = {
 }  # fmt: skip
 _GROUP_ROWS = 1 << 19
 """Rows of a group, which is held in memory; fewer in wide tables."""
-DIGITS = 7
-"""Significant digits of float32, in which a forecaster computes."""
 SERIES_AT_ONCE = 256
-_UNITS: dict[Literal["s", "D"], int] = {"s": 1_000_000, "D": 86_400_000_000}
 
 
 def read_past(stored: StoredForecaster, frame: Any) -> SeriesDataset:
@@ -157,57 +154,18 @@ def _missed_before(past: SeriesDataset, columns: Sequence[str]) -> NDArray[np.bo
     return found
 
 
-class CsvForm(NamedTuple):
-    """The form of times and numbers in a CSV.
-
-    Attributes:
-        times: "us", "s" for times without fractions, "D" for dates.
-        is_short: numbers have `DIGITS` significant digits; else all that float64 needs.
-    """
-
-    times: Literal["us", "s", "D"] = "us"
-    is_short: bool = False
-
-
-def csv_schema(schema: pa.Schema, form: CsvForm) -> pa.Schema:
-    """Returns the schema of a CSV."""
-    for number, field in enumerate(schema if form.times != "us" else ()):
-        if pa.types.is_timestamp(field.type):
-            kind = pa.date32() if form.times == "D" else pa.timestamp("s", field.type.tz)
-            schema = schema.set(number, field.with_type(kind))
-    return schema
-
-
-def write_rows(
-    file: Any, suffix: str, schema: pa.Schema, tables: Iterable[pa.Table], form: CsvForm
-) -> None:
-    """Writes tables one after the other into an open file; `suffix` is .parquet, .csv or .arrow,
-    and `form` the form of a CSV."""
-    is_csv = suffix == ".csv"
-    schema = csv_schema(schema, form) if is_csv else schema
+def write_rows(file: Any, suffix: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
+    """Writes tables one after the other into an open file, cast to the schema; `suffix` is
+    .parquet, .csv or .arrow."""
     size, waiting = rows_at_once(len(schema), _GROUP_ROWS), list[pa.Table]()
     with _WRITERS[suffix](file, schema) as writer:
         for table in tables:
-            waiting.append((_shortened(table) if is_csv and form.is_short else table).cast(schema))
+            waiting.append(table.cast(schema))
             if sum(part.num_rows for part in waiting) >= size:
                 writer.write_table(pa.concat_tables(waiting))
                 waiting = []
         if waiting:
             writer.write_table(pa.concat_tables(waiting))
-
-
-def _shortened(table: pa.Table) -> pa.Table:
-    """Returns a table with the numbers of `DIGITS` significant digits nearest to its float64."""
-    for number, field in enumerate(table.schema):
-        if pa.types.is_float64(field.type):
-            values = table.column(number).to_numpy()
-            is_number = np.isfinite(values) & (values != 0)
-            size = np.log10(np.abs(values), where=is_number, out=np.zeros_like(values))
-            places = DIGITS - 1 - np.floor(size)
-            up, down = 10.0 ** places.clip(0, 300), 10.0 ** (-places).clip(0)  # exact powers
-            values = np.where(is_number, np.rint(values * up / down) * down / up, values)
-            table = table.set_column(number, field, pa.array(values))
-    return table
 
 
 class Forecasts:
@@ -251,16 +209,25 @@ class Forecasts:
         self.schema = self._table(self._last[:0], no_answers).schema
 
     @property
-    def csv_form(self) -> CsvForm:
-        """Dates where every time is midnight, and the digits that float32 has."""
+    def csv_schema(self) -> pa.Schema:
+        """The schema of a CSV: dates where every time is midnight, else times without fractions if
+        none has one; float32, in which a forecaster computes, where it has all digits."""
         frequency, starts = self.dataset.frequency, self.dataset.table.segments.start_times
         step = frequency.step if frequency.unit == "us" else 0
-        times: Literal["us", "s", "D"] = "us"
-        for unit, size_us in _UNITS.items():
-            is_whole = step % size_us == 0 and (starts[self._last] % size_us == 0).all()
-            if is_whole and (unit == "s" or self.dataset.time_zone is None):
-                times = unit
-        return CsvForm(times, not float64_columns(self.stored))
+
+        def are_whole(size_us: int) -> bool:
+            return step % size_us == 0 and bool((starts[self._last] % size_us == 0).all())
+
+        fields = list[pa.Field]()
+        for field in self.schema:
+            kind = field.type
+            if pa.types.is_timestamp(kind) and are_whole(1_000_000):
+                is_date = kind.tz is None and are_whole(DAY_US)
+                kind = pa.date32() if is_date else pa.timestamp("s", kind.tz)
+            if pa.types.is_float64(kind) and not float64_columns(self.stored):
+                kind = pa.float32()
+            fields.append(field.with_type(kind))
+        return pa.schema(fields)
 
     def blocks(self) -> Iterator[pa.Table]:
         """Yields tables, each with the rows of `SERIES_AT_ONCE` series.

@@ -176,17 +176,15 @@ def _csv(found: Forecasts) -> bytes:
     from fastlstm.forecast.forecast_table import write_rows
 
     sink = pa.BufferOutputStream()
-    write_rows(sink, ".csv", found.schema, found.blocks(), found.csv_form)
+    write_rows(sink, ".csv", found.csv_schema, found.blocks())
     return bytes(sink.getvalue())
 
 
 def _json(name: str, found: Forecasts, notes: list[str], num_charts: int) -> bytes:
     import pyarrow as pa
 
-    from fastlstm.forecast.forecast_table import csv_schema
-
     encode, parts = msgspec.json.encode, list[bytes]()
-    schema = csv_schema(found.schema, found.csv_form)
+    schema = found.csv_schema
     for batch in found.table().cast(schema).to_batches(max_chunksize=_ROWS_AT_ONCE):
         texts = [c.cast(pa.string()) if pa.types.is_temporal(c.type) else c for c in batch]
         rows = pa.record_batch(texts, names=schema.names).to_pylist()
