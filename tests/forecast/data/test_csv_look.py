@@ -346,7 +346,7 @@ def test_columns_go_by_pattern_number_and_stripped_name(read: Any) -> None:
 def test_a_word_far_down_does_not_drop_a_column_of_numbers(read: Any) -> None:
     lines = ["ds,y,z", *rows(DAY + ",{n},{n}", 3000)]
     lines[2000] = lines[2000].rpartition(",")[0] + ",?"
-    with pytest.raises(DataError, match=r"column 'z' holds numbers and '\?'; .* give `na='\?'`"):
+    with pytest.raises(DataError, match=r"'z' has the text '\?' in row 2000, .* give `na='\?'`"):
         read(lines, "--target y")
     assert read(lines, "--target y --na '?'").roles.past == ("z",)
     assert read(lines, "--target y --past ''").roles.past == ()  # a model that does not read it

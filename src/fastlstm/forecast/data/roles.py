@@ -19,12 +19,7 @@ from fastlstm.forecast.config import ReadOptions
 from fastlstm.forecast.data.csv_look import are_categories, usual_kind
 from fastlstm.forecast.data.names import is_text
 from fastlstm.forecast.data.problems import CurableError, Problems, looks_like, merged, settings
-from fastlstm.forecast.data.records import (
-    NUMBER,
-    Records,
-    require_few,
-    with_nulls,
-)
+from fastlstm.forecast.data.records import NUMBER, Records, numbers_of, require_few, with_nulls
 from fastlstm.forecast.data.time_reader import TimeReader, refuse_unread_time
 from fastlstm.forecast.data.time_text import (
     PERIODS,
@@ -85,7 +80,6 @@ _KEY_ROWS, _KEY_COLUMNS, _KEY_CHOICES = 1 << 17, 4, 6
 _MAX_LISTED = 40
 _MAX_PARTS = 8
 """Columns of whole numbers that are looked at for years and weeks."""
-_MAX_WORD = 20
 
 
 @dataclass(frozen=True)
@@ -459,34 +453,20 @@ def _refuse_numbers(records: Records, names: Sequence[str], problems: Problems) 
     texts = {name: values for name, values in records.first_texts(names).items() if len(values)}
     for name, values in texts.items():
         is_number = pc.match_substring_regex(values, _NUMBER)
-        if 2 * pc.sum(is_number).as_py() > len(values):
-            problems.add(_other_word(records, name), name)
-
-
-def _other_word(records: Records, name: str) -> CurableError:
-    """Returns the error for a column of numbers and a word: the first text that is no number."""
-    word, is_code = "", False
-    for batch in records.batches({name: pa.string()}):
-        column = with_nulls(batch.column(name), records.null_words).drop_null()
-        words = column.filter(pc.invert(pc.match_substring_regex(column, _NUMBER)))
-        if len(words):
-            word = str(words[0].as_py()).strip()[:_MAX_WORD]
-            is_code = are_categories(pc.unique(column).to_pylist())
-            break
-    if word == name.strip():
-        return looks_like(records.name, [("a header that rows repeat", {"skip_headers": True})], "")
-    what = f"column '{name}' holds numbers and {word!r}"
-    cures = [
-        ("that means no value", {"na": (word,)}),
-        ("these are names", {"categorical": (name,)}),
-    ]
-    if is_code:
-        cures.reverse()
-    ways = "".join(f"if {why}, give {settings(cure)}, " for why, cure in cures)
-    return CurableError(
-        f"{records.name}: {what}; {ways}or leave the column out with `ignore={name!r}`",
-        (what, cures[0][1]),
-    )
+        if 2 * pc.sum(is_number).as_py() <= len(values):
+            continue
+        if are_categories(pc.unique(values).to_pylist()):
+            found = f"a column of codes, {name!r}", {"categorical": (name,)}
+            problems.add(looks_like(records.name, [found], f", or `ignore={name!r}`"), name)
+            continue
+        row = 0
+        try:
+            for batch in records.batches({name: pa.string()}):
+                column = with_nulls(batch.column(name), records.null_words)
+                numbers_of(column, records.name, name, row, is_csv=True)
+                row += len(column)
+        except DataError as error:
+            problems.add(error, name)
 
 
 def _columns(roles: RoleRequest | Roles, role: str) -> tuple[str, ...]:
