@@ -20,7 +20,6 @@ from fastlstm.forecast.data.timeline import (
     BUSINESS_DAYS,
     DAY_US,
     DAYS,
-    HOUR_US,
     ROWS,
     Frequency,
     Timeline,
@@ -39,24 +38,13 @@ _LONGEST_FILLED = 0.07
 cover the validation part."""
 _MOST_DROPPED, _FEW_DROPPED = 0.01, 10
 """Dropping rows that share a time is proposed up to this share of all rows, or this number."""
-_ZONES = {
-    (10, 2): "Europe/Berlin", (10, 1): "Europe/London", (11, 1): "America/New_York",
-    (11, 2): "America/New_York", (4, 2): "Australia/Sydney",
-}  # fmt: skip
-"""A zone by the month and the hour that comes twice when clocks are put back."""
-_TWICE = "an hour that comes twice where clocks are put back (give the zone of the place)"
-_SPRING_ZONES = {(3, 1): "America/New_York", (10, 0): "Australia/Sydney"}
-"""A zone by the month, and the week of the month from 0, whose Sunday lacks an hour."""
-_SPRING_HOURS = frozenset(range(72, 76))
-"""Of the hours from a Thursday on, as 1970 began: the first ones of Sunday."""
 
 
 class Arrangement:
     """Puts the rows of a table in order; rearranges the files of the first pass.
 
     The frequency of `like` is used if the times fit it. For messages, `origin` is the name of the
-    table, `find_key` returns the columns that tell series apart, and `find_zone` the time zone that
-    other columns show, or "".
+    table, and `find_key` returns the columns that tell series apart, or "".
 
     Attributes:
         num_rows: may differ from those ingested.
@@ -70,13 +58,11 @@ class Arrangement:
         origin: str,
         like: Timeline | None,
         find_key: Callable[[], str],
-        find_zone: Callable[[], str],
     ) -> None:
-        self._find_key, self._find_zone = find_key, find_zone
+        self._find_key = find_key
         self._in, self._options, self._origin = ingested, ingested.options, origin
         self._like, self.frequency, self.num_rows = like, ROWS, ingested.num_rows
         self.counts = dict.fromkeys(("sorted", "duplicates", "gaps", "filled", "ends"), 0)
-        self._gap_starts = set[int]()
         self._num_in_series = ingested.counts
         self._shifts: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
         """By drop of rows: from which row on the numbers were larger, and by how much."""
@@ -103,9 +89,6 @@ class Arrangement:
         self._cut_ends()
         self.frequency = self._find_frequency()
         segments = self._cut()
-        if not (self._like or self._options.gaps) and self.spring_hint and self._find_zone():
-            found = ("an hour that clocks skip in spring", {"tz": self._find_zone()})
-            raise CurableError(f"{self._origin}: {self.spring_hint[2:]}, or `gaps='fill'`", found)
         return self._fill(segments) if self.counts["gaps"] else segments
 
     def _map(self, name: str, mode: Literal["r", "r+"] = "r") -> NDArray[Any]:
@@ -182,9 +165,7 @@ class Arrangement:
         for first, times, same in self._neighbours():
             if len(back := np.flatnonzero((np.diff(times) < 0) & same)):
                 if self._options.disorder == "error":
-                    zone = self._zone_of(times[back + 1]) if self._is_local else None
                     found = ("rows out of order", {"disorder": "sort"})
-                    found = found if zone is None else (_TWICE, {"tz": zone})
                     raise self._fault(first + int(back[0]), "is earlier than the row before", found)
                 return self._sort()
 
@@ -251,17 +232,11 @@ class Arrangement:
     def _fault_of_duplicates(self, rows: NDArray[np.int64]) -> DataError:
         """Returns the error for rows with the time of the row before; proposes to drop them only
         where they are few."""
-        zone = self._zone_of(self._map("times")[rows]) if self._is_local else None
         share = f"{len(rows):,} of {counted(self.num_rows, 'row')}"
         text = f"several rows have the same time (`duplicates='last'` drops {share})"
         found: Finding | None = (text, {"duplicates": "last"})
         more = f" (or first), which drops {share}"
-        if zone is not None:
-            found = (_TWICE, {"tz": zone})
-            more = f", the zone of the clocks, or `duplicates='last'`, which drops {share}"
-        elif not self._options.snap and len(rows) > max(
-            _MOST_DROPPED * self.num_rows, _FEW_DROPPED
-        ):
+        if not self._options.snap and len(rows) > max(_MOST_DROPPED * self.num_rows, _FEW_DROPPED):
             found = None
             more = (
                 f"{share} have the time of another, too many to drop: name the columns that tell"
@@ -272,34 +247,8 @@ class Arrangement:
 
     @property
     def _is_local(self) -> bool:
-        """Clock times, of which an hour may come twice in autumn."""
+        """Clock times without a zone, of which an hour may come twice in autumn."""
         return self._in.has_clock and self._in.time_zone is None
-
-    def _zone_of(self, times: NDArray[np.int64]) -> str | None:
-        """Returns a zone whose clocks are put back at all `times`, at night on a Sunday."""
-        hours, moments = times // HOUR_US % (7 * 24), times.astype("M8[us]")
-        months = np.unique(moments.astype("M8[M]").astype(np.int64) % 12 + 1)
-        clocks = np.unique(hours % 24)
-        if not np.isin(hours, list(_SPRING_HOURS)).all() or len(months) > 1 or len(clocks) > 1:
-            return None
-        if (zone := _ZONES.get((int(months[0]), int(clocks[0])))) is None:
-            return None
-        return self._find_zone() or zone
-
-    @property
-    def spring_hint(self) -> str:
-        """Advice on clock times, of which an hour is missing in spring: on Sundays alone, between
-        midnight and 4 o'clock."""
-        hours = {time // HOUR_US % (7 * 24) for time in self._gap_starts}
-        if not self._is_local or hours - _SPRING_HOURS or not hours:
-            return ""
-        day = np.datetime64(min(self._gap_starts), "us").astype("M8[D]").item()
-        zone = self._find_zone() or _SPRING_ZONES.get((day.month, (day.day - 1) // 7))
-        zone = zone or ("Europe/London" if min(hours) % 24 == 1 else "Europe/Berlin")
-        return (
-            "; an hour is missing at night on a Sunday, as where clocks are put forward: for local"
-            f" times give their zone: `tz={zone!r}`"
-        )
 
     @property
     def _zone_cure(self) -> str:
@@ -324,6 +273,8 @@ class Arrangement:
         """
         where = f"{self._row(row)} {what}"
         cure = f"correct it, or give {settings(found[1])}{more}" if found else more
+        if self._is_local and self._map("times")[row] % DAY_US:
+            cure += "; for local clock times give their zone, such as `tz='Europe/Berlin'`"
         if key := self._find_key():
             names = " and ".join(key.split(","))
             own = (f"several series, told apart by {names}", {"series": key})
@@ -366,7 +317,6 @@ class Arrangement:
                 )
             gap = same & (np.diff(self.frequency.ticks(times)) != 1)
             self.counts["gaps"] += int(gap.sum())
-            self._gap_starts |= set(_lost_hours(times, gap))
             cuts.append(first + np.flatnonzero(gap | ~same))
         rows = np.concatenate(cuts)
         lengths = np.diff(rows, append=self.num_rows)
@@ -414,15 +364,3 @@ class Arrangement:
         first_rows = (segments.first_rows + before)[starts]
         lengths = np.diff(first_rows, append=new_rows)
         return Segments(segments.series[starts], first_rows, lengths, segments.start_times[starts])
-
-
-def _lost_hours(times: NDArray[np.int64], gap: NDArray[np.bool_]) -> list[int]:
-    """Returns when gaps of one hour begin, the first one of each hour of the week; -1 for other
-    gaps."""
-    before, after = times[:-1][gap], times[1:][gap]
-    steps = np.diff(times)
-    step = int(steps[steps > 0].min(initial=DAY_US))
-    is_hour = (after - before == step + HOUR_US) & (step <= HOUR_US)
-    starts = np.where(is_hour, before + step, -1)
-    first = np.unique(starts // HOUR_US % (7 * 24), return_index=True)[1]
-    return [int(start) for start in starts[first]]

@@ -44,7 +44,6 @@ from fastlstm.forecast.data.roles import (
     is_year,
     listed,
     series_key,
-    zone_shown,
 )
 from fastlstm.forecast.data.table import MISSING_INT16, Segments, Table, row_blocks
 from fastlstm.forecast.data.timeline import ROWS, Frequency, Timeline
@@ -246,8 +245,7 @@ def _prepare(
     if (origins or left_out) and not problems:  # far from 0: read again, minus the origin
         ingested = read(origins)
     notes = [*roles.notes, *_column_notes(ingested, records, problems), *ingested.notes]
-    find_zone = partial(zone_shown, records)
-    arrangement = Arrangement(ingested, records.name, like, find_key, find_zone)
+    arrangement = Arrangement(ingested, records.name, like, find_key)
     segments = arrangement.run()
     problems.raise_all()
     columns = [ingested.columns[name] for name in roles.values]
@@ -468,7 +466,7 @@ def _time_notes(arrangement: Arrangement, ingested: TableIngest) -> list[str]:
         notes.append(f"{rows} behind the last target of a series: dropped, forecasts begin there")
     if counts["gaps"] and not counts["filled"]:
         gaps = f"{counted(counts['gaps'], 'gap')} in time: windows do not cross them"
-        notes.append(gaps + arrangement.spring_hint)
+        notes.append(gaps)
     return notes
 
 
@@ -486,7 +484,7 @@ def _repairs(
         rows = counted(counts["filled"], "empty row")
         more = "" if ingested.options.gaps else "; `gaps='split'` cuts there"
         gaps = f"{counted(counts['gaps'], 'gap')} in time: filled with {rows}{more}"
-        repairs.append(gaps + arrangement.spring_hint)
+        repairs.append(gaps)
     left_out |= dict.fromkeys(roles.dropped, "not numbers and without a role")
     for why in dict.fromkeys(left_out.values()):
         names = listed([name for name in left_out if left_out[name] == why])

@@ -69,13 +69,6 @@ _OF_DAY = re.compile("period|hour|slot|interval", re.I)
 _START = re.compile("start|begin|from|von|anfang|d[ée]but|inicio|inizio", re.I)
 """Names of clock times that have an end beside them."""
 _NUMBER = rf"^\s*{NUMBER}\s*$"
-_CITIES = {"New_York": "E", "Chicago": "C", "Denver": "M", "Los_Angeles": "P"}
-_CLOCKS = {
-    **{f"America/{city}": {f"{c}ST", f"{c}DT"} for city, c in _CITIES.items()},
-    "Europe/Berlin": {"CET", "CEST", "MEZ", "MESZ"}, "Europe/London": {"GMT", "BST"},
-    "Europe/Athens": {"EET", "EEST"}, "Australia/Sydney": {"AEST", "AEDT"},
-}  # fmt: skip
-"""The names of the winter and summer time of zones."""
 _KEY_ROWS, _KEY_COLUMNS, _KEY_CHOICES = 1 << 17, 4, 6
 _MAX_LISTED = 40
 _MAX_PARTS = 8
@@ -269,15 +262,6 @@ def series_key(records: Records, request: RoleRequest, roles: Roles, options: Re
         if is_text(kinds[name]) and (steps[np.diff(codes[name][order]) == 0] >= 0).all():
             return str(name)
     return ""
-
-
-def zone_shown(records: Records) -> str:
-    """Returns the zone whose names of winter and summer time are a column in the first rows; "" for
-    none."""
-    texts = records.first_texts([f.name for f in records.schema if is_text(f.type)][:_MAX_LISTED])
-    words = [{*pc.unique(values).to_pylist()} for values in texts.values()]
-    zones = (zone for zone, names in _CLOCKS.items() for found in words if found and found <= names)
-    return next(zones, "")
 
 
 def _codes(column: pa.Array) -> NDArray[np.int64]:
