@@ -133,7 +133,6 @@ def test_compress_and_export(call, told):
         (lambda model: model.backtest(season=1.5), "`season` is 1.5, expected 1 or more"),
         (lambda model: model.backtest(frame=5), "got an int, expected a path"),
         (lambda model: model.backtest(quantiles=None), "`quantiles` is None, expected a list"),
-        (lambda model: model.coverage(5), "`intervals` is 5, expected a list of numbers"),
         (lambda model: model.score(5), "got an int, expected a path"),
         (lambda model: model.save(5), "the run directory is an int, expected a path"),
         (lambda _: Forecaster.load(5), "the run directory is an int, expected a path"),

@@ -276,9 +276,9 @@ def test_the_test_event_has_the_scores_of_backtest(model: Forecaster) -> None:
     counts = [part["last"] - part["first"] + 1 for part in target["by_step"]]
     mae = np.average([part["mae"] for part in target["by_step"]], weights=counts)
     assert mae == pytest.approx(target["mae"])  # every value is present
-    coverage = model.coverage((0.8, 0.95))
+    figures = model.backtest()["forecaster"]
     observed = dict(zip(calibration["levels"], calibration["observed"], strict=True))
-    assert (observed[0.8], observed[0.95]) == (coverage[0.8], coverage[0.95])
+    assert (observed[0.8], observed[0.95]) == (figures["coverage_80"], figures["coverage_95"])
     assert [event["series"] for event in examples] == ["s0", "s0", "s1", "s1", "s2", "s2"]
     assert len({event["times"][0] for event in examples}) == 6, "each at another time"
 

@@ -126,9 +126,9 @@ def test_quantiles_are_ordered_and_cover(fitted: Forecaster) -> None:
     low, middle, high = (table[name].to_numpy() for name in table.column_names[2:])
     assert (low <= middle).all()
     assert (middle <= high).all()
-    found = fitted.coverage((0.8, 0.95), part="valid")  # what it was calibrated on
-    assert found[0.8] == pytest.approx(0.8, abs=0.02)
-    assert found[0.95] == pytest.approx(0.95, abs=0.02)
+    found = fitted.backtest("valid")["forecaster"]  # what it was calibrated on
+    assert found["coverage_80"] == pytest.approx(0.8, abs=0.02)
+    assert found["coverage_95"] == pytest.approx(0.95, abs=0.02)
     for level in (0.001, 0.999, float("nan")):
         with pytest.raises(ConfigError, match=f"quantile {level} is outside 0.005 to 0.995"):
             fitted.predict_quantiles(quantiles=[0.5, level])
@@ -141,7 +141,7 @@ def test_intervals_keep_their_coverage_in_a_calm_series() -> None:
     y = height * (np.sin(np.arange(900) * (2 * np.pi / 24)) + 0.3 * rng.normal(size=900))
     given = {**QUICK, "split": (500, 180, 220), "normalize": "standard"}
     model = Forecaster(**given).fit(y.astype(np.float32))
-    assert model.coverage((0.8,))[0.8] == pytest.approx(0.8, abs=0.1)
+    assert model.backtest()["forecaster"]["coverage_80"] == pytest.approx(0.8, abs=0.1)
 
 
 @pytest.mark.parametrize(

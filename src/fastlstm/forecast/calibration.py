@@ -256,16 +256,11 @@ def spread(values: Tensor, config: ForecasterConfig) -> Tensor:
     return deviation if config.normalize == "standard" else torch.sqrt(deviation)
 
 
-def require_numbers(name: str, levels: Sequence[float]) -> None:
-    """Raises ConfigError unless `levels` is a list of numbers."""
-    is_list = isinstance(levels, Sequence | np.ndarray)
-    if not is_list or not all(map(is_number, levels)):
-        raise ConfigError(f"`{name}` is {levels!r}, expected a list of numbers: [0.1, 0.9]")
-
-
 def require_known(levels: Sequence[float]) -> None:
     """Raises ConfigError unless `levels` is a list of numbers within the calibrated range."""
-    require_numbers("quantiles", levels)
+    is_list = isinstance(levels, Sequence | np.ndarray)
+    if not is_list or not all(map(is_number, levels)):
+        raise ConfigError(f"`quantiles` is {levels!r}, expected a list of numbers: [0.1, 0.9]")
     for level in levels:
         if not LEVELS[0] <= level <= LEVELS[-1]:
             raise ConfigError(f"quantile {level} is outside {LEVELS[0]} to {LEVELS[-1]}")

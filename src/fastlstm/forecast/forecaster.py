@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from fastlstm.errors import ConfigError, DataError, counted, kind_of_value
 from fastlstm.estimator import Estimator, signature_of, warn
-from fastlstm.forecast.calibration import calibrate, require_known, require_numbers
+from fastlstm.forecast.calibration import calibrate, require_known
 from fastlstm.forecast.config import READING, ForecastConfig, split_of
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.error_measures import QuantileScores, SeriesErrors
@@ -475,31 +475,6 @@ class Forecaster(InNotebook, Estimator[StoredForecaster]):
             )
         self.stored_ = dataclasses.replace(stored, calibration=calibration, is_recalibrated=True)
         return self
-
-    def coverage(
-        self,
-        intervals: Sequence[float] = (0.8, 0.95),
-        part: Literal["train", "valid", "test"] = "test",
-    ) -> dict[float, float]:
-        """Returns the share of values within their central interval, by level.
-
-        Args:
-            intervals: levels, from 0 to 1.
-            part: train, valid or test.
-
-        Raises:
-            ConfigError: an unknown part or level.
-        """
-        _require_part(part)
-        stored = self._fitted()
-        dataset, inputs = self._table(None)
-        rows = self._windows(dataset, part, 1)[1].rows()
-        require_numbers("intervals", intervals)
-        scores = QuantileScores((), intervals, has_crps=False)
-        self._warn_unsupported(scores.levels)
-        self._place(len(rows))
-        evaluate_forecasts(stored, inputs, rows, 1, scores)
-        return scores.coverage()
 
     def score(self, frame: Any = None, y: None = None) -> float:
         """Returns 1 - rel_mae of the test part (see `backtest`): above 0 beats naive, 1 is best.
