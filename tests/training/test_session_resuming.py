@@ -7,13 +7,11 @@ import torch
 
 from fastlstm.errors import BudgetError, ConfigError, CorruptFileError, RunDirectoryError
 from fastlstm.runs.events import MetricsFile
-from fastlstm.text.config import TrainConfig
 from fastlstm.training.checkpoint import Checkpoint, save_checkpoint
 from fastlstm.training.options import MAY_CHANGE, TrainingOptions
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.session import (
     checkpoint_to_resume,
-    notes_of_changes,
     remaining,
     resumed_config,
 )
@@ -134,21 +132,3 @@ def test_the_work_after_training_is_repeated_after_a_used_budget(run):
 def test_a_run_that_has_not_used_its_budget_may_end_without_a_step(run, reason):
     checkpoint = ended(run, reason)
     remaining(run, checkpoint, budget(30.0), []).require_steps(20, 5.0)
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "told"),
-    [
-        ({}, {}, ""),
-        ({"sync_every": 25}, {"sync_every": 25}, ""),
-        ({"pipeline": 4}, {"pipeline": 8}, "`pipeline=8`: the run had 4 before"),
-        ({}, {"sync_every": 9}, "`sync_every=9`: the run had 1 before; from here on its weights"),
-        ({}, {"budget": "5m"}, ""),  # the default
-        ({"budget": "5m"}, {"budget": "9m"}, "resumed with `budget='9m'`; the start before had"),
-        ({}, {"steps": 9}, "resumed with `steps=9`; the start before had `budget='5m'`"),
-    ],
-)
-def test_a_resumed_run_notes_options_that_change_its_end_or_weights(before, now, told):
-    notes = notes_of_changes(TrainConfig(**before), TrainConfig(**now))
-    assert len(notes) == bool(told)
-    assert all(told in note for note in notes)

@@ -146,7 +146,7 @@ class RunSession(EventHub):
         The user has set the options `names`; a resumed run may change those in `may_change`.
         `stored` returns the options of a checkpoint, resolved and as first given.
         """
-        first, checkpoint, before = options, None, None
+        first, checkpoint = options, None
         given = chosen_names(options)
         if self.run is not None:
             is_resumed = resume or self.world.attempt > 0  # restarted by torchrun
@@ -158,8 +158,6 @@ class RunSession(EventHub):
                 before, first = stored(checkpoint)
             options = resumed_config(options, names, before, first, may_change)
         options, first = self.agreed(options), self.agreed(first)
-        if before is not None:
-            self.notes += notes_of_changes(before, options)
         if self.run is not None or options.threads is not None or self.world.size > 1:
             self.set_threads(options.threads)
         device = set_up_device(options)
@@ -442,26 +440,6 @@ def resumed_config(
     if not changes.keys().isdisjoint(ENDS):
         changes = {**dict.fromkeys(ENDS), **changes}
     return dataclasses.replace(resolved, **changes)
-
-
-def notes_of_changes(before: TrainingOptions, now: TrainingOptions) -> list[str]:
-    """Returns notes on changed options that change the end or the weights of a resumed run."""
-    then, end = _end_of(before), _end_of(now)
-    notes = [] if then == end else [f"resumed with {end}; the start before had {then}"]
-    return notes + [
-        (
-            f"`{name}={new!r}`: the run had {old} before; from here on its weights differ from"
-            " those without this change"
-        )
-        for name in ("sync_every", "pipeline")
-        if (old := getattr(before, name, 0)) != (new := getattr(now, name, 0))
-    ]
-
-
-def _end_of(options: TrainingOptions) -> str:
-    ends = {"budget": options.budget, "epochs": options.epochs, "steps": options.steps}
-    given = [f"`{name}={value!r}`" for name, value in ends.items() if value is not None]
-    return given[-1] if given else f"`budget={options.default_budget!r}`"
 
 
 def _thread_s() -> tuple[float, float]:
