@@ -365,21 +365,18 @@ def test_a_smaller_model_has_the_source_as_teacher_and_no_dropout(folder, tmp_pa
     assert read_forecaster(tmp_path / "student").network.config.dropout == 0.0
 
 
-def test_training_that_is_worse_than_rounding(folder, tmp_path):
-    run, names = source(folder, "bands"), ("out", "plain")
-    report = compress(run, tmp_path / "out", to="int4", **{**TRAIN, "learning_rate": 10.0})
-    assert report.methods == ["int4, rounded to the nearest, which lost less than training"]
+def test_training_that_loses_quality_is_published_with_its_loss(folder, tmp_path):
+    run, options = source(folder, "bands"), {**TRAIN, "learning_rate": 10.0}
+    with pytest.raises(QualityError):
+        compress(run, tmp_path / "refused", to="int4", max_loss=0.0, **options)
+    assert not RunDirectory(tmp_path / "refused").has_published()
+    report = compress(run, tmp_path / "out", to="int4", **options)
+    assert report.methods == ["int4, trained with its rounding"]
     assert report.training.steps == 10
     plain = compress(run, tmp_path / "plain", to="int4")
-    assert report.result.quality == plain.result.quality
-    assert report.scores == plain.scores
-    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in names]
-    assert files[0] == files[1], "weights and intervals"
-    about = [json.loads((tmp_path / name / "config.json").read_text()) for name in names]
-    assert [one["compression"].get("is_trained") for one in about] == [False, None]
-    assert about[0]["train"] == about[1]["train"], "that of the source"
+    assert report.result.quality > plain.result.quality
+    assert report.change.difference > plain.change.difference
     events = [json.loads(x) for x in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
-    assert any("training lost more quality than" in str(event.get("text")) for event in events)
     assert events[-1]["compression"]["methods"] == report.methods
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
 from collections.abc import Callable
 from itertools import chain, repeat
 from types import SimpleNamespace
@@ -12,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from compression_report import REPORT
 from compression_source import StopAfter
 from fastlstm.compression import text
 from fastlstm.compression.options import CompressConfig
@@ -24,7 +21,6 @@ from fastlstm.compression.session import (
     CompressionSession,
     CompressionWay,
     chosen,
-    difference,
     ways_of_text,
 )
 from fastlstm.errors import ConfigError, Stopped
@@ -44,13 +40,6 @@ ABOUT: dict[str, Any] = {"options": {}, "source": {"learning_rate": 0.02}}
 def test_the_peak_rate_of_a_chain_is_that_of_its_first_run(own, before, rate):
     source: Any = SimpleNamespace(learning_rate=own, before=before)
     assert CompressionSession.peak_rate.fget(source) == rate  # type: ignore[attr-defined]
-
-
-def test_the_better_result_is_chosen_on_common_windows():
-    lost = dataclasses.replace(REPORT, change=None)
-    assert difference(lost) == math.inf
-    cut = dataclasses.replace(REPORT.result, quality=0.0)  # of other windows than the source
-    assert difference(dataclasses.replace(REPORT, result=cut)) == 0.01
 
 
 Compress = Callable[..., CompressReport]

@@ -76,18 +76,6 @@ def test_without_training(source, compressed, tmp_path, to):
     assert len(fastlstm.LM.load(tmp_path / "out").generate("a", max_tokens=5, seed=0)) > 0
 
 
-def test_training_that_is_worse_than_a_low_rank_without_it(compressed, tmp_path):
-    report = compressed(output_rank=8, to="int8", steps=3, learning_rate=10.0)
-    last = "int8, rounded to the nearest, which lost less than training"
-    assert report.methods == ["output of rank 8 instead of 32", last]
-    compressed("plain", output_rank=8, to="int8")
-    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("out", "plain")]
-    assert files[0] == files[1]
-    stored = load_stored_model(tmp_path / "out")
-    assert stored.model_config.output_rank == 8
-    assert stored.config["compression"]["is_trained"] is False
-
-
 def test_with_training_the_source_is_the_teacher(source, compressed, tmp_path):
     report = compressed(output_rank=6, to="int8", steps=4)
     config = json.loads((tmp_path / "out/config.json").read_text())

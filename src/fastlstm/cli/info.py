@@ -53,7 +53,7 @@ def run(argv: list[str]) -> int:
         damage.append(str(error))
     known = "".join(damage)  # with the checkpoint to use instead
     damage += [text for error in directory.verify() if (text := str(error)) not in known]
-    trained, shown = _history_facts(read_history(directory.metrics_path), model.get("compression"))
+    trained, shown = _history_facts(read_history(directory.metrics_path))
     checkpoints = [item.name for item in directory.checkpoints()]
     facts = {"run": name, **model, **trained, "checkpoints": checkpoints, "damage": damage}
     rows = [("run", name), *rows, *shown, ("checkpoints", ", ".join(checkpoints) or "none")]
@@ -122,15 +122,13 @@ def _compression_rows(facts: dict[str, Any], path: Path) -> list[Row]:
     if about["prune"] is not None:
         what = {"none": "weights", "blocks": "blocks", "units": "hidden units"}[about["structured"]]
         stored = f"{100 * about['prune']:.4g} % of the {what} pruned, {stored}"
-    if about.get("is_trained") is False:
-        stored += ", not trained (training lost more)"
     if (file := path / "model.safetensors").is_file():
         stored += f", {short_bytes(file.stat().st_size)} on disk"
     return [("compressed", f"from {about['source']['path']:.200}"), ("", stored)]
 
 
-def _history_facts(history: History, compression: Any) -> tuple[dict[str, Any], list[Row]]:
-    """Returns facts of the training; the best evaluation only if the stored model is its model."""
+def _history_facts(history: History) -> tuple[dict[str, Any], list[Row]]:
+    """Returns facts of the training."""
     best, end, unit, measure = history.best, history.end or {}, history.unit, history.measure
     last = history.steps[-1] if history.steps else {}
     facts = {
@@ -146,8 +144,7 @@ def _history_facts(history: History, compression: Any) -> tuple[dict[str, Any], 
         "kernels": history.start.get("kernels"),
     }
     rows: list[Row] = []
-    is_trained = not isinstance(compression, dict) or compression.get("is_trained") is not False
-    if best is not None and is_trained:
+    if best is not None:
         text = f"{best[measure.key]:.4f} validation {measure.label}"
         rows.append(("best", f"{text} at step {facts['best_step']:,}"))
     if facts["step"] is not None:

@@ -187,7 +187,7 @@ class ForecastCompression(CompressionSession):
             source, config=resolved, given=given, network=network, compression=compression
         )
 
-    def plain(self, **facts: bool) -> Result:
+    def plain(self) -> Result:
         compression = Compression(self.about(self.config))
         result = with_rounded_weights(dataclasses.replace(self.stored, compression=compression))
         is_own = has_own_intervals(self.stored)
@@ -197,7 +197,7 @@ class ForecastCompression(CompressionSession):
                 result.network, self._inputs, self._valid, limit_s=self._limit_s
             )
             result, is_own = dataclasses.replace(result, calibration=calibration), self._is_own
-        return result_of(result, has_own_intervals=is_own, **facts)
+        return result_of(described(result, has_own_intervals=is_own))
 
     def find_data(self) -> None:
         if self.table is None:
@@ -298,10 +298,7 @@ class ForecastCompression(CompressionSession):
                     f"`max_loss` cannot be checked: {self.why_not}; give another `data` or leave"
                     " out `max_loss`"
                 )
-        seconds = _MEASURING_S + time.perf_counter() - started
-        if config.num_results > 1:  # RUN with rounded weights is measured too
-            seconds += seconds + (limit_s or 0.0)
-        return seconds
+        return _MEASURING_S + time.perf_counter() - started
 
     def _note_on_intervals(self, parts: list[str]) -> str:
         table = self._name
@@ -369,9 +366,8 @@ class ForecastCompression(CompressionSession):
         )  # fmt: skip
 
 
-def result_of(stored: StoredForecaster, **facts: bool) -> Result:
-    """Returns a result, with `facts` added to its `compression`."""
-    stored = described(stored, **facts)
+def result_of(stored: StoredForecaster) -> Result:
+    """Returns a compressed forecaster as a result, with its files."""
     return Result(stored, stored.network.config, forecaster_files(stored))
 
 
@@ -405,10 +401,11 @@ def has_own_intervals(stored: StoredForecaster) -> bool:
     return stored.compression is None or bool(stored.compression.about.get("has_own_intervals"))
 
 
-def described(stored: StoredForecaster, **facts: bool) -> StoredForecaster:
-    """Returns a compressed forecaster with `facts` added to `compression` of its config.json."""
+def described(stored: StoredForecaster, *, has_own_intervals: bool) -> StoredForecaster:
+    """Returns a compressed forecaster whose config.json says whether its intervals are of its own
+    table."""
     assert stored.compression is not None
-    about = {**stored.compression.about, **facts}
+    about = {**stored.compression.about, "has_own_intervals": has_own_intervals}
     compression = dataclasses.replace(stored.compression, about=about)
     return dataclasses.replace(stored, compression=compression)
 

@@ -290,12 +290,6 @@ class CompressConfig:
         return any(getattr(self, name) is not None for name in STUDENT_SIZES)
 
     @property
-    def num_results(self) -> int:
-        """2 if RUN gives a result without training too: in another format or a lower rank."""
-        is_less = self.to != "fp32" or self.output_rank is not None
-        return 2 if is_less and self.prune is None and not self.is_new_student else 1
-
-    @property
     def distils(self) -> bool:
         """Whether the options ask for a teacher."""
         return self.distil is not None or self.is_new_student

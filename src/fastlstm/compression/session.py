@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -153,7 +151,7 @@ class CompressionSession(ABC):
         config: options; a resumed session has those of its first start.
         given: names of the options that were set.
         notes: remarks for the user.
-        report: the best result.
+        report: the result.
         before: `compression` of the source's config.json; empty for an ordinary run.
         learning_rate: peak learning rate of the source; None if unknown.
         facts: entries on the source in config.json of a result, besides path and hash.
@@ -214,11 +212,8 @@ class CompressionSession(ABC):
         """Opens the data to measure on, or finds the reason why there is none."""
 
     @abstractmethod
-    def plain(self, **facts: bool) -> Result:
-        """Returns the source in the requested rank and format, without training.
-
-        `facts` are added to `compression` of its config.json.
-        """
+    def plain(self) -> Result:
+        """Returns the source in the requested rank and format, without training."""
 
     @abstractmethod
     def train(self) -> None:
@@ -304,7 +299,7 @@ class CompressionSession(ABC):
             checkpoint_to_resume(run, False, lambda level, text: None)  # refuses a run
             self.find_data()
             result = self.plain()
-            self.report = report = self._measured(result, None, is_trained=False)
+            self.report = report = self._measured(result, None)
             if not report.is_published:
                 raise quality_error(report, is_trained=False)
             run.publish({**result.files, **self.report_files()})
@@ -313,7 +308,7 @@ class CompressionSession(ABC):
         return report
 
     def conclude(self, trainer: Trainer, trained: Callable[[], Result]) -> Result | None:
-        """Measures what was trained; returns it or the `plain` result to publish, or None."""
+        """Measures what was trained; returns it if it may be published, else None."""
         if trainer.progress.best_step < 0:
             return None
         training = TrainingFigures(
@@ -322,18 +317,10 @@ class CompressionSession(ABC):
             teacher_s=trainer.task.teacher_s,  # type: ignore[attr-defined]
             reason=trainer.reason,
         )
-        reports: list[tuple[CompressReport, Result]] = []
         with trainer.progress.counted("measuring"):
-            makers = trained, partial(self.plain, is_trained=False)
-            for make in makers[: self.config.num_results]:
-                result = make()
-                report = self._measured(result, training, is_trained=not reports)
-                reports.append((report, result))
-        self.report, best = min(reports, key=lambda pair: difference(pair[0]))
-        if self.report.is_published and self.report is not reports[0][0]:
-            text = "training lost more quality than the same method without training, which is"
-            trainer.say("warning", f"{text} published instead")
-        return best if self.report.is_published else None
+            result = trained()
+            self.report = self._measured(result, training)
+        return result if self.report.is_published else None
 
     def end_event(self) -> Event:
         return {} if self.report is None else {"compression": self.report.to_dict()}
@@ -341,10 +328,8 @@ class CompressionSession(ABC):
     def report_files(self) -> dict[str, bytes]:
         return {} if self.report is None else {REPORT_FILE: encode_json(self.report.to_dict())}
 
-    def _measured(
-        self, result: Result, training: TrainingFigures | None, *, is_trained: bool
-    ) -> CompressReport:
-        methods = self._methods(result, is_trained=is_trained)
+    def _measured(self, result: Result, training: TrainingFigures | None) -> CompressReport:
+        methods = self._methods(result, is_trained=training is not None)
         return self.measured(result, methods, training).checked()
 
     def _methods(self, result: Result, *, is_trained: bool) -> list[str]:
@@ -367,8 +352,6 @@ class CompressionSession(ABC):
         if config.to != "fp32":
             how = "trained with its rounding" if is_trained else "rounded to the nearest"
             methods.append(f"{config.to}, {how}")
-        if config.trains and not is_trained:
-            methods[-1] += ", which lost less than training"
         return methods or ["trained on"]
 
     def about(self, config: CompressConfig) -> dict[str, Any]:
@@ -411,11 +394,6 @@ class CompressionSession(ABC):
         if config.to != "fp32":
             callbacks.append(FakeQuantization(config.to, rounding_begin))
         return [*callbacks, *self.callbacks]
-
-
-def difference(report: CompressReport) -> float:
-    """Returns the loss of a result, on data that both models were scored on."""
-    return math.inf if report.change is None else report.change.difference
 
 
 class CompressionWay(NamedTuple):

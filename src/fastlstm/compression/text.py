@@ -218,7 +218,7 @@ class TextCompression(CompressionSession):
             )
         return {"path": os.fspath(path), "model_sha256": weights_record(teacher.path).sha256}
 
-    def plain(self, **facts: bool) -> Result:
+    def plain(self) -> Result:
         weights, sizes, stored = self.model.weights, self.sizes, self.stored
         if (rank := self.config.output_rank) is not None:
             weights, sizes = with_output_rank(weights, sizes, rank)
@@ -227,15 +227,13 @@ class TextCompression(CompressionSession):
             TOKENIZER_FILE: stored.tokenizer.to_json(),
             GENERATION_FILE: encode_json(stored.generation),
         }
-        return self.result(weights, sizes, files, **facts)
+        return self.result(weights, sizes, files)
 
-    def result(
-        self, weights: Weights, sizes: ModelConfig, files: Mapping[str, bytes], **facts: bool
-    ) -> Result:
-        """Returns a result with these JSON files, and `facts` added to its `compression`."""
+    def result(self, weights: Weights, sizes: ModelConfig, files: Mapping[str, bytes]) -> Result:
+        """Returns a result with these JSON files."""
         to = self.config.to
         data = encode_model(weights, to)
-        files = compressed_files(files, {**self.about(self.config), **facts})
+        files = compressed_files(files, self.about(self.config))
         model = TextModel.of_file(data, self.out, sizes, to)
         return Result(model, sizes, {**files, MODEL_FILE: data})
 

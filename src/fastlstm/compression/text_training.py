@@ -107,9 +107,9 @@ class _Training(TextSession):
     def make_task(self, **parts: Any) -> TextTask:
         config, models = self._config, (self._source.sizes, parts["model"].config)
         parts |= {
-            "conclude": self._conclude, "num_results": config.num_results,
+            "conclude": self._conclude,
             "num_scored": min(len(parts["valid_ids"]), max_scored(*models)),
-        }  # fmt: skip
+        }
         if self._teacher is None:
             return CompressedTextTask(**parts)
         return TaughtTextTask(
@@ -133,7 +133,7 @@ class _Training(TextSession):
                 name: weight.detach().float().cpu().numpy()
                 for name, weight in trainer.best.weights.items()
             }
-            return source.result(weights, task.model.config, task.model_files, is_trained=True)
+            return source.result(weights, task.model.config, task.model_files)
 
         best = source.conclude(trainer, trained)
         if best is not None:
@@ -178,14 +178,12 @@ def _rate_share(config: CompressConfig) -> float:
 class CompressedTextTask(TextTask):
     """A language model under compression.
 
-    `conclude` measures and publishes the best weights; the source and `num_results` models score
-    `num_scored` tokens.
+    `conclude` measures and publishes the best weights; source and result score `num_scored` tokens.
     """
 
     publishes_at_once = False
 
     conclude: Callable[[Trainer], Event] = field(kw_only=True)
-    num_results: int = field(default=1, kw_only=True)
     num_scored: int = field(kw_only=True)
 
     @property
@@ -197,7 +195,7 @@ class CompressedTextTask(TextTask):
         """Publishes nothing before `conclude`."""
 
     def finish_s(self, unit_s: float) -> float:
-        return self.report_s + self.num_results * (MEASURING_S + 2 * unit_s * self.num_scored)
+        return self.report_s + MEASURING_S + 2 * unit_s * self.num_scored
 
     def finish(self, trainer: Trainer) -> Event:
         return self.conclude(trainer)

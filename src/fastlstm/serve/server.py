@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from types import FrameType
@@ -271,13 +271,11 @@ def _load(path: str, settings: Settings) -> InferenceModel | WindowForecaster:
         device=settings.device,
         num_streams=settings.max_streams,
     )
-    return replace(model, bits_per_char=bits_per_char(path, model.config))
+    return replace(model, bits_per_char=bits_per_char(path))
 
 
-def bits_per_char(path: str, config: Mapping[str, Any]) -> float | None:
+def bits_per_char(path: str) -> float | None:
     """Returns the best validation of the model of a run, if it is known."""
-    if config.get("compression", {}).get("is_trained") is False:
-        return None
     best = read_history(RunDirectory(path).metrics_path).best
     return None if best is None else number(best, "bits_per_char")
 

@@ -322,12 +322,10 @@ def test_a_model_says_what_it_is(serve, lm, tmp_path):
 
 
 def test_bits_per_character_are_of_the_best_validation(tmp_path):
-    assert bits_per_char(str(tmp_path), {}) is None
+    assert bits_per_char(str(tmp_path)) is None
     events = [{"event": "eval", "step": k, "bits_per_char": 2 + abs(k - 2)} for k in (1, 2, 3)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
-    assert bits_per_char(str(tmp_path), {}) == 2.0
-    rounded = {"compression": {"is_trained": False}}
-    assert bits_per_char(str(tmp_path), rounded) is None
+    assert bits_per_char(str(tmp_path)) == 2.0
 
 
 def test_while_the_model_loads_nothing_is_ready(lm):
