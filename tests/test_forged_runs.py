@@ -84,10 +84,14 @@ JSON: list[tuple[str, Callable[[Any], object], str]] = [
     ("config.json", put("x", "data", "num_chars"), "data.num_chars of config.json is 'x'"),
     ("trainer.json", put(None, "meta", "progress"), "'progress' is missing"),
     ("trainer.json", put([], "meta", "progress"), "invalid values"),
-    ("trainer.json", put("1", "meta", "progress", "elapsed_s"), "elapsed_s is '1'"),
-    ("trainer.json", put(0.5, "meta", "progress", "step"), "step is 0.5"),
-    ("trainer.json", put({"setup": "x"}, "meta", "progress", "spent"), "spent holds 'x'"),
-    ("trainer.json", put([1], "meta", "guard", "culprits"), "culprits holds 1"),
+    ("trainer.json", put("1", "meta", "progress", "elapsed_s"), "`elapsed_s` is '1'"),
+    ("trainer.json", put(0.5, "meta", "progress", "step"), "`step` is 0.5"),
+    (
+        "trainer.json",
+        put({"setup": "x"}, "meta", "progress", "spent"),
+        "`spent` is {'setup': 'x'}, expected seconds by part",
+    ),
+    ("trainer.json", put("1", "meta", "guard", "in_a_row"), "`in_a_row` is '1'"),
     ("trainer.json", put(None, "meta", "loader"), "'loader' is missing"),
     ("trainer.json", put("x", "meta", "average_updates"), "invalid values"),
 ]

@@ -119,7 +119,7 @@ def test_a_state_rolled_back_to_before_the_first_save_is_saved_again():
         ({"callbacks": [1]}, "it holds invalid values .callbacks is no object"),
         ({"callbacks": {"Sum": 1}}, "it holds invalid values .the state of a callback is no"),
         ({"published_step": "x"}, "it holds invalid values"),
-        ({"progress": {"step": "x"}}, "it holds invalid values .step is 'x'"),
+        ({"progress": {"step": "x"}}, "it holds invalid values .`step` is 'x'"),
     ],
 )
 def test_impossible_values_name_the_checkpoint(change, message):
@@ -132,7 +132,9 @@ def test_impossible_values_name_the_checkpoint(change, message):
         trainer.restore(state)
     del state.meta["guard"]
     state.meta.update(progress=trainer.progress.to_meta(), loader={"epoch": 0, "index": 0})
-    with pytest.raises(CorruptFileError, match="'guard' is missing in its files"):
+    with pytest.raises(
+        CorruptFileError, match="'guard' is missing; continue from another checkpoint"
+    ):
         trainer.restore(state)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fastlstm.errors import Stopped
+from fastlstm.errors import ConfigError, Stopped
 from fastlstm.forecast.model.network import CategoryEmbedding
 from fastlstm.training import state
 from fastlstm.training.optimizer import OptimizerSet
@@ -63,21 +63,24 @@ def captured(state):
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        (("progress", "step", "3"), "step is '3'"),
-        (("progress", "step", True), "step is True"),
-        (("progress", "best_loss", None), "best_loss is None"),
-        (("progress", "spent", {"setup": "1"}), "spent holds '1'"),
-        (("progress", "spent", [1.0]), "spent is"),
+        (("progress", "step", "3"), "`step` is '3', expected a whole number"),
+        (("progress", "step", True), "`step` is True"),
+        (("progress", "best_loss", None), "`best_loss` is None, expected a number"),
+        (
+            ("progress", "spent", {"setup": "1"}),
+            "`spent` is {'setup': '1'}, expected seconds by part",
+        ),
+        (("progress", "spent", [1.0]), "`spent` is"),
         (("progress", "extra", 1), "unexpected keyword"),
-        (("guard", "culprits", [5]), "culprits holds 5"),
-        (("guard", "culprits", "abc"), "culprits is 'abc'"),
+        (("guard", "in_a_row", [5]), r"`in_a_row` is \[5\]"),
+        (("guard", "rollbacks", 0.5), "`rollbacks` is 0.5, expected a whole number"),
     ],
 )
 def test_a_counter_of_another_type_is_refused(change, error):
     state = state_of()
     tensors, meta = captured(state)
     meta[change[0]][change[1]] = change[2]
-    with pytest.raises(TypeError, match=error):
+    with pytest.raises((ConfigError, TypeError), match=error):
         state.restore(tensors, meta)
 
 

@@ -15,18 +15,22 @@ from fastlstm.system.fields import ConfigT, built
 from fastlstm.system.storage import MAX_JSON_BYTES, parse_json
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
+_BAD_VALUE = (TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError)
 
 
 @contextmanager
-def checked_values(origin: Path) -> Iterator[None]:
-    """Turns errors about values of a file into CorruptFileError."""
+def checked_values(origin: Path, cure: str = "put the right file back") -> Iterator[None]:
+    """Turns errors of Python, torch or a configuration about stored values into a CorruptFileError
+    that names their file or checkpoint."""
     try:
         yield
+    except torch.OutOfMemoryError:
+        raise
     except KeyError as error:
-        raise CorruptFileError(f"{origin}: {error} is missing") from None
-    except (TypeError, ValueError, AttributeError, OverflowError) as error:
-        reason = str(error).splitlines()[0][:200]
-        raise CorruptFileError(f"{origin}: {reason}; put the right file back") from None
+        raise CorruptFileError(f"{origin}: {error} is missing; {cure}") from error
+    except _BAD_VALUE as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise CorruptFileError(f"{origin}: it holds invalid values ({reason}); {cure}") from error
 
 
 def json_object(data: bytes, origin: Path, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:

@@ -11,7 +11,8 @@ import contextlib
 import copy
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fastlstm.distributed.world import World
-from fastlstm.errors import ConfigError, CorruptFileError, FormatError, StorageError
+from fastlstm.errors import CorruptFileError, FormatError, StorageError
 from fastlstm.runs.events import Event
 from fastlstm.runs.manifest import (
     MANIFEST,
@@ -35,6 +36,7 @@ from fastlstm.runs.manifest import (
     write_directory,
 )
 from fastlstm.runs.run_directory import METRICS_KEY, TRAINER_FILE, RunDirectory, checkpoint_step
+from fastlstm.runs.stored_values import checked_values
 from fastlstm.system import storage
 from fastlstm.system.tensors import decode_tensors, encode_tensors
 from fastlstm.training.state import Progress, Tensors, first_non_finite, require_like, weights_of
@@ -45,7 +47,6 @@ if TYPE_CHECKING:
 FORMAT = "fastlstm-checkpoint"
 FORMAT_VERSION = 1
 _TENSORS = ".safetensors"
-_BAD_VALUE = (TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError)
 BEST = "best"
 """File stem of the best weights."""
 COUNTERS = ("best_step", "best_loss", "best_bits_per_char")
@@ -148,22 +149,9 @@ def _rotate(run: RunDirectory, newest: Path, finite: bool, keep: int) -> None:
             storage.discard(path)
 
 
-@contextlib.contextmanager
-def reading(checkpoint: Checkpoint) -> Iterator[None]:
-    """Turns errors of Python, torch or a configuration about values of a checkpoint into a
-    CorruptFileError that names it."""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    except KeyError as error:
-        raise CorruptFileError(f"{checkpoint.path}: {error} is missing in its files") from error
-    except (ConfigError, *_BAD_VALUE) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
-        raise CorruptFileError(
-            f"{checkpoint.path}: it holds invalid values ({reason}); continue from another"
-            " checkpoint or start a new run"
-        ) from error
+def reading(checkpoint: Checkpoint) -> AbstractContextManager[None]:
+    """Returns `checked_values` for the values of a checkpoint."""
+    return checked_values(checkpoint.path, "continue from another checkpoint or start a new run")
 
 
 def load_checkpoint(directory: Path) -> Checkpoint:

@@ -5,32 +5,25 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, TypeVar
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
 
+from fastlstm.errors import ConfigError
+from fastlstm.system.fields import check_values, is_number
 from fastlstm.training.optimizer import OptimizerSet
 from fastlstm.training.precision import LossScaler
 
 SKIPS_BEFORE_ROLLBACK = 5
 ROLLBACKS_BEFORE_STOP = 3
 Tensors = dict[str, dict[str, torch.Tensor]]
-BuiltT = TypeVar("BuiltT")
-_NUMBER = (int, float)
-_TYPES: dict[str, tuple[Any, ...]] = {
-    "int": (int,),
-    "float": (_NUMBER,),
-    "list[str]": (list, str),
-    "dict[str, float]": (dict, _NUMBER),
-}
-"""Types of a counter, and of its elements, by the annotation of its field."""
 
 
 @dataclass
 class Progress:
-    """Counters of a run.
+    """Counters of a run. Raises ConfigError: a stored counter has another type.
 
     Attributes:
         tokens: training units seen: tokens, windows or sequences.
@@ -61,6 +54,11 @@ class Progress:
     scored: int = 0
     slot: int = 0
 
+    def __post_init__(self) -> None:
+        check_values(self, {})
+        if not isinstance(self.spent, dict) or not all(map(is_number, self.spent.values())):
+            raise ConfigError(f"`spent` is {self.spent!r:.60}, expected seconds by part")
+
     @property
     def setup_s(self) -> float:
         """Seconds before the first step, over all starts."""
@@ -90,18 +88,20 @@ class Progress:
 
 @dataclass
 class NonFiniteGuard:
-    """Counts skipped steps: five in a row mean a roll-back, and a fourth roll-back means a stop."""
+    """Counts skipped steps: five in a row mean a roll-back, and a fourth roll-back means a stop.
 
-    skipped: int = 0
+    Raises ConfigError: a stored counter has another type.
+    """
+
     in_a_row: int = 0
     rollbacks: int = 0
-    culprits: list[str] = field(default_factory=list)  # "step 7: gradient of layers.0.weight_hh_l0"
 
-    def bad_step(self, step: int, culprit: str) -> bool:
+    def __post_init__(self) -> None:
+        check_values(self, {})
+
+    def bad_step(self) -> bool:
         """Records a skipped step; returns whether to roll back."""
-        self.skipped += 1
         self.in_a_row += 1
-        self.culprits.append(f"step {step}: {culprit}")
         return self.in_a_row >= SKIPS_BEFORE_ROLLBACK
 
     def roll_back(self) -> bool:
@@ -183,20 +183,6 @@ def require_like(
             raise ValueError(f"'{name}' of {stem}.safetensors is {came}, {expected}")
 
 
-def _built(kind: type[BuiltT], values: dict[str, Any]) -> BuiltT:
-    """Returns a dataclass of counters; raises TypeError if a value has another type."""
-    built = kind(**values)
-    for each in fields(built):  # type: ignore[arg-type]
-        value, allowed = getattr(built, each.name), _TYPES[str(each.type)]
-        if not isinstance(value, allowed[0]) or isinstance(value, bool):
-            raise TypeError(f"{each.name} is {value!r:.80}")
-        parts = value.values() if isinstance(value, dict) else value if len(allowed) > 1 else ()
-        for part in parts:
-            if not isinstance(part, allowed[1]):
-                raise TypeError(f"{each.name} holds {part!r:.80}")
-    return built
-
-
 @dataclass
 class TrainingState:
     """The parts of a run that training changes."""
@@ -251,9 +237,9 @@ class TrainingState:
             self.average.load(tensors["average"], int(meta["average_updates"]))
         if self.scaler is not None:
             self.scaler.load_state_dict(meta["scaler"])
-        self.progress = _built(Progress, meta["progress"])
+        self.progress = Progress(**meta["progress"])
         if not keep_guard:
-            self.guard = _built(NonFiniteGuard, meta["guard"])
+            self.guard = NonFiniteGuard(**meta["guard"])
         loader: dict[str, int] = meta["loader"]
         return loader
 

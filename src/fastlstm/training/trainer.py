@@ -437,7 +437,7 @@ class Trainer:
             return  # fp16 overflowed: the next batch has the smaller scale
         if not is_reset:
             task.reset_state()
-        if not (state.guard.bad_step(state.progress.step, culprit) or weight is not None):
+        if not (state.guard.bad_step() or weight is not None):
             self._emit_skip(culprit, "step skipped, state reset")
         elif self.plan.is_local:
             self._culprit = culprit
