@@ -153,7 +153,7 @@ build/tools/.made: .venv/.place pyproject.toml
 	@touch $@
 
 .venv/.packages: .venv/.place pyproject.toml
-	$(PIP) install --quiet --no-compile "$(TORCH)" $$($(PY) -c '$(PACKAGES)' dependencies bpe zst serve)
+	$(PIP) install --quiet --no-compile "$(TORCH)" $$($(PY) -c '$(PACKAGES)' dependencies bpe serve)
 	@touch $@
 
 .venv/.dev-packages: .venv/.packages

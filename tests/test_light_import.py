@@ -13,7 +13,7 @@ import fastlstm
 
 HEAVY = {
     *("matplotlib", "pandas", "rich", "tensorboardX", "tensorboard", "tokenizers"),
-    *("transformers", "zstandard", "fastapi", "starlette", "uvicorn", "aiohttp", "flask"),
+    *("transformers", "fastapi", "starlette", "uvicorn", "aiohttp", "flask"),
 }
 """Servers, plots, tokenizers, terminal and command-line libraries."""
 

@@ -16,9 +16,7 @@ from fastlstm.system.ceilings import Ceilings
 from recorded_gpu import use_gpu
 
 pytestmark = pytest.mark.isa
-EXTRAS = (
-    "tokenizers zstandard pyarrow starlette uvicorn msgspec onnx keras h5py optuna wandb pynvml"
-)
+EXTRAS = "tokenizers pyarrow starlette uvicorn msgspec onnx keras h5py optuna wandb pynvml"
 
 
 @pytest.fixture

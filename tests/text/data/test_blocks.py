@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import ipc
 
-from fastlstm.errors import DataError, MissingExtraError
+from fastlstm.errors import DataError
 from fastlstm.text.data import blocks as blocks_module
 from fastlstm.text.data.blocks import (
     BlockReader,
@@ -120,35 +120,60 @@ def test_gzip_of_several_members_and_gzip_without_the_suffix(tmp_path):
     assert read(open_source(path).documents, TextRules()) == b"one two"
 
 
-def test_zstd(tmp_path):
-    zstandard = pytest.importorskip("zstandard")
-    path = tmp_path / "a.txt.zst"
-    pack = zstandard.ZstdCompressor().compress
-    path.write_bytes(pack(b"one\r\n" * 50_000) + pack(b"two"))
-    assert read(open_source(path).documents, TextRules(), 999) == b"one\n" * 50_000 + b"two"
-    path.write_bytes(pack(b"one" * 50_000)[:-5] + b"junk!")
-    with pytest.raises(DataError, match="damaged zstd data"):
-        read(open_source(path).documents, TextRules())
+def test_zstd_of_several_frames(tmp_path):
+    path, pack = tmp_path / "a.txt.zst", pa.Codec("zstd").compress
+    frames = [pack(text, asbytes=True) for text in (b"one\r\n" * 50_000, b"two")]
+    path.write_bytes(b"".join(frames))
+    reader = BlockReader(open_source(path).documents, TextRules(), 999)
+    assert b"".join(reader) == b"one\n" * 50_000 + b"two"
+    assert reader.consumed == path.stat().st_size
 
 
-def test_zstd_without_the_extra_names_it(tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
-    path = tmp_path / "a.zst"
-    path.write_bytes(b"\x28\xb5\x2f\xfd....")
-    with pytest.raises(MissingExtraError, match=r"pip install 'fastlstm\[zst\]'"):
-        read(open_source(path).documents, TextRules())
+def packed(kind):
+    text = bytes(range(32, 127)) * 99
+    return gzip.compress(text) if kind == "gz" else pa.Codec("zstd").compress(text, asbytes=True)
 
 
-@pytest.mark.parametrize("damage", ["cut", "flip", "plain"])
-def test_broken_gzip_is_named(tmp_path, damage):
-    data = bytearray(gzip.compress(bytes(range(32, 127)) * 99))
-    if damage == "flip":
-        data[len(data) // 2] ^= 0xFF
-    path = tmp_path / "a.gz"
-    path.write_bytes({"cut": bytes(data[:-9]), "flip": bytes(data), "plain": b"text"}[damage])
-    wanted = "named .gz but is not gzip" if damage == "plain" else "a.gz: damaged gzip data"
+@pytest.mark.parametrize("kind", ["gz", "zst"])
+@pytest.mark.parametrize("damage", ["cut", "overwritten", "short", "padded"])
+def test_broken_compressed_data_is_named(tmp_path, kind, damage):
+    data, path = packed(kind), tmp_path / f"a.{kind}"
+    broken = {"cut": data[:-9], "overwritten": data[:-5] + b"junk!", "short": data[:5]}
+    path.write_bytes(broken.get(damage, data + bytes(512)))
+    wanted = rf"a.{kind}: its compressed data is damaged, or padding follows it .*; download"
     with pytest.raises(DataError, match=wanted):
         read(open_source(path).documents, TextRules())
+
+
+def test_a_changed_byte_of_gzip_is_noticed_by_its_checksum(tmp_path):
+    data, path = bytearray(packed("gz")), tmp_path / "a.gz"
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(data)
+    with pytest.raises(DataError, match="its compressed data is damaged"):
+        read(open_source(path).documents, TextRules())
+
+
+@pytest.mark.parametrize(("kind", "codec"), [("gz", "gzip"), ("zst", "zstd")])
+def test_plain_data_with_a_suffix_of_compressed_is_named(tmp_path, kind, codec):
+    path = tmp_path / f"a.{kind}"
+    path.write_bytes(b"text")
+    with pytest.raises(DataError, match=f"is named .{kind} but is not {codec} data; rename it"):
+        read(open_source(path).documents, TextRules())
+
+
+def test_a_compressed_file_is_closed_and_a_disk_that_fails_is_no_damage(tmp_path, monkeypatch):
+    path = tmp_path / "a.gz"
+    path.write_bytes(packed("gz"))
+    opened = [path.open("rb"), path.open("rb")]
+    monkeypatch.setattr(Path, "open", lambda *_: opened[0])
+    assert read((Document("a.gz", path),), TextRules()).endswith(b"}~")
+    assert opened.pop(0).closed
+    failing = Mock(wraps=opened[0], closed=False)
+    failing.read.side_effect = [b"\x1f\x8b\x08\0", OSError(errno.EIO, "Input/output error")]
+    monkeypatch.setattr(Path, "open", lambda *_: failing)
+    with pytest.raises(DataError, match=r"cannot read a.gz: Input/output error"):
+        read((Document("a.gz", path),), TextRules())
+    opened[0].close()
 
 
 def jsonl(tmp_path, *lines):
