@@ -65,13 +65,13 @@ def test_from_a_step_to_the_native_call(tmp_path, monkeypatch):
 
 
 def test_from_a_batch_to_its_lanes(tmp_path, monkeypatch):
-    reset, threads = lanes.TextBatches._reset, []
+    reset, threads = lanes.TextLoader._reset, []
 
     def seen(*args: Any, **kwargs: Any) -> Any:
         threads.append(files_on_stack())
         return reset(*args, **kwargs)
 
-    monkeypatch.setattr(lanes.TextBatches, "_reset", seen)
+    monkeypatch.setattr(lanes.TextLoader, "_reset", seen)
     train(tmp_path)
     assert threads[0] == ["system/prefetch.py", "text/data/lanes.py"]
 

@@ -29,10 +29,9 @@ from fastlstm.compression.text_training import (
 )
 from fastlstm.errors import Stopped
 from fastlstm.text.config import ModelConfig, TrainConfig
-from fastlstm.text.data.lanes import TextLoader
 from fastlstm.text.data.tokenizer import CharTokenizer
 from fastlstm.text.model import LanguageModel, initialize
-from fastlstm.text.plan import open_batches
+from fastlstm.text.plan import training_loader
 from fastlstm.training.task import even_parts
 
 UNITS: dict[str, Any] = {"prune": 0.5, "structured": "units"}
@@ -185,7 +184,7 @@ def build(rnn_size, seed):
 
 def make_task(teacher=None):
     parts: dict[str, Any] = {
-        "config": CONFIG, "model": build(8, 1), "loader": TextLoader(open_batches(CONFIG, IDS)),
+        "config": CONFIG, "model": build(8, 1), "loader": training_loader(CONFIG, IDS),
         "valid_ids": IDS[:300], "tokenizer": TOKENIZER, "device": torch.device("cpu"),
         "model_files": {}, "report_s": 1.5, "conclude": lambda trainer: {"concluded": True},
         "num_scored": 200,
@@ -264,7 +263,7 @@ def wide_model():
 
 
 def make_loader(config=READ):
-    return TextLoader(open_batches(config, IDS))
+    return training_loader(config, IDS)
 
 
 def make_teacher(loader, precision="fp32"):
@@ -371,7 +370,7 @@ def test_catching_up_is_shown_and_can_be_stopped():
         asked.append(None)
         return len(asked) > 4
 
-    loader = TextLoader(open_batches(READ, IDS), should_stop)
+    loader = training_loader(READ, IDS, should_stop)
     loader.load_state_dict({"epoch": 0, "index": 7})
     teacher = make_teacher(loader)
     with pytest.raises(Stopped):
@@ -381,7 +380,7 @@ def test_catching_up_is_shown_and_can_be_stopped():
 
 
 def test_batches_of_training_are_read_without_polling_stop():
-    loader = TextLoader(open_batches(READ, IDS), should_stop=lambda: True)
+    loader = training_loader(READ, IDS, lambda: True)
     teacher = make_teacher(loader)
     batch = next(make_loader().first_epoch())
     teacher.read(batch, even_parts(len(batch.reset), 1))

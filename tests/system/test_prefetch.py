@@ -11,11 +11,11 @@ import torch
 
 from fastlstm.errors import Stopped
 from fastlstm.system.prefetch import Prefetcher
-from fastlstm.text.data.lanes import Batch, TextBatches, TextLoader
+from fastlstm.text.data.lanes import Batch, TextLoader
 
 
-def lanes() -> TextBatches:
-    return TextBatches(np.arange(500, dtype=np.uint16), 3, 7, seed=2, lane_reset=0.2)
+def lanes() -> TextLoader:
+    return TextLoader(np.arange(500, dtype=np.uint16), 3, 7, seed=2, lane_reset=0.2)
 
 
 class Made(Iterator[Batch]):
@@ -37,14 +37,27 @@ def blank(index: int) -> Batch:
 
 
 def test_batches_come_in_order_and_the_position_follows_them():
-    plain = lanes()
-    with closing(TextLoader(lanes())) as loader:
+    plain = lanes().batches(0, 0)
+    with closing(lanes()) as loader:
         for _ in range(60):
-            assert loader.state_dict() == plain.state_dict()
-            ours, wanted = loader.next(), next(plain)
+            position, ours, wanted = loader.state_dict(), loader.next(), next(plain)
+            assert position == {"epoch": wanted.epoch, "index": wanted.index}
             assert torch.equal(ours.x, wanted.x)
             assert torch.equal(ours.reset, wanted.reset)
-        assert loader.state_dict() == plain.state_dict()
+        wanted = next(plain)
+        assert loader.state_dict() == {"epoch": wanted.epoch, "index": wanted.index}
+
+
+def test_a_position_in_mid_epoch_is_gone_to_and_closing_keeps_it():
+    plain, steps = lanes().batches(0, 0), 2 * lanes().steps_per_epoch + 5
+    wanted = [next(plain) for _ in range(steps + 6)][steps:]
+    with closing(lanes()) as loader:
+        loader.next()
+        loader.load_state_dict({"epoch": wanted[0].epoch, "index": wanted[0].index})
+        for number, batch in enumerate(wanted):
+            assert torch.equal(loader.next().x, batch.x)
+            if number == 2:
+                loader.close()
 
 
 def test_exceptions_pass_through_and_stay():

@@ -83,17 +83,17 @@ def ids_of(name):
 )
 def test_the_share_of_a_file_is_trained_on(texts, monkeypatch, files, trained, valid, note):
     seen: dict[str, list[int]] = {}
-    open_batches, initialize = train_module.open_batches, train_module.initialize
+    training_loader, initialize = train_module.training_loader, train_module.initialize
 
-    def batches(config, ids, *rest):
+    def loader(config, ids, *rest):
         seen["ids"] = list(map(int, ids))
-        return open_batches(config, ids, *rest)
+        return training_loader(config, ids, *rest)
 
     def initialized(model, counts, *rest):
         seen["counts"] = counts.tolist()
         initialize(model, counts, *rest)
 
-    monkeypatch.setattr(train_module, "open_batches", batches)
+    monkeypatch.setattr(train_module, "training_loader", loader)
     monkeypatch.setattr(train_module, "initialize", initialized)
     scored = []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -12,7 +13,7 @@ from fastlstm.distributed.world import Share
 from fastlstm.errors import DataError, counted
 from fastlstm.system.fields import Precision
 from fastlstm.text.config import PRESETS, TrainConfig
-from fastlstm.text.data.lanes import TextBatches
+from fastlstm.text.data.lanes import TextLoader
 from fastlstm.text.data.tokenizer import Ids
 from fastlstm.training.precision import PrecisionChoice
 from fastlstm.training.schedule import EVALUATION_SHARE, StopCriterion
@@ -106,14 +107,26 @@ def fit_batch(config: TrainConfig, train_tokens: int) -> tuple[TrainConfig, tupl
     return replace(config, batch_size=batch, seq_length=length, accumulate=accumulate), (note,)
 
 
-def open_batches(config: TrainConfig, ids: Ids, share: Share | None = None) -> TextBatches:
-    """Returns the batches of the training split; with several processes, this one's lanes."""
+def training_loader(
+    config: TrainConfig,
+    ids: Ids,
+    should_stop: Callable[[], bool] | None = None,
+    share: Share | None = None,
+) -> TextLoader:
+    """Returns the loader of the training split; with several processes, of this one's lanes."""
     assert config.seq_length is not None
     num = config.batch_size * config.accumulate
-    return TextBatches(
-        ids, num, config.seq_length, config.seed, config.order, config.lane_reset,
-        None if share is None else share.rows(num),
-    )  # fmt: skip
+    lanes = None if share is None else share.rows(num)
+    return TextLoader(
+        ids,
+        num,
+        config.seq_length,
+        config.seed,
+        config.order,
+        config.lane_reset,
+        lanes,
+        should_stop,
+    )
 
 
 def resolve(

@@ -21,7 +21,6 @@ import torch
 
 from fastlstm.system import hardware, measurements
 from fastlstm.text.config import PRESETS, TrainConfig
-from fastlstm.text.data.lanes import TextLoader
 from fastlstm.text.model import LanguageModel
 from fastlstm.text.plan import (
     LONG,
@@ -29,8 +28,8 @@ from fastlstm.text.plan import (
     SHORT,
     SHORT_RUN_TOKENS,
     fit_batch,
-    open_batches,
     tokens_of_budget,
+    training_loader,
     training_s,
 )
 from fastlstm.text.quality_law import MOST_LAYERS, OPTIMIZERS, relative_bits
@@ -364,7 +363,7 @@ def step_seconds(
     with random_numbers_kept(device):
         sizes = config.model_config(tokenizer.vocab_size, config.dropout or 0.0)
         model = LanguageModel(sizes).to(device)
-        loader = TextLoader(open_batches(config, ids))
+        loader = training_loader(config, ids)
         task = TextTask(config, model, loader, ids[:2], tokenizer, device)
         plan = TrainingPlan(config, StopCriterion.of(config, loader.steps_per_epoch), device)
         return fastest_step_s(Trainer(task, plan, emit=lambda _: None), slowdowns)

@@ -21,7 +21,7 @@ from fastlstm.text.evaluation import Evaluation, evaluate, evaluation_of, lane_n
 from fastlstm.text.files import weights_file
 from fastlstm.text.lm import sample_text
 from fastlstm.text.model import LanguageModel, State, reset_state
-from fastlstm.text.plan import open_batches
+from fastlstm.text.plan import training_loader
 from fastlstm.text.quality_law import Length, QualityPrediction
 from fastlstm.text.stored_model import MODEL_FILE
 from fastlstm.training.callbacks import Callback
@@ -113,7 +113,7 @@ class TextTask(Task):
         self._tokens_per_char = tokens_per_char(self.valid_ids, self.tokenizer)
 
     def changed(self, options: Any, stop: Callable[[], bool] | None = None) -> TextTask:
-        loader = TextLoader(open_batches(options, self.loader.ids), stop)
+        loader = training_loader(options, self.loader.ids, stop)
         return replace(self, config=options, loader=loader)
 
     def size(self, batch: Batch) -> int:

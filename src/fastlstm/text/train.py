@@ -33,7 +33,6 @@ from fastlstm.text.config import (
     TrainConfig,
     require_format,
 )
-from fastlstm.text.data.lanes import TextLoader
 from fastlstm.text.data.source_kind import kind_of_source
 from fastlstm.text.data.sources import InputText, open_source
 from fastlstm.text.data.text import (
@@ -50,7 +49,7 @@ from fastlstm.text.files import load_language_model, settings_files
 from fastlstm.text.held_out import RunText, another_text, open_held_out
 from fastlstm.text.model import LanguageModel, initialize
 from fastlstm.text.pipelined_task import PipelinedTextTask, check_pipeline, stage_names
-from fastlstm.text.plan import LONG, choose_seq_length, fit_batch, open_batches, resolve
+from fastlstm.text.plan import LONG, choose_seq_length, fit_batch, resolve, training_loader
 from fastlstm.text.size_plan import budget_plan
 from fastlstm.text.task import FinalTest, Outlook, Samples, TextTask, has_outlook
 from fastlstm.text.warm_start import CONTINUED_RATE, WarmStart, refuse_other_start
@@ -251,7 +250,7 @@ class TextSession(RunSession):
         of_pipeline = check_pipeline(config, sizes.num_layers, device, self.world)
         self.check_processes(config)
         share = self.world.share if config.divides_batch else None
-        loader = TextLoader(open_batches(config, splits.train, share), self.loader_stop)
+        loader = training_loader(config, splits.train, self.loader_stop, share)
         if self.world.is_leader:
             self.set_weights(model, texts, config)
         lengths = num, len(splits.valid), loader.steps_per_epoch, model.num_parameters

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastlstm.errors import CorruptFileError, DataError
-from fastlstm.text.data.lanes import TextBatches, TextLoader
+from fastlstm.text.data.lanes import TextLoader
 
 SIZES = st.tuples(st.integers(1, 5), st.integers(1, 7), st.integers(0, 40))
 ORDERS = ["lanes", "windows"]
@@ -16,21 +16,24 @@ ORDERS = ["lanes", "windows"]
 def make(order, sizes, seed=3):
     """Ids are their own positions, so a token says where it came from."""
     B, T, extra = sizes
-    return TextBatches(np.arange(2 * B * T + extra, dtype=np.uint16), B, T, seed, order)
+    return TextLoader(np.arange(2 * B * T + extra, dtype=np.uint16), B, T, seed, order)
 
 
-def epoch_of(batches):
-    return [next(batches).y for _ in range(batches.steps_per_epoch)]
+def epoch_of(loader, batches):
+    return [next(batches).y for _ in range(loader.steps_per_epoch)]
 
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_batch_says_where_its_tokens_are_in_the_text(order):
-    batches = make(order, (3, 4, 13))
-    for batch in (next(batches) for _ in range(3 * batches.steps_per_epoch)):
+    loader = make(order, (3, 4, 13))
+    batches = loader.batches(0, 0)
+    for batch in (next(batches) for _ in range(3 * loader.steps_per_epoch)):
         assert torch.equal(batch.positions(), batch.x)
     assert next(batches).epoch == 3
-    (first, *_), expected = TextLoader(batches).first_epoch(), next(make(order, (3, 4, 13)))
-    assert torch.equal(first.x, expected.x)
+    epoch = list(loader.first_epoch())
+    assert [batch.index for batch in epoch] == list(range(loader.steps_per_epoch))
+    for one, other in zip(epoch, loader.batches(0, 0), strict=False):
+        assert torch.equal(one.x, other.x)
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -38,14 +41,15 @@ def test_a_batch_says_where_its_tokens_are_in_the_text(order):
 @given(sizes=SIZES)
 def test_an_epoch_has_every_target_of_one_stretch_exactly_once(order, sizes):
     B, T, extra = sizes
-    batches = make(order, sizes)
+    loader = make(order, sizes)
+    batches = loader.batches(0, 0)
     for _ in range(3):
-        targets = torch.cat([y.flatten() for y in epoch_of(batches)]).sort().values
+        targets = torch.cat([y.flatten() for y in epoch_of(loader, batches)]).sort().values
         first = int(targets[0])
         assert targets.tolist() == list(range(first, first + len(targets)))
         assert first >= 1
         assert targets[-1] < 2 * B * T + extra
-        assert len(targets) == batches.steps_per_epoch * B * T
+        assert len(targets) == loader.steps_per_epoch * B * T
         assert 2 * B * T + extra - 1 - len(targets) < (B + 1) * T
 
 
@@ -54,8 +58,9 @@ def test_an_epoch_has_every_target_of_one_stretch_exactly_once(order, sizes):
 @given(sizes=SIZES)
 def test_shapes_types_and_the_target_is_the_next_token(order, sizes):
     B, T, _ = sizes
-    batches = make(order, sizes)
-    for index in range(batches.steps_per_epoch):
+    loader = make(order, sizes)
+    batches = loader.batches(0, 0)
+    for index in range(loader.steps_per_epoch):
         batch = next(batches)
         assert batch.x.shape == batch.y.shape == (T, B)
         assert batch.x.dtype == batch.y.dtype == torch.int64
@@ -67,9 +72,10 @@ def test_shapes_types_and_the_target_is_the_next_token(order, sizes):
 
 
 def test_lanes_go_on_where_they_ended_and_reset_at_an_epoch():
-    batches = TextBatches(np.arange(1000, dtype=np.uint16), 4, 10, seed=1)
+    loader = TextLoader(np.arange(1000, dtype=np.uint16), 4, 10, seed=1)
+    batches = loader.batches(0, 0)
     last = None
-    for _ in range(3 * batches.steps_per_epoch):
+    for _ in range(3 * loader.steps_per_epoch):
         batch = next(batches)
         assert batch.reset.tolist() == [batch.index == 0] * 4
         if batch.index:
@@ -79,23 +85,25 @@ def test_lanes_go_on_where_they_ended_and_reset_at_an_epoch():
 
 
 def test_offsets_differ_between_epochs_and_reach_the_end():
-    batches = TextBatches(np.arange(1000, dtype=np.uint16), 2, 16, seed=0)
+    loader = TextLoader(np.arange(1000, dtype=np.uint16), 2, 16, seed=0)
+    batches = loader.batches(0, 0)
     starts, ends = set(), set()
     for _ in range(200):
-        targets = epoch_of(batches)
+        targets = epoch_of(loader, batches)
         starts.add(int(targets[0][0, 0]))
         ends.add(int(targets[-1][-1, -1]))
-    slack = 1000 - 1 - 2 * 16 * batches.steps_per_epoch
+    slack = 1000 - 1 - 2 * 16 * loader.steps_per_epoch
     assert starts == set(range(1, slack + 2))
     assert max(ends) == 999
 
 
 def test_windows_are_shuffled_and_always_reset():
-    batches = TextBatches(np.arange(4000, dtype=np.uint16), 4, 10, seed=5, order="windows")
+    loader = TextLoader(np.arange(4000, dtype=np.uint16), 4, 10, seed=5, order="windows")
+    batches = loader.batches(0, 0)
     orders = []
     for _ in range(2):
         starts = []
-        for _ in range(batches.steps_per_epoch):
+        for _ in range(loader.steps_per_epoch):
             batch = next(batches)
             assert bool(batch.reset.all())
             starts += batch.x[0].tolist()
@@ -108,11 +116,12 @@ def test_windows_are_shuffled_and_always_reset():
 @settings(max_examples=50, deadline=None)
 @given(sizes=SIZES, steps=st.integers(0, 30), seed=st.integers(0, 2**63 - 1))
 def test_resume_anywhere_gives_the_same_batches(order, sizes, steps, seed):
-    straight, resumed = make(order, sizes, seed), make(order, sizes, seed)
+    loader = make(order, sizes, seed)
+    straight = loader.batches(0, 0)
     for _ in range(steps):
         next(straight)
-    resumed.load_state_dict(straight.state_dict())
-    for _ in range(2 * straight.steps_per_epoch + 1):
+    resumed = make(order, sizes, seed).batches(*divmod(steps, loader.steps_per_epoch))
+    for _ in range(2 * loader.steps_per_epoch + 1):
         one, two = next(straight), next(resumed)
         assert torch.equal(one.x, two.x)
         assert torch.equal(one.y, two.y)
@@ -120,10 +129,21 @@ def test_resume_anywhere_gives_the_same_batches(order, sizes, steps, seed):
         assert (one.epoch, one.index) == (two.epoch, two.index)
 
 
+def test_the_lanes_of_a_process_are_those_of_the_whole_batch():
+    ids = np.arange(400, dtype=np.uint16)
+    for order in ORDERS:
+        whole = TextLoader(ids, 6, 5, 3, order)
+        part = TextLoader(ids, 6, 5, 3, order, lanes=slice(2, 4))
+        assert (whole.num_lanes, part.num_lanes) == (6, 2)
+        for one, two in zip(whole.first_epoch(), part.first_epoch(), strict=True):
+            assert torch.equal(one.x[:, 2:4], two.x)
+            assert torch.equal(one.start[2:4], two.start)
+
+
 def test_lane_resets_come_at_the_given_rate_and_only_from_the_position():
     def resets(seed, start=0):
-        batches = TextBatches(np.zeros(100_000, np.uint8), 20, 5, seed, lane_reset=0.1)
-        batches.load_state_dict({"epoch": 0, "index": start})
+        loader = TextLoader(np.zeros(100_000, np.uint8), 20, 5, seed, lane_reset=0.1)
+        batches = loader.batches(0, start)
         return torch.stack([next(batches).reset for _ in range(500)])
 
     drawn = resets(1)
@@ -144,31 +164,31 @@ def test_lane_resets_come_at_the_given_rate_and_only_from_the_position():
 )
 def test_a_text_that_is_too_short_is_refused(order, num, advice):
     with pytest.raises(DataError) as caught:
-        TextBatches(np.zeros(num, np.uint8), 32, 128, 0, order)
+        TextLoader(np.zeros(num, np.uint8), 32, 128, 0, order)
     assert str(caught.value) == (
         f"the training text has {num:,} tokens, `batch_size=32` with `seq_length=128` needs at"
         f" least 8,192; {advice}"
     )
-    next(TextBatches(np.zeros(8192, np.uint8), 32, 128, 0, order))
-    next(TextBatches(np.zeros(8191, np.uint8), 31, 128, 0, order))
-    next(TextBatches(np.zeros(255, np.uint8), 32, 3, 0, order))
+    next(TextLoader(np.zeros(8192, np.uint8), 32, 128, 0, order).first_epoch())
+    next(TextLoader(np.zeros(8191, np.uint8), 31, 128, 0, order).first_epoch())
+    next(TextLoader(np.zeros(255, np.uint8), 32, 3, 0, order).first_epoch())
 
 
 @pytest.mark.parametrize(
     "state", [{}, {"epoch": -1, "index": 0}, {"epoch": 0, "index": 24}, {"epoch": 0, "index": 1.0}]
 )
 def test_an_impossible_position_is_refused(state):
-    batches = TextBatches(np.zeros(1000, np.uint8), 4, 10, 0)
-    assert batches.steps_per_epoch == 24
+    loader = TextLoader(np.zeros(1000, np.uint8), 4, 10, 0)
+    assert loader.steps_per_epoch == 24
     with pytest.raises(CorruptFileError, match="was the text or the batch size changed"):
-        batches.load_state_dict(state)
+        loader.load_state_dict(state)
 
 
 def test_mapped_pages_are_released(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr("fastlstm.text.data.lanes._RELEASE_EVERY", 3)
     monkeypatch.setattr("fastlstm.text.data.lanes.release_pages", calls.append)
-    batches = TextBatches(np.zeros(1000, np.uint8), 4, 10, 0)
+    batches = TextLoader(np.zeros(1000, np.uint8), 4, 10, 0).batches(0, 0)
     for _ in range(7):
         next(batches)
     assert len(calls) == 2

@@ -11,9 +11,9 @@ sees the same batches as an uninterrupted one. `TextLoader` reads them ahead in 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
@@ -51,8 +51,9 @@ class Batch:
         return torch.arange(len(self.x)).unsqueeze(1) + self.start
 
 
-class TextBatches(LoaderPosition):
-    """Endless iterator over the epochs of 1-d token ids, usually memory-mapped; resumable anywhere.
+class TextLoader(LoaderPosition):
+    """Hands out batches of 1-d token ids, usually memory-mapped, epoch after epoch; resumable
+    anywhere. The prefetching thread starts with the first batch.
 
     An epoch has `steps_per_epoch * B * T` targets, each exactly once. Its random offset varies
     which tokens (fewer than ``(B + 1) * T``) are left out.
@@ -60,7 +61,8 @@ class TextBatches(LoaderPosition):
     With order "lanes", lane b of batch k + 1 continues lane b of batch k; with probability
     `lane_reset` it starts from zero state instead. With order "windows", windows of T targets come
     in random order, each from zero state, as in most recipes. `lanes` selects the lanes that are
-    handed out: all B, or the part of one process.
+    handed out: all B, or the part of one process; `num_lanes` is their number. `should_stop` is
+    polled while `next` waits.
 
     A batch costs one strided copy: 11 us for B = 32, T = 128; 21 us for B = 128, T = 100 (2-core
     Xeon); 15 us more with `lane_reset`.
@@ -77,36 +79,63 @@ class TextBatches(LoaderPosition):
         order: Order = "lanes",
         lane_reset: float = 0.0,
         lanes: slice | None = None,
+        should_stop: Callable[[], bool] | None = None,
     ) -> None:
         self.ids = np.asarray(ids)
-        self.lanes = slice(0, batch_size) if lanes is None else lanes
         self.is_in_order = order == "lanes"
+        self._lanes = slice(0, batch_size) if lanes is None else lanes
+        self.num_lanes = self._lanes.stop - self._lanes.start
         self._B, self._T = batch_size, seq_length
         self._seed, self._lane_reset = seed, lane_reset
-        self._prepared = -1
+        self._should_stop = should_stop
+        self._ahead: Prefetcher[Batch] | None = None
+        self._waited_s = 0.0
         if len(ids) < 2 * batch_size * seq_length:
             raise DataError(self._too_short())
         self.steps_per_epoch = (len(ids) - seq_length) // (batch_size * seq_length)
+        self._lane_length = self.steps_per_epoch * seq_length
 
-    def __iter__(self) -> Iterator[Batch]:
-        return self
+    @property
+    def wait_s(self) -> float:
+        """Seconds that `next` has waited in total."""
+        return self._waited_s + (0.0 if self._ahead is None else self._ahead.wait_s)
 
-    def __next__(self) -> Batch:
-        if self._prepared != self._epoch:
-            self._start_epoch()
-            self._prepared = self._epoch
-        tokens = torch.from_numpy(self._gather())
-        reset = torch.from_numpy(self._reset()[self.lanes])
-        start = torch.from_numpy(self._starts()[self.lanes])
-        batch = Batch(tokens[:-1], tokens[1:], reset, start, self._epoch, self._index)
+    def next(self) -> Batch:
+        """Returns the next batch; raises Stopped if `should_stop` returned True."""
+        if self._ahead is None:
+            batches = self.batches(self._epoch, self._index)
+            self._ahead = Prefetcher(batches, should_stop=self._should_stop)
+        batch = self._ahead.next()
         self._advance()
-        if self._index % _RELEASE_EVERY == 0:
-            release_pages(self.ids)
         return batch
 
-    def _random(self, purpose: int, index: int = 0) -> np.random.Generator:
-        counter = [0, index, self._epoch, purpose]
-        return np.random.Generator(np.random.Philox(key=[self._seed, 0], counter=counter))
+    def batches(self, epoch: int, index: int) -> Iterator[Batch]:
+        """Yields the batches from a position on, without an end; `next` does not move."""
+        while True:
+            places = self._places(epoch)
+            for number in range(index, self.steps_per_epoch):
+                if (number + 1) % _RELEASE_EVERY == 0 or number + 1 == self.steps_per_epoch:
+                    release_pages(self.ids)
+                yield self._batch(epoch, number, places)
+            epoch, index = epoch + 1, 0
+
+    def first_epoch(self) -> Iterator[Batch]:
+        """Yields the batches of the first epoch; `next` does not move. May raise Stopped."""
+        for batch in islice(self.batches(0, 0), self.steps_per_epoch):
+            if self._should_stop is not None and self._should_stop():
+                raise Stopped("stopped while reading the first epoch again")
+            yield batch
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self.close()
+        super().load_state_dict(state)
+
+    def close(self) -> None:
+        """Ends the thread; a later `next` continues from the position of `state_dict`."""
+        if self._ahead is not None:
+            self._waited_s = self.wait_s
+            self._ahead.close()
+            self._ahead = None
 
     def _too_short(self) -> str:
         num, B, T = len(self.ids), self._B, self._T
@@ -120,92 +149,44 @@ class TextBatches(LoaderPosition):
             f" `seq_length={T}` needs at least {2 * B * T:,}; {fits}give more text"
         )
 
-    def _start_epoch(self) -> None:
-        """Draws the offset of the epoch, and the order of its windows."""
-        length = self.steps_per_epoch * self._T  # of a lane
-        slack = len(self.ids) - 1 - length * self._B
-        if self.is_in_order:
-            self._offset = int(self._random(_OFFSET).integers(slack + 1))
-            step, shape = self.ids.strides[0], (length + 1, self._B)
-            first = self.ids[self._offset :]
-            self._lanes = as_strided(first, shape, (step, length * step), writeable=False)
-            return
-        random = self._random(_ORDER)
-        offset = int(random.integers(slack + 1))
-        self._windows = random.permutation(self.steps_per_epoch * self._B) * self._T + offset
+    def _random(self, purpose: int, epoch: int, index: int = 0) -> np.random.Generator:
+        counter = [0, index, epoch, purpose]
+        return np.random.Generator(np.random.Philox(key=[self._seed, 0], counter=counter))
 
-    def _starts(self) -> NDArray[np.int64]:
-        """Returns the position in the text of each lane's first token, shape ``(B,)``."""
-        if not self.is_in_order:
-            return self._windows[self._index * self._B : (self._index + 1) * self._B]
-        length = self.steps_per_epoch * self._T
-        return np.arange(self._B) * length + self._offset + self._index * self._T
-
-    def _gather(self) -> NDArray[np.int64]:
-        """Returns the tokens of this process's lanes, and one token more, ``(T + 1, lanes)``."""
-        first = self._index * self._T
+    def _places(self, epoch: int) -> NDArray[np.int64]:
+        """Returns where the lanes of an epoch, or its windows in their order, start in the text."""
+        slack = len(self.ids) - 1 - self._lane_length * self._B
         if self.is_in_order:
-            tokens = self._lanes[first : first + self._T + 1, self.lanes]
+            offset = self._random(_OFFSET, epoch).integers(slack + 1)
+            return np.arange(self._B) * self._lane_length + offset
+        random = self._random(_ORDER, epoch)
+        offset = random.integers(slack + 1)
+        return random.permutation(self.steps_per_epoch * self._B) * self._T + offset
+
+    def _batch(self, epoch: int, index: int, places: NDArray[np.int64]) -> Batch:
+        if self.is_in_order:
+            starts = places + index * self._T
         else:
-            tokens = self.ids[np.arange(self._T + 1)[:, None] + self._starts()[self.lanes]]
+            starts = places[index * self._B : (index + 1) * self._B]
+        own = starts[self._lanes]
+        tokens = torch.from_numpy(self._gather(own))
+        reset = torch.from_numpy(self._reset(epoch, index)[self._lanes])
+        return Batch(tokens[:-1], tokens[1:], reset, torch.from_numpy(own), epoch, index)
+
+    def _gather(self, starts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the tokens of lanes that start there, and one token more, ``(T + 1, lanes)``."""
+        if self.is_in_order:
+            first, step = self.ids[starts[0] :], self.ids.strides[0]
+            shape, strides = (self._T + 1, len(starts)), (step, self._lane_length * step)
+            tokens = as_strided(first, shape, strides, writeable=False)
+        else:
+            tokens = self.ids[np.arange(self._T + 1)[:, None] + starts]
         return tokens.astype(np.int64, order="C")
 
-    def _reset(self) -> NDArray[np.bool_]:
+    def _reset(self, epoch: int, index: int) -> NDArray[np.bool_]:
         """Returns which lanes start from zero state, shape ``(B,)``."""
-        if self._index == 0 or not self.is_in_order:
+        if index == 0 or not self.is_in_order:
             return np.ones(self._B, dtype=np.bool_)
         if self._lane_reset == 0:
             return np.zeros(self._B, dtype=np.bool_)
-        return np.asarray(self._random(_RESET, self._index).random(self._B) < self._lane_reset)
-
-
-class TextLoader(LoaderPosition):
-    """Hands out lanes or windows; the prefetching thread starts with the first batch.
-
-    The loader owns the batches from now on, and polls `should_stop` while it waits. `num_lanes` is
-    B or, with several processes, the number of lanes of this process.
-    """
-
-    _source = "text"
-
-    def __init__(self, batches: TextBatches, should_stop: Callable[[], bool] | None = None) -> None:
-        self._batches, self._should_stop = batches, should_stop
-        self._ahead: Prefetcher[Batch] | None = None
-        self._waited_s = 0.0
-        self.steps_per_epoch = batches.steps_per_epoch
-        self.ids, self.num_lanes = batches.ids, batches.lanes.stop - batches.lanes.start
-        self.is_in_order = batches.is_in_order
-
-    @property
-    def wait_s(self) -> float:
-        """Seconds that `next` has waited in total."""
-        return self._waited_s + (0.0 if self._ahead is None else self._ahead.wait_s)
-
-    def next(self) -> Batch:
-        """Returns the next batch; raises Stopped if `should_stop` returned True."""
-        if self._ahead is None:
-            self._batches.load_state_dict(self.state_dict())
-            self._ahead = Prefetcher(self._batches, should_stop=self._should_stop)
-        batch = self._ahead.next()
-        self._advance()
-        return batch
-
-    def first_epoch(self) -> Iterator[Batch]:
-        """Yields the batches of the first epoch without moving `next`; may raise Stopped."""
-        batches = copy.copy(self._batches)
-        batches._epoch, batches._index, batches._prepared = 0, 0, -1
-        for _ in range(self.steps_per_epoch):
-            if self._should_stop is not None and self._should_stop():
-                raise Stopped("stopped while reading the first epoch again")
-            yield next(batches)
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        self.close()
-        super().load_state_dict(state)
-
-    def close(self) -> None:
-        """Ends the thread; a later `next` continues from the position of `state_dict`."""
-        if self._ahead is not None:
-            self._waited_s = self.wait_s
-            self._ahead.close()
-            self._ahead = None
+        return np.asarray(self._random(_RESET, epoch, index).random(self._B) < self._lane_reset)
