@@ -44,7 +44,6 @@ def test_windows_are_forecast_as_their_table_is(
     for n, name in enumerate(("y-q0.1", "y-q0.9")):
         due = table[name].to_numpy().reshape(3, h, 1)
         np.testing.assert_allclose(quantiles[..., n], due, rtol=1e-4)
-    assert windows.typical("y") == pytest.approx(np.mean(waves()["y"]), rel=0.1)
     with pytest.raises(ConfigError, match="outside"):
         forecasts.arrays((0.0001,))
 

@@ -118,7 +118,7 @@ def test_a_forecasters_page_opens_with_a_key(open_page, serve, plain_model, widt
     page.get_by_text("does not know this key").wait_for(timeout=10_000)
     page.locator("#key").fill("secret-key")
     page.get_by_role("button").click()
-    page.get_by_text("What it takes").wait_for(timeout=10_000)
+    page.get_by_text("The same with curl").wait_for(timeout=10_000)
     assert "waves" in page.inner_text("h1")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert open_page.told == []

@@ -88,13 +88,6 @@ class WindowForecaster:
             self.dtype = np.dtype(np.float64)
         self.note = None if stored.compression is None else stored.compression.note
 
-    def typical(self, column: str) -> float:
-        """Returns the mean of a column over the training rows; 0 for unknown columns."""
-        stored = self.stored
-        means = dict(zip(stored.schema.columns, stored.scaler.mean.tolist(), strict=True))
-        statics = zip(stored.config.static, stored.static_scale[:, 0].tolist(), strict=True)
-        return float({**means, **dict(statics)}.get(column, 0.0))
-
     def _columns(self, names: tuple[str, ...]) -> InputColumns:
         known = self.stored.schema.categories
         codes = {

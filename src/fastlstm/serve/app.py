@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import importlib.resources
-import json
 import math
 import re
 from functools import partial
@@ -28,7 +27,6 @@ from fastlstm.forecast.config import READING
 from fastlstm.report.markup import MAX_TEXT, clipped, name_text, to_html
 from fastlstm.serve.forecast.engine import ForecastEngine
 from fastlstm.serve.forecast.inference import inference_routes
-from fastlstm.serve.forecast.request import TensorSpec
 from fastlstm.serve.forecast.tables import TableForecasts
 from fastlstm.serve.http.access import Access
 from fastlstm.serve.http.errors import no_model
@@ -197,11 +195,9 @@ def example_prompt(tokenizer: Tokenizer) -> str:
 
 def forecaster_html(engine: ForecastEngine, host: str, key: str | None) -> str:
     """Returns the description of a forecaster at `host`; `key` stands for the API key."""
-    model, specs = engine.model, engine.inputs.values()
-    path = f"/v2/models/{quote(engine.name, safe='')}"
+    model = engine.model
     every = "" if model.frequency == "rows" else f", one every {model.frequency.removeprefix('1 ')}"
     ahead = f"the next {model.horizon} steps" if model.horizon > 1 else "the next step"
-    in_shell, rows, in_python = zip(*(_examples(spec, model) for spec in specs), strict=True)
     shown_host = host if _HOST.fullmatch(host) else "localhost"
     texts = {
         "name": name_text(engine.name),
@@ -212,19 +208,12 @@ def forecaster_html(engine: ForecastEngine, host: str, key: str | None) -> str:
         "rows": counted(model.input_size, "row") + every,
         "ahead": ahead,
         "targets": _names_text(model.targets),
-        "path": path,
-        "url": f"http://{shown_host}{path}/infer",
+        "path": f"/v2/models/{quote(engine.name, safe='')}",
         "shell_key": "" if key is None else f" -H 'authorization: Bearer {key}'",
-        "shell_tensors": ",\n".join(in_shell),
-        "python_rows": "".join(rows),
-        "python_tensors": "\n".join(in_python),
-        "python_key": "" if key is None else f', "authorization": "Bearer {key}"',
     }
-    parts = {name: to_html(text, keep="\n") for name, text in texts.items()}
+    parts = {name: to_html(text) for name, text in texts.items()}
     future = to_html(_names_text(model.stored.config.future))
     parts["future"] = _FUTURE.format(names=future) if future else ""
-    for name, listed in (("inputs", engine.inputs), ("outputs", engine.outputs)):
-        parts[name] = "".join(_table_row(spec, model) for spec in listed.values())
     return filled("forecaster.html", **parts)
 
 
@@ -243,35 +232,3 @@ def _table_columns(model: WindowForecaster) -> str:
 
 def _names_text(names: tuple[str, ...]) -> str:
     return clipped(", ".join(map(name_text, names)), MAX_TEXT)
-
-
-def _table_row(spec: TensorSpec, model: WindowForecaster) -> str:
-    sizes = ["B", *map(str, spec.shape[1:])]
-    if spec.name.startswith("past"):
-        sizes[1] = str(model.input_size)
-    shape = f"({', '.join(sizes)})".replace("-1", "levels")
-    cells = (spec.name, spec.datatype, shape, _names_text(spec.columns))
-    return "<tr>" + "".join(f"<td>{to_html(cell)}</td>" for cell in cells) + "</tr>"
-
-
-def _examples(spec: TensorSpec, model: WindowForecaster) -> tuple[str, str, str]:
-    """Returns an input for a shell, and for Python its rows and itself."""
-    group, digits = spec.name.removesuffix("_names"), 15 if spec.datatype == "FP64" else 6
-    lead = {"past": [1, model.input_size], "future": [1, model.horizon]}.get(group, [1])
-    codes = getattr(model, group).codes
-    row = [  # means of the training rows, or a name of each column
-        min(codes[name], key=len)
-        if spec.datatype == "BYTES"
-        else float(f"{model.typical(name):.{digits}g}")
-        for name in spec.columns
-    ]
-    shape, count = [*lead, len(spec.columns)], lead[-1]
-    about = f'"name": "{spec.name}", "shape": {shape}, "datatype": "{spec.datatype}"'
-    text = json.dumps(row)[1:-1].replace("'", "\\u0027")
-    rows = f"# rows of {_names_text(spec.columns)}\n{spec.name} = [{row!a}] * {count}\n"
-    data = f"[{spec.name}]" if len(lead) > 1 else spec.name
-    return (
-        f"  {{{about},\n   \"data\": [$(repeat {count} '{text}')]}}",
-        rows,
-        f'    {{{about}, "data": {data}}},',
-    )
