@@ -102,7 +102,7 @@ def test_the_document_describes_the_model(whole_forecasts):
     document = whole_forecasts.client.get("/openapi.json").json()
     infer = document["paths"]["/v2/models/{model}/infer"]["post"]
     assert infer["parameters"][0]["example"] == "waves"
-    assert {"200", "400", "404", "409", "413", "503", "504"} <= set(infer["responses"])
+    assert {"200", "400", "404", "409", "413", "503"} <= set(infer["responses"])
     request = document["components"]["schemas"]["Request"]
     listed = request["properties"]["inputs"]["items"]["anyOf"]
     names = ["past", "past_names", "future", "future_names", "static", "static_names"]

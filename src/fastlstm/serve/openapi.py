@@ -32,7 +32,6 @@ _ERRORS = {
     431: "too many or too long headers",
     500: "this request failed; others are not affected",
     503: "the model is being loaded, the server is ending, or every place for windows is taken",
-    504: "the request's timeout has passed",
 }
 _REF = "#/components/schemas/{name}"
 _TEXT: Schema = {"type": "string"}
@@ -178,7 +177,7 @@ def _forecast_paths(engine: ForecastEngine) -> Schema:
     }
     live = paths["/v2/health/live"]["get"]["responses"]
     live["503"] = live["200"]
-    errors = (400, 401, 404, 408, 409, 413, 415, 421, 431, 500, 503, 504)
+    errors = (400, 401, 404, 408, 409, 413, 415, 421, 431, 500, 503)
     about, request = "forecasts the steps after each window", _json("Request")
     listed = {"type": "array", "minItems": 1, "items": {"type": "object", "minProperties": 1}}
     either = {"anyOf": [{"$ref": _REF.format(name="TableBody")}, listed]}

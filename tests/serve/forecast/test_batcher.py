@@ -1,4 +1,4 @@
-"""Batches of windows: size, order, timeouts, disconnects, failures, shutdown."""
+"""Batches of windows: size, order, disconnects, failures, shutdown."""
 
 from __future__ import annotations
 
@@ -112,19 +112,6 @@ def test_beyond_the_queue_is_503(busy, held):
     for one in (first, second, third):
         assert one.result().status_code == 200
     wait_until(lambda: server.scheduler.num_held == 0)
-
-
-def test_a_timeout_is_504_and_its_windows_are_not_computed(busy, held):
-    server, first = busy()
-    assert "within the request's timeout" in refusal(
-        server.client.post(PAST, json=body(windows(5), timeout=50_000)), 504
-    )
-    wait_until(lambda: server.scheduler.num_held == 1)
-    held.holds.clear()
-    assert first.result().status_code == 200
-    assert output(server.client.post(PAST, json=body(windows(2), timeout=10**12))).shape[0] == 2
-    assert held.sizes == [1, 2]
-    assert server.metric('outcomes_total{outcome="timed_out"}') == 1
 
 
 def test_windows_of_a_disconnected_client_are_not_computed(busy, held):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
-import time
 from typing import Any
 
 import httpx
@@ -29,7 +27,7 @@ from forecast_server import (
     tensor,
     waves,
 )
-from running_server import SETTINGS, Running, raw_request
+from running_server import SETTINGS, Running
 
 COLUMNS = ("y", "temp")
 
@@ -270,11 +268,9 @@ BAD: list[tuple[Any, str]] = [
     (to_answer({"name": "forecast", "parameters": {"binary_dat": True}}),
      "unknown field 'binary_dat' of outputs[0].parameters (did you mean 'binary_data'?)"),
     ({**past(), "id": 7}, "id: expected `str | null`, got `int`"),
-    (asked(timeout=1 << 53), "timeout: expected `int` <= 90071992547409"),
-    (asked(timeout=10**400), "timeout: expected `int` <= "),
-    (asked(timeout=-1), "parameters.timeout: expected `int` >= 0"),
+    (asked(timeout=1), "unknown field 'timeout' of parameters"),
     (asked(binary_data_output=1), "expected `bool | null`, got `int`"),
-    (asked(binary_data_output=True), "binary_data_output: binary tensors are not supported"),
+    (asked(binary_data_output=True), "data_output: binary tensors are not supported; send JSON"),
     (asked(quantiles=[]), "parameters.quantiles: expected `array` of length >= 1"),
     (asked(quantiles=[0.5] * 200), "parameters.quantiles: expected `array` of length <= 199"),
     (asked(quantiles=[0.001]), "parameters.quantiles[0]: expected `float` >= 0.005"),
@@ -289,7 +285,8 @@ BAD: list[tuple[Any, str]] = [
     ({**TWO, "parameters": {"sequence_id": "a"}}, "'past' has 2 windows, a sequence has one"),
     ({**past(), "outputs": "forecast"}, "outputs: expected `array | null`, got `str`"),
     (to_answer({"name": "mean"}), "outputs[0].name: invalid enum value 'mean'"),
-    (to_answer({"name": "forecast", "parameters": {"binary_data": True}}), "binary_data: binary"),
+    (to_answer({"name": "forecast", "parameters": {"binary_data": True}}),
+     "binary_data: binary tensors are not supported; send JSON"),
     (to_answer({"name": "quantiles"}), "needs the parameter quantiles"),
     (to_answer(*[{"name": "forecast"}] * 2), "output 'forecast' appears twice; name it once"),
     (to_answer({"name": "forecast", "shape": []}), "unknown field 'shape' of outputs[0]"),
@@ -422,15 +419,6 @@ def test_each_protocol_answers_only_for_its_kind_of_model(forecasts, server):
     assert server.client.post("/v2/models/tiny/infer", json=past()).status_code == 404
     assert server.client.get("/v2/health/ready").json() == {"ready": True}
     assert server.client.get("/v2").status_code == 200
-
-
-def test_the_timeout_counts_from_the_headers(forecasts):
-    content = json.dumps({**past(), "parameters": {"timeout": 1_000_000}}).encode()
-    with socket.create_connection(forecasts.address, 20) as client:
-        client.sendall(raw_request(PAST, content).removesuffix(content))
-        time.sleep(1.1)
-        client.sendall(content)
-        assert client.recv(65536).startswith(b"HTTP/1.1 504 ")
 
 
 def test_more_windows_than_a_batch_takes(serve, plain_model):

@@ -117,15 +117,6 @@ def test_a_long_request_is_not_overtaken(serve, plain_model, monkeypatch):
         assert_at(second.result(), server, 31)
 
 
-def test_the_error_of_a_timeout_says_that_the_rows_were_added(serve, held):
-    server: Running = serve(model=held)
-    output(send(server, rows(0, 24), sequence_start=True))
-    held.holds.set()
-    assert "its rows were added to" in refusal(send(server, rows(24, 25), timeout=20_000), 504)
-    held.holds.clear()
-    assert_at(send(server, rows(0, 0)), server, 25)
-
-
 def test_the_error_of_a_refused_quantile_says_that_the_rows_were_added(forecasts):
     output(send(forecasts, rows(0, 24), "unknown", sequence_start=True))
     refused = send(forecasts, rows(24, 25), "unknown", quantiles=[0.995])

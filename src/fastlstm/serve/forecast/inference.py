@@ -6,7 +6,6 @@ import asyncio
 import importlib.metadata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import msgspec
 from starlette.requests import Request
@@ -16,14 +15,10 @@ from starlette.types import Receive, Scope, Send
 
 from fastlstm.report.markup import clipped
 from fastlstm.serve.forecast.engine import VERSION, ForecastEngine, Outputs, PendingForecast
-from fastlstm.serve.forecast.request import InferRequest
-from fastlstm.serve.http.access import Record
+from fastlstm.serve.forecast.request import NO_BINARY
 from fastlstm.serve.http.errors import MAX_SHOWN, ApiError, Disconnected, no_model
 from fastlstm.serve.http.transfer import Sender
 from fastlstm.serve.service import Service
-
-if TYPE_CHECKING:
-    from fastlstm.forecast.window_forecaster import WindowForecasts
 
 EXTENSIONS = ("parameters", "sequence", "sequence(string_id)")
 _BINARY = b"inference-header-content-length"
@@ -86,33 +81,19 @@ class Infer:
         service, record = self._service, scope["state"]["record"]
         engine = _engine(service, scope["path_params"])
         if any(name == _BINARY for name, _ in scope["headers"]):
-            message = "binary tensors are not supported; send JSON (tritonclient:"
-            raise ApiError(400, f"{message} binary_data=False)", closes=True)
+            raise ApiError(400, NO_BINARY, closes=True)
         pending = PendingForecast(scope["state"]["tenant"])
         async with service.admitted(engine, pending, scope, receive, send) as (sender, body):
             request = await engine.read(pending, body)
             del body
             engine.submit(pending, request)
             record.windows = pending.num_places
-            forecasts = await _forecasts(pending, request, record)
+            forecasts = await pending.wait(pending.result)
             outputs = await engine.outputs_of(pending, request, forecasts)
             del forecasts  # shares memory with all of its pass
             head = {"model_name": engine.name, "model_version": VERSION}
             head |= {} if request.id is None else {"id": request.id}
             await _send(head, outputs, pending, sender, service.bodies.turns)
-
-
-async def _forecasts(
-    pending: PendingForecast, request: InferRequest, record: Record
-) -> WindowForecasts:
-    """Waits for the forecasts, until the request's timeout."""
-    end_s = None if request.timeout_s is None else record.start_s + request.timeout_s
-    try:
-        async with asyncio.timeout_at(end_s):
-            return await pending.wait(pending.result)
-    except TimeoutError:
-        message = f"there was no forecast within the request's timeout{request.rows_note}"
-        raise ApiError(504, message) from None
 
 
 async def _send(

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fastlstm.errors import counted, nearest_hint
 from fastlstm.report.markup import clipped
-from fastlstm.serve.http.errors import MAX_NUMBER, MAX_SHOWN, ApiError, decode, refused
+from fastlstm.serve.http.errors import MAX_SHOWN, ApiError, decode, refused
 
 if TYPE_CHECKING:
     from fastlstm.forecast.window_forecaster import InputColumns, WindowForecaster
@@ -33,7 +33,7 @@ OutputName = Literal["forecast", "quantiles"]
 Name = Annotated[str, Meta(max_length=256)]
 SequenceNumber = Annotated[int, Meta(ge=0, extra_json_schema={"maximum": _MAX_ID})]
 Level = Annotated[float, Meta(ge=0.005, le=0.995)]
-_NO_BINARY = "binary tensors are not supported; send false (tritonclient: binary_data=False)"
+NO_BINARY = "binary tensors are not supported; send JSON (tritonclient: binary_data=False)"
 FLOATS: dict[str, np.dtype[Any]] = {"FP32": np.dtype("<f4"), "FP64": np.dtype("<f8")}
 Size = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 _NESTED = re.compile(rb"\[\s*\[")
@@ -103,7 +103,6 @@ class Parameters(Struct, forbid_unknown_fields=True):
     """Parameters of a request; null counts as left out."""
 
     quantiles: Annotated[list[Level], Meta(min_length=1, max_length=199)] | None = None
-    timeout: Annotated[int, Meta(ge=0, le=MAX_NUMBER, description="microseconds")] | None = None
     sequence_id: SequenceNumber | Name | None = None
     sequence_start: bool | None = None
     sequence_end: bool | None = None
@@ -159,7 +158,6 @@ class InferRequest:
         statics: shape ``(B, S)``, followed by the number of the series if the model knows several
             series; None where there are no static values, or where the sequence has them.
         levels: levels of the quantiles.
-        timeout_s: from the request's headers, or None.
     """
 
     id: str | None
@@ -169,7 +167,6 @@ class InferRequest:
     outputs: tuple[str, ...]
     levels: tuple[float, ...]
     step: SequenceStep | None
-    timeout_s: float | None
 
     @property
     def rows_note(self) -> str:
@@ -226,7 +223,7 @@ def parse_request(
     fields = decode(body, decoder, NAMES, notes=notes)
     parameters = fields.parameters or Parameters()
     if parameters.binary_data_output:
-        raise refused("binary_data_output", _NO_BINARY)
+        raise refused("binary_data_output", NO_BINARY)
     step, inputs = _step(parameters), read_inputs(fields.inputs)
     past = _joined(model.past, "past", inputs)
     if past is None:
@@ -259,7 +256,6 @@ def parse_request(
         outputs=_outputs(fields.outputs or [], levels),
         levels=levels,
         step=step,
-        timeout_s=parameters.timeout / 1e6 if parameters.timeout else None,
     )
 
 
@@ -342,7 +338,7 @@ def _outputs(listed: list[RequestedOutput], levels: tuple[float, ...]) -> tuple[
         if names.count(output.name) > 1:
             raise _bad(f"output '{output.name}' appears twice; name it once")
         if output.parameters and output.parameters.binary_data:
-            raise refused("binary_data", _NO_BINARY)
+            raise refused("binary_data", NO_BINARY)
     return names or ("forecast", *(("quantiles",) if levels else ()))
 
 

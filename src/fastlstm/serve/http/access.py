@@ -60,10 +60,9 @@ class Record:
 
     @property
     def outcome(self) -> str:
-        """The failure, or "ok", "rejected", "timed_out", "failed", "client_error"."""
-        known = {429: "rejected", 503: "rejected", 504: "timed_out"}
-        if outcome := self.failure or known.get(self.status):
-            return outcome
+        """The failure, or "ok", "rejected", "failed", "client_error"."""
+        if self.failure or self.status in (429, 503):
+            return self.failure or "rejected"
         if self.status >= 500:
             return "failed"
         return "client_error" if self.status >= 400 else "ok"
