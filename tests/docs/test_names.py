@@ -50,7 +50,7 @@ OF_OTHERS = """
     ModelCheckpoint jit_compile reset_states TensorListReserve
     client_max_body_size max_fails proxy_request_buffering add_header proxy_pass
     custom_prefix_token_id auth_token OPENAI_API_KEY
-    cpu_pressure memory_pressure FASTLSTM_ALERT_RULE _RUN
+    FASTLSTM_ALERT_RULE _RUN
     c_0 h_0 T_i W_ih compute_90 d_1 d_2 test_x test_x_y save_to_disk
 """
 """Names of systems, of other libraries, of nginx, names put together by code, and notation."""

@@ -12,7 +12,6 @@ def root(tmp_path):
             "proc/self/stat": "7 (a) b) S 1 2 3 4 5 6 7 8 9 10 50 10 0 0 20 0\n",
             "proc/self/statm": "900 500 100 1 0 1 0\n",
             "proc/meminfo": "MemTotal: 900 kB\nMemAvailable: 500 kB\n",
-            "proc/pressure/io": "some avg10=0.00 avg60=0.00 avg300=0.00 total=5\nfull total=0\n",
         },
     )
     return tmp_path
@@ -41,22 +40,20 @@ def _write(root, files):
 
 def test_shares_of_the_process_and_of_others(root, clock, monkeypatch):
     monkeypatch.setattr("os.sysconf", {"SC_CLK_TCK": 100, "SC_PAGE_SIZE": 4096}.__getitem__)
-    usage = MachineUsage(root, root=root)
+    usage = MachineUsage(root=root)
     clock.now = 5.0
     _write(
         root,
         {
             "proc/stat": "cpu  200 50 150 1650 100 0 0 50 0 0\n",
             "proc/self/stat": "7 (a) b) S 1 2 3 4 5 6 7 8 9 10 90 20 30 20 20 0\n",
-            "proc/pressure/io": "some avg10=0.00 avg60=0.00 avg300=0.00 total=2500005\n",
         },
     )
     found = usage.read()
     assert found["others_share"] == pytest.approx(0.1)  # 200 of 1,000 ticks were busy, 100 own
-    assert (found["own_cores"], found["steal_share"], found["io_pressure"]) == (0.2, 0.05, 0.5)
+    assert (found["own_cores"], found["steal_share"]) == (0.2, 0.05)
     assert found["available_bytes"] == 500 << 10
     assert (found["rss_bytes"], found["anonymous_bytes"]) == (500 * 4096, 400 * 4096)
-    assert found["disk_free_bytes"] > 0
 
 
 def test_figures_that_the_system_lacks_are_left_out(tmp_path):
@@ -103,7 +100,7 @@ def test_threads_without_a_core_are_counted(root, clock):
 
 
 def test_no_share_is_known_after_a_moment(root, clock):
-    usage = MachineUsage(root, root=root)
+    usage = MachineUsage(root=root)
     clock.now = 0.001
     found = usage.read()
     assert "own_cores" not in found  # 0 of a millisecond is no sign of a process that hangs

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fastlstm.errors import StorageError
 from fastlstm.system import cgroup, hardware
 from fastlstm.system.cgroup import first_words, lines_of
-from fastlstm.system.storage import free_bytes
 
 CORE_WAIT = 0.25
 """Mean number of waiting threads above which a process lacks cores.
@@ -20,17 +17,15 @@ Two training threads: 0.05 alone, 0.6 beside one busy process on two cores.
 """
 LEAST_OTHERS = 0.03
 """Share of all cores used by other processes, below which they do not slow a run."""
-PRESSURES = ("cpu", "io", "memory")
 _LEAST_S = 0.05
 """Shortest time with known shares: processor time is counted in steps of 10 ms."""
 
 
 class MachineUsage:
-    """Shares of the time since the last reading, free memory, and free space of the disk of a
-    directory, if any; `root` is the parent of /proc and /sys."""
+    """Shares of the time since the last reading, and memory; `root` is the parent of /proc."""
 
-    def __init__(self, directory: Path | None = None, root: Path = Path("/")) -> None:
-        self._directory, self._root, self._process = directory, root, root / "proc/self"
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root, self._process = root, root / "proc/self"
         self._before = _machine(root), self._counters()
 
     def read(self) -> dict[str, Any]:
@@ -46,13 +41,10 @@ class MachineUsage:
             waiting_threads: mean number of its threads that were ready to run without a core.
             others_share: share of all cores used by other processes, 0..1.
             steal_share: share of all cores that a virtual machine's host kept for others.
-            cpu_pressure, io_pressure, memory_pressure: share of the time in which some process of
-                the machine waited for this resource.
             throttled_share: share of the time in which a CPU quota stopped the process.
             available_bytes: free memory of the machine or the container.
             rss_bytes: resident memory of the process, mapped files included.
             anonymous_bytes: resident memory without mapped files.
-            disk_free_bytes: free space of the directory's disk.
         """
         before, own_before = self._before
         now, own_now = self._before = _machine(self._root), self._counters()
@@ -89,9 +81,6 @@ class MachineUsage:
             size = os.sysconf("SC_PAGE_SIZE")
             found["rss_bytes"] = int(pages[1]) * size
             found["anonymous_bytes"] = (int(pages[1]) - int(pages[2])) * size
-        if self._directory is not None:
-            with suppress(StorageError):
-                found["disk_free_bytes"] = free_bytes(self._directory)
         return found
 
 
@@ -111,27 +100,19 @@ def _shares(own: dict[str, float], machine: dict[str, float], seconds: float) ->
         others = busy - own.get("own", 0.0) * seconds
         found["others_share"] = min(max(others / whole, 0.0), 1.0)
         found["steal_share"] = machine["steal"] / whole
-    if seconds > 0.0:
-        for name in PRESSURES:
-            if f"{name}_pressure" in machine:
-                found[f"{name}_pressure"] = min(machine[f"{name}_pressure"] / seconds, 1.0)
-        if "throttled" in machine:
-            found["throttled_share"] = min(machine["throttled"] / seconds, 1.0)
+    if seconds > 0.0 and "throttled" in machine:
+        found["throttled_share"] = min(machine["throttled"] / seconds, 1.0)
     return {name: round(value, 3) for name, value in found.items()}
 
 
 def _machine(root: Path) -> dict[str, float]:
-    """Returns counters in seconds: all, idle, steal of all cores; the pressures; throttled; time of
-    the reading. A counter that the system lacks is missing."""
+    """Returns counters in seconds: all, idle, steal of all cores; throttled; time of the reading.
+    A counter that the system lacks is missing."""
     found = {"time": time.monotonic()}
     tick = os.sysconf("SC_CLK_TCK")
     words = first_words(root / "proc/stat", 9)
     if len(words) == 9 and all(word.isdecimal() for word in words[1:]):
         ticks = [int(word) / tick for word in words[1:]]
         found |= {"all": sum(ticks), "idle": ticks[3] + ticks[4], "steal": ticks[7]}
-    for name in PRESSURES:
-        total = "".join(lines_of(root / "proc/pressure" / name)[:1]).rpartition("total=")[2]
-        if total.isdecimal():
-            found[f"{name}_pressure"] = int(total) / 1e6
     throttled = cgroup.throttled_s(root)
     return found if throttled is None else {**found, "throttled": throttled}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -160,7 +159,7 @@ class MachineEvents:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self._usage = MachineUsage(None if trainer.run_path is None else Path(trainer.run_path))
+        self._usage = MachineUsage()
         self._due_s = time.monotonic() + INTERVAL_S
         self._is_told = False
 
