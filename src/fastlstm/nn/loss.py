@@ -5,15 +5,13 @@ A native kernel computes it on the CPU, torch's products for other devices and d
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from fastlstm.errors import ShapeError
+from fastlstm.errors import KernelError, ShapeError
 from fastlstm.ops.call import compute_dtype, torchs_dtype
 from fastlstm.ops.cuda.training import cross_entropy, cross_entropy_gradient, refusal
 from fastlstm.ops.projection import (
@@ -51,6 +49,7 @@ def projected_cross_entropy(
 
     Raises:
         ShapeError: shapes or dtypes that do not fit together.
+        KernelError: in the backward pass, with create_graph=True.
 
     Numerics:
         Under autocast the GEMMs run in the autocast dtype, softmax and sums in float32. The
@@ -141,10 +140,6 @@ def _logits(f: Tensor, weight_t: Tensor, bias: Tensor | None) -> Tensor:
     return torch.mm(f, weight_t) if bias is None else torch.addmm(bias, f, weight_t)
 
 
-_NUM_INPUTS = 4
-"""Features, weight, bias and targets, the first tensors saved for backward."""
-
-
 class _ProjectedCrossEntropy(torch.autograd.Function):
     """Saves the gradient of one chunk's logits; with more chunks forward forms all gradients."""
 
@@ -184,15 +179,18 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
                         saved = (f, w, d)
                 else:
                     total, saved = _chunked_gradients(features, w, b, targets, plan, needs)
-        ctx.save_for_backward(features, weight, bias, targets, *saved)
+        ctx.save_for_backward(targets, *saved)
         return total
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (scale,) = grads
         if torch.is_grad_enabled():
-            return _differentiable_gradients(ctx, scale)
-        saved, needs = ctx.saved_tensors[_NUM_INPUTS:], ctx.needs_input_grad[:3]
+            raise KernelError(
+                "create_graph=True asks for the derivative of a gradient, which this loss does not"
+                " have; leave it out, or take torch.nn.functional.cross_entropy of the logits"
+            )
+        (targets, *saved), needs = ctx.saved_tensors, ctx.needs_input_grad[:3]
         gradients: tuple[Tensor | None, ...]
         if not ctx.is_whole:
             gradients = tuple(None if g is None else g * scale for g in saved)
@@ -202,8 +200,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         else:
             f, w, d, *sums = saved
             if sums:
-                targets = ctx.saved_tensors[_NUM_INPUTS - 1].contiguous()
-                d = wide = cross_entropy_gradient(d, targets, sums[0], scale.float())
+                d = wide = cross_entropy_gradient(d, targets.contiguous(), sums[0], scale.float())
             else:
                 wide = d * scale  # smaller than the resulting gradients if V < H
                 d = wide.to(w.dtype)
@@ -244,26 +241,6 @@ def _chunked_gradients(
         elif dw is not None:
             dw += torch.mm(d.t(), f)
     return total, (df, dw, db)
-
-
-def _differentiable_gradients(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
-    warnings.warn(
-        "a gradient of the loss that is itself differentiated (create_graph=True) is computed by"
-        " torch's operators, which hold all logits at once",
-        stacklevel=2,
-    )
-    *inputs, targets = ctx.saved_tensors[:_NUM_INPUTS]
-    needs = ctx.needs_input_grad[:3]
-    with torch.autocast(targets.device.type, enabled=False):
-        # Views: a tensor given as two arguments has a gradient for each.
-        views = [None if t is None else t.view_as(t) for t in inputs]
-        f, w, b = (None if t is None else t.to(scale.dtype) for t in views)
-        assert f is not None
-        assert w is not None
-        loss = F.cross_entropy(F.linear(f, w, b), targets, reduction="sum")
-        asked = [t for t, needed in zip(views, needs, strict=True) if t is not None and needed]
-        gradients = iter(torch.autograd.grad(loss, asked, scale, create_graph=True))
-    return (*(next(gradients) if needed else None for needed in needs), None, None)
 
 
 def _chunk_gradient(
