@@ -226,94 +226,115 @@ def test_vectorized_derivatives_equal_torchs(name):
     torch.testing.assert_close(got, derive(call(theirs), x.double()).float(), rtol=1e-4, atol=1e-5)
 
 
+def jvp(function, x, v):
+    return torch.func.jvp(function, (x,), (v,))[1]
+
+
+def dual(function, x, v):
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(function(forward_ad.make_dual(x, v))).tangent
+
+
+def vmap(function, x, v):
+    return torch.func.vmap(function)(torch.stack([x, v]))
+
+
+def ensemble(function, x, v):
+    return torch.func.vmap(lambda scale: function(x * scale))(torch.tensor([1.0, 2.0]))
+
+
+def per_sample(function, x, v):
+    return torch.func.vmap(torch.func.grad(lambda t: function(t).sum()))(torch.stack([x, v]))
+
+
+BEYOND_TORCH = [jvp, dual, vmap, ensemble]
+TRANSFORMS = [*BEYOND_TORCH, per_sample]
+
+
+@pytest.mark.parametrize("transform", BEYOND_TORCH)
+@pytest.mark.parametrize("has_grad", [True, False])
 @pytest.mark.parametrize("fields", [{}, {"num_layers": 2, "bidirectional": True}], ids=str)
-def test_vmap_equals_a_loop_over_calls(fields):
-    ours, theirs = pair(**fields)
-    x = torch.randn(7, T, B, I)
-    with SAYS_SO:
-        got = torch.func.vmap(lambda t: ours(t)[0])(x)
-    want = torch.stack([theirs(t)[0] for t in x.double()])
-    torch.testing.assert_close(got, want.float(), rtol=1e-4, atol=1e-5)
+def test_what_torchs_lstm_has_no_rule_for_is_an_error(transform, has_grad, fields):
+    """Never a wrong result, such as a tangent that is lost."""
+    ours, theirs = (layer.requires_grad_(has_grad) for layer in pair(**fields))
+    x, v = torch.randn(2, T, B, I)
+    said = "forward AD with mkldnn_rnn_layer" if transform in (jvp, dual) else "Batching rule"
+    for layer in (ours, theirs.float()):
+        with pytest.raises(RuntimeError, match=said):
+            transform(lambda t, layer=layer: layer(t)[0], x, v)
     ours.strict = True
-    with pytest.raises(KernelError, match=r"torch\.func transforms"):
-        torch.func.vmap(lambda t: ours(t)[0])(x)
+    with pytest.raises(KernelError, match=r"on torch's own nn\.LSTM .* leave out strict"):
+        transform(lambda t: ours(t)[0], x, v)
 
 
-def test_vmap_of_a_projection_is_left_to_torch(monkeypatch):
-    class RanTorch(Exception):
-        pass
-
-    def ran(*args):
-        raise RanTorch
-
-    monkeypatch.setattr(fastlstm.LSTM, "_torch", ran)
-    layer = fastlstm.LSTM(I, H, proj_size=3)
-    with pytest.raises(RanTorch):
-        torch.func.vmap(lambda t: layer(t)[0])(torch.randn(7, T, B, I))
-
-
-@pytest.mark.filterwarnings(LOOP)
-def test_vmap_over_an_ensemble_and_per_sample_gradients():
-    layers = [fastlstm.LSTM(I, H) for _ in range(3)]
-    parameters, _ = torch.func.stack_module_state(layers)
+@pytest.mark.parametrize("transform", BEYOND_TORCH)
+def test_an_ensemble_of_weights_is_an_error(transform):
+    """Also where only the weights are batched, or have tangents."""
+    layer = fastlstm.LSTM(I, H)
+    w, v = torch.randn(2, 4 * H, H)
     x = torch.randn(T, B, I)
 
-    def loss(p, x):
-        return torch.func.functional_call(layers[0], p, (x,))[0].square().sum()
+    def call(w):
+        return torch.func.functional_call(layer, {"weight_hh_l0": w}, (x,))[0]
 
-    got = torch.func.vmap(loss, in_dims=(0, None))(parameters, x)
-    want = torch.stack([layer(x)[0].square().sum() for layer in layers])
-    torch.testing.assert_close(got, want)
-    own = dict(layers[0].named_parameters())
+    with pytest.raises(RuntimeError, match=r"forward AD with|Batching rule"):
+        transform(call, w, v)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_gradients_of_every_sample_run_on_torchs_own():
+    layer = fastlstm.LSTM(I, H)
+    own, x = dict(layer.named_parameters()), torch.randn(T, B, I)
+
+    def loss(p, x):
+        return torch.func.functional_call(layer, p, (x,))[0].square().sum()
+
     each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 1))(own, x)
     for name, p in own.items():
         whole = torch.autograd.grad(loss(own, x), p)[0]
         torch.testing.assert_close(each[name].sum(0), whole, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.filterwarnings(LOOP)
-@pytest.mark.parametrize("options", [{}, {"recurrent_dropout": 0.5}], ids=["plain", "of training"])
-def test_forward_mode_equals_the_product_with_the_jacobian(options):
-    plain, theirs = pair()
-    ours = fastlstm.LSTM(I, H, **options).eval()
-    ours.load_state_dict(plain.state_dict())
-    x, v = torch.randn(T, B, I), torch.randn(T, B, I)
-    got = torch.func.jvp(lambda t: ours(t)[0], (x,), (v,))[1]
-    jacobian = torch.autograd.functional.jacobian(lambda t: theirs(t)[0], x.double())
-    want = torch.einsum("abcijk,ijk->abc", jacobian, v.double()).float()
-    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
-    hessian = torch.func.hessian(lambda t: ours(t)[0].sum())(x[:2, :1])
-    expected = torch.autograd.functional.hessian(
-        lambda t: theirs(t)[0].sum(), x[:2, :1].double()
-    ).float()
-    torch.testing.assert_close(hessian, expected, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.usefixtures("fast_kernels")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("level", ["jvp", "dual"])
-def test_the_op_has_a_tangent_in_forward_mode(level, dtype):
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_the_kernels_refuse_what_the_reference_derives(transform, dtype):
     torch.manual_seed(0)
-    shapes = ((T, B, I), (B, H), (B, H), (4 * H, I), (4 * H, H), (4 * H,), (4 * H,))
+    shapes = ((B, H), (B, H), (4 * H, I), (4 * H, H), (4 * H,), (4 * H,))
     args = [(0.5 * torch.randn(s)).to(dtype) for s in shapes]
-    tangents = [torch.randn(s).to(dtype) for s in shapes]
+    x, v = torch.randn(2, T, B, I).to(dtype)
 
-    def tangent(args, tangents, **options):
-        if level == "jvp":
-            return torch.func.jvp(lambda *t: lstm(*t, **options).y, args, tangents)[1]
-        with forward_ad.dual_level():
-            duals = [forward_ad.make_dual(t, v) for t, v in zip(args, tangents, strict=True)]
-            return forward_ad.unpack_dual(lstm(*duals, **options).y).tangent
+    def call(x, **options):
+        return lstm(x, *(t.to(x.dtype) for t in args), **options).y
 
-    wide = [[t.double() for t in given] for given in (args, tangents)]
-    want = tangent(*map(tuple, wide), backend="reference")
-    with SAYS_SO:
-        got = tangent(tuple(args), tuple(tangents))
-    assert got.dtype == dtype
-    limit = 1e-5 if dtype == torch.float32 else 1e-2
-    assert (got.double() - want).norm() <= limit * want.norm()
-    with pytest.raises(KernelError, match=r"forward mode \(jvp\) needs a Python loop"):
-        tangent(tuple(args), tuple(tangents), strict=True)
+    said = r"come to the native|must override the setup_context|Batching rule"
+    for strict in (False, True):
+        with pytest.raises((KernelError, RuntimeError), match=said):
+            transform(lambda x, strict=strict: call(x, strict=strict), x, v)
+    want = transform(lambda x: call(x, backend="reference"), x.double(), v.double())
+    got = transform(lambda x: call(x, backend="reference"), x.float(), v.float())
+    assert (got.double() - want).norm() <= 1e-5 * want.norm()
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_a_layer_with_options_is_left_to_the_reference(transform):
+    ours = fastlstm.LSTM(I, H, layer_norm=True)
+    x, v = torch.randn(2, T, B, I)
+    got = transform(lambda t: ours(t)[0], x, v)
+    theirs = copy.deepcopy(ours).double()
+    if transform in (jvp, dual):
+        jacobian = torch.autograd.functional.jacobian(lambda t: theirs(t)[0], x.double())
+        want = torch.einsum("abcijk,ijk->abc", jacobian, v.double())
+    else:
+        given = [x, 2 * x] if transform is ensemble else [x, v]
+        want = torch.stack([found_alone(theirs, t.double(), transform) for t in given])
+    torch.testing.assert_close(got, want.float(), rtol=1e-4, atol=1e-5)
+
+
+def found_alone(layer, x, transform):
+    if transform is not per_sample:
+        return layer(x)[0]
+    return torch.autograd.grad(layer(x.requires_grad_())[0].sum(), x)[0]
 
 
 @pytest.mark.filterwarnings(LOOP)
@@ -328,19 +349,6 @@ def test_a_weight_that_an_output_does_not_depend_on():
     )
     assert first[0].norm() > 0
     assert first[1] is None or first[1].norm() == 0
-
-
-@pytest.mark.filterwarnings(LOOP)
-def test_autocast_rounds_no_tangent_between_steps():
-    torch.manual_seed(0)
-    shapes = ((T, B, I), (B, H), (B, H), (4 * H, I), (4 * H, H))
-    args, tangents = (tuple(torch.randn(s) for s in shapes) for _ in range(2))
-    _, want = torch.func.jvp(lstm, args, tangents)
-    with torch.autocast("cpu", torch.bfloat16):
-        _, got = torch.func.jvp(lstm, args, tangents)
-    assert got.y.dtype == torch.bfloat16
-    for a, b in ((got.hT, want.hT), (got.cT, want.cT)):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.filterwarnings(LOOP)

@@ -221,11 +221,12 @@ def _(make):
 @row("`torch.func.vmap`, `torch.func.jvp`")
 def _(make):
     layer, x = make(I, H), given()
-    with pytest.warns(UserWarning, match="Python loop over time"):
-        torch.func.vmap(lambda each: layer(each)[0])(x[None])
-    with pytest.warns(UserWarning, match="Python loop over time"):
-        torch.func.jvp(lambda x: layer(x)[0], (x,), (x,))
-    return "slow loop"
+    for one in (layer, nn.LSTM(I, H)):
+        with pytest.raises(RuntimeError, match="Batching rule not implemented"):
+            torch.func.vmap(lambda each, one=one: one(each)[0])(x[None])
+        with pytest.raises(RuntimeError, match="forward AD with mkldnn_rnn_layer"):
+            torch.func.jvp(lambda x, one=one: one(x)[0], (x,), (x,))
+    return "refused"
 
 
 @row("second derivatives")

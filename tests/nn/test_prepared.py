@@ -122,14 +122,13 @@ def test_the_order_of_axes_may_change(pair):
     agree(pair, x)
 
 
-@pytest.mark.filterwarnings("ignore:.* Python loop over time")
 def test_forward_derivatives_are_not_dropped(pair):
     x = torch.randn(1, B, I)
     prepare(pair, x)
     with fwAD.dual_level():
         dual = fwAD.make_dual(x, torch.ones_like(x))
-        y = pair[1](dual)[0]
-        assert fwAD.unpack_dual(y).tangent is not None
+        with pytest.raises(NotImplementedError, match="forward AD with"):
+            pair[1](dual)
 
 
 def gradients(layer, x, hx):

@@ -31,9 +31,7 @@ from fastlstm.ops.call import (
 from fastlstm.ops.cell_call import Norm, random_draws
 from fastlstm.ops.cell_options import OPTION_NAMES, TORCHS_CELL, CellOptions
 from fastlstm.ops.left_alone import (
-    BEYOND_TORCH,
     active_transform,
-    is_beyond_torch,
     left_to_torch,
     options_of,
 )
@@ -565,9 +563,6 @@ class LSTM(nn.LSTM):
         if state is None:
             zero = torch.zeros((x.shape[1], self.hidden_size), device=x.device)
         is_slow = self._is_left_to_reference()
-        if not is_slow and (is_slow := is_beyond_torch()):
-            text = f"this LSTM runs as a Python loop over time: {BEYOND_TORCH}"
-            warnings.warn(text, stacklevel=5)
         options = options_of(self)
         norms = self.norms(x.device)
         hs, cs = [], []
@@ -631,7 +626,7 @@ class LSTM(nn.LSTM):
                 f"this LSTM would run on torch's own nn.LSTM ({reason}); change that or leave out"
                 f" {demand}"
             )
-        return reason is not None and not (self.proj_size == 0 and is_beyond_torch())
+        return reason is not None
 
     def _is_left_to_reference(self) -> bool:
         """Whether a transform needs a slow loop. Raises KernelError: it does, but the layer is

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fastlstm.errors import KernelError
 from fastlstm.ops import native_call
-from fastlstm.ops.call import LSTMArgs, LSTMCall, LSTMOutput
+from fastlstm.ops.call import LSTMArgs, LSTMCall
 from fastlstm.ops.cell_options import CellOptions
 from fastlstm.ops.native_call import Gradients, SavedActivations
 from fastlstm.ops.reference import run_reference
@@ -153,16 +153,6 @@ def _reference_layer(directions: Sequence[LSTMArgs], options: CellOptions) -> li
         outputs.append(y if k == 0 else y.flip(0))
         states += last
     return [outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2), *states]
-
-
-def outputs_with_tangents(args: LSTMArgs, call: LSTMCall) -> LSTMOutput:
-    """Runs a sequence by torch's operators in float32, for forward-mode derivatives.
-
-    Raises KernelError with `call.strict`.
-    """
-    _refuse_or_warn("a derivative in forward mode (jvp)", strict=call.strict)
-    out = run_reference(args, call.options, torch.float32)
-    return out._replace(y=out.y.to(call.dtype))
 
 
 def is_batched(t: Tensor) -> bool:

@@ -14,7 +14,6 @@ from fastlstm.ops.cell_options import TORCHS_CELL, CellOptions
 from fastlstm.ops.registry import own_refusal
 from fastlstm.ops.subclasses import why_not_beneath
 
-BEYOND_TORCH = "torch.func.vmap, jvp and forward-mode derivatives have no rule for torch's LSTM"
 _WORDS = ("LSTM", "GRU", "RNN")
 
 
@@ -140,16 +139,6 @@ def options_of(lstm: nn.LSTM) -> CellOptions:
     """Returns the options of a layer in its mode; recurrent dropout acts in training only."""
     options: CellOptions = getattr(lstm, "options", TORCHS_CELL)
     return options if lstm.training else options.in_evaluation()
-
-
-def is_beyond_torch() -> bool:
-    """Whether a transform is active that torch's LSTM does not support."""
-    if torch.compiler.is_compiling():
-        return False
-    kinds = {level.key() for level in torch._C._functorch.get_interpreter_stack() or ()}
-    known = torch._C._functorch.TransformType
-    is_forward = torch.autograd.forward_ad._current_level >= 0
-    return is_forward or known.Vmap in kinds or known.Jvp in kinds
 
 
 def active_transform() -> str | None:

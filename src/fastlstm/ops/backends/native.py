@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastlstm.errors import counted
+from fastlstm.errors import KernelError, counted
 from fastlstm.ops import kernels, native_call
-from fastlstm.ops.autograd import LSTMFunction, outputs_with_tangents
+from fastlstm.ops.autograd import LSTMFunction
 from fastlstm.ops.call import Kernel, LSTMArgs, LSTMCall, LSTMOutput
 from fastlstm.ops.checkpointing import CheckpointedLSTMFunction, describe_saved, steps_per_part
 from fastlstm.ops.custom_op import is_traced, run_custom_op
@@ -77,9 +77,11 @@ class NativeBackend:
         if call.has_tokens and args.rows.shape[0] >= call.T * call.B:
             args = args.embedded()
         if is_traced(*args):
-            is_dual = torch.autograd.forward_ad._current_level >= 0
-            if is_dual and not torch.compiler.is_compiling():
-                return outputs_with_tangents(args, call)
+            if torch.autograd.forward_ad._current_level >= 0:
+                raise KernelError(
+                    "forward-mode derivatives (jvp) come to the native LSTM kernels, which have"
+                    " gradients only; take a gradient, or backend='reference'"
+                )
             return run_custom_op(call, args)
         if not call.requires_grad:
             is_bf16 = call.dtype == torch.bfloat16
