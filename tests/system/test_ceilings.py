@@ -23,7 +23,7 @@ def quick(monkeypatch, tmp_path):
     monkeypatch.setattr(ceilings, "_MEASURE_S", 0.0)
     monkeypatch.setattr(ceilings, "_COPY_BYTES", 1 << 16)
     monkeypatch.setattr(ceilings, "_QUIET_SHARE", 0.0)
-    return tmp_path / "cache" / "measured"
+    return tmp_path / "cache" / "measured" / "memo"
 
 
 SMALL = (32, 16, 24)
@@ -153,9 +153,8 @@ def test_an_always_busy_machine_is_measured_three_times(quick, monkeypatch):
 def test_ceilings_that_are_invalid_are_measured_again(quick, value):
     measured_ceilings("fp32", 1, shape=SMALL)
     (path,) = quick.iterdir()
-    content = json.loads(path.read_text())
-    content["value"] = {**content["value"], **value} if value else {}
-    path.write_text(json.dumps(content))
+    stored, digest = json.loads(path.read_text())
+    path.write_text(json.dumps([{**stored, **value} if value else {}, digest]))
     assert not measured_ceilings("fp32", 1, shape=SMALL).is_recalled
     assert measured_ceilings("fp32", 1, shape=SMALL).is_recalled
 

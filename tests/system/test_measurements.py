@@ -13,7 +13,7 @@ ABOUT = {"device": "a CPU", "threads": 2, "shape": [3, 4]}
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "measured"
+    return tmp_path / "cache" / "measured" / "memo"
 
 
 def test_a_measurement_is_found_again_for_the_same_only(cache):
@@ -32,7 +32,7 @@ def test_a_measurement_is_found_again_for_the_same_only(cache):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "[" * 10_000, "null", '{"format": 1}', "\0" * 100, '{"format": 1, "value": 3}'],
+    ["", "{", "[]", "[" * 10_000, "null", '{"seconds": 1}', "\0" * 100, '[{"seconds": 1}, ""]'],
 )
 def test_a_damaged_file_is_measured_again(cache, text):
     measurements.remember("pass", ABOUT, {"seconds": 0.25})
@@ -43,17 +43,22 @@ def test_a_damaged_file_is_measured_again(cache, text):
     assert measurements.recall("pass", ABOUT) == {"seconds": 0.5}
 
 
-def test_a_file_of_another_machine_or_format_is_not_used(cache):
+def test_a_file_of_another_machine_or_format_is_not_used(cache, monkeypatch):
     measurements.remember("pass", ABOUT, {"seconds": 0.25})
     (path,) = cache.iterdir()
     content = json.loads(path.read_text())
-    for change in ({"of": {**ABOUT, "device": "other"}}, {"format": 1}):
-        path.write_text(json.dumps({**content, **change}))
-        assert measurements.recall("pass", ABOUT) is None
+    measurements.remember("pass", {**ABOUT, "device": "other"}, {"seconds": 0.25})
+    (other,) = set(cache.iterdir()) - {path}
+    assert json.loads(other.read_text()) != content
+    other.replace(path)
+    assert measurements.recall("pass", ABOUT) is None
+    measurements.remember("pass", ABOUT, {"seconds": 0.25})
+    monkeypatch.setattr(measurements, "_FORMAT", 99)
+    assert measurements.recall("pass", ABOUT) is None
 
 
 def test_a_cache_that_cannot_be_written_is_no_failure(cache):
-    cache.parent.write_text("a file where the directory should be")
+    cache.parent.parent.write_text("a file where the directory should be")
     measurements.remember("pass", ABOUT, {"seconds": 0.25})
     assert measurements.recall("pass", ABOUT) is None
 

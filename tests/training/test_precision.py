@@ -30,7 +30,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(measurements.CpuTimer, "was_busy", lambda *_: False)
-    return tmp_path / "cache" / "measured"
+    return tmp_path / "cache" / "measured" / "memo"
 
 
 def time_precision(asked, rnn_size=16, batch=(4, 2), seconds=lambda _: 0.3):
@@ -112,8 +112,8 @@ def test_the_passes_of_a_model_are_timed_once(monkeypatch):
 def test_times_that_make_no_sense_are_measured_again(cache, seconds):
     time_precision("fp32")
     (path,) = cache.iterdir()
-    content = json.loads(path.read_text())
-    path.write_text(json.dumps({**content, "value": {"seconds": seconds}}))
+    _, digest = json.loads(path.read_text())
+    path.write_text(json.dumps([{"seconds": seconds}, digest]))
     assert not time_precision("fp32").is_recalled
 
 

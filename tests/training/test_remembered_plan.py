@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fastlstm.system import measurements
+from fastlstm.system import environment, measurements
 from fastlstm.text.config import TrainConfig
 from fastlstm.training.precision import PrecisionChoice
 from fastlstm.training.remembered_plan import ChosenPlan, changes, remembered_plan
@@ -100,9 +100,9 @@ def test_a_plan_for_a_gpu_is_not_kept():
 )  # fmt: skip
 def test_a_damaged_plan_is_made_again(damage):
     planned()
-    (path,) = measurements.directory().iterdir()
-    content = json.loads(path.read_text())
-    path.write_text(json.dumps({**content, "value": {**content["value"], **damage}}))
+    (path,) = (environment.cache_dir() / "measured" / "memo").iterdir()
+    value, digest = json.loads(path.read_text())
+    path.write_text(json.dumps([{**value, **damage}, digest]))
     assert planned()[1]
 
 

@@ -6,6 +6,7 @@
     <cache>/text/memo/<key>.json  results by a file's stat, or by text and vocabulary
     <cache>/text/work-<random>/   an encoding in progress, locked by its process
     <cache>/series/…              the same for tables (`fastlstm.forecast.data.dataset`)
+    <cache>/measured/memo/…       measured speeds (`fastlstm.system.measurements`)
 
 An entry is written to a work directory, fsynced and renamed. The next preparation removes work
 directories without a lock: their processes have ended. Directories and files are private (0700,

@@ -1,22 +1,20 @@
 """Measurements of speed: stored in the user's cache, and checked for other load on the machine.
 
-``<cache>/measured/<kind>-<SHA-256>.json`` holds one measurement. Its name and content include the
-machine, the versions and the shape: each must be equal. Files are replaced atomically, and hold
-their own SHA-256. With a damaged file or a read-only cache the next process measures again.
+A measurement is a memo of the cache (`Cache.remember`), found by machine, versions and shape: each
+must be equal. With a damaged memo or a read-only cache the next process measures again.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
 from fastlstm.errors import FastLSTMError
-from fastlstm.system import environment, storage
+from fastlstm.system import environment
+from fastlstm.system.cache import Cache, make_key
 
 _FORMAT = 2
 """Changes with the fields of a stored value."""
@@ -27,37 +25,26 @@ _QUIET_SHARE_OF_STEPS = 0.7
 """Least share of the threads' time spent computing on a quiet machine, in passes and steps."""
 
 
-def directory() -> Path:
-    """Returns the directory of measurements, which may not exist. Deleting it is always safe."""
-    return environment.cache_dir() / "measured"
-
-
 def recall(kind: str, of: Mapping[str, object]) -> dict[str, Any] | None:
     """Returns the measurement that `remember` stored for the same `of`, or None.
 
     `of` holds plain JSON values: machine, versions, shapes.
     """
     try:
-        content = storage.read_own_json(_path(kind, of))
-    except FastLSTMError:  # no home directory for the cache
+        value = _cache().recall(make_key(_FORMAT, kind, dict(of)))
+    except FastLSTMError:  # no home directory, or no cache that only this user may write
         return None
-    value = content.get("value") if isinstance(content, dict) else None
-    return value if isinstance(value, dict) and content == _sealed(of, value) else None
+    return value if isinstance(value, dict) else None
 
 
 def remember(kind: str, of: Mapping[str, object], value: Mapping[str, object]) -> None:
     """Stores a measurement; if that fails, the next process measures again."""
-    try:
-        directory().mkdir(parents=True, exist_ok=True)
-        storage.write_json(_path(kind, of), _sealed(of, value))
-    except (OSError, FastLSTMError):
-        pass
+    with suppress(FastLSTMError):
+        _cache().remember(make_key(_FORMAT, kind, dict(of)), dict(value))
 
 
-def _sealed(of: Mapping[str, object], value: Mapping[str, object]) -> dict[str, Any]:
-    text = json.dumps({"format": _FORMAT, "of": dict(of), "value": dict(value)}, sort_keys=True)
-    content: dict[str, Any] = json.loads(text)  # a tuple is stored as a list
-    return {**content, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+def _cache() -> Cache:
+    return Cache(environment.cache_dir(), "measured")
 
 
 def recall_seconds(kind: str, of: Mapping[str, object]) -> float | None:
@@ -137,8 +124,3 @@ def is_machine_busy(threads: int) -> bool:
         while time.perf_counter() < until_s:
             torch.mm(x, weight)
     return timer.was_busy(_QUIET_SHARE)
-
-
-def _path(kind: str, of: Mapping[str, object]) -> Path:
-    text = json.dumps(dict(of), sort_keys=True)
-    return directory() / f"{kind}-{hashlib.sha256(text.encode()).hexdigest()}.json"
