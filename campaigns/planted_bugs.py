@@ -476,7 +476,7 @@ BUGS = (
         "self._numbers.setdefault(name, len(self._values))", "{}.setdefault(name, 0)"),
     Bug("series: validation begins too late", SPLITS, "before - input_size", "before"),
     Bug("series: the scaler sees all rows", SPLITS,
-        "in _merged(table.segments.first_rows, ends):", "in [(0, table.num_rows)]:"),
+        "is_used = np.arange(begin, end) < ends[of]", "is_used = ends[of] > -1"),
     Bug("series: the rest is cut at the end of all series", SPLITS,
         "[ends[of_series] - after", "[ends.max() - after"),
     Bug("series: padding counts as rows of the parts", PADDING,

@@ -10,7 +10,7 @@ import pytest
 from fastlstm.errors import ConfigError, DataError
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.scaled_windows import SeriesScale
-from fastlstm.forecast.data.splits import fit_scaler, split_table, validation_steps
+from fastlstm.forecast.data.splits import fit_scaler, moments, split_table, validation_steps
 from fastlstm.forecast.data.table import Segments, Table
 from fastlstm.forecast.data.timeline import Frequency
 
@@ -110,6 +110,29 @@ def test_a_scaler_sees_training_rows_only(monkeypatch: pytest.MonkeyPatch) -> No
     after = fit_scaler(replace(source), split.train_ends)
     assert (before.mean == after.mean).all()
     assert (before.std == after.std).all()
+
+
+def test_moments_keep_the_digits_of_values_far_from_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of three rows cut the groups; origins are as far apart as the values are large."""
+    monkeypatch.setattr("fastlstm.forecast.data.table._CELLS", 7)
+    segments = table((0, 20, 40), (20, 15, 25)).segments
+    values = np.random.default_rng(0).normal(size=(60, 2)).astype(np.float32)
+    values[20:35, 1], values[[0, 7, 20, 36]] = 0.1, np.nan
+    origin = np.array([[1e15, -1e9], [-1e12, 7.0], [3e9, 0.0]])
+    ends, one = np.array([18, 35, 50]), np.zeros(3, dtype=np.int64)
+    parts = [values[begin:end].astype(float) for begin, end in ((0, 18), (20, 35), (35, 50))]
+    far = Table(values, ("a", "b"), segments, origin)
+    mean, variance = moments(far, segments.series, 3, 2, ends)
+    np.testing.assert_allclose(variance, [np.nanvar(part, 0) for part in parts], rtol=1e-13)
+    np.testing.assert_allclose(mean, origin + [np.nanmean(part, 0) for part in parts], rtol=1e-15)
+    assert variance[1, 1] == 0, "a constant has no spread at all"
+    for own in (origin[2:], origin / 1e9):  # of all series, and of each
+        (mean,), (variance,) = moments(replace(far, origin=own), one, 1, 2, ends)
+        offsets = np.broadcast_to(own - own[0], (3, 2))
+        whole = np.concatenate([part + off for part, off in zip(parts, offsets, strict=True)])
+        np.testing.assert_allclose(mean, own[0] + np.nanmean(whole, 0), rtol=1e-13)
+        np.testing.assert_allclose(variance, np.nanvar(whole, 0), rtol=1e-13)
+    assert np.isnan(moments(far, segments.series, 3, 2, segments.first_rows)).all()
 
 
 def test_statistics_of_rows_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fastlstm.forecast.data.naive import last_present
 from fastlstm.forecast.data.names import canonical
-from fastlstm.forecast.data.splits import Scaler
+from fastlstm.forecast.data.splits import Scaler, moments
 from fastlstm.forecast.data.table import Statistics, Table, row_blocks
 from fastlstm.forecast.data.window_index import read_windows
 
@@ -66,13 +66,14 @@ class SeriesScale:
         firsts, num = table.segments.first_rows, len(default[0])
         what = f"{num} targets of {len(series)} series"
 
-        def moments(ends: NDArray[np.int64]) -> Statistics:
-            return table.statistics(what, ends, lambda: _moments(table, len(series), num, ends))
+        def found(ends: NDArray[np.int64]) -> Statistics:
+            of, count = table.segments.series, len(series)
+            return table.statistics(what, ends, lambda: moments(table, of, count, num, ends))
 
-        mean, variance = moments(ends)
+        mean, variance = found(ends)
         is_empty, is_flat = np.isnan(mean), variance <= (CONSTANT * mean) ** 2
         if is_flat.any():
-            variance = np.where(is_flat, moments(firsts + table.segments.num_rows)[1], variance)
+            variance = np.where(is_flat, found(firsts + table.segments.num_rows)[1], variance)
         level = np.where(mean == 0, 1.0, np.abs(mean))
         std = np.maximum(np.sqrt(variance), CONSTANT * level)
         mean, std = np.where(is_empty, default[0], mean), np.where(is_empty, default[1], std)
@@ -145,38 +146,6 @@ class SeriesOfTable(NamedTuple):
     std: NDArray[np.float64]
     places: NDArray[np.int64]
     num_at_fit: int
-
-
-def _moments(
-    table: Table, num_series: int, num_targets: int, ends: NDArray[np.int64]
-) -> Statistics:
-    """Returns mean and variance of the rows of every series up to `ends`; NaN without any."""
-    segments, shape = table.segments, (num_series, num_targets)
-    count, total, squares = (np.zeros(shape) for _ in range(3))
-    center = np.full(shape, np.nan)
-    for begin, end in row_blocks(0, table.num_rows, len(table.columns)):
-        of = segments.of_rows(np.arange(begin, end))
-        is_used = np.arange(begin, end) < ends[of]
-        series = segments.series[of][is_used]
-        rows = table.rows(begin, end)[is_used, :num_targets].astype(np.float64)
-        if not len(rows):
-            continue
-        low, num = int(series[0]), int(series[-1] - series[0]) + 1
-        own = slice(low, low + num)
-        for column, values in enumerate(rows.T):
-            here = ~np.isnan(values)
-            which, present = series[here] - low, values[here]
-            unique, first = np.unique(which, return_index=True)
-            centers = center[own, column]
-            centers[unique] = np.where(np.isnan(centers[unique]), present[first], centers[unique])
-            present = present - centers[which]
-            count[own, column] += np.bincount(which, minlength=num)
-            total[own, column] += np.bincount(which, present, num)
-            squares[own, column] += np.bincount(which, present**2, num)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        mean = total / count
-        variance = np.maximum(squares / count - mean**2, 0)
-    return mean + center + table.origins(np.arange(num_series))[:, :num_targets], variance
 
 
 @dataclass(frozen=True)

@@ -112,44 +112,51 @@ def fit_scaler(table: Table, ends: NDArray[np.int64], categorical: Sequence[int]
     """Computes mean and standard deviation of every column over the training rows of each segment,
     which end (exclusive) at `ends`; the columns at the positions `categorical` are not scaled.
     Raises DataError: no training rows."""
-    found = table.statistics("columns", ends, lambda: _moments(table, ends))
-    mean, std = (values.copy() for values in found)
+    if (ends <= table.segments.first_rows).all():
+        raise DataError("the training part has no rows; give more, or another `split`")
+    one, num = np.zeros(len(table.segments), np.int64), len(table.columns)
+    found = table.statistics("columns", ends, lambda: moments(table, one, 1, num, ends))
+    mean, variance = (np.nan_to_num(values[0]) for values in found)
+    std = np.where(variance > 0, np.sqrt(variance), 1.0)
     mean[list(categorical)], std[list(categorical)] = 0.0, 1.0
     return Scaler(mean, std)
 
 
-def _moments(table: Table, ends: NDArray[np.int64]) -> Statistics:
-    """Returns mean and standard deviation of every column."""
-    center: NDArray[np.float64] | None = None
-    count, total, squares = (np.zeros(len(table.columns)) for _ in range(3))
-    for first, last in _merged(table.segments.first_rows, ends):
-        for begin, end in row_blocks(first, last, len(table.columns)):
-            has_many = len(table.origin) > 1
-            read = table.whole_rows(begin, end) if has_many else table.rows(begin, end)
-            rows = read.astype(np.float64)
-            center = np.nan_to_num(rows[0]) if center is None else center
-            rows -= center
-            missing = np.isnan(rows)
-            count += len(rows) - missing.sum(axis=0)
-            rows[missing] = 0.0
-            total += rows.sum(axis=0)
-            squares += np.einsum("ij,ij->j", rows, rows)
-    if center is None:
-        raise DataError("the training part has no rows; give more, or another `split`")
-    count = np.maximum(count, 1)
-    mean = total / count
-    variance = np.maximum(squares / count - mean**2, 0)
-    std = np.where(variance > 1e-12 * mean**2, np.sqrt(variance), 1.0)
-    mean += center + (table.origin[0] if len(table.origin) == 1 else 0.0)
-    return mean, std
+def moments(
+    table: Table,
+    groups: NDArray[np.int64],
+    num_groups: int,
+    num_columns: int,
+    ends: NDArray[np.int64],
+) -> Statistics:
+    """Returns mean and variance of the leading columns over the rows up to `ends` of the segments
+    of each group, ``(num_groups, num_columns)``; NaN without any.
 
-
-def _merged(firsts: NDArray[np.int64], lasts: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Returns ranges of rows with adjacent ones joined: many short series need few reads."""
-    ranges: list[tuple[int, int]] = []
-    for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
-        if ranges and ranges[-1][1] == first < last:
-            ranges[-1] = (ranges[-1][0], last)
-        elif first < last:
-            ranges.append((first, last))
-    return ranges
+    `groups` has the group of each segment, in increasing order: one for all, or its series. Sums
+    are of the distances from one value of the group, so a large offset costs no digits.
+    """
+    shape, series = (num_groups, num_columns), table.segments.series
+    count, total, squares = (np.zeros(shape) for _ in range(3))
+    center, origin = np.full(shape, np.nan), table.origins(np.arange(num_groups))[:, :num_columns]
+    for begin, end in row_blocks(0, table.num_rows, len(table.columns)):
+        of = table.segments.of_rows(np.arange(begin, end))
+        is_used = np.arange(begin, end) < ends[of]
+        of = of[is_used]
+        if not len(of):
+            continue
+        rows = table.rows(begin, end)[is_used, :num_columns].astype(np.float64)
+        if len(table.origin) > 1:
+            rows += table.origins(series[of])[:, :num_columns] - origin[groups[of]]
+        starts = np.flatnonzero(np.diff(groups[of], prepend=-1))
+        own = groups[of][starts]
+        if (is_new := np.isnan(center[own])).any():
+            center[own] = np.where(is_new, np.fmin.reduceat(rows, starts), center[own])
+        rows -= center[groups[of]]
+        is_missing = np.isnan(rows)
+        rows[is_missing] = 0.0
+        count[own] += np.add.reduceat(~is_missing, starts, dtype=np.int64)
+        total[own] += np.add.reduceat(rows, starts)
+        squares[own] += np.add.reduceat(np.square(rows, out=rows), starts)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = total / count
+        return mean + center + origin, np.maximum(squares / count - mean**2, 0)
