@@ -295,7 +295,6 @@ def test_a_resumed_run_that_took_all_its_steps_says_so(text, tmp_path):
     assert not any(event["event"] == "step" for event in events)
     said = [event["text"] for event in events if event["event"] == "message"]
     assert sum(text.startswith("already complete: it ends after") for text in said) == 1
-    assert sum(text.startswith("`sync_every=2`: the run had 1 before; from") for text in said) == 1
     assert [e["precision_why"] for e in events if e["event"] == "start"] == ["as asked"]
 
 
