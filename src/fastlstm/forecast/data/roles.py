@@ -440,8 +440,10 @@ def _refuse_numbers(records: Records, names: Sequence[str], problems: Problems) 
         if 2 * pc.sum(is_number).as_py() <= len(values):
             continue
         if are_categories(pc.unique(values).to_pylist()):
-            found = f"a column of codes, {name!r}", {"categorical": (name,)}
-            problems.add(looks_like(records.name, [found], f", or `ignore={name!r}`"), name)
+            found = f"codes in column {name!r}", {"categorical": (name,)}
+            what = f"{records.name}: column {name!r} holds codes, some of them letters"
+            cure = f"give {settings(found[1])}, or leave it out with `ignore={name!r}`"
+            problems.add(CurableError(f"{what}; {cure}", found), name)
             continue
         row = 0
         try:
