@@ -145,7 +145,7 @@ def moments(
         if not len(of):
             continue
         rows = table.rows(begin, end)[is_used, :num_columns].astype(np.float64)
-        if len(table.origin) > 1:
+        if len(table.origin) > num_groups:  # a group of series that are stored minus their own
             rows += table.origins(series[of])[:, :num_columns] - origin[groups[of]]
         starts = np.flatnonzero(np.diff(groups[of], prepend=-1))
         own = groups[of][starts]
