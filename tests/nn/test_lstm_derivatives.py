@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import fastlstm
 from fastlstm.errors import KernelError
+from fastlstm.system import hardware
 from native_run import lstm, lstm_tokens
 
 T, B, I, H = 4, 3, 5, 6  # noqa: E741
@@ -251,6 +252,11 @@ BEYOND_TORCH = [jvp, dual, vmap, ensemble]
 TRANSFORMS = [*BEYOND_TORCH, per_sample]
 
 
+def has_rule(transform):
+    """Whether torch's LSTM has a rule: without oneDNN its cells have one for forward mode."""
+    return transform in (jvp, dual) and not hardware.has_onednn()
+
+
 @pytest.mark.parametrize("transform", BEYOND_TORCH)
 @pytest.mark.parametrize("has_grad", [True, False])
 @pytest.mark.parametrize("fields", [{}, {"num_layers": 2, "bidirectional": True}], ids=str)
@@ -259,9 +265,12 @@ def test_what_torchs_lstm_has_no_rule_for_is_an_error(transform, has_grad, field
     ours, theirs = (layer.requires_grad_(has_grad) for layer in pair(**fields))
     x, v = torch.randn(2, T, B, I)
     said = "forward AD with mkldnn_rnn_layer" if transform in (jvp, dual) else "Batching rule"
-    for layer in (ours, theirs.float()):
+    calls = [lambda t, layer=layer: layer(t)[0] for layer in (ours, theirs.float())]
+    if has_rule(transform):
+        torch.testing.assert_close(*(transform(call, x, v) for call in calls))
+    for call in () if has_rule(transform) else calls:
         with pytest.raises(RuntimeError, match=said):
-            transform(lambda t, layer=layer: layer(t)[0], x, v)
+            transform(call, x, v)
     ours.strict = True
     with pytest.raises(KernelError, match=r"on torch's own nn\.LSTM .* leave out strict"):
         transform(lambda t: ours(t)[0], x, v)
@@ -270,17 +279,23 @@ def test_what_torchs_lstm_has_no_rule_for_is_an_error(transform, has_grad, field
 @pytest.mark.parametrize("transform", BEYOND_TORCH)
 def test_an_ensemble_of_weights_is_an_error(transform):
     """Also where only the weights are batched, or have tangents."""
-    layer = fastlstm.LSTM(I, H)
+    ours, theirs = pair()
     w, v = torch.randn(2, 4 * H, H)
     x = torch.randn(T, B, I)
 
-    def call(w):
+    def call(w, layer=ours):
         return torch.func.functional_call(layer, {"weight_hh_l0": w}, (x,))[0]
 
+    if has_rule(transform):
+        theirs.float()
+        want = transform(lambda w: call(w, theirs), w, v)
+        torch.testing.assert_close(transform(call, w, v), want)
+        return
     with pytest.raises(RuntimeError, match=r"forward AD with|Batching rule"):
         transform(call, w, v)
 
 
+@pytest.mark.skipif(not hardware.has_onednn(), reason="torch's own cells write in place")
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_gradients_of_every_sample_run_on_torchs_own():
     layer = fastlstm.LSTM(I, H)

@@ -16,6 +16,7 @@ from fastlstm.errors import KernelError, ShapeError
 from fastlstm.nn.prepared import PreparedCall
 from fastlstm.ops import packed_weights
 from fastlstm.ops.call import LSTMWeights
+from fastlstm.system import hardware
 
 I, H, B = 5, 7, 3  # noqa: E741
 
@@ -127,6 +128,9 @@ def test_forward_derivatives_are_not_dropped(pair):
     prepare(pair, x)
     with fwAD.dual_level():
         dual = fwAD.make_dual(x, torch.ones_like(x))
+        if not hardware.has_onednn():  # torch's own cells have a rule
+            assert fwAD.unpack_dual(pair[1](dual)[0]).tangent is not None
+            return
         with pytest.raises(NotImplementedError, match="forward AD with"):
             pair[1](dual)
 
