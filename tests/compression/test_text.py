@@ -35,6 +35,7 @@ from fastlstm.text.decoder import make_decoder
 from fastlstm.text.stored_model import load_stored_model, parameter_shapes, parse_config
 from fastlstm.text.weight_report import report_weights
 from fastlstm.training.callbacks import Callback
+from fastlstm.training.checkpoint import load_checkpoint
 
 Compress = Callable[..., CompressReport]
 
@@ -405,11 +406,12 @@ def test_a_resumed_compression_ends_the_same(compressed, source, tmp_path, monke
         assert not (tmp_path / "out/model.safetensors").exists()
     carried = safetensors.numpy.load_file(tmp_path / "out/checkpoint-5/carried.safetensors")
     assert set(carried) == {"h", "c", "teacher_h", "teacher_c"}
+    earlier = load_checkpoint(tmp_path / "out/checkpoint-5").meta["callbacks"]["TeacherTime"]
     resumed = compressed(resume=True)  # the options are those of the first start
     assert resumed.result.sha256 == whole.result.sha256
     assert resumed.change == whole.change
     assert resumed.training is not None
-    assert resumed.training.teacher_s > 0
+    assert resumed.training.teacher_s > earlier["seconds"] > 0
     for name in ("model", "best", "optimizer", "carried"):
         files = [tmp_path / run / f"checkpoint-8/{name}.safetensors" for run in ("whole", "out")]
         assert files[0].read_bytes() == files[1].read_bytes(), name

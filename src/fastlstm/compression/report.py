@@ -94,7 +94,7 @@ class TrainingFigures:
 
     Attributes:
         seconds: wall clock of all starts of the run.
-        teacher_s: seconds that the teacher took, since the last start of the run.
+        teacher_s: seconds of these that the teacher took.
         reason: why training ended.
     """
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import time
 from abc import ABC, abstractmethod
@@ -393,7 +394,29 @@ class CompressionSession(ABC):
             rounding_begin = schedule.end
         if config.to != "fp32":
             callbacks.append(FakeQuantization(config.to, rounding_begin))
+        if config.is_taught:
+            callbacks.append(TeacherTime())
         return [*callbacks, *self.callbacks]
+
+
+class TeacherTime(Callback):
+    """Adds up `teacher_s` of a task, the seconds in the teacher, over all starts of a run."""
+
+    def __init__(self) -> None:
+        self._earlier_s = 0.0
+        self._task: Any = None
+
+    def on_begin(self, trainer: Trainer) -> None:
+        self._task = trainer.task
+        self._task.teacher_s += self._earlier_s  # with the time to catch up
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seconds": self._task.teacher_s}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._earlier_s = float(state["seconds"])
+        if not math.isfinite(self._earlier_s):
+            raise ValueError("the teacher's seconds are not finite")
 
 
 class CompressionWay(NamedTuple):

@@ -188,7 +188,7 @@ class CompressedTextTask(TextTask):
 
     @property
     def teacher_s(self) -> float:
-        """Seconds in the teacher, since the last start of the run."""
+        """Seconds in the teacher, over all starts of the run."""
         return 0.0
 
     def publish(self, weights: Mapping[str, Tensor], trainer: Trainer) -> None:
@@ -243,6 +243,10 @@ class TaughtTextTask(CompressedTextTask):
     @property
     def teacher_s(self) -> float:
         return self.teacher.seconds
+
+    @teacher_s.setter
+    def teacher_s(self, seconds: float) -> None:
+        self.teacher.seconds = seconds
 
     def step_metrics(self, loss: float) -> Event:
         """Returns bits per character of the text, without the share of the teacher."""
